@@ -124,7 +124,7 @@ fn all_is_read_and_right() {
         let topic = subscriber["topic"].as_str().unwrap();
         assert!(subscriber["messages"].as_u64() > Some(0), "{subscriber}");
         assert_eq!(subscriber["messages"], found["published"][topic], "{found}");
-        assert_eq!(subscriber["altered"], 0, "{subscriber}");
+        assert_eq!(subscriber["corrupted"], 0, "{subscriber}");
         let is_remote = subscriber["paths"][0] != "shared-memory";
         let stages = subscriber["stages"].as_array().unwrap().iter();
         let stages: Vec<_> = stages.map(|it| it["stage"].as_str().unwrap()).collect();
@@ -151,7 +151,7 @@ fn without_namespaces_too_and_in_plain_lines() {
     let (out, error) = (demonstration.said("out"), demonstration.said("error"));
     assert_eq!(status.code(), Some(0), "{out}{error}");
     assert!(out.ends_with("\ndemo: ok\n") && !out.contains('\x1b'), "{out}");
-    for word in ["on the loopback address", "slowest stage on shared-memory", "0 altered, 0 missed"]
+    for word in ["on the loopback address", "slowest stage on shared-memory", "0 corrupted, 0 missed"]
     {
         assert!(out.contains(word), "{word} is missing:\n{out}");
     }
@@ -183,7 +183,7 @@ fn a_part_that_fails_ends_it_and_is_named() {
         let status = demonstration.end();
         let error = demonstration.said("error");
         assert_eq!(status.code(), Some(1), "{error}");
-        assert!(error.contains(&format!("{part} ended too early")), "{error}");
+        assert!(error.contains(&format!("{part} ended unexpectedly")), "{error}");
         demonstration.leaves_nothing(&others);
     }
 }

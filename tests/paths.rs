@@ -130,7 +130,7 @@ fn json(out: &str) -> Value {
 fn choices<'a>(peer: &'a Value, here: &str, there: &str) -> Vec<&'a Value> {
     let has = |list: &Value, name: &str| list.as_array().unwrap().iter().any(|one| one == name);
     let choices = peer["choices"].as_array().unwrap().iter();
-    let found = choices.filter(|choice| has(&choice["here"], here) && choice["there"] == there);
+    let found = choices.filter(|choice| has(&choice["local"], here) && choice["remote"] == there);
     found.collect()
 }
 
@@ -161,7 +161,7 @@ fn the_table_is_that_of_the_documentation() {
     assert!(succeed(&["--policy", "^cuda-ipc"]).contains("not cuda-ipc: the policy denies it"));
     let required = succeed(&["--policy", "=fabric-direct"]);
     for why in [
-        "not same-process: the policy requires another",
+        "not same-process: the policy requires other paths",
         "not fabric-direct: they are one process",
         "not fabric-direct: the provider does not reach",
     ] {
@@ -193,14 +193,15 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
         if gpu::Device::count(gpu::Implementation::Cuda).unwrap_or(0) == 0 {
             for choice in choices(peer, "host memory", "device memory of cudaMalloc") {
                 assert!(choice["taken"].is_null(), "{choice}");
-                assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "stays"), "{choice}");
+                assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "export-obstacle"), "{choice}");
                 let is_why = |candidate: &Value| candidate["cause"] == "NoLegacyHandle";
                 assert!(choice["candidates"].as_array().unwrap().iter().any(is_why), "{choice}");
             }
         }
     }
     let out = succeed(&["--explain", &card]);
-    for words in ["Agent \"decoder\", on this machine", "taken", "refused: they are two processes"]
+    for words in
+        ["Agent \"decoder\", on this machine", "taken", "refused: they are different processes"]
     {
         assert!(out.contains(words), "{words} is missing:\n{out}");
     }
@@ -219,13 +220,16 @@ fn a_region_is_judged_as_it_is() {
         let found = choices(peer, here, "region 1");
         let [choice] = found.as_slice() else { panic!("{here}: {peer}") };
         assert_eq!(
-            (&choice["taken"], &choice["on"][0]),
+            (&choice["taken"], &choice["remote_devices"][0]),
             (&"cuda-ipc".into(), &"emulated:1".into())
         );
     }
     let (code, said) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
     assert_eq!(code, Some(3), "{said}");
-    assert!(said.contains("the policy requires another") && said.contains("no fabric"), "{said}");
+    assert!(
+        said.contains("the policy requires other paths") && said.contains("no fabric"),
+        "{said}"
+    );
     // What its rights do not allow is said.
     let read_only = ["--explain", &other.file(""), "--region", &other.file("read-only")];
     let out = succeed(&read_only);
@@ -273,7 +277,11 @@ fn with_a_fabric_its_paths_are_judged_too() {
     assert_eq!(verdict(found[0], "fabric-direct"), ("refused", "no-fabric"));
     let out = succeed(&["--explain", &without.file(""), "--fabric", tcp()]);
     let words = |out: &str| out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words(&out).contains(&format!("we have {}, the peer has none", tcp())), "{out}");
+    assert!(
+        words(&out)
+            .contains(&format!("no common provider: this agent has {}, the peer none", tcp())),
+        "{out}"
+    );
     // A region with its keys; and a provider that nobody has.
     let region = ["--explain", &with.file(""), "--region", &with.file("region")];
     let more = ["--fabric", "--policy", "=fabric-staged", "--json"];
@@ -329,7 +337,7 @@ fn that_nobody_is_there_has_an_exit_code_of_its_own() {
     let (code, said) = fail(&["--explain", &copy.display().to_string(), "--timeout", "0.1"]);
     std::fs::remove_file(&copy).unwrap();
     assert_eq!(code, Some(6), "{said}");
-    assert!(said.contains("nothing can be passed") && said.contains("refused"), "{said}");
+    assert!(said.contains("no descriptor can be passed") && said.contains("refused"), "{said}");
     assert!(start.elapsed() < TIMEOUT);
     let empty = empty_directory();
     let nothing = empty.join("agent.card").display().to_string();

@@ -309,9 +309,8 @@ pub(crate) fn polling_blocks_peers(provider: &str, running: Version) -> bool {
 }
 
 /// Why shm before libfabric 1.19 is refused unless a policy requires it.
-const ORPHANED_LOCK_REASON: &str = "shm before libfabric 1.19 can hang: a killed process leaves the spin lock of its shared region locked. Require it with =shm to use it anyway \
-     spin lock in its shared region taken, and its peer then hangs inside libfabric; paths on one \
-     machine never need this provider, and the policy =shm takes it nevertheless";
+const ORPHANED_LOCK_REASON: &str = "shm before libfabric 1.19 can hang: a killed process leaves the spin lock of its shared region \
+     locked. Require it with =shm to use it anyway";
 
 /// Can a killed process leave a lock of this provider taken, so that its peers wait without a
 /// bound? The queues of shm had a spin lock in shared memory until libfabric 1.19.

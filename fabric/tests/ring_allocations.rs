@@ -1,7 +1,6 @@
-//! A ring that runs allocates nothing and registers nothing, in none of its forms; and it does
-//! not with several lanes either.
+//! A ring allocates and registers nothing per message, in any notify mode, and on several lanes.
 //!
-//! One test in a program of its own: the allocator counts for all threads.
+//! One test in its own program: the allocator counts for all threads.
 #![allow(missing_docs)]
 
 use std::sync::Arc;
@@ -19,7 +18,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const CAPACITY: u64 = 256 << 10;
-/// From nothing to more than the ring.
+/// From empty to longer than the ring.
 const LENGTHS: [usize; 6] = [0, 64, 200, 5000, 70_000, 600_000];
 
 fn counts() -> (u64, u64) {
@@ -45,7 +44,7 @@ fn offer(notify: NotifyMode) -> Offer {
     }
 }
 
-/// A port, and the peer that it is to itself.
+/// A port, and its own address as the peer.
 fn port(offer: &Offer) -> (Port, Peer) {
     let domain = Domain::open(offer).unwrap();
     let addresses = AddressVector::open(&domain).unwrap();
@@ -87,13 +86,13 @@ fn by_one_port(notify: NotifyMode) {
         }
         port.flush(writing, TIMEOUT).unwrap();
     };
-    // What grows grows in the first rounds.
+    // Buffers grow in the first rounds.
     pass(40);
     is_at_rest(&format!("{notify:?}"), || pass(200));
 }
 
-/// Nothing is allocated or registered each time. On a busy machine more may be on its way at once
-/// than ever before, for which a list of a provider grows: once.
+/// No allocation or registration per round. On a busy machine more operations may be in flight than
+/// ever before, and a list of the provider grows, once.
 fn is_at_rest(what: &str, mut pass: impl FnMut()) {
     let counts = (0..3).map(|_| {
         let before = counts();

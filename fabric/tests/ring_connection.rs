@@ -1,4 +1,4 @@
-//! Rings between two programs, made by listening and connecting.
+//! Rings between two programs, established by listening and connecting.
 #![allow(missing_docs)]
 
 use std::fmt::Display;
@@ -14,7 +14,7 @@ use testkit::children::{self, Child};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(100);
-/// `net` is what `tcp` of libfabric 2.x was called before.
+/// libfabric 1.x calls the `tcp` of 2.x `net`.
 const PROVIDERS: [&str; 3] = ["net", "tcp", "tcp;ofi_rxm"];
 
 testkit::child_entry!(|words| {
@@ -28,7 +28,7 @@ testkit::child_entry!(|words| {
     result.unwrap();
 });
 
-/// In a child: sends two messages and begins nothing more.
+/// In a child: sends three messages and makes no further calls.
 fn write_and_wait(address: &str) -> Result<()> {
     let mut writer = ring::connect(address, TIMEOUT)?;
     writer.send(b"first", TIMEOUT)?;
@@ -40,7 +40,7 @@ fn write_and_wait(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// In a child: listens, tells where, and reads one message.
+/// In a child: listens, prints the address, and reads one message.
 fn read_and_wait(address: &str) -> Result<()> {
     let mut listener = ring::listen(address)?;
     children::say(&listener.address().to_string());
@@ -51,7 +51,7 @@ fn read_and_wait(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// In a child: as above, and goes on until there are no more; tells why.
+/// In a child: the same, then reads until an error and prints its kind.
 fn read_to_the_end(address: &str) -> Result<()> {
     let mut listener = ring::listen(address)?;
     children::say(&listener.address().to_string());
@@ -67,12 +67,12 @@ fn child(role: &str, address: &str) -> Child {
     Child::start(children::respawn([role, address]).stdout(Stdio::piped()))
 }
 
-/// Those of the providers that are here.
+/// Providers of the list that are present.
 fn providers() -> Vec<&'static str> {
     let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
     let is_here = |name: &&str| offers.iter().any(|it| it.capabilities().provider == *name);
     let found: Vec<_> = PROVIDERS.into_iter().filter(is_here).collect();
-    assert!(!found.is_empty(), "none of {PROVIDERS:?} is here");
+    assert!(!found.is_empty(), "none of {PROVIDERS:?} is present");
     found
 }
 
@@ -80,7 +80,7 @@ fn setup_of(provider: &str) -> RingSetup {
     RingSetup::new().policy(format!("={provider}").parse().unwrap())
 }
 
-/// Both ends of a ring, in one process.
+/// Both sides of a ring, in one process.
 fn pair_of(setup: &RingSetup) -> (RingReader, RingWriter) {
     let listener = setup.listen("127.0.0.1:0").unwrap();
     pair_at(setup, listener)
@@ -113,7 +113,7 @@ fn assert_kind<T>(result: Result<T>, kind: ErrorKind) -> Error {
 }
 
 #[test]
-fn messages_of_all_lengths_arrive_whole_and_in_order() {
+fn messages_of_all_lengths_arrive_complete_and_in_order() {
     const LENGTHS: [usize; 9] = [0, 1, 64, 257, 5000, 64 << 10, (64 << 10) + 1, 1 << 20, 3];
     for provider in providers() {
         let setup = setup_of(provider).capacity(256 << 10);
@@ -145,7 +145,7 @@ fn sent_message_arrives_while_its_writer_makes_no_calls() {
         let (mut reader, mut writer) = pair_of(&setup_of(provider));
         for length in [64, 5000, 1 << 20] {
             writer.send(&pattern(1, length), TIMEOUT).unwrap();
-            // Nothing drives the writer's endpoint now but its thread.
+            // Only the progress thread drives the writer's endpoint now.
             assert!(reader.receive(TIMEOUT).unwrap() == pattern(1, length), "{provider}: {length}");
         }
         writer.close(TIMEOUT).unwrap();
@@ -153,11 +153,11 @@ fn sent_message_arrives_while_its_writer_makes_no_calls() {
 }
 
 #[test]
-fn writer_goes_on_while_its_reader_makes_no_calls() {
+fn writer_continues_while_its_reader_makes_no_calls() {
     for provider in providers() {
         let setup = setup_of(provider).capacity(128 << 10);
         let (mut reader, mut writer) = pair_of(&setup);
-        // As much as fits: the reader has not made a call yet.
+        // Fills the ring: the reader has not made a call yet.
         writer.send(&pattern(0, 60_000), TIMEOUT).unwrap();
         writer.send(&pattern(1, 60_000), TIMEOUT).unwrap();
         assert_kind(writer.send(&pattern(2, 60_000), SHORT), ErrorKind::DeadlineExceeded);
@@ -166,7 +166,7 @@ fn writer_goes_on_while_its_reader_makes_no_calls() {
         // Long enough for the thread to sleep.
         std::thread::sleep(SHORT);
         drop(views);
-        // The reader's thread tells of the room.
+        // The reader's thread returns the credit.
         writer.send(&pattern(2, 60_000), TIMEOUT).unwrap();
         assert!(reader.receive(TIMEOUT).unwrap() == pattern(2, 60_000), "{provider}");
         writer.close(TIMEOUT).unwrap();
@@ -174,16 +174,16 @@ fn writer_goes_on_while_its_reader_makes_no_calls() {
 }
 
 #[test]
-fn message_that_misses_its_deadline_goes_on_when_it_is_sent_again() {
+fn message_past_its_deadline_continues_when_sent_again() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new().capacity(64 << 10));
     let long = pattern(5, 300_000);
     let error = assert_kind(writer.send(&long, SHORT), ErrorKind::DeadlineExceeded);
     assert!(error.to_string().contains("of 300000 bytes were written"), "{error}");
     let error = assert_kind(writer.send(b"another", TIMEOUT), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("send that again first"), "{error}");
+    assert!(error.to_string().contains("Send that message again first"), "{error}");
     assert_kind(writer.flush(TIMEOUT), ErrorKind::InvalidArgument);
 
-    // Also the reader goes on with the message after a deadline.
+    // The reader continues the message after a deadline, too.
     assert_kind(reader.receive(SHORT), ErrorKind::DeadlineExceeded);
     assert_kind(reader.receive_chunk(SHORT), ErrorKind::InvalidArgument);
     let writing = std::thread::spawn(move || {
@@ -198,16 +198,16 @@ fn message_that_misses_its_deadline_goes_on_when_it_is_sent_again() {
 }
 
 #[test]
-fn message_longer_than_the_reader_takes_is_refused() {
+fn message_longer_than_the_limit_is_refused() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new().largest(1000));
     let error = assert_kind(writer.send(&[0; 1001], TIMEOUT), ErrorKind::Truncated);
-    assert!(error.to_string().contains("the reader takes 1000"), "{error}");
+    assert!(error.to_string().contains("the reader takes at most 1000"), "{error}");
     writer.send(&[1; 1000], TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap(), [1; 1000]);
 }
 
 #[test]
-fn reader_that_closes_ends_its_writer() {
+fn closed_reader_ends_its_writer() {
     for provider in providers() {
         let (mut reader, mut writer) = pair_of(&setup_of(provider));
         writer.send(b"read", TIMEOUT).unwrap();
@@ -227,14 +227,14 @@ fn reader_that_closes_ends_its_writer() {
 }
 
 #[test]
-fn killed_writer_is_lost_after_what_came_before() {
+fn killed_writer_is_reported_after_its_last_message() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let mut writer = child("write", &listener.address().to_string());
     let mut reader = listener.accept(TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap(), b"first");
     assert_eq!(reader.receive(TIMEOUT).unwrap(), [3; 100_000]);
     assert_eq!(writer.line(TIMEOUT).as_deref(), Some("sent"));
-    // "last" was sent, and is let arrive.
+    // Time for "last" to arrive.
     std::thread::sleep(Duration::from_millis(200));
     writer.kill();
     let before = Instant::now();
@@ -244,18 +244,18 @@ fn killed_writer_is_lost_after_what_came_before() {
     assert_kind(reader.receive(TIMEOUT), ErrorKind::ConnectionLost);
 }
 
-/// Processor time that a process has taken, all its threads together.
+/// Processor time of a process, all its threads together.
 fn processor_time(process: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let behind_name = stat.rsplit(')').next().unwrap();
     let ticks =
         behind_name.split_whitespace().skip(11).take(2).map(|it| it.parse::<u64>().unwrap());
-    // A hundred a second, on all machines that there are.
+    // USER_HZ is 100 on all supported machines.
     Duration::from_millis(10 * ticks.sum::<u64>())
 }
 
 #[test]
-fn idle_side_takes_little_processor_time() {
+fn idle_writer_uses_little_cpu() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let mut writer = child("write", &listener.address().to_string());
     let mut reader = listener.accept(TIMEOUT).unwrap();
@@ -271,7 +271,7 @@ fn idle_side_takes_little_processor_time() {
 }
 
 #[test]
-fn writer_that_is_dropped_is_lost_not_done() {
+fn dropped_writer_is_reported_lost_not_closed() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new());
     writer.send(b"message", TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap(), b"message");
@@ -303,14 +303,14 @@ fn killed_reader_ends_its_writer() {
 }
 
 #[test]
-fn writer_closes_in_time_though_its_reader_is_gone() {
+fn writer_closes_in_time_after_its_reader_was_killed() {
     for provider in providers() {
         let mut reader = child("read", "127.0.0.1:0");
         let address = reader.line(TIMEOUT).unwrap();
         let mut writer = setup_of(provider).connect(&address, TIMEOUT).unwrap();
         writer.send(b"first", TIMEOUT).unwrap();
         assert_eq!(reader.line(TIMEOUT).as_deref(), Some("read"));
-        // Everything was read: only the end is not told yet.
+        // Everything was read: only the end notice is missing.
         writer.flush(TIMEOUT).unwrap();
         reader.kill();
         let before = Instant::now();
@@ -321,7 +321,7 @@ fn writer_closes_in_time_though_its_reader_is_gone() {
 }
 
 #[test]
-fn writer_closes_in_time_though_its_reader_is_stopped() {
+fn writer_closes_in_time_while_its_reader_is_stopped() {
     let mut reader = child("read on", "127.0.0.1:0");
     let address = reader.line(TIMEOUT).unwrap();
     let mut writer = ring::connect(&address, TIMEOUT).unwrap();
@@ -340,13 +340,13 @@ fn writer_closes_in_time_though_its_reader_is_stopped() {
 }
 
 #[test]
-fn connections_that_are_no_writers_hold_up_no_writer() {
+fn foreign_connections_do_not_delay_a_writer() {
     let listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
-    // More than there are handshakes at a time, and none of them says a word.
+    // More than concurrent handshakes, and all of them silent.
     let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     let garbage = [&b"GET / HTTP/1.1\r\n\r\n"[..], b"FcRn\xff\xff\xff\xff", b"FcRn\x01\0\0\0\x09"];
-    let mut talkative: Vec<_> = garbage
+    let mut malformed: Vec<_> = garbage
         .into_iter()
         .map(|bytes| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -359,27 +359,27 @@ fn connections_that_are_no_writers_hold_up_no_writer() {
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     writer.send(b"through", TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap(), b"through");
-    for stream in &mut talkative {
+    for stream in &mut malformed {
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut answer = Vec::new();
-        // Refused in a frame, and the connection ended; reset, where not all of it was read.
+        // Refused in a frame and closed; or reset, where not all bytes were read.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty() || answer.starts_with(b"FcRn"), "{answer:?}");
     }
-    // The first one gave way, and was told why.
+    // The first one was evicted, with a reason.
     silent[0].set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut answer = Vec::new();
     silent[0].read_to_end(&mut answer).unwrap();
     let answer = String::from_utf8_lossy(&answer);
-    assert!(answer.contains("it sent nothing for 1s, while others waited"), "{answer}");
+    assert!(answer.contains("no handshake frame for 1s, while connections waited"), "{answer}");
 }
 
 #[test]
-fn writer_gets_its_ring_before_silent_connections_behind_it() {
+fn writer_is_accepted_before_later_silent_connections() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let connecting = connecting(&RingSetup::new(), address);
-    // So that it is the first.
+    // So that the writer is first.
     std::thread::sleep(SHORT);
     let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     let before = Instant::now();
@@ -392,7 +392,7 @@ fn writer_gets_its_ring_before_silent_connections_behind_it() {
 }
 
 #[test]
-fn more_writers_than_handshakes_at_a_time_have_a_ring_each() {
+fn more_writers_than_concurrent_handshakes_get_rings() {
     const WRITERS: u8 = 32;
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
@@ -405,7 +405,7 @@ fn more_writers_than_handshakes_at_a_time_have_a_ring_each() {
             })
         })
         .collect();
-    // All of them are in the system's backlog then.
+    // By then all of them are in the system's backlog.
     std::thread::sleep(Duration::from_millis(500));
     let mut got: Vec<_> = (0..WRITERS)
         .map(|_| {
@@ -423,7 +423,7 @@ fn more_writers_than_handshakes_at_a_time_have_a_ring_each() {
 }
 
 #[test]
-fn several_writers_have_a_ring_each() {
+fn several_writers_get_a_ring_each() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let writers: Vec<_> = (0..3_u8)
@@ -477,9 +477,9 @@ fn writer_may_connect_before_its_reader_listens() {
 }
 
 #[test]
-fn connecting_in_vain_ends_with_its_deadline() {
-    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_kind(ring::connect(nowhere, SHORT), ErrorKind::ConnectionRefused);
+fn failed_connect_ends_at_its_deadline() {
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_kind(ring::connect(unused, SHORT), ErrorKind::ConnectionRefused);
     // A listener that accepts nothing.
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let error = ring::connect(listener.address(), Duration::from_millis(500));
@@ -498,7 +498,7 @@ fn connecting_in_vain_ends_with_its_deadline() {
     serving.join().unwrap();
 }
 
-/// What a name with several addresses means.
+/// The addresses of a name.
 struct Addresses(Vec<SocketAddr>);
 
 impl Display for Addresses {
@@ -516,19 +516,19 @@ impl ToSocketAddrs for Addresses {
 }
 
 #[test]
-fn writer_tries_again_while_one_of_several_addresses_refuses() {
+fn writer_retries_while_one_of_several_addresses_refuses() {
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    // No connection can be made to it, wherever the test runs.
+    // Cannot be connected to anywhere.
     let unreachable: SocketAddr = "255.255.255.255:7000".parse().unwrap();
     let setup = RingSetup::new().insecure();
     let error = setup.connect(Addresses(vec![unreachable]), TIMEOUT);
     let error = assert_kind(error, ErrorKind::ConnectionLost);
     assert!(error.to_string().contains("unreachable"), "{error}");
 
-    for place in 0..2 {
+    for index in 0..2 {
         let address = free();
         let mut both = vec![unreachable];
-        both.insert(place, address);
+        both.insert(index, address);
         let error = setup.connect(Addresses(both.clone()), SHORT);
         let error = assert_kind(error, ErrorKind::ConnectionRefused);
         assert!(error.to_string().contains("nothing listens"), "{error}");
@@ -543,7 +543,7 @@ fn writer_tries_again_while_one_of_several_addresses_refuses() {
 }
 
 #[test]
-fn address_that_does_not_answer_leaves_time_for_the_next_one() {
+fn unanswered_address_leaves_time_for_the_next_one() {
     // With a full backlog the system answers no further connection.
     let full = TcpListener::bind("127.0.0.1:0").unwrap();
     nix::sys::socket::listen(&full, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
@@ -568,7 +568,7 @@ fn address_that_does_not_answer_leaves_time_for_the_next_one() {
 }
 
 #[test]
-fn message_that_goes_on_arriving_keeps_no_call_beyond_its_deadline() {
+fn steadily_arriving_message_does_not_extend_the_deadline() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new());
     let message = vec![7; 1 << 20];
     let sent = message.clone();
@@ -592,10 +592,10 @@ fn message_that_goes_on_arriving_keeps_no_call_beyond_its_deadline() {
 }
 
 #[test]
-fn sides_without_a_provider_in_common_both_learn_it() {
+fn both_sides_report_that_they_share_no_provider() {
     let found = providers();
-    let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is here") };
-    // A name stands for the layers above it, too.
+    let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is present") };
+    // A policy for a name includes the layers above it.
     let only = |one: &str, other: &str| match other.contains(one) {
         true => RingSetup::new().policy(format!("={one},^{other}").parse().unwrap()),
         false => setup_of(one),

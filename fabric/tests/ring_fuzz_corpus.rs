@@ -1,4 +1,4 @@
-//! Replays what fuzzing a ring's reader starts from, and some scripts by chance.
+//! Replays the seeds of the reader's fuzz target, and some random scripts.
 #![allow(missing_docs)]
 
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn the_fuzzers_corpus_does_not_panic() {
         let entry = entry.unwrap();
         let taken = ring::play(&std::fs::read(entry.path()).unwrap());
         if entry.file_name().to_string_lossy().starts_with("honest") {
-            assert_eq!(taken, 1, "{entry:?}: the script does not say what it was written for");
+            assert_eq!(taken, 1, "{entry:?}: the script does not do what its name says");
         }
         seen += 1;
     }

@@ -1,4 +1,4 @@
-//! Rings of a port that go by several lanes.
+//! Rings of a port on several lanes.
 #![allow(missing_docs)]
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use fabric::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// `net` is what `tcp` of libfabric 2.x was called before.
+/// libfabric 1.x calls the `tcp` of 2.x `net`.
 const PROVIDERS: [&str; 3] = ["net", "tcp", "tcp;ofi_rxm"];
 const CHUNK: u64 = 128 << 10;
 const RING: usize = 2 << 20;
@@ -24,7 +24,7 @@ fn offers() -> Vec<Offer> {
     Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap()
 }
 
-/// Those of them that are here.
+/// Providers of the list that are present.
 fn providers() -> Vec<&'static str> {
     let offers = offers();
     let is_here = |name: &&str| offers.iter().any(|it| it.capabilities().provider == *name);
@@ -35,8 +35,8 @@ fn providers() -> Vec<&'static str> {
 
 fn offer(provider: &str) -> Offer {
     let mut offers = offers();
-    let place = offers.iter().position(|offer| offer.capabilities().provider == provider);
-    offers.swap_remove(place.unwrap_or_else(|| panic!("no {provider}")))
+    let index = offers.iter().position(|offer| offer.capabilities().provider == provider);
+    offers.swap_remove(index.unwrap_or_else(|| panic!("no {provider}")))
 }
 
 /// A port with its addresses.
@@ -57,15 +57,15 @@ fn side(provider: &str, lanes: usize) -> LocalPort {
     let mut at = vec![endpoint.address().unwrap()];
     let mut port = Port::new(endpoint, queue);
     if lanes > 1 {
-        let further: Vec<_> = (1..lanes).map(|_| Domain::open(&offer).unwrap()).collect();
-        port.add_lanes(LaneSet::open_on(&further).unwrap()).unwrap();
+        let extra: Vec<_> = (1..lanes).map(|_| Domain::open(&offer).unwrap()).collect();
+        port.add_lanes(LaneSet::open_on(&extra).unwrap()).unwrap();
     }
     at.extend(port.lane_addresses());
     assert_eq!((port.lanes(), at.len()), (lanes, lanes));
     LocalPort { port, addresses, at }
 }
 
-/// Connects a ring of one to another.
+/// Connects a ring from one port to the other.
 fn connect(writer: &mut LocalPort, reader: &mut LocalPort, lanes: usize) -> (SenderId, ReceiverId) {
     connect_over(writer, reader, lanes, HostMemory::zeroed(RING).unwrap())
 }
@@ -81,8 +81,8 @@ fn connect_over(
     let ring_offer: RingOffer = reader.port.ring_offer(reading).unwrap();
     let lanes = ring_offer.lanes.len();
     let peer = writer.addresses.insert(&reader.at[0]).unwrap();
-    let further = &reader.at[1..lanes];
-    let accepted = writer.port.accept_on_lanes(peer, further, &ring_offer, CHUNK).unwrap();
+    let extra = &reader.at[1..lanes];
+    let accepted = writer.port.accept_on_lanes(peer, extra, &ring_offer, CHUNK).unwrap();
     let (writing, answer): (SenderId, RingAnswer) = accepted;
     assert_eq!(writer.port.sender(writing).unwrap().lanes(), lanes);
     let peer = reader.addresses.insert(&writer.at[0]).unwrap();
@@ -95,7 +95,7 @@ fn bytes_of(message: u64, length: usize) -> Vec<u8> {
     (0..length).map(at).collect()
 }
 
-/// The same memory, as all lanes know it, with a byte more than is wanted.
+/// The same memory, registered with each lane, one byte longer than the message.
 fn registered(port: &Port, bytes: Vec<u8>) -> Vec<MemoryRegion> {
     let mut bytes = bytes;
     bytes.push(0);
@@ -109,7 +109,7 @@ fn progress(port: &mut Port) {
     assert!(!matches!(progress, Ok(PortEvent::Other(_)) | Err(_)), "{progress:?}");
 }
 
-/// Writes a message; how many chunks each lane got is added up.
+/// Writes a message; adds up the chunks of each lane. False if the ring is broken.
 fn write(port: &mut Port, ring: SenderId, regions: &[MemoryRegion], by: &mut [u64]) -> bool {
     let length = regions[0].len() as u64 - 1;
     let mut message = port.begin(ring, 0, length).unwrap();
@@ -135,7 +135,7 @@ fn write(port: &mut Port, ring: SenderId, regions: &[MemoryRegion], by: &mut [u6
     true
 }
 
-/// Reads until there were so many messages, and holds some views for a while.
+/// Reads all messages, and keeps some views for a while.
 fn read(
     mut side: LocalPort,
     ring: ReceiverId,
@@ -144,9 +144,9 @@ fn read(
 ) -> LocalPort {
     let (mut held, mut state) = (Vec::<ChunkView>::new(), 1_u64);
     let end = Instant::now() + TIMEOUT;
-    let (mut number, mut came) = (0, Vec::new());
+    let (mut number, mut received) = (0, Vec::new());
     while number < lengths.len() {
-        assert!(Instant::now() < end, "{number} messages and {} bytes", came.len());
+        assert!(Instant::now() < end, "{number} messages and {} bytes", received.len());
         let Some(view) = side.port.take(ring).unwrap() else {
             held.clear();
             progress(&mut side.port);
@@ -154,14 +154,14 @@ fn read(
         };
         assert_eq!(
             (view.header().message, view.header().offset),
-            (number as u64, came.len() as u64)
+            (number as u64, received.len() as u64)
         );
-        let from = came.len();
-        came.resize(from + view.len(), 0);
-        view.read(0, &mut came[from..]).unwrap();
+        let from = received.len();
+        received.resize(from + view.len(), 0);
+        view.read(0, &mut received[from..]).unwrap();
         if view.is_last() {
-            assert!(came == bytes_of(number as u64, lengths[number]), "message {number}");
-            (number, came) = (number + 1, Vec::new());
+            assert!(received == bytes_of(number as u64, lengths[number]), "message {number}");
+            (number, received) = (number + 1, Vec::new());
             done_sender.send(()).unwrap();
         }
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -181,14 +181,14 @@ const LENGTHS: [usize; 11] =
     [0, 1, 255, 70_000, 3 << 20, 64, 9_000_001, 131_072, 131_073, 5 << 20, 300_000];
 
 #[test]
-fn messages_that_go_by_several_lanes_are_whole_and_in_order() {
+fn messages_on_several_lanes_arrive_complete_and_in_order() {
     let lengths: Vec<usize> = LENGTHS.iter().copied().cycle().take(22).collect();
     for provider in providers() {
-        // As many on both sides, more at the writer, more at the reader, and one.
+        // Equal on both sides, more at the writer, more at the reader, and one.
         for (ours, theirs) in [(3, 3), (3, 2), (2, 4), (1, 1)] {
             let (mut writer, mut reader) = (side(provider, ours), side(provider, theirs));
             let (writing, reading) = connect(&mut writer, &mut reader, ours);
-            let (done_sender, _heard): (Sender<()>, Receiver<()>) = channel();
+            let (done_sender, _done_receiver): (Sender<()>, Receiver<()>) = channel();
             let of_reader = lengths.clone();
             let thread =
                 std::thread::spawn(move || read(reader, reading, &of_reader, &done_sender));
@@ -214,20 +214,20 @@ fn messages_that_go_by_several_lanes_are_whole_and_in_order() {
 }
 
 #[test]
-fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
+fn reader_dropped_mid_message_breaks_only_its_ring() {
     for provider in providers() {
         let lanes = 3;
         let mut writer = side(provider, lanes);
-        let (mut goes, mut stays) = (side(provider, lanes), side(provider, lanes));
-        let (lost, _) = connect(&mut writer, &mut goes, lanes);
-        let (kept, reading) = connect(&mut writer, &mut stays, lanes);
+        let (mut lost_reader, mut kept_reader) = (side(provider, lanes), side(provider, lanes));
+        let (lost, _) = connect(&mut writer, &mut lost_reader, lanes);
+        let (kept, reading) = connect(&mut writer, &mut kept_reader, lanes);
         let lengths = [4 << 20, 64, 6 << 20];
         let (done_sender, done_receiver) = channel();
-        let thread = std::thread::spawn(move || read(stays, reading, &lengths, &done_sender));
+        let thread = std::thread::spawn(move || read(kept_reader, reading, &lengths, &done_sender));
         let port = &mut writer.port;
         let regions = registered(port, bytes_of(0, 8 << 20));
         let mut message = port.begin(lost, 0, 8 << 20).unwrap();
-        // As much as there is room for; then nobody reads any more.
+        // Fills the ring; then its reader is dropped.
         for _ in 0..200 {
             if let Some(lane) = port.pick_lane(lost, CHUNK).unwrap() {
                 let _ =
@@ -235,15 +235,15 @@ fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
             }
             progress(port);
         }
-        drop(goes);
+        drop(lost_reader);
         let mut by = vec![0; lanes];
         for (number, length) in (0..).zip(lengths) {
             let regions = registered(port, bytes_of(number, length));
-            assert!(write(port, kept, &regions, &mut by), "{provider}: the other ring goes on");
+            assert!(write(port, kept, &regions, &mut by), "{provider}: the other ring broke");
         }
         port.flush(kept, TIMEOUT).unwrap();
         assert_eq!(done_receiver.iter().take(3).count(), 3);
-        // What was given to lanes is not read any more, sooner or later.
+        // Eventually the lanes read no memory of the lost ring any more.
         port.stop_sender(lost);
         let end = Instant::now() + TIMEOUT;
         while port.sender(lost).unwrap().unfinished() > 0 {
@@ -256,9 +256,9 @@ fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
     }
 }
 
-/// Not even until the next ring comes, and also if somebody has a view of it at its end.
+/// Before another ring is opened, and even if views outlive the ring.
 #[test]
-fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
+fn memory_of_a_closed_ring_is_freed() {
     for provider in providers() {
         let (mut writer, mut reader) = (side(provider, 3), side(provider, 3));
         for is_held in [false, true] {
@@ -266,10 +266,10 @@ fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
             let (writing, reading) = connect_over(&mut writer, &mut reader, 3, Arc::clone(&memory));
             let regions = registered(&writer.port, bytes_of(0, RING / 4));
             let mut message = writer.port.begin(writing, 0, (RING / 4) as u64).unwrap();
-            let (mut came, mut held) = (0, Vec::new());
+            let (mut received, mut held) = (0, Vec::new());
             let end = Instant::now() + TIMEOUT;
-            while came < RING / 4 {
-                assert!(Instant::now() < end, "{came} bytes came");
+            while received < RING / 4 {
+                assert!(Instant::now() < end, "{received} bytes");
                 if let Some(lane) = writer.port.pick_lane(writing, CHUNK).unwrap() {
                     let part = regions[lane].all();
                     let _ =
@@ -278,7 +278,7 @@ fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
                 progress(&mut writer.port);
                 progress(&mut reader.port);
                 while let Some(view) = reader.port.take(reading).unwrap() {
-                    came += view.len();
+                    received += view.len();
                     held.extend(is_held.then_some(view));
                 }
             }
@@ -295,7 +295,7 @@ fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
                 drop(held);
             }
             while Arc::strong_count(&memory) > 1 {
-                assert!(Instant::now() < end, "{provider}: it is kept by somebody");
+                assert!(Instant::now() < end, "{provider}: the memory is still referenced");
                 progress(&mut reader.port);
             }
         }
@@ -304,7 +304,7 @@ fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
 }
 
 #[test]
-fn lanes_that_cannot_be_are_refused() {
+fn invalid_lanes_are_refused() {
     let first = providers()[0];
     let (mut writer, mut reader) = (side(first, 2), side(first, 3));
     let domain = Domain::open(&offer(first)).unwrap();
@@ -314,21 +314,21 @@ fn lanes_that_cannot_be_are_refused() {
     let memory = HostMemory::zeroed(RING).unwrap();
     let reading = reader.port.offer_on_lanes(&options, 9, memory).unwrap();
     let ring_offer = reader.port.ring_offer(reading).unwrap();
-    assert_eq!(ring_offer.lanes.len(), 3, "no more than there are");
+    assert_eq!(ring_offer.lanes.len(), 3, "limited to the lanes of the port");
     let peer = writer.addresses.insert(&reader.at[0]).unwrap();
-    for further in [&reader.at[1..], &reader.at[1..2], &[]] {
-        let error = writer.port.accept_on_lanes(peer, further, &ring_offer, CHUNK).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::MalformedDescriptor, "{} further", further.len());
+    for extra in [&reader.at[1..], &reader.at[1..2], &[]] {
+        let error = writer.port.accept_on_lanes(peer, extra, &ring_offer, CHUNK).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MalformedDescriptor, "{} extra addresses", extra.len());
     }
     assert_eq!(writer.port.rings(), (0, 0));
 }
 
 #[test]
-fn lanes_that_nothing_happens_to_sleep() {
+fn idle_lanes_sleep() {
     let side = side(providers()[0], 4);
     let before = cpu_time();
     std::thread::sleep(Duration::from_secs(2));
-    // Those of other tests in this process may end meanwhile.
+    // Lane threads of other tests in this process may end meanwhile.
     let took = cpu_time().saturating_sub(before);
     println!("{took:?} of processor time for three lanes in two seconds");
     let is_alone = std::env::var_os("NEXTEST").is_some();
@@ -336,12 +336,12 @@ fn lanes_that_nothing_happens_to_sleep() {
     drop(side);
 }
 
-/// Who looks after something else meanwhile, such as a device's copies, sleeps for microseconds.
+/// An owner with other work, such as device copies, waits for microseconds only.
 #[test]
-fn a_port_rests_no_longer_than_it_is_told_to() {
+fn wait_does_not_exceed_its_limit() {
     for provider in providers() {
         let mut port = side(provider, 1).port;
-        let rested = |port: &mut Port| {
+        let wait_time = |port: &mut Port| {
             let start = Instant::now();
             assert!(
                 matches!(port.wait(Duration::from_micros(50)), Ok(PortEvent::Idle)),
@@ -349,23 +349,23 @@ fn a_port_rests_no_longer_than_it_is_told_to() {
             );
             start.elapsed()
         };
-        // Others may keep the processor from it, but not each time.
-        let shortest = (0..200).map(|_| rested(&mut port)).min().unwrap();
+        // Other processes may take the core, but not each time.
+        let shortest = (0..200).map(|_| wait_time(&mut port)).min().unwrap();
         assert!(shortest < Duration::from_micros(800), "{provider}: {shortest:?}");
-        // Nor after it was woken, which some providers take back only from who sleeps inside of
-        // them, for a millisecond at least.
+        // Nor after a wake-up, which some providers consume only in a sleep of at least a
+        // millisecond.
         let waker = port.parts().1.waker();
         let shortest = (0..200).map(|_| {
             waker.wake().unwrap();
-            rested(&mut port);
-            rested(&mut port)
+            wait_time(&mut port);
+            wait_time(&mut port)
         });
         let shortest = shortest.min().unwrap();
         assert!(shortest < Duration::from_micros(800), "{provider}, woken: {shortest:?}");
     }
 }
 
-/// Of the lanes' threads of this process.
+/// Processor time of the lane threads of this process.
 fn cpu_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let of_lanes = tasks.filter(|task| {

@@ -1,4 +1,4 @@
-//! Messages that are put together from several memories, what left, and what happened for whom.
+//! Messages assembled from several memories, local completion, and ring events.
 #![allow(missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ fn port() -> (Domain, Port, Peer) {
     let mut queue = CompletionQueue::open(&domain).unwrap();
     let builder = Endpoint::builder(&domain).addresses(&addresses);
     let endpoint = builder.queue(&mut queue).open().unwrap();
-    let me = addresses.insert(&endpoint.address().unwrap()).unwrap();
-    (domain, Port::new(endpoint, queue), me)
+    let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
+    (domain, Port::new(endpoint, queue), peer)
 }
 
 fn progress(port: &mut Port) {
@@ -28,13 +28,14 @@ fn progress(port: &mut Port) {
 }
 
 #[test]
-fn a_message_is_put_together_from_pieces() {
-    let (domain, mut port, me) = port();
+fn message_is_assembled_from_several_regions() {
+    let (domain, mut port, peer) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
-    let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
-    port.connect(reading, me, &answer).unwrap();
-    // Longer together than the ring.
+    let (writing, answer) =
+        port.accept(peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, peer, &answer).unwrap();
+    // Together longer than the ring.
     let lengths = [100, 50_000, 7, 40_000];
     let pieces: Vec<Vec<u8>> =
         (1..).zip(lengths).map(|(fill, length): (u8, usize)| vec![fill; length]).collect();
@@ -46,12 +47,12 @@ fn a_message_is_put_together_from_pieces() {
     let whole = wanted.len() as u64;
     let mut message = port.begin(writing, 5, whole).unwrap();
     let second = port.push_part(writing, &mut message, &regions[1].all(), 100).unwrap_err();
-    assert_eq!(second.kind(), ErrorKind::OutOfBounds, "the first piece is to be first");
+    assert_eq!(second.kind(), ErrorKind::OutOfBounds, "the first piece comes first");
 
-    let (mut came, mut at, mut piece, mut is_over) = (Vec::new(), 0, 0, false);
+    let (mut received, mut at, mut piece, mut is_over) = (Vec::new(), 0, 0, false);
     let end = Instant::now() + TIMEOUT;
     while !is_over {
-        assert!(Instant::now() < end, "{} of {whole} bytes", came.len());
+        assert!(Instant::now() < end, "{} of {whole} bytes", received.len());
         if piece < regions.len() {
             let part = regions[piece].all();
             let pushed = port.push_part(writing, &mut message, &part, at).unwrap();
@@ -63,29 +64,30 @@ fn a_message_is_put_together_from_pieces() {
         }
         progress(&mut port);
         while let Some(view) = port.take(reading).unwrap() {
-            assert_eq!(view.header().offset, came.len() as u64);
-            let from = came.len();
-            came.resize(from + view.len(), 0);
-            view.read(0, &mut came[from..]).unwrap();
+            assert_eq!(view.header().offset, received.len() as u64);
+            let from = received.len();
+            received.resize(from + view.len(), 0);
+            view.read(0, &mut received[from..]).unwrap();
             // No chunk has bytes of two pieces.
-            assert!(came[from..].iter().all(|byte| *byte == came[from]));
+            assert!(received[from..].iter().all(|byte| *byte == received[from]));
             is_over = view.is_last();
         }
     }
-    assert!(came == wanted);
+    assert!(received == wanted);
     let done = port.push_part(writing, &mut message, &regions[0].all(), 0).unwrap();
     assert_eq!(done, Pushed::Written);
 }
 
 #[test]
-fn a_message_of_no_bytes_is_put_together_from_nothing() {
-    let (domain, mut port, me) = port();
+fn empty_message_is_assembled_from_empty_parts() {
+    let (domain, mut port, peer) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
-    let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
-    port.connect(reading, me, &answer).unwrap();
+    let (writing, answer) =
+        port.accept(peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, peer, &answer).unwrap();
     let piece = domain.register(HostMemory::zeroed(64).unwrap(), Access::WRITE).unwrap();
-    // Wherever it is said to lie.
+    // Offsets of empty parts do not matter.
     for (part, at) in [(0..0, 0), (0..64, 0), (0..0, 9)] {
         let mut message = port.begin(writing, 5, 0).unwrap();
         let part = piece.slice(part).unwrap();
@@ -107,17 +109,17 @@ fn a_message_of_no_bytes_is_put_together_from_nothing() {
     let mut message = port.begin(writing, 5, 1).unwrap();
     let nothing = piece.slice(0..0).unwrap();
     let error = port.push_part(writing, &mut message, &nothing, 0).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "its byte is nowhere");
+    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "the part does not have the byte");
 }
 
-/// A ring's number is given again when it is closed; its name is not.
+/// The index of a closed ring is reused; its id is not.
 #[test]
-fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
-    let (_domain, mut port, _me) = port();
+fn id_of_a_forgotten_ring_does_not_name_its_successor() {
+    let (_domain, mut port, _peer) = port();
     let options = RingOptions::new(port.endpoint(), 4096).unwrap();
     let first = port.offer(&options).unwrap();
     port.forget(first);
-    // All numbers have their turn before it is given again.
+    // All indexes are used before one is reused.
     let number = |port: &Port, ring| port.ring_offer(ring).unwrap().ring;
     let mut later = port.offer(&options).unwrap();
     while number(&port, later) != 0 {
@@ -126,7 +128,7 @@ fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
     }
     assert_ne!(first, later);
     for id in [first, later] {
-        // Not yet being closed, or none at all.
+        // Open, or already forgotten.
         port.forget_if_closing(id);
     }
     assert!(port.receiver(later).is_ok() && port.receiver(first).is_err());
@@ -137,8 +139,8 @@ fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
 }
 
 #[test]
-fn what_left_is_told_and_so_is_for_whom_something_happened() {
-    let (domain, mut port, me) = port();
+fn completed_position_and_one_event_per_ring_are_reported() {
+    let (domain, mut port, peer) = port();
     port.enable_events();
     let options =
         RingOptions { watermark: 0, ..RingOptions::new(port.endpoint(), 64 << 10).unwrap() };
@@ -146,14 +148,14 @@ fn what_left_is_told_and_so_is_for_whom_something_happened() {
         .map(|_| {
             let reading = port.offer(&options).unwrap();
             let ring_offer = port.ring_offer(reading).unwrap();
-            let (writing, answer) = port.accept(me, &ring_offer, 16 << 10).unwrap();
-            port.connect(reading, me, &answer).unwrap();
+            let (writing, answer) = port.accept(peer, &ring_offer, 16 << 10).unwrap();
+            port.connect(reading, peer, &answer).unwrap();
             (reading, writing)
         })
         .collect();
     let source = domain.register(HostMemory::zeroed(10_000).unwrap(), Access::WRITE).unwrap();
     let (reading, writing) = rings[1];
-    // One that is copied, and one that is not.
+    // One message that is copied, and one that is not.
     for length in [10, 10_000] {
         let payload = source.slice(0..length).unwrap();
         let mut message = port.begin(writing, 0, length as u64).unwrap();
@@ -170,14 +172,14 @@ fn what_left_is_told_and_so_is_for_whom_something_happened() {
             progress(&mut port);
             view = view.or(port.take(reading).unwrap());
         }
-        assert!(port.sender(writing).unwrap().writer().known_head() < tail, "it is held");
+        assert!(port.sender(writing).unwrap().writer().known_head() < tail, "the view is held");
         drop(view);
         while port.sender(writing).unwrap().writer().known_head() < tail {
             assert!(Instant::now() < end);
             progress(&mut port);
         }
         let mut events: Vec<_> = std::iter::from_fn(|| port.next_event()).collect();
-        events.sort_by_key(|events| matches!(events, RingEvent::Sender(_)));
+        events.sort_by_key(|event| matches!(event, RingEvent::Sender(_)));
         assert_eq!(
             events,
             [RingEvent::Receiver(reading), RingEvent::Sender(writing)],

@@ -1,10 +1,10 @@
-//! What nodes tell each other in letters, and what stands before messages, comes from other
-//! machines: no bytes may make the decoders panic, and what they accept has one encoding only.
+//! Control messages and message headers come from other machines: no bytes may make the decoders
+//! panic, and what they accept has one encoding only.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::replication::{MAX_PREFIX_LENGTH, MessageHeader};
 use pubsub::fuzzing::reencode_control_message;
+use pubsub::replication::{MAX_PREFIX_LENGTH, MessageHeader};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(again) = reencode_control_message(bytes) {

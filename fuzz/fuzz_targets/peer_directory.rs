@@ -1,4 +1,4 @@
-//! What other nodes say they publish and subscribe.
+//! Interests of other nodes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,12 +1,12 @@
-//! A node believes nothing that comes over a connection.
+//! A node trusts no bytes of a connection.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::fuzzing::{hear, valid_handshake};
+use pubsub::fuzzing::{fuzz_session, valid_handshake};
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = hear(bytes);
-    let mut introduced = valid_handshake();
-    introduced.extend(bytes);
-    let _ = hear(&introduced);
+    let _ = fuzz_session(bytes);
+    let mut session = valid_handshake();
+    session.extend(bytes);
+    let _ = fuzz_session(&session);
 });

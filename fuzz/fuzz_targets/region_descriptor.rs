@@ -15,6 +15,6 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn check(bytes: &[u8]) {
     if let Ok(region) = RemoteRegion::decode(bytes) {
-        assert_eq!(region.encode(), bytes, "{region:?} is encoded otherwise");
+        assert_eq!(region.encode(), bytes, "{region:?} is encoded differently");
     }
 }

@@ -1,4 +1,4 @@
-//! What a ring's reader is told and finds comes from the writer: headers, notices, flags.
+//! Headers, notifications and flags come from the writer of a ring.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Handles of shared memory come from other processes: no bytes may make the decoder
-//! panic, and what it accepts has one encoding only and describes what lies inside.
+//! Handles of shared memory come from other processes: no bytes may make the decoder panic. What it
+//! accepts has one encoding only, and describes a range inside its memory.
 #![no_main]
 
 use fabricast_fuzz::forge;
@@ -15,8 +15,8 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn check(bytes: &[u8]) {
     if let Ok(metadata) = HandleMetadata::decode(bytes) {
-        assert_eq!(metadata.encode(), bytes, "{metadata:?} is encoded otherwise");
-        let (first, end) = metadata.tensor.extent().expect("it was checked");
+        assert_eq!(metadata.encode(), bytes, "{metadata:?} is encoded differently");
+        let (first, end) = metadata.tensor.extent().expect("the extent was checked");
         assert!(first <= end && end <= metadata.length);
     }
 }

@@ -15,11 +15,11 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn check(bytes: &[u8]) {
     if let Ok(region) = RegionDescriptor::decode(bytes) {
-        let again = region.encode().expect("it was as long before");
-        assert_eq!(again, bytes, "{region:?} is encoded otherwise");
+        let again = region.encode().expect("the length is unchanged");
+        assert_eq!(again, bytes, "{region:?} is encoded differently");
         assert!(region.offset.checked_add(region.length).is_some());
     }
     if let Ok(card) = AgentCard::decode(bytes) {
-        assert_eq!(card.encode().expect("it was as long before"), bytes);
+        assert_eq!(card.encode().expect("the length is unchanged"), bytes);
     }
 }

@@ -1,14 +1,14 @@
-//! What fuzz targets have in common.
+//! Shared by the fuzz targets.
 
 pub mod ring;
 
-/// Makes the length and the checksum of a descriptor right.
+/// Corrects the length and the checksum of a descriptor.
 ///
-/// Almost every change is found by one of the two. Whoever means harm would make both
-/// right, and so get at the checks behind them.
+/// Both detect almost every change. An attacker would correct both, and so reach the checks behind
+/// them.
 #[must_use]
 pub fn forge(bytes: &[u8]) -> Option<Vec<u8>> {
-    /// Where all descriptors say how long they are.
+    /// Where all descriptors have their length.
     const LENGTH: std::ops::Range<usize> = 6..8;
     let (body, _) = bytes.split_last_chunk::<4>()?;
     let length = u16::try_from(bytes.len()).ok()?;

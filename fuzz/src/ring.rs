@@ -1,5 +1,5 @@
-//! A peer that writes and says whatever it likes, played for a ring's reader. Also a part of
-//! `fabric/tests/ring_corpus.rs`, which replays the corpus.
+//! A hostile writer for a ring's reader. Also a part of `fabric/tests/ring_corpus.rs`, which
+//! replays the corpus.
 
 use fabric::ring::{
     ChunkHeader, ChunkLayout, HEADER_LEN, HeaderLocation, Immediate, ProtocolError, ReaderState,
@@ -10,7 +10,7 @@ const CAPACITY: u64 = 4096;
 const EPOCH: u32 = 5;
 const RING: u16 = 7;
 
-/// The bytes as a script: what to do, and with which numbers. They end in zeros.
+/// The bytes as a script of actions and numbers. It ends in zeros.
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
@@ -31,25 +31,25 @@ impl Script<'_> {
     }
 }
 
-/// The memory that the peer reaches.
+/// The memory that the peer can write.
 struct Memory {
     ring: Vec<u8>,
     headers: Vec<u8>,
 }
 
 impl Memory {
-    fn look(&self, place: HeaderLocation) -> [u8; HEADER_LEN as usize] {
-        let (memory, at) = match place {
+    fn look(&self, location: HeaderLocation) -> [u8; HEADER_LEN as usize] {
+        let (memory, at) = match location {
             HeaderLocation::Ring(at) => (&self.ring, at as usize),
             HeaderLocation::Headers(at) => (&self.headers, at as usize),
         };
         let found = &memory[at..at + HEADER_LEN as usize];
-        found.try_into().expect("a header's length was cut out")
+        found.try_into().expect("the slice has a header's length")
     }
 
     fn flag(&self, at: u64) -> u64 {
         let found = &self.ring[at as usize..at as usize + 8];
-        u64::from_le_bytes(found.try_into().expect("eight bytes were cut out"))
+        u64::from_le_bytes(found.try_into().expect("the slice has eight bytes"))
     }
 
     fn write(&mut self, is_apart: bool, slot: u64, bytes: &[u8]) {
@@ -59,24 +59,23 @@ impl Memory {
     }
 }
 
-/// Header and codec read back what they wrote; and whatever the peer does, the reader gives
-/// nothing out that lies outside of the ring, lets nobody believe that more was read than was,
-/// and does not panic. Gives how many chunks were taken.
+/// Checks that header and codec decode what they encoded. Whatever the peer does, the reader
+/// returns no range outside of the ring, sends no credit beyond what was read, and does not panic.
+/// Returns the number of chunks taken.
 #[allow(unreachable_pub)] // the replay has it as a module of its own
 pub fn play(script: &[u8]) -> usize {
     let mut script = Script(script);
     let layout =
         [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag]
             [script.byte() as usize % 3];
-    let geometry =
-        RingGeometry::new(CAPACITY, RING).expect("a shape that there is").with_layout(layout);
+    let geometry = RingGeometry::new(CAPACITY, RING).expect("a valid geometry").with_layout(layout);
     let mut reader = ReaderState::new(geometry, EPOCH, CAPACITY / 4);
     let headers = vec![0; (geometry.max_chunks() * HEADER_LEN) as usize];
     let mut memory = Memory { ring: vec![0; CAPACITY as usize], headers };
     let (mut held, mut taken) = (Vec::new(), 0);
     while !script.0.is_empty() {
         match script.byte() % 8 {
-            // A notice of any kind.
+            // Any notification.
             0 => {
                 let bits = u32::from_le_bytes(script.take());
                 let immediate = Immediate::decode(bits);
@@ -85,7 +84,7 @@ pub fn play(script: &[u8]) -> usize {
                     return taken;
                 }
             }
-            // One that is for this ring.
+            // A notification for this ring.
             1 => {
                 let (kind, amount) = (script.byte(), script.number() as u16);
                 let notice = match kind % 4 {
@@ -98,17 +97,17 @@ pub fn play(script: &[u8]) -> usize {
                     return taken;
                 }
             }
-            // Bytes of any kind, where headers are looked for.
+            // Any bytes where headers are read.
             2 => {
-                let (place, bytes) = (script.byte(), script.take::<{ HEADER_LEN as usize }>());
+                let (slot, bytes) = (script.byte(), script.take::<{ HEADER_LEN as usize }>());
                 if let Some(header) = ChunkHeader::decode(&bytes) {
                     assert_eq!(header.encode(), bytes);
                 }
-                memory.write(layout == ChunkLayout::SeparateHeader, place, &bytes);
+                memory.write(layout == ChunkLayout::SeparateHeader, slot, &bytes);
             }
-            // A header whose checksum is right, with a flag behind its payload.
+            // A header with a valid checksum, and a flag after its payload.
             3 => {
-                let place = script.byte();
+                let slot = script.byte();
                 let odd = script.byte();
                 let large = |bit: u64| if odd & bit == 0 { 0 } else { u64::MAX << 40 };
                 let header = ChunkHeader {
@@ -121,7 +120,7 @@ pub fn play(script: &[u8]) -> usize {
                     payload: script.number() as u32 | large(32) as u32,
                     topic: script.byte() as u32,
                 };
-                memory.write(layout == ChunkLayout::SeparateHeader, place, &header.encode());
+                memory.write(layout == ChunkLayout::SeparateHeader, slot, &header.encode());
                 let flag = script.take::<8>();
                 let at = (script.number() * 8 % CAPACITY) as usize;
                 memory.ring[at..at + 8].copy_from_slice(&flag);
@@ -138,9 +137,9 @@ pub fn play(script: &[u8]) -> usize {
             }
             _ => {
                 if layout == ChunkLayout::TrailingFlag {
-                    reader.look(|place| memory.look(place), |at| memory.flag(at));
+                    reader.look(|location| memory.look(location), |at| memory.flag(at));
                 }
-                let arrived = match reader.take(|place| memory.look(place)) {
+                let arrived = match reader.take(|location| memory.look(location)) {
                     Ok(Some(arrived)) => arrived,
                     Ok(None) => continue,
                     Err(error) => {

@@ -1,9 +1,9 @@
-//! The time that messages carry.
+//! Timestamps of messages.
 
 use std::time::SystemTime;
 
-/// Nanoseconds since 1970: the one clock that all processes of a machine have in common, and
-/// machines roughly. Nothing depends on its running evenly.
+/// Nanoseconds since 1970. All processes of a machine share this clock; machines share it roughly.
+/// No protocol depends on its monotony.
 #[inline]
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -18,27 +18,28 @@ use crate::topic::Topic;
 
 /// What publishers and subscribers need of the node service.
 pub(crate) trait ServiceClient: Send + Sync + Debug {
-    /// Asks for more memory, and does not wait for it: the pool's bell rings when it came.
+    /// Requests more memory without waiting for it: the pool's doorbell rings once the memory is
+    /// mapped.
     fn request_growth(&self, pool: PoolId, bytes: u64);
-    /// Reserves memory for the loans of a publisher that this process has made.
+    /// Reserves memory for the loans of a publisher of this process.
     fn admit(&self, topic: u32, publisher: u64) -> Result<()>;
-    /// Publishers or subscribers of this topic came or went.
+    /// Reports that publishers or subscribers of this topic joined or left.
     fn participants_changed(&self, topic: u32);
-    /// A publisher of this process waits at this topic. From now on the office looks, until none
-    /// of its publishers does.
+    /// Reports that a publisher of this process waits at this topic. The service then checks for
+    /// blocking subscribers until no publisher of the process waits.
     fn publisher_blocked(&self, topic: u32);
-    /// This process does not use the topic any more, or one handle of it less.
+    /// Ends one use of the topic by this process.
     fn forget(&self, topic: u32);
-    /// Streams of this process are at messages: somebody looks now and then how far they are.
+    /// Streams of this process use messages: a thread polls them from now on.
     fn poll_streams(&self) {}
-    /// What could not be done at this topic, since another process holds a lock, is tried again until
-    /// it is done.
+    /// Repeats an operation at this topic that failed since another process held a lock, until it
+    /// succeeds.
     fn retry(&self, topic: u32, attempt: Retry);
     /// Fails once the node is closed.
     fn check(&self) -> Result<()>;
 }
 
-/// True if it is done. It waits no longer for a lock than the caller does.
+/// Returns true once it is done. It waits for a lock no longer than the caller allows.
 pub(crate) type Retry = Box<dyn FnMut(&Caller<'_>) -> bool + Send>;
 
 /// A process in its node.
@@ -48,13 +49,13 @@ pub(crate) struct NodeContext {
     pub(crate) roster: Arc<ParticipantTable<MappedWords>>,
     pub(crate) service: Arc<dyn ServiceClient>,
     pub(crate) fork_generation: ForkGeneration,
-    /// Rung when something was published that other nodes want.
+    /// Rung after a publish on a replicated topic.
     pub(crate) publish_doorbell: Arc<PublishDoorbell>,
-    /// How those wait that are not told otherwise.
+    /// Default wait strategy of this node.
     pub(crate) waiting: WaitStrategy,
-    /// Do waits end when a signal handler has run?
+    /// A signal handler that runs ends waits.
     pub(crate) interruptible: bool,
-    /// Sleeps for those subscribers that are waited for by their descriptors.
+    /// Sleeps on the doorbell for subscribers with a poll descriptor.
     pub(crate) watch: DoorbellWatcher,
 }
 
@@ -64,20 +65,20 @@ impl NodeContext {
         Caller::new(self.me, &*self.roster)
     }
 
-    /// For calls that have a deadline: they look at it between attempts. A lock that is not had within
-    /// this time is held by a process that is stopped, or starved.
+    /// For calls with a deadline, which they check between attempts. Only a stopped or starved
+    /// process holds a lock for longer than this.
     #[inline]
     pub(crate) fn short_caller(&self) -> Caller<'_> {
         const LOCK_TIMEOUT: Duration = Duration::from_millis(50);
         Caller { timeout: LOCK_TIMEOUT, ..self.caller() }
     }
 
-    /// Of a wait that begins now.
+    /// For a wait that begins now.
     pub(crate) fn interruption(&self) -> Interruption {
         Interruption::watch(self.interruptible)
     }
 
-    /// Is this still the process that joined?
+    /// Fails in a forked child: only the process that joined may use the node.
     #[inline]
     pub(crate) fn check_not_forked(&self, operation: &'static str) -> Result<()> {
         if self.fork_generation.is_current() {
@@ -87,14 +88,14 @@ impl NodeContext {
         Err(Error::new(operation, ErrorKind::Forked, detail))
     }
 
-    /// Is it, and is the node open?
+    /// Fails in a forked child, or if the node is closed.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         self.check_not_forked(operation)?;
         self.service.check()
     }
 }
 
-/// What a publisher or a subscriber of a topic works with.
+/// The context that publishers and subscribers of one topic share.
 #[derive(Debug, Clone)]
 pub(crate) struct TopicContext {
     pub(crate) node: Arc<NodeContext>,
@@ -104,7 +105,7 @@ pub(crate) struct TopicContext {
     _topic_use: Arc<TopicUse>,
 }
 
-/// One use of a topic, of which the service is told when it ends.
+/// One use of a topic; dropping it is reported to the service.
 #[derive(Debug)]
 struct TopicUse {
     node: Arc<NodeContext>,
@@ -142,8 +143,9 @@ impl TopicContext {
         self.node.service.participants_changed(self.topic.number());
     }
 
-    /// Said after a publisher's [pressure](crate::topic::PublisherSlot::pressure) has begun: who is in the way
-    /// is to be found. Where messages are dropped nobody is.
+    /// Called after the [backpressure](crate::topic::PublisherSlot::backpressure) of a publisher
+    /// has begun: the service looks for the blocking subscriber. Topics that drop messages have
+    /// none.
     #[cold]
     pub(crate) fn publisher_blocked(&self) {
         if self.topic.settings().reliability == Reliability::Reliable {
@@ -151,7 +153,7 @@ impl TopicContext {
         }
     }
 
-    /// Subscribers hold what a publisher of this process has no room for: the service looks how long.
+    /// Starts the service's check for how long subscribers have held messages at this full topic.
     pub(crate) fn report_blocked(&self) {
         if self.topic.mark_blocked() {
             self.node.service.publisher_blocked(self.topic.number());

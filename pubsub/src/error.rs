@@ -7,12 +7,12 @@ use std::sync::Arc;
 use ipc::LimitReached;
 
 errors::define! {
-    // The service tells members the kind by its place in this list: a new order is a new version of
+    // The service sends the kind by its position in this list: a new order needs a new version of
     // `service::protocol`.
     /// What went wrong, as far as a program can act on it.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub enum ErrorKind {
-        /// An argument that can never be right: the detail says which, and what is possible.
+        /// An argument that can never be valid: the detail names it, and the valid range.
         InvalidArgument = "invalid argument",
         /// The topic exists with other settings; the detail prints both.
         SettingsDiffer = "settings differ",
@@ -25,50 +25,50 @@ errors::define! {
         OverBudget = "over budget",
         /// The message is longer than the topic's largest.
         TooLong = "too long",
-        /// There is no place for one more, or this process or its service has no descriptor left for
-        /// one: the detail says which limit that is.
+        /// A limit is reached: of participants or slots, or of descriptors of this process or its
+        /// service. The detail names the limit.
         TooMany = "too many",
-        /// The publisher has as many [loans](crate::Loan) as its topic allows each; the detail says how
-        /// many that is.
+        /// The publisher has as many [loans](crate::Loan) as its topic allows; the detail has the
+        /// number.
         TooManyLoans = "too many loans",
-        /// The subscriber holds as many [samples](crate::Sample) as a topic that drops messages allows
-        /// each; the detail says how many that is.
+        /// The subscriber holds as many [samples](crate::Sample) as a topic that drops messages
+        /// allows; the detail has the number.
         TooManySamples = "too many samples",
-        /// Nothing was there, or no room was free, and the caller would not wait.
+        /// There was no message, or no room, and the caller did not wait.
         WouldBlock = "would block",
-        /// The deadline passed; the detail says what was waited for.
+        /// The deadline passed; the detail names what was waited for.
         DeadlineExceeded = "deadline exceeded",
         /// A subscriber was evicted: it held samples for longer than the topic allows.
         Evicted = "evicted",
-        /// The node service may not be used by this process, or not trusted by it.
+        /// This process may not use the node service, or does not trust it.
         Denied = "denied",
-        /// Another process serves the node, and stays; the detail says which.
+        /// Another process serves the node, and keeps doing so; the detail names it.
         AlreadyServed = "already served",
-        /// Bytes from outside that are truncated, altered or contradict themselves.
+        /// Bytes from outside that are truncated, altered or inconsistent.
         Malformed = "malformed",
-        /// The other side speaks another version.
+        /// The other side uses another protocol version.
         VersionMismatch = "version mismatch",
-        /// The node, or what belongs to it, was closed or lost.
+        /// The node, or an object of it, was closed or lost.
         Closed = "closed",
-        /// The message will never be there: its publisher died, or its device failed, before a stream
-        /// had written it.
+        /// The message will never be complete: its publisher died, or its device failed, before a
+        /// stream had written it.
         Poisoned = "poisoned",
-        /// The handle was made before a fork, and belongs to the parent.
+        /// The handle was made before a fork, and belongs to the parent process.
         Forked = "used after a fork",
-        /// No provider leads to other nodes, or not the one that was asked for; the detail says why.
+        /// No provider reaches other nodes, or not the requested one; the detail has the reason.
         NoProvider = "no provider",
-        /// The address at which the node is to listen cannot be had: another process listens there,
-        /// say, or it is not an address of this machine.
+        /// The node cannot listen at its address: for instance another process uses it, or it is
+        /// not an address of this machine.
         CannotListen = "cannot listen there",
-        /// Something below failed; the cause says what.
+        /// A lower layer failed; see the cause.
         Failed = "failed",
         /// A signal handler ran in the waiting thread, at a node whose waits end then
-        /// ([`NodeOptions::interruptible`](crate::NodeOptions::interruptible)). Nothing was taken or
-        /// sent.
+        /// ([`NodeOptions::interruptible`](crate::NodeOptions::interruptible)). No message was
+        /// taken or sent.
         Interrupted = "interrupted",
     }
 
-    /// An error: what was tried, with whom or on what, and why it failed.
+    /// An error: the operation, its object, and why it failed.
     pub struct Error {
         subject: Option<String>,
         detail: String,
@@ -83,7 +83,7 @@ impl Error {
         error
     }
 
-    /// Something below this crate failed.
+    /// A layer below this crate failed.
     pub(crate) fn of(
         operation: &'static str,
         cause: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -91,7 +91,7 @@ impl Error {
         Self::because(operation, ErrorKind::Failed, cause)
     }
 
-    /// Something below failed, and it is known what that means here.
+    /// A lower layer failed, with a known meaning here.
     pub(crate) fn because(
         operation: &'static str,
         kind: ErrorKind,
@@ -110,13 +110,13 @@ impl Error {
         error
     }
 
-    /// Names what was to be done, where another thread failed that knew only a part of it.
+    /// Names the operation, where another thread failed that knew only a part of it.
     pub(crate) fn during(mut self, operation: &'static str) -> Self {
         self.0.operation = operation;
         self
     }
 
-    /// The limit of this process that it is about, if it is about one.
+    /// The limit of this process that caused the error, if one did.
     pub(crate) fn limit_reached(&self) -> Option<LimitReached> {
         let mut next = self.source();
         while let Some(cause) = next {
@@ -129,26 +129,26 @@ impl Error {
         None
     }
 
-    /// Names the topic, node or path that it is about, if none is named yet.
+    /// Names the topic, node or path of the error, if none is named yet.
     pub(crate) fn on(mut self, subject: impl fmt::Display) -> Self {
         self.0.subject.get_or_insert_with(|| subject.to_string());
         self
     }
 
-    /// The topic, node or path that it is about.
+    /// The topic, node or path of the error.
     #[must_use]
     pub fn subject(&self) -> Option<&str> {
         self.0.subject.as_deref()
     }
 
-    /// With another detail: of a caller that waits in slices, and knows of the whole.
+    /// Replaces the detail: for a caller that waits in slices, and knows the total.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = detail.into();
         self
     }
 
-    /// More about it, in words; may be empty.
+    /// Further text; may be empty.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.0.detail

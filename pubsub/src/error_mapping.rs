@@ -1,4 +1,4 @@
-//! What the errors of `ipc` and `gpu` mean here.
+//! Maps errors of `ipc` and `gpu` to those of this crate.
 
 use std::io;
 

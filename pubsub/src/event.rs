@@ -1,41 +1,41 @@
-//! What happens to a subscriber beside messages.
+//! Events that a subscriber receives beside messages.
 
 use std::time::Duration;
 
 use crate::publisher::PublisherId;
 
-/// What happened, beside messages.
+/// An event that is no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// Messages were dropped before the subscriber came to read them, or never written, here or on
-    /// the node that they would have come from: see [`missed`](crate::Subscriber::missed).
+    /// Messages were dropped before the subscriber read them, or never written, on this node or on
+    /// the publisher's: see [`missed`](crate::Subscriber::missed).
     Gap {
-        /// How many, since the last such event.
+        /// How many since the last such event.
         missed: u64,
     },
-    /// A publisher on this node died. What it had published is delivered all the same, some of it
-    /// maybe later than this is told.
+    /// A publisher on this node died. Its published messages are still delivered, some perhaps
+    /// after this event.
     PublisherLost {
-        /// Which.
+        /// The lost publisher.
         publisher: PublisherId,
     },
-    /// A publisher on another node died, as that node says. What it had published is delivered all
-    /// the same, some of it maybe later than this is told.
+    /// A publisher on another node died, as that node reports. Its published messages are still
+    /// delivered, some perhaps after this event.
     ///
-    /// It is told once, by the service of that node when it has cleaned up: never if the whole node
-    /// ended with the publisher, for then nobody is left to tell; and not if the connection between
-    /// the nodes is lost in that moment.
+    /// The service of that node reports it once, after it has reclaimed. There is no report if the
+    /// whole node ended with the publisher, or if the connection between the nodes is lost at that
+    /// moment.
     RemotePublisherLost {
-        /// The node: as samples tell it that [come](crate::Sample::origin) from there.
+        /// The node, as in the [origin](crate::Sample::origin) of its samples.
         node: [u8; 16],
-        /// Which of those there.
+        /// The lost publisher on that node.
         publisher: PublisherId,
     },
-    /// The subscriber was evicted from its topic: it held messages that were in the way of
-    /// others. It gets nothing more.
+    /// The subscriber was evicted from its topic, since it held messages that blocked publishers.
+    /// It receives nothing more.
     Evicted {
-        /// For how long it was in the way, if that is known.
+        /// How long it blocked them, if known.
         held_for: Option<Duration>,
     },
 }

@@ -2,13 +2,12 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Whether one wait of the calling thread ends when a handler of a signal has run, and whether one
-/// has.
+/// Whether a signal handler ends the current wait of the calling thread, and whether one has run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Interruption(Option<ipc::Interruption>);
 
 impl Interruption {
-    /// For a wait that begins now. One that is not to end goes on.
+    /// For a wait that begins now; signals are ignored unless `ends`.
     pub(crate) fn watch(ends: bool) -> Self {
         Self(ends.then(ipc::Interruption::watch))
     }
@@ -17,12 +16,13 @@ impl Interruption {
         self.0.is_some_and(|interruption| interruption.occurred())
     }
 
-    /// Fails if the wait is to end. Asked after a look that found nothing: what was found counts.
+    /// Fails if the wait is to end. Call it after an attempt that found nothing: a result takes
+    /// precedence.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         if !self.occurred() {
             return Ok(());
         }
-        let detail = "a signal handler ran in the waiting thread. Call again to go on";
+        let detail = "a signal handler ran in the waiting thread. Call again to continue";
         Err(Error::new(operation, ErrorKind::Interrupted, detail))
     }
 }

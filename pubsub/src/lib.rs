@@ -1,6 +1,6 @@
 //! Topics: one copy of a message, read by any number of processes, on any number of machines.
 //!
-//! Stands on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
+//! Built on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
 
 mod clock;
 #[cfg(test)]
@@ -8,11 +8,11 @@ mod crash_points;
 mod error;
 mod error_mapping;
 mod event;
-/// What fuzz targets call, and the tests that replay their corpora.
+/// Entry points of the fuzz targets, and the tests that replay their corpora.
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::peers::fuzzing::{FuzzOutcome, fuzz_interests, hear, valid_handshake};
+    pub use crate::peers::fuzzing::{FuzzOutcome, fuzz_interests, fuzz_session, valid_handshake};
     pub use crate::replication::reencode_control_message;
     pub use crate::service::{ClientOutcome, run_clients};
 }

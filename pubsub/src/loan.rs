@@ -1,4 +1,4 @@
-//! Memory that is borrowed for a message.
+//! Loans: blocks that a publisher fills before it publishes them.
 
 mod ordered;
 
@@ -19,30 +19,30 @@ use crate::pool::{InFlightCopies, borrow_mut};
 use crate::publisher::{OutgoingMessage, PublisherState};
 use crate::settings::{MAX_METADATA, SharedLocation};
 
-/// What became of a message.
+/// Result of publishing a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sent {
-    /// Its place in the order of the topic's messages on this node; None if nobody wanted it,
-    /// or it was dropped.
+    /// Its position in the order of the topic's messages on this node; None if it had no
+    /// subscriber, or was dropped.
     pub position: Option<u64>,
-    /// How many it was delivered to.
+    /// Number of subscribers that it was delivered to.
     pub subscribers: u32,
-    /// There was no room, and the topic is one of those that drop.
+    /// There was no room, and the topic drops messages then.
     pub is_dropped: bool,
 }
 
-/// What became of an attempt to publish.
+/// Result of an attempt to publish.
 #[derive(Debug)]
 pub enum Attempt {
     /// It was published.
     Sent(Sent),
-    /// There is no room now, or there was none when a signal ended the wait: the loan is given back.
+    /// There was no room, or not before a signal ended the wait: the loan is returned.
     Full(Loan),
 }
 
 impl Attempt {
-    /// Of one that waited until its deadline.
+    /// For an attempt that waited until its deadline.
     pub(crate) fn into_sent(
         self,
         operation: &'static str,
@@ -53,18 +53,18 @@ impl Attempt {
             Self::Full(loan) => {
                 let topic = loan.state.context.topic.name();
                 interruption.check(operation).map_err(|error| {
-                    let detail = "a signal handler ran in the waiting thread, and the loan was given \
-                                  back; publish_within keeps it";
+                    let detail = "a signal handler ran in the waiting thread, and the loan was \
+                                  returned. Use publish_within to keep it";
                     error.on(topic).with_detail(detail)
                 })?;
-                let detail = "subscribers have not released what fills the topic, or a process that \
-                              is stopped holds its lock";
+                let detail = "the topic is full: subscribers have not released messages, or a \
+                              stopped process holds a lock. Release samples, or deepen the topic";
                 Err(loan.state.timeout_error(operation, detail))
             }
         }
     }
 
-    /// Without the loan, which is given back.
+    /// Drops the loan, if it was returned.
     pub(crate) fn sent(self) -> Option<Sent> {
         match self {
             Self::Sent(sent) => Some(sent),
@@ -73,28 +73,27 @@ impl Attempt {
     }
 }
 
-/// Memory for a message, to be written by its borrower, and then [published](Self::publish).
-/// Dropped, it is given back.
+/// A block to fill and then [publish](Self::publish). A dropped loan frees its block.
 ///
-/// It can be written by anything: by [`write`](Self::write), by a device through its
-/// [`slice`](Self::slice), or by [address](Self::address). What a device does has to be done
-/// before it is published, or begun on the stream that it is [published on](Self::publish_on).
-/// What it contains before that is up to chance: some message that was there before.
+/// Fill it by [`write`](Self::write), by a device through its [`slice`](Self::slice), or by
+/// [address](Self::address). Work of a device has to be complete before it is published, or begun
+/// on the stream that it is [published on](Self::publish_on). Until then its content is undefined:
+/// bytes of an older message.
 ///
-/// A publisher has [so many](crate::TopicSettings::loans) at once and no more. One that was given back
-/// while a device may still write there counts until the device has done with it.
+/// A publisher has at most [this many](crate::TopicSettings::loans) at once. A loan that is dropped
+/// while a device may still write to it counts until the device has finished.
 pub struct Loan {
     state: Arc<PublisherState>,
     borrower: Borrower,
     block: Block,
-    /// Where it begins in the pool.
+    /// Offset in the pool.
     offset: u64,
     slice: Slice,
     metadata: u16,
     is_owned: bool,
-    /// What a device may still be writing to it, though nobody waited for that.
+    /// Copies of a device to the block that may be unfinished.
     in_flight: Option<InFlightCopies>,
-    /// All of that is before the point of the stream that it was to be published on.
+    /// All of them precede the point of the stream that it was to be published on.
     is_stream_ordered: bool,
 }
 
@@ -105,7 +104,7 @@ impl fmt::Debug for Loan {
 }
 
 impl Loan {
-    /// Of a block that its publisher has found for it, and may have for a loan.
+    /// For an allocated block, with a permit for a loan.
     pub(crate) fn new(
         state: &Arc<PublisherState>,
         borrower: Borrower,
@@ -137,19 +136,19 @@ impl Loan {
         self.slice.length()
     }
 
-    /// Where it starts in this process's address space: the device's, if it is one's.
+    /// Its start in this process's address space, or in the device's.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.slice.address()
     }
 
-    /// As memory that devices reach.
+    /// As memory for devices.
     #[must_use]
     pub fn slice(&self) -> &Slice {
         &self.slice
     }
 
-    /// The device that it lies on; None for the host.
+    /// The device of its memory; None for the host.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
         match self.state.context.local.id().place {
@@ -158,30 +157,30 @@ impl Loan {
         }
     }
 
-    /// Its bytes, to be written in place. For one on the host.
+    /// Its bytes, to be written in place; for memory of the host.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for one on a device.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for memory of a device.
     ///
     /// # Safety
-    /// No other process touches these bytes meanwhile. None does that keeps to the rules, but
-    /// all processes of a node can, and this one cannot know that they do not.
+    /// No other process accesses these bytes at the same time. Processes that follow the rules do
+    /// not, but all processes of a node can, and this process cannot check it.
     #[allow(unsafe_code)]
     pub unsafe fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         if self.state.context.local.id().place != SharedLocation::Host {
             let detail = "the memory is on a device";
-            return Err(Error::new("borrow bytes", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new("access bytes", ErrorKind::InvalidArgument, detail));
         }
-        // SAFETY: of the host, mapped as long as the slice lives; the caller promises the rest.
+        // SAFETY: host memory, mapped as long as the slice lives; the caller promises the rest.
         Ok(unsafe { borrow_mut(&mut self.slice) })
     }
 
-    /// Copies bytes to a part of it; on a device, waits until they are there.
+    /// Copies bytes into a part of it; waits until a device has finished the copy.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) beyond its end;
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if a device is too slow: then nobody
-    /// gets the memory, by publishing or giving it back, before the device has done with it.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if a device is too slow: then the block is
+    /// neither published nor reused before the device has finished.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.state.context.node.check_not_forked("write a message")?;
         let part = self.slice.slice(offset, bytes.len() as u64);
@@ -193,7 +192,7 @@ impl Loan {
         written.inspect_err(|_| self.in_flight = self.state.context.local.in_flight())
     }
 
-    /// Copies from a device's memory, all of it.
+    /// Copies all of it from a device's memory.
     pub(crate) fn copy(&mut self, from: &Slice, timeout: Duration) -> Result<()> {
         if from.length() == 0 {
             return Ok(());
@@ -202,12 +201,12 @@ impl Loan {
         copied.inspect_err(|_| self.in_flight = self.state.context.local.in_flight())
     }
 
-    /// Does no device write to it any more that this process told to?
+    /// Fails while a copy that this process started may still write to it.
     fn check_done(&self) -> Result<()> {
         if self.in_flight.as_ref().is_none_or(InFlightCopies::is_done) {
             return Ok(());
         }
-        let detail = "an earlier copy into the message timed out and still runs";
+        let detail = "an earlier copy into the message timed out, but still runs";
         Err(self.state.timeout_error("publish", detail))
     }
 
@@ -219,7 +218,7 @@ impl Loan {
         let operation = "attach metadata";
         self.state.context.node.check_not_forked(operation)?;
         if bytes.len() > MAX_METADATA {
-            let detail = format!("{} bytes, of {MAX_METADATA} possible", bytes.len());
+            let detail = format!("{} bytes exceed the maximum of {MAX_METADATA}", bytes.len());
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         self.state.context.local.control().sample_info(self.block).set_metadata(bytes);
@@ -238,29 +237,29 @@ impl Loan {
         }
     }
 
-    /// Publishes it. On a reliable topic waits for room, for as long as the patience lasts;
-    /// on others there is always room, or it is dropped and counted.
+    /// Publishes it. A reliable topic waits for room until the timeout; the others always have
+    /// room, or drop the message and count it.
     ///
-    /// Nobody subscribes: that is no error, and the memory is free again.
+    /// Without subscribers it succeeds, and the block is freed at once.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), and then the memory is given back, as
-    /// with any error; [`Interrupted`](ErrorKind::Interrupted), with the memory given back, too, where
-    /// the node [is interruptible](crate::NodeOptions::interruptible); [`Closed`](ErrorKind::Closed),
-    /// [`Forked`](ErrorKind::Forked).
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded); [`Interrupted`](ErrorKind::Interrupted),
+    /// where the node [is interruptible](crate::NodeOptions::interruptible);
+    /// [`Closed`](ErrorKind::Closed); [`Forked`](ErrorKind::Forked). The block is freed after each
+    /// of them.
     pub fn publish(self, timeout: Duration) -> Result<Sent> {
         let interruption = self.state.context.node.interruption();
         self.publish_within(timeout)?.into_sent("publish", &interruption)
     }
 
-    /// As [`publish`](Self::publish), but the loan comes back if the deadline passes, or a signal
-    /// [ends the wait](crate::NodeOptions::interruptible): a program that has something else to look
-    /// after can wait again.
+    /// As [`publish`](Self::publish), but returns the loan if the deadline passes, or a signal
+    /// [ends the wait](crate::NodeOptions::interruptible): a program with other work can wait
+    /// again.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish), but for the deadline.
+    /// As [`publish`](Self::publish), except for the deadline.
     pub fn publish_within(self, timeout: Duration) -> Result<Attempt> {
-        // The usual case needs no look at the clock.
+        // The usual case does not read the clock.
         match self.try_publish()? {
             Attempt::Full(loan) if !timeout.is_zero() => {
                 loan.publish_by(Some(ipc::deadline(timeout)))
@@ -272,12 +271,12 @@ impl Loan {
     /// Publishes it, if there is room now.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish), but for the deadline.
+    /// As [`publish`](Self::publish), except for the deadline.
     pub fn try_publish(self) -> Result<Attempt> {
         self.publish_by(None)
     }
 
-    /// At once, if there is no deadline.
+    /// Does not wait without a deadline.
     pub(crate) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
         match self.state.publish_by(self.outgoing(), deadline) {
@@ -297,7 +296,8 @@ impl Drop for Loan {
         if self.is_owned {
             if let Some(in_flight) = self.in_flight.take().filter(|in_flight| !in_flight.is_done())
             {
-                // Nobody else gets what a device may write to, and it is a loan until then.
+                // The block is not reused while a device may write to it, and counts as a loan
+                // until then.
                 self.state.loans.make_transient(self.borrower);
                 let loans = Arc::clone(&self.state.loans);
                 self.state.context.local.free_after(self.block, in_flight, loans);

@@ -1,7 +1,7 @@
-//! How many loans a publisher has.
+//! Limits the loans of a publisher.
 //!
-//! Counted in its process, by one word that nobody else writes: what a process that died had
-//! borrowed is freed when it is buried, and with it goes its publisher.
+//! Counted in its process, by one word that no other process writes. After a death the service
+//! reclaims the loans together with the publisher.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -9,18 +9,18 @@ use std::time::Instant;
 
 use ipc::{Doorbell, LocalWords, WaitStrategy};
 
-/// Who has a loan.
+/// Holder of a loan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Borrower {
-    /// A caller, who alone knows when it comes back.
+    /// A caller, which alone decides when it returns the loan.
     Caller,
-    /// A call that copies a message and publishes it, or a device that is still to write to what was
-    /// given up: it comes back by itself.
+    /// A call that copies a message and publishes it, or a device that still writes to a dropped
+    /// loan: it returns the loan by itself.
     Transient,
 }
 
 impl Borrower {
-    /// One loan of this kind, in the count.
+    /// One loan of this kind in the count.
     const fn one(self) -> u64 {
         match self {
             Self::Caller => 1,
@@ -29,19 +29,19 @@ impl Borrower {
     }
 }
 
-/// Why there is none now.
+/// Why no permit is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoPermit {
-    /// Callers have all of them: no waiting brings one back, if it is this caller who has them.
+    /// Callers hold all of them: waiting is useless if this caller is the holder.
     AllTaken,
-    /// One comes back by itself.
+    /// A transient loan returns by itself.
     TryAgain,
 }
 
-/// Where the count of those begins that come back by themselves; that of callers is below.
+/// First bit of the count of transient loans; the count of callers is below.
 const TRANSIENT_SHIFT: u32 = 31;
 const CALLER_MASK: u64 = (1 << TRANSIENT_SHIFT) - 1;
-/// Some thread waits for one.
+/// A thread waits for a permit.
 const HAS_WAITERS: u64 = 1 << 63;
 
 /// The loans of one publisher.
@@ -49,11 +49,11 @@ const HAS_WAITERS: u64 = 1 << 63;
 pub(crate) struct LoanLimit {
     allowed: u64,
     count: AtomicU64,
-    /// Wakes those that wait.
+    /// Wakes waiting threads.
     bell: Doorbell<LocalWords>,
 }
 
-/// The right to one loan; given back when it is dropped.
+/// The right to one loan; returned when it is dropped.
 #[derive(Debug)]
 pub(crate) struct LoanPermit<'a> {
     loans: &'a LoanLimit,
@@ -61,7 +61,7 @@ pub(crate) struct LoanPermit<'a> {
 }
 
 impl LoanPermit<'_> {
-    /// Whoever has the loan [gives it back](Loans::give_back).
+    /// The holder of the loan [returns it](LoanLimit::give_back).
     #[inline]
     pub(crate) fn detach(self) {
         std::mem::forget(self);
@@ -84,13 +84,13 @@ impl LoanLimit {
         self.allowed
     }
 
-    /// One more, if there may be.
+    /// Takes one permit, if one is available.
     #[inline]
     pub(crate) fn take(&self, borrower: Borrower) -> Result<LoanPermit<'_>, NoPermit> {
         let more = |count: u64| {
-            let (callers, passing) =
+            let (callers, transient) =
                 (count & CALLER_MASK, (count & !HAS_WAITERS) >> TRANSIENT_SHIFT);
-            (callers + passing < self.allowed).then(|| count + borrower.one())
+            (callers + transient < self.allowed).then(|| count + borrower.one())
         };
         match self.count.fetch_update(AcqRel, Relaxed, more) {
             Ok(_) => Ok(LoanPermit { loans: self, borrower }),
@@ -99,26 +99,26 @@ impl LoanLimit {
         }
     }
 
-    /// Looks again whenever one has come back, until something is found; None after the deadline.
+    /// Tries after each returned loan, until `attempt` finds a result; None after the deadline.
     pub(crate) fn wait<T>(
         &self,
         deadline: Instant,
-        mut look: impl FnMut() -> Option<T>,
+        mut attempt: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         self.bell.wait(&mut WaitStrategy::Block, deadline, || {
-            // First: either what comes back is seen here, or who brings it sees this.
+            // First: either the attempt sees a loan that returns now, or its holder sees this mark.
             self.count.fetch_or(HAS_WAITERS, AcqRel);
-            look()
+            attempt()
         })
     }
 
-    /// A caller's is given up, and comes back by itself from now on.
+    /// A dropped loan of a caller returns by itself from now on.
     pub(crate) fn make_transient(&self, borrower: Borrower) {
         let more = Borrower::Transient.one().wrapping_sub(borrower.one());
         self.count.fetch_add(more, AcqRel);
     }
 
-    /// One less.
+    /// Returns one loan.
     #[inline]
     pub(crate) fn give_back(&self, borrower: Borrower) {
         let before = self.count.fetch_sub(borrower.one(), AcqRel);
@@ -129,7 +129,7 @@ impl LoanLimit {
 
     #[cold]
     fn wake(&self) {
-        // Those that find nothing say again that they wait.
+        // Threads that find nothing set the mark again.
         self.count.fetch_and(!HAS_WAITERS, AcqRel);
         self.bell.ring();
     }
@@ -148,11 +148,11 @@ mod tests {
         borrower: Borrower,
         end: Instant,
     ) -> Result<LoanPermit<'_>, NoPermit> {
-        let look = || match loans.take(borrower) {
+        let attempt = || match loans.take(borrower) {
             Err(NoPermit::TryAgain) => None,
             other => Some(other),
         };
-        loans.wait(end, look).unwrap_or(Err(NoPermit::TryAgain))
+        loans.wait(end, attempt).unwrap_or(Err(NoPermit::TryAgain))
     }
 
     fn count(loans: &LoanLimit) -> u64 {
@@ -160,15 +160,15 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_than_are_allowed_and_each_comes_back_once() {
+    fn permits_stay_within_the_limit_and_return_once() {
         let loans = LoanLimit::new(3);
         let callers =
             [loans.take(Borrower::Caller).unwrap(), loans.take(Borrower::Caller).unwrap()];
-        let passing = loans.take(Borrower::Transient).unwrap();
+        let transient = loans.take(Borrower::Transient).unwrap();
         for borrower in [Borrower::Caller, Borrower::Transient] {
             assert_eq!(loans.take(borrower).unwrap_err(), NoPermit::TryAgain);
         }
-        drop(passing);
+        drop(transient);
         let third = loans.take(Borrower::Caller).unwrap();
         for borrower in [Borrower::Caller, Borrower::Transient] {
             assert_eq!(loans.take(borrower).unwrap_err(), NoPermit::AllTaken);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_given_up_comes_back_by_itself() {
+    fn transient_loan_returns_by_itself() {
         let loans = LoanLimit::new(1);
         for borrower in [Borrower::Caller, Borrower::Transient] {
             loans.take(borrower).unwrap().detach();
@@ -193,18 +193,18 @@ mod tests {
     }
 
     #[test]
-    fn one_that_another_thread_pushes_is_waited_for() {
+    fn wait_ends_when_a_transient_loan_returns() {
         let loans = LoanLimit::new(1);
-        let passing = loans.take(Borrower::Transient).unwrap();
+        let transient = loans.take(Borrower::Transient).unwrap();
         let soon = Instant::now() + Duration::from_millis(5);
         let refused = take_until(&loans, Borrower::Transient, soon);
         assert_eq!(refused.unwrap_err(), NoPermit::TryAgain);
         std::thread::scope(|scope| {
             let (end, loans) = (Instant::now() + TEST_TIMEOUT, &loans);
-            let waits = move || drop(take_until(loans, Borrower::Transient, end).unwrap());
-            let waiting = [scope.spawn(waits), scope.spawn(waits)];
+            let wait = move || drop(take_until(loans, Borrower::Transient, end).unwrap());
+            let waiting = [scope.spawn(wait), scope.spawn(wait)];
             std::thread::sleep(Duration::from_millis(5));
-            drop(passing);
+            drop(transient);
             for thread in waiting {
                 thread.join().unwrap();
             }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_that_push_all_have_their_turn() {
+    fn many_pushing_threads_all_get_permits() {
         let loans = LoanLimit::new(2);
         let most = AtomicU64::new(0);
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Mutexes that a panic elsewhere does not take away.
+//! Mutexes that stay usable after a panic in another thread.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,22 +1,22 @@
-//! How many lines may be logged that other nodes, or whatever connects, can cause.
+//! Limits log lines that other nodes, or any connection, can cause.
 
 use std::time::Duration;
 
-/// Lines that may come at once.
+/// Lines allowed at once.
 const BURST: u32 = 100;
-/// Where each line has much the same cause as the others.
+/// Lines allowed at once where all have much the same cause.
 const SHORT_BURST: u32 = 10;
-/// The time from one to the next behind them.
+/// Time per further line.
 const PAUSE: Duration = Duration::from_secs(1);
 const SHORT_PAUSE: Duration = Duration::from_secs(10);
 
-/// A limit of some log lines together. Moments are told as the time since any one.
+/// A common limit of some log lines. Times are durations since any fixed moment.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     burst: u32,
     pause: Duration,
     left: u32,
-    /// Up to when what may be logged was added to `left`.
+    /// Up to when further lines were added to `left`.
     counted: Duration,
     suppressed: u64,
     #[cfg(test)]
@@ -28,7 +28,7 @@ impl LogLimit {
         Self::of(BURST, PAUSE)
     }
 
-    /// For lines each of which has much the same cause as the others.
+    /// A limit for lines that have much the same cause.
     pub(crate) fn short() -> Self {
         Self::of(SHORT_BURST, SHORT_PAUSE)
     }
@@ -45,7 +45,7 @@ impl LogLimit {
         }
     }
 
-    /// May one more be logged? If some were not, that is logged before.
+    /// Whether one more line is allowed. Logs the number of suppressed lines first.
     pub(crate) fn allows(&mut self, now: Duration) -> bool {
         let Some(suppressed) = self.next(now) else { return false };
         if suppressed > 0 {
@@ -54,13 +54,13 @@ impl LogLimit {
         true
     }
 
-    /// How many were suppressed so far.
+    /// Total of suppressed lines.
     #[cfg(test)]
     pub(crate) fn all_suppressed(&self) -> u64 {
         self.all_suppressed
     }
 
-    /// How many were suppressed since the last one; None if this one is to be, too.
+    /// Lines suppressed since the last allowed one; None if this one is suppressed, too.
     fn next(&mut self, now: Duration) -> Option<u64> {
         let passed = now.saturating_sub(self.counted).as_secs() / self.pause.as_secs();
         self.counted += self.pause * u32::try_from(passed).unwrap_or(u32::MAX);
@@ -88,10 +88,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_of_log_lines_is_cut_and_those_left_out_are_counted() {
+    fn burst_of_log_lines_is_limited_and_suppressed_ones_counted() {
         let mut limit = LogLimit::new();
         let mut logged = Vec::new();
-        // For 20 seconds, 700 a second.
+        // 700 lines a second for 20 seconds.
         for line in 0..14_000 {
             let now = Duration::from_secs(5) + Duration::from_micros(line * 20_000_000 / 14_000);
             logged.extend(limit.next(now));
@@ -99,7 +99,7 @@ mod tests {
         assert!((100..=121).contains(&logged.len()), "{}", logged.len());
         assert_eq!(logged[..100], [0; 100]);
         assert!(logged[101..].iter().all(|suppressed| (600..800).contains(suppressed)));
-        // Afterwards all are logged again.
+        // Afterwards lines are logged again.
         let later = Duration::from_secs(3600);
         assert!(limit.next(later).is_some_and(|suppressed| suppressed > 0));
         assert!((0..99).all(|_| limit.next(later) == Some(0)));

@@ -1,4 +1,4 @@
-//! How a node is connected to others.
+//! Options of the connections of a node with others.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::peers;
 use crate::replication::{self, MAX_LANES};
 
-/// How a node is connected to others, if the process that serves it is told so. The next one that
-/// serves the same node and is told nothing goes on with what the last one was told.
+/// How a node is connected to others. A later service of the same node without options continues
+/// with those of the last one.
 ///
 /// ```
 /// use pubsub::{NetworkOptions, NodeOptions};
@@ -27,52 +27,51 @@ use crate::replication::{self, MAX_LANES};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkOptions {
-    /// Where other nodes reach this one; port 0 is any.
+    /// Where other nodes reach this one; port 0: any.
     pub listen: Option<SocketAddr>,
     /// Nodes, as `host:port`.
     pub peers: Vec<String>,
-    /// A node, as `host:port`, that tells of the others.
+    /// A node, as `host:port`, that reports the addresses of others.
     pub rendezvous: Option<String>,
-    /// Other nodes at all, though none is authenticated and nothing is encrypted yet: whatever can
-    /// connect, on loopback each user of this machine, reads and publishes in all topics.
+    /// Allows other nodes, though none is authenticated and nothing is encrypted yet: any process
+    /// that can connect reads and publishes in all topics; on loopback, each user of this machine.
     pub insecure: bool,
-    /// What the node calls itself to others; the label of its service if empty.
+    /// The name of the node for others; the label of its service if empty.
     pub name: String,
-    /// Which provider carries the messages, if not the best that leads to other nodes: `NAME` or
-    /// `=NAME` only this one, `^NAME` any but this one; several are separated by commas.
+    /// The provider of replication, if not the best one that reaches other nodes: `NAME` or `=NAME`
+    /// only this one, `^NAME` any but this one; separated by commas.
     pub provider: Option<String>,
-    /// The address of this machine that messages leave from, if not the one that other nodes
-    /// are talked to from. Without it, a node that is met at the loopback address first and at
-    /// another one later moves to that.
+    /// The address of this machine that messages are sent from, if not the one that other nodes are
+    /// connected from. Without it, a node that is reached first at the loopback address and later
+    /// at another one moves to the other one.
     pub source: Option<IpAddr>,
-    /// A node that was not heard for so long is gone; and for so long again what it is owed is
-    /// kept. One that is there and takes nothing while others wait has twice as long, and twice
-    /// the topic's [`release_deadline`](crate::TopicSettings::release_deadline). Then it is given
-    /// up, and [counted](crate::PublisherCounters::missed_by_nodes) what it missed.
+    /// A node without a message for this long is disconnected; messages are retained for it for
+    /// this long again. A connected node that blocks others has twice this time, and twice the
+    /// topic's [`release_deadline`](crate::TopicSettings::release_deadline). Then it is given up,
+    /// and its missed messages are [counted](crate::PublisherCounters::missed_by_nodes).
     pub lost_after: Duration,
-    /// Threads that carry messages, each those of its share of the topics; 0: one for each eight
-    /// processors, four at most. Never more than there are processors.
+    /// Threads that send and receive messages, each for its share of the topics; 0: one for every
+    /// eight cores, at most four. Limited by the number of cores.
     pub workers: usize,
-    /// Lanes by which the first of these carries messages of 1 MiB and more, a thread and a connection
-    /// each; 0: as many as the provider and the processors make sensible. Never more than there are
-    /// processors, nor than the other node has.
+    /// Lanes of the first of these threads for messages of 1 MiB and more, each a thread and a
+    /// connection; 0: as many as the provider and the cores make sensible. Limited by the number of
+    /// cores, and by the lanes of the other node.
     pub lanes: usize,
 }
 
 impl NetworkOptions {
-    /// The most [lanes](Self::lanes) that there can be.
+    /// Maximum of [lanes](Self::lanes).
     pub const MAX_LANES: u32 = MAX_LANES as u32;
-    /// The most [workers](Self::workers) that can be asked for.
+    /// Maximum of [workers](Self::workers).
     pub const MAX_WORKERS: u32 = 16;
 
-    /// Refuses what would be in vain, whatever else there is: addresses that are none, and any without
-    /// [`insecure`](Self::insecure). A service that is told such a thing
-    /// serves its node all the same, and logs that it cannot reach others.
+    /// Refuses invalid addresses, and any address without [`insecure`](Self::insecure). A service
+    /// with such options serves its node all the same, and logs that it cannot reach others.
     ///
-    /// `label` is what the service calls itself, if the node has no name.
+    /// `label` is the label of the service, if the node has no name.
     ///
     /// # Errors
-    /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with what is impossible.
+    /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with what is invalid.
     ///
     /// ```
     /// use pubsub::{ErrorKind, NetworkOptions};
@@ -88,12 +87,12 @@ impl NetworkOptions {
         peers::check(self, self.name(label))
     }
 
-    /// Refuses a [provider](Self::provider) that is not here or cannot do what is needed, and a
-    /// machine without any that can. It is looked at the [address](Self::source) that messages are to
-    /// leave from, if that is said; else it is enough that some address would do. Which one it will
-    /// be is known only when there is another node, so messages may still fail to go; then the
-    /// service logs why, and [reports](crate::Row::ReplicationError) it. A service that is told such a thing
-    /// serves its node all the same, and tries again and again.
+    /// Refuses a [provider](Self::provider) that is not available or lacks a required capability,
+    /// and a machine without a suitable one. The [source](Self::source) address is checked, if set;
+    /// otherwise any address suffices. The actual address is known only once another node connects,
+    /// so replication may still fail: then the service logs and
+    /// [reports](crate::Row::ReplicationError) the cause. A service with such options serves its
+    /// node all the same, and retries.
     ///
     /// # Errors
     /// Of the kind [`NoProvider`](crate::ErrorKind::NoProvider), with the reason.
@@ -110,25 +109,25 @@ impl NetworkOptions {
         replication::check_provider(&self.policy()?, self.source)
     }
 
-    /// The first address at which this node would listen, or reach another one.
+    /// The first address at which this node would listen, or that it would dial.
     #[must_use]
     pub fn first_address(&self) -> Option<String> {
         peers::first_address(self)
     }
 
-    /// Logs what it means that other nodes are allowed, if there may be some.
+    /// Logs the risk of other nodes, if any are allowed.
     pub(crate) fn say_if_insecure(&self) {
         if let Some(address) = self.first_address().filter(|_| self.insecure) {
             tracing::warn!(address, "insecure: {}", peers::INSECURE);
         }
     }
 
-    /// Which providers may carry messages.
+    /// Which providers may be used.
     pub(super) fn policy(&self) -> Result<Policy> {
         let Some(text) = &self.provider else { return Ok(Policy::default()) };
         let read = || {
             let mut policy: Policy = text.parse()?;
-            // Nodes with different providers do not understand each other: none takes its place.
+            // Nodes with different providers do not interoperate: no other one may replace it.
             policy.require.append(&mut policy.prefer);
             policy.check().map(|()| policy)
         };
@@ -136,7 +135,7 @@ impl NetworkOptions {
         read().map_err(refused)
     }
 
-    /// How the node is called among others, if its service calls itself so.
+    /// The name of the node for others, given the label of its service.
     pub(crate) fn name<'a>(&'a self, label: &'a str) -> &'a str {
         if self.name.is_empty() { label } else { &self.name }
     }

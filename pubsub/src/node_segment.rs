@@ -1,5 +1,5 @@
-//! What all processes of a node share from the moment they join: who is there, and how their
-//! node is connected to others.
+//! Shared memory of all members of a node: participant table, members, counters and network
+//! options.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use crate::pool::{id_from_words, id_to_words};
 
 pub(crate) const LAYOUT: Layout = Layout::new("node segment", 4);
 
-// Words of the hall, behind the roster.
+// Words of the node segment, behind the participant table.
 const IDENTITY: usize = ParticipantTable::<MappedWords>::WORDS;
 const TOPIC_COUNT: usize = IDENTITY + 2;
 const SERVICE_COUNT: usize = IDENTITY + 3;
-/// The bell that wakes who carries messages to other nodes.
+/// The doorbell that wakes replication.
 const PUBLISH_DOORBELL: usize = IDENTITY + 8;
-/// For each place, the name of who came to be a member there.
+/// For each slot, the number of the participant that became a member.
 const MEMBERS: usize = PUBLISH_DOORBELL + PublishDoorbell::WORDS;
-/// How the node is connected to others: how often that was said, and two places for what was said,
-/// of which the one in use is never written to.
+/// Network options: how often they were stored, and two slots, of which the one in use is never
+/// written.
 const NETWORK: usize = MEMBERS + Participant::SLOTS as usize;
-/// The length of what was said, in bytes, and then its bytes.
+/// Length in bytes, then the bytes.
 const NETWORK_SLOT_WORDS: usize = 1 + MAX_NETWORK_BYTES / size_of::<u64>();
 const WORDS: usize = NETWORK + 1 + 2 * NETWORK_SLOT_WORDS;
 
-/// Bytes that how a node is connected to others may take.
+/// Maximum length of the stored network options.
 pub(crate) const MAX_NETWORK_BYTES: usize = 16 << 10;
 
-/// The bell that is rung by those that publish what other nodes want.
+/// Rung after a publish on a replicated topic.
 pub(crate) type PublishDoorbell = MarkedDoorbell<MappedWords>;
 
-/// A node's hall. It outlives the services of the node, as long as anybody is there.
+/// Shared memory of a node. It outlives services, as long as the node has members.
 #[derive(Debug)]
 pub(crate) struct NodeSegment {
     segment: Segment,
@@ -44,7 +44,7 @@ pub(crate) struct NodeSegment {
 }
 
 impl NodeSegment {
-    /// That of a node that nobody is at yet.
+    /// The segment of a new node.
     pub(crate) fn create(identity: NodeId) -> Result<Self> {
         let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>())
             .map_err(|error| Error::of("create the node segment", error))?;
@@ -56,7 +56,7 @@ impl NodeSegment {
         Self::from_segment(segment)
     }
 
-    /// As it came from another process.
+    /// Maps a segment received from another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
         let operation = "open the node segment";
         let segment = Segment::open(file, LAYOUT)
@@ -81,38 +81,38 @@ impl NodeSegment {
         })
     }
 
-    /// Who is there.
+    /// The participant table.
     pub(crate) fn roster(&self) -> &Arc<ParticipantTable<MappedWords>> {
         &self.roster
     }
 
-    /// Rung by those that publish what other nodes want.
+    /// Rung after a publish on a replicated topic.
     pub(crate) fn publish_doorbell(&self) -> &Arc<PublishDoorbell> {
         &self.publish_doorbell
     }
 
-    /// The node's, whatever service serves it.
+    /// The node's identity, the same for all its services.
     pub(crate) fn identity(&self) -> NodeId {
         NodeId(id_from_words([0, 1].map(|at| self.words.load(IDENTITY + at, Relaxed))))
     }
 
-    /// Said by a process of itself, when it knows that it is a member: from now on it may have
-    /// something of the node. A name that was given and never did this has nothing.
-    pub(crate) fn mark_member(&self, who: Participant) {
-        self.words.store(MEMBERS + who.slot() as usize, who.number().into(), Release);
+    /// Called by a process that knows that it has joined: from now on it may hold memory of the
+    /// node. An admitted participant without this mark holds none.
+    pub(crate) fn mark_member(&self, member: Participant) {
+        self.words.store(MEMBERS + member.slot() as usize, member.number().into(), Release);
     }
 
-    /// Did it say so? A service never does.
-    pub(crate) fn is_member(&self, who: Participant) -> bool {
-        self.words.load(MEMBERS + who.slot() as usize, Acquire) == u64::from(who.number())
+    /// Whether the participant is marked as a member. A service is not.
+    pub(crate) fn is_member(&self, member: Participant) -> bool {
+        self.words.load(MEMBERS + member.slot() as usize, Acquire) == u64::from(member.number())
     }
 
     fn network_slot(count: u64) -> usize {
         NETWORK + 1 + (count % 2) as usize * NETWORK_SLOT_WORDS
     }
 
-    /// Keeps how the node is connected to others, for the next services. By who holds the office:
-    /// one at a time, whose last store is the moment. False if it is too long.
+    /// Stores the network options for later services. Only the holder of the leader lock calls
+    /// this; the last store commits. False if they are too long.
     pub(crate) fn store_network(&self, bytes: &[u8]) -> bool {
         if bytes.is_empty() || bytes.len() > MAX_NETWORK_BYTES {
             return false;
@@ -129,7 +129,7 @@ impl NodeSegment {
         true
     }
 
-    /// What was kept last, if anything was, and can have been.
+    /// The network options stored last, if they are valid.
     pub(crate) fn network(&self) -> Option<Vec<u8>> {
         let count = self.words.load(NETWORK, Acquire);
         let place = (count > 0).then(|| Self::network_slot(count))?;
@@ -144,12 +144,12 @@ impl NodeSegment {
         Some(bytes)
     }
 
-    /// A number that no topic of this node had before.
+    /// A topic number that this node has not used before.
     pub(crate) fn next_topic_number(&self) -> u32 {
         self.words.fetch_add(TOPIC_COUNT, 1) as u32
     }
 
-    /// The how manieth service this is, from 1 on.
+    /// Ordinal of this service, from 1 on.
     pub(crate) fn next_service_number(&self) -> u32 {
         self.words.fetch_add(SERVICE_COUNT, 1) as u32 + 1
     }
@@ -166,21 +166,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hall_is_the_same_for_all() {
+    fn node_segment_is_the_same_in_all_processes() {
         let made = NodeSegment::create(NodeId([7; 16])).unwrap();
         let opened = NodeSegment::open(made.as_fd().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(opened.identity(), NodeId([7; 16]));
         assert_eq!((made.next_topic_number(), opened.next_topic_number()), (0, 1));
         assert_eq!((opened.next_service_number(), made.next_service_number()), (1, 2));
-        let who = Participant::new(3, 2).unwrap();
-        assert!(!opened.is_member(who));
-        made.mark_member(who);
-        assert!(opened.is_member(who) && !opened.is_member(Participant::new(3, 1).unwrap()));
+        let member = Participant::new(3, 2).unwrap();
+        assert!(!opened.is_member(member));
+        made.mark_member(member);
+        assert!(opened.is_member(member) && !opened.is_member(Participant::new(3, 1).unwrap()));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(NodeSegment::open(null.into()).unwrap_err().kind(), ErrorKind::Malformed);
     }
     #[test]
-    fn what_was_kept_last_is_found_whole() {
+    fn last_stored_network_options_are_read_back() {
         let made = NodeSegment::create(NodeId([7; 16])).unwrap();
         let opened = NodeSegment::open(made.as_fd().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(opened.network(), None);
@@ -191,11 +191,11 @@ mod tests {
         }
         assert!(!made.store_network(&[]) && !made.store_network(&[0; MAX_NETWORK_BYTES + 1]));
         assert_eq!(opened.network(), Some(vec![0, 1, 2]));
-        // Who dies on the way there has not said anything.
+        // A process that dies before the last store has stored nothing.
         let count = made.words.load(NETWORK, Acquire);
         made.words.store(NodeSegment::network_slot(count + 1), 5, Relaxed);
         assert_eq!(opened.network(), Some(vec![0, 1, 2]));
-        // Nobody is led beyond the place by what cannot be.
+        // An invalid length does not lead beyond the slot.
         for length in [0, MAX_NETWORK_BYTES as u64 + 1, u64::MAX] {
             made.words.store(NodeSegment::network_slot(count), length, Relaxed);
             assert_eq!(opened.network(), None);

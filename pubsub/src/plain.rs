@@ -1,20 +1,19 @@
-//! Values that are the same bytes in every process.
+//! Types whose values have the same bytes in every process.
 
 use crate::type_name::without_modules;
 
-/// A value that is nothing but its bytes: any bytes of its size are one, and it has no padding.
+/// A type of plain bytes: any bytes of its size are a valid value, and it has no padding.
 ///
-/// Numbers and arrays of such values are. A structure of them is declared by
-/// [`plain!`](crate::plain!), which checks that; no `unsafe` is needed for it.
+/// Implemented for numbers and arrays. Declare structures with [`plain!`](crate::plain!), which
+/// checks them; no `unsafe` is needed.
 ///
 /// # Safety
 /// Every pattern of bits is a valid value; there is no padding between or behind its fields; it
 /// contains no pointer, reference or descriptor; and its layout is fixed, as `#[repr(C)]` makes it.
 #[allow(unsafe_code)]
 pub unsafe trait Plain: Copy + Send + Sync + 'static {
-    /// How topics of such values call the type: programs with another name for their type do not use
-    /// the same topic by mistake. The name of the type without its modules, unless the implementation
-    /// says otherwise; 1 to 64 bytes.
+    /// Name of the type in topics: programs with another name for their type cannot use the topic
+    /// by mistake. By default the name without its modules; 1 to 64 bytes.
     ///
     /// ```
     /// use pubsub::Plain;
@@ -35,7 +34,7 @@ pub unsafe trait Plain: Copy + Send + Sync + 'static {
 macro_rules! numbers {
     ($($number:ty),*) => {
         $(
-            // SAFETY: a number has no padding, and any bytes are one.
+            // SAFETY: a number has no padding, and any bytes are valid.
             #[allow(unsafe_code)]
             unsafe impl Plain for $number {
                 fn type_name() -> String {
@@ -48,7 +47,7 @@ macro_rules! numbers {
 
 numbers!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 
-// SAFETY: elements lie one behind the other, and the size of each is a multiple of its alignment.
+// SAFETY: elements are contiguous, and the size of each is a multiple of its alignment.
 #[allow(unsafe_code)]
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
     fn type_name() -> String {
@@ -56,9 +55,9 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
     }
 }
 
-/// Declares structures whose values are nothing but their bytes: `#[repr(C)]`, [`Plain`](crate::Plain),
-/// and `Copy`. It does not compile if a field is not plain, or if there would be padding. Topics call the
-/// type by the name of the structure.
+/// Declares structures of plain bytes: `#[repr(C)]`, [`Plain`](crate::Plain), and `Copy`. Fails to
+/// compile if a field is not plain, or if there would be padding. The name of the structure is the
+/// type name in topics.
 ///
 /// ```
 /// pubsub::plain! {
@@ -75,7 +74,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
 /// assert_eq!(size_of_val(&pose), 32);
 /// ```
 ///
-/// Four bytes would be padding here:
+/// Four bytes of padding:
 ///
 /// ```compile_fail
 /// pubsub::plain! {
@@ -83,7 +82,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
 /// }
 /// ```
 ///
-/// All fields are there:
+/// A conditional field would hide padding:
 ///
 /// ```compile_fail
 /// pubsub::plain! {
@@ -91,7 +90,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
 /// }
 /// ```
 ///
-/// Not every byte is a truth value:
+/// Not every byte is a valid `bool`:
 ///
 /// ```compile_fail
 /// pubsub::plain! {
@@ -121,12 +120,11 @@ macro_rules! plain {
                 $( is_plain::<$type>(); )*
                 assert!(
                     ::core::mem::size_of::<$name>() == 0 $( + ::core::mem::size_of::<$type>() )*,
-                    "the structure has padding: order its fields by size, or add some"
+                    "the structure has padding: order its fields by size, or add padding fields"
                 );
             };
 
-            // SAFETY: `repr(C)`; all fields are plain, and there is nothing between them: both were
-            // checked just now.
+            // SAFETY: `repr(C)`; all fields are plain, and there is no padding: both checked above.
             #[allow(unsafe_code)]
             unsafe impl $crate::Plain for $name {
                 fn type_name() -> ::std::string::String {

@@ -1,4 +1,4 @@
-//! Publishing.
+//! Publishers.
 
 mod counters;
 mod loan_permits;
@@ -27,9 +27,9 @@ use crate::settings::Reliability;
 use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
 
-const BORROW: &str = "borrow memory";
+const LOAN_MEMORY: &str = "loan memory";
 
-/// Names a publisher among all that its topic ever had on its node.
+/// Identifies a publisher among all that its topic ever had on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PublisherId(pub(crate) u64);
 
@@ -49,14 +49,13 @@ impl fmt::Display for PublisherId {
 
 /// Publishes messages of one topic.
 ///
-/// Memory for a message is [borrowed](Self::loan), written by whatever writes it (a kernel of a
-/// device, say), and then published where it lies; or a message is [pushed](Self::push), which
-/// copies it once. It may be used by several threads at once; their messages then come in the
-/// order in which they were published.
+/// Memory for a message is [loaned](Self::loan), filled (for instance by a kernel of a device), and
+/// then published in place; or a message is [pushed](Self::push), which copies it once. Several
+/// threads may use a publisher; their messages are ordered as they were published.
 ///
-/// It has no more loans at once than its topic [allows](crate::TopicSettings::loans), and memory for
-/// so many is kept for it: what others borrow takes nothing of that. A loan counts until it is
-/// published or dropped, whoever then has the message.
+/// It has at most as many loans at once as its topic [allows](crate::TopicSettings::loans). Memory
+/// for that number is reserved for it: loans of other publishers take none of it. A loan counts
+/// until it is published or dropped, however long subscribers hold the message.
 ///
 /// ```
 /// use std::time::Duration;
@@ -77,45 +76,45 @@ impl fmt::Display for PublisherId {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// What was published stays when the publisher is dropped.
+/// Published messages stay when the publisher is dropped.
 #[derive(Debug)]
 pub struct Publisher {
     state: Arc<PublisherState>,
 }
 
-/// A publisher's line in its topic: it is kept as long as a loan needs it.
+/// A publisher's slot in its topic, and its state; its loans hold it, too.
 #[derive(Debug)]
 pub(crate) struct PublisherState {
     pub(crate) context: TopicContext,
     id: u64,
-    /// Subscribers of the topic that were evicted before.
+    /// Evictions of the topic before this publisher.
     evicted_before: u64,
     sequencer: Mutex<Sequencer>,
     span: WaitSpan,
     pub(crate) loans: Arc<LoanLimit>,
 }
 
-/// One at a time publishes by a line.
+/// Serialises the publishes of one publisher.
 #[derive(Debug)]
 struct Sequencer {
-    /// Of the last message.
+    /// Sequence of the last message.
     sequence: u64,
-    /// How this publisher waits, learnt from how long it had to.
+    /// Wait strategy of this publisher, adapted to earlier waits.
     spin: WaitStrategy,
-    /// No message of its own is unreleased before this position.
+    /// All its messages before this position are released.
     flushed: u64,
 }
 
-/// What is published by one attempt.
+/// A message to publish.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutgoingMessage {
     pub(crate) block: Block,
     pub(crate) offset: u64,
     pub(crate) length: u64,
     pub(crate) metadata: u16,
-    /// When the publisher had filled it.
+    /// Time at which the publisher had filled it.
     pub(crate) filled: u64,
-    /// A stream is at it: then it stays the caller's if it is not published.
+    /// A stream writes it: then the block stays the caller's if it is not published.
     pub(crate) sync_point: Option<SyncPoint>,
 }
 
@@ -134,19 +133,19 @@ impl PublisherState {
         Err(Error::new(operation, ErrorKind::Closed, detail).on(self.context.topic.name()))
     }
 
-    /// Says that it waits for room, until it [has](Self::end_wait).
+    /// Marks the publisher as waiting for room, until [`end_wait`](Self::end_wait).
     fn begin_wait(&self) {
         self.slot().backpressure().begin_since(self.span.begin());
         self.context.publisher_blocked();
     }
 
-    /// It has found room, or has given up.
+    /// Ends the wait, with success or not.
     fn end_wait(&self, has_found: bool) {
         self.span.end(has_found);
         self.slot().backpressure().end(has_found);
     }
 
-    /// Memory for a message, if there is some.
+    /// Allocates a block for a message.
     #[inline]
     fn allocate(&self, length: u64) -> std::result::Result<(Block, BlockRange), AllocatorError> {
         let node = &self.context.node;
@@ -154,12 +153,13 @@ impl PublisherState {
         control.allocate(&node.short_caller(), Owner::participant(node.me), length)
     }
 
-    /// Memory for a message; None if there is none now, and more was asked for.
+    /// Allocates a block for a message; None if that is not possible now, and more memory was
+    /// requested.
     #[inline]
     fn borrow_now(&self, length: u64) -> Result<Option<(Block, BlockRange)>> {
         match self.allocate(length) {
             Ok(found) => Ok(Some(found)),
-            // More memory has no more blocks; and a process that is stopped may hold the lock.
+            // More memory would not add blocks; and a stopped process may hold the lock.
             Err(AllocatorError::OutOfBlocks { .. } | AllocatorError::LockTimeout(_)) => Ok(None),
             Err(AllocatorError::OutOfMemory { .. }) => {
                 let (pool, bytes) = (&self.context.local, length.max(1));
@@ -173,7 +173,7 @@ impl PublisherState {
                 Ok(None)
             }
             Err(cause) => {
-                Err(error_mapping::from_allocator(BORROW, cause).on(self.context.topic.name()))
+                Err(error_mapping::from_allocator(LOAN_MEMORY, cause).on(self.context.topic.name()))
             }
         }
     }
@@ -186,19 +186,19 @@ impl PublisherState {
         }
         let mut spin = lock(&self.sequencer).spin;
         self.begin_wait();
-        let mut asked = Instant::now();
+        let mut tried = Instant::now();
         let look = || {
-            // The lock is left alone while nothing changes; but more is asked for again.
+            // The lock is not taken while nothing changes, but growth is requested again.
             let (changes, now) = (control.changes(), Instant::now());
-            if changes == seen && now.saturating_duration_since(asked) < Duration::from_secs(1) {
+            if changes == seen && now.saturating_duration_since(tried) < Duration::from_secs(1) {
                 return None;
             }
-            (seen, asked) = (changes, now);
-            let checked = self.context.node.check(BORROW);
+            (seen, tried) = (changes, now);
+            let checked = self.context.node.check(LOAN_MEMORY);
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };
         let found =
-            self.wait(BORROW, deadline, look, |end, look| control.wait(&mut spin, end, look));
+            self.wait(LOAN_MEMORY, deadline, look, |end, look| control.wait(&mut spin, end, look));
         let found = found.transpose();
         self.end_wait(matches!(found, Ok(Some(_))));
         lock(&self.sequencer).spin = spin;
@@ -258,13 +258,15 @@ impl PublisherState {
             Err(QueueError::Full) if topic.settings().reliability == Reliability::Reliable => {
                 self.slot().backpressure().refused();
                 self.context.publisher_blocked();
-                // For the next attempt: streams of this process may have passed what fills it.
+                // For the next attempt: streams of this process may have finished with older
+                // messages.
                 local.poll_streams(&caller);
                 return Ok(None);
             }
             Err(QueueError::Full) => {
                 if !topic.local().has_room() {
-                    // Subscribers hold all messages that there may be: they may do so for a while.
+                    // Subscribers hold all messages that the topic has room for; they may do so for
+                    // a while.
                     self.slot().backpressure().refused();
                     self.context.report_blocked();
                 }
@@ -272,7 +274,7 @@ impl PublisherState {
                 dispose();
                 Sent { position: None, subscribers: 0, is_dropped: true }
             }
-            // By a process that is stopped: nothing has changed, and there may be time left.
+            // A stopped process holds the lock: nothing has changed, and there may be time left.
             Err(QueueError::LockTimeout(_)) => return Ok(None),
             Err(cause) => return Err(error_mapping::from_queue(operation, cause).on(topic.name())),
         };
@@ -281,7 +283,7 @@ impl PublisherState {
         Ok(Some(sent))
     }
 
-    /// Publishes when there is room; None once the deadline has passed, or without one at once.
+    /// Publishes once there is room; None at the deadline, or at once without a deadline.
     pub(crate) fn publish_by(
         &self,
         outgoing: OutgoingMessage,
@@ -307,7 +309,7 @@ impl PublisherState {
         sent
     }
 
-    /// Gives back what was borrowed.
+    /// Frees the block of a loan.
     pub(crate) fn give_back(&self, block: Block) {
         let node = &self.context.node;
         if node.fork_generation.is_current() {
@@ -337,12 +339,12 @@ impl Drop for PublisherState {
 
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        context.node.check("make a publisher")?;
+        context.node.check("create a publisher")?;
         let id = context.topic.claim(context.node.me)?;
-        // It has its line first: so it does not matter who of the two dies, or gives up, when.
+        // The slot comes first: then the order of failures of both processes does not matter.
         let admitted = context.node.service.admit(context.topic.number(), id);
         admitted.map_err(|error| {
-            // Unless it was taken for dead, and the line is another's.
+            // Unless it was marked dead, and the slot was reused.
             let slot = context.topic.publisher(id);
             if slot.is_of(context.node.me, id) {
                 slot.give_back();
@@ -364,13 +366,13 @@ impl Publisher {
         })
     }
 
-    /// Its name among all publishers that the topic ever had on this node.
+    /// Identifies it among all publishers that the topic ever had on this node.
     #[must_use]
     pub fn id(&self) -> PublisherId {
         PublisherId(self.state.id)
     }
 
-    /// Fails once nothing can be published any more.
+    /// Fails once it cannot publish any more.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         self.state.context.node.check(operation)?;
         self.state.check(operation)
@@ -386,7 +388,7 @@ impl Publisher {
         self.state.context.topic.name()
     }
 
-    /// What it has done so far.
+    /// Counters since it was created.
     #[must_use]
     pub fn counters(&self) -> PublisherCounters {
         let PublisherState { context, id, evicted_before, .. } = &*self.state;
@@ -401,24 +403,25 @@ impl Publisher {
         })
     }
 
-    /// How it waits from now on.
+    /// Sets its wait strategy.
     pub fn set_wait_strategy(&self, spin: WaitStrategy) {
         lock(&self.state.sequencer).spin = spin;
     }
 
-    /// How many would get a message that is published now, on this node: those that carry it
-    /// to others count as one.
+    /// The number of subscribers on this node that would receive a message now; replication to
+    /// other nodes counts as one.
     #[must_use]
     pub fn subscribers(&self) -> u32 {
         self.state.context.topic.local().subscribers()
     }
 
-    /// Borrows memory for a message of so many bytes; waits for it, if there is none.
+    /// Loans memory for a message of this length; waits for it if necessary.
     ///
-    /// If this publisher has all the [loans](crate::TopicSettings::loans) that it may have, waits as
-    /// long as one comes back by itself: from another thread that pushes, or a device that has still to
-    /// write to one that was dropped. It does not wait for those that callers keep, which may be its
-    /// own; threads that are not to be in each other's way have publishers of their own.
+    /// If this publisher has all the [loans](crate::TopicSettings::loans) that it may have, it
+    /// waits only for those that return by themselves: of another thread that pushes, or of a
+    /// device that still writes to a dropped loan. It does not wait for loans that callers hold,
+    /// since the caller may hold them itself. Threads that must not delay each other use a
+    /// publisher each.
     ///
     /// # Errors
     /// [`TooManyLoans`](ErrorKind::TooManyLoans), at once; [`TooLong`](ErrorKind::TooLong) beyond the
@@ -428,7 +431,7 @@ impl Publisher {
         self.borrow(length, Borrower::Caller, || ipc::deadline(timeout))
     }
 
-    /// As soon as there is room. The usual case needs no look at the clock.
+    /// Loans once there is room. The usual case does not read the clock.
     fn borrow(
         &self,
         length: u64,
@@ -442,7 +445,7 @@ impl Publisher {
     }
 
     fn borrow_until(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
-        let operation = BORROW;
+        let operation = LOAN_MEMORY;
         self.check_length(length)?;
         self.state.context.node.check(operation)?;
         let interruption = self.state.context.node.interruption();
@@ -456,7 +459,7 @@ impl Publisher {
                 return Err(self.state.timeout_error(operation, &detail));
             };
             match Loan::new(&self.state, borrower, (block, place), length) {
-                // It lies in memory that this process is about to be given.
+                // It lies in memory that this process is about to receive.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if Instant::now() >= deadline {
                         return Err(self.state.timeout_error(operation, &error.to_string()));
@@ -474,12 +477,11 @@ impl Publisher {
         }
     }
 
-    /// Borrows memory, if there is some; if not, more is asked for. None also if this
-    /// publisher has all the [loans](crate::TopicSettings::loans) that it may have, and one comes back by
-    /// itself.
+    /// Loans memory, if some is free; if not, more is requested. None also if this publisher has
+    /// all the [loans](crate::TopicSettings::loans) that it may have, and one returns by itself.
     ///
     /// # Errors
-    /// As [`loan`](Self::loan), but for the deadline.
+    /// As [`loan`](Self::loan), except for the deadline.
     #[inline]
     pub fn try_loan(&self, length: u64) -> Result<Option<Loan>> {
         self.try_borrow(length, Borrower::Caller)
@@ -488,7 +490,7 @@ impl Publisher {
     #[inline]
     fn try_borrow(&self, length: u64, borrower: Borrower) -> Result<Option<Loan>> {
         self.check_length(length)?;
-        self.state.check(BORROW)?;
+        self.state.check(LOAN_MEMORY)?;
         let permit = match self.state.acquire_permit(borrower)? {
             None => self.state.acquire_permit_after_reclaim(borrower)?,
             permit => permit,
@@ -512,11 +514,11 @@ impl Publisher {
             return Ok(());
         }
         let length = counted(length, "byte");
-        let detail = format!("{length}; the topic's largest message has {largest}");
-        Err(Error::new(BORROW, ErrorKind::TooLong, detail).on(self.topic()))
+        let detail = format!("{length} exceed the topic's largest message of {largest}");
+        Err(Error::new(LOAN_MEMORY, ErrorKind::TooLong, detail).on(self.topic()))
     }
 
-    /// Publishes these bytes: copies them once, to where all subscribers read them.
+    /// Publishes these bytes with one copy, to where all subscribers read them.
     ///
     /// # Errors
     /// As [`loan`](Self::loan) and [`Loan::publish`].
@@ -524,30 +526,29 @@ impl Publisher {
         self.send(bytes.len() as u64, timeout, |loan| loan.write(0, bytes))
     }
 
-    /// Publishes these bytes, if there is room now; None if there is not.
+    /// Publishes these bytes, if there is room now; otherwise None.
     ///
     /// # Errors
-    /// As [`push`](Self::push), but for the deadline.
+    /// As [`push`](Self::push), except for the deadline.
     pub fn try_push(&self, bytes: &[u8]) -> Result<Option<Sent>> {
         self.try_send(bytes.len() as u64, |loan| loan.write(0, bytes))
     }
 
-    /// Publishes what lies in a device's memory: copies it once, and waits until it is copied.
+    /// Publishes a copy of device memory, and waits for the copy.
     ///
-    /// What was begun on the device's [default stream](gpu::Device::default_stream) is done
-    /// before; what others do that it does not wait for has to be over.
+    /// The copy runs after work on the device's [default stream](gpu::Device::default_stream).
+    /// Other work has to be complete.
     ///
     /// # Errors
-    /// As [`push`](Self::push); if the topic's device cannot reach that memory.
+    /// As [`push`](Self::push); also if the topic's device cannot reach that memory.
     pub fn push_slice(&self, from: &Slice, timeout: Duration) -> Result<Sent> {
         self.send(from.length(), timeout, |loan| loan.copy(from, timeout))
     }
 
-    /// Publishes what lies in a device's memory, if there is room now; None if there is not.
-    /// Waits until it is copied.
+    /// Publishes a copy of device memory, if there is room now; otherwise None. Waits for the copy.
     ///
     /// # Errors
-    /// As [`push_slice`](Self::push_slice); the deadline is one of the copy.
+    /// As [`push_slice`](Self::push_slice); only the copy has a deadline.
     pub fn try_push_slice(&self, from: &Slice) -> Result<Option<Sent>> {
         self.try_send(from.length(), |loan| loan.copy(from, gpu::DEFAULT_TIMEOUT))
     }
@@ -575,11 +576,11 @@ impl Publisher {
         loan.publish_by(Some(deadline))?.into_sent("publish", &interruption)
     }
 
-    /// Waits until everything that it has published so far was released by all that got it;
-    /// messages for other nodes count as released when those have them, or were given up: then
-    /// [`counters`](Self::counters) say how many they missed. Who holds messages of a
-    /// reliable topic that is full meanwhile is in the way; who holds some of one that has room
-    /// is not, and may hold them for longer than this waits.
+    /// Waits until all subscribers have released all messages that it has published so far. For
+    /// another node it waits until that node has them or is dropped as a destination;
+    /// [`counters`](Self::counters) then has the number that it missed. A subscriber of a full
+    /// reliable topic that holds messages blocks its publishers, and may be evicted. While the
+    /// topic has room, it may hold messages for longer than this waits.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
@@ -589,16 +590,16 @@ impl Publisher {
         let state = &*self.state;
         state.check(operation)?;
         let queue = state.context.topic.local();
-        // All of its own up to this sequence have their places before this end.
+        // All its messages up to this sequence lie before this position.
         let (mut spin, mut from, sequence, end) = {
             let sequencer = lock(&state.sequencer);
             (sequencer.spin, sequencer.flushed, sequencer.sequence, queue.position())
         };
-        let is_mine = |words| {
+        let is_own = |words| {
             let entry = Entry::from_words(words);
             entry.publisher == state.id && entry.sequence <= sequence
         };
-        let look = || match queue.find_unreleased(from, is_mine) {
+        let look = || match queue.find_unreleased(from, is_own) {
             Some(position) => {
                 from = position;
                 state.context.node.check(operation).err().map(Err)
@@ -618,7 +619,7 @@ impl Publisher {
             }
             Some(Err(error)) => Err(error),
             None => {
-                let detail = format!("message {from} of the topic is not released by all");
+                let detail = format!("subscribers have not released message {from} of the topic");
                 Err(state.timeout_error(operation, &detail))
             }
         }

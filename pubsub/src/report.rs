@@ -1,4 +1,4 @@
-//! What a node can tell about itself: a list of rows.
+//! The report of a node: a list of rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,10 +6,10 @@ use crate::error::ErrorKind;
 use crate::settings::Reserve;
 use crate::text;
 
-/// A line of a report.
+/// A row of a report.
 ///
-/// Participants are named as the node's shared memory names them; nodes, by their identity in
-/// hexadecimal digits.
+/// Participants are named by their number and generation, nodes by their identity in hexadecimal
+/// digits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Row {
@@ -17,39 +17,39 @@ pub enum Row {
     Node {
         /// Its identity.
         identity: String,
-        /// What its service calls itself.
+        /// Label of its service.
         label: String,
-        /// The how manieth service of the node this is.
+        /// Ordinal of this service among all that the node had.
         service: u32,
         /// The process that serves it.
         process: u32,
-        /// Where other nodes reach it, if they do.
+        /// Address for other nodes, if it listens.
         listens: Option<String>,
     },
-    /// A process that takes part.
+    /// A member of the node.
     Process {
-        /// Its name in shared memory.
+        /// Its participant.
         participant: String,
-        /// What it calls itself.
+        /// Its label.
         label: String,
-        /// Its number, as the service's process sees it; 0 if it does not.
+        /// Its process ID, as the service sees it; 0 if it does not.
         process: u32,
     },
-    /// Memory that topics draw from.
+    /// A pool: memory of topics.
     Pool {
-        /// Whose memory: `host`, or a device's UUID.
+        /// `host`, or a device's UUID.
         place: String,
-        /// For messages from other nodes?
+        /// For messages from other nodes.
         is_inbound: bool,
-        /// Bytes that there are.
+        /// Allocated bytes.
         bytes: u64,
         /// Bytes that topics may reserve.
         budget: u64,
-        /// Bytes that it may grow to: a quarter more, for what lies between messages.
+        /// Maximum size in bytes: a quarter more than the budget, for fragmentation.
         limit: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// Messages and loans that lie in it.
+        /// Allocated blocks: messages and loans.
         blocks: u64,
     },
     /// A topic.
@@ -58,189 +58,186 @@ pub enum Row {
         name: String,
         /// Its number on this node.
         number: u32,
-        /// Whose memory: `host`, or a device's UUID.
+        /// `host`, or a device's UUID.
         place: String,
         /// `reliable`, `drop-oldest` or `drop-newest`.
         reliability: String,
-        /// Messages that may wait.
+        /// Depth of its queue in messages.
         depth: u32,
-        /// The longest message.
+        /// Maximum message length.
         largest: u64,
-        /// Loans that each publisher may have.
+        /// Maximum number of loans of a publisher.
         loans: u32,
-        /// How long a message may be held that is in the way, in microseconds.
+        /// How long a message may be held while it blocks publishers, in microseconds.
         release_microseconds: u64,
-        /// The type of its values, if it was made with one.
+        /// Type of its values, if it was created with one.
         type_name: Option<String>,
-        /// Messages that were published here.
+        /// Messages published on this node.
         published: u64,
-        /// Messages that came from other nodes.
+        /// Messages received from other nodes.
         arrived: u64,
-        /// Marks of readers that were taken off unread messages to make room.
+        /// Unread messages that were dropped to make room, counted for each subscriber.
         dropped: u64,
-        /// What it reserves of the memory of its place, with the publishers that it has.
+        /// Memory that it reserves, including its present publishers.
         reserves: Reserve,
     },
-    /// One who publishes.
+    /// A publisher.
     Publisher {
         /// The topic's name.
         topic: String,
-        /// The process.
+        /// Its process.
         participant: String,
-        /// Its identity within the topic.
+        /// Its identifier within the topic.
         publisher: u64,
         /// Messages that it published.
         messages: u64,
-        /// Their bytes.
+        /// Bytes of these messages.
         bytes: u64,
-        /// For how long it has been waiting for room, in microseconds; 0 if it does not. Attempts that
-        /// follow each other within a second are one wait.
+        /// How long it has been waiting for room, in microseconds; 0 if it is not. Successive
+        /// attempts within a second are one wait.
         waits_microseconds: u64,
     },
-    /// One who subscribes.
+    /// A subscriber.
     Subscriber {
         /// The topic's name.
         topic: String,
-        /// The process; or `replication`: the service, for other nodes.
+        /// Its process; or `replication`: the service, on behalf of other nodes.
         participant: String,
-        /// Messages that it has still to read or holds.
+        /// Messages that it has not read, or holds.
         behind: u64,
         /// Messages that it missed.
         missed: u64,
     },
     /// Another node.
     Peer {
-        /// Its identity; empty if it was never met.
+        /// Its identity; empty if it was never connected.
         node: String,
-        /// What it calls itself.
+        /// Its label.
         label: String,
-        /// Where it is: where it listens, as far as that is known.
+        /// Its address, if known the one it listens at.
         address: String,
-        /// Is there a connection, by which messages can go? If the two have providers that do not
-        /// understand each other, there is none.
+        /// Whether a connection for messages exists. Nodes with incompatible providers have none.
         is_connected: bool,
-        /// Does this node try to connect to it, again and again?
+        /// Whether this node keeps trying to connect.
         is_retried: bool,
-        /// Why not, if not; else for how long.
+        /// Reason of a missing connection, or the duration of an existing one.
         detail: String,
     },
-    /// A topic that is sent to another node.
+    /// A topic that is replicated to another node.
     Sent {
         /// The topic's name.
         topic: String,
-        /// To which node.
+        /// The other node.
         node: String,
-        /// By which path, and why.
+        /// Path, with its reason.
         path: String,
-        /// Messages that were delivered there.
+        /// Messages delivered there.
         messages: u64,
-        /// Their bytes.
+        /// Bytes of these messages.
         bytes: u64,
         /// How often it waited for room in the other node's ring.
         waits: u64,
-        /// Time spent by stage, in nanoseconds: named, in order.
+        /// Nanoseconds by stage, in order.
         stages: Vec<(String, u64)>,
     },
-    /// A topic that is received from another node.
+    /// A topic that is replicated from another node.
     Received {
         /// The topic's name.
         topic: String,
-        /// From which node.
+        /// The other node.
         node: String,
-        /// By which path, and why.
+        /// Path, with its reason.
         path: String,
-        /// Messages that were delivered here.
+        /// Messages delivered here.
         messages: u64,
-        /// Their bytes.
+        /// Bytes of these messages.
         bytes: u64,
-        /// Time spent by stage, in nanoseconds: named, in order.
+        /// Nanoseconds by stage, in order.
         stages: Vec<(String, u64)>,
     },
-    /// A topic whose messages do not go between this node and another one, though somebody wants
-    /// them: it is another one there, or they cannot go there.
+    /// A topic with subscribers that is not replicated between two nodes: its settings or the
+    /// providers are incompatible, or its messages cannot be transferred.
     IncompatibleTopic {
         /// The topic's name.
         topic: String,
         /// The other node.
         node: String,
-        /// Somebody there subscribes to what is published here.
+        /// The other node subscribes to a publisher on this node.
         is_wanted_remotely: bool,
-        /// Somebody here subscribes to what is published there.
+        /// This node subscribes to a publisher on the other node.
         is_wanted_locally: bool,
-        /// What the topic is like here, if that differs; and this node's provider, if that does.
+        /// The differing settings here, and this node's provider if that differs.
         local: String,
-        /// The same of the other node; or why it cannot go between the two, if nothing differs.
+        /// The same of the other node; or the reason, if nothing differs.
         remote: String,
-        /// Which settings of the topic are not the same; and [`provider`](Row::PROVIDER), if the nodes
-        /// have providers that do not understand each other.
+        /// Names of the differing settings; and [`provider`](Row::PROVIDER) for incompatible
+        /// providers.
         differs: Vec<String>,
     },
-    /// A topic that another node has to do with, and nobody here. The longest reports leave some
-    /// out.
+    /// A topic of another node that this node does not use. Very long reports omit some.
     RemoteTopic {
         /// The topic's name.
         topic: String,
         /// The other node.
         node: String,
-        /// Somebody publishes there.
+        /// The node has a publisher.
         publishes: bool,
-        /// Somebody subscribes there.
+        /// The node has a subscriber.
         subscribes: bool,
         /// `reliable`, `drop-oldest` or `drop-newest`.
         reliability: String,
-        /// Messages that may wait.
+        /// Depth of its queue in messages.
         depth: u32,
-        /// The longest message.
+        /// Maximum message length.
         largest: u64,
-        /// How long a message may be held that is in the way, in microseconds.
+        /// How long a message may be held while it blocks publishers, in microseconds.
         release_microseconds: u64,
     },
-    /// A topic of which other nodes missed messages, since they were given up; only then there is
-    /// such a row.
+    /// A topic of which other nodes missed messages, since they were dropped as destinations. There
+    /// is no row without such a loss.
     Missed {
         /// The topic's name.
         topic: String,
-        /// How often a node was given up that missed some.
+        /// How often a node with missed messages was dropped.
         nodes: u64,
-        /// Messages that were published here, counted for each such node.
+        /// Messages published on this node, counted for each such node.
         messages: u64,
     },
-    /// The node was told of others, and no messages can go there now, or come from there. It is tried
-    /// again and again, unless what it was told is impossible.
+    /// Replication does not work now. It is retried, unless the network options are invalid.
     ReplicationError {
         /// The kind of the last error.
         kind: ErrorKind,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A node that was given up and missed messages of a topic, as far as this service of the node
-    /// knows which ones they were. The sums are those of [`Missed`](Self::Missed).
+    /// A dropped destination and the messages of a topic that it missed, as far as the current
+    /// service knows. The sums are in [`Missed`](Self::Missed).
     GivenUp {
         /// The topic's name.
         topic: String,
         /// The other node.
         node: String,
-        /// What it called itself; empty if that is not known.
+        /// Its label; empty if unknown.
         label: String,
-        /// Messages that it missed, each time that it was given up.
+        /// Messages that it missed, over all times that it was dropped.
         messages: u64,
     },
 }
 
 impl Row {
-    /// What stands in `differs` of a [`IncompatibleTopic`](Self::Misfit) of nodes whose providers do not
-    /// understand each other.
+    /// Value in `differs` of an [`IncompatibleTopic`](Self::IncompatibleTopic) whose nodes have
+    /// incompatible providers.
     pub const PROVIDER: &'static str = "provider";
 
-    /// The longest reason, in bytes.
+    /// Maximum length of a reason in bytes.
     const MAX_REASON: usize = 1000;
 
-    /// Shortened to what has room in a report.
+    /// With the reason shortened for a report.
     pub(crate) fn replication_error(kind: ErrorKind, why: &str) -> Self {
         Self::ReplicationError { kind, why: Self::shortened(why) }
     }
 
-    /// As much of a reason as has room in a report.
+    /// Shortens a reason for a report.
     pub(crate) fn shortened(why: &str) -> String {
         text::shortened(why, Self::MAX_REASON).to_owned()
     }

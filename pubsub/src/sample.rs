@@ -1,4 +1,4 @@
-//! A message that is held.
+//! Samples: received messages.
 
 mod ordered;
 
@@ -15,15 +15,16 @@ use crate::settings::{MemoryLocation, SharedLocation};
 use crate::subscriber::Subscription;
 use crate::topic::Entry;
 
-/// A message, held until this is dropped, by any thread, and also after its subscriber is gone.
-/// Its bytes are where its publisher put them: nothing was copied, however many read it.
+/// A received message. It is held until the sample is dropped, by any thread, also after its
+/// subscriber. Its bytes lie where its publisher wrote them: none was copied, for any number of
+/// readers.
 pub struct Sample {
     shared: Arc<Subscription>,
     direction: Direction,
     position: u64,
     entry: Entry,
     slice: Slice,
-    /// Not, if a stream holds it now.
+    /// False if a stream holds it now.
     is_owned: bool,
 }
 
@@ -48,7 +49,7 @@ impl Sample {
         self.shared.context.pool(self.direction)
     }
 
-    /// What is noted of the message; None if its block is another one's by now.
+    /// Reads the sample info; None if the block was reused.
     fn read_info<T>(&self, read: impl FnOnce(&SampleInfo<'_, ipc::MappedWords>) -> T) -> Option<T> {
         let sample_info = self.pool().control().sample_info(self.entry.block);
         let found = read(&sample_info);
@@ -61,20 +62,20 @@ impl Sample {
         self.entry.length
     }
 
-    /// Where it starts in this process's address space: the device's, if it is one's.
+    /// Its start in this process's address space, or in the device's.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.slice.address()
     }
 
-    /// As memory that devices reach. Copies of the slice keep the memory mapped, but do not
-    /// hold the message.
+    /// As memory for devices. Clones of the slice keep the memory mapped, but do not hold the
+    /// message.
     #[must_use]
     pub fn slice(&self) -> &Slice {
         &self.slice
     }
 
-    /// In whose memory it lies.
+    /// Location of its memory.
     #[must_use]
     pub fn place(&self) -> MemoryLocation {
         match (self.pool().id().place, self.slice.memory().device()) {
@@ -83,9 +84,8 @@ impl Sample {
         }
     }
 
-    /// Is it still held? Not if its subscriber was evicted for holding it too long: then what
-    /// lies there may be another message by now. Asked after its bytes were read it tells
-    /// whether they were its own.
+    /// Whether it is still held. It is not if its subscriber was evicted: then its bytes may belong
+    /// to another message. Call this after reading the bytes to know whether they were valid.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.shared.was_subscription_active(self.direction)
@@ -100,35 +100,35 @@ impl Sample {
         Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.context.topic.name()))
     }
 
-    /// Its bytes where they lie, for one on the host.
+    /// Its bytes in place; for memory of the host.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for one on a device.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for memory of a device.
     ///
     /// # Safety
-    /// Nobody writes these bytes while they are borrowed. That holds if all processes of the
-    /// node keep to the rules, and this subscriber is not evicted meanwhile: it is on a reliable
-    /// topic if it holds its samples too long, so the bytes have to be given back before the
-    /// topic's release deadline. A process that breaks the rules can write at any time.
+    /// No process writes these bytes while they are borrowed. That holds if all processes of the
+    /// node follow the rules, and this subscriber is not evicted in the meantime. A reliable topic
+    /// evicts a subscriber that holds samples too long, so the borrow has to end before the topic's
+    /// release deadline. A process that breaks the rules can write at any time.
     #[allow(unsafe_code)]
     pub unsafe fn bytes(&self) -> Result<&[u8]> {
-        let operation = "borrow bytes";
+        let operation = "access bytes";
         if self.pool().id().place != SharedLocation::Host {
             let detail = "the memory is on a device";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         self.check(operation)?;
-        // SAFETY: of the host, mapped as long as the slice lives; the caller promises the rest.
+        // SAFETY: host memory, mapped as long as the slice lives; the caller promises the rest.
         Ok(unsafe { borrow(&self.slice) })
     }
 
-    /// Copies a part of it out; from a device, waits until it is there, and before that until it
-    /// is [written](Self::readiness).
+    /// Copies a part of it. Waits until it is [written](Self::readiness), and until a device has
+    /// finished the copy.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) beyond its end,
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more,
-    /// [`Poisoned`](ErrorKind::Poisoned) if it never will be written.
+    /// [`Poisoned`](ErrorKind::Poisoned) if it will never be written.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let operation = "read a message";
         let part = self.slice.slice(offset, bytes.len() as u64);
@@ -138,11 +138,11 @@ impl Sample {
             self.await_ready(operation)?;
             self.pool().read(&part, bytes, gpu::DEFAULT_TIMEOUT)?;
         }
-        // Afterwards: what was read while it was held is right.
+        // Afterwards: bytes that were read while it was held are valid.
         self.check(operation)
     }
 
-    /// A copy of all its bytes.
+    /// Copies all its bytes.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -152,36 +152,34 @@ impl Sample {
         Ok(bytes)
     }
 
-    /// What its publisher attached; nothing, if its subscriber was evicted and another message
-    /// has come to its place.
+    /// Bytes that its publisher attached; empty if its subscriber was evicted and the block was
+    /// reused.
     #[must_use]
     pub fn metadata(&self) -> Metadata {
         let length = usize::from(self.entry.metadata);
         self.read_info(|sample_info| sample_info.metadata(length)).unwrap_or(Metadata::NONE)
     }
 
-    /// Who published it: a name that is unique on the node that it [comes from](Self::origin).
+    /// Its publisher: unique on the node of its [origin](Self::origin).
     #[must_use]
     pub fn publisher(&self) -> PublisherId {
         PublisherId(self.entry.publisher)
     }
 
-    /// The how manieth of its publisher's messages it is, from 1 on. What is missing in between
-    /// was dropped.
+    /// Its number among the messages of its publisher, from 1 on. Gaps are dropped messages.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.entry.sequence
     }
 
-    /// Its place in the order of the messages that came the same way: of this node's, or of
-    /// those from all other nodes.
+    /// Its position in the order of this node's messages, or of those from all other nodes.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// The identity of the node that it comes from; None for this one. Nothing but zeros if
-    /// that is not known any more, since its subscriber was evicted.
+    /// The identity of the node that published it; None for this one. All zeros if its subscriber
+    /// was evicted and the block was reused.
     #[must_use]
     pub fn origin(&self) -> Option<[u8; 16]> {
         self.entry
@@ -189,20 +187,19 @@ impl Sample {
             .then(|| self.read_info(|sample_info| sample_info.origin()).unwrap_or_default())
     }
 
-    /// When it was published, in nanoseconds since 1970, by the clock of the node that it
-    /// comes from.
+    /// When it was published, in nanoseconds since 1970, by the clock of the publisher's node.
     #[must_use]
     pub fn published_at(&self) -> u64 {
         self.entry.published_at
     }
 
-    /// When it reached each stage of its way; all 0 if that is not known any more.
+    /// When it reached each stage of delivery; all 0 if the block was reused.
     #[must_use]
     pub fn times(&self) -> Times {
         self.read_info(|sample_info| sample_info.times()).unwrap_or_default()
     }
 
-    /// By which way it came.
+    /// Its delivery path.
     #[must_use]
     pub fn path(&self) -> DeliveryPath {
         self.read_info(|sample_info| sample_info.path()).unwrap_or(DeliveryPath::SharedMemory)

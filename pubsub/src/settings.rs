@@ -1,4 +1,4 @@
-//! What a topic is like: fixed when it is made, and the same for all who use it.
+//! Settings of a topic: fixed when it is created, and the same for all its users.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,12 +12,12 @@ use crate::pool::{id_from_words, id_to_words};
 use crate::text::counted;
 use crate::type_name::TypeName;
 
-/// The longest name of a topic, in bytes.
+/// Maximum length of a topic's name in bytes.
 pub const MAX_TOPIC_NAME: usize = 200;
-/// The most bytes that a message can carry beside its payload.
+/// Maximum length of a message's metadata in bytes.
 pub const MAX_METADATA: usize = 256;
 
-/// In whose memory the messages of a topic lie.
+/// The memory of a topic's messages.
 ///
 /// ```
 /// use pubsub::MemoryLocation;
@@ -27,9 +27,9 @@ pub const MAX_METADATA: usize = 256;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryLocation {
-    /// The host's.
+    /// Host memory.
     Host,
-    /// A device's.
+    /// Memory of a device.
     Device(DeviceName),
 }
 
@@ -56,7 +56,7 @@ impl FromStr for MemoryLocation {
     }
 }
 
-/// As it is known to all processes of a machine: each sees devices under numbers of its own.
+/// Memory location as all processes of a machine know it: each process numbers devices itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum SharedLocation {
     Host,
@@ -64,7 +64,7 @@ pub(crate) enum SharedLocation {
 }
 
 impl SharedLocation {
-    /// As words of what processes share.
+    /// As words for shared memory.
     pub(crate) fn words(self) -> [u64; 3] {
         match self {
             Self::Host => [1, 0, 0],
@@ -108,9 +108,9 @@ impl SharedLocation {
     }
 }
 
-/// A driver does not say that it could not open a file.
+/// Adds a likely cause: a driver does not report that it could not open a file.
 pub(crate) fn device_error(operation: &'static str, cause: gpu::Error) -> Error {
-    /// So many files a driver opens, and some more.
+    /// A driver opens about this many files.
     const OF_A_DRIVER: u64 = 256;
     let limit = ipc::DescriptorLimit::of_this_process();
     let error = Error::because(operation, ErrorKind::NoDevice, cause);
@@ -120,17 +120,17 @@ pub(crate) fn device_error(operation: &'static str, cause: gpu::Error) -> Error 
     error.with_detail(format!("the driver may be out of file descriptors: {limit}"))
 }
 
-/// What happens to a message for which there is no room.
+/// Handling of a message when there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reliability {
-    /// Its publisher waits. Nothing is lost; a subscriber that does not release what it read is evicted
-    /// after [`release_deadline`](TopicSettings::release_deadline).
+    /// Its publisher waits. No message is lost. A subscriber that does not release messages is
+    /// evicted after [`release_deadline`](TopicSettings::release_deadline).
     Reliable,
-    /// The oldest message makes room. Subscribers that had still to read it are told how many
-    /// they missed; the others miss nothing.
+    /// The oldest message is dropped. Subscribers that had not read it get a count of missed
+    /// messages; others miss nothing.
     DropOldest,
-    /// It is dropped itself if no subscriber has room for it. If some have, those that lag miss their
-    /// oldest, as with [`DropOldest`](Self::DropOldest): they hold up nobody else.
+    /// It is dropped if no subscriber has room for it. If some have, slow subscribers miss their
+    /// oldest message, as with [`DropOldest`](Self::DropOldest), and do not block others.
     DropNewest,
 }
 
@@ -160,8 +160,7 @@ impl FromStr for Reliability {
     }
 }
 
-/// What a topic is like. All who use it say the same, or leave it to who made it
-/// (`Node::open`).
+/// Settings of a topic. All users pass the same, or leave them to its creator (`Node::open`).
 ///
 /// ```
 /// use pubsub::{Reliability, TopicSettings};
@@ -170,44 +169,44 @@ impl FromStr for Reliability {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TopicSettings {
-    /// In whose memory its messages lie.
+    /// The memory of its messages.
     pub memory: MemoryLocation,
-    /// What happens to a message for which there is no room.
+    /// Handling of a message when there is no room.
     pub reliability: Reliability,
-    /// Messages that may wait to be read, or be held by who has read them. Where messages are dropped
-    /// so many may wait, and a subscriber may hold 16 more than that.
+    /// Maximum number of messages that are unread or held. A topic that drops messages queues this
+    /// many unread ones, and a subscriber may hold 16 more than that.
     pub depth: u32,
-    /// The length of its longest message, in bytes.
+    /// Maximum message length in bytes.
     pub largest: u64,
-    /// [Loans](crate::Loan) that each publisher may have at once. Memory for so many is reserved
-    /// when a publisher is made, so what one borrows is never what others wait for.
+    /// Maximum number of [loans](crate::Loan) of a publisher at once. Memory for them is reserved
+    /// when a publisher is created, so publishers do not wait for each other's loans.
     pub loans: u32,
-    /// How long a subscriber may hold a message that is in a publisher's way. Where messages are dropped
-    /// that is so only when subscribers hold all that there may be.
+    /// How long a subscriber may hold a message while it blocks publishers. A topic that drops
+    /// messages is only blocked while subscribers hold all messages that it has room for.
     pub release_deadline: Duration,
-    /// The type of the values that its messages are, where they are values of one. Only where two
-    /// programs name different types they do not use the same topic: one that names none takes any.
+    /// The type of its values, if its messages are values of one type. A user with another type
+    /// name is refused; one without a type name is not.
     pub type_name: Option<TypeName>,
 }
 
-/// What a topic reserves of each of the two pools of its place: one for messages that are published
-/// at its node, and one for those that come from other nodes.
+/// Memory that a topic reserves of each of its two pools: one for messages published on its node,
+/// and one for messages of other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Reserve {
-    /// Messages that there may be at a time, loans among them.
+    /// Maximum number of messages at a time, loans included.
     #[serde(rename = "messages")]
     pub blocks: u64,
-    /// The bytes that they may take: as many times the longest message, rounded up to 256 bytes.
+    /// Their maximum size: this number of longest messages, each rounded up to 256 bytes.
     pub bytes: u64,
 }
 
 impl Reserve {
-    /// Messages of a topic that drops some which its subscribers may hold, beside those that
-    /// wait: as many as wait, and one of each subscriber.
+    /// Messages that subscribers of a topic that drops messages may hold, beside those in the queue
+    /// and as many again: one for each subscriber.
     const HOLDERS: u64 = 32;
-    /// What the place of a message is a multiple of, in bytes.
+    /// Alignment of a message in bytes.
     const UNIT: u64 = 256;
-    /// What the smallest of all topics reserves, in bytes: one message that waits, and one loan.
+    /// Reservation of the smallest topic in bytes: one queued message and one loan.
     pub(crate) const MIN: u64 = 2 * Self::UNIT;
 
     fn of(
@@ -226,13 +225,13 @@ impl Reserve {
         Self { blocks, bytes: Self::bytes_of(blocks, largest) }
     }
 
-    /// What so many messages may take.
+    /// Maximum size of this many messages.
     fn bytes_of(messages: u64, largest: u64) -> u64 {
         let each = largest.checked_next_multiple_of(Self::UNIT).unwrap_or(u64::MAX);
         messages.saturating_mul(each)
     }
 
-    /// Both together.
+    /// The sum of both.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             blocks: self.blocks.saturating_add(other.blocks),
@@ -242,9 +241,10 @@ impl Reserve {
 }
 
 impl TopicSettings {
-    /// What such a topic reserves while it has so many publishers at a node: `depth` messages, or
-    /// where messages are dropped `2 * depth + 32`, since subscribers may hold what does not wait
-    /// any more; and `loans` for each publisher, or for one if there is none.
+    /// The reservation of such a topic with this number of publishers on a node. It has room for
+    /// `depth` messages, or `2 * depth + 32` where messages are dropped, since subscribers may hold
+    /// messages that left the queue. It also has room for `loans` of each publisher, of at least
+    /// one.
     ///
     /// ```
     /// use pubsub::{Reliability, TopicSettings};
@@ -262,11 +262,11 @@ impl TopicSettings {
         Reserve::of(messages, self.loans, publishers)
     }
 
-    /// The deepest topic.
+    /// Maximum depth of a topic.
     pub const MAX_DEPTH: u32 = 1 << 16;
-    /// The longest of all messages, in bytes.
+    /// Maximum message length of any topic, in bytes.
     pub const LARGEST: u64 = 1 << 40;
-    /// The most loans of a publisher.
+    /// Maximum number of loans of a publisher.
     pub const MAX_LOANS: u32 = 1 << 16;
 }
 
@@ -284,8 +284,8 @@ impl Default for TopicSettings {
     }
 }
 
-/// As it lies in shared memory and is said to the service. Other nodes are not told how many loans
-/// there are.
+/// Settings as stored in shared memory and sent to the service. The number of loans is not sent to
+/// other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct SharedSettings {
     pub(crate) place: SharedLocation,
@@ -317,7 +317,7 @@ impl SharedSettings {
         Reserve::of(messages, self.loans, publishers)
     }
 
-    /// What so many messages may take, in bytes.
+    /// Maximum size of this many messages, in bytes.
     pub(crate) fn bytes_for(&self, messages: u64) -> u64 {
         Reserve::bytes_of(messages, self.largest)
     }
@@ -326,8 +326,8 @@ impl SharedSettings {
         Duration::from_micros(self.release_microseconds)
     }
 
-    /// What is not the same, as options and files call it. In whose memory messages lie, and how many
-    /// loans there are, is each node's own matter.
+    /// Names of differing settings, as in options and files. Memory location and loans may differ
+    /// between nodes.
     pub(crate) fn differs(&self, other: &Self) -> impl Iterator<Item = &'static str> {
         let all = [
             ("reliability", self.reliability != other.reliability),
@@ -339,12 +339,12 @@ impl SharedSettings {
         all.into_iter().filter_map(|(name, differs)| differs.then_some(name))
     }
 
-    /// Are both of values of a type, and not of the same?
+    /// Whether both have a type, and not the same.
     pub(crate) fn type_differs(&self, other: &Self) -> bool {
-        self.type_name.zip(other.type_name).is_some_and(|(ours, theirs)| ours != theirs)
+        self.type_name.zip(other.type_name).is_some_and(|(own, other)| own != other)
     }
 
-    /// What is not the same within a node, where memory and loans count, too.
+    /// Names of settings that differ within a node, memory location and loans included.
     pub(crate) fn differences_within_node(
         &self,
         other: &Self,
@@ -354,8 +354,7 @@ impl SharedSettings {
         all.chain(self.differs(other))
     }
 
-    /// As nodes say it to each other: in whose memory messages lie, and how many loans there are, is
-    /// each node's own matter.
+    /// Settings that nodes compare; memory location and loans may differ between nodes.
     pub(crate) fn replicated_settings(&self) -> impl fmt::Display {
         let (depth, largest) =
             (counted(self.depth.into(), "message"), counted(self.largest, "byte"));
@@ -368,7 +367,7 @@ impl SharedSettings {
         self.type_name.map_or_else(String::new, |name| format!(", values of type {name}"))
     }
 
-    /// Refuses what can never be.
+    /// Rejects invalid settings.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         if self.depth == 0 || self.depth > TopicSettings::MAX_DEPTH {
@@ -390,7 +389,7 @@ impl SharedSettings {
         Ok(())
     }
 
-    /// As this process says it; a device that it does not see has no name here.
+    /// Settings with the names of this process; fails for a device that it does not see.
     pub(crate) fn to_local(self) -> Result<TopicSettings> {
         let memory = match self.place {
             SharedLocation::Host => MemoryLocation::Host,
@@ -429,7 +428,7 @@ mod tests {
     use super::*;
 
     impl SharedSettings {
-        /// For tests, which care for nothing but the depth.
+        /// For tests that only depend on the depth.
         pub(crate) const fn of_depth(depth: u32) -> Self {
             Self {
                 place: SharedLocation::Host,
@@ -444,11 +443,11 @@ mod tests {
     }
 
     #[test]
-    fn one_message_of_one_byte_is_said_as_one() {
+    fn settings_are_shown_in_singular_and_plural() {
         let settings = SharedSettings { largest: 1, ..SharedSettings::of_depth(1) };
-        let said = settings.replicated_settings().to_string();
-        assert_eq!(said, "reliable, 1 message of up to 1 byte, released within 1s");
-        let said = SharedSettings::of_depth(2).replicated_settings().to_string();
-        assert!(said.contains("2 messages of up to 4096 bytes"), "{said}");
+        let shown = settings.replicated_settings().to_string();
+        assert_eq!(shown, "reliable, 1 message of up to 1 byte, released within 1s");
+        let shown = SharedSettings::of_depth(2).replicated_settings().to_string();
+        assert!(shown.contains("2 messages of up to 4096 bytes"), "{shown}");
     }
 }

@@ -1,4 +1,4 @@
-//! Reading.
+//! Subscribers.
 
 mod deferred_releases;
 mod loss_tracker;
@@ -27,51 +27,51 @@ use self::deferred_releases::DeferredReleases;
 pub(crate) use self::loss_tracker::{LossTracker, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
 
-/// Reads the messages of one topic: all that are published, on this node or others, from when
-/// it subscribed.
+/// Receives all messages of one topic that are published after it subscribed, on this node and
+/// others.
 ///
-/// Messages of one publisher come in order; those of different ones may come in any, and those
-/// of other nodes are taken in turn with those of this one.
+/// Messages of one publisher are received in order; those of different publishers in any order. It
+/// alternates between this node and all others.
 ///
-/// What it has pulled it holds until the [`Sample`] is dropped, also after the subscriber is.
-/// One that holds samples which are in the way of publishers for longer than
-/// [`release_deadline`](crate::TopicSettings::release_deadline) is evicted: then nothing more
-/// can be pulled ([`Evicted`](ErrorKind::Evicted)), not even what it had still to read, and the
-/// samples that it holds [are not valid](Sample::is_valid) any more.
+/// It holds a pulled message until the [`Sample`] is dropped, also after the subscriber. It is
+/// evicted if its samples block publishers for longer than
+/// [`release_deadline`](crate::TopicSettings::release_deadline). Then it can pull no more messages
+/// ([`Evicted`](ErrorKind::Evicted)), not even queued ones, and its samples [are not
+/// valid](Sample::is_valid) any more.
 ///
-/// On a topic that drops messages one that lags misses its own messages and no others. It may hold
-/// 16 samples more than the topic's depth, and pulls no more until it drops one of them
-/// ([`TooManySamples`](ErrorKind::TooManySamples)): so others have room beside it. It is in the way
-/// only where several subscribers hold all messages that there may be.
+/// On a topic that drops messages a slow subscriber misses messages, and others do not. It may hold
+/// 16 samples more than the topic's depth, and can pull no more until it drops one of them
+/// ([`TooManySamples`](ErrorKind::TooManySamples)), so that others have room. It blocks publishers
+/// only where several subscribers together hold all messages that the topic has room for.
 #[derive(Debug)]
 pub struct Subscriber {
     local: ipc::Subscriber,
     inbound: ipc::Subscriber,
     shared: Arc<Subscription>,
-    /// Whose turn it is.
+    /// Queue of the next message.
     next: Direction,
     spin: WaitStrategy,
-    /// Messages that were taken, of either direction, and lie in memory that this process was
-    /// not given yet, or are still being written by a stream.
+    /// Messages taken from either queue whose memory this process has not received yet, or that a
+    /// stream is still writing.
     lookahead: [Option<(u64, Entry)>; 2],
-    /// What it missed.
+    /// Counts missed messages.
     loss_tracker: LossTracker,
-    /// Losses of publishers that were told of: here, and at other nodes.
+    /// Lost publishers that were reported, on this node and on others.
     losses: [u64; 2],
     is_eviction_reported: bool,
-    /// Samples that it may hold.
+    /// Maximum number of samples.
     max_samples: usize,
-    /// Its descriptor, once it was asked for.
+    /// Created on the first request.
     poll_descriptor: OnceLock<PollDescriptor>,
-    /// What the descriptor was made readable for, beside messages.
+    /// Events for which the descriptor was made readable.
     announced: PendingEvents,
 }
 
-/// Samples of a topic that drops messages that one subscriber may hold, beyond its depth: half of what
-/// may be held, so that others have the other half.
+/// Samples of a topic that drops messages that one subscriber may hold beyond its depth: half of
+/// the room for held messages, so that others have the other half.
 const EXTRA_SAMPLES: usize = 16;
 
-/// A subscription, as its samples know it; ends with the last of them.
+/// A subscription, shared with its samples; ends with the last of them.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) context: TopicContext,
@@ -94,7 +94,7 @@ impl Subscription {
         self.context.topic.queue(direction).is_subscription_active(self.subscription_id(direction))
     }
 
-    /// What was read before was read while it was held.
+    /// True if everything read before this call was read while the subscription was active.
     #[inline]
     pub(crate) fn was_subscription_active(&self, direction: Direction) -> bool {
         self.context.topic.queue(direction).was_subscription_active(self.subscription_id(direction))
@@ -121,18 +121,18 @@ impl Drop for Subscription {
     }
 }
 
-/// What a subscription gives up of a queue.
+/// What a subscription ends of a queue.
 #[derive(Debug, Clone, Copy)]
 enum EndScope {
-    /// All but what its samples hold.
+    /// All messages but those that its samples hold.
     Unread,
-    /// All.
+    /// All messages.
     Everything,
 }
 
 impl TopicContext {
-    /// Ends what a subscription has of a queue: now or, as long as a process that is stopped holds
-    /// the queue's lock, later. One that was removed has nothing.
+    /// Ends a subscription of a queue: now or, while a stopped process holds the queue's lock,
+    /// later. An evicted subscription has nothing left.
     fn end_direction(&self, direction: Direction, subscription_id: SubscriptionId, end: EndScope) {
         let pool = match direction {
             Direction::Local => Arc::clone(&self.local),
@@ -160,7 +160,7 @@ impl TopicContext {
     }
 }
 
-/// Ends a subscription of this process, of which nothing is held any more.
+/// Ends a subscription of this process that holds no messages any more.
 fn end(context: &TopicContext, subscription_ids: [SubscriptionId; 2]) {
     for (direction, subscription_id) in Direction::BOTH.into_iter().zip(subscription_ids) {
         context.end_direction(direction, subscription_id, EndScope::Everything);
@@ -175,7 +175,7 @@ impl Subscriber {
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
         let refused = |cause| error_mapping::from_queue(operation, cause).on(topic.name());
         let caller = context.node.caller();
-        // Before it subscribes: what is noted later is looked at then.
+        // Before it subscribes: later changes are checked again.
         let changes = topic.remote_heartbeat_changes();
         let remote = topic.remote_heartbeats();
         let inbound = topic.inbound().subscribe(&caller).map_err(refused)?;
@@ -190,14 +190,14 @@ impl Subscriber {
             }
         };
         topic.join_subscriptions(local.subscription_id(), inbound.subscription_id());
-        // Now that all that comes later is for this one.
+        // All later messages are for this subscriber.
         let drops = topic.drops();
         let remote = (&*remote, changes);
         let loss_tracker = LossTracker::new(&topic.published(), drops, remote, inbound.position());
         context.participants_changed();
         let spin = context.node.waiting;
         let max_samples = match topic.settings().reliability {
-            // As many as there can be.
+            // All messages of the topic.
             Reliability::Reliable => usize::MAX,
             _ => topic.settings().depth as usize + EXTRA_SAMPLES,
         };
@@ -232,80 +232,83 @@ impl Subscriber {
         self.shared.context.topic.name()
     }
 
-    /// How it waits from now on.
+    /// Sets its wait strategy.
     pub fn set_wait_strategy(&mut self, spin: WaitStrategy) {
         self.spin = spin;
     }
 
-    /// Messages that it does not get, of all that were published since it subscribed.
+    /// Number of messages that it missed of all that were published since it subscribed.
     ///
-    /// Publishers number their messages, and each number that is skipped counts, whatever became of that
-    /// message: dropped here or on the way from another node, never written, or published while the
-    /// other node had [given up](crate::NetworkOptions::lost_after) this one. It counts when the next
-    /// message of the same publisher is pulled. What is missing behind the last message counts when
-    /// nothing is left to be pulled, of publishers at other nodes a second or two after the last message
-    /// was published. One that was [evicted](ErrorKind::Evicted) missed all that was published on
-    /// this node until [`poll_event`](Self::poll_event) says so.
+    /// Publishers number their messages, and each skipped number counts, whatever the cause. The
+    /// message may have been dropped here or on the way from another node, or never written. It may
+    /// also have been published while the other node had
+    /// [dropped](crate::NetworkOptions::lost_after) this one as a destination. A gap counts when
+    /// the next message of the same publisher is pulled. Messages missing behind the last one count
+    /// once no message is left to pull; for publishers on other nodes that is a second or two after
+    /// the last message was published. An [evicted](ErrorKind::Evicted) subscriber missed
+    /// everything that was published on this node until [`poll_event`](Self::poll_event) reports
+    /// the eviction.
     ///
-    /// Of a publisher at another node, messages that are missing before the first one that came are
-    /// counted only if that node has told when it began to keep messages for this one.
+    /// Messages of a publisher on another node that are missing before its first received one count
+    /// only if that node has reported since when it retains messages for this one.
     #[must_use]
     pub fn missed(&self) -> u64 {
         let local = self
             .missing_after_last()
             .map_or(0, |(last, _)| self.loss_tracker.missing_after_last(&last));
         let remote = self.missing_remote();
-        let remote = remote.map_or(0, |(told, _)| self.loss_tracker.missing_remote(&told));
+        let remote = remote.map_or(0, |(found, _)| self.loss_tracker.missing_remote(&found));
         self.loss_tracker.missed().wrapping_add(local).wrapping_add(remote)
     }
 
-    /// Can no message be pulled of those that were there before this call?
+    /// Whether all messages published before this call were pulled.
     fn has_all(&self, direction: Direction) -> bool {
         let is_ahead = self.lookahead[direction as usize].is_some();
         !is_ahead && !self.has_more(direction) && self.shared.is_subscription_active(direction)
     }
 
-    /// The last messages of publishers of this node, if some are missing behind those that can be pulled.
+    /// The last sequences of publishers of this node, if messages are missing behind those that can
+    /// be pulled.
     fn missing_after_last(&self) -> Option<(Vec<(u64, u64)>, u64)> {
         let topic = &self.shared.context.topic;
-        // First: what is dropped afterwards is looked for again.
+        // First: later drops are detected by the next call.
         let drops = topic.drops();
         if !self.loss_tracker.has_new_drops(drops) {
             return None;
         }
         let last = topic.settled()?;
-        // Then: what is settled and not to be had here is missing.
+        // Afterwards: a settled message that is not in the queue is missing.
         self.has_all(Direction::Local).then_some((last, drops))
     }
 
-    /// What other nodes have published, if that is news and nothing of them can be pulled.
+    /// The heartbeats of other nodes, if they are new and none of their messages can be pulled.
     fn missing_remote(&self) -> Option<(Vec<RemoteHeartbeat>, u64)> {
         let topic = &self.shared.context.topic;
-        // First: what is noted afterwards is looked at again.
+        // First: later heartbeats are handled by the next call.
         let changes = topic.remote_heartbeat_changes();
         if !self.loss_tracker.has_new_heartbeats(changes) {
             return None;
         }
-        let told = topic.remote_heartbeats();
-        // Then: all that was to come of it had been delivered when it was noted.
-        self.has_all(Direction::Inbound).then_some((told, changes))
+        let heartbeats = topic.remote_heartbeats();
+        // Afterwards: all messages before a heartbeat were delivered before it was recorded.
+        self.has_all(Direction::Inbound).then_some((heartbeats, changes))
     }
 
-    /// Counts those that are missing behind the last one.
+    /// Counts messages that are missing behind the last one.
     fn count_missing_after_last(&mut self) {
         let missed = self.loss_tracker.missed();
         if let Some((last, drops)) = self.missing_after_last() {
             self.loss_tracker.settle(&last, drops);
         }
-        if let Some((told, changes)) = self.missing_remote() {
-            self.loss_tracker.settle_remote(&told, changes);
+        if let Some((heartbeats, changes)) = self.missing_remote() {
+            self.loss_tracker.settle_remote(&heartbeats, changes);
         }
         if self.loss_tracker.missed() != missed {
             self.report_missed();
         }
     }
 
-    /// For reports of the node.
+    /// Publishes the count for reports of the node.
     #[cold]
     fn report_missed(&self) {
         self.shared
@@ -314,9 +317,9 @@ impl Subscriber {
             .report_missed(self.local.subscription_id(), self.loss_tracker.missed());
     }
 
-    /// The next message, if there is one. One that a [stream writes](crate::Loan::publish_on) is
-    /// there when it is written; those that come after it wait, as it does. If it never will be,
-    /// since its publisher was lost, it is passed over, and counts as [missed](Self::missed).
+    /// The next message, if there is one. A message that a [stream writes](crate::Loan::publish_on)
+    /// is returned once it is written; later messages wait for it. If it will never be written,
+    /// since its publisher was lost, it is skipped and counts as [missed](Self::missed).
     ///
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted), [`TooManySamples`](ErrorKind::TooManySamples),
@@ -326,7 +329,7 @@ impl Subscriber {
         self.try_pull_with(None)
     }
 
-    /// If there is a stream, it waits for what is not written yet.
+    /// A stream, if given, waits for an unwritten message.
     #[inline]
     fn try_pull_with(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
         match self.take_next(stream) {
@@ -348,7 +351,7 @@ impl Subscriber {
                 return Ok(Some(sample));
             }
             if !self.shared.is_subscription_active(direction) {
-                // Removed from one queue: nothing comes from the other one either.
+                // Evicted from one queue: the other one has no messages for it either.
                 break;
             }
         }
@@ -356,7 +359,8 @@ impl Subscriber {
         Ok(None)
     }
 
-    /// Waits for the next message, and until it is written, as [`try_pull`](Self::try_pull) does not.
+    /// Waits for the next message, and until it is written; [`try_pull`](Self::try_pull) does not
+    /// wait.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
@@ -378,7 +382,7 @@ impl Subscriber {
         })
     }
 
-    /// None once the patience is over.
+    /// None at the timeout.
     fn pull_within(
         &mut self,
         operation: &'static str,
@@ -394,13 +398,13 @@ impl Subscriber {
         let interruption = self.shared.context.node.interruption();
         let mut backoff = PollBackoff::NEW;
         loop {
-            // What a stream does rings no bell.
+            // Streams ring no doorbell.
             let is_watched = self.is_waiting_for_streams();
             if is_watched {
                 self.shared.poll_streams();
             }
             let end = if is_watched { backoff.next(deadline) } else { deadline };
-            // Who delivers what arrives rings there, too.
+            // Replication rings the same doorbell for inbound messages.
             let waited = topic.local().wait_with(&mut spin, end, || {
                 match self.try_pull_with(stream).transpose() {
                     None if !is_watched && self.is_waiting_for_streams() => Some(None),
@@ -448,18 +452,18 @@ impl Subscriber {
         self.shared.context.topic.evicted(self.local.subscription_id())
     }
 
-    /// Where messages are dropped one subscriber may not hold all of them. What it does not take it may
-    /// come to miss.
+    /// On a topic that drops messages a subscriber may not hold all of them. It may miss messages
+    /// that it does not pull.
     #[inline]
     fn check_samples(&self, direction: Direction) -> Result<()> {
-        // Each sample has a share of it; so have this, and what makes its descriptor readable.
+        // Each sample has a reference, and so do this subscriber and its descriptor.
         let others = 1 + usize::from(self.poll_descriptor.get().is_some());
         let held = Arc::strong_count(&self.shared).saturating_sub(others);
         if held < self.max_samples || !self.has_more(direction) {
             return Ok(());
         }
         let detail = format!(
-            "it holds {held} and may hold {}. Drop samples, or make the topic deeper",
+            "it holds {held} and may hold {}. Drop samples, or increase the depth of the topic",
             self.max_samples
         );
         Err(Error::new("pull", ErrorKind::TooManySamples, detail).on(self.topic()))
@@ -471,7 +475,7 @@ impl Subscriber {
             && queue.has_more(self.shared.subscription_id(direction))
     }
 
-    /// The next message, whether it can be read yet or not.
+    /// The next message, readable or not.
     #[inline]
     fn take_from(&mut self, direction: Direction) -> Option<(u64, Entry)> {
         if let Some(lookahead) = self.lookahead[direction as usize].take() {
@@ -522,12 +526,12 @@ impl Subscriber {
                 let shared = Arc::clone(&self.shared);
                 Ok(Some(Sample::new(shared, direction, position, entry, slice)))
             }
-            // The service is about to give this process that memory.
+            // The service is about to send that memory to this process.
             Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
                 self.lookahead[direction as usize] = Some((position, entry));
                 Ok(None)
             }
-            // It was removed, and what it had is gone.
+            // The subscriber was evicted, and its messages were released.
             Err(_) if !self.shared.is_subscription_active(direction) => Ok(None),
             Err(cause) => {
                 self.shared.release(direction, position);
@@ -537,21 +541,21 @@ impl Subscriber {
         }
     }
 
-    /// What happened beside messages, since it was asked last.
+    /// The next event since the last call.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.count_missing_after_last();
         if self.loss_tracker.unreported() > 0 {
             return Some(Event::Gap { missed: self.loss_tracker.take_unreported() });
         }
         let topic = &self.shared.context.topic;
-        for (direction, told) in Direction::BOTH.into_iter().zip(&mut self.losses) {
+        for (direction, reported) in Direction::BOTH.into_iter().zip(&mut self.losses) {
             let lost = topic.publishers_lost(direction);
-            // Of very many only the last are known.
-            *told = (*told).max(lost.saturating_sub(MAX_REMEMBERED_LOSSES));
-            while *told < lost {
-                *told += 1;
+            // Only the last of many are kept.
+            *reported = (*reported).max(lost.saturating_sub(MAX_REMEMBERED_LOSSES));
+            while *reported < lost {
+                *reported += 1;
                 if let Some(LostPublisher { node, publisher }) =
-                    topic.publisher_lost(direction, *told - 1)
+                    topic.publisher_lost(direction, *reported - 1)
                 {
                     let publisher = PublisherId(publisher);
                     return Some(match direction {

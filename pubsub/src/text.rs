@@ -1,4 +1,4 @@
-//! Words for people.
+//! Formatting of texts.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) fn format_duration(time: Duration) -> String {
     }
 }
 
-/// The beginning of a text that is not longer than so many bytes.
+/// The beginning of a text, at most this many bytes.
 pub(crate) fn shortened(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_plain() {
+    fn durations_are_shown_in_milliseconds() {
         let plain = |nanoseconds| format_duration(Duration::from_nanos(nanoseconds));
         assert_eq!(plain(301_230_049), "301ms");
         assert_eq!([plain(2_500_000_001), plain(60_000_999_999)], ["2.5s", "60s"]);

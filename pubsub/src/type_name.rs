@@ -1,4 +1,4 @@
-//! The name of a type whose values are the messages of a topic.
+//! Name of a type whose values are the messages of a topic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
 
-/// How the type of a topic's values is called: the same in all programs that use the topic, in
-/// whatever language and module they declare it.
+/// Name of the type of a topic's values: the same in all programs that use the topic, in any
+/// language and module.
 ///
 /// A name has 1 to 64 bytes and no control or invisible characters.
 ///
@@ -23,23 +23,23 @@ use crate::error::{Error, ErrorKind};
 #[serde(try_from = "String", into = "String")]
 pub struct TypeName {
     length: u8,
-    /// Zero beyond the length.
+    /// Zero behind the length.
     bytes: [u8; Self::MAX_LEN],
 }
 
 impl TypeName {
-    /// The longest name, in bytes.
+    /// Maximum length of a name in bytes.
     pub const MAX_LEN: usize = 64;
     pub(crate) const WORDS: usize = Self::MAX_LEN / 8;
 
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        // Made of text, and of nothing else.
+        // Always created from valid text.
         str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or_default()
     }
 
-    /// As words of what processes share, with its length.
+    /// As words for shared memory, with the length.
     pub(crate) fn words(&self) -> (u64, [u64; Self::WORDS]) {
         let mut words = [0; Self::WORDS];
         for (word, bytes) in words.iter_mut().zip(self.bytes.chunks_exact(8)) {
@@ -48,7 +48,7 @@ impl TypeName {
         (self.length.into(), words)
     }
 
-    /// What words say that anything may have written; None if that is no name.
+    /// From words that any process may have written; None if they are no valid name.
     pub(crate) fn from_words(length: u64, words: [u64; Self::WORDS]) -> Option<Self> {
         let length = usize::try_from(length).ok().filter(|length| *length <= Self::MAX_LEN)?;
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -56,9 +56,9 @@ impl TypeName {
     }
 }
 
-/// What a message would not show, or show as something else: names come from other programs.
+/// Characters that are invisible or misleading in messages: names are received from other programs.
 fn is_unprintable(character: char) -> bool {
-    // A quotation mark and a backslash have two characters.
+    // The escape of a quotation mark or a backslash has two characters.
     character.is_control() || character.escape_debug().count() > 2
 }
 
@@ -107,8 +107,8 @@ impl fmt::Debug for TypeName {
     }
 }
 
-/// A name as [`std::any::type_name`] gives it, without the modules: programs declare the same type in
-/// different ones.
+/// A name as [`std::any::type_name`] returns it, without the modules: programs declare the same
+/// type in different ones.
 pub(crate) fn without_modules(name: &str) -> String {
     let (mut plain, mut segment) = (String::new(), 0);
     for c in name.chars() {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_keep_generics_and_lose_modules() {
+    fn modules_are_removed_and_generics_stay() {
         for (name, plain) in [
             ("f64", "f64"),
             ("robot::geometry::Pose", "Pose"),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn names_survive_words_and_others_are_refused() {
+    fn valid_names_are_read_back_and_others_rejected() {
         for text in ["x", "Pose", "Größe<[f64; 3]>", &"n".repeat(64)] {
             let name: TypeName = text.parse().unwrap();
             let (length, words) = name.words();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn names_travel_as_text_that_is_checked() {
+    fn encoded_names_are_checked_text() {
         let name: TypeName = "Pose".parse().unwrap();
         let bytes = control::codec::encode(1, &name);
         assert_eq!(bytes, control::codec::encode(1, "Pose"));

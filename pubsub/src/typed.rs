@@ -1,4 +1,4 @@
-//! Topics of values of one type.
+//! Typed topics: topics of values of one type.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings, Typ
 
 const OPEN: &str = "open a typed topic";
 const PULL: &str = "pull a value";
-/// What the place of a message is a multiple of, in bytes.
+/// Alignment of a message in bytes.
 const MAX_ALIGNMENT: usize = 256;
 
 /// A topic of values of one type: each message is one value.
@@ -35,7 +35,7 @@ const MAX_ALIGNMENT: usize = 256;
 /// publisher.publish(&Pose { x: 1.0, y: 2.0 }, timeout)?;
 /// assert_eq!(subscriber.pull(timeout)?, Pose { x: 1.0, y: 2.0 });
 ///
-/// // A type of another name or size is another topic.
+/// // A type of another name or size is refused.
 /// let refused = node.topic_of::<[f64; 2]>("pose").unwrap_err();
 /// assert!(refused.to_string().contains("Pose"), "{refused}");
 /// # drop((subscriber, publisher, topic, node));
@@ -55,7 +55,7 @@ pub struct TypedPublisher<T> {
     values: PhantomData<fn(T) -> T>,
 }
 
-/// Reads values of one type.
+/// Receives values of one type.
 #[derive(Debug)]
 pub struct TypedSubscriber<T> {
     subscriber: Subscriber,
@@ -63,8 +63,8 @@ pub struct TypedSubscriber<T> {
 }
 
 impl Node {
-    /// Opens a topic of values of this type, with usual settings otherwise, and makes it if it does
-    /// not exist.
+    /// Opens a topic of values of this type, with default settings otherwise, and creates it if it
+    /// does not exist.
     ///
     /// # Errors
     /// As [`topic_of_with`](Self::topic_of_with).
@@ -72,15 +72,16 @@ impl Node {
         self.topic_of_with(name, &TopicSettings::default())
     }
 
-    /// Opens a topic of values of this type, and makes it if it does not exist. Its
-    /// [largest](TopicSettings::largest) message is one value, and its
-    /// [type](TopicSettings::type_name) is called as [`Plain::type_name`] says, whatever the settings say.
-    /// A topic that was made without a type has values of any.
+    /// Opens a topic of values of this type, and creates it if it does not exist. Its
+    /// [largest](TopicSettings::largest) message is one value, and its [type
+    /// name](TopicSettings::type_name) is that of [`Plain::type_name`]; these two settings are
+    /// ignored. A topic that was created without a type accepts values of any type.
     ///
     /// # Errors
-    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if the topic exists with values of a type of another
-    /// name or size, or with other settings: the detail says what was made by which process; [`InvalidArgument`](ErrorKind::InvalidArgument) for a type
-    /// without bytes, or with an alignment of more than 256 bytes; and as [`topic`](Self::topic).
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if the topic exists with values of another
+    /// type name or size, or with other settings: the detail has both and the creating process;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a type without bytes, or with an
+    /// alignment of more than 256 bytes; and as [`topic`](Self::topic).
     pub fn topic_of_with<T: Plain>(
         &self,
         name: &str,
@@ -94,8 +95,8 @@ impl Node {
         Ok(TypedTopic { topic, values: PhantomData })
     }
 
-    /// The same refusal in terms of the type, if the topic has values of a type of the same name and
-    /// differs in their size only.
+    /// Explains the error by the size of the type, if the topic has the same type name and differs
+    /// in the size only.
     fn explain_size_mismatch(
         &self,
         name: &str,
@@ -112,10 +113,10 @@ impl Node {
     }
 }
 
-/// Refuses a type that has another size where the topic was created.
-fn size_mismatch(topic: &str, name: TypeName, (local, there): (u64, u64)) -> Error {
+/// The error of a type that has another size where the topic was created.
+fn size_mismatch(topic: &str, name: TypeName, (local, remote): (u64, u64)) -> Error {
     let detail = format!(
-        "a {name} has {} here and {there} where the topic was created: compile both from one \
+        "a {name} has {} here, but {remote} where the topic was created. Compile both from one \
          definition",
         counted(local, "byte")
     );
@@ -123,8 +124,8 @@ fn size_mismatch(topic: &str, name: TypeName, (local, there): (u64, u64)) -> Err
 }
 
 impl Topic {
-    /// The topic as one of values of this type, whatever its other settings are: for those who did
-    /// not make it.
+    /// The topic as one of values of this type, with any other settings: for processes that did not
+    /// create it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -144,14 +145,14 @@ impl Topic {
     /// ```
     ///
     /// # Errors
-    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if its values have a type of another name, or its
-    /// largest message is not one value long;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a type that no topic can have.
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if its values have another type name, or its
+    /// largest message is not one value long; [`InvalidArgument`](ErrorKind::InvalidArgument) for a
+    /// type that no topic can have.
     pub fn typed<T: Plain>(&self) -> Result<TypedTopic<T>> {
         let (size, name) = (size_for_topic::<T>(self.name())?, name_of::<T>(self.name())?);
         let TopicSettings { largest, type_name, .. } = self.settings()?;
-        if let Some(there) = type_name.filter(|there| *there != name) {
-            let detail = format!("it has values of type {there}, not {name}");
+        if let Some(found) = type_name.filter(|found| *found != name) {
+            let detail = format!("it has values of type {found}, not {name}");
             return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
         }
         if largest != size && type_name.is_some() {
@@ -159,14 +160,14 @@ impl Topic {
         }
         if largest != size {
             let detail =
-                format!("its messages have up to {largest} bytes, where a {name} has {size}");
+                format!("its messages have up to {largest} bytes, but a {name} has {size}");
             return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
         }
         Ok(TypedTopic { topic: self.clone(), values: PhantomData })
     }
 }
 
-/// How the type of a topic's values is called.
+/// The type name of a topic's values.
 fn name_of<T: Plain>(topic: &str) -> Result<TypeName> {
     T::type_name().parse().map_err(|error: Error| {
         let detail = format!("{}. Plain::type_name can give another name", error.detail());
@@ -174,7 +175,7 @@ fn name_of<T: Plain>(topic: &str) -> Result<TypeName> {
     })
 }
 
-/// The size of a value in bytes, if a topic of this name can have such values.
+/// The size of a value in bytes, if a topic can have such values.
 fn size_for_topic<T: Plain>(name: &str) -> Result<u64> {
     let (size, alignment) = (size_of::<T>(), align_of::<T>());
     if size > 0 && alignment <= MAX_ALIGNMENT {
@@ -189,7 +190,7 @@ fn size_for_topic<T: Plain>(name: &str) -> Result<u64> {
 }
 
 impl<T: Plain> TypedTopic<T> {
-    /// Makes a publisher.
+    /// Creates a publisher.
     ///
     /// # Errors
     /// As [`Topic::publisher`].
@@ -197,7 +198,7 @@ impl<T: Plain> TypedTopic<T> {
         Ok(TypedPublisher { publisher: self.topic.publisher()?, values: PhantomData })
     }
 
-    /// Makes a subscriber of all values that are published from now on.
+    /// Creates a subscriber, which receives all values published from now on.
     ///
     /// # Errors
     /// As [`Topic::subscriber`].
@@ -205,7 +206,7 @@ impl<T: Plain> TypedTopic<T> {
         Ok(TypedSubscriber { subscriber: self.topic.subscriber()?, values: PhantomData })
     }
 
-    /// The topic, whatever its values are.
+    /// The topic without its type.
     #[must_use]
     pub fn untyped(&self) -> &Topic {
         &self.topic
@@ -213,7 +214,7 @@ impl<T: Plain> TypedTopic<T> {
 }
 
 impl<T: Plain> TypedPublisher<T> {
-    /// Publishes a value: copies it once, to where all subscribers read it.
+    /// Publishes a value with one copy, to where all subscribers read it.
     ///
     /// # Errors
     /// As [`Publisher::push`].
@@ -221,7 +222,7 @@ impl<T: Plain> TypedPublisher<T> {
         self.publisher.push(bytes_of(value), timeout)
     }
 
-    /// Publishes a value, if there is room now; None if there is not.
+    /// Publishes a value, if there is room now; otherwise None.
     ///
     /// # Errors
     /// As [`Publisher::try_push`].
@@ -237,7 +238,7 @@ impl<T: Plain> TypedPublisher<T> {
         self.publisher.wait_for_subscribers(count, timeout)
     }
 
-    /// The publisher, whatever its values are: to flush, to count.
+    /// The publisher without its type: to flush, or for counters.
     #[must_use]
     pub fn untyped(&self) -> &Publisher {
         &self.publisher
@@ -248,8 +249,8 @@ impl<T: Plain> TypedSubscriber<T> {
     /// Waits for the next value, and copies it.
     ///
     /// # Errors
-    /// As [`Subscriber::pull`]; [`Malformed`](ErrorKind::Malformed) for a message that is no value
-    /// of this type, which was published without a type.
+    /// As [`Subscriber::pull`]; [`Malformed`](ErrorKind::Malformed) for a message of another size,
+    /// which was published without a type.
     pub fn pull(&mut self, timeout: Duration) -> Result<T> {
         let sample = self.subscriber.pull(timeout)?;
         self.value_of(&sample)
@@ -258,14 +259,14 @@ impl<T: Plain> TypedSubscriber<T> {
     /// The next value, if there is one.
     ///
     /// # Errors
-    /// As [`pull`](Self::pull), but for the deadline.
+    /// As [`pull`](Self::pull), except for the deadline.
     pub fn try_pull(&mut self) -> Result<Option<T>> {
         let sample = self.subscriber.try_pull()?;
         sample.map(|sample| self.value_of(&sample)).transpose()
     }
 
-    /// The subscriber, whatever its values are: for events, and for messages with all that is known
-    /// of them, of which [`value_of`](Self::value_of) is the value.
+    /// The subscriber without its type: for events, and for samples, whose value
+    /// [`value_of`](Self::value_of) returns.
     pub fn untyped(&mut self) -> &mut Subscriber {
         &mut self.subscriber
     }
@@ -273,20 +274,20 @@ impl<T: Plain> TypedSubscriber<T> {
     /// Copies the value of a message.
     ///
     /// # Errors
-    /// [`Malformed`](ErrorKind::Malformed) if it is of another size; as [`Sample::read`].
+    /// [`Malformed`](ErrorKind::Malformed) if it has another size; as [`Sample::read`].
     pub fn value_of(&self, sample: &Sample) -> Result<T> {
         if sample.length() != size_of::<T>() as u64 {
             let (length, size) = (sample.length(), size_of::<T>());
             let (length, name) = (counted(length, "byte"), T::type_name());
             let detail = format!(
-                "a message of {length} from publisher {}, where a {name} has {size}: publish values of \
+                "a message of {length} from publisher {}, but a {name} has {size}. Publish values of \
                  that type only",
                 sample.publisher()
             );
             return Err(Error::new(PULL, ErrorKind::Malformed, detail).on(self.subscriber.topic()));
         }
         let mut value = MaybeUninit::<T>::zeroed();
-        // SAFETY: as many bytes as the value has, zeroed just now, and reached by this alone.
+        // SAFETY: the slice has the size of the value, was zeroed just now, and is the only access.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>())
         };

@@ -1,4 +1,4 @@
-//! Waiting for others, and for one message after the other.
+//! Waits for subscribers and topics, and iterators of samples.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +6,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::text::counted;
 use crate::{Node, Publisher, Sample, Subscriber, Topic};
 
-/// Between two looks at what no bell rings for: the first, and the longest.
+/// Pauses between polls of state that rings no doorbell: the first, and the longest.
 const POLL_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
-/// How long the service may take for an answer, also where less is left.
+/// Minimum time for an answer of the service, even if the deadline is earlier.
 const MIN_ANSWER_TIME: Duration = Duration::from_millis(50);
 
-/// Looks until something is found or the deadline has passed, with pauses that grow.
+/// Polls with growing pauses until the deadline.
 fn poll_until<T>(
     deadline: Instant,
     mut look: impl FnMut() -> Result<Option<T>>,
@@ -31,8 +31,8 @@ fn poll_until<T>(
 }
 
 impl Publisher {
-    /// Waits until so many would get a message that is published now, as
-    /// [`subscribers`](Self::subscribers) counts them. Gives how many there are.
+    /// Waits until this many subscribers would receive a message, as
+    /// [`subscribers`](Self::subscribers) counts them. Returns their number.
     ///
     /// ```
     /// use std::time::Duration;
@@ -52,7 +52,7 @@ impl Publisher {
     /// ```
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with how many there are;
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with their number;
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
         let operation = "wait for subscribers";
@@ -67,16 +67,16 @@ impl Publisher {
             Ok(None)
         })?;
         found.ok_or_else(|| {
-            let there = counted(self.subscribers().into(), "subscriber");
-            let detail = format!("{there} of {count} after {timeout:?}");
+            let found = counted(self.subscribers().into(), "subscriber");
+            let detail = format!("{found} of {count} after {timeout:?}");
             Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
         })
     }
 }
 
 impl Node {
-    /// Subscribes to a topic as it is, and waits until it exists: at this node, or at one that it is
-    /// connected to. No settings are needed: whoever made it chose them.
+    /// Waits until a topic exists on this node or a connected one, and subscribes to it. No
+    /// settings are needed: the topic keeps those of its creator.
     ///
     /// ```
     /// use std::time::Duration;
@@ -104,13 +104,13 @@ impl Node {
         self.wait_for_topic(name, timeout)?.subscriber()
     }
 
-    /// Opens a topic as whoever made it wanted it, as [`open`](Self::open), and waits until it
-    /// exists.
+    /// Waits until a topic exists, and opens it with its existing settings, as
+    /// [`open`](Self::open).
     ///
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound) if it does not exist before the deadline;
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the service does not answer until then, or
-    /// 50 ms where less is left; as [`open`](Self::open).
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the service does not answer until then,
+    /// or within 50 ms if less is left; as [`open`](Self::open).
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
         let (mut unknown, interruption) = (None::<Error>, self.interruption());
         let (deadline, answer_timeout_limit) = (ipc::deadline(timeout), self.answer_timeout());
@@ -118,7 +118,7 @@ impl Node {
             let left = deadline.saturating_duration_since(Instant::now()).max(MIN_ANSWER_TIME);
             match self.open_within(name, answer_timeout_limit.min(left)) {
                 Ok(topic) => Ok(Some(topic)),
-                // Its service may be about to have a successor.
+                // Another service may be about to take over.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -126,10 +126,10 @@ impl Node {
                     ) =>
                 {
                     interruption.check(error.operation()).map_err(|it| it.on(name))?;
-                    // An attempt that was cut short says less than the one before.
-                    let was_cut_short =
+                    // An attempt that was interrupted has a less useful error than the one before.
+                    let was_interrupted =
                         error.kind() != ErrorKind::NotFound && left < answer_timeout_limit;
-                    if unknown.is_none() || !was_cut_short {
+                    if unknown.is_none() || !was_interrupted {
                         unknown = Some(error);
                     }
                     Ok(None)
@@ -145,7 +145,7 @@ impl Node {
     }
 }
 
-/// Messages, one after the other: see [`Subscriber::samples`].
+/// An iterator of samples: see [`Subscriber::samples`].
 #[derive(Debug)]
 pub struct Samples<'a> {
     subscriber: &'a mut Subscriber,
@@ -154,8 +154,8 @@ pub struct Samples<'a> {
 }
 
 impl Subscriber {
-    /// The messages that come, one after the other, each waited for at most so long. The first error
-    /// is the last item: [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no message came in time.
+    /// An iterator of received messages, with a timeout for each. The first error is the last item:
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no message was received in time.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,11 +1,11 @@
-//! A descriptor that wakes who sleeps in `poll`.
+//! A descriptor that wakes a thread in `poll`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Readable from when it was rung until it is silenced.
+/// Readable after `ring`, until `silence`.
 #[derive(Debug)]
 pub(crate) struct WakeFd(EventFd);
 
@@ -15,7 +15,7 @@ impl WakeFd {
     }
 
     pub(crate) fn ring(&self) {
-        // If the count cannot be any larger, it is not zero.
+        // A failure means that the counter is at its maximum, and so not zero.
         let _ = self.0.write(1);
     }
 

@@ -405,9 +405,9 @@ mod tests {
         let (mut peers, now) = (Vec::new(), Instant::now());
         let mut update = |rows: &[Row]| update_peers(&mut peers, rows, now);
         assert!(update(&[peer("cd", true, false, "for 1 s")]).is_empty());
-        let gone = ["node \"camera\" (10.0.0.1:7701) is gone: it left; retrying"];
+        let gone = ["node \"camera\" (10.0.0.1:7701) is gone: it closed the session; retrying"];
         for expected in [&gone[..], &[]] {
-            assert_eq!(update(&[peer("cd", false, true, "it left")]), expected);
+            assert_eq!(update(&[peer("cd", false, true, "it closed the session")]), expected);
         }
         assert!(update(&[peer("cd", false, true, "Connection refused")]).is_empty());
         // It began anew, and is another node.
@@ -433,10 +433,10 @@ mod tests {
             cause(std::slice::from_ref(&listens)),
             "; no node has connected to 10.0.0.1:7700"
         );
-        let away = peer("cd", false, false, "it left");
+        let away = peer("cd", false, false, "it closed the session");
         assert_eq!(
             cause(&[listens.clone(), away]),
-            "; node \"camera\" (10.0.0.1:7701) is gone: it left"
+            "; node \"camera\" (10.0.0.1:7701) is gone: it closed the session"
         );
         assert_eq!(cause(&[listens, peer("cd", true, true, "for 1 s")]), "");
         assert_eq!(cause(&[node(None)]), "");

@@ -269,16 +269,16 @@ impl TopicRequest<'_> {
             if deadline.is_over() {
                 let cause = connectivity.cause(self.node, self.name);
                 let why = format!(
-                    "open topic \"{name}\" failed: it exists neither on this node nor on a connected peer \
-                     to {place}. Start a publisher first, or create it: --largest 1MiB{cause}"
+                    "open topic \"{name}\" failed: it exists neither on this node nor on a \
+                     connected peer {place}. Start a publisher first, or create it: --largest 1MiB{cause}"
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
             if !is_reported {
                 is_reported = true;
                 text::print_error(&format!(
-                    "fabricast: waiting for topic \"{name}\": it exists neither on this node nor on a connected peer \
-                     is connected to {place}"
+                    "fabricast: waiting for topic \"{name}\": it exists neither on this node nor on a \
+                     connected peer {place}"
                 ));
             }
             connectivity::say(&connectivity.poll(self.node, self.name, Phase::Waiting));

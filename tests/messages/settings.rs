@@ -4,27 +4,26 @@ use crate::run::TestNode;
 
 #[test]
 fn depth_of_nothing() {
-    let why = "fabricast: option --depth is \"0\": 1 to 65536 is possible\n";
+    let why = "fabricast: option --depth is \"0\": use 1 to 65536\n";
     TestNode::new().says(&["pub", "t", "--depth", "0"], 2, why);
 }
 
 #[test]
 fn budget_that_is_too_small_for_any_topic() {
-    let why = "fabricast: option --budget-host is \"0\": at least 512 bytes, which the smallest topic reserves; one \
-               with all that is usual reserves 20971520 (20 messages of 1048576 bytes)\n";
+    let why = "fabricast: option --budget-host is \"0\": at least 512 bytes, which the smallest topic reserves; a topic with default settings reserves 20971520 (20 messages of 1048576 bytes)\n";
     TestNode::new().says(&["node", "--budget-host", "0"], 2, why);
 }
 
 #[test]
 fn peer_without_a_port() {
-    let why = "fabricast: option --peers is \"nowhere\": \"nowhere\" is not like host:port\n";
+    let why = "fabricast: option --peers is \"nowhere\": \"nowhere\" is not of the form host:port\n";
     TestNode::new().says(&["node", "--peers", "nowhere"], 2, why);
 }
 
 #[test]
 fn variable_with_a_wrong_value() {
     let environment = [("FABRICAST_TOPIC_DEPTH", "many")];
-    let why = "fabricast: environment FABRICAST_TOPIC_DEPTH is \"many\": 1 to 65536 is possible\n";
+    let why = "fabricast: environment FABRICAST_TOPIC_DEPTH is \"many\": use 1 to 65536\n";
     TestNode::new().says_with(&["sub", "t"], ("", &environment, &[]), 2, why);
 }
 
@@ -39,11 +38,11 @@ fn misspelt_variables() {
         ("FABRICAST_SERVICE_TIMEUOT", "FABRICAST_SERVICE_TIMEOUT"),
     ] {
         let warning = format!(
-            "fabricast: warning: environment variable {name} is ignored: no such setting. The nearest setting is {near}\n"
+            "fabricast: warning: environment variable {name} is ignored: unknown setting. The nearest setting is {near}\n"
         );
         let environment = [(name, "8")];
         test_node.says_with(&["config"], ("", &environment, &[]), 0, &warning);
-        let why = warning + "fabricast: option --depth is \"0\": 1 to 65536 is possible\n";
+        let why = warning + "fabricast: option --depth is \"0\": use 1 to 65536\n";
         test_node.says_with(&["sub", "t", "--depth", "0"], ("", &environment, &[]), 2, &why);
     }
 }
@@ -51,7 +50,7 @@ fn misspelt_variables() {
 #[test]
 fn log_level_that_is_none() {
     let environment = [("FABRICAST_LOG", "loud")];
-    let why = "fabricast: environment FABRICAST_LOG is \"loud\": off, error, warn, info, debug or trace is possible\n";
+    let why = "fabricast: environment FABRICAST_LOG is \"loud\". Use one of off, error, warn, info, debug or trace\n";
     TestNode::new().says_with(&["topics"], ("", &environment, &[]), 2, why);
 }
 
@@ -64,8 +63,8 @@ fn file_that_is_not_there() {
 #[test]
 fn file_with_an_unknown_setting() {
     let test_node = TestNode::new();
-    let file = test_node.write("node.toml", "\npatiense = 3\n");
-    let why = "fabricast: {directory}/node.toml, line 2: there is no setting \"patiense\"; the nearest is \"patience\"\n";
+    let file = test_node.write("node.toml", "\nservice_timeuot = 3\n");
+    let why = "fabricast: {directory}/node.toml, line 2: unknown setting \"service_timeuot\"; the nearest is \"service_timeout\"\n";
     test_node.says(&["node", "--config", file.to_str().unwrap()], 2, why);
 }
 
@@ -74,8 +73,7 @@ fn directory_that_is_a_file() {
     let test_node = TestNode::new();
     let file = test_node.write("file", "");
     let file = file.to_str().unwrap();
-    let why = "fabricast: option --directory is \"{directory}/file\": it is a file, and has to be a directory. Name \
-               another one: --directory\n";
+    let why = "fabricast: option --directory is \"{directory}/file\": it is a file, not a directory. Choose another one: --directory\n";
     let node = ["node", "--log", "error"];
     for command in [&["pub", "t"][..], &["sub", "t"], &node, &["topics"], &["clean"]] {
         test_node.says(&[command, &["--directory", file]].concat(), 2, why);
@@ -92,7 +90,7 @@ fn directory_whose_parent_is_not_there() {
     let test_node = TestNode::new();
     let absent = test_node.path("absent/node");
     let absent = absent.to_str().unwrap();
-    let why = "{directory}/absent does not exist, and only the last part of the path is made. Make it first, or correct \
+    let why = "{directory}/absent does not exist, and only the last part of the path is created. Create it first, or correct \
                the path\n";
     let option = format!("fabricast: option --directory is \"{{directory}}/absent/node\": {why}");
     for command in [&["pub", "t"][..], &["sub", "t"], &["node", "--log", "error"]] {
@@ -113,8 +111,7 @@ fn directory_whose_parent_is_not_there() {
 
 #[test]
 fn other_nodes_without_consent() {
-    let why = "fabricast: reach nodes at 0.0.0.0:0 failed: other nodes are not authenticated, nor is anything \
-               encrypted, so on loopback each user of the machine can connect. Add --insecure to agree to that\n";
+    let why = "fabricast: connect to nodes at 0.0.0.0:0 failed: peers are not authenticated and traffic is not encrypted: on loopback each user of the machine can connect. Add --insecure to agree to that\n";
     TestNode::new().says(&["node", "--listen", "0.0.0.0:0", "--log", "error"], 2, why);
 }
 
@@ -132,6 +129,6 @@ fn provider_that_is_not_there() {
     }
     let here = here.join(", ");
     let why =
-        format!("fabricast: there is no provider \"carrier-pigeon\" here; there are: {here}\n");
+        format!("fabricast: find provider \"carrier-pigeon\" failed: not available here. Available: {here}\n");
     test_node.says(&["info", "--provider", "carrier-pigeon"], 3, &why);
 }

@@ -6,7 +6,7 @@ use crate::run::TestNode;
 
 #[test]
 fn node_that_does_not_run() {
-    let why = "fabricast: report on a node ({directory}/node) failed: not found: no service listens there. Start \
+    let why = "fabricast: report on a node ({directory}/node) failed: not found: no process serves the node. Start \
                \"fabricast node\", or a publisher or subscriber, or name the directory of a node that runs: --directory \
                (by default it depends on XDG_RUNTIME_DIR)\n";
     let test_node = TestNode::new();
@@ -27,7 +27,7 @@ fn directory_of_another_user() {
         (&["topics"], "report on a node"),
     ] {
         let why = format!(
-            "fabricast: {operation} ({{directory}}/open) failed: denied: others may write in it (mode 777): chmod go-w \
+            "fabricast: {operation} ({{directory}}/open) failed: denied: it is writable for other users (mode 777). chmod go-w \
              it. Choose a directory of this user: --directory\n"
         );
         test_node.says(&[command, &["--directory", open]].concat(), 9, &why);
@@ -38,8 +38,7 @@ fn directory_of_another_user() {
 fn node_that_another_process_serves() {
     let test_node = TestNode::new();
     let node = test_node.start(&["node"], None);
-    let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} does, and stays. \
-               End that process first, or give this node a directory of its own: --directory\n";
+    let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} already serves the node. Stop that process first, or give this node its own directory: --directory\n";
     let words = [("process", &*node.id())];
     test_node.says_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
 }
@@ -52,7 +51,7 @@ fn service_that_is_stopped() {
     node.stop();
     let waiting = "fabricast: waiting for the node's service in {directory}/node (process {process}) to answer; it is \
                    stopped\n";
-    let remedy = "it is stopped. To go on, resume it (kill -CONT {process}) or end it (kill -KILL {process})\n";
+    let remedy = "it is stopped. To continue, resume it (kill -CONT {process}) or kill it (kill -KILL {process})\n";
     let id = node.id();
     let process = [("process", &*id)];
     let words = ("", &[][..], &process[..]);
@@ -74,9 +73,9 @@ fn service_that_is_stopped() {
 
 #[test]
 fn topic_that_is_never_made() {
-    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+    let why = "fabricast: waiting for topic \"t\": it exists neither on this node nor on a connected peer \
                (node directory: {directory}/node)\n\
-               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
+               fabricast: open topic \"t\" failed: it exists neither on this node nor on a connected peer \
                (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB\n";
     TestNode::new().says(&["sub", "t", "--timeout", "0.2"], 4, why);
 }
@@ -84,7 +83,7 @@ fn topic_that_is_never_made() {
 #[test]
 fn subscriber_that_never_comes() {
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
-               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
+               fabricast: publish to topic \"t\" failed: 0 of 1 subscriber subscribed in time (--timeout). Start subscribers first, or \
                wait longer\n";
     let arguments = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "0.2"];
     TestNode::new().says(&arguments, 4, why);
@@ -94,7 +93,7 @@ fn subscriber_that_never_comes() {
 fn messages_that_never_come() {
     let why = "fabricast: waiting for messages of topic \"t\" (node directory: {directory}/node)\n\
                t: 0 messages, 0 B\n\
-               fabricast: read topic \"t\" failed: no message came in time (--timeout)\n";
+               fabricast: read topic \"t\" failed: no message within --timeout\n";
     TestNode::new().says(&["sub", "t", "--largest", "1K", "--timeout", "1.5"], 4, why);
 }
 
@@ -102,20 +101,19 @@ fn messages_that_never_come() {
 fn peer_that_is_not_there() {
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
-               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
-               wait longer; this node is connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error \
+               fabricast: publish to topic \"t\" failed: 0 of 1 subscriber subscribed in time (--timeout). Start subscribers first, or \
+               wait longer; no peer node is connected: cannot reach 127.0.0.1:9: Connection refused (os error \
                111)\n";
     let publish = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "2"];
     // Without the warning of what --insecure means, which has the time in it.
     let quiet = ("", &[("FABRICAST_LOG", "error")][..], &[][..]);
     let publish = [&publish[..], &["--insecure", "--peers", "127.0.0.1:9"]].concat();
     TestNode::new().says_with(&publish, quiet, 4, why);
-    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+    let why = "fabricast: waiting for topic \"t\": it exists neither on this node nor on a connected peer \
                (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
-               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
-               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; this node is \
-               connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error 111)\n";
+               fabricast: open topic \"t\" failed: it exists neither on this node nor on a connected peer \
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; no peer node is connected: cannot reach 127.0.0.1:9: Connection refused (os error 111)\n";
     let subscribe = ["sub", "t", "--timeout", "2", "--insecure", "--peers", "127.0.0.1:9"];
     let test_node = TestNode::new();
     test_node.says_with(&subscribe, quiet, 4, why);
@@ -136,23 +134,22 @@ fn node_that_no_other_node_connects_to() {
     let test_node = TestNode::new();
     let listen = ["--insecure", "--listen", &address, "--timeout", "0.5"];
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
-               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
-               wait longer; no node has connected to {address}\n";
+               fabricast: publish to topic \"t\" failed: 0 of 1 subscriber subscribed in time (--timeout). Start subscribers first, or \
+               wait longer; no peer node has connected to {address}\n";
     let publish = [&["pub", "t", "--pattern", "--wait-for", "1"][..], &listen].concat();
     test_node.says_with(&publish, quiet, 4, why);
-    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+    let why = "fabricast: waiting for topic \"t\": it exists neither on this node nor on a connected peer \
                (node directory: {directory}/node)\n\
-               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
-               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; no node has \
-               connected to {address}\n";
+               fabricast: open topic \"t\" failed: it exists neither on this node nor on a connected peer \
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; no peer node has connected to {address}\n";
     test_node.says_with(&[&["sub", "t"][..], &listen].concat(), quiet, 4, why);
 }
 
 #[test]
 fn more_than_the_budget() {
     let test_node = TestNode::new();
-    let why = "fabricast: open a topic (t) failed: over budget: 20 messages waiting or on loan × 1073741824 bytes = \
-               21474836480 bytes, where topics reserve 0 of a budget of 67108864 bytes already. Reserve less (--largest, \
+    let why = "fabricast: open a topic (t) failed: over budget: 20 messages for queue and loans × 1073741824 bytes = \
+               21474836480 bytes; topics already reserve 0 of a budget of 67108864 bytes. Reserve less (--largest, \
                --depth, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
     test_node.says(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
 }
@@ -160,8 +157,7 @@ fn more_than_the_budget() {
 #[test]
 fn message_that_is_too_long() {
     let test_node = TestNode::new();
-    let why = "fabricast: a message of the pattern has 2048 bytes, and topic \"t\" takes 1024 at most (option --largest). Publish \
-               it with --largest 4K, under another name if other processes use the topic\n";
+    let why = "fabricast: publish a message of the pattern failed: it has 2048 bytes, topic \"t\" takes 1024 at most (option --largest). Use --largest 4K, and another name if other processes use the topic\n";
     let arguments = ["pub", "t", "--pattern", "--count", "1", "--size", "2K", "--largest", "1K"];
     test_node.says(&arguments, 7, why);
     let why = "fabricast: the input has more than 4 bytes, and topic \"t\" takes 4 at most (option --largest). Publish it with a \
@@ -185,9 +181,7 @@ fn message_that_is_too_long() {
 fn topic_with_other_settings() {
     let test_node = TestNode::new();
     let _sub = test_node.start(&["sub", "t", "--check", "--depth", "4"], Some("t"));
-    let why = "fabricast: the topic \"t\": its settings differ: depth is 4, and 8 was asked for (option --depth). Say \
-               nothing of what it is like, and it is taken as it is; or say --depth 4; or take another name. It can be \
-               made anew when no process uses it any more\n";
+    let why = "fabricast: open topic \"t\" failed: settings differ: depth is 4, requested was 8 (option --depth). Omit all topic settings to use it as it is, or set --depth 4, or choose another name. It can be recreated once no process uses it\n";
     test_node.says(&["pub", "t", "--depth", "8"], 2, why);
 }
 
@@ -213,9 +207,8 @@ fn port_that_another_node_has() {
     let ended = test_node.run(&["paths", "--topics"]);
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
     let expected = format!(
-        "no topics no messages go between this node and others: listen for other nodes ({address}) failed: cannot listen \
-         there: Address already in use (os error 98). Choose another port, or end the process that listens there; it is \
-         tried again and again. --listen says where"
+        "no topics no topics are replicated with other nodes: listen for other nodes ({address}) failed: cannot listen \
+         there: Address already in use (os error 98). Choose another port, or end the process that listens there; retrying. Choose another address: --listen"
     );
     assert_eq!(flat, expected);
 }
@@ -228,7 +221,7 @@ fn address_to_listen_at_of_another_machine() {
     let _node = test_node.start(&["node", "--insecure", "--listen", address], None);
     let ended = test_node.run(&["paths", "--topics"]);
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
-    let expected = "no topics no messages go between this node and others: listen for other nodes (192.0.2.9:7700) failed: \
+    let expected = "no topics no topics are replicated with other nodes: listen for other nodes (192.0.2.9:7700) failed: \
                     cannot listen there: 192.0.2.9 is not an address of this machine. Choose one of: 127.0.0.1";
     assert!(flat.starts_with(expected), "{flat}");
 }

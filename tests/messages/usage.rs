@@ -42,8 +42,7 @@ fn size_in_unknown_units() {
 fn topic_with_a_long_name() {
     let name = "x".repeat(300);
     let why = format!(
-        "error: invalid value '{name}' for '<TOPIC>': a name has 1 to 200 bytes and no control characters in it; \
-         this one has 300 bytes{MORE}"
+        "error: invalid value '{name}' for '<TOPIC>': a name has 1 to 200 bytes and no control characters in it, this one has 300 bytes{MORE}"
     );
     TestNode::new().says(&["pub", &name], 2, &why);
 }
@@ -58,13 +57,13 @@ fn lines_without_a_file() {
 #[test]
 fn pattern_that_is_too_short() {
     let arguments = ["pub", "t", "--pattern", "--size", "39"];
-    TestNode::new().says(&arguments, 2, "fabricast: --size: a pattern has at least 40 bytes\n");
+    TestNode::new().says(&arguments, 2, "fabricast: --size is too small. A pattern message has at least 40 bytes\n");
 }
 
 #[test]
 fn demonstration_of_no_length() {
     let arguments = ["demo", "--time", "0.5"];
-    TestNode::new().says(&arguments, 2, "fabricast: --time: 1 to 3600 seconds\n");
+    TestNode::new().says(&arguments, 2, "fabricast: --time is out of range. Use 1 to 3600 seconds\n");
 }
 
 #[test]
@@ -75,14 +74,14 @@ fn demonstration_on_a_device_that_is_not_there() {
 
 #[test]
 fn policy_that_contradicts_itself() {
-    let why = "error: invalid value '=shm,^shm' for '--policy <POLICY>': reading a policy: invalid argument: \"shm\" is \
+    let why = "error: invalid value '=shm,^shm' for '--policy <POLICY>': parse provider policy: invalid argument: \"shm\" is \
                both required and denied";
     TestNode::new().says(&["info", "--policy", "=shm,^shm"], 2, &(why.to_owned() + MORE));
 }
 
 #[test]
 fn directory_to_clean_that_is_not_there() {
-    let why = "fabricast: clean /nowhere/at/all failed: there is no such directory\n";
+    let why = "fabricast: clean /nowhere/at/all failed: no such directory\n";
     TestNode::new().says(&["clean", "/nowhere/at/all"], 6, why);
 }
 

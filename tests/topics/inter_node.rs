@@ -9,7 +9,7 @@ use crate::test_node::{Process, TIMEOUT, TestNode, parse, topic};
 fn serve(test_node: &TestNode, more: &[&str]) -> (Process, String) {
     let mut node =
         test_node.start(&[&["node", "--insecure", "--listen", "127.0.0.1:0"][..], more].concat());
-    node.wait_for("serves node");
+    node.wait_for("serving node");
     let report = test_node.wait_until("an address", |report| report["node"]["listens"].is_string());
     (node, report["node"]["listens"].as_str().unwrap().to_owned())
 }
@@ -117,7 +117,7 @@ fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
         process.wait_for("Say the same --largest at both, or nothing of the topic at one of them");
     }
     for node in [&mut one, &mut two] {
-        node.wait_for("a topic is another one at another node");
+        node.wait_for("topic has other settings at another node");
         let said = node.error();
         assert!(said.contains("65536 bytes") && said.contains("1048576 bytes"), "{said}");
     }
@@ -139,10 +139,9 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
     let names = ["--node-name", "two", "--provider", "tcp;ofi_rxm"];
     let (mut two, _) = serve(&test_nodes[1], &[&["--peers", &address][..], &names].concat());
     for (node, other) in [(&mut one, "two"), (&mut two, "one")] {
-        node.wait_for("another node has another provider");
+        node.wait_for("provider mismatch");
         let said = node.error();
-        let line =
-            said.lines().find(|line| line.contains("another provider: no messages")).unwrap();
+        let line = said.lines().find(|line| line.contains("provider mismatch")).unwrap();
         for words in
             ["WARN", "net (protocol", "tcp;ofi_rxm (protocol", &format!("label=\"{other}\"")]
         {
@@ -177,7 +176,7 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
         let text = test_node.succeed(&["paths", "--topics"]);
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains(&why(way)), "{text}");
-        assert!(flat.contains(": not connected: no messages can go there, or come from"), "{text}");
+        assert!(flat.contains(": not connected: no messages can be exchanged"), "{text}");
         assert!(!flat.contains(": connected"), "{text}");
     }
     publisher.interrupt();
@@ -224,7 +223,7 @@ fn a_provider_that_cannot_carry_messages_is_refused() {
         let (code, said) =
             test_node.run(&[&["node", "--provider", "carrier-pigeon"][..], told].concat());
         assert_eq!(code, Some(3), "{said}");
-        assert!(said.contains("no provider here is called \"carrier-pigeon\"; there "), "{said}");
+        assert!(said.contains("no provider is named \"carrier-pigeon\"; "), "{said}");
     }
     assert!(!test_node.node().exists(), "nobody joined anything");
 }
@@ -238,11 +237,11 @@ fn why_nothing_goes_to_other_nodes_is_told() {
     assert!(paths["not_carried"].is_null(), "{paths}");
     let sub = ["sub", "t", "--largest", "1M", "--insecure", "--peers", &address];
     let mut sub = test_nodes[1].start(&[&sub[..], &["--provider", "carrier-pigeon"]].concat());
-    sub.wait_for("no messages go between this node and others: ");
+    sub.wait_for("no topics are replicated with other nodes: ");
     let paths = wait_for_paths(&test_nodes[1], |paths| paths["not_carried"].is_string());
     assert!(paths["not_carried"].as_str().unwrap().contains("carrier-pigeon"), "{paths}");
     let text = test_nodes[1].succeed(&["paths", "--topics"]);
-    assert!(text.contains("no messages go between this node and others: "), "{text}");
+    assert!(text.contains("no topics are replicated with other nodes: "), "{text}");
     assert!(test_nodes[1].json(&["topics", "--json"])["not_carried"].is_string());
     sub.interrupt();
 }
@@ -372,9 +371,9 @@ fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
     let why = "16 messages did not reach a node that subscribes (\"far\"): it was given up";
     assert!(publisher.error().contains(why), "{}", publisher.error());
     // Whoever runs the node finds which one it was.
-    node.wait_for("a node was given up");
+    node.wait_for("destination given up");
     let said = node.error();
-    let line = said.lines().find(|line| line.contains("a node was given up")).unwrap();
+    let line = said.lines().find(|line| line.contains("destination given up")).unwrap();
     for words in ["WARN", "topic=\"t\"", "node=", "label=\"far\"", "messages=16"] {
         assert!(line.contains(words), "{words}: {line}");
     }
@@ -429,10 +428,7 @@ fn peers_that_are_not_reached_are_told_soon() {
     let mut node = test_node.start(&["node", "--insecure", "--peers", &peers]);
     let lines = [
         "cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying".to_owned(),
-        format!(
-            "cannot reach {}: it is connected, and has not introduced itself yet; retrying",
-            silent.1
-        ),
+        format!("cannot reach {}: connected, handshake not complete; retrying", silent.1),
     ];
     for line in &lines {
         node.wait_for(line);
@@ -473,7 +469,8 @@ fn sub_says_that_another_node_is_gone_and_back() {
         said += &format!("fabricast: {name} is gone: ");
         sub.wait_for(&said);
         // By then it may have been tried again.
-        said = with_reason(&sub, said, ["it left", "Connection refused (os error 111)"]);
+        said =
+            with_reason(&sub, said, ["it closed the session", "Connection refused (os error 111)"]);
     }
     sub.signal(Signal::SIGINT);
     sub.succeed();

@@ -48,7 +48,7 @@ fn who_serves_in_passing_hands_the_node_over_at_once_and_nothing_is_lost() {
         topic(report, "t").is_some_and(|topic| topic["published"].as_u64() > Some(100))
     });
     let mut node = test_node.start(&["node", "--insecure", "--listen", "127.0.0.1:0"]);
-    node.wait_for("serves node");
+    node.wait_for("serving node");
     let after = test_node.json(&["topics", "--json"]);
     assert_eq!(before["node"]["identity"], after["node"]["identity"]);
     assert_eq!(after["node"]["process"], node.id());
@@ -87,7 +87,7 @@ fn members_serve_their_node_themselves_when_the_service_is_gone() {
 fn service_ends_in_order_and_a_client_takes_over() {
     let test_node = TestNode::open();
     let mut first = test_node.start(&["node", "--label", "first"]);
-    first.wait_for("serves node");
+    first.wait_for("serving node");
     let identity = test_node.json(&["topics", "--json"])["node"]["identity"].clone();
     let mut second = test_node.start(&["sub", "t", "--label", "second"]);
     first.wait_for("label=\"second\"");
@@ -172,7 +172,7 @@ fn the_service_manager_is_told() {
     };
     let mut node = test_node.start_with(&["node", "--log", "off"], "", &[("NOTIFY_SOCKET", &path)]);
     let said = hear();
-    assert!(said.starts_with("READY=1\nSTATUS=serves node "), "{said}");
+    assert!(said.starts_with("READY=1\nSTATUS=serving node "), "{said}");
     node.signal(Signal::SIGTERM);
     assert_eq!(hear(), "STOPPING=1");
     node.succeed();
@@ -186,7 +186,7 @@ fn a_file_of_settings_is_obeyed() {
         test_node.write("node.toml", "label = 'from a file'\npatience = 5\nbudget_host = '64M'\n");
     // A variable that is set to nothing says nothing of what is logged.
     let mut node = test_node.start_with(&["node", "--config", &file], "", &[("FABRICAST_LOG", "")]);
-    node.wait_for("serves node");
+    node.wait_for("serving node");
     let report = test_node.json(&["topics", "--json"]);
     assert_eq!(report["node"]["label"], "from a file");
     let (code, said) = test_node.run(&["pub", "t", "--pattern", "--count", "1", "--largest", "1G"]);
@@ -200,12 +200,12 @@ fn nodes_that_are_told_of_each_other_carry_topics() {
     let (near, far) = (TestNode::open(), TestNode::open());
     let mut first =
         near.start(&["node", "--insecure", "--listen", "127.0.0.1:0", "--node-name", "near"]);
-    first.wait_for("serves node");
+    first.wait_for("serving node");
     let report =
         near.wait_until("where it listens", |report| report["node"]["listens"].is_string());
     let address = report["node"]["listens"].as_str().unwrap();
     let mut second = far.start(&["node", "--insecure", "--peers", address, "--node-name", "far"]);
-    second.wait_for("serves node");
+    second.wait_for("serving node");
     let mut sub = near.start(&["sub", "t", "--check", "--count", "50", "--depth", "16"]);
     let publish = ["pub", "t", "--pattern", "--count", "50", "--wait-for", "1", "--depth", "16"];
     far.succeed(&publish);
@@ -258,7 +258,7 @@ fn that_a_node_listens_is_told_when_its_address_is_free() {
 fn also_who_is_there_for_a_moment_is_in_the_log_of_a_node_that_tells_more() {
     let test_node = TestNode::open();
     let mut node = test_node.start(&["node", "--log", "debug"]);
-    node.wait_for("serves node");
+    node.wait_for("serving node");
     test_node.succeed(&["pub", "t", "--pattern", "--count", "1", "--label", "short one"]);
     let line_of = |what: &str| {
         let said = node.error();

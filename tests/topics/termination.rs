@@ -79,7 +79,7 @@ fn a_publisher_names_the_stopped_subscriber_that_serves_the_node() {
     publisher.wait_for(&format!(
         "waiting for room in topic \"t\": a subscriber has messages still to read or to release; process \
          {number} serves the node, which evicts subscribers that hold messages for too long, and does \
-         not answer: it is stopped. Resume it (kill -CONT {number}) or end it (kill -KILL {number}) (node \
+         not answer: it is stopped. Resume it (kill -CONT {number}) or kill it (kill -KILL {number}) (node \
          directory: "
     ));
     sub.signal(Signal::SIGCONT);
@@ -115,10 +115,8 @@ fn a_process_leaves_a_stopped_service_soon_and_says_why_it_was_not_answered() {
     sub.signal(Signal::SIGINT);
     sub.succeed();
     assert!(begin.elapsed() < Duration::from_secs(3), "it took {:?}", begin.elapsed());
-    let why = format!(
-        "left the node without an answer of its service: process {}, which serves it, is stopped",
-        node.id()
-    );
+    let why =
+        format!("left the node without an answer of its service: process {} is stopped", node.id());
     assert!(sub.error().contains(&why), "{}", sub.error());
     node.signal(Signal::SIGCONT);
     test_node.wait_until("that it is gone", |report| topic(report, "t").is_none());

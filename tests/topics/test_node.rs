@@ -119,7 +119,7 @@ impl TestNode {
     #[track_caller]
     pub(crate) fn serve(&self) -> Process {
         let mut node = self.start(&["node"]);
-        node.wait_for("serves node");
+        node.wait_for("serving node");
         node
     }
 

@@ -49,7 +49,7 @@ fn settings_that_cannot_be_are_refused() {
     fails_with(&test_node, &["pub", "t", "--depth", "0"], 2, "option --depth is \"0\": 1 to 65536");
     fails_with(&test_node, &["node", "--peers", "nowhere"], 2, "not like host:port");
     for option in ["--budget-host", "--budget-device"] {
-        let why = "at least 512 bytes, which the smallest topic reserves; one with all that is usual reserves \
+        let why = "at least 512 bytes, which the smallest topic reserves; a topic with default settings reserves \
                    20971520 (20 messages of 1048576 bytes)";
         fails_with(&test_node, &["node", option, "0"], 2, why);
         fails_with(&test_node, &["pub", "t", option, "511"], 2, why);
@@ -60,7 +60,7 @@ fn settings_that_cannot_be_are_refused() {
     assert!(said.contains("environment FABRICAST_TOPIC_DEPTH is \"many\""), "{said}");
     let file = test_node.write("unknown.toml", "\npatiense = 3\n");
     let expected =
-        "unknown.toml, line 2: there is no setting \"patiense\"; the nearest is \"patience\"";
+        "unknown.toml, line 2: unknown setting \"service_timeuot\"; the nearest is \"service_timeout\"";
     for command in [&["node"][..], &["pub", "t"], &["sub", "t"], &["topics"], &["config"]] {
         fails_with(&test_node, &[command, &["--config", &file]].concat(), 2, expected);
     }
@@ -211,7 +211,7 @@ fn directories_of_others_are_not_used() {
         &["paths", "--topics"],
         &["clean"],
     ] {
-        let why = "others may write in it (mode 777): chmod go-w it";
+        let why = "it is writable for other users (mode 777). chmod go-w it";
         fails_with(&test_node, &[command, &["--directory", &open]].concat(), 9, why);
     }
     assert_eq!(std::fs::read_dir(&open).unwrap().count(), 0);

@@ -92,7 +92,7 @@ fn in_use(status: Status, operation: &'static CStr) -> Failure {
 }
 
 fn interrupted(operation: &'static CStr) -> Failure {
-    let detail = "a signal handler ran in the waiting thread. Call again to go on";
+    let detail = "a signal handler ran in the waiting thread. Call again to continue";
     Failure::new(Status::Interrupted, operation, detail)
 }
 

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_message_has_operation_kind_and_detail() {
         let failure = Failure::new(Status::TooLong, c"push", "5 bytes of 4");
-        assert_eq!(failure.message(), "push: too long: 5 bytes of 4");
+        assert_eq!(failure.message(), "push failed: too long: 5 bytes of 4");
     }
 
     #[test]

@@ -119,10 +119,9 @@ mod tests {
             let options = NodeOptions { network, ..NodeOptions::default() };
             check(c"test", name_of, &options).unwrap_err().message()
         };
-        let nowhere = "test: invalid argument: peers: \"nowhere\" is not like host:port";
+        let nowhere = "test failed: invalid argument: peers: \"nowhere\" is not like host:port";
         assert_eq!(refused(&[("peers", "one:1,nowhere")], str::to_owned), nowhere);
-        let nowhere =
-            "test: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
+        let nowhere = "test failed: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
         assert_eq!(refused(&[("rendezvous", "nowhere")], variable), nowhere);
         for (name_of, name) in
             [(str::to_owned as FieldName, "insecure"), (variable, "FABRICAST_INSECURE")]

@@ -34,8 +34,8 @@ pub(crate) const NO_ROOM: Failure =
 const TOO_LATE: Failure = Failure::fixed(
     Status::DeadlineExceeded,
     c"publish",
-    c"publish: deadline exceeded: subscribers have not released what fills the topic, or a process \
-      that is stopped holds its lock",
+    c"publish: deadline exceeded: the topic is full: subscribers have not released messages, or a stopped \
+      process holds a lock. Release samples, or deepen the topic",
 );
 
 impl OpenPublisher {
@@ -102,7 +102,7 @@ fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
 const INTERRUPTED: Failure = Failure::fixed(
     Status::Interrupted,
     c"publish",
-    c"publish: interrupted: a signal handler ran in the waiting thread. Call again to go on",
+    c"publish: interrupted: a signal handler ran in the waiting thread. Call again to continue",
 );
 
 /// Why a loan was not published that is there still.

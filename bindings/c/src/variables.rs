@@ -46,7 +46,7 @@ mod tests {
             "FABRICAST_TOPIC_DEPHT",
             "FABRICAST_DEPTH",
             "FABRICAST_LABLE",
-            "FABRICAST_TOPIC_TIMEOUT",
+            "FABRICAST_TOPIC_SERVICE_TIMEOUT",
             "FABRICAST_LABEL",
             "FABRICAST_UNRELATED",
             "HOME",
@@ -62,7 +62,7 @@ mod tests {
             of("FABRICAST_DEPTH", "FABRICAST_TOPIC_DEPTH"),
             of("FABRICAST_LABLE", "FABRICAST_LABEL"),
             of("FABRICAST_TOPIC_DEPHT", "FABRICAST_TOPIC_DEPTH"),
-            of("FABRICAST_TOPIC_TIMEOUT", "FABRICAST_SERVICE_TIMEOUT"),
+            of("FABRICAST_TOPIC_SERVICE_TIMEOUT", "FABRICAST_SERVICE_TIMEOUT"),
         ];
         assert_eq!(found, expected);
     }

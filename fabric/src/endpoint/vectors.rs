@@ -45,8 +45,8 @@ impl Vectors {
         }
         endpoint.ensure(is_good, operation, ErrorKind::InvalidArgument, || {
             format!(
-                "1 to {limit} segments are needed, each inside a region of this domain with Access::WRITE \
-                 this domain that may be written from"
+                "1 to {limit} segments are needed, each inside a region of this domain with Access::WRITE"
+
             )
         })?;
         Ok(vectors)

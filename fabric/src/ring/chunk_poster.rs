@@ -1,5 +1,5 @@
-//! One endpoint's share of a ring's writing side: posts chunks, in whatever form the reader
-//! is told, and says when what was posted is done.
+//! Posts the chunks of a ring on one endpoint, in any notify mode, and reports which are locally
+//! complete.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use crate::{
     PostOptions, RemoteMemory, Result, TransferFlags,
 };
 
-/// Chunks that may be on their way at the same time, each with a header of its own.
+/// Chunks that may be in flight at the same time, each with its own header.
 pub(super) const SLOT_COUNT: u16 = 512;
 /// A header and a flag.
 const SLOT_LEN: usize = 128;
-/// Longest write that is copied instead of gathered: a few lines of the cache.
+/// The longest write that is copied instead of gathered: a few cache lines.
 const MAX_COPIED_WRITE: usize = 256;
-/// Tokens of a ring's writes: this, then the outlet's title, then the slot.
+/// Tokens of a ring's writes: this, then generation and sender index, then the slot.
 const WRITE_TOKEN: u64 = 0x5269 << 48;
 
-/// What tells the writes of one outlet from those of others, also of those that had the same
-/// name before: their completions may still come.
+/// Distinguishes the writes of one sender from those of others, also of earlier ones with the same
+/// index, whose completions may be late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SenderInstance {
-    /// The ring's name at its writer.
+    /// Index of the sender on its port.
     pub(super) sender_index: u16,
-    /// Counts the outlets.
+    /// Number of senders opened before, truncated.
     pub(super) generation: u16,
 }
 
@@ -41,14 +41,14 @@ impl SenderInstance {
         u32::from(self.generation) << 16 | u32::from(self.sender_index)
     }
 
-    /// Whose last word it was that a token names.
+    /// The sender in the token of a last notice.
     pub(super) fn from_last_notice_token(token: u64) -> Option<Self> {
         let instance = Self { sender_index: token as u16, generation: (token >> 16) as u16 };
         (token >> 32 == LAST_NOTICE_TOKEN >> 32).then_some(instance)
     }
 }
 
-/// Whose write it was that a token names, and the slot.
+/// Sender and slot in the token of a write.
 #[inline]
 pub(super) fn parse_write_token(token: u64) -> Option<(SenderInstance, u16)> {
     let instance =
@@ -56,39 +56,39 @@ pub(super) fn parse_write_token(token: u64) -> Option<(SenderInstance, u16)> {
     (token >> 48 == WRITE_TOKEN >> 48).then_some((instance, token as u16))
 }
 
-/// What came of posting a chunk.
+/// Outcome of posting a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Posted {
-    /// There was no room: it is to be posted again, as it is.
-    No,
-    /// It is on its way, and completes.
+    /// There was no room: post it again unchanged.
+    Full,
+    /// In flight; a completion follows.
     Sent,
-    /// It was copied, and does not complete.
+    /// Copied; no completion follows.
     Copied,
 }
 
-/// What a chunk is written with.
+/// State of a posted chunk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
-    /// Completions that are to come.
+    /// Completions still expected.
     pending: u8,
-    /// What to tell the reader once they have.
+    /// The notice to send after them.
     immediate: u32,
     /// Bytes of payload.
     payload: u32,
-    /// Its number among the departures.
+    /// Its number in `PostedChunks`.
     post_number: u64,
 }
 
-/// Chunks that were posted, in their order, and which of them the provider is done with: what they
-/// were written from is the caller's again.
+/// Posted chunks in order, and which of them are locally complete: the memory they were written
+/// from may be reused.
 #[derive(Debug)]
 struct PostedChunks {
-    /// From the first that is not done on: where its chunk ends, and whether it is.
+    /// From the first incomplete one: where each chunk ends, and whether it is complete.
     pending: VecDeque<(u64, bool)>,
-    /// The number of that first one.
+    /// Number of the first of them.
     first: u64,
-    /// Where the last one ends before which all are done.
+    /// End of the last chunk before which all are complete.
     completed_to: u64,
 }
 
@@ -101,8 +101,8 @@ impl PostedChunks {
 
     #[inline]
     fn done(&mut self, number: u64) {
-        let place = number.checked_sub(self.first).map(|place| place as usize);
-        if let Some((_, is_done)) = place.and_then(|place| self.pending.get_mut(place)) {
+        let index = number.checked_sub(self.first).map(|index| index as usize);
+        if let Some((_, is_done)) = index.and_then(|index| self.pending.get_mut(index)) {
             *is_done = true;
         }
         while let Some((end, true)) = self.pending.front() {
@@ -113,42 +113,42 @@ impl PostedChunks {
     }
 }
 
-/// One endpoint's share of a ring's writing side.
+/// Posts the chunks of a ring on one endpoint.
 #[derive(Debug)]
 pub(super) struct ChunkPoster {
     mode: NotifyMode,
     geometry: RingGeometry,
     peer: Peer,
     ring: RemoteMemory,
-    /// The reader's headers, if they lie apart.
+    /// The reader's separate headers, if the layout has them.
     remote_headers: Option<RemoteMemory>,
-    /// Gives notices to the reader that have no chunk.
+    /// Sends notices without a chunk to the reader.
     pub(super) notice_sender: NoticeSender,
     instance: SenderInstance,
     token: u64,
     headers: MemoryRegion,
     slots: Box<[Slot]>,
     free: Vec<u16>,
-    /// Notices that are to be sent as messages.
+    /// Notices to be sent as messages.
     pending_notices: VecDeque<u32>,
-    /// A chunk of which the first write was posted, and the second one was not; and its slot.
+    /// A chunk of which only the first of two writes was posted, with its slot.
     partial: Option<(PartialChunk, u16)>,
     posted_chunks: PostedChunks,
 }
 
-/// What is still to be written of a chunk.
+/// The write of a chunk that is still to be posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PartialChunk {
-    /// Its payload: who comes again with this header brings it, or that of another message with
-    /// the same one.
+    /// Its payload: the next call with the same header posts it, also for another message with that
+    /// header.
     Payload(ChunkHeader),
-    /// Its flag, to this place. The payload is on its way, and so the chunk is taken for
-    /// written: nobody may come with another payload for it.
+    /// Its flag, at this offset. The payload is in flight, so the chunk counts as written: no other
+    /// payload may be posted for it.
     Flag(u64),
 }
 
 impl ChunkPoster {
-    /// A share of a ring that the peer offered, whose writes go by this title.
+    /// Attaches a ring that the peer offered, for the writes of this sender instance.
     pub(super) fn new(
         scope: RegistrationScope<'_>,
         peer: Peer,
@@ -225,32 +225,32 @@ impl ChunkPoster {
         payload: Option<(&MemoryRegion, usize)>,
     ) -> Result<Posted> {
         let length = chunk.header.payload as usize;
-        let whole = HEADER_LEN as usize + length;
+        let total = HEADER_LEN as usize + length;
         let is_short = self.mode == NotifyMode::Immediate
             && self.geometry.layout() == ChunkLayout::InlineHeader
-            && whole <= MAX_COPIED_WRITE.min(endpoint.inject_limit());
+            && total <= MAX_COPIED_WRITE.min(endpoint.inject_limit());
         if is_short && payload.is_none_or(|(region, _)| !region.kind().is_device()) {
-            // Copied, which the provider would do, too: and there is no completion to wait for.
+            // The provider would copy it, too; and there is no completion to wait for.
             let mut bytes = [0; MAX_COPIED_WRITE];
             bytes[..HEADER_LEN as usize].copy_from_slice(&chunk.header.encode());
             if let Some((region, from)) = payload {
-                region.read(from, &mut bytes[HEADER_LEN as usize..whole])?;
+                region.read(from, &mut bytes[HEADER_LEN as usize..total])?;
             }
             let target = RemoteTarget { memory: &self.ring, offset: chunk.header_at };
             let data = Some(chunk.immediate.into());
-            let bytes = &bytes[..whole];
+            let bytes = &bytes[..total];
             match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
                 InjectOutcome::Accepted => {
                     let post_number = self.posted_chunks.begin(self.end_of(chunk));
                     self.posted_chunks.done(post_number);
                     return Ok(Posted::Copied);
                 }
-                InjectOutcome::WouldBlock => return Ok(Posted::No),
+                InjectOutcome::WouldBlock => return Ok(Posted::Full),
                 InjectOutcome::NotSupported => {}
             }
         }
         let is_posted = self.post_long(endpoint, queue, chunk, payload)?;
-        Ok(if is_posted { Posted::Sent } else { Posted::No })
+        Ok(if is_posted { Posted::Sent } else { Posted::Full })
     }
 
     fn post_long(
@@ -265,7 +265,7 @@ impl ChunkPoster {
         }
         let slot = match self.partial {
             Some((PartialChunk::Payload(partial), slot)) if partial == chunk.header => slot,
-            // Of a message that was let go of: what it wrote is written over once it is there.
+            // The chunk's message was abandoned: the slot is reused once its write has completed.
             Some((_, slot)) if self.slots[usize::from(slot)].pending > 0 => return Ok(false),
             Some((_, slot)) => {
                 self.partial = None;
@@ -278,16 +278,16 @@ impl ChunkPoster {
         };
         let posted = self.post_in(slot, endpoint, queue, chunk, payload);
         let end = self.end_of(chunk);
-        let place = &mut self.slots[usize::from(slot)];
-        let owes_flag =
+        let state = &mut self.slots[usize::from(slot)];
+        let is_flag_pending =
             matches!(self.partial, Some((PartialChunk::Flag(_), partial)) if partial == slot);
-        if matches!(posted, Ok(true)) || owes_flag {
-            place.immediate = chunk.immediate;
-            place.payload = chunk.header.payload;
-            place.post_number = self.posted_chunks.begin(end);
-            if !owes_flag {
+        if matches!(posted, Ok(true)) || is_flag_pending {
+            state.immediate = chunk.immediate;
+            state.payload = chunk.header.payload;
+            state.post_number = self.posted_chunks.begin(end);
+            if !is_flag_pending {
                 self.partial = None;
-                place.pending += 1;
+                state.pending += 1;
             }
             return posted.map(|_| true);
         } else if self.partial.is_none_or(|(_, partial)| partial != slot) {
@@ -296,7 +296,7 @@ impl ChunkPoster {
         posted
     }
 
-    /// Posts the flag of a chunk whose payload is on its way. False if there is no room now.
+    /// Posts the flag of a chunk whose payload is in flight. False if there is no room now.
     fn post_flag(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<bool> {
         let Some((PartialChunk::Flag(offset), slot)) = self.partial else { return Ok(true) };
         let at = usize::from(slot) * SLOT_LEN + HEADER_LEN as usize;
@@ -311,7 +311,7 @@ impl ChunkPoster {
         Ok(true)
     }
 
-    /// Posts the one write of a chunk, or both; or the second one, if the first is posted.
+    /// Posts the write or both writes of a chunk; or only the second, if the first was posted.
     fn post_in(
         &mut self,
         slot: u16,
@@ -332,28 +332,28 @@ impl ChunkPoster {
         let flag = [LocalSegment { region: headers, offset: flag_at, length: FLAG_LEN as usize }];
         let (only_header, only_body) = ([header], [body.unwrap_or(header)]);
 
-        let near = |offset| RemoteTarget { memory: &self.ring, offset };
-        // The write that is posted first, if there are two; and the one that counts.
+        let ring = |offset| RemoteTarget { memory: &self.ring, offset };
+        // The write to post first, if there are two, and the one that completes the chunk.
         let (first, last) = match (&self.remote_headers, chunk.flag_at, body) {
             (Some(memory), ..) => {
-                let far = RemoteTarget { memory, offset: chunk.header_at };
+                let target = RemoteTarget { memory, offset: chunk.header_at };
                 match body {
                     Some(_) => {
-                        (Some((&only_header[..], far)), (&only_body[..], near(chunk.payload_at)))
+                        (Some((&only_header[..], target)), (&only_body[..], ring(chunk.payload_at)))
                     }
-                    None => (None, (&only_header[..], far)),
+                    None => (None, (&only_header[..], target)),
                 }
             }
-            (None, Some(at), _) => (Some((both, near(chunk.header_at))), (&flag[..], near(at))),
-            (None, None, _) => (None, (both, near(chunk.header_at))),
+            (None, Some(at), _) => (Some((both, ring(chunk.header_at))), (&flag[..], ring(at))),
+            (None, None, _) => (None, (both, ring(chunk.header_at))),
         };
         let plain = PostOptions::token(self.token | u64::from(slot)).timeout(Duration::ZERO);
         let options = match self.mode {
             NotifyMode::Message => plain.flags(TransferFlags::DELIVERY_COMPLETE),
             NotifyMode::Immediate | NotifyMode::Polling => plain,
         };
-        let is_half = self.partial.is_some();
-        if !is_half {
+        let is_second_write = self.partial.is_some();
+        if !is_second_write {
             headers.write(at, &chunk.header.encode())?;
             headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
             self.slots[usize::from(slot)].pending = 0;
@@ -380,39 +380,37 @@ impl ChunkPoster {
         Ok(is_posted)
     }
 
-    /// One of a slot's writes completed. If its chunk is done with that, gives the bytes of its
-    /// payload.
+    /// A write of this slot completed. Returns the bytes of payload if its chunk is complete.
     #[inline]
     pub(super) fn completed(&mut self, slot: u16) -> Option<u32> {
-        let place = self.slots.get_mut(usize::from(slot))?;
-        place.pending = place.pending.saturating_sub(1);
-        // The first of two, while the second one is still to be posted, is nothing yet.
-        if place.pending > 0 || self.partial.is_some_and(|(_, partial)| partial == slot) {
+        let state = self.slots.get_mut(usize::from(slot))?;
+        state.pending = state.pending.saturating_sub(1);
+        // The first of two writes does not complete the chunk while the second is not posted.
+        if state.pending > 0 || self.partial.is_some_and(|(_, partial)| partial == slot) {
             return None;
         }
         if self.mode == NotifyMode::Message {
-            self.pending_notices.push_back(place.immediate);
+            self.pending_notices.push_back(state.immediate);
         }
         self.free.push(slot);
-        self.posted_chunks.done(place.post_number);
-        Some(place.payload)
+        self.posted_chunks.done(state.post_number);
+        Some(state.payload)
     }
 
-    /// One of a slot's writes failed: nobody is told of its chunk, nor of others.
+    /// A write of this slot failed: no pending notice is sent any more.
     pub(super) fn failed(&mut self, slot: u16) {
         self.completed(slot);
         self.pending_notices.clear();
     }
 
-    /// Was a part of a chunk written whose rest was not?
+    /// Was only a part of a chunk written?
     pub(super) fn has_partial_chunk(&self) -> bool {
         self.partial.is_some_and(|(partial, slot)| {
             matches!(partial, PartialChunk::Flag(_)) || self.slots[usize::from(slot)].pending > 0
         })
     }
 
-    /// Sends the notices that are due as messages, and the flag that is owed. False if some are
-    /// left.
+    /// Sends pending notices and a pending flag. False if some are left.
     #[inline]
     pub(super) fn send_pending(
         &mut self,
@@ -431,15 +429,15 @@ impl ChunkPoster {
         Ok(true)
     }
 
-    /// Chunks that were posted and are not done, and notices that are to be sent. One whose first
-    /// write is done, and whose second was not posted, is none: nobody may ever come to post it.
+    /// Incomplete chunks and unsent notices. A chunk whose first write has completed and whose
+    /// second was not posted does not count: its second write may never be posted.
     pub(super) fn unfinished(&self) -> usize {
         let is_idle = self.partial.is_some() && !self.has_partial_chunk();
         usize::from(SLOT_COUNT) - self.free.len() - usize::from(is_idle)
             + self.pending_notices.len()
     }
 
-    /// As after the first of a chunk's two writes was posted, and there was no room for the second.
+    /// The state after the first of two writes was posted, and the second found no room.
     #[cfg(test)]
     pub(super) fn begin_partial_chunk(&mut self, chunk: &Chunk) -> Option<u16> {
         let slot = self.free.pop()?;
@@ -448,14 +446,12 @@ impl ChunkPoster {
         Some(slot)
     }
 
-    /// Where a chunk ends in the ring.
     #[inline]
     fn end_of(&self, chunk: &Chunk) -> u64 {
         chunk.header.position + self.geometry.taken(chunk.header.payload.into())
     }
 
-    /// Of all chunks posted here that end up to this position, the provider is done with the
-    /// memory they were written from.
+    /// The memory of all chunks posted here that end at or below this position may be reused.
     #[inline]
     pub(super) fn completed_to(&self) -> u64 {
         self.posted_chunks.completed_to

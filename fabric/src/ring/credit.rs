@@ -1,4 +1,4 @@
-//! How far a reader is, as its writer is told.
+//! Credit: the reader's head, as it is returned to the writer.
 //!
 //! ```text
 //! offset  size  field (little endian)
@@ -6,14 +6,14 @@
 //!      8     8  its complement, with the epoch in the upper half by exclusive or
 //! ```
 //!
-//! The head is told whole, in bytes from the beginning of the epoch. Credit may arrive in any
-//! order: one that was overtaken lies behind what is known already, and is ignored. With only
-//! the lower bits of the head it could be taken for one that lies ahead.
+//! The head is sent in full, in bytes from the beginning of the epoch, so credits may arrive in any
+//! order: an overtaken one lies behind the known head and is ignored. If only lower bits were sent,
+//! an overtaken credit could look like one ahead.
 
 /// Bytes of a credit.
 pub(super) const LENGTH: usize = 16;
 
-/// How far a reader is.
+/// The reader's head in one epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credit {
     /// The epoch of the ring.
@@ -23,14 +23,14 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// The bytes that travel.
+    /// The encoded credit.
     pub fn encode(&self) -> [u8; LENGTH] {
         let words = u128::from(self.head) | u128::from(self.check()) << 64;
         words.to_le_bytes()
     }
 
-    /// What bytes mean in this epoch. None if they are of another one, or were read while they
-    /// were written.
+    /// Decodes a credit of this epoch. None if the bytes are of another epoch, or were read while
+    /// they were being written.
     pub fn decode(bytes: [u8; LENGTH], epoch: u32) -> Option<Self> {
         let words = u128::from_le_bytes(bytes);
         let credit = Self { epoch, head: words as u64 };
@@ -50,7 +50,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn credit_is_read_whole_and_of_its_epoch(
+        fn torn_credit_and_other_epochs_are_rejected(
             head: u64, other in any::<u64>(), epoch: u32, later: u32,
         ) {
             let credit = Credit { epoch, head };
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_memory_is_no_credit() {
+    fn zeroed_memory_is_no_credit() {
         for epoch in [0, 1, u32::MAX] {
             assert_eq!(Credit::decode([0; LENGTH], epoch), None);
         }

@@ -1,33 +1,31 @@
-//! Memory of a port that its peers write without a chunk: what notices come with, and credit.
+//! Memory of a port that its peers write without a chunk: targets of notices, and credit.
 //!
-//! It is the port's, and not a ring's: a write that comes late to memory that is gone breaks the
-//! connection for all rings.
+//! It belongs to the port, not to a ring: a late write to deregistered memory breaks the connection
+//! for all rings.
 
 use super::credit::{self, Credit};
 use super::immediate::MAX_RINGS;
 use super::memory::{RegistrationScope, bind_or_enable};
 use crate::{Access, Endpoint, HostMemory, MemoryRegion, Result};
 
-/// Bytes at the start that mean nothing: notices that have nothing to say beside them are
-/// written there.
+/// Bytes at the start whose contents are ignored: the target of notices without credit.
 pub(super) const SCRATCH_LEN: usize = 64;
 
-/// Memory for notices that bring nothing.
+/// Memory for notices without credit.
 pub(super) fn without_credits(endpoint: &Endpoint) -> Result<MemoryRegion> {
     remote_memory(endpoint, SCRATCH_LEN)
 }
 
-/// The same, with a place for the credit of each writer of the port.
+/// Memory for notices, with a credit slot for each sender of the port.
 pub(super) fn with_credits(endpoint: &Endpoint) -> Result<MemoryRegion> {
     remote_memory(endpoint, SCRATCH_LEN + usize::from(MAX_RINGS) * credit::LENGTH)
 }
 
-/// Where the credit goes of the writer with this name.
+/// Offset of the credit slot of this sender.
 pub(super) fn credit_offset(sender_index: u16) -> usize {
     SCRATCH_LEN + usize::from(sender_index) * credit::LENGTH
 }
 
-/// A little memory that peers write.
 fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
     let memory = HostMemory::zeroed(length)?;
     let region = endpoint.domain().register(memory, Access::REMOTE_WRITE)?;
@@ -35,7 +33,7 @@ fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
     Ok(region)
 }
 
-/// Where one writer's credit is written.
+/// The credit slot of one sender.
 #[derive(Debug)]
 pub(super) struct CreditSlot {
     credit_memory: MemoryRegion,
@@ -44,15 +42,15 @@ pub(super) struct CreditSlot {
 }
 
 impl CreditSlot {
-    /// The place of the writer with this name, cleaned of what an earlier one left.
+    /// The slot of this sender, cleared of an earlier sender's credit.
     pub(super) fn new(credit_memory: &MemoryRegion, sender_index: u16, epoch: u32) -> Result<Self> {
-        let place =
+        let slot =
             Self { credit_memory: credit_memory.clone(), at: credit_offset(sender_index), epoch };
-        place.credit_memory.write(place.at, &[0; credit::LENGTH])?;
-        Ok(place)
+        slot.credit_memory.write(slot.at, &[0; credit::LENGTH])?;
+        Ok(slot)
     }
 
-    /// The credit that was written last, if it is whole and of this epoch.
+    /// The last credit written, if it is complete and of this epoch.
     #[inline]
     pub(super) fn read(&self) -> Option<Credit> {
         let mut bytes = [0; credit::LENGTH];

@@ -1,4 +1,4 @@
-//! What both sides of a ring agree on: its length, its number, and how chunks lie in it.
+//! What both sides of a ring agree on: capacity, index, and the layout of chunks.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,17 +7,17 @@ use super::immediate;
 
 /// The smallest granule, in bytes: a cache line.
 pub const MIN_GRANULE: u64 = 64;
-/// Chunks that may be in a ring at the same time: a notice tells the lower 16 bits of
-/// their numbers, and those that came already are to be told from those ahead.
+/// Chunks that may be in a ring at the same time. A notice has the lower 16 bits of a chunk's
+/// number, and duplicates must be distinguishable from chunks ahead.
 pub const MAX_CHUNKS: u64 = 1 << 14;
-/// The same for a ring whose headers lie [separate_header](Layout::Apart), since each of them has a
-/// place there.
+/// The same for a ring with [separate headers](ChunkLayout::SeparateHeader), each of which needs
+/// its own memory.
 pub const MAX_CHUNKS_SEPARATE_HEADER: u64 = 1 << 10;
 /// The smallest ring, in bytes.
 pub(super) const MIN_CAPACITY: u64 = 16 * MIN_GRANULE;
 /// The largest ring, in bytes.
 pub const MAX_CAPACITY: u64 = 1 << 40;
-/// Bytes of the flag behind a [trailing_flag](Layout::Flagged) chunk.
+/// Bytes of the flag behind a chunk with a [trailing flag](ChunkLayout::TrailingFlag).
 pub(super) const FLAG_LEN: u64 = 8;
 
 /// Where a chunk's header lies, and what else is written with it.
@@ -26,11 +26,11 @@ pub(super) const FLAG_LEN: u64 = 8;
 pub enum ChunkLayout {
     /// Before the payload: one write has both.
     InlineHeader,
-    /// In a place of its own in host memory, for a ring that the reader's processor does not
-    /// look into: device memory.
+    /// In a slot of host memory: for rings in device memory, which the reader's processor cannot
+    /// read.
     SeparateHeader,
-    /// Before the payload, and behind it a flag that is written last: for a reader that is
-    /// not told, but looks.
+    /// Before the payload, with a flag behind it that is written last: for a reader that polls
+    /// memory.
     TrailingFlag,
 }
 
@@ -40,17 +40,17 @@ pub struct RingGeometry {
     capacity: u64,
     ring: u16,
     layout: ChunkLayout,
-    /// Of offsets, if the capacity is a power of two, else 0: a division by a number that the
-    /// compiler does not know takes as long as all the rest of a chunk's arithmetic.
+    /// Mask of offsets if the capacity is a power of two, else 0: a division by a run-time number
+    /// takes as long as the rest of a chunk's arithmetic.
     mask: u64,
-    /// The granule is 2 to this.
+    /// Binary logarithm of the granule.
     granule_bits: u32,
 }
 
 impl RingGeometry {
-    /// A ring of so many bytes, known to its writer by a number below 1024, with headers
-    /// and payload [inline_header](Layout::Together). None if it is too small, too large, or no
-    /// even number of [granules](Self::granule).
+    /// A ring of `capacity` bytes with an index below 1024 and [inline
+    /// headers](ChunkLayout::InlineHeader). None if it is too small, too large, or not an even
+    /// number of [granules](Self::granule).
     #[inline]
     pub fn new(capacity: u64, ring: u16) -> Option<Self> {
         let most = 2 * MAX_CHUNKS - 1;
@@ -68,7 +68,7 @@ impl RingGeometry {
         is_good.then_some(geometry)
     }
 
-    /// The same with chunks laid out in another way.
+    /// The same with another layout of chunks.
     #[inline]
     pub fn with_layout(self, layout: ChunkLayout) -> Self {
         Self { layout, ..self }
@@ -80,19 +80,19 @@ impl RingGeometry {
         self.capacity
     }
 
-    /// Its number.
+    /// Index of the ring at its reader.
     #[inline]
     pub fn ring(&self) -> u16 {
         self.ring
     }
 
-    /// How chunks lie in it.
+    /// The layout of chunks.
     #[inline]
     pub fn layout(&self) -> ChunkLayout {
         self.layout
     }
 
-    /// Chunks that may be in it at the same time.
+    /// Chunks that may be in the ring at the same time.
     #[inline]
     pub fn max_chunks(&self) -> u64 {
         match self.layout {
@@ -101,7 +101,7 @@ impl RingGeometry {
         }
     }
 
-    /// Where a position lies in the ring.
+    /// Offset of a position in the ring.
     #[inline]
     pub fn offset(&self, position: u64) -> u64 {
         if self.mask != 0 { position & self.mask } else { position % self.capacity }
@@ -113,22 +113,22 @@ impl RingGeometry {
         self.capacity - self.offset(position)
     }
 
-    /// The most bytes that a chunk takes, header and all: an empty ring has always room for
-    /// it, wherever its end lies.
+    /// The most bytes of a chunk with its header: an empty ring always has room for it, wherever
+    /// its end lies.
     #[inline]
     pub fn max_chunk_len(&self) -> u64 {
         self.capacity / 2
     }
 
-    /// Chunks begin at multiples of so many bytes. A large ring has large granules: at least
-    /// [`MAX_CHUNKS`] of them and less than twice as many, since finer ones would not let
-    /// more chunks in.
+    /// Chunks begin at multiples of this many bytes. A large ring has large granules: at least
+    /// [`MAX_CHUNKS`] of them and fewer than twice as many, since smaller ones would not admit more
+    /// chunks.
     #[inline]
     pub fn granule(&self) -> u64 {
         1 << self.granule_bits
     }
 
-    /// Bytes from where a chunk begins to its payload.
+    /// Bytes from the start of a chunk to its payload.
     #[inline]
     pub fn payload_offset(&self) -> u64 {
         match self.layout {
@@ -137,8 +137,8 @@ impl RingGeometry {
         }
     }
 
-    /// Bytes that a chunk with so much payload takes. Also one with nothing takes a granule:
-    /// by that its place can be given back.
+    /// Bytes that a chunk with this payload occupies. An empty chunk occupies a granule, so that it
+    /// can be released.
     #[inline]
     pub fn taken(&self, payload: u64) -> u64 {
         let bytes = match self.layout {
@@ -150,14 +150,14 @@ impl RingGeometry {
         (bytes + rest) & !rest
     }
 
-    /// Bytes from where a chunk begins to its flag.
+    /// Bytes from the start of a chunk to its flag.
     #[inline]
     pub(super) fn flag(&self, payload: u64) -> u64 {
         HEADER_LEN + payload.next_multiple_of(FLAG_LEN)
     }
 
-    /// The most payload of a chunk that takes no more than so many bytes, which are whole
-    /// granules.
+    /// The largest payload of a chunk that occupies at most `room` bytes, a multiple of the
+    /// granule.
     #[inline]
     pub fn max_payload_in(&self, room: u64) -> u64 {
         match self.layout {
@@ -176,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_fits_is_what_takes_no_more(granules in 16_u64..200, room in 1_u64..100, layout in 0_usize..3) {
+        fn max_payload_is_the_largest_that_fits(granules in 16_u64..200, room in 1_u64..100, layout in 0_usize..3) {
             let layout = [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag][layout];
             let geometry = RingGeometry::new(granules * 128, 1).unwrap().with_layout(layout);
             let room = room * geometry.granule();

@@ -1,4 +1,4 @@
-//! What stands before a chunk's payload in the ring.
+//! The header before a chunk's payload in the ring.
 //!
 //! ```text
 //! offset  size  field (little endian)
@@ -6,48 +6,47 @@
 //!      4     4  epoch
 //!      8     8  position of this header
 //!     16     8  sequence number of the chunk
-//!     24     8  number of the message
+//!     24     8  index of the message
 //!     32     8  length of the message
-//!     40     8  where the payload lies in the message
+//!     40     8  offset of the payload in the message
 //!     48     4  length of the payload
 //!     52     4  topic
 //!     56     4  0
-//!     60     4  checksum of all that stands before
+//!     60     4  checksum of the bytes before
 //! ```
 //!
-//! The position makes an old header that the ring still holds from an earlier round
-//! another one than the one expected. The checksum is for headers that are not all there, or
-//! were never headers; against a peer that lies a checksum is of no use, and what it says is
-//! checked by the reader. It is one of sums and products, since a CRC of so few bytes would
-//! take as long as all else that is done for a message.
+//! The position distinguishes an old header, left in the ring from an earlier round, from the
+//! expected one. The checksum detects headers that were only partly written, or never were headers.
+//! It does not protect against a hostile peer: the reader checks every field. It is a sum of
+//! products, since a CRC of so few bytes would take as long as the rest of a short message.
 
 /// Bytes of a header: a granule.
 pub const HEADER_LEN: u64 = 64;
 const MAGIC: [u8; 4] = *b"FcRg";
 
-/// What stands before a chunk's payload.
+/// The header of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// The epoch that it was written in.
+    /// The epoch in which it was written.
     pub epoch: u32,
-    /// Where it stands.
+    /// The position of this header.
     pub position: u64,
-    /// The how manieth chunk of the epoch, from 0 on.
+    /// Index of the chunk in its epoch, from 0.
     pub sequence: u64,
-    /// The how manieth message of the ring, over all epochs.
+    /// Index of the message in the ring, over all epochs, from 0.
     pub message: u64,
     /// Length of the whole message in bytes.
     pub length: u64,
-    /// Where the payload lies in the message.
+    /// Offset of the payload in the message.
     pub offset: u64,
     /// Length of the payload in bytes.
     pub payload: u32,
-    /// What the message is about, as the two sides number it.
+    /// Topic of the message, by the numbering of the application.
     pub topic: u32,
 }
 
 impl ChunkHeader {
-    /// The bytes that travel.
+    /// The encoded header.
     #[must_use]
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_LEN as usize] {
@@ -63,19 +62,19 @@ impl ChunkHeader {
         ];
         words[7] = u64::from(checksum(&words)) << 32;
         let mut bytes = [0; HEADER_LEN as usize];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
+            slot.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
-    /// What the bytes say; None if they are no header, or contradict themselves.
+    /// Decodes a header. None if the bytes are no header or contradict themselves.
     #[must_use]
     #[inline]
     pub fn decode(bytes: &[u8; HEADER_LEN as usize]) -> Option<Self> {
         let mut words = [0; HEADER_LEN as usize / 8];
-        for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = u64::from_le_bytes(place.try_into().ok()?);
+        for (word, slot) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(slot.try_into().ok()?);
         }
         let magic = u64::from(u32::from_le_bytes(MAGIC));
         if words[0] & 0xffff_ffff != magic || words[7] != u64::from(checksum(&words)) << 32 {
@@ -96,8 +95,8 @@ impl ChunkHeader {
     }
 }
 
-/// Of the first seven words. Each is multiplied by an odd number of its own, so that one
-/// that changed always changes the sum, and two that changed places do.
+/// Checksum of the first seven words. Each has its own odd factor, so a change of one word always
+/// changes the sum, and so does swapping two words.
 #[inline]
 fn checksum(words: &[u64; HEADER_LEN as usize / 8]) -> u32 {
     const ODD: [u64; 7] = [
@@ -110,7 +109,7 @@ fn checksum(words: &[u64; HEADER_LEN as usize / 8]) -> u32 {
         0xc4ce_b9fe_1a85_ec53,
     ];
     let sum = words.iter().zip(ODD).fold(0_u64, |sum, (word, odd)| {
-        // Folded first: a product's lower half knows nothing of the upper bits.
+        // Folded first: the lower half of a product does not depend on the upper bits.
         sum.wrapping_add((word ^ word >> 32).wrapping_mul(odd))
     });
     (sum ^ sum >> 32) as u32
@@ -121,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_changes_are_noticed() {
+    fn header_round_trips_and_every_bit_flip_is_detected() {
         let header = ChunkHeader {
             epoch: 3,
             position: 1 << 40,

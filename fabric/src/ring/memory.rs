@@ -16,8 +16,8 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RegistrationScope<'a> {
     pub(super) domain: &'a Domain,
-    /// What it is bound to, where the provider demands that. None: a thread has it, and the
-    /// provider is one that does not.
+    /// The endpoint that memory is bound to where the provider requires it. None: the endpoint
+    /// belongs to a lane thread, and the provider does not require it.
     endpoint: Option<&'a Endpoint>,
 }
 
@@ -26,35 +26,35 @@ impl<'a> RegistrationScope<'a> {
         Self { domain: endpoint.domain(), endpoint: Some(endpoint) }
     }
 
-    /// Of an endpoint that is not at hand.
+    /// For an endpoint that another thread owns.
     pub(super) fn domain_only(domain: &'a Domain) -> Self {
         Self { domain, endpoint: None }
     }
 }
 
-/// One epoch's memory. Views hold it: it is let go of when the last one is.
+/// The memory of one epoch, shared by its views and freed with the last of them.
 #[derive(Debug)]
 pub(super) struct RingMemory {
     pub(super) geometry: RingGeometry,
     pub(super) region: MemoryRegion,
-    /// Headers that lie apart.
+    /// Separate headers, if the layout has them.
     pub(super) headers: Option<MemoryRegion>,
-    /// The same memory and headers, as the domains of further lanes know them.
+    /// The same memory and headers, registered with the domains of extra lanes.
     pub(super) lane_regions: Vec<(MemoryRegion, Option<MemoryRegion>)>,
-    /// Chunks whose views were dropped, a bit each, by number: set by whichever thread drops
-    /// one, cleared by the reader.
+    /// Chunks whose views were dropped, a bit each, by number: set by the thread that drops a view,
+    /// cleared by the reader.
     released: Box<[AtomicU64]>,
-    /// The reader sleeps, and wants to know of views that are dropped.
+    /// The reader sleeps and must be woken when a view is dropped.
     is_asleep: AtomicBool,
-    /// Its share of the queue is another ring's when nothing more can come.
+    /// Its quota of the queue is returned once nothing more can arrive.
     pub(super) quota: QueueQuota,
     waker: OnceLock<Waker>,
 }
 
 impl RingMemory {
-    /// Memory that somebody made: of a device, or shared. To be written through the endpoints at
-    /// all of these sites, of which there is at least one.
-    pub(super) fn over(
+    /// Registers memory of the caller, which may be device or shared memory, for writes through all
+    /// of these endpoints, of which there is at least one.
+    pub(super) fn new(
         registration_scopes: &[RegistrationScope<'_>],
         geometry: RingGeometry,
         memory: impl Memory,
@@ -98,9 +98,9 @@ impl RingMemory {
         let words = geometry.max_chunks().div_ceil(64);
         let released = (0..words).map(|_| AtomicU64::new(0)).collect();
         if geometry.layout() == ChunkLayout::TrailingFlag {
-            // Flags are words, which not all memory has at its start.
+            // Flags are words, and not all memory is aligned to words.
             region.load_u64(0)?;
-            // Whoever looks for flags wants clean memory.
+            // A reader that polls for flags needs zeroed memory.
             region.fill(0..geometry.capacity() as usize, 0)?;
         }
         let (is_asleep, waker) = (AtomicBool::new(false), OnceLock::new());
@@ -116,12 +116,11 @@ impl RingMemory {
         })
     }
 
-    /// A header.
     #[inline]
-    pub(super) fn look(&self, place: HeaderLocation) -> [u8; HEADER_LEN as usize] {
+    pub(super) fn read_header(&self, location: HeaderLocation) -> [u8; HEADER_LEN as usize] {
         let mut bytes = [0; HEADER_LEN as usize];
-        // Offsets are inside of the ring; beyond it there is no header.
-        let _ = match (place, &self.headers) {
+        // Offsets are inside the ring; beyond it there is no header.
+        let _ = match (location, &self.headers) {
             (HeaderLocation::Ring(offset), _) => self.region.read(offset as usize, &mut bytes),
             (HeaderLocation::Headers(offset), Some(headers)) => {
                 headers.read(offset as usize, &mut bytes)
@@ -131,27 +130,26 @@ impl RingMemory {
         bytes
     }
 
-    /// A flag.
     #[inline]
-    pub(super) fn flag(&self, offset: u64) -> u64 {
+    pub(super) fn read_flag(&self, offset: u64) -> u64 {
         self.region.load_u64(offset as usize).unwrap_or(0)
     }
 
-    /// Who sleeps is woken by this.
+    /// The waker of the reader's queue.
     pub(super) fn set_waker(&self, waker: Waker) {
         let _ = self.waker.set(waker);
     }
 
-    /// The reader is about to sleep, and looks once more after this; or does not any more.
+    /// Set before the reader polls a last time and sleeps; cleared afterwards.
     pub(super) fn set_sleeping(&self, is_asleep: bool) {
         self.is_asleep.store(is_asleep, Ordering::SeqCst);
     }
 
-    /// Was the view of this chunk dropped? If so, says it once.
+    /// Was the view of this chunk dropped? True once.
     #[inline]
     pub(super) fn take_released(&self, sequence: u64) -> bool {
-        let (word, bit) = self.place(sequence);
-        // Seen set, it stays set until it is cleared here.
+        let (word, bit) = self.released_bit(sequence);
+        // A set bit is cleared only below.
         if word.load(Ordering::SeqCst) & bit == 0 {
             return false;
         }
@@ -160,16 +158,16 @@ impl RingMemory {
     }
 
     #[inline]
-    fn place(&self, sequence: u64) -> (&AtomicU64, u64) {
+    fn released_bit(&self, sequence: u64) -> (&AtomicU64, u64) {
         let number = sequence % self.geometry.max_chunks();
         (&self.released[(number / 64) as usize], 1 << (number % 64))
     }
 }
 
-/// A chunk of a message, where it lies in the ring. Dropping it, on whichever thread,
-/// gives its place back; the writer is told when the receiver next looks.
+/// A chunk of a message in the ring's memory. Dropping it, on any thread, releases its part of the
+/// ring; the writer gets the credit on the receiver's next progress.
 #[derive(Debug)]
-#[must_use = "what is dropped may be written again"]
+#[must_use = "the writer may overwrite a dropped view"]
 pub struct ChunkView {
     header: ChunkHeader,
     is_last: bool,
@@ -188,14 +186,14 @@ impl ChunkView {
         Self { header, is_last, offset, memory }
     }
 
-    /// What message it belongs to, and where in it.
+    /// The header: message, topic and offset in the message.
     #[must_use]
     #[inline]
     pub fn header(&self) -> &ChunkHeader {
         &self.header
     }
 
-    /// Is the message whole with it?
+    /// Does the message end with this chunk?
     #[must_use]
     #[inline]
     pub fn is_last(&self) -> bool {
@@ -209,30 +207,29 @@ impl ChunkView {
         self.header.payload as usize
     }
 
-    /// Where it lies, to be sent on from or given to a device; None if there are no bytes.
-    /// A slice keeps the memory, but not the place: what it names is the writer's again
-    /// when the view is dropped.
+    /// The bytes in the ring, to be sent on or passed to a device; None if there are none. The
+    /// slice keeps the memory registered, but once the view is dropped the writer may overwrite it.
     #[must_use]
     pub fn slice(&self) -> Option<RegionSlice> {
         let from = self.offset as usize;
         self.memory.region.slice(from..from + self.len()).ok().filter(|slice| !slice.is_empty())
     }
 
-    /// Where its bytes begin: valid until the view is dropped.
+    /// Start of the bytes: valid until the view is dropped.
     #[must_use]
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         self.memory.region.as_ptr().wrapping_add(self.offset as usize)
     }
 
-    /// Copies bytes out, from an offset of the chunk on.
+    /// Copies bytes out, from an offset of the chunk.
     ///
     /// # Errors
     /// `OutOfBounds`; `InvalidArgument` for device memory.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         if offset.checked_add(into.len()).is_none_or(|end| end > self.len()) {
-            let detail = format!("{} bytes at {offset} of a chunk of {}", into.len(), self.len());
+            let detail = format!("{} bytes at {offset} exceed chunk of {}", into.len(), self.len());
             return Err(Error::new(ErrorKind::OutOfBounds, "reading from a ring", detail));
         }
         self.memory.region.read(self.offset as usize + offset, into)
@@ -243,15 +240,15 @@ impl Drop for ChunkView {
     #[inline]
     fn drop(&mut self) {
         let geometry = &self.memory.geometry;
-        // A forked child may share the memory with its parent, who still reads it.
+        // A forked child may share the memory with its parent, which still reads it.
         if geometry.layout() == ChunkLayout::TrailingFlag
             && !self.memory.region.domain().is_inherited()
         {
             zero_chunk(&self.memory.region, geometry, &self.header);
         }
-        let (word, bit) = self.memory.place(self.header.sequence);
-        // After all that was done with the bytes. Either the reader sees this before it sleeps, or
-        // it is seen here to sleep.
+        let (word, bit) = self.memory.released_bit(self.header.sequence);
+        // After all uses of the bytes. Either the reader sees this bit before it sleeps, or it is
+        // seen here to sleep.
         word.fetch_or(bit, Ordering::SeqCst);
         if self.memory.is_asleep.load(Ordering::SeqCst)
             && let Some(waker) = self.memory.waker.get()
@@ -261,11 +258,11 @@ impl Drop for ChunkView {
     }
 }
 
-/// Whoever looks for flags must not find what an earlier chunk left.
+/// A reader that polls for flags must not find an earlier chunk's.
 fn zero_chunk(region: &MemoryRegion, geometry: &RingGeometry, header: &ChunkHeader) {
     let start = geometry.offset(header.position) as usize;
     let end = start + (geometry.flag(header.payload.into()) + FLAG_LEN) as usize;
-    // The chunk lay inside of the ring.
+    // The chunk lay inside the ring.
     let _ = region.fill(start..end, 0);
 }
 

@@ -1,14 +1,13 @@
-//! A ring in the reader's memory, written by one peer: its protocol, without a wire.
+//! A ring in the reader's memory, written by one peer: the protocol without I/O.
 //!
-//! Nothing here knows of endpoints, threads or time. A [`WriterState`] says where the next
-//! chunk of a message goes and what notice to give, or that there is no room; a
-//! [`ReaderState`] takes notices in whatever order they come, says which chunk is next, and
-//! when to give credit back. Whoever drives them moves the bytes.
+//! The protocol has no endpoints, threads or clock. A [`WriterState`] plans where the next chunk of
+//! a message is written and which notice follows, or reports that there is no room. A
+//! [`ReaderState`] takes notices in any order, finds the next chunk, and decides when to return
+//! credit. The caller moves the bytes.
 //!
-//! Positions are counted from the beginning of an epoch and never wrap; where a position
-//! lies in the ring is a matter of arithmetic. With that the three invariants are
-//! comparisons: the tail never passes the credit by more than the capacity, the head
-//! never passes the tail, the credit never leads the head.
+//! Positions count bytes from the beginning of an epoch and never wrap; the offset in the ring is
+//! computed from them. So the three invariants are comparisons: the tail never passes the credit by
+//! more than the capacity, the head never passes the tail, the credit never passes the head.
 
 mod chunk_poster;
 mod connection;
@@ -50,7 +49,7 @@ pub use ring_offer::{LaneOffer, RingAnswer, RingOffer};
 pub use sender::{Pushed, RingSender, SenderStatistics};
 pub use writer_state::{Blocked, Message};
 
-// The protocol itself, for simulations and fuzzing: what a port does with it is the interface.
+// The protocol itself, public for simulations and fuzzing; applications use `Port`.
 #[doc(hidden)]
 pub use credit::Credit;
 #[doc(hidden)]

@@ -1,5 +1,5 @@
-//! A writer and a reader, the ring between them, and a wire that delays, reorders,
-//! repeats and breaks.
+//! A model of a writer, a reader and their ring, over a network that delays, reorders, duplicates
+//! and disconnects.
 
 use std::collections::VecDeque;
 
@@ -8,33 +8,33 @@ use proptest::prelude::*;
 use super::writer_state::exceeds;
 use super::*;
 
-/// Bytes that a message of this number has.
+/// Contents of a message at an offset.
 fn byte(message: u64, at: u64) -> u8 {
     (message.wrapping_mul(31) ^ at.wrapping_mul(7) ^ at >> 8) as u8
 }
 
-/// What is on its way to the reader: data, and the notice that comes after it, if one does.
+/// A write in flight to the reader: data, and the notice that follows it, if any.
 struct InFlightWrite {
     place: HeaderLocation,
     bytes: Vec<u8>,
-    /// A flag, and where.
+    /// Offset and value of the flag.
     flag: Option<(u64, u64)>,
     immediate: Option<u32>,
     epoch: u32,
 }
 
-/// How credit gets to the writer.
+/// How credit travels to the writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CreditPath {
-    /// Each in a message of its own, in any order.
+    /// In messages, in any order.
     Messages,
-    /// Into one place, in order, and then a notice.
+    /// Into one slot, in order, each followed by its notice.
     Ordered,
-    /// Into one place, in any order, and then a notice.
+    /// Into one slot, in any order, each followed by its notice.
     Unordered,
 }
 
-/// A credit on its way.
+/// A credit in flight.
 #[derive(Debug, Clone, Copy)]
 struct InFlightCredit {
     notice: u32,
@@ -47,26 +47,26 @@ struct RingModel {
     writer: WriterState,
     reader: ReaderState,
     memory: Vec<u8>,
-    /// Where headers lie, if apart.
+    /// Separate headers.
     headers: Vec<u8>,
     in_flight: Vec<InFlightWrite>,
     credit_path: CreditPath,
     credits: Vec<InFlightCredit>,
-    /// The one place that credit is written to.
+    /// The slot that credit is written to.
     credit_slot: [u8; 16],
-    /// Credits that arrived, and that the writer has not looked at.
+    /// Credits that arrived and that the writer has not read.
     unread_credits: VecDeque<InFlightCredit>,
     epoch: u32,
-    /// Lengths of all messages, and the one that is being written.
+    /// Lengths of all messages, and the message being written.
     lengths: Vec<u64>,
     current: Option<Message>,
-    /// What the reader has of the message that is next.
+    /// The part of the next message that the reader has.
     partial: Vec<u8>,
     completed_messages: u64,
-    /// With what is to be cleaned for each, where the reader looks for flags.
+    /// Chunks not released, each with the memory to clear for a reader that polls.
     held: Vec<(ReleaseToken, std::ops::Range<usize>)>,
     watermark: u64,
-    /// Notices of credit that may wait at the writer.
+    /// Limit of credit notices in the writer's queue.
     max_notices: u64,
 }
 
@@ -74,7 +74,7 @@ struct RingModel {
 enum Step {
     Begin(u64),
     Write,
-    /// Deliver one of those on their way: in order, or any.
+    /// Delivers a write in flight: the first, or any.
     Deliver(usize),
     Repeat(usize),
     Take,
@@ -82,7 +82,7 @@ enum Step {
     Credit {
         is_idle: bool,
     },
-    /// One of those on their way: in order, or any.
+    /// Delivers a credit in flight: the first, or any.
     CreditDelivered(usize),
     CreditRepeats(usize),
     CreditRead,
@@ -133,7 +133,7 @@ impl RingModel {
 
     fn reader(geometry: RingGeometry, epoch: u32, watermark: u64, path: CreditPath) -> ReaderState {
         let mut reader = ReaderState::new(geometry, epoch, watermark);
-        // Credit comes back under another number than the ring's.
+        // The writer uses another index than the reader.
         reader.set_sender_index(9);
         if path == CreditPath::Unordered {
             reader.serialize_credits();
@@ -151,7 +151,7 @@ impl RingModel {
         Self { max_notices, writer: self.writer.limit_notices(max_notices), ..self }
     }
 
-    /// Memory that is looked at for flags has to be clean.
+    /// Memory that is polled for flags has to be zeroed.
     fn fresh(layout: ChunkLayout, other: u8) -> u8 {
         if layout == ChunkLayout::TrailingFlag { 0 } else { other }
     }
@@ -161,15 +161,15 @@ impl RingModel {
         assert!(tail - credit <= self.geometry.capacity(), "production");
         assert!(self.reader.head() <= tail, "consumption");
         assert!(credit <= self.reader.head(), "lag");
-        // Those of an earlier epoch are counted by its own share, and a message may come twice.
+        // Earlier epochs have their own quota, and messages may be duplicated.
         if self.credit_path != CreditPath::Messages {
-            let told = self.credits.iter().chain(&self.unread_credits);
-            let waiting = told.filter(|told| told.epoch == self.epoch).count() as u64;
+            let credits = self.credits.iter().chain(&self.unread_credits);
+            let waiting = credits.filter(|credit| credit.epoch == self.epoch).count() as u64;
             assert!(waiting <= self.max_notices, "{waiting} notices of credit");
         }
     }
 
-    /// False if there was no room, or nothing to write.
+    /// False if there was no room, or no message to write.
     fn write(&mut self) -> bool {
         let Some(message) = &mut self.current else { return false };
         let Ok(chunk) = self.writer.plan(message) else { return false };
@@ -194,7 +194,7 @@ impl RingModel {
                 let place = HeaderLocation::Ring(chunk.header_at);
                 self.in_flight.push(fly(place, [header, body].concat(), notice));
             }
-            // Two writes, that need not land in order.
+            // Two writes, which may complete in any order.
             ChunkLayout::SeparateHeader => {
                 self.in_flight.push(fly(HeaderLocation::Headers(chunk.header_at), header, None));
                 self.in_flight.push(fly(HeaderLocation::Ring(chunk.payload_at), body, notice));
@@ -215,7 +215,7 @@ impl RingModel {
         }
         let which = which % self.in_flight.len();
         let InFlightWrite { place, bytes, flag, immediate, epoch } = self.in_flight.remove(which);
-        // Late writes of an old epoch land in memory that nobody looks at any more.
+        // Late writes of an old epoch hit memory that is not used any more.
         if epoch == self.epoch {
             let (memory, offset) = match place {
                 HeaderLocation::Ring(offset) => (&mut self.memory, offset as usize),
@@ -227,7 +227,7 @@ impl RingModel {
             }
         }
         if let Some(immediate) = immediate {
-            // Of headers apart, the length is that of the payload alone, if there is one.
+            // With separate headers, the length is that of the payload alone, if there is one.
             let length = bytes.len() as u64;
             self.reader.notice(&Immediate::decode(immediate), length).unwrap();
         }
@@ -282,40 +282,40 @@ impl RingModel {
         }
     }
 
-    /// A credit arrives: the writer may hear of it later, when others have arrived as well.
+    /// A credit arrives; the writer may read it later, after others.
     fn deliver_credit(&mut self, which: usize) {
         if self.credits.is_empty() {
             return;
         }
         let in_order = self.credit_path == CreditPath::Ordered;
         let which = if in_order { 0 } else { which % self.credits.len() };
-        let told = self.credits.remove(which);
-        self.unread_credits.push_back(told);
-        // That of an earlier epoch has another place, since names take turns.
-        if told.epoch == self.epoch {
-            self.credit_slot = told.bytes;
+        let credit = self.credits.remove(which);
+        self.unread_credits.push_back(credit);
+        // A credit of an earlier epoch has another slot, since indexes are used round robin.
+        if credit.epoch == self.epoch {
+            self.credit_slot = credit.bytes;
             self.reader.credit_completed();
         }
     }
 
     fn read_credit(&mut self) -> bool {
-        let Some(told) = self.unread_credits.pop_front() else { return false };
-        if !self.writer.take_credit_notice(&Immediate::decode(told.notice)) {
+        let Some(credit) = self.unread_credits.pop_front() else { return false };
+        if !self.writer.take_credit_notice(&Immediate::decode(credit.notice)) {
             return true;
         }
         let bytes = match self.credit_path {
-            CreditPath::Messages => told.bytes,
+            CreditPath::Messages => credit.bytes,
             CreditPath::Ordered | CreditPath::Unordered => self.credit_slot,
         };
         if let Some(credit) = Credit::decode(bytes, self.writer.epoch()) {
             self.writer.credit(&credit);
-            // Told again, and late, it changes nothing.
+            // A late duplicate changes nothing.
             assert!(!self.writer.credit(&credit));
         }
         true
     }
 
-    /// The connection is lost, with what was on its way in part.
+    /// The connection is lost with the writes in flight.
     fn reconnect(&mut self) {
         self.epoch += 1;
         assert_eq!(self.reader.completed_messages(), self.completed_messages);
@@ -327,14 +327,14 @@ impl RingModel {
         self.partial.clear();
         self.held.clear();
         self.memory.fill(Self::fresh(self.geometry.layout(), 0xdd));
-        // All that is not whole is written again.
+        // Incomplete messages are written again.
         self.current = None;
-        // A connection that is closed does not deliver for ever: longer ago than the bits of
-        // a notice can tell there is nothing.
+        // A closed connection does not deliver forever: nothing in flight is older than the epoch
+        // bits of a notice can express.
         let epoch = self.epoch;
         self.in_flight.retain(|in_flight| epoch - in_flight.epoch < 8);
-        self.credits.retain(|told| epoch - told.epoch < 8);
-        self.unread_credits.retain(|told| epoch - told.epoch < 8);
+        self.credits.retain(|credit| epoch - credit.epoch < 8);
+        self.unread_credits.retain(|credit| epoch - credit.epoch < 8);
         self.credit_slot = [0; 16];
     }
 
@@ -346,7 +346,7 @@ impl RingModel {
         if number == self.lengths.len() {
             self.lengths.push(length);
         }
-        // Else it is written again, after a break.
+        // After a reconnect the same message is written again.
         self.current = Some(self.writer.begin(3, self.lengths[number]));
     }
 
@@ -356,7 +356,7 @@ impl RingModel {
             Step::Write => drop(self.write()),
             Step::Deliver(which) => self.deliver(if in_order { 0 } else { which }),
             Step::Repeat(which) if !self.in_flight.is_empty() => {
-                // A notice without its data would be a lie: only one of what has landed.
+                // A notice must not precede its data: it is repeated only after delivery.
                 let which = which % self.in_flight.len();
                 let bits = self.in_flight[which].immediate;
                 self.deliver(which);
@@ -373,8 +373,8 @@ impl RingModel {
             Step::Credit { is_idle } => self.credit(is_idle),
             Step::CreditDelivered(which) => self.deliver_credit(which),
             Step::CreditRepeats(which) if self.credit_path == CreditPath::Messages => {
-                if let Some(told) = self.credits.get(which % self.credits.len().max(1)) {
-                    self.unread_credits.push_back(*told);
+                if let Some(credit) = self.credits.get(which % self.credits.len().max(1)) {
+                    self.unread_credits.push_back(*credit);
                 }
             }
             Step::CreditRepeats(_) => {}
@@ -384,7 +384,7 @@ impl RingModel {
         self.check();
     }
 
-    /// Everything that can move does. False if nothing could.
+    /// Performs every step that is possible. False if there was none.
     fn pump(&mut self) -> bool {
         if self.writer.messages() < self.lengths.len() as u64 {
             self.next_message(0);
@@ -399,11 +399,11 @@ impl RingModel {
         while !self.held.is_empty() {
             self.release(0);
         }
-        // Quiet only when nothing else moves: the watermark does the rest.
+        // Idle only if nothing else moved: otherwise the watermark decides.
         self.credit(!has_moved);
         while !self.credits.is_empty() {
             has_moved = true;
-            // The last one first, where there is no order: an old one is there at the end.
+            // Last one first, where there is no order: an old credit arrives last.
             self.deliver_credit(self.credits.len() - 1);
         }
         while self.read_credit() {
@@ -413,9 +413,9 @@ impl RingModel {
         has_moved
     }
 
-    fn pump_until(&mut self, is_enough: impl Fn(&Self) -> bool) {
+    fn pump_until(&mut self, is_met: impl Fn(&Self) -> bool) {
         let mut idle = 0;
-        while !is_enough(self) {
+        while !is_met(self) {
             idle = if self.pump() { 0 } else { idle + 1 };
             assert!(
                 idle < 3,
@@ -426,7 +426,7 @@ impl RingModel {
         }
     }
 
-    /// Whatever happened before: from here on all goes through.
+    /// Completes all messages after any earlier steps.
     fn finish(&mut self) {
         self.pump_until(|model| model.completed_messages == model.lengths.len() as u64);
     }
@@ -436,7 +436,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn every_message_comes_once_whole_and_in_order(
+    fn every_message_arrives_once_complete_and_in_order(
         steps in steps(5000),
         granules in 8_u64..64,
         max_payload in 1_u64..3000,
@@ -459,7 +459,7 @@ proptest! {
     }
 
     #[test]
-    fn the_check_is_that_of_both_geometries(
+    fn exceeds_agrees_with_offset_arithmetic(
         capacity in 1_u64..200,
         head in 0_u64..1000,
         used in 0_u64..200,
@@ -467,7 +467,7 @@ proptest! {
     ) {
         prop_assume!(used <= capacity);
         let tail = head + used;
-        // As one would with offsets: free room in one piece, or around the end.
+        // The same with offsets: free room is in one piece, or wraps around the end.
         let (write, read) = (tail % capacity, head % capacity);
         let free = if used == capacity {
             0
@@ -481,7 +481,7 @@ proptest! {
 }
 
 #[test]
-fn messages_may_be_many_times_the_ring() {
+fn messages_may_be_many_times_longer_than_the_ring() {
     let sizes = [(1024, 64), (4096, 3000), (1 << 20, u64::MAX)];
     let layouts =
         [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag];
@@ -499,12 +499,12 @@ fn messages_may_be_many_times_the_ring() {
 }
 
 #[test]
-fn a_full_ring_is_given_back_in_one_credit() {
+fn one_credit_frees_a_full_ring() {
     for capacity in [1024, 1152, 2 << 20, (2 << 20) + 512, 4 << 20, 1 << 30, MAX_CAPACITY] {
         let geometry = RingGeometry::new(capacity, 0).unwrap();
         let mut writer = WriterState::new(geometry, 0, u64::MAX);
         let mut reader = ReaderState::new(geometry, 0, u64::MAX);
-        // Several rounds, so that positions lie anywhere.
+        // Several rounds, so that positions differ.
         for epoch in 1..6 {
             let mut headers = Vec::new();
             let mut message = writer.begin(0, 4 * capacity);
@@ -513,7 +513,7 @@ fn a_full_ring_is_given_back_in_one_credit() {
                 reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
                 headers.push(chunk.header);
             }
-            assert!(!headers.is_empty(), "an empty ring of {capacity} refuses");
+            assert!(!headers.is_empty(), "an empty ring of {capacity} bytes is blocked");
             let free_before = writer.free();
             for header in headers {
                 let look = |place| {
@@ -527,7 +527,7 @@ fn a_full_ring_is_given_back_in_one_credit() {
             assert!(writer.credit(&credit));
             assert!(writer.free() > free_before);
             assert_eq!(writer.free(), capacity);
-            // The message is far from written; the next round goes on with another epoch.
+            // The message is far from complete; the next round begins another epoch.
             (writer, reader) = (
                 WriterState::new(geometry, epoch, u64::MAX),
                 ReaderState::new(geometry, epoch, u64::MAX),
@@ -537,7 +537,7 @@ fn a_full_ring_is_given_back_in_one_credit() {
 }
 
 #[test]
-fn as_many_chunks_as_there_may_be_fit_and_no_more() {
+fn ring_holds_exactly_max_chunks() {
     let geometry = RingGeometry::new(4 << 20, 0).unwrap();
     let mut writer = WriterState::new(geometry, 0, 1);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -551,7 +551,7 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
     }
     assert!(sent <= MAX_CHUNKS && sent * geometry.granule() <= geometry.capacity());
     assert_eq!(sent, MAX_CHUNKS);
-    // A peer that goes on all the same is found out.
+    // A peer that writes more is detected.
     let notice = RingNotice::Chunk { sequence: sent as u16 };
     let beyond = Immediate { ring: 0, epoch: 0, notice };
     let error = reader.notice(&beyond, 0).unwrap_err();
@@ -559,13 +559,13 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
 }
 
 #[test]
-fn many_small_chunks_need_no_quiet() {
+fn credit_for_small_chunks_does_not_wait_for_idle() {
     let geometry = RingGeometry::new(64 << 20, 0).unwrap();
     let mut writer = WriterState::new(geometry, 0, 64);
     let mut reader = ReaderState::new(geometry, 0, u64::MAX);
     for number in 0..100_000 {
         let mut message = writer.begin(0, 64);
-        let chunk = writer.plan(&message).expect("always room: all is released at once");
+        let chunk = writer.plan(&message).expect("room, since every chunk is released at once");
         writer.commit(&mut message, &chunk);
         reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
@@ -577,9 +577,9 @@ fn many_small_chunks_need_no_quiet() {
     }
 }
 
-/// A chunk that was not looked for yet is a backlog: the port has nothing to look after.
+/// A chunk whose header was not read yet is a backlog, and needs no polling.
 #[test]
-fn only_headers_that_were_looked_for_are_missed() {
+fn header_is_awaited_only_after_a_failed_take() {
     let geometry = RingGeometry::new(4096, 0).unwrap().with_layout(ChunkLayout::SeparateHeader);
     let mut writer = WriterState::new(geometry, 0, u64::MAX);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -587,9 +587,9 @@ fn only_headers_that_were_looked_for_are_missed() {
     let chunk = writer.plan(&message).unwrap();
     writer.commit(&mut message, &chunk);
     assert_eq!(reader.take(|_| [0; HEADER_LEN as usize]), Ok(None));
-    assert!(!reader.awaits_header(), "no notice came");
+    assert!(!reader.awaits_header(), "no notice arrived");
     reader.notice(&Immediate::decode(chunk.immediate), 100).unwrap();
-    assert!(!reader.awaits_header(), "it was not looked for");
+    assert!(!reader.awaits_header(), "no take yet");
     assert_eq!(reader.take(|_| [0; HEADER_LEN as usize]), Ok(None));
     assert!(reader.awaits_header());
     assert!(reader.take(|_| chunk.header.encode()).unwrap().is_some());
@@ -597,13 +597,13 @@ fn only_headers_that_were_looked_for_are_missed() {
 }
 
 #[test]
-fn a_peer_that_lies_is_found_out() {
+fn protocol_violations_are_detected() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
-    let told = |reader: &mut ReaderState, sequence| {
+    let notify = |reader: &mut ReaderState, sequence| {
         let notice = RingNotice::Chunk { sequence };
         reader.notice(&Immediate { ring: 1, epoch: 0, notice }, 0)
     };
-    let honest = ChunkHeader {
+    let valid = ChunkHeader {
         epoch: 0,
         position: 0,
         sequence: 0,
@@ -615,42 +615,42 @@ fn a_peer_that_lies_is_found_out() {
     };
     let refused = |header: ChunkHeader| {
         let mut reader = ReaderState::new(geometry, 0, 0);
-        told(&mut reader, 0).unwrap();
+        notify(&mut reader, 0).unwrap();
         reader.take(|_| header.encode()).unwrap_err()
     };
     let nothing = ProtocolError::MissingChunk { position: 0 };
-    assert_eq!(refused(ChunkHeader { position: 64, ..honest }), nothing);
-    assert_eq!(refused(ChunkHeader { sequence: 1, ..honest }), nothing);
-    assert_eq!(refused(ChunkHeader { epoch: 16, ..honest }), nothing);
+    assert_eq!(refused(ChunkHeader { position: 64, ..valid }), nothing);
+    assert_eq!(refused(ChunkHeader { sequence: 1, ..valid }), nothing);
+    assert_eq!(refused(ChunkHeader { epoch: 16, ..valid }), nothing);
     let mut reader = ReaderState::new(geometry, 0, 0);
     reader
         .notice(&Immediate { ring: 1, epoch: 0, notice: RingNotice::Chunk { sequence: 0 } }, 163)
         .unwrap();
     let wrong = ProtocolError::WrongLength { sequence: 0, came: 163, announced: 164 };
-    assert_eq!(reader.take(|_| honest.encode()), Err(wrong));
+    assert_eq!(reader.take(|_| valid.encode()), Err(wrong));
     let misplaced = ProtocolError::Misplaced { sequence: 0 };
-    assert_eq!(refused(ChunkHeader { message: 1, ..honest }), misplaced);
-    assert_eq!(refused(ChunkHeader { offset: 50, length: 150, ..honest }), misplaced);
-    assert_eq!(refused(ChunkHeader { payload: 0, ..honest }), misplaced);
-    assert_eq!(refused(ChunkHeader { payload: 5000, length: 5000, ..honest }), misplaced);
-    // A message does not grow, nor change what it is about.
-    for second in [ChunkHeader { length: 1 << 60, ..honest }, ChunkHeader { topic: 9, ..honest }] {
+    assert_eq!(refused(ChunkHeader { message: 1, ..valid }), misplaced);
+    assert_eq!(refused(ChunkHeader { offset: 50, length: 150, ..valid }), misplaced);
+    assert_eq!(refused(ChunkHeader { payload: 0, ..valid }), misplaced);
+    assert_eq!(refused(ChunkHeader { payload: 5000, length: 5000, ..valid }), misplaced);
+    // Length and topic of a message do not change.
+    for second in [ChunkHeader { length: 1 << 60, ..valid }, ChunkHeader { topic: 9, ..valid }] {
         let mut reader = ReaderState::new(geometry, 0, 0);
-        told(&mut reader, 0).unwrap();
-        told(&mut reader, 1).unwrap();
-        let first = ChunkHeader { payload: 10, ..honest };
+        notify(&mut reader, 0).unwrap();
+        notify(&mut reader, 1).unwrap();
+        let first = ChunkHeader { payload: 10, ..valid };
         assert!(reader.take(|_| first.encode()).unwrap().is_some());
         let (position, sequence) = (geometry.taken(10), 1);
         let second = ChunkHeader { position, sequence, offset: 10, payload: 10, ..second };
         let misplaced = ProtocolError::Misplaced { sequence: 1 };
         assert_eq!(reader.take(|_| second.encode()), Err(misplaced));
     }
-    // Notices of other rings, and of this one's past, are nobody's business.
+    // Notices of other rings and earlier epochs are ignored.
     let mut reader = ReaderState::new(geometry, 0, 0);
     let notice = RingNotice::Chunk { sequence: 0 };
     reader.notice(&Immediate { ring: 2, epoch: 0, notice }, 0).unwrap();
     reader.notice(&Immediate { ring: 1, epoch: 3, notice }, 0).unwrap();
-    assert_eq!((reader.take(|_| honest.encode()), reader.ignored()), (Ok(None), (0, 2)));
+    assert_eq!((reader.take(|_| valid.encode()), reader.ignored()), (Ok(None), (0, 2)));
 }
 
 #[test]
@@ -658,7 +658,7 @@ fn chunks_of_two_messages_do_not_mix() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 0, 64);
     let (mut first, other) = (writer.begin(0, 100), writer.begin(0, 5));
-    // Nothing is written of either: whichever comes first has the number.
+    // Neither is written: the first to be committed gets the number.
     assert!(writer.plan(&other).is_ok());
     let chunk = writer.plan(&first).unwrap();
     writer.commit(&mut first, &chunk);
@@ -667,7 +667,7 @@ fn chunks_of_two_messages_do_not_mix() {
     let chunk = writer.plan(&first).unwrap();
     writer.commit(&mut first, &chunk);
     assert!(first.is_written());
-    assert_eq!(writer.plan(&other), Err(Refused::Stale), "the first has its number");
+    assert_eq!(writer.plan(&other), Err(Refused::Stale), "the first message has its number");
     let next = writer.begin(0, 5);
     assert_eq!(next.number(), 1);
     assert!(writer.plan(&next).is_ok());
@@ -677,7 +677,7 @@ fn chunks_of_two_messages_do_not_mix() {
 }
 
 #[test]
-fn credit_that_cannot_be_is_not_believed() {
+fn impossible_credit_is_ignored() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 2, 64);
     let mut message = writer.begin(0, 64);
@@ -690,31 +690,31 @@ fn credit_that_cannot_be_is_not_believed() {
     assert_eq!(writer.next_read(), None);
     assert!(writer.credit(&credit(2, 2)));
     assert_eq!((writer.next_read(), writer.next_read()), (Some(0), None));
-    assert!(!writer.credit(&credit(1, 2)), "the past");
+    assert!(!writer.credit(&credit(1, 2)), "behind the known head");
     assert_eq!(writer.free(), 4096);
-    let mut told =
+    let mut take_notice =
         |ring, epoch, notice| writer.take_credit_notice(&Immediate { ring, epoch, notice });
     let credit = |released| RingNotice::Credit { released };
-    assert!(!told(0, 2, credit(1)), "another ring");
-    assert!(!told(1, 1, credit(1)), "another epoch");
-    assert!(!told(1, 2, RingNotice::ReaderClosed), "another notice");
-    // More chunks than were written are not believed.
-    assert!(told(1, 2, credit(2)));
+    assert!(!take_notice(0, 2, credit(1)), "another ring");
+    assert!(!take_notice(1, 1, credit(1)), "another epoch");
+    assert!(!take_notice(1, 2, RingNotice::ReaderClosed), "another notice");
+    // A credit notice for more chunks than were written is ignored.
+    assert!(take_notice(1, 2, credit(2)));
     assert_eq!(writer.unnoticed(), 1);
     let immediate = Immediate { ring: 1, epoch: 2, notice: credit(1) };
     assert!(writer.take_credit_notice(&immediate));
     assert_eq!(writer.unnoticed(), 0);
 }
 
-/// A writer that looks at its queue only when it can write nothing, and takes one notice then. The
-/// credit that it finds is the newest one, so each notice that it takes may free the whole ring.
+/// The writer takes one notice, and only when it cannot write. It reads the newest credit, so each
+/// notice may free the whole ring.
 #[test]
-fn waiting_credit_notices_never_exceed_the_writers_share() {
-    const SHARE: u64 = 7;
+fn waiting_credit_notices_never_exceed_the_writers_quota() {
+    const QUOTA: u64 = 7;
     for path in [CreditPath::Ordered, CreditPath::Unordered, CreditPath::Messages] {
         let model =
             RingModel::new(1 << 16, ChunkLayout::InlineHeader, 1000, 0).with_credit_by(path);
-        let mut model = model.with_notices(SHARE);
+        let mut model = model.with_notices(QUOTA);
         let mut most = 0;
         while model.completed_messages < 5000 {
             model.next_message(64);
@@ -729,7 +729,7 @@ fn waiting_credit_notices_never_exceed_the_writers_share() {
             while model.take() {
                 model.release(0);
             }
-            // It is quiet after each chunk, so each has a credit.
+            // Idle after each chunk, so each has a credit.
             model.credit(true);
             while !model.credits.is_empty() {
                 model.deliver_credit(model.credits.len() - 1);
@@ -737,14 +737,14 @@ fn waiting_credit_notices_never_exceed_the_writers_share() {
             model.check();
             most = most.max(model.unread_credits.len() as u64);
         }
-        assert!(most <= SHARE, "{path:?}: {most} notices wait in the queue");
+        assert!(most <= QUOTA, "{path:?}: {most} notices wait in the queue");
     }
 }
 
-/// A credit that later ones overtook by many rounds of the ring, and that has the lower bits of
-/// one that lies ahead.
+/// A credit that was overtaken by many rounds of the ring, and whose lower bits look like one
+/// ahead.
 #[test]
-fn a_credit_overtaken_by_later_ones_frees_nothing() {
+fn overtaken_credit_frees_nothing() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 0, 1000);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -756,7 +756,7 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
         writer.commit(&mut message, &chunk);
         reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
-        // What lies in the ring now is not read yet: no credit may free it.
+        // The chunk in the ring is unread: no credit may free it.
         for late in &overtaken {
             writer.credit(late);
             assert!(writer.known_head() <= reader.head(), "chunk {number} is freed unread");
@@ -765,7 +765,7 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
         let credit = reader.credit(true).unwrap();
         if number % 17 == 1 {
             overtaken.push(credit);
-            // At most what one round of all numbers of 16 bits has.
+            // As many as one round of the 16 bits.
             if overtaken.len() > 300 {
                 overtaken.remove(0);
             }
@@ -776,7 +776,7 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
 }
 
 #[test]
-fn without_order_the_next_credit_waits_for_the_last() {
+fn without_write_order_the_next_credit_waits_for_the_last() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 0, 100);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -793,7 +793,7 @@ fn without_order_the_next_credit_waits_for_the_last() {
     let first = reader.credit(true).unwrap();
     read_one(&mut reader);
     assert_eq!(reader.credit(true), None);
-    // Lost, it is told again, and still waited for.
+    // After a loss it is sent again, and the next one still waits.
     reader.credit_completed();
     reader.resend_credit();
     assert_eq!((reader.last_credit(), reader.credit(true)), (first, None));
@@ -803,8 +803,8 @@ fn without_order_the_next_credit_waits_for_the_last() {
 }
 
 #[test]
-fn what_the_reader_let_go_of_is_room() {
+fn released_bytes_are_free_room() {
     assert!(!exceeds(1000, 24, 0, 1024));
     assert!(exceeds(1000, 25, 0, 1024));
-    assert!(!exceeds(1000, 25, 64, 1024), "the reader let go of 64 bytes");
+    assert!(!exceeds(1000, 25, 64, 1024), "the reader released 64 bytes");
 }

@@ -1,4 +1,4 @@
-//! Says what has no chunk: credit, and ends.
+//! Sends notices without a chunk: credit, and the closing of either side.
 
 use super::credit::{self, Credit};
 use super::memory::{RegistrationScope, bind_or_enable};
@@ -9,34 +9,33 @@ use crate::{
     Peer, PostOptions, RemoteMemory, RemoteRegion, Result, TransferFlags,
 };
 
-/// The token of what is written, where it cannot be injected.
+/// Token of writes that cannot be injected.
 pub(super) const NOTICE_TOKEN: u64 = 0x5361_6964 << 32;
-/// The token of what is said last, and is known to have come once it completes: this, and
-/// a number that the caller chooses.
+/// Token of the last notice, whose completion means that it arrived: this, and a number of the
+/// caller.
 pub(super) const LAST_NOTICE_TOKEN: u64 = 0x4c61_7374 << 32;
 
-/// The token of a credit that the next one waits for: this, and a number that the caller
-/// chooses.
+/// Token of a credit for which the next one waits: this, and a number of the caller.
 const CREDIT_TOKEN: u64 = 0x4372_6564 << 32;
 
-/// The number of the credit that a token names.
+/// The number in the token of a credit.
 #[inline]
 pub(super) fn parse_credit_token(token: u64) -> Option<u32> {
     (token >> 32 == CREDIT_TOKEN >> 32).then_some(token as u32)
 }
 
-/// Says bits to one peer, in the form that its ring is told in.
+/// Sends notices to one peer, in the notify mode of its ring.
 #[derive(Debug)]
 pub(super) struct NoticeSender {
     pub(super) mode: NotifyMode,
-    /// Do messages to the peer have a tag?
+    /// Are messages to the peer tagged?
     tagged: bool,
     peer: Peer,
-    /// Where a write goes that brings them.
+    /// Target of writes that carry an immediate.
     credit_memory: RemoteMemory,
-    /// Where in it credit goes.
+    /// Offset of the credit slot in it.
     credit_offset: u64,
-    /// What it is written from, where it is not injected.
+    /// Source of writes that are not injected.
     words: MemoryRegion,
 }
 
@@ -54,7 +53,7 @@ impl NoticeSender {
             if !caps.contains(needed) {
                 let with = if tagged { "with" } else { "without" };
                 let detail =
-                    format!("the peer wants messages {with} tags, which this domain does not have");
+                    format!("the peer requires messages {with} tags, which this domain lacks");
                 return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
             }
         }
@@ -70,7 +69,7 @@ impl NoticeSender {
         Ok(Self { mode, tagged, peer, credit_memory, credit_offset, words })
     }
 
-    /// Says bits. Nobody is told of a ring that is polled. False if there is no room now.
+    /// Sends a notice; nothing is sent in polling mode. False if there is no room now.
     #[inline]
     pub(super) fn send_notice(
         &self,
@@ -88,9 +87,9 @@ impl NoticeSender {
         }
     }
 
-    /// As [`send_notice`](Self::send_notice), for the last time before the endpoint is closed: a completion with
-    /// the token [`LAST_NOTICE_TOKEN`] and this number tells that it came. None if there is no telling: then it
-    /// was said. False if there is no room now.
+    /// Sends the last notice before the endpoint is closed. A completion with [`LAST_NOTICE_TOKEN`]
+    /// and this number reports its arrival. None if the notify mode has no such completion, and the
+    /// notice was sent. False if there is no room now.
     pub(super) fn send_last_notice(
         &self,
         endpoint: &mut Endpoint,
@@ -106,15 +105,15 @@ impl NoticeSender {
         self.write_words(endpoint, queue, (8, 0), Some(bits.into()), &options).map(Some)
     }
 
-    /// May a credit overtake an earlier one, and hide it in the one place that both are written
-    /// to? Messages have a place each.
+    /// May a credit overtake an earlier one, which would then overwrite it in their common slot?
+    /// Messages have no common slot.
     pub(super) fn credits_may_reorder(&self, domain: &Domain) -> bool {
         let ordered = ordered_write_limit(domain.capabilities());
         self.mode == NotifyMode::Immediate && ordered < credit::LENGTH as u64
     }
 
-    /// Tells a writer how far its reader is. With a number, a completion says that the credit
-    /// arrived, and [names](parse_credit_token) it. False if there is no room now.
+    /// Returns credit to a writer. With a number, a completion that [carries
+    /// it](parse_credit_token) reports that the credit arrived. False if there is no room now.
     pub(super) fn send_credit(
         &self,
         endpoint: &mut Endpoint,
@@ -166,7 +165,7 @@ impl NoticeSender {
             InjectOutcome::WouldBlock => return Ok(false),
             InjectOutcome::NotSupported => {}
         }
-        // What an earlier one is written from may change under it: it then tells more.
+        // An earlier write may still read these bytes: it then carries the newer credit.
         self.words.write(0, bytes)?;
         let options = PostOptions::token(NOTICE_TOKEN);
         self.write_words(endpoint, queue, (bytes.len(), offset), data, &options)

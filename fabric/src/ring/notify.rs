@@ -1,4 +1,4 @@
-//! How a reader learns of what was written.
+//! How the reader of a ring is notified of chunks, and the writer of credit.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,41 +7,39 @@ use super::geometry::ChunkLayout;
 use super::header::HEADER_LEN;
 use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 
-/// How a reader learns of what was written, and a writer of credit.
+/// How the reader of a ring is notified of chunks, and the writer of credit.
 ///
 /// ```
 /// use fabric::ring::NotifyMode;
 /// use fabric::*;
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
-/// let facts = offer.capabilities();
-/// let mode = NotifyMode::best(facts)?;
-/// assert_eq!(mode == NotifyMode::Immediate, facts.immediate_mask() > 0);
+/// let capabilities = offer.capabilities();
+/// let mode = NotifyMode::best(capabilities)?;
+/// assert_eq!(mode == NotifyMode::Immediate, capabilities.immediate_mask() > 0);
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NotifyMode {
-    /// By 32 bits that come with the write, once it is there.
+    /// By 32 bits that arrive with the write, once it is complete.
     Immediate,
-    /// By a small message, sent once the write is known to be there: where writes carry
-    /// nothing. With a tag, if the offer that the domain was opened from has
-    /// [`Caps::TAGGED`]: else the messages are among the application's own, which then may not
-    /// have any on the same endpoint.
+    /// By a small message, sent once the write is complete: for providers whose writes carry no
+    /// immediate. Messages are tagged if the offer of the domain has [`Caps::TAGGED`]. Otherwise
+    /// the application must not use messages on the same endpoint.
     Message,
-    /// Not at all: it looks at the memory, which it cleans after use. The first design of
-    /// such rings, here to be measured, and where nothing else is to be had. It neither
-    /// lets a reader sleep nor works where writes may overtake each other.
+    /// Not at all: the reader polls the memory and clears it after use. For comparison, and for
+    /// providers without notices. The reader cannot sleep, and writes must not overtake each other.
     Polling,
 }
 
 /// Bytes of a notice that is a message.
 pub(super) const NOTICE_LEN: usize = 4;
-/// The same with the credit that comes with it.
+/// Bytes of a notice with its credit.
 pub(super) const CREDIT_NOTICE_LEN: usize = NOTICE_LEN + credit::LENGTH;
-/// The tag of those that have one: so they are not taken for the application's own.
+/// Tag of notices, which separates them from messages of the application.
 pub(super) const NOTICE_TAG: u64 = 0x5263_6e67;
 
-/// Do notices that are messages come here with a tag?
+/// Are notices to this endpoint tagged?
 pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
     capabilities.caps.contains(Caps::TAGGED)
 }
@@ -56,13 +54,13 @@ pub(super) fn ordered_write_limit(capabilities: &Capabilities) -> u64 {
 }
 
 impl NotifyMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Immediate, Self::Message, Self::Polling];
 
-    /// The best that a provider can do: by what it offers, not by its name.
+    /// The best mode that a provider supports, by its capabilities, not its name.
     ///
     /// # Errors
-    /// `NotSupported` if it can do none of those that tell.
+    /// `NotSupported` if it supports neither immediates nor messages.
     pub fn best(capabilities: &Capabilities) -> Result<Self> {
         match Self::Immediate.check(capabilities) {
             Ok(()) => Ok(Self::Immediate),
@@ -70,16 +68,16 @@ impl NotifyMode {
         }
     }
 
-    /// Can a provider do this?
+    /// Does a provider support this mode?
     ///
     /// # Errors
-    /// `NotSupported`, with what it lacks.
+    /// `NotSupported`, with the missing capability.
     pub fn check(self, capabilities: &Capabilities) -> Result<()> {
         let has_writes = capabilities.caps.contains(Caps::RMA);
-        let whole = u64::from(u32::MAX);
+        let all_bits = u64::from(u32::MAX);
         let lack = match self {
             _ if !has_writes => Some("no one-sided writes"),
-            Self::Immediate if capabilities.immediate_mask() < whole => {
+            Self::Immediate if capabilities.immediate_mask() < all_bits => {
                 Some("no immediates of 32 bits with writes")
             }
             Self::Message if !capabilities.caps.intersects(Caps::MESSAGE | Caps::TAGGED) => {
@@ -105,10 +103,10 @@ impl NotifyMode {
         }
     }
 
-    /// How chunks lie in a ring in such memory.
+    /// The layout of chunks for a ring in such memory.
     ///
     /// # Errors
-    /// `NotSupported` for device memory that is to be looked at.
+    /// `NotSupported` for polling of device memory.
     pub fn layout(self, capabilities: &Capabilities, memory: MemoryKind) -> Result<ChunkLayout> {
         match self {
             Self::Polling if memory.is_device() => {
@@ -116,7 +114,7 @@ impl NotifyMode {
                 Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
             }
             Self::Polling => Ok(ChunkLayout::TrailingFlag),
-            // Header and payload leave together only where two pieces are gathered.
+            // Header and payload share one write only where two pieces can be gathered.
             _ if memory.is_device() || capabilities.iov_limit < 2 => {
                 Ok(ChunkLayout::SeparateHeader)
             }

@@ -1,5 +1,4 @@
-//! Receives that are posted ahead for notices: for messages, and where immediates use
-//! receives up.
+//! Receives that are posted ahead for notices: for messages, and where immediates consume receives.
 
 use super::credit;
 use super::memory::{RegistrationScope, bind_or_enable};
@@ -9,44 +8,45 @@ use crate::{
     HostMemory, MemoryRegion, Result,
 };
 
-/// Messages that may have arrived and not been looked at: as many as two rings have chunks on
-/// their way. Some providers keep what comes beyond that, some hold the sender up.
+/// Messages that may have arrived and not been handled: the chunks in flight of two rings. Beyond
+/// that some providers buffer, and some block the sender.
 const MESSAGE_RECEIVES: u16 = 1024;
 /// Receives for immediates.
 const IMMEDIATE_RECEIVES: usize = 1024;
 const RECEIVE_LEN: usize = 32;
-/// Tokens of receives for messages: this, and the place.
+/// Tokens of receives for messages: this, and the slot.
 const RECEIVE_TOKEN: u64 = 0x5263_7620 << 32;
 
 /// Receives that are posted ahead on one endpoint.
 #[derive(Debug)]
 pub(super) struct PostedReceives {
-    /// Where messages arrive, once some are expected.
+    /// Buffers of messages, once a ring needs them.
     messages: Option<MemoryRegion>,
-    /// Do they have a tag?
+    /// Are messages tagged?
     tagged: bool,
-    /// Receives for immediates that are to be posted (again): those that have no buffer, where
-    /// messages go to others.
+    /// Receives without a buffer still to be posted, for immediates where messages have receives of
+    /// their own.
     missing_receives: usize,
     uses_receives: bool,
-    /// Places whose receive is to be posted again.
+    /// Slots whose receive is still to be posted.
     unposted: Vec<u16>,
 }
 
-/// Receives that are posted for immediates, where these use them up. Where queues may overrun, they
-/// bound the number of rings: there all that the provider takes are posted.
-pub(super) fn immediate_receive_count(facts: &Capabilities) -> usize {
-    let most = if facts.resource_management { IMMEDIATE_RECEIVES } else { usize::from(u16::MAX) };
-    facts.receive_depth.clamp(1, most)
+/// Receives posted for immediates where these consume receives. Where queues may overrun they bound
+/// the number of rings, so as many are posted as the provider takes.
+pub(super) fn immediate_receive_count(capabilities: &Capabilities) -> usize {
+    let most =
+        if capabilities.resource_management { IMMEDIATE_RECEIVES } else { usize::from(u16::MAX) };
+    capabilities.receive_depth.clamp(1, most)
 }
 
-/// What came.
+/// A notice from the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReceivedNotice {
     pub(super) bits: u32,
-    /// Bytes of the write that it came with, as the provider tells; 0 where it does not.
+    /// Bytes of the write that carried it; 0 where the provider does not report them.
     pub(super) length: u64,
-    /// The credit that a message has behind the bits.
+    /// The credit in a message, behind the notice.
     pub(super) credit: Option<[u8; credit::LENGTH]>,
 }
 
@@ -54,24 +54,24 @@ impl PostedReceives {
     pub(super) fn new(domain: &Domain) -> Self {
         let uses_receives = domain.capabilities().immediates_consume_receives();
         let tagged = has_tags(domain.capabilities());
-        let apart = uses_receives && tagged;
+        let has_bare_receives = uses_receives && tagged;
         let missing_receives =
-            if apart { immediate_receive_count(domain.capabilities()) } else { 0 };
+            if has_bare_receives { immediate_receive_count(domain.capabilities()) } else { 0 };
         Self { messages: None, tagged, missing_receives, uses_receives, unposted: Vec::new() }
     }
 
-    /// A ring told of in this form is about to be opened.
-    pub(super) fn expect(&mut self, endpoint: &Endpoint, mode: NotifyMode) -> Result<()> {
-        // An immediate takes the receive that is next, and so does a message: then all of them
-        // need room for one.
+    /// Prepares for a ring in this notify mode.
+    pub(super) fn prepare_for(&mut self, endpoint: &Endpoint, mode: NotifyMode) -> Result<()> {
+        // An immediate consumes the next receive, and so does a message: then every receive needs a
+        // buffer.
         let is_shared = self.uses_receives && !self.tagged;
         if self.messages.is_some() || !(is_shared || mode == NotifyMode::Message) {
             return Ok(());
         }
-        let facts = endpoint.domain().capabilities();
+        let capabilities = endpoint.domain().capabilities();
         let most = match is_shared {
-            true => immediate_receive_count(facts),
-            false => facts.receive_depth.min(MESSAGE_RECEIVES.into()),
+            true => immediate_receive_count(capabilities),
+            false => capabilities.receive_depth.min(MESSAGE_RECEIVES.into()),
         };
         let count = u16::try_from(most).unwrap_or(u16::MAX).max(1);
         let memory = HostMemory::zeroed(usize::from(count) * RECEIVE_LEN)?;
@@ -82,7 +82,7 @@ impl PostedReceives {
         Ok(())
     }
 
-    /// Posts what is missing, as far as there is room.
+    /// Posts missing receives as far as there is room.
     #[inline]
     pub(super) fn refill(
         &mut self,
@@ -103,11 +103,10 @@ impl PostedReceives {
             self.missing_receives -= 1;
         }
         let Some(region) = &self.messages else { return Ok(()) };
-        while let Some(place) = self.unposted.last().copied() {
-            let at = usize::from(place) * RECEIVE_LEN;
+        while let Some(slot) = self.unposted.last().copied() {
+            let at = usize::from(slot) * RECEIVE_LEN;
             let into = region.slice(at..at + CREDIT_NOTICE_LEN)?;
-            let (tag, token) =
-                (self.tagged.then_some(NOTICE_TAG), RECEIVE_TOKEN | u64::from(place));
+            let (tag, token) = (self.tagged.then_some(NOTICE_TAG), RECEIVE_TOKEN | u64::from(slot));
             if !endpoint.try_receive(queue, Some(&into), tag, token)? {
                 return Ok(());
             }
@@ -116,8 +115,8 @@ impl PostedReceives {
         Ok(())
     }
 
-    /// Was it a notice? If it used a receive up, that is to be
-    /// [posted again](Self::refill).
+    /// Decodes a completion if it is a notice. A consumed receive is to be [posted
+    /// again](Self::refill).
     #[inline]
     pub(super) fn handle_notice(
         &mut self,
@@ -141,28 +140,28 @@ impl PostedReceives {
     }
 
     fn message(&mut self, completion: &Completion) -> Result<Option<ReceivedNotice>> {
-        let place = completion.token as u16;
-        self.unposted.push(place);
+        let slot = completion.token as u16;
+        self.unposted.push(slot);
         let Some(region) = &self.messages else { return Ok(None) };
         let (mut bits, mut credit) = ([0; NOTICE_LEN], [0; credit::LENGTH]);
-        let at = usize::from(place) * RECEIVE_LEN;
+        let at = usize::from(slot) * RECEIVE_LEN;
         region.read(at, &mut bits)?;
         region.read(at + NOTICE_LEN, &mut credit)?;
         let credit = match completion.length {
             NOTICE_LEN => None,
             CREDIT_NOTICE_LEN => Some(credit),
-            // One of another length says nothing.
+            // A message of another length is no notice.
             _ => return Ok(None),
         };
         Ok(Some(ReceivedNotice { bits: u32::from_le_bytes(bits), length: 0, credit }))
     }
 
-    /// A receive failed that the board posted: whoever sent too much is not heard.
+    /// One of these receives failed: the message was too long for a notice and is lost.
     pub(super) fn receive_failed(&mut self, token: u64) {
         self.unposted.push(token as u16);
     }
 
-    /// Is this the token of a receive of ours?
+    /// Does the token belong to one of these receives?
     pub(super) fn owns_token(token: u64) -> bool {
         token >> 32 == RECEIVE_TOKEN >> 32
     }

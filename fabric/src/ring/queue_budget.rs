@@ -1,12 +1,12 @@
-//! How many notices may wait in one queue.
+//! Limits the notices in a completion queue.
 //!
-//! A writer may give a notice for each chunk that there is room for, whether its reader looks at
-//! the queue or not, and a reader one with each credit. Most providers see to it that queues do
-//! not overrun (`FI_RM_ENABLED`). Where one does not, what finds no place is lost, or breaks the
-//! queue: there each ring has a share of the queue. A writer has no more chunks unread than its
-//! reader's share, and none while the credit of as many as its own share has not been noticed.
+//! A writer may send a notice for each chunk that fits, even if its reader does not poll; a reader
+//! may send one with each credit. Most providers keep queues from overrunning (`FI_RM_ENABLED`).
+//! Where one does not, excess notices are lost or break the queue. There each ring has a quota of
+//! the queue's entries. A writer has at most as many unread chunks as its reader's quota, and none
+//! beyond its own quota while the credit notices may still be in its queue.
 //!
-//! All shares of a queue are equal, so the first rings leave as much to the last as they have.
+//! All quotas of a queue are equal, so the first rings leave as much to the last as they have.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,14 +16,14 @@ use super::notify::NotifyMode;
 use super::posted_receives::immediate_receive_count;
 use crate::{Capabilities, Error, ErrorKind, Result};
 
-/// Entries of a share: at least a few chunks and the notice of the end, at most what keeps a
-/// writer of small messages busy.
+/// Entries of a quota: at least a few chunks and the end notice, at most enough to keep a writer of
+/// small messages busy.
 const QUOTA_ENTRIES: std::ops::RangeInclusive<u64> = 8..=32;
-/// Rings that end on a port, of both directions.
+/// Rings on a port, in both directions.
 const MAX_RINGS_BOTH_WAYS: u64 = 2 * MAX_RINGS as u64;
 
 /// Entries for the completion queue of a port with many rings: where the provider lets queues
-/// overrun, the number of rings is bounded by it.
+/// overrun, they bound the number of rings.
 ///
 /// ```
 /// use fabric::ring::queue_entries;
@@ -35,12 +35,12 @@ const MAX_RINGS_BOTH_WAYS: u64 = 2 * MAX_RINGS as u64;
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[must_use]
-pub fn queue_entries(facts: &Capabilities) -> usize {
-    // The larger one is the smallest share for each of 2048 rings.
-    if facts.resource_management { 4096 } else { 16384 }
+pub fn queue_entries(capabilities: &Capabilities) -> usize {
+    // The larger one is the smallest quota for each of 2048 rings.
+    if capabilities.resource_management { 4096 } else { 16384 }
 }
 
-/// The shares of a queue that no ring has.
+/// The free quotas of a queue.
 #[derive(Debug, Clone)]
 pub(super) struct QueueBudget(Option<QuotaPool>);
 
@@ -52,57 +52,58 @@ struct QuotaPool {
     entries: u64,
 }
 
-/// A ring's share of a queue, which is given back when it is dropped.
+/// A ring's quota of a queue, returned when it is dropped.
 #[derive(Debug)]
 pub(super) struct QueueQuota {
     left: Option<Arc<AtomicU64>>,
     max_chunks: u64,
 }
 
-/// Entries of a queue that are left for notices.
-fn notice_entries(facts: &Capabilities, entries: usize) -> u64 {
-    // Where none were asked for, providers make queues as long as both of their sides together.
+/// Entries of a queue that notices may use.
+fn notice_entries(capabilities: &Capabilities, entries: usize) -> u64 {
+    // By default, providers size a queue for both of its sides together.
     let entries = match entries {
-        0 => facts.transmit_depth.saturating_add(facts.receive_depth),
+        0 => capabilities.transmit_depth.saturating_add(capabilities.receive_depth),
         entries => entries,
     };
-    // Completions of what is written here take their places, too.
-    let notice_entries = entries - facts.transmit_depth.min(entries / 2);
-    let receives = facts.immediates_consume_receives().then(|| immediate_receive_count(facts));
+    // Completions of local operations use entries, too.
+    let notice_entries = entries - capabilities.transmit_depth.min(entries / 2);
+    let receives =
+        capabilities.immediates_consume_receives().then(|| immediate_receive_count(capabilities));
     notice_entries.min(receives.unwrap_or(usize::MAX)) as u64
 }
 
 impl QueueBudget {
-    /// Of a queue with room for so many entries; 0 for as many as the provider likes.
-    pub(super) fn of(facts: &Capabilities, entries: usize) -> Self {
-        if facts.resource_management {
+    /// The budget of a queue with this many entries; 0: the provider's default.
+    pub(super) fn of(capabilities: &Capabilities, entries: usize) -> Self {
+        if capabilities.resource_management {
             return Self(None);
         }
-        let notice_entries = notice_entries(facts, entries);
+        let notice_entries = notice_entries(capabilities, entries);
         let entries = (notice_entries / MAX_RINGS_BOTH_WAYS)
             .clamp(*QUOTA_ENTRIES.start(), *QUOTA_ENTRIES.end());
         let all = notice_entries / entries;
         Self(Some(QuotaPool { left: Arc::new(AtomicU64::new(all)), all, entries }))
     }
 
-    /// Notices come by another queue, too: there are no more shares than that one has room for.
-    /// To be called before rings have shares.
-    pub(super) fn limit(&mut self, facts: &Capabilities, entries: usize) {
+    /// Notices arrive in another queue, too: its entries bound the number of quotas. To be called
+    /// before any ring takes a quota.
+    pub(super) fn limit(&mut self, capabilities: &Capabilities, entries: usize) {
         if let Some(quotas) = &mut self.0 {
-            quotas.all = quotas.all.min(notice_entries(facts, entries) / quotas.entries);
+            quotas.all = quotas.all.min(notice_entries(capabilities, entries) / quotas.entries);
             quotas.left.fetch_min(quotas.all, Ordering::Relaxed);
         }
     }
 
-    /// Is there a share, where there have to be some?
+    /// Is a quota free, or none needed?
     pub(super) fn has_free_quota(&self) -> bool {
         self.0.as_ref().is_none_or(|quotas| quotas.left.load(Ordering::Relaxed) > 0)
     }
 
-    /// A share for a ring that is told of in this form, and may have so many chunks.
+    /// A quota for a ring in this notify mode with at most `max_chunks` chunks.
     ///
     /// # Errors
-    /// `ResourceExhausted` if other rings have all of it.
+    /// `ResourceExhausted` if other rings have all quotas.
     pub(super) fn take(&self, mode: NotifyMode, max_chunks: u64) -> Result<QueueQuota> {
         let quotas = match &self.0 {
             Some(quotas) if mode == NotifyMode::Immediate => quotas,
@@ -117,7 +118,7 @@ impl QueueBudget {
             );
             return Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail));
         }
-        // One entry is for the notice of the end.
+        // One entry is for the end notice.
         let max_chunks = max_chunks.min(quotas.entries - 1);
         Ok(QueueQuota { left: Some(Arc::clone(&quotas.left)), max_chunks })
     }

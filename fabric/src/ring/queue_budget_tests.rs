@@ -12,12 +12,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// An offer of a provider that lets queues overrun.
 fn unprotected_offer() -> crate::Offer {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    let facts = Capabilities { resource_management: false, ..offer.capabilities().clone() };
-    offer.capabilities = Arc::new(facts);
+    let capabilities = Capabilities { resource_management: false, ..offer.capabilities().clone() };
+    offer.capabilities = Arc::new(capabilities);
     offer
 }
 
-/// As many shares as there are.
+/// All free quotas.
 fn take_all(queue_budget: &QueueBudget) -> (Vec<QueueQuota>, Error) {
     let mut quotas = Vec::new();
     loop {
@@ -29,50 +29,54 @@ fn take_all(queue_budget: &QueueBudget) -> (Vec<QueueQuota>, Error) {
 }
 
 #[test]
-fn all_rings_have_equal_shares_of_a_queue() {
-    let facts = unprotected_offer().capabilities().clone();
-    let facts = Capabilities { transmit_depth: 64, receive_depth: 128, ..facts };
-    let queue_budget = QueueBudget::of(&facts, 192);
+fn rings_have_equal_quotas_of_a_queue() {
+    let capabilities = unprotected_offer().capabilities().clone();
+    let capabilities = Capabilities { transmit_depth: 64, receive_depth: 128, ..capabilities };
+    let queue_budget = QueueBudget::of(&capabilities, 192);
     let (quotas, refused) = take_all(&queue_budget);
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
-    let said = refused.to_string();
-    assert!(said.contains("16 rings share") && said.contains("8 entries each"), "{said}");
+    let text = refused.to_string();
+    assert!(text.contains("16 rings share") && text.contains("8 entries each"), "{text}");
     assert_eq!(quotas.len(), 16);
     assert!(quotas.iter().all(|quota| quota.max_chunks() == 7));
     drop(quotas);
     assert_eq!(queue_budget.take(NotifyMode::Immediate, 3).unwrap().max_chunks(), 3);
-    // Larger ones where there is room for all rings that a port can have.
-    let queue_budget = QueueBudget::of(&facts, 1 << 20);
+    // Quotas are larger where all rings of a port have room.
+    let queue_budget = QueueBudget::of(&capabilities, 1 << 20);
     assert_eq!(queue_budget.take(NotifyMode::Immediate, 1 << 14).unwrap().max_chunks(), 31);
-    // Where immediates use receives up, there are not more than these.
-    let receiving =
-        Capabilities { mode: facts.mode | Mode::RX_CQ_DATA, receive_depth: 32, ..facts.clone() };
+    // Where immediates consume receives, the receives bound the quotas, too.
+    let receiving = Capabilities {
+        mode: capabilities.mode | Mode::RX_CQ_DATA,
+        receive_depth: 32,
+        ..capabilities.clone()
+    };
     assert_eq!(take_all(&QueueBudget::of(&receiving, 4096)).0.len(), 4);
-    // Nor than the queue of a lane has room for.
-    let mut queue_budget = QueueBudget::of(&facts, 4096);
-    queue_budget.limit(&facts, 192);
+    // So do the entries of a lane's queue.
+    let mut queue_budget = QueueBudget::of(&capabilities, 4096);
+    queue_budget.limit(&capabilities, 192);
     assert_eq!(take_all(&queue_budget).0.len(), 16);
-    // And none of it matters where the provider sees to it.
-    let facts = Capabilities { resource_management: true, ..facts };
-    let quota = QueueBudget::of(&facts, 16).take(NotifyMode::Immediate, 1 << 14).unwrap();
+    // The provider keeps the queue from overrunning: no limit.
+    let capabilities = Capabilities { resource_management: true, ..capabilities };
+    let quota = QueueBudget::of(&capabilities, 16).take(NotifyMode::Immediate, 1 << 14).unwrap();
     assert_eq!((quota.max_chunks(), quota.is_limited()), (1 << 14, false));
 }
 
 #[test]
-fn a_queue_of_many_entries_has_thousands_of_rings() {
-    let facts = unprotected_offer().capabilities().clone();
-    let facts = Capabilities { transmit_depth: 1024, receive_depth: 16384, ..facts };
-    let direct = Capabilities { mode: facts.mode | Mode::RX_CQ_DATA, ..facts.clone() };
-    for facts in [facts, direct] {
-        let (quotas, _) = take_all(&QueueBudget::of(&facts, queue_entries(&facts)));
+fn long_queue_admits_thousands_of_rings() {
+    let capabilities = unprotected_offer().capabilities().clone();
+    let capabilities = Capabilities { transmit_depth: 1024, receive_depth: 16384, ..capabilities };
+    let direct =
+        Capabilities { mode: capabilities.mode | Mode::RX_CQ_DATA, ..capabilities.clone() };
+    for capabilities in [capabilities, direct] {
+        let (quotas, _) = take_all(&QueueBudget::of(&capabilities, queue_entries(&capabilities)));
         assert!(quotas.len() >= 1900, "{} rings", quotas.len());
-        // The last is as large as the first.
+        // All quotas are equal.
         assert!(quotas.iter().all(|quota| quota.max_chunks() == 7));
     }
 }
 
 #[test]
-fn notices_on_their_way_fit_the_reader_s_queue() {
+fn notices_in_flight_fit_the_readers_queue() {
     const ENTRIES: usize = 128;
     let domain = Domain::open(&unprotected_offer()).unwrap();
     let mut sides = Vec::new();
@@ -104,17 +108,17 @@ fn notices_on_their_way_fit_the_reader_s_queue() {
         match writer.push(writing, &mut message, &source.all()).unwrap() {
             Pushed::Posted(_) => sent += 1,
             Pushed::Blocked(_) => break,
-            // Small providers hold a writer up whose peer does not look: it may take a look.
+            // Small providers block a writer until its peer polls.
             Pushed::Busy => drop(reader.progress().unwrap()),
             Pushed::Written => panic!("nothing was written"),
         }
         let (PortEvent::Idle | PortEvent::Ring) = writer.progress().unwrap() else {
-            panic!("nobody's")
+            panic!("unexpected completion")
         };
     }
     assert!((1..ENTRIES as u64 / 2).contains(&sent), "{sent} notices for {ENTRIES} entries");
 
-    // It goes on when the reader does, with credit for a part of so few chunks.
+    // The writer continues with credit for a part of these chunks.
     let goal = 20 * sent;
     let (mut received, mut sent) = (0, sent);
     while received < goal {
@@ -126,7 +130,7 @@ fn notices_on_their_way_fit_the_reader_s_queue() {
         }
         for port in [&mut *writer, &mut *reader] {
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                panic!("nobody's")
+                panic!("unexpected completion")
             };
             port.return_all_credit(false);
         }
@@ -171,14 +175,14 @@ fn pair() -> Pair {
 }
 
 impl Pair {
-    /// Turns both ports until something is so.
-    fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
+    /// Makes progress on both ports until a condition holds.
+    fn until(&mut self, what: &str, mut is_met: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + TIMEOUT;
-        while !is_so(self) {
+        while !is_met(self) {
             assert!(Instant::now() < end, "{what}");
             for port in [&mut self.writer, &mut self.reader] {
                 let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                    panic!("nobody's")
+                    panic!("unexpected completion")
                 };
             }
         }
@@ -194,27 +198,27 @@ impl Pair {
 }
 
 #[test]
-fn a_share_is_kept_until_the_reader_tells_no_more() {
+fn quota_is_held_until_the_last_credit_arrives() {
     let mut pair = pair();
     pair.send();
     pair.send();
     let writing = pair.writing;
     pair.writer.drop_sender(writing);
-    pair.until("the end comes", |pair| {
+    pair.until("the end notice arrives", |pair| {
         drop(pair.reader.take(pair.reading).unwrap_or(None));
         pair.reader.receiver(pair.reading).unwrap().is_end_of_stream()
     });
-    pair.until("the end is said", |pair| pair.writer.quarantined_quotas() == 1);
-    // The reader tells what it read last, and then nothing is left.
+    pair.until("the end notice is sent", |pair| pair.writer.quarantined_quotas() == 1);
+    // The reader returns the last credit, which frees the quota.
     let reading = pair.reading;
     pair.reader.close_receiver(reading).unwrap();
-    pair.until("the last credit comes", |pair| pair.writer.rings() == (0, 0));
+    pair.until("the last credit arrives", |pair| pair.writer.rings() == (0, 0));
     assert_eq!(pair.writer.quarantined_quotas(), 0);
     assert_eq!(pair.reader.quarantined_quotas(), 0);
 }
 
 #[test]
-fn shares_of_rings_that_were_given_up_are_counted() {
+fn quotas_of_forgotten_rings_are_counted() {
     let mut pair = pair();
     pair.send();
     let reading = pair.reading;

@@ -1,4 +1,4 @@
-//! The side that reads: what arrived, what may be let go of, when to say so.
+//! State of the reader: what arrived, what is released, when credit is due.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,64 +10,64 @@ use super::header::{ChunkHeader, HEADER_LEN};
 use super::immediate::{Immediate, RingNotice, expand_truncated};
 use super::writer_state::Chunk;
 
-/// A piece of the ring that belongs to a chunk, with what was left out before it. To be
-/// [released](Reader::release) once.
+/// The part of the ring that a chunk and the bytes skipped before it occupy. To be
+/// [released](ReaderState::release) once.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "what is not released is never written again"]
+#[must_use = "an unreleased chunk blocks the ring"]
 pub struct ReleaseToken {
     sequence: u64,
 }
 
-/// Where a header is to be looked for.
+/// Where a header is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeaderLocation {
     /// At an offset of the ring.
     Ring(u64),
-    /// At an offset of the headers that lie [apart](Layout::Apart).
+    /// At an offset of the [separate headers](ChunkLayout::SeparateHeader).
     Headers(u64),
 }
 
 /// A chunk that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ArrivedChunk {
-    /// What stands before the payload.
+    /// The header.
     pub header: ChunkHeader,
-    /// Where the payload lies in the ring.
+    /// Offset of the payload in the ring.
     pub offset: u64,
-    /// Whether the message is whole with it.
+    /// Does the message end with it?
     pub is_last: bool,
-    /// To be released when the payload is not needed any more.
+    /// To be released once the payload is not needed.
     pub release_token: ReleaseToken,
 }
 
-/// What a peer did that no honest one does. The ring is of no use any more.
+/// A violation of the protocol by a peer. The ring is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// Notices for more chunks than the ring can hold.
+    /// A notice for a chunk further ahead than the ring can hold.
     TooFarAhead {
-        /// The chunk that was told of.
+        /// The chunk in the notice.
         sequence: u64,
-        /// The chunk that is next.
+        /// The chunk expected next.
         next: u64,
     },
-    /// Where the next chunk should be there is none.
+    /// There is no chunk at the position of the next one.
     MissingChunk {
         /// Its position.
         position: u64,
     },
-    /// A chunk that does not continue its message, or is longer than one may be.
+    /// The chunk does not continue its message, or is longer than a chunk may be.
     Misplaced {
         /// Its sequence number.
         sequence: u64,
     },
-    /// Another number of bytes came than its header announces.
+    /// The number of bytes that arrived differs from the header.
     WrongLength {
         /// Its sequence number.
         sequence: u64,
-        /// Bytes that came.
+        /// Bytes that arrived.
         came: u64,
-        /// Bytes that were announced.
+        /// Bytes according to the header.
         announced: u64,
     },
 }
@@ -94,54 +94,52 @@ impl fmt::Display for ProtocolError {
 
 impl std::error::Error for ProtocolError {}
 
-/// The side that reads.
+/// State of the reader of a ring.
 #[derive(Debug)]
 pub struct ReaderState {
     geometry: RingGeometry,
     epoch: u32,
-    /// The number that credit is told under.
+    /// The ring index in credit notices.
     sender_index: u16,
     /// The lowest position that is not released.
     head: u64,
-    /// What the writer was told of it.
+    /// The head that was last sent as credit.
     credited_head: u64,
-    /// Credits may overtake each other where they are written to: one is told at a time.
+    /// Credits may overtake each other on the way to their slot: only one is in flight at a time.
     serializes_credits: bool,
     is_credit_in_flight: bool,
-    /// Where the next chunk begins, but for what may be left out before it.
+    /// Start of the next chunk, before any bytes that are skipped.
     next: u64,
     sequence: u64,
-    /// Chunks from the next one on that arrived: a bit each, by their numbers modulo
+    /// Chunks that arrived and were not taken: a bit each, by their number modulo
     /// [`RingGeometry::max_chunks`].
     arrived: Box<[u64]>,
-    /// How many bytes came with each, their lower 32 bits; 0 where the provider does not
-    /// tell.
+    /// Bytes that arrived with each, the lower 32 bits; 0 where the provider does not report it.
     lengths: Box<[u32]>,
-    /// Chunks that were taken, from the first that is not released on: where each ends,
-    /// and whether it was released.
+    /// Chunks taken, from the first unreleased one: where each ends, and whether it was released.
     taken: VecDeque<(u64, bool)>,
-    /// The header of a chunk whose notice came was not there.
+    /// A notice arrived before the header of its chunk.
     awaits_header: bool,
-    /// Chunks that were released since the writer was told.
+    /// Chunks released since the last credit.
     uncredited: u64,
-    /// Bytes to be released before the writer is told.
+    /// Bytes to be released before credit is due.
     watermark: u64,
     /// Chunks that may be in the ring.
     max_chunks: u64,
-    /// How many chunks there are, once the writer said that it is done.
-    ends: Option<u64>,
-    /// The message that is next, and how much of it arrived.
+    /// Number of chunks in total, once the writer has sent the end notice.
+    end_sequence: Option<u64>,
+    /// Number of the next message, and how much of it arrived.
     message: u64,
     received: u64,
-    /// Length and topic of that, once a part of it came.
-    announced: Option<(u64, u32)>,
+    /// Its length and topic, once a part of it arrived.
+    declared: Option<(u64, u32)>,
     duplicates: u64,
     unmatched_notices: u64,
 }
 
 impl ReaderState {
-    /// A reader of an empty ring, which tells the writer when so many bytes were released:
-    /// 0 for each chunk.
+    /// A reader of an empty ring, which returns credit for every `watermark` bytes released; 0: for
+    /// each chunk.
     pub fn new(geometry: RingGeometry, epoch: u32, watermark: u64) -> Self {
         Self {
             geometry,
@@ -160,44 +158,41 @@ impl ReaderState {
             uncredited: 0,
             watermark: watermark.min(geometry.max_chunk_len()),
             max_chunks: geometry.max_chunks(),
-            ends: None,
+            end_sequence: None,
             message: 0,
             received: 0,
-            announced: None,
+            declared: None,
             duplicates: 0,
             unmatched_notices: 0,
         }
     }
 
-    /// Goes on after so many messages, which came whole to a reader that is no more.
+    /// Continues after messages that an earlier reader completed.
     pub fn resume_after(self, completed_messages: u64) -> Self {
         Self { message: completed_messages, ..self }
     }
 
-    /// There will be at most so many chunks in the ring: the writer is told when a part of
-    /// these were released.
+    /// Limits the chunks in the ring: credit is due when a quarter of them were released.
     pub fn limit_chunks(&mut self, max_chunks: u64) {
         self.max_chunks = self.max_chunks.min(max_chunks).max(1);
     }
 
-    /// The number that the writer wants to be told of credit under, if it is not the
-    /// ring's.
+    /// Sets the ring index of credit notices, if the writer uses another one than this side.
     pub fn set_sender_index(&mut self, sender_index: u16) {
         self.sender_index = sender_index;
     }
 
-    /// Credits may overtake each other on their way to the one place that they are written to:
-    /// from now on none is told before the one before it [arrived](Self::credit_completed), or an
-    /// old one could hide the last.
+    /// Sends no credit before the previous one has [completed](Self::credit_completed). All are
+    /// written to one slot, where an overtaken one could otherwise hide the last.
     pub fn serialize_credits(&mut self) {
         self.serializes_credits = true;
-        // One that is due already, and could not be told before.
+        // A credit that is due already could not be sent before.
         self.is_credit_in_flight = self.credited_head > 0;
     }
 
-    /// A notice came: with its data, whatever came or did not come before it. `length` is
-    /// how many bytes came, as the provider tells it; 0 where it does not. A notice of
-    /// another epoch or ring is counted and forgotten, and so is one that came already.
+    /// Takes a notice, which implies its own data and nothing about other chunks. `length` is the
+    /// number of bytes that arrived, 0 if the provider does not report it. Notices of another epoch
+    /// or ring, and duplicates, are counted and ignored.
     #[inline]
     pub fn notice(&mut self, immediate: &Immediate, length: u64) -> Result<(), ProtocolError> {
         if !immediate.matches_epoch(self.epoch) || immediate.ring != self.geometry.ring() {
@@ -208,7 +203,7 @@ impl ReaderState {
             RingNotice::Chunk { sequence } => sequence,
             RingNotice::WriterClosed { sequence } => {
                 // It may overtake the notices of the last chunks.
-                self.ends =
+                self.end_sequence =
                     expand_truncated(self.sequence, sequence).filter(|end| *end >= self.sequence);
                 return Ok(());
             }
@@ -216,13 +211,13 @@ impl ReaderState {
         };
         match expand_truncated(self.sequence, sequence) {
             Some(sequence) if sequence >= self.sequence => {
-                // Those that are taken and not released are in the ring, too.
+                // Chunks that are taken and not released are in the ring, too.
                 let before = self.taken.len() as u64;
                 if sequence - self.sequence + before >= self.max_chunks {
                     let next = self.sequence;
                     return Err(ProtocolError::TooFarAhead { sequence, next });
                 }
-                let (number, word, bit) = self.place(sequence);
+                let (number, word, bit) = self.arrival_slot(sequence);
                 if self.arrived[word] & bit != 0 {
                     self.duplicates += 1;
                 }
@@ -234,26 +229,26 @@ impl ReaderState {
         Ok(())
     }
 
-    /// Chunks that came, taken or not.
+    /// Chunks that arrived, taken or not.
     pub fn came(&self) -> u64 {
         self.sequence + self.arrived.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
     }
 
-    /// Looks whether the next chunk is there, with its flag: for a reader that is not
-    /// told. `look` reads a header, `flag` a word at an offset of the ring.
+    /// Polls the ring for the next chunk and its flag, for a reader without notices. `look` reads a
+    /// header, `flag` a word at an offset of the ring.
     pub fn look(
         &mut self,
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
         flag: impl Fn(u64) -> u64,
     ) -> bool {
-        let (_, word, bit) = self.place(self.sequence);
+        let (_, word, bit) = self.arrival_slot(self.sequence);
         if self.arrived[word] & bit != 0 {
             return true;
         }
         let Some(header) = self.find(look) else { return false };
         let payload = u64::from(header.payload);
-        let ends = self.geometry.flag(payload) + FLAG_LEN;
-        if ends > self.geometry.bytes_to_end(header.position) {
+        let chunk_end = self.geometry.flag(payload) + FLAG_LEN;
+        if chunk_end > self.geometry.bytes_to_end(header.position) {
             return false;
         }
         let at = self.geometry.offset(header.position) + self.geometry.flag(payload);
@@ -265,15 +260,15 @@ impl ReaderState {
         true
     }
 
-    /// The header of the next chunk: where the last one ended; or, if the rest of the ring was
-    /// left out, at its start.
+    /// The header of the next chunk: where the last one ended, or at the start of the ring if the
+    /// rest was skipped.
     #[inline]
     fn find(
         &self,
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
     ) -> Option<ChunkHeader> {
         let here = |position: u64| {
-            let place = match self.geometry.layout() {
+            let location = match self.geometry.layout() {
                 ChunkLayout::SeparateHeader => {
                     HeaderLocation::Headers(self.sequence % self.geometry.max_chunks() * HEADER_LEN)
                 }
@@ -281,28 +276,28 @@ impl ReaderState {
                     HeaderLocation::Ring(self.geometry.offset(position))
                 }
             };
-            let found = ChunkHeader::decode(&look(place))?;
-            let is_it = found.epoch == self.epoch
+            let found = ChunkHeader::decode(&look(location))?;
+            let is_expected = found.epoch == self.epoch
                 && found.position == position
                 && found.sequence == self.sequence;
-            is_it.then_some(found)
+            is_expected.then_some(found)
         };
         here(self.next).or_else(|| here(self.next + self.geometry.bytes_to_end(self.next)))
     }
 
-    /// The next chunk, if it is there. `look` reads a header.
+    /// The next chunk, if it has arrived. `look` reads a header.
     #[inline]
     pub fn take(
         &mut self,
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
     ) -> Result<Option<ArrivedChunk>, ProtocolError> {
-        let (number, word, bit) = self.place(self.sequence);
+        let (number, word, bit) = self.arrival_slot(self.sequence);
         if self.arrived[word] & bit == 0 {
             return Ok(None);
         }
         let Some(header) = self.find(look) else {
             return match self.geometry.layout() {
-                // Another write than the one whose notice came, and not bound to be first.
+                // The header is a write of its own, which the notice may overtake.
                 ChunkLayout::SeparateHeader => {
                     self.awaits_header = true;
                     Ok(None)
@@ -313,7 +308,7 @@ impl ReaderState {
         let payload = u64::from(header.payload);
         let taken = self.geometry.taken(payload);
         let end = header.position + taken;
-        let is_same = self.announced.is_none_or(|said| said == (header.length, header.topic));
+        let is_same = self.declared.is_none_or(|known| known == (header.length, header.topic));
         let continues = header.message == self.message && header.offset == self.received && is_same;
         let fits = taken <= self.geometry.bytes_to_end(header.position)
             && end - self.head <= self.geometry.capacity();
@@ -337,7 +332,7 @@ impl ReaderState {
         self.sequence += 1;
         self.received += u64::from(header.payload);
         let is_last = self.received == header.length;
-        self.announced = (!is_last).then_some((header.length, header.topic));
+        self.declared = (!is_last).then_some((header.length, header.topic));
         if is_last {
             self.message += 1;
             self.received = 0;
@@ -346,11 +341,11 @@ impl ReaderState {
         Ok(Some(ArrivedChunk { header, offset, is_last, release_token }))
     }
 
-    /// The bytes of a span are not needed any more. In any order.
+    /// Releases a chunk, in any order.
     pub fn release(&mut self, release_token: ReleaseToken) {
         let first = self.sequence - self.taken.len() as u64;
-        let place = release_token.sequence.checked_sub(first).map(|place| place as usize);
-        if let Some((_, is_released)) = place.and_then(|place| self.taken.get_mut(place)) {
+        let index = release_token.sequence.checked_sub(first).map(|index| index as usize);
+        if let Some((_, is_released)) = index.and_then(|index| self.taken.get_mut(index)) {
             *is_released = true;
         }
         while let Some((end, true)) = self.taken.front() {
@@ -361,14 +356,13 @@ impl ReaderState {
         debug_assert!(self.head <= self.next, "beyond what arrived");
     }
 
-    /// The number of the first chunk that was taken and is not released, and of the next one
-    /// to be taken.
+    /// Numbers from the first chunk that was taken and not released, to the next one to take.
     #[inline]
     pub fn unreleased(&self) -> Range<u64> {
         self.sequence - self.taken.len() as u64..self.sequence
     }
 
-    /// As [`release`](Self::release), for the first that is not released.
+    /// Releases the first chunk that is not released.
     #[inline]
     pub fn release_first(&mut self) {
         let Range { start, end } = self.unreleased();
@@ -377,9 +371,8 @@ impl ReaderState {
         }
     }
 
-    /// What to tell the writer, if it is time: so much was released that the watermark is
-    /// passed, or so many chunks that the writer would soon have no numbers left; or
-    /// nothing else is going on and something was released at all.
+    /// The credit to send, if it is due: the watermark is passed, a quarter of the chunks were
+    /// released, or the port is idle and anything was released.
     pub fn credit(&mut self, is_idle: bool) -> Option<Credit> {
         let uncredited = self.head - self.credited_head;
         let is_due = uncredited >= self.watermark || self.uncredited >= self.max_chunks.div_ceil(4);
@@ -392,34 +385,34 @@ impl ReaderState {
         Some(self.last_credit())
     }
 
-    /// What the writer was told last, or is to be told if that was not sent.
+    /// The last credit, sent or still to be sent.
     pub fn last_credit(&self) -> Credit {
         Credit { epoch: self.epoch, head: self.credited_head }
     }
 
-    /// The notice that a credit comes with.
+    /// The notice that accompanies a credit.
     pub fn credit_notice(&self) -> u32 {
-        // Those that were released since the writer was told are told with the next one.
+        // Chunks released since that credit belong to the next one.
         let released = self.unreleased().start - self.uncredited;
         self.notice_of(RingNotice::Credit { released: released as u16 })
     }
 
-    /// The credit that was told last is to be told again, since it may be lost.
+    /// Prepares the last credit to be sent again, since it may be lost.
     pub fn resend_credit(&mut self) {
         self.is_credit_in_flight = self.serializes_credits;
     }
 
-    /// The credit that was told last has arrived, or never will.
+    /// The last credit has arrived, or never will.
     pub fn credit_completed(&mut self) {
         self.is_credit_in_flight = false;
     }
 
-    /// Is one credit told at a time?
+    /// Is only one credit in flight at a time?
     pub fn serializes_credits(&self) -> bool {
         self.serializes_credits
     }
 
-    /// Is the next credit waiting for the last one to arrive?
+    /// Does the next credit wait for the last one to complete?
     pub fn is_credit_in_flight(&self) -> bool {
         self.is_credit_in_flight
     }
@@ -429,24 +422,24 @@ impl ReaderState {
         self.head
     }
 
-    /// What the writer was told of it.
+    /// The head that was last sent as credit.
     pub fn credited_head(&self) -> u64 {
         self.credited_head
     }
 
-    /// Was the next chunk looked for after its notice came, and its header not there? It is still on
-    /// its way then, and no notice tells when it is there.
+    /// Did the notice of the next chunk arrive before its header? No further notice reports the
+    /// header.
     #[inline]
     pub fn awaits_header(&self) -> bool {
         self.awaits_header
     }
 
-    /// Is the writer done, and everything taken?
+    /// Has the writer sent the end notice, and was every chunk taken?
     pub fn is_end_of_stream(&self) -> bool {
-        self.ends == Some(self.sequence)
+        self.end_sequence == Some(self.sequence)
     }
 
-    /// What to tell the writer if nobody is going to read any more.
+    /// The notice that the reader has closed the ring.
     pub fn close_notice(&self) -> u32 {
         self.notice_of(RingNotice::ReaderClosed)
     }
@@ -460,29 +453,29 @@ impl ReaderState {
         self.epoch
     }
 
-    /// What both sides agree on.
+    /// The ring's geometry.
     pub fn geometry(&self) -> RingGeometry {
         self.geometry
     }
 
-    /// Messages that came whole, over all epochs.
+    /// Messages completed, over all epochs.
     pub fn completed_messages(&self) -> u64 {
         self.message
     }
 
-    /// Bytes that came of the message that is next.
+    /// Bytes that arrived of the next message.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Notices that came more than once, and those of other epochs or rings.
+    /// Duplicate notices, and notices of other epochs or rings.
     pub fn ignored(&self) -> (u64, u64) {
         (self.duplicates, self.unmatched_notices)
     }
 
-    /// Number, word and bit of a chunk.
+    /// Index, word and bit of a chunk.
     #[inline]
-    fn place(&self, sequence: u64) -> (usize, usize, u64) {
+    fn arrival_slot(&self, sequence: u64) -> (usize, usize, u64) {
         let number = sequence % self.geometry.max_chunks();
         (number as usize, (number / 64) as usize, 1 << (number % 64))
     }

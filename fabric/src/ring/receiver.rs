@@ -1,4 +1,4 @@
-//! The side that reads, on an endpoint.
+//! The reader of a ring, on an endpoint.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,43 +18,43 @@ use crate::{
     Waker,
 };
 
-/// How a ring is to be made.
+/// Options of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingOptions {
-    /// Bytes of the ring: a message may be many times longer.
+    /// Bytes of the ring: messages may be many times longer.
     pub capacity: u64,
-    /// Bytes that are released before the writer is told; 0: after each chunk.
+    /// Released bytes after which credit is returned; 0: after each chunk.
     pub watermark: u64,
-    /// How the reader learns of what was written.
+    /// How the reader is notified of chunks.
     pub notify: NotifyMode,
-    /// Messages that came whole to a reader that is no more: this one goes on from there.
+    /// Messages that an earlier reader completed: this ring continues after them.
     pub completed_messages: u64,
 }
 
 impl RingOptions {
-    /// A ring of so many bytes, told of by the best form that the endpoint's provider can do,
-    /// with credit for each quarter.
+    /// A ring of `capacity` bytes with the best notify mode of the endpoint's provider, and credit
+    /// for each quarter.
     ///
     /// # Errors
-    /// `NotSupported` where rings are impossible.
+    /// `NotSupported` if the provider supports no notify mode.
     pub fn new(endpoint: &Endpoint, capacity: u64) -> Result<Self> {
         let notify = NotifyMode::best(endpoint.domain().capabilities())?;
         Ok(Self { capacity, watermark: capacity / 4, notify, completed_messages: 0 })
     }
 }
 
-/// What a receiver did so far.
+/// Counters of a receiver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReceiverStatistics {
-    /// Messages that came whole.
+    /// Messages completed.
     pub messages: u64,
     /// Bytes of payload.
     pub bytes: u64,
-    /// Chunks that they came in.
+    /// Chunks received.
     pub chunks: u64,
-    /// Credits that were told.
+    /// Credits sent.
     pub credits: u64,
-    /// Notices that came more than once.
+    /// Duplicate notices.
     pub duplicates: u64,
     /// Notices of other epochs.
     pub unmatched_notices: u64,
@@ -62,57 +62,54 @@ pub struct ReceiverStatistics {
 
 /// A ring in this process's memory, which one peer writes.
 ///
-/// Driven by its caller, a [`Port`](super::Port): that owns endpoint and queue and hands over
-/// what the queue gives.
+/// Driven by a [`Port`](super::Port), which owns endpoint and queue and passes completions.
 #[derive(Debug)]
 pub struct RingReceiver {
     reader: ReaderState,
-    /// The epoch that it was made in: no other ring of its port was.
+    /// The epoch in which it was created, unique on its port.
     creation_epoch: u32,
     mode: NotifyMode,
     memory: Arc<RingMemory>,
-    /// Tells what was released, once the writer said where to.
+    /// Sends credit, once the writer has answered the offer.
     writer: Option<NoticeSender>,
-    /// Credit that the provider had no room for.
+    /// Credit for which the provider had no room.
     is_credit_unsent: bool,
-    /// Since when there was none.
+    /// Since when there was no room.
     unsent_since: Option<Instant>,
-    /// How often credit was told again since the writer was heard, since it may be lost.
+    /// Times that possibly lost credit was sent again since the writer's last notice.
     credit_resends: u32,
     statistics: ReceiverStatistics,
-    /// Why nothing more can be read.
+    /// Why the ring cannot be read.
     broken: Option<Error>,
-    /// Why the writer cannot be told: what came is still to be had.
+    /// Why credit cannot be sent: chunks that arrived can still be taken.
     credit_error: Option<Error>,
-    /// Nobody reads any more. It stays until the writer has nothing on its way.
+    /// The user closed it. It stays until the writer has nothing in flight.
     is_closing: bool,
     is_close_notice_due: bool,
-    /// It is in the port's list of news.
+    /// It is in the port's list of events.
     pub(super) is_event_queued: bool,
 }
 
 impl RingReceiver {
-    /// A ring in memory that the caller made, known by this number among those of the endpoint. To be
-    /// written through that endpoint, and those of further sites.
+    /// Opens a ring in the caller's memory, to be written through this endpoint and those of extra
+    /// lanes.
     ///
     /// # Errors
-    /// `InvalidArgument` for a capacity that no ring has, `NotSupported` where the provider
-    /// cannot do what is asked for, `OutOfBounds` if the memory is too small, or if it cannot be
-    /// registered.
+    /// `InvalidArgument` for an impossible capacity, `NotSupported` where the provider lacks a
+    /// capability, `OutOfBounds` if the memory is too small; errors of registration.
     pub(super) fn open(
         endpoint: &Endpoint,
-        further: &[RegistrationScope<'_>],
+        extra: &[RegistrationScope<'_>],
         (ring, epoch): (u16, u32),
-        (options, capacity): (&RingOptions, &QueueBudget),
+        (options, queue_budget): (&RingOptions, &QueueBudget),
         memory: impl Memory,
     ) -> Result<Self> {
         let geometry = geometry_of(endpoint, ring, options, memory.kind())?;
-        let registration_scopes: Vec<_> = std::iter::once(RegistrationScope::of(endpoint))
-            .chain(further.iter().copied())
-            .collect();
-        let quota = capacity.take(options.notify, geometry.max_chunks())?;
+        let registration_scopes: Vec<_> =
+            std::iter::once(RegistrationScope::of(endpoint)).chain(extra.iter().copied()).collect();
+        let quota = queue_budget.take(options.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks();
-        let memory = RingMemory::over(&registration_scopes, geometry, memory, quota)?;
+        let memory = RingMemory::new(&registration_scopes, geometry, memory, quota)?;
         let mut reader = ReaderState::new(memory.geometry, epoch, options.watermark)
             .resume_after(options.completed_messages);
         reader.limit_chunks(max_chunks);
@@ -134,7 +131,7 @@ impl RingReceiver {
         })
     }
 
-    /// What the writer has to know; with where notices without a chunk go, for each lane.
+    /// The offer to the writer, with the target of notices on each lane.
     pub(super) fn offer(&self, credit_memories: &[MemoryRegion]) -> Result<RingOffer> {
         let geometry = self.reader.geometry();
         let memory = &self.memory;
@@ -162,18 +159,18 @@ impl RingReceiver {
         })
     }
 
-    /// Tells it from others that had its number before.
+    /// Distinguishes it from earlier rings with the same index.
     #[inline]
     pub(super) fn creation_epoch(&self) -> u32 {
         self.creation_epoch
     }
 
-    /// Who writes, once that is known.
+    /// The writer, once it has answered.
     pub(super) fn peer(&self) -> Option<Peer> {
         self.writer.as_ref().map(NoticeSender::peer)
     }
 
-    /// Takes the writer's answer: from now on it is told of credit.
+    /// Takes the writer's answer: from now on it gets credit.
     pub(super) fn connect(
         &mut self,
         endpoint: &Endpoint,
@@ -183,7 +180,7 @@ impl RingReceiver {
         let operation = "connecting a ring";
         if answer.epoch != self.reader.epoch() {
             let detail = format!(
-                "the answer is of epoch {}, the ring of epoch {}",
+                "the answer has epoch {}, the ring epoch {}",
                 answer.epoch,
                 self.reader.epoch()
             );
@@ -205,22 +202,21 @@ impl RingReceiver {
         Ok(())
     }
 
-    /// Its memory, unless the writer has said that nothing more comes: something may still be on
-    /// its way there.
+    /// The ring's memory, unless it is drained: writes may still be in flight.
     pub(super) fn into_quarantined(self) -> Option<Arc<RingMemory>> {
         (!self.is_drained()).then_some(self.memory)
     }
 
-    /// Did the writer say that nothing more comes, and is all of it here? A reader that looks
-    /// hears nothing, and a ring that is broken cannot be believed.
+    /// Did the end notice arrive, and every chunk before it? In polling mode there is no end
+    /// notice, and a broken ring's cannot be trusted.
     fn is_drained(&self) -> bool {
         self.mode != NotifyMode::Polling && self.broken().is_none() && self.is_end_of_stream()
     }
 
-    /// A notice came that may be meant for this ring.
+    /// Takes a notice for this ring.
     ///
     /// # Errors
-    /// A peer that breaks the protocol.
+    /// A violation of the protocol by the peer.
     #[inline]
     pub(super) fn handle_notice(&mut self, immediate: &Immediate, length: u64) -> Result<()> {
         debug_assert!(matches!(
@@ -228,28 +224,28 @@ impl RingReceiver {
             RingNotice::Chunk { .. } | RingNotice::WriterClosed { .. }
         ));
         self.credit_resends = 0;
-        self.reader.notice(immediate, length).map_err(broken)
+        self.reader.notice(immediate, length).map_err(protocol_error)
     }
 
-    /// The next chunk, if it is there.
+    /// The next chunk, if it has arrived.
     ///
     /// # Errors
-    /// A peer that breaks the protocol.
+    /// A violation of the protocol by the peer.
     #[inline]
     pub(super) fn take(&mut self) -> Result<Option<ChunkView>> {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
         let memory = &*self.memory;
-        let look = |place| memory.look(place);
+        let look = |location| memory.read_header(location);
         if self.mode == NotifyMode::Polling {
-            self.reader.look(look, |offset| memory.flag(offset));
+            self.reader.look(look, |offset| memory.read_flag(offset));
         }
         let arrived = match self.reader.take(look) {
             Ok(Some(arrived)) => arrived,
             Ok(None) => return Ok(None),
             Err(error) => {
-                let error = broken(error);
+                let error = protocol_error(error);
                 self.fail(error.clone());
                 return Err(error);
             }
@@ -261,11 +257,11 @@ impl RingReceiver {
         Ok(Some(ChunkView::new(header, is_last, arrived.offset, Arc::clone(&self.memory))))
     }
 
-    /// Tells the writer what was released, if it is time: a watermark was passed, or
-    /// nothing else is going on. True if something was told.
+    /// Returns credit if it is due: the watermark was passed, or the port is idle. True if it was
+    /// sent.
     ///
     /// # Errors
-    /// What the fabric says.
+    /// Errors of the provider.
     #[inline]
     pub(super) fn return_credit(
         &mut self,
@@ -276,8 +272,8 @@ impl RingReceiver {
         if self.is_closing || self.credit_error.is_some() {
             return Ok(false);
         }
-        self.collect();
-        // A later one tells all that an earlier one would have.
+        self.collect_released();
+        // A later credit includes an earlier one.
         let due = self.reader.credit(is_idle);
         if due.is_none() && !self.is_credit_unsent {
             return Ok(false);
@@ -285,9 +281,9 @@ impl RingReceiver {
         self.send_credit(endpoint, queue)
     }
 
-    /// Takes note of views that were dropped.
+    /// Collects dropped views.
     #[inline]
-    fn collect(&mut self) {
+    fn collect_released(&mut self) {
         let unreleased = self.reader.unreleased();
         for sequence in unreleased {
             if !self.memory.take_released(sequence) {
@@ -317,13 +313,13 @@ impl RingReceiver {
         Ok(is_sent)
     }
 
-    /// What a completion of its credit is known by: the ring's number, and above it what fits of
-    /// the epoch that it was made in.
+    /// Number in the completions of its credit: the ring's index, and above it the lower bits of
+    /// the creation epoch.
     fn credit_number(&self) -> u32 {
         self.creation_epoch << 16 | u32::from(self.reader.geometry().ring())
     }
 
-    /// A credit with this number arrived; or was lost, if there is an error. False for that of
+    /// A credit with this number arrived, or was lost, if there is an error. False if it belongs to
     /// another ring.
     pub(super) fn credit_completed(&mut self, number: u32, lost: Option<&Error>) -> bool {
         let is_ours = number == self.credit_number();
@@ -334,16 +330,16 @@ impl RingReceiver {
         is_ours
     }
 
-    /// Something that was injected by somebody is lost: it may have been this ring's credit. Where
-    /// credits complete, none is injected.
+    /// An injected write of some ring was lost, perhaps this ring's credit. Credit with completions
+    /// is never injected.
     pub(super) fn handle_lost_inject(&mut self, error: &Error) {
         if !self.reader.serializes_credits() {
             self.resend_lost_credit(error);
         }
     }
 
-    /// Credit that may be lost is told again: twice does no harm. But not for ever to one that is
-    /// gone.
+    /// Possibly lost credit is sent again, as duplicates do no harm; but not endlessly to a dead
+    /// peer.
     fn resend_lost_credit(&mut self, error: &Error) {
         const MAX_RESENDS: u32 = 8;
         let has_returned = self.statistics.credits > 0 && self.writer.is_some();
@@ -359,40 +355,39 @@ impl RingReceiver {
         }
     }
 
-    /// Nobody reads any more. The memory stays until the writer said that it has nothing on
-    /// its way, and that came.
+    /// Closes the ring. Its memory stays until the writer's end notice arrives.
     pub(super) fn close(&mut self) {
         self.is_closing = true;
         self.is_close_notice_due = true;
     }
 
-    /// Is nobody going to read any more?
+    /// Has the user closed it?
     #[inline]
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing
     }
 
-    /// Is the writer to be told that nothing is read any more, or of what was read last?
+    /// Is a notice due that the ring is closed, or the last credit?
     pub(super) fn is_end_notice_ready(&self) -> bool {
-        let tells_last = self.memory.quota.is_limited() && self.has_unsent_credit();
+        let is_credit_due = self.memory.quota.is_limited() && self.has_unsent_credit();
         self.is_closing
-            && if self.is_end_of_stream() { tells_last } else { self.is_close_notice_due }
+            && if self.is_end_of_stream() { is_credit_due } else { self.is_close_notice_due }
     }
 
-    /// The writer cannot be told that nothing is read any more, and is not to be. True if that
-    /// ends the ring: the writer is done.
+    /// Gives up the notice that the ring is closed. True if that ends the ring: the writer has
+    /// closed it.
     pub(super) fn abandon_end_notice(&mut self) -> bool {
         self.is_close_notice_due = false;
         self.is_end_of_stream()
     }
 
-    /// Goes on with closing. It is over once nothing of it is needed.
+    /// Continues closing. It is complete once no peer needs the ring.
     pub(super) fn progress_close(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
     ) -> Result<CloseProgress> {
-        // Whoever looks, and who never had a writer, hears nothing.
+        // In polling mode, and without a writer, no notice can arrive.
         if self.mode == NotifyMode::Polling || self.writer.is_none() || self.broken().is_some() {
             return Ok(CloseProgress::Complete);
         }
@@ -409,8 +404,8 @@ impl RingReceiver {
         Ok(if self.is_close_notice_due { CloseProgress::Refused } else { CloseProgress::Pending })
     }
 
-    /// The writer is done, and all of it was taken. Where its queue may overrun, it keeps its share
-    /// until it is told of the last chunk.
+    /// The end notice arrived and every chunk was taken. Where the writer's queue may overrun, it
+    /// keeps its quota until the credit of the last chunk.
     fn send_last_credit(
         &mut self,
         endpoint: &mut Endpoint,
@@ -419,7 +414,7 @@ impl RingReceiver {
         if !self.memory.quota.is_limited() || self.credit_error.is_some() || self.writer.is_none() {
             return Ok(CloseProgress::Complete);
         }
-        // Nothing is written any more, so views that somebody has do not matter.
+        // The writer has nothing in flight, so existing views do not matter.
         while !self.reader.unreleased().is_empty() {
             self.reader.release_first();
         }
@@ -433,68 +428,66 @@ impl RingReceiver {
         })
     }
 
-    /// Nothing more can be read, and why.
+    /// Marks the ring broken; the first cause stays.
     #[cold]
     pub(super) fn fail(&mut self, error: Error) {
         self.broken.get_or_insert(error);
     }
 
-    /// The writer cannot be told any more, and why. What came can still be taken.
+    /// Credit cannot be sent any more. Chunks that arrived can still be taken.
     #[cold]
     pub(super) fn set_credit_error(&mut self, error: Error) {
         self.is_credit_unsent = false;
         self.credit_error.get_or_insert(error);
     }
 
-    /// Why the writer cannot be told.
+    /// Why credit cannot be sent.
     #[inline]
     pub(super) fn credit_error(&self) -> Option<&Error> {
         self.credit_error.as_ref()
     }
 
-    /// Why nothing more can be read.
+    /// Why the ring cannot be read.
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
         self.broken.as_ref().or(self.credit_error.as_ref())
     }
 
-    /// Does it want to be looked after, though the queue has nothing for it, beside when the
-    /// writer can be told of the end?
+    /// Does it need polling besides the completion queue, apart from notices on closing?
     #[inline]
     pub(super) fn needs_polling(&self) -> bool {
         self.mode != NotifyMode::Immediate || self.awaits_header()
     }
 
-    /// Was its next chunk told of, and not its header there when it was looked for? Where headers
-    /// lie apart they are writes of their own, which a notice may overtake.
+    /// Did the notice of its next chunk arrive before the header? Separate headers are writes of
+    /// their own, which a notice may overtake.
     #[inline]
     pub(super) fn awaits_header(&self) -> bool {
         self.broken.is_none() && self.reader.awaits_header()
     }
 
-    /// While it is said to sleep, whoever drops a view wakes the sleeper in the queue: said only
-    /// if there are views that could be.
+    /// Dropping a view now wakes the thread that sleeps in the queue. Set only if there are views.
     pub(super) fn set_sleeping(&self) {
         self.memory.set_sleeping(!self.reader.unreleased().is_empty());
     }
 
-    /// It does not sleep any more, whatever became of the views meanwhile.
+    /// The thread does not sleep any more.
     pub(super) fn clear_sleeping(&self) {
         self.memory.set_sleeping(false);
     }
 
-    /// Whom to wake when a view is dropped.
+    /// The waker of the port's queue.
     pub(super) fn set_waker(&self, waker: Waker) {
         self.memory.set_waker(waker);
     }
 
-    /// Is the writer done, and everything taken?
+    /// Did the end notice arrive, and was every chunk taken?
     #[must_use]
     pub fn is_end_of_stream(&self) -> bool {
         self.reader.is_end_of_stream()
     }
 
-    /// How long there was no room for credit that is to be told, if there is such.
+    /// How long the provider has had no room for pending credit, if there is any.
     pub(super) fn credit_unsent_for(&self) -> Option<Duration> {
         let is_unsent = self.is_credit_unsent
             && !self.is_closing
@@ -503,36 +496,35 @@ impl RingReceiver {
         is_unsent.then(|| self.unsent_since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
-    /// Is there credit that is not told, for lack of room or because it is not due?
+    /// Is there credit that was not sent, for lack of room or because it is not due?
     #[must_use]
     pub fn has_unsent_credit(&self) -> bool {
         self.is_credit_unsent || self.reader.head() != self.reader.credited_head()
     }
 
-    /// Endpoints that it may be written through.
+    /// Lanes of the ring.
     #[must_use]
     pub fn lanes(&self) -> usize {
         1 + self.memory.lane_regions.len()
     }
 
-    /// The positions behind it.
+    /// The state of the protocol.
     #[must_use]
     pub fn reader(&self) -> &ReaderState {
         &self.reader
     }
 
-    /// The same, with all that belongs to it.
     pub(super) fn memory(&self) -> Arc<RingMemory> {
         Arc::clone(&self.memory)
     }
 
-    /// How the reader is told.
+    /// How the reader is notified.
     #[must_use]
     pub fn notify(&self) -> NotifyMode {
         self.mode
     }
 
-    /// What it did so far.
+    /// Counters since it was opened.
     #[must_use]
     pub fn statistics(&self) -> ReceiverStatistics {
         let (duplicates, unmatched_notices) = self.reader.ignored();
@@ -540,7 +532,7 @@ impl RingReceiver {
     }
 }
 
-/// The shape of a ring with these options.
+/// The geometry of a ring with these options.
 pub(super) fn geometry_of(
     endpoint: &Endpoint,
     ring: u16,
@@ -552,7 +544,7 @@ pub(super) fn geometry_of(
     let layout = options.notify.layout(capabilities, memory)?;
     let Some(geometry) = RingGeometry::new(options.capacity, ring) else {
         let detail = format!(
-            "there is no ring of {} bytes with number {ring}: from 1 KiB to 1 TiB, and two halves of whole granules",
+            "a ring of {} bytes with index {ring} is impossible. Use 1 KiB to 1 TiB, and a multiple of two granules",
             options.capacity
         );
         return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
@@ -561,6 +553,6 @@ pub(super) fn geometry_of(
 }
 
 #[cold]
-pub(super) fn broken(error: super::ProtocolError) -> Error {
+pub(super) fn protocol_error(error: super::ProtocolError) -> Error {
     Error::new(ErrorKind::ConnectionLost, "reading a ring", error.to_string())
 }

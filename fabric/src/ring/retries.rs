@@ -1,26 +1,26 @@
-//! Peers that the end of a ring cannot be told to now: when each is tried again, and until when.
+//! Repeats end notices that a peer cannot take now: when to try again, and when to stop.
 //!
-//! A provider without room and a connection that does not come up look the same. A peer that was
-//! killed never answers, and each attempt makes the provider connect once more: so attempts become
-//! rare, those of all rings of one peer are made together, and they end.
+//! A provider without room and a connection that is not established look the same. A killed peer
+//! never answers, and each attempt makes the provider connect again. So attempts become rare, all
+//! rings of a peer try together, and attempts end.
 
 use std::time::{Duration, Instant};
 
 use crate::Peer;
 
-/// The pause before the first attempt, and the longest one: each is twice as long as the last.
+/// The pause before the first attempt, and the longest one: each is twice as long as the previous.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(500));
-/// After so long without success there are no more attempts.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(5);
+/// Attempts end after this time without success.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How far it is with the end of a ring.
+/// State of a ring's end notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseProgress {
-    /// Nothing is to be told, or not yet.
+    /// No notice is due, or not yet.
     Pending,
-    /// It would have been told, and there was no room.
+    /// The provider had no room for the notice.
     Refused,
-    /// Nothing more is to be told.
+    /// No notice is outstanding.
     Complete,
 }
 
@@ -30,11 +30,11 @@ struct Retry {
     since: Instant,
     pause: Duration,
     next: Instant,
-    /// A ring waits for it.
+    /// A ring waits for the next attempt.
     is_wanted: bool,
 }
 
-/// All of a port's.
+/// The retries of a port.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     peers: Vec<Retry>,
@@ -48,7 +48,7 @@ impl Retries {
         self.next
     }
 
-    /// May a peer be told something now? If not, a ring waits until it may.
+    /// May a notice be sent to this peer now? If not, a ring waits until then.
     pub(super) fn allows(&mut self, peer: Peer, now: Instant) -> bool {
         let retry = self.peers.iter_mut().find(|retry| retry.peer == peer);
         retry.is_none_or(|retry| {
@@ -57,12 +57,11 @@ impl Retries {
         })
     }
 
-    /// There was no room for what a peer was to be told. True if it is given up: then nothing more
-    /// is to be told to it.
+    /// The provider had no room for a notice to this peer. True if attempts end here.
     pub(super) fn refused(&mut self, peer: Peer, now: Instant) -> bool {
-        let place = self.peers.iter().position(|retry| retry.peer == peer);
-        let retry = match place {
-            Some(place) => &mut self.peers[place],
+        let index = self.peers.iter().position(|retry| retry.peer == peer);
+        let retry = match index {
+            Some(index) => &mut self.peers[index],
             None => {
                 let (pause, next) = (Duration::ZERO, now);
                 self.peers.push(Retry { peer, since: now, pause, next, is_wanted: true });
@@ -70,7 +69,7 @@ impl Retries {
                 &mut self.peers[last]
             }
         };
-        if now.saturating_duration_since(retry.since) >= GIVEN_UP_AFTER {
+        if now.saturating_duration_since(retry.since) >= RETRY_TIMEOUT {
             self.reached(peer);
             return true;
         }
@@ -80,12 +79,12 @@ impl Retries {
         false
     }
 
-    /// A peer was told something, or is not tried any more.
+    /// A notice was sent to this peer, or attempts have ended.
     pub(super) fn reached(&mut self, peer: Peer) {
         self.peers.retain(|retry| retry.peer != peer);
     }
 
-    /// All rings were looked at: peers that none of them waits for are forgotten.
+    /// Every ring was serviced: forgets peers that no ring waits for.
     pub(super) fn sweep(&mut self) {
         self.peers.retain_mut(|retry| std::mem::take(&mut retry.is_wanted));
         self.next = self.peers.iter().map(|retry| retry.next).min();
@@ -98,20 +97,20 @@ mod tests {
 
     const STEP: Duration = Duration::from_micros(50);
 
-    /// As a port does at each look. None while the peer is left alone.
-    fn look(retries: &mut Retries, peer: Peer, now: Instant) -> Option<bool> {
+    /// As a port does in each step. None while no attempt is due.
+    fn attempt(retries: &mut Retries, peer: Peer, now: Instant) -> Option<bool> {
         let refused = retries.allows(peer, now).then(|| retries.refused(peer, now));
         retries.sweep();
         refused
     }
 
     #[test]
-    fn attempts_to_tell_a_dead_peer_become_rare_and_end() {
+    fn end_notices_to_a_dead_peer_back_off_and_stop() {
         let (start, mut retries, peer) = (Instant::now(), Retries::default(), Peer::CONNECTED);
         let (mut now, mut attempts, mut longest) = (start, 0, Duration::ZERO);
         loop {
             let before = now;
-            match look(&mut retries, peer, now) {
+            match attempt(&mut retries, peer, now) {
                 Some(true) => break,
                 Some(false) => attempts += 1,
                 None => {}
@@ -123,22 +122,22 @@ mod tests {
         assert!(attempts < 30, "{attempts}");
         assert_eq!(longest, PAUSES.1);
         let took = now - start;
-        assert!(took >= GIVEN_UP_AFTER && took <= GIVEN_UP_AFTER + PAUSES.1, "{took:?}");
+        assert!(took >= RETRY_TIMEOUT && took <= RETRY_TIMEOUT + PAUSES.1, "{took:?}");
         assert_eq!(retries.next(), None);
     }
 
     #[test]
-    fn rings_of_one_peer_are_tried_together_and_others_are_not_held_up() {
+    fn rings_of_a_peer_retry_together_without_delaying_others() {
         let (now, mut retries) = (Instant::now(), Retries::default());
         let (dead, other) = (Peer::CONNECTED, Peer::ANY);
         assert!(retries.allows(dead, now) && !retries.refused(dead, now));
-        // Two more rings of it, in the same look.
+        // Two more rings of the same peer, in the same step.
         assert!(!retries.allows(dead, now) && !retries.allows(dead, now));
         assert!(retries.allows(other, now));
         retries.sweep();
         assert_eq!(retries.next(), Some(now + PAUSES.0));
         assert!(retries.allows(dead, now + STEP));
-        // It takes it after all: the rest is told at once.
+        // The peer takes it after all: the other notices follow at once.
         retries.reached(dead);
         assert!(retries.allows(dead, now + STEP));
         retries.sweep();
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_no_ring_waits_for_is_forgotten() {
+    fn peer_without_waiting_rings_is_forgotten() {
         let (now, mut retries, peer) = (Instant::now(), Retries::default(), Peer::CONNECTED);
         assert!(!retries.refused(peer, now));
         retries.sweep();

@@ -1,7 +1,7 @@
-//! What the two sides of a ring tell each other before the first byte.
+//! What the two sides of a ring exchange before the first byte.
 //!
-//! All of it comes from outside and goes through checks when it is used: a shape that
-//! there is none of, or memory that is too small, is refused.
+//! Everything here comes from a peer and is checked where it is used: an impossible geometry or
+//! memory that is too small is refused.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,68 +9,67 @@ use super::geometry::{ChunkLayout, RingGeometry};
 use super::notify::NotifyMode;
 use crate::{Error, ErrorKind, RemoteRegion, Result};
 
-/// More messages than any ring has had.
+/// More messages than any ring can have carried.
 const MAX_MESSAGES: u64 = 1 << 62;
 
-/// A ring that a reader made, for its writer.
+/// A ring that a reader offers to its writer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RingOffer {
-    /// The reader's number for the ring.
+    /// The reader's index of the ring.
     pub ring: u16,
-    /// Counts the connections.
+    /// Number of the connection.
     pub epoch: u32,
     /// Bytes of the ring.
     pub capacity: u64,
-    /// How the reader learns of what was written.
+    /// How the reader is notified of chunks.
     pub notify: NotifyMode,
-    /// Do messages to the reader have a tag?
+    /// Are messages to the reader tagged?
     pub tagged: bool,
-    /// How chunks lie in the ring.
+    /// The layout of chunks in the ring.
     pub layout: ChunkLayout,
-    /// Chunks that may be in the ring at the same time, since each has a notice in the reader's
-    /// queue.
+    /// Chunks that may be in the ring at the same time: each has a notice in the reader's queue.
     pub max_chunks: u64,
-    /// Messages that came completed_messages, over all epochs: the next one is this one.
+    /// Messages completed over all epochs: the number of the next one.
     pub completed_messages: u64,
-    /// The ring's memory, as it is reached through each of the reader's endpoints.
+    /// The ring's memory, as each of the reader's endpoints reaches it.
     pub lanes: Vec<LaneOffer>,
 }
 
-/// A ring's memory, as it is reached through one endpoint.
+/// A ring's memory, as one endpoint reaches it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LaneOffer {
-    /// The ring.
+    /// The memory of the ring.
     pub ring: RemoteRegion,
-    /// The headers, if they lie apart.
+    /// The separate headers, if the layout has them.
     pub headers: Option<RemoteRegion>,
-    /// Where notices without a chunk are written: its bytes mean nothing.
+    /// Target of notices without a chunk: its contents are ignored.
     pub credit_memory: RemoteRegion,
 }
 
-/// What a writer answers.
+/// The writer's answer to an offer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RingAnswer {
-    /// The writer's number for the ring.
+    /// The writer's index of the ring.
     pub sender_index: u16,
-    /// The epoch that was offered.
+    /// The epoch of the offer.
     pub epoch: u32,
-    /// Chunks that there will be in the ring at the same time, at most: each may have a credit in
-    /// the writer's queue.
+    /// Chunks in the ring at the same time, at most: each may have a credit notice in the writer's
+    /// queue.
     pub max_chunks: u64,
-    /// Do messages to the writer have a tag?
+    /// Are messages to the writer tagged?
     pub tagged: bool,
-    /// Where notices to the writer are written, and credit to the place of its sender_index there.
+    /// Target of notices to the writer, with a credit slot for each sender index.
     pub credit_memory: RemoteRegion,
 }
 
 impl RingOffer {
-    /// The ring's shape.
+    /// The ring's geometry.
     ///
     /// # Errors
-    /// `MalformedDescriptor` if there is no such ring.
+    /// `MalformedDescriptor` if the offer describes no possible ring.
     pub fn geometry(&self) -> Result<RingGeometry> {
         match RingGeometry::new(self.capacity, self.ring) {
-            // Messages are counted on from what is said to be read.
+            // Bounded, since the reader counts messages on from this number.
             Some(geometry)
                 if !self.lanes.is_empty()
                     && self.completed_messages < MAX_MESSAGES
@@ -80,7 +79,7 @@ impl RingOffer {
             }
             _ => {
                 let detail = format!(
-                    "a ring of {} bytes with number {}, {} lanes, {} messages and {} chunks",
+                    "a ring of {} bytes with index {}, {} lanes, {} completed messages and {} chunks is impossible",
                     self.capacity,
                     self.ring,
                     self.lanes.len(),

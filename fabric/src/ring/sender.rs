@@ -1,4 +1,4 @@
-//! The side that writes, on an endpoint.
+//! The writer of a ring, on an endpoint.
 
 mod striping;
 
@@ -20,92 +20,90 @@ use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Peer, Reg
 
 use striping::Planned;
 
-/// What came of an attempt to write a chunk.
+/// Outcome of an attempt to write a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
-    /// A chunk is on its way, with so many bytes of payload.
+    /// A chunk with this many bytes of payload is in flight.
     Posted(u64),
-    /// The reader has to let go of something first.
+    /// The reader has to release chunks first.
     Blocked(Blocked),
     /// Chunks have to complete first, or the provider has to make room.
     Busy,
-    /// Nothing is left of the message to write.
+    /// The message is completely written.
     Written,
 }
 
-/// What a sender did so far.
+/// Counters of a sender.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SenderStatistics {
-    /// Messages that were written.
+    /// Messages written.
     pub messages: u64,
     /// Bytes of payload.
     pub bytes: u64,
-    /// Chunks that they went in.
+    /// Chunks of these messages.
     pub chunks: u64,
-    /// Bytes left out at the end of the ring.
+    /// Bytes skipped at the end of the ring.
     pub skipped: u64,
-    /// Credits that came.
+    /// Credits received.
     pub credits: u64,
-    /// Times that there was no credit for the next chunk.
+    /// Times without credit for the next chunk.
     pub blocked: u64,
-    /// How long it took until there was.
+    /// Time without credit.
     pub blocked_for: Duration,
-    /// Times that the provider had no room for the next chunk.
+    /// Times without room in the provider for the next chunk.
     pub busy: u64,
 }
 
 /// Writes messages into a peer's ring.
 ///
-/// Driven by its caller, a [`Port`](super::Port): that owns endpoint and queue, pushes chunks
-/// and hands over what the queue gives. Payload goes from the caller's registered memory
-/// straight into the ring; it must stay as it is until
-/// [`next_read`](super::Port::next_read) names its message.
+/// Driven by a [`Port`](super::Port), which owns endpoint and queue, pushes chunks and passes
+/// completions. Payload goes from the caller's registered memory directly into the ring. It must
+/// not change until [`next_read`](super::Port::next_read) returns its message.
 #[derive(Debug)]
 pub struct RingSender {
     writer: WriterState,
     mode: NotifyMode,
-    /// Its share of the queue.
+    /// Its quota of the queue.
     quota: QueueQuota,
     chunk_poster: ChunkPoster,
-    /// What goes by which lane, if there are several.
+    /// Tracks which chunks go by which lane, if there are several.
     stripe_tracker: Option<Box<StripeTracker>>,
     is_stopped: bool,
     start: Instant,
-    /// Where credit is written, unless it comes by messages.
+    /// Slot for credit, unless credit arrives in messages.
     credit: Option<CreditSlot>,
     statistics: SenderStatistics,
     blocked_since: Option<Instant>,
-    /// Up to here are chunks that were injected: nobody tells whether they left.
+    /// End of the injected chunks, which have no completion.
     injected_to: u64,
-    /// Why nothing more can be written.
+    /// Why the ring cannot be written.
     broken: Option<Error>,
-    /// The reader said that nobody reads any more: it tells no more credit.
+    /// The reader closed the ring and returns no more credit.
     is_reader_closed: bool,
     end: EndNotice,
-    /// Its user let go of it: it is there until the end is said.
+    /// Its user closed it: it exists until the end notice is sent.
     is_closing: bool,
     confirms_end_notice: bool,
-    /// It is in the port's list of news.
+    /// It is in the port's list of events.
     pub(super) is_event_queued: bool,
 }
 
-/// Was the reader told that nothing more comes?
+/// State of the end notice to the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EndNotice {
-    /// Something may come.
+    /// Chunks may follow.
     NotDue,
-    /// It is to be told.
+    /// To be sent.
     Due,
-    /// It is being told.
+    /// Sent, not known to have arrived.
     InFlight,
-    /// It was told, or there is nobody to be.
+    /// Sent, or impossible to send.
     Sent,
 }
 
 impl RingSender {
-    /// A sender into a ring that a peer offered, with this title among the port's, and told of
-    /// credit through the port's credit memory. Chunks have at most so many bytes of payload. With
-    /// what is to be answered.
+    /// Opens a sender for a ring that a peer offered, with credit through the port's credit memory
+    /// and chunks of at most `max_payload` bytes. Returns the answer to the reader, too.
     pub(super) fn open(
         endpoint: &Endpoint,
         credit_memory: &MemoryRegion,
@@ -115,7 +113,7 @@ impl RingSender {
         (max_payload, queue_budget): (u64, &QueueBudget),
     ) -> Result<(Self, RingAnswer)> {
         let geometry = offer.geometry()?;
-        // Credit takes place in the queue here, too.
+        // Credit notices use entries of the local queue.
         let quota = queue_budget.take(offer.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks().min(offer.max_chunks);
         let Connected { chunk_poster, credit, answer } =
@@ -191,10 +189,10 @@ impl RingSender {
     ) -> Result<Pushed> {
         let (chunk, body) = match self.plan(message, (payload, at), most)? {
             Planned::Chunk(chunk, body) => (chunk, body),
-            Planned::No(pushed) => return Ok(pushed),
+            Planned::NotPlanned(pushed) => return Ok(pushed),
         };
         let posted = self.chunk_poster.post(endpoint, queue, &chunk, body)?;
-        if posted == Posted::No {
+        if posted == Posted::Full {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
@@ -215,7 +213,7 @@ impl RingSender {
         Ok(Pushed::Posted(chunk.header.payload.into()))
     }
 
-    /// The next chunk of a message, with what of the payload belongs to it.
+    /// Plans the next chunk of a message, and finds its part of the payload.
     #[inline]
     fn plan<'a>(
         &mut self,
@@ -224,7 +222,7 @@ impl RingSender {
         most: u64,
     ) -> Result<Planned<'a>> {
         if message.is_written() {
-            return Ok(Planned::No(Pushed::Written));
+            return Ok(Planned::NotPlanned(Pushed::Written));
         }
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
@@ -233,7 +231,7 @@ impl RingSender {
             Ok(chunk) => chunk,
             Err(Refused::Blocked(blocked)) => {
                 self.begin_block();
-                return Ok(Planned::No(Pushed::Blocked(blocked)));
+                return Ok(Planned::NotPlanned(Pushed::Blocked(blocked)));
             }
             Err(Refused::Stale) => return Err(stale()),
         };
@@ -255,10 +253,9 @@ impl RingSender {
         self.end_block();
     }
 
-    /// The position in this epoch up to which the provider is done with what chunks were written
-    /// from: that memory may be written again, though the reader may not have it yet. A message
-    /// that may have to be written once more after a loss is to be kept until credit
-    /// ([`known_head`](Writer::known_head)) has passed it.
+    /// Chunks that end at or below this position are locally complete: their source memory may be
+    /// reused, even if the reader does not have them yet. To write a message again after a loss,
+    /// keep it until credit ([`known_head`](WriterState::known_head)) has passed it.
     #[must_use]
     #[inline]
     pub fn completed_to(&self) -> u64 {
@@ -283,7 +280,7 @@ impl RingSender {
         }
     }
 
-    /// A notice came that is meant for this ring.
+    /// Takes a notice for this ring.
     #[inline]
     pub(super) fn handle_notice(
         &mut self,
@@ -292,7 +289,7 @@ impl RingSender {
     ) -> bool {
         if self.writer.take_credit_notice(immediate) {
             let credit = match &self.credit {
-                Some(place) => place.read(),
+                Some(slot) => slot.read(),
                 None => credit.and_then(|bytes| Credit::decode(bytes, self.writer.epoch())),
             };
             return self.take_credit(credit);
@@ -316,7 +313,7 @@ impl RingSender {
         is_new
     }
 
-    /// One of the writes of a slot completed: false if it was of an outlet that is no more.
+    /// A write completed. False if it belongs to an earlier sender.
     #[inline]
     pub(super) fn completed(&mut self, instance: SenderInstance, slot: u16) -> bool {
         let is_ours = self.chunk_poster.instance() == instance;
@@ -329,7 +326,7 @@ impl RingSender {
         is_ours
     }
 
-    /// One of the writes of a slot failed: false if it was of an outlet that is no more.
+    /// A write failed. False if it belongs to an earlier sender.
     pub(super) fn failed(&mut self, instance: SenderInstance, slot: u16, error: Error) -> bool {
         let is_ours = self.chunk_poster.instance() == instance;
         if is_ours {
@@ -341,8 +338,8 @@ impl RingSender {
         is_ours
     }
 
-    /// Something that was injected by somebody is lost. True if it may have been a chunk of
-    /// this ring: then there may be a hole in it.
+    /// An injected write of some ring was lost. True if it may have been a chunk of this ring,
+    /// which is then incomplete.
     pub(super) fn handle_lost_inject(&mut self, error: &Error) -> bool {
         let may_be_ours =
             self.injected_to > self.writer.known_head() && self.end == EndNotice::NotDue;
@@ -352,46 +349,46 @@ impl RingSender {
         may_be_ours
     }
 
-    /// Its user lets go of it: the reader is to be told that nothing more comes, if it can hear
-    /// that. Surely, if it is known to be there: shm does not go on with anything for a peer
-    /// that a write was to be delivered to, and whose memory is gone.
+    /// The user closes the ring: the reader gets an end notice, if its notify mode has one. It is
+    /// sent with delivery complete only if the reader is known to be alive: shm makes no progress
+    /// for a peer whose memory is gone.
     pub(super) fn begin_close(&mut self, confirm_delivery: bool) {
         (self.is_closing, self.confirms_end_notice) = (true, confirm_delivery);
         if self.end == EndNotice::NotDue {
-            let can_hear = self.mode != NotifyMode::Polling && self.broken.is_none();
-            self.end = if can_hear { EndNotice::Due } else { EndNotice::Sent };
+            let has_end_notice = self.mode != NotifyMode::Polling && self.broken.is_none();
+            self.end = if has_end_notice { EndNotice::Due } else { EndNotice::Sent };
         }
     }
 
-    /// Is there no user any more?
+    /// Has the user closed it?
     #[inline]
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing
     }
 
-    /// Is the reader to be told of the end?
+    /// Is an end notice due?
     #[inline]
     pub(super) fn is_end_notice_due(&self) -> bool {
         self.end == EndNotice::Due
     }
 
-    /// Is the reader to be told of the end now? What has to be told of each chunk is told first.
+    /// Can the end notice be sent now? The notices of all chunks come first.
     pub(super) fn is_end_notice_ready(&self) -> bool {
-        let is_told = match self.mode {
+        let are_chunks_notified = match self.mode {
             NotifyMode::Message => self.chunk_poster.unfinished() == 0,
             NotifyMode::Immediate | NotifyMode::Polling => !self.chunk_poster.has_partial_chunk(),
         };
-        self.end == EndNotice::Due && is_told
+        self.end == EndNotice::Due && are_chunks_notified
     }
 
-    /// The reader cannot be told of the end, and is not to be any more.
+    /// Gives up the end notice.
     pub(super) fn abandon_end_notice(&mut self) {
         if self.end == EndNotice::Due {
             self.end = EndNotice::Sent;
         }
     }
 
-    /// Goes on with the end.
+    /// Continues closing.
     pub(super) fn progress_close(
         &mut self,
         endpoint: &mut Endpoint,
@@ -401,16 +398,16 @@ impl RingSender {
             let bits = self.writer.end_notice();
             let (notice_sender, number) =
                 (&self.chunk_poster.notice_sender, self.chunk_poster.instance().number());
-            let said = match self.confirms_end_notice {
+            let sent = match self.confirms_end_notice {
                 true => notice_sender.send_last_notice(endpoint, queue, bits, number),
                 false => notice_sender
                     .send_notice(endpoint, queue, bits)
-                    .map(|said| (!said).then_some(false)),
+                    .map(|is_sent| (!is_sent).then_some(false)),
             };
-            self.end = match said {
+            self.end = match sent {
                 Ok(Some(true)) => EndNotice::InFlight,
                 Ok(Some(false)) => return CloseProgress::Refused,
-                // Said; or the connection is broken, and there is nobody to be told.
+                // Sent; or the connection is broken, and no reader can receive it.
                 Ok(None) | Err(_) => EndNotice::Sent,
             };
         }
@@ -420,32 +417,31 @@ impl RingSender {
         }
     }
 
-    /// May the reader still tell credit, for which the ring keeps its share of the queue?
+    /// May the reader still send credit notices? Until then the ring keeps its quota.
     pub(super) fn expects_credit(&self) -> bool {
         self.quota.is_limited() && !self.is_reader_closed && self.writer.unnoticed() > 0
     }
 
-    /// Was the reader told of the end, if it is to be?
+    /// Was the end notice sent, if one was due?
     pub(super) fn is_end_notice_sent(&self) -> bool {
         self.end == EndNotice::Sent
     }
 
-    /// What was said last came, or never will.
+    /// The end notice has arrived, or never will.
     pub(super) fn end_notice_completed(&mut self, instance: SenderInstance) {
         if self.chunk_poster.instance() == instance {
             self.end = EndNotice::Sent;
         }
     }
 
-    /// Does it want to be looked after, though the queue has nothing for it, beside when the
-    /// reader can be told of the end?
+    /// Does it need polling besides the completion queue, apart from end notices?
     #[inline]
     pub(super) fn needs_polling(&self) -> bool {
         self.mode != NotifyMode::Immediate
     }
 
-    /// Does what is to be done besides pushing: sends notices that are messages, and looks
-    /// for credit where nobody is told of it. True if something happened.
+    /// Sends notices that are messages, and polls for credit in polling mode. True if something
+    /// happened.
     #[inline]
     pub(super) fn send_pending(
         &mut self,
@@ -470,14 +466,14 @@ impl RingSender {
         }
     }
 
-    /// Nothing more can be written, and why.
+    /// Marks the ring broken; the first cause stays.
     #[cold]
     pub(super) fn fail(&mut self, error: Error) {
         self.end_block();
         self.broken.get_or_insert(error);
     }
 
-    /// Why nothing more can be written.
+    /// Why the ring cannot be written.
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
         self.broken.as_ref()
@@ -488,47 +484,46 @@ impl RingSender {
         self.writer.next_read()
     }
 
-    /// The positions behind it.
+    /// The state of the protocol.
     #[must_use]
     pub fn writer(&self) -> &WriterState {
         &self.writer
     }
 
-    /// What it did so far.
+    /// Counters since it was opened.
     #[must_use]
     pub fn statistics(&self) -> SenderStatistics {
         self.statistics
     }
 
-    /// How the reader is told.
+    /// How the reader is notified.
     #[must_use]
     pub fn notify(&self) -> NotifyMode {
         self.mode
     }
 
-    /// Writes and notices that are on their way.
+    /// Writes and notices in flight.
     #[must_use]
     pub fn unfinished(&self) -> usize {
-        // Those that went by the endpoint are counted twice, which does no harm.
-        let given =
+        // Chunks on the port's own endpoint are counted twice, which does no harm.
+        let on_lanes =
             self.stripe_tracker.as_ref().map_or(0, |stripe_tracker| stripe_tracker.unfinished());
-        self.chunk_poster.unfinished() + given
+        self.chunk_poster.unfinished() + on_lanes
     }
 
-    /// Whom it writes to.
+    /// The reader's address handle.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.chunk_poster.peer()
     }
 }
 
-/// The most payload of one write. A flag is written behind it where the reader looks for one, which
-/// providers may let overtake a long write.
+/// The most payload of one write. In polling mode providers may let the flag overtake a longer one.
 fn max_chunk_payload(endpoint: &Endpoint, mode: NotifyMode) -> u64 {
-    let facts = endpoint.domain().capabilities();
+    let capabilities = endpoint.domain().capabilities();
     let most = match mode {
-        NotifyMode::Polling => ordered_write_limit(facts),
-        NotifyMode::Immediate | NotifyMode::Message => facts.max_message_size as u64,
+        NotifyMode::Polling => ordered_write_limit(capabilities),
+        NotifyMode::Immediate | NotifyMode::Message => capabilities.max_message_size as u64,
     };
     most.saturating_sub(super::header::HEADER_LEN)
 }
@@ -539,7 +534,7 @@ struct Connected {
     answer: RingAnswer,
 }
 
-/// An outlet into the first of the lanes, and where to be told of credit.
+/// Opens lane 0 of the offer, and a credit slot.
 fn connect(
     endpoint: &Endpoint,
     credit_memory: &MemoryRegion,
@@ -588,7 +583,7 @@ fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
 
 #[cold]
 fn stale() -> Error {
-    let detail = "another message is written in part, or was written first since this one was \
-                  begun, or it is another ring's";
+    let detail = "another message is partly written or was written first, or the message \
+                  belongs to another ring. Begin it again";
     Error::new(ErrorKind::InvalidArgument, "writing to a ring", detail)
 }

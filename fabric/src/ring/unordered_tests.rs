@@ -1,4 +1,4 @@
-//! Rings by a provider that does not promise that writes keep their order.
+//! Rings on a provider that does not keep the order of writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,19 +49,19 @@ fn pair(change: impl FnOnce(Capabilities) -> Capabilities) -> Pair {
     Pair { writer, reader, writing, reading, source, _addresses: [near, far] }
 }
 
-fn unordered(facts: Capabilities) -> Capabilities {
+fn unordered(capabilities: Capabilities) -> Capabilities {
     let (send_order, receive_order) = (Order::empty(), Order::empty());
-    Capabilities { send_order, receive_order, ..facts }
+    Capabilities { send_order, receive_order, ..capabilities }
 }
 
 impl Pair {
-    /// Writes and reads so many messages, without a word to the writer.
+    /// Writes and reads messages, without returning credit.
     fn pass(&mut self, count: u64) {
         let end = Instant::now() + TIMEOUT;
         for _ in 0..count {
             let mut message = self.writer.begin(self.writing, 0, 1000).unwrap();
             while self.reader.take(self.reading).unwrap().is_none() {
-                assert!(Instant::now() < end, "a message did not come");
+                assert!(Instant::now() < end, "a message did not arrive");
                 self.writer.push(self.writing, &mut message, &self.source.all()).unwrap();
                 self.progress();
             }
@@ -71,26 +71,26 @@ impl Pair {
     fn progress(&mut self) {
         for port in [&mut self.writer, &mut self.reader] {
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                panic!("nobody's")
+                panic!("unexpected completion")
             };
         }
     }
 
-    /// Has a credit left, or been lost, that completes?
-    fn is_on_its_way(&mut self) -> bool {
+    /// Is a credit with a completion in flight?
+    fn is_credit_in_flight(&mut self) -> bool {
         self.reader.parts().1.in_flight() > 0
     }
 }
 
 #[test]
-fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
+fn completed_credit_queues_an_event_for_the_waiting_one() {
     let mut pair = pair(unordered);
     pair.reader.enable_events();
     pair.pass(1);
     assert!(pair.reader.return_credit(pair.reading, true).unwrap());
     pair.pass(1);
-    // Some turns may have brought the first one there already.
-    while !pair.is_on_its_way() {
+    // The first one may have arrived already.
+    while !pair.is_credit_in_flight() {
         pair.reader.return_credit(pair.reading, true).unwrap();
         pair.pass(1);
     }
@@ -98,7 +98,7 @@ fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
     assert!(!pair.reader.return_credit(pair.reading, true).unwrap());
     assert!(pair.reader.receiver(pair.reading).unwrap().has_unsent_credit());
     let end = Instant::now() + TIMEOUT;
-    while pair.is_on_its_way() {
+    while pair.is_credit_in_flight() {
         assert!(Instant::now() < end, "the credit did not arrive");
         pair.progress();
     }
@@ -107,16 +107,16 @@ fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
 }
 
 #[test]
-fn credit_that_completes_is_not_taken_for_what_others_lost() {
+fn completed_credit_is_not_resent_after_lost_injects() {
     let mut pair = pair(unordered);
     pair.pass(1);
     assert!(pair.reader.return_credit(pair.reading, true).unwrap());
     let end = Instant::now() + TIMEOUT;
-    while pair.is_on_its_way() {
+    while pair.is_credit_in_flight() {
         assert!(Instant::now() < end, "the credit did not arrive");
         pair.progress();
     }
-    let error = Error::new(ErrorKind::ConnectionLost, "test", "a peer is gone");
+    let error = Error::new(ErrorKind::ConnectionLost, "test", "a peer exited");
     for _ in 0..20 {
         let _ = pair.reader.handle_lost_injects(&error);
         pair.reader.return_credit(pair.reading, true).unwrap();
@@ -127,25 +127,25 @@ fn credit_that_completes_is_not_taken_for_what_others_lost() {
 }
 
 #[test]
-fn order_that_does_not_cover_a_credit_is_none() {
+fn credit_longer_than_the_ordered_write_is_serialized() {
     for (most, at_a_time) in [(usize::MAX, false), (16, false), (15, true), (0, true)] {
         let order = Order::WRITE_AFTER_WRITE;
-        let mut pair = pair(|facts| Capabilities {
-            send_order: facts.send_order | order,
-            receive_order: facts.receive_order | order,
+        let mut pair = pair(|capabilities| Capabilities {
+            send_order: capabilities.send_order | order,
+            receive_order: capabilities.receive_order | order,
             max_ordered_write: most,
-            ..facts
+            ..capabilities
         });
         pair.pass(1);
         assert!(pair.reader.return_credit(pair.reading, true).unwrap());
-        assert_eq!(pair.is_on_its_way(), at_a_time, "{most} bytes");
+        assert_eq!(pair.is_credit_in_flight(), at_a_time, "{most} bytes");
     }
 }
 
 #[test]
-fn rings_are_polled_only_where_order_covers_a_chunk() {
+fn polling_needs_write_order_for_a_chunk() {
     let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    let facts = offer.capabilities().clone();
+    let capabilities = offer.capabilities().clone();
     let order = Order::WRITE_AFTER_WRITE;
     for (most, order, is_possible) in [
         (usize::MAX, order, true),
@@ -154,14 +154,14 @@ fn rings_are_polled_only_where_order_covers_a_chunk() {
         (0, order, false),
         (usize::MAX, Order::empty(), false),
     ] {
-        let facts = Capabilities {
+        let capabilities = Capabilities {
             send_order: order,
             receive_order: order,
             max_ordered_write: most,
-            ..facts.clone()
+            ..capabilities.clone()
         };
         assert_eq!(
-            NotifyMode::Polling.check(&facts).is_ok(),
+            NotifyMode::Polling.check(&capabilities).is_ok(),
             is_possible,
             "{most} bytes, {order:?}"
         );
@@ -169,11 +169,11 @@ fn rings_are_polled_only_where_order_covers_a_chunk() {
 }
 
 #[test]
-fn one_credit_at_a_time_is_told_without_order() {
+fn without_write_order_one_credit_is_in_flight() {
     let mut pair = pair(unordered);
     let Pair { writer, reader, writing, reading, source, .. } = &mut pair;
     let (writing, reading) = (*writing, *reading);
-    // Many times the ring: without credit it would not come to an end.
+    // Many times the ring: it blocks without credit.
     let (mut received, mut most) = (0, 0);
     let mut message = writer.begin(writing, 0, 1000).unwrap();
     let end = Instant::now() + TIMEOUT;
@@ -188,27 +188,27 @@ fn one_credit_at_a_time_is_told_without_order() {
         }
         for port in [&mut *writer, &mut *reader] {
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                panic!("nobody's")
+                panic!("unexpected completion")
             };
         }
         reader.return_all_credit(true);
-        // The reader posts nothing else that completes.
+        // No other operation of the reader has a completion.
         most = reader.parts().1.in_flight().max(most);
-        assert!(most <= 1, "{most} credits are on their way");
+        assert!(most <= 1, "{most} credits are in flight");
     }
     assert_eq!(most, 1);
     assert!(writer.sender(writing).unwrap().statistics().credits > 50);
 }
 
-/// Headers that lie apart are writes of their own. The reader's queue tells of the other write alone.
+/// Separate headers are writes of their own; only the other write gives a notice.
 #[test]
-fn a_header_that_its_notice_overtook_is_found_later() {
+fn header_overtaken_by_its_notice_is_found_later() {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    let facts = offer.capabilities().clone();
-    // Gathers nothing: so header and payload do not leave together.
+    let capabilities = offer.capabilities().clone();
+    // Without gathering, header and payload are separate writes.
     let (send_order, receive_order, iov_limit) = (Order::empty(), Order::empty(), 1);
-    let facts = Capabilities { send_order, receive_order, iov_limit, ..facts };
-    offer.capabilities = Arc::new(facts);
+    let capabilities = Capabilities { send_order, receive_order, iov_limit, ..capabilities };
+    offer.capabilities = Arc::new(capabilities);
     let domain = Domain::open(&offer).unwrap();
     let open = || {
         let addresses = AddressVector::open(&domain).unwrap();
@@ -244,9 +244,9 @@ fn a_header_that_its_notice_overtook_is_found_later() {
         let (payload, at_once) = (payload.unwrap(), PostOptions::token(1).timeout(Duration::ZERO));
         let end = Instant::now() + TIMEOUT;
         while writing.write_data(&mut posted, peer, &payload, &there, data, at_once).is_err() {
-            // Both sides have a part in the connection that comes up.
+            // Both sides have to make progress to connect.
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                panic!("nobody's")
+                panic!("unexpected completion")
             };
             assert!(Instant::now() < end, "chunk {number} was not written");
         }
@@ -255,22 +255,22 @@ fn a_header_that_its_notice_overtook_is_found_later() {
             let _ = posted.poll();
             let start = Instant::now();
             let (PortEvent::Idle | PortEvent::Ring) = port.wait(longest).unwrap() else {
-                panic!("nobody's")
+                panic!("unexpected completion")
             };
-            let is_told = port.next_event() == Some(RingEvent::Receiver(ring));
-            (is_told, start.elapsed())
+            let has_event = port.next_event() == Some(RingEvent::Receiver(ring));
+            (has_event, start.elapsed())
         };
         while !look(&mut port, &mut posted, Duration::from_millis(1)).0 {}
-        // Told of, and not there.
+        // The notice arrived, and the header did not.
         assert!(port.take(ring).unwrap().is_none());
         assert!(port.take(ring).unwrap().is_none());
         let there = remote_headers.slice(chunk.header_at..chunk.header_at + HEADER_LEN).unwrap();
         writing.write(&mut posted, peer, &header.unwrap(), &there, 2).unwrap();
         let mut longest = Duration::ZERO;
         let view = loop {
-            let (is_told, slept) = look(&mut port, &mut posted, TIMEOUT);
+            let (has_event, slept) = look(&mut port, &mut posted, TIMEOUT);
             longest = longest.max(slept);
-            if is_told && let Some(view) = port.take(ring).unwrap() {
+            if has_event && let Some(view) = port.take(ring).unwrap() {
                 break view;
             }
         };

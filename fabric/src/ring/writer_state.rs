@@ -1,4 +1,4 @@
-//! The side that writes: where chunks go, and whether there is room.
+//! State of the writer: where chunks go, and whether there is room.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,10 @@ use super::geometry::{ChunkLayout, RingGeometry};
 use super::header::{ChunkHeader, HEADER_LEN};
 use super::immediate::{Immediate, RingNotice, expand_truncated};
 
-/// Would writing so many bytes at the tail pass what the reader is known to have let go
-/// of by more than the ring holds? A check of local numbers only.
+/// Would a write of `length` bytes at the tail overwrite bytes that the reader has not released?
+/// Compares local numbers only.
 ///
-/// Positions do not wrap, so it is the same comparison whether the free room lies in one
-/// piece or around the end of the ring.
+/// Positions do not wrap, so the comparison is the same wherever the free room lies.
 pub(super) fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> bool {
     (tail - credit).saturating_add(length) > capacity
 }
@@ -19,7 +18,7 @@ pub(super) fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> boo
 /// A message that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// The epoch of the ring that it was begun in: in another one it has to be begun again.
+    /// The epoch in which it was begun: in another epoch it must be begun again.
     epoch: u32,
     number: u64,
     topic: u32,
@@ -29,7 +28,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Its number: one more than that of the message before.
+    /// Its number: one more than that of the previous message.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -39,34 +38,33 @@ impl Message {
         self.length
     }
 
-    /// Bytes that chunks were made of so far.
+    /// Bytes for which chunks were planned and committed.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Is there nothing left to write? Also a message of no bytes has a chunk.
+    /// Is nothing left to write? An empty message has one chunk.
     pub fn is_written(&self) -> bool {
         self.has_begun && self.written == self.length
     }
 }
 
-/// Where a chunk goes, and what goes with it. It counts once it is
-/// [committed](Writer::commit).
+/// Where a chunk is written, and what is written with it. It counts once it is
+/// [committed](WriterState::commit).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// What stands before the payload.
+    /// The header.
     pub header: ChunkHeader,
-    /// Where the header goes: in the ring, or among the headers that lie
-    /// [apart](Layout::Apart).
+    /// Where the header is written: an offset of the ring, or of the [separate
+    /// headers](ChunkLayout::SeparateHeader).
     pub header_at: u64,
-    /// Where the payload goes in the ring.
+    /// Offset of the payload in the ring.
     pub payload_at: u64,
-    /// Where a word that says [`Chunk::flag`] goes once all else is there, if the reader
-    /// looks for one.
+    /// Offset of the word [`Chunk::flag`], which is written last, if the reader polls for one.
     pub flag_at: Option<u64>,
-    /// Bytes at the end of the ring that are left out before it.
+    /// Bytes skipped at the end of the ring before it.
     pub skipped: u64,
-    /// What to tell the reader.
+    /// The notice to the reader.
     pub immediate: u32,
 }
 
@@ -76,63 +74,63 @@ impl Chunk {
         HEADER_LEN + u64::from(self.header.payload)
     }
 
-    /// What the flag of a chunk says: never nothing, and never what an earlier one did.
+    /// The flag of a chunk: never 0, and never the flag of an earlier chunk.
     pub fn flag(sequence: u64) -> u64 {
         sequence.wrapping_add(1)
     }
 }
 
-/// There is no room.
+/// The ring has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocked {
-    /// Bytes that are wanted, with what is left out at the end of the ring.
+    /// Bytes needed, with those skipped at the end of the ring.
     pub wanted: u64,
-    /// Bytes that are known to be free.
+    /// Bytes known to be free.
     pub free: u64,
 }
 
-/// Why the next chunk of a message has no place.
+/// Why the next chunk of a message cannot be planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// There is no room.
+    /// The ring has no room.
     Blocked(Blocked),
-    /// Another message is written in part, or this one was begun in another ring, or before another
-    /// that was written first.
+    /// Another message is partly written; or this one belongs to another ring, or was begun before
+    /// a message that was written first.
     Stale,
 }
 
-/// The side that writes.
+/// State of the writer of a ring.
 #[derive(Debug)]
 pub struct WriterState {
     geometry: RingGeometry,
     epoch: u32,
-    /// The number that credit comes under.
+    /// The ring index in credit notices.
     sender_index: u16,
     tail: u64,
-    /// The last that is known of the reader's head: behind it, never before it.
+    /// The last known head of the reader: never beyond the real one.
     credit: u64,
     sequence: u64,
     /// Messages of which a chunk was written, over all epochs.
     next_message: u64,
-    /// The last of them is not whole.
+    /// The last of them is incomplete.
     is_partial: bool,
     max_payload: u64,
-    /// Chunks that may be unread.
+    /// Limit of unread chunks.
     max_chunks: u64,
-    /// Notices of credit that may wait in the writer's queue.
+    /// Limit of credit notices in the writer's queue.
     max_notices: u64,
-    /// Chunks that the reader let go of, as the notices tell that were taken from the queue. The
-    /// credit that comes with them may be newer.
+    /// Chunks released according to the notices taken from the queue. The credit that accompanies
+    /// them may be newer.
     noticed: u64,
-    /// Chunks that credit has not passed: their ends, and the message that ends with them.
+    /// Chunks beyond the credit: the end of each, and the message that ends with it.
     unread: VecDeque<(u64, Option<u64>)>,
-    /// Messages that it has passed, until somebody asks.
+    /// Messages below the credit that `next_read` has not returned yet.
     read: VecDeque<u64>,
 }
 
 impl WriterState {
-    /// A writer of an empty ring, with chunks of at most so many bytes of payload (or what
-    /// the ring allows, if that is less).
+    /// A writer of an empty ring, with chunks of at most `max_payload` bytes (or what the ring
+    /// allows, if that is less).
     pub fn new(geometry: RingGeometry, epoch: u32, max_payload: u64) -> Self {
         // A payload's length has 32 bits in the header.
         let most = geometry.max_payload_in(geometry.max_chunk_len()).min(u32::MAX.into());
@@ -154,37 +152,37 @@ impl WriterState {
         }
     }
 
-    /// The number that credit comes under, if it is not the ring's: those of two readers may
-    /// be the same.
+    /// Sets the ring index of credit notices, if it is not the reader's index: two readers may use
+    /// the same one.
     pub fn with_sender_index(self, sender_index: u16) -> Self {
         Self { sender_index, ..self }
     }
 
-    /// Goes on after so many messages, which came whole to a reader that is no more.
+    /// Continues after messages that an earlier reader completed.
     pub fn resume_after(self, completed_messages: u64) -> Self {
         Self { next_message: completed_messages, ..self }
     }
 
-    /// With at most so many chunks that credit has not passed.
+    /// Limits the chunks that credit has not passed.
     pub fn limit_chunks(self, max_chunks: u64) -> Self {
         Self { max_chunks: self.max_chunks.min(max_chunks), ..self }
     }
 
-    /// With at most so many notices of credit in its queue. The reader tells at most one for each
-    /// chunk, so no chunk is planned while the notices of so many chunks may still be there.
+    /// Limits the credit notices in the writer's queue. The reader sends at most one for each
+    /// chunk, so no chunk is planned while that many notices may be in the queue.
     pub fn limit_notices(self, max_notices: u64) -> Self {
         Self { max_notices, ..self }
     }
 
-    /// Begins a message. It has its number once the first chunk is written; until then it can be
-    /// let go of. After that it must be written to its end before another one is: chunks of
-    /// two messages do not mix.
+    /// Begins a message. Its number is taken with the first chunk; until then it can be abandoned.
+    /// Afterwards it must be written to its end before another message: chunks of two messages do
+    /// not mix.
     pub fn begin(&self, topic: u32, length: u64) -> Message {
         let (epoch, number) = (self.epoch, self.next_message);
         Message { epoch, number, topic, length, written: 0, has_begun: false }
     }
 
-    /// Is this the message whose turn it is?
+    /// Is this the message to be written next?
     fn is_next(&self, message: &Message) -> bool {
         let number = match message.has_begun {
             true => message.number.checked_add(1),
@@ -195,13 +193,13 @@ impl WriterState {
             && message.has_begun == self.is_partial
     }
 
-    /// Where the message's next chunk goes. Nothing is changed: it may be asked again.
+    /// Plans the message's next chunk. Changes nothing, so the call can be repeated.
     pub fn plan(&self, message: &Message) -> Result<Chunk, Refused> {
         self.plan_within(message, u64::MAX)
     }
 
-    /// The same for a chunk of at most so many bytes of payload, at least one: where a message is
-    /// put together from pieces, a chunk has bytes of one of them.
+    /// The same for a chunk of at most `most` bytes of payload, at least one: where a message is
+    /// assembled from pieces, a chunk has bytes of only one.
     pub fn plan_within(&self, message: &Message, most: u64) -> Result<Chunk, Refused> {
         if !self.is_next(message) {
             return Err(Refused::Stale);
@@ -211,7 +209,7 @@ impl WriterState {
         let bytes_to_end = self.geometry.bytes_to_end(self.tail);
         let mut skipped = 0;
         if self.geometry.taken(payload) > bytes_to_end {
-            // A part of it may fit before the end, unless that is hardly more than a header.
+            // A part may fit before the end, unless that is hardly more than a header.
             let fits = self.geometry.max_payload_in(bytes_to_end);
             if fits >= self.max_payload / 4 && fits > 0 {
                 payload = fits;
@@ -256,7 +254,7 @@ impl WriterState {
         })
     }
 
-    /// The chunk was posted.
+    /// Records that the chunk was posted.
     pub fn commit(&mut self, message: &mut Message, chunk: &Chunk) {
         debug_assert_eq!(chunk.header.sequence, self.sequence, "planned, then committed");
         debug_assert_eq!(chunk.header.position, self.tail + chunk.skipped);
@@ -270,8 +268,8 @@ impl WriterState {
         debug_assert!(self.tail - self.credit <= self.geometry.capacity(), "beyond the credit");
     }
 
-    /// Is this a notice that the reader let go of something? How far it is comes with it. The
-    /// notice itself leaves room in the queue for others.
+    /// Is this a credit notice for this ring? The credit accompanies it; the notice itself frees an
+    /// entry of the queue.
     pub fn take_credit_notice(&mut self, immediate: &Immediate) -> bool {
         let RingNotice::Credit { released } = immediate.notice else { return false };
         let is_ours = self.is_for_this_ring(immediate);
@@ -284,20 +282,18 @@ impl WriterState {
         is_ours
     }
 
-    /// Chunks of which no notice said that the reader let go of them: notices that may come, or
-    /// wait in the queue.
+    /// Chunks without a credit notice so far: their notices may still arrive or be in the queue.
     pub fn unnoticed(&self) -> u64 {
         self.sequence - self.noticed
     }
 
-    /// The reader told how far it is. Gives whether that was news; what is behind what is
-    /// known, or beyond what was written, is not believed. So credits may come in any order,
-    /// and more than once.
+    /// Takes a credit. True if it is new. A head behind the known one or beyond the tail is
+    /// ignored, so credits may arrive in any order, and repeatedly.
     pub fn credit(&mut self, credit: &Credit) -> bool {
         credit.epoch == self.epoch && self.credit_to(credit.head)
     }
 
-    /// As [`credit`](Self::credit), of this epoch.
+    /// As [`credit`](Self::credit), for this epoch.
     pub fn credit_to(&mut self, head: u64) -> bool {
         if head <= self.credit || head > self.tail {
             return false;
@@ -309,13 +305,13 @@ impl WriterState {
         true
     }
 
-    /// What to tell the reader if there will be nothing more.
+    /// The notice that no more chunks follow.
     pub fn end_notice(&self) -> u32 {
         let notice = RingNotice::WriterClosed { sequence: self.sequence as u16 };
         Immediate { ring: self.geometry.ring(), epoch: self.epoch, notice }.encode()
     }
 
-    /// Did the reader say that nobody reads any more?
+    /// Does this notice say that the reader has closed the ring?
     pub fn is_reader_closed(&self, immediate: &Immediate) -> bool {
         immediate.notice == RingNotice::ReaderClosed && self.is_for_this_ring(immediate)
     }
@@ -324,53 +320,52 @@ impl WriterState {
         immediate.matches_epoch(self.epoch) && immediate.ring == self.sender_index
     }
 
-    /// The next message that the reader is known to be done with: its memory is free.
+    /// The next message that the reader has released: its memory is free.
     pub fn next_read(&mut self) -> Option<u64> {
         self.read.pop_front()
     }
 
-    /// Messages that were written, if only in part, over all epochs: the number of the next one.
+    /// Messages written, at least in part, over all epochs: the number of the next one.
     pub fn messages(&self) -> u64 {
         self.next_message
     }
 
-    /// Bytes that are known to be free.
+    /// Bytes known to be free.
     pub fn free(&self) -> u64 {
         self.geometry.capacity() - (self.tail - self.credit)
     }
 
-    /// What both sides agree on.
+    /// The ring's geometry.
     pub fn geometry(&self) -> RingGeometry {
         self.geometry
     }
 
-    /// The epoch that it writes in.
+    /// The epoch in which it writes.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// The longest message that is always one chunk: what is longer may be cut at the end of the
+    /// The longest message that is always one chunk: a longer one may be cut at the end of the
     /// ring.
     pub fn max_single_chunk(&self) -> u64 {
         self.max_payload / 4
     }
 
-    /// The most payload of a chunk.
     pub(super) fn max_payload(&self) -> u64 {
         self.max_payload
     }
 
-    /// Chunks that were written and that the reader is not known to be done with.
+    /// Chunks written and not known to be released.
     pub fn unread(&self) -> usize {
         self.unread.len()
     }
 
-    /// Bytes written in this epoch, with headers and what was left out.
+    /// Bytes written in this epoch, with headers and skipped bytes.
     pub fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// The last that is known of the reader's head.
+    /// The last known head of the reader.
     pub fn known_head(&self) -> u64 {
         self.credit
     }

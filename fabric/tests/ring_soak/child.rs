@@ -1,4 +1,4 @@
-//! A process that the supervisor started, and what the system knows of it.
+//! A child process of the supervisor, and its memory and state according to the system.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,12 +10,12 @@ use serde::Serialize;
 use crate::control_channel::{ControlChannel, Instruction, Received, Report};
 use crate::failure::Failure;
 
-/// How long a process that was told to end may take.
+/// How long a child may take to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
-/// From one look at its memory to the next.
-const BETWEEN_SAMPLES: Duration = Duration::from_millis(100);
-/// So much may a process's memory differ between two parts of its life: rings of several sizes,
-/// of which some of earlier epochs are kept until the endpoint is closed.
+/// Time between two samples of memory.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+/// Allowed difference of memory between two parts of a child's life: rings have different sizes,
+/// and some of earlier epochs stay until the endpoint is closed.
 const MEMORY_SLACK_KIB: u64 = 48 << 10;
 
 /// A child. Dropping it kills it.
@@ -24,10 +24,10 @@ pub struct Child {
     role: &'static str,
     process: Process,
     control_channel: ControlChannel<Report>,
-    born: Instant,
-    /// When, and kibibytes that were resident.
+    started: Instant,
+    /// Time, and resident kibibytes.
     samples: Vec<(Instant, u64)>,
-    /// Connections that it saw.
+    /// Connections that it had.
     pub epochs: u64,
 }
 
@@ -37,13 +37,13 @@ impl Child {
         let (here, there) = UnixStream::pair().map_err(system)?;
         let process = Command::new("/proc/self/exe")
             .args([role, provider, &seed.to_string()])
-            // Debian's libfabric 1.17 leaves a trace of each crash where the process runs.
+            // Debian's libfabric 1.17 writes a trace of each crash to the working directory.
             .current_dir(std::env::temp_dir())
             .stdin(Stdio::from(OwnedFd::from(there)))
             .spawn()
             .map_err(system)?;
-        let (control_channel, born) = (ControlChannel::new(here)?, Instant::now());
-        Ok(Self { role, process, control_channel, born, samples: Vec::new(), epochs: 0 })
+        let (control_channel, started) = (ControlChannel::new(here)?, Instant::now());
+        Ok(Self { role, process, control_channel, started, samples: Vec::new(), epochs: 0 })
     }
 
     pub fn control_channel(&self) -> &ControlChannel<Report> {
@@ -51,12 +51,11 @@ impl Child {
     }
 
     pub fn send_instruction(&mut self, instruction: &Instruction) -> Result<(), Failure> {
-        // Whether anybody is there to hear it, the next look tells.
+        // If the child has exited, the next `report` finds out.
         self.control_channel.send(instruction).map(drop)
     }
 
-    /// The next report. A process that is gone is an error here: those that are killed are not
-    /// asked any more.
+    /// The next report. A child that has exited is an error here: killed ones are not asked.
     pub fn report(&mut self) -> Result<Option<Report>, Failure> {
         match self.control_channel.receive(Duration::ZERO)? {
             Received::Frame(report) => Ok(Some(report)),
@@ -69,12 +68,11 @@ impl Child {
         }
     }
 
-    /// Kills it, at whatever instruction it is.
     pub fn kill(&mut self) -> Result<(), Failure> {
         self.process.kill().map_err(|error| Failure::System("killing a process", error))
     }
 
-    /// What it said before it was killed. All of it: the process is gone by then.
+    /// All reports that it sent before it was killed.
     pub fn drain_reports(&mut self) -> Result<Vec<Report>, Failure> {
         self.process.wait().map_err(|error| Failure::System("waiting for a process", error))?;
         remove_shm_files(self.process.id());
@@ -88,13 +86,13 @@ impl Child {
         }
     }
 
-    /// Tells it to end, and waits for that.
+    /// Asks it to end, and waits.
     pub fn end(&mut self) -> Result<(), Failure> {
         self.send_instruction(&Instruction::End)?;
         match self.exit_status()? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(Failure::Defect(format!("the {}'s end: {status}", self.role))),
-            None => Err(Failure::Stalled(format!("the {} did not end", self.role))),
+            Some(status) => Err(Failure::Defect(format!("the {} failed: {status}", self.role))),
+            None => Err(Failure::Stalled(format!("the {} did not exit", self.role))),
         }
     }
 
@@ -110,26 +108,26 @@ impl Child {
         }
     }
 
-    /// Looks at its memory, now and then.
+    /// Samples its memory if that is due.
     pub fn sample(&mut self) {
-        let is_due = self.samples.last().is_none_or(|(at, _)| at.elapsed() >= BETWEEN_SAMPLES);
-        // What it is before its first ring says nothing.
+        let is_due = self.samples.last().is_none_or(|(at, _)| at.elapsed() >= SAMPLE_INTERVAL);
+        // Memory before the first ring is not representative.
         if is_due && self.epochs > 0 {
-            let resident = of_status(self.process.id(), "VmRSS:");
+            let resident = status_value(self.process.id(), "VmRSS:");
             self.samples.extend(resident.map(|kib| (Instant::now(), kib)));
         }
     }
 
-    /// How its memory was over its life.
+    /// Its memory over time.
     pub fn memory(&self) -> Memory {
-        let lived = self.born.elapsed();
+        let age = self.started.elapsed();
         let peak_between = |from: u32, until: u32| {
-            let part = self.born + lived * from / 4..self.born + lived * until / 4;
+            let part = self.started + age * from / 4..self.started + age * until / 4;
             let samples = self.samples.iter().filter(|(at, _)| part.contains(at));
             samples.map(|(_, kib)| *kib).max().unwrap_or(0)
         };
         Memory {
-            seconds: lived.as_secs(),
+            seconds: age.as_secs(),
             epochs: self.epochs,
             first_kib: self.samples.first().map_or(0, |(_, kib)| *kib),
             second_quarter_peak_kib: peak_between(1, 2),
@@ -138,7 +136,7 @@ impl Child {
         }
     }
 
-    /// What the system says that it does: for one that is stuck.
+    /// State according to the system, for a process that is stuck.
     pub fn process_state(&self) -> String {
         let number = self.process.id();
         let read = |name: &str| {
@@ -158,7 +156,7 @@ impl Drop for Child {
     }
 }
 
-/// Removes what shm leaves in /dev/shm of a process that is killed.
+/// Removes the files of a killed process that shm leaves in /dev/shm.
 fn remove_shm_files(number: u32) {
     let prefixes = [format!("{number}-"), format!("{number}:")];
     for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
@@ -171,14 +169,14 @@ fn remove_shm_files(number: u32) {
 }
 
 /// A number of kibibytes from a process's status.
-fn of_status(process: u32, name: &str) -> Option<u64> {
+fn status_value(process: u32, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let control_channel = text.lines().find(|control_channel| control_channel.starts_with(name))?;
-    control_channel.split_whitespace().nth(1)?.parse().ok()
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// What of a process was resident, in kibibytes. Peaks are compared, since the rings come in
-/// all sizes.
+/// Resident memory of a process, in kibibytes. Peaks are compared, since rings have different
+/// sizes.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Memory {
     pub seconds: u64,
@@ -190,7 +188,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Did it not grow, once everything had been used for a while?
+    /// Did it stop growing after a warm-up?
     pub fn is_flat(&self) -> bool {
         self.last_quarter_peak_kib
             <= self.second_quarter_peak_kib.max(self.first_kib) + MEMORY_SLACK_KIB

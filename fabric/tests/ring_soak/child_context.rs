@@ -1,5 +1,4 @@
-//! What writer and reader have in common: a domain, and on it an endpoint that may be closed
-//! and opened again.
+//! What writer and reader share: a domain, and an endpoint that can be closed and opened again.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -13,36 +12,36 @@ use fabric::{
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
-use crate::control_channel::{ControlChannel, Order as Command, Received, Report};
+use crate::control_channel::{ControlChannel, Instruction, Received, Report};
 use crate::failure::Failure;
 
-/// How long a child waits for its ring before it looks at the line.
+/// How long a child waits for its ring before it reads the control channel.
 pub const WAIT_SLICE: Duration = Duration::from_millis(20);
-/// The same while it has no ring.
+/// The same without a ring.
 const IDLE_SLICE: Duration = Duration::from_millis(2);
-/// How long a child that is busy leaves its line alone.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+/// Shortest time between two reads of the control channel while busy.
+const READ_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Those of the providers (or of all that rings are known to run on) that are here.
+/// The wanted providers, or all present ones that rings are tested on.
 pub fn providers(wanted: &[String]) -> Vec<String> {
     if !wanted.is_empty() {
         return wanted.to_vec();
     }
-    let is_here = |provider: &&str| offer(provider).is_ok();
-    // What was called net became tcp in 1.18.
-    let tcp = ["tcp", "net"].into_iter().find(|provider| is_here(provider));
-    let others = ["tcp;ofi_rxm", "shm"].into_iter().filter(is_here);
+    let is_present = |provider: &&str| offer(provider).is_ok();
+    // libfabric 1.18 renamed net to tcp.
+    let tcp = ["tcp", "net"].into_iter().find(|provider| is_present(provider));
+    let others = ["tcp;ofi_rxm", "shm"].into_iter().filter(is_present);
     tcp.into_iter().chain(others).map(str::to_owned).collect()
 }
 
-/// The forms in which a reader can be told on this provider.
-pub fn forms(provider: &str) -> Result<Vec<NotifyMode>, Failure> {
+/// The notify modes that this provider supports.
+pub fn notify_modes(provider: &str) -> Result<Vec<NotifyMode>, Failure> {
     let offer = offer(provider)?;
     let can = |notify: &NotifyMode| notify.check(offer.capabilities()).is_ok();
     Ok(NotifyMode::ALL.into_iter().filter(can).collect())
 }
 
-/// With order between writes, where the provider has that: who looks for flags wants it.
+/// With ordered writes where the provider has them: polling needs them.
 fn offer(provider: &str) -> fabric::Result<Offer> {
     let query = || {
         let query = Query::new(EndpointKind::Rdm).provider(provider);
@@ -55,32 +54,31 @@ fn offer(provider: &str) -> fabric::Result<Offer> {
     }
 }
 
-/// A child's line to the supervisor, and its domain.
+/// A child's control channel to the supervisor, and its domain.
 #[derive(Debug)]
 pub struct ChildContext {
-    pub control_channel: ControlChannel<Command>,
+    pub control_channel: ControlChannel<Instruction>,
     pub domain: Domain,
     provider: String,
-    looked: Instant,
+    read_at: Instant,
 }
 
 impl ChildContext {
     pub fn new(provider: &str) -> Result<Self, Failure> {
-        // Killed rather than asked: it is what happens to a child anyway. If the supervisor
-        // has gone already, the line is closed.
+        // A killed child leaves nothing to clean up. If the supervisor exited before this call, the
+        // control channel is closed.
         set_pdeathsig(Signal::SIGKILL)
             .map_err(|error| Failure::System("prctl(PR_SET_PDEATHSIG)", error.into()))?;
         let stdin = std::io::stdin().as_fd().try_clone_to_owned();
-        let stream = stdin.map_err(|error| Failure::System("the line", error))?;
+        let stream = stdin.map_err(|error| Failure::System("dup of stdin", error))?;
         let control_channel = ControlChannel::new(UnixStream::from(stream))?;
         let domain = Domain::open(&offer(provider)?)?;
-        Ok(Self { control_channel, domain, provider: provider.to_owned(), looked: Instant::now() })
+        Ok(Self { control_channel, domain, provider: provider.to_owned(), read_at: Instant::now() })
     }
 
-    /// A port on a new endpoint.
+    /// Opens a port on a new endpoint.
     pub fn open_port(&self) -> Result<LocalPort, Failure> {
-        // An endpoint of shm is known by its offer's name: peers must not take this one for an
-        // earlier one.
+        // An endpoint of shm is named by its offer: a new one needs another name than the last.
         let offer = offer(&self.provider)?;
         let addresses = AddressVector::open(&self.domain)?;
         let mut queue = CompletionQueue::open_with(&self.domain, QueueOptions::default())?;
@@ -89,7 +87,7 @@ impl ChildContext {
         Ok(LocalPort { port: Port::new(endpoint, queue), addresses })
     }
 
-    /// Memory to write from, all of whose pages are there.
+    /// Source memory with all pages touched.
     pub fn source(&self, local_port: &LocalPort, length: usize) -> Result<MemoryRegion, Failure> {
         let region = self.domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
         region.enable_for(local_port.port.endpoint())?;
@@ -97,25 +95,27 @@ impl ChildContext {
         Ok(region)
     }
 
-    /// What the supervisor wants, if it is time to look.
-    pub fn order(
+    /// The next instruction of the supervisor, if it is time to check.
+    pub fn instruction(
         &mut self,
         local_port: Option<&mut LocalPort>,
         is_busy: bool,
-    ) -> Result<Received<Command>, Failure> {
+    ) -> Result<Received<Instruction>, Failure> {
         let timeout = match local_port {
-            _ if is_busy && self.looked.elapsed() < BETWEEN_LOOKS => return Ok(Received::Nothing),
+            _ if is_busy && self.read_at.elapsed() < READ_INTERVAL => {
+                return Ok(Received::Nothing);
+            }
             _ if is_busy => Duration::ZERO,
-            // Peers depend on its progress, also while it has nothing to do.
+            // Peers depend on its progress even while it is idle.
             Some(local_port) => local_port.wait(),
             None => IDLE_SLICE,
         };
         let receive = self.control_channel.receive(timeout);
-        self.looked = Instant::now();
+        self.read_at = Instant::now();
         receive
     }
 
-    /// Tells the supervisor. If that is gone, there is nothing left to do.
+    /// Reports to the supervisor; an error if that has exited.
     pub fn report(&mut self, report: &Report) -> Result<(), Failure> {
         if self.control_channel.send(report)? { Ok(()) } else { Err(supervisor_gone()) }
     }
@@ -125,7 +125,7 @@ pub fn supervisor_gone() -> Failure {
     Failure::ControlChannel("the supervisor exited".to_owned())
 }
 
-/// A port, and what belongs to its endpoint.
+/// A port, and the address vector of its endpoint.
 #[derive(Debug)]
 pub struct LocalPort {
     pub port: Port,
@@ -141,7 +141,7 @@ impl LocalPort {
         Ok(self.addresses.insert(address)?)
     }
 
-    /// A while without a ring. Gives how long to wait for the line: a port that is broken
+    /// Makes progress without a ring. Returns how long to wait for an instruction: a broken port
     /// fails at once.
     fn wait(&mut self) -> Duration {
         match self.port.wait(IDLE_SLICE) {
@@ -150,10 +150,10 @@ impl LocalPort {
         }
     }
 
-    /// Closes the endpoint. With it the memory is let go of that its transfers held, and only
-    /// after it that of its ring: of a dead writer something may still be in a socket.
+    /// Closes the endpoint. Memory of its transfers is freed with it, and memory of its ring only
+    /// afterwards: data of a dead writer may still be in a socket.
     pub fn close(self) -> Result<(), Failure> {
-        // Its endpoint has a share of it, so it is closed after that, and before the queue.
+        // The endpoint shares the address vector, so that is closed after it, and before the queue.
         drop(self.addresses);
         drop(self.port);
         match fabric::failed_closes() {
@@ -163,7 +163,7 @@ impl LocalPort {
     }
 }
 
-/// Did a wait end because its time was over, and for no other reason?
+/// Did a wait end because of its deadline, and for no other reason?
 pub fn is_late(error: &Error) -> bool {
     error.kind() == ErrorKind::DeadlineExceeded && error.code().is_none()
 }

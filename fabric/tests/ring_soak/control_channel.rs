@@ -1,5 +1,5 @@
-//! What supervisor and children tell each other: frames of JSON on a socket, four bytes of length
-//! before each. What a length merely claims is never allocated, and no call waits for ever.
+//! Messages between supervisor and children: frames of JSON on a socket, each after its length in
+//! four bytes. Memory is allocated only for bytes that arrived, and no call blocks forever.
 
 use std::io::{ErrorKind, Read, Write};
 use std::marker::PhantomData;
@@ -18,56 +18,57 @@ use crate::failure::Failure;
 
 /// Longest body. The longest real one has three descriptors and an address.
 const MAX_FRAME_LENGTH: usize = 64 << 10;
-/// How long the other side may leave the socket full.
+/// How long the peer may leave the socket full.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// From the supervisor. All of a connection are of one attempt; what answers an earlier one is
-/// of no interest any more.
+/// From the supervisor. Each belongs to a connection attempt; reports of earlier attempts are
+/// ignored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Instruction {
     /// To the reader: offer a ring.
     Offer { attempt: u64, ring: RingPlan, mode: ReaderMode },
-    /// To the writer: write no more, and wait until nothing is on its way.
+    /// To the writer: stop writing, and wait until no write is in flight.
     Drain { attempt: u64 },
     /// To the writer: write into this ring of this reader.
     Write { attempt: u64, peer: Address, offer: RingOffer, chunk: u64, mode: WriterMode },
-    /// To the reader: this is the writer.
+    /// To the reader: the writer's address and answer.
     Connect { attempt: u64, peer: Address, answer: RingAnswer },
-    /// To the writer: one more message, then close the ring.
+    /// To the writer: write one more message, then close the ring.
     Finish,
-    /// Say where you stand.
+    /// Report the state as text.
     ReportState,
-    /// Close everything and end.
+    /// Close everything and exit.
     End,
 }
 
-/// The ring that a reader is to make.
+/// The ring that a reader is to offer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RingPlan {
     pub capacity: u64,
     pub watermark: u64,
     pub notify: NotifyMode,
-    /// Messages that the supervisor knows to be delivered: for a reader that knows of none.
+    /// Messages delivered according to the supervisor: for a new reader.
     pub completed_messages: u64,
 }
 
-/// What a reader does with the ring that it has.
+/// What a reader does with its old ring.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum ReaderMode {
-    /// It makes a new one, on a new endpoint.
+    /// It opens the new one on a new endpoint.
     NewEndpoint,
-    /// It gives it up, and makes another on the same endpoint: a later epoch, in fresh memory.
+    /// It forgets the old one, and opens another on the same endpoint: a later epoch, in new
+    /// memory.
     SameEndpoint,
 }
 
-/// What a writer does with the ring that it has.
+/// What a writer does with its old ring.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum WriterMode {
-    /// It closes its endpoint and opens another.
+    /// It opens a new endpoint.
     NewEndpoint,
-    /// It lets go of the ring, and takes the new one on the same endpoint.
+    /// It drops the old ring, and accepts the new one on the same endpoint.
     SameEndpointDrained,
-    /// The same, in the middle of anything.
+    /// The same, with writes in flight.
     SameEndpoint,
 }
 
@@ -91,46 +92,46 @@ pub enum Report {
     Connected {
         attempt: u64,
     },
-    /// A message came whole, and every byte was right.
+    /// A message was completed, and every byte was right.
     Delivered {
         number: u64,
         length: u64,
         sum: u64,
     },
-    /// The ring is of no use any more. After a death, that is as it should be.
+    /// The ring is broken, as expected after a kill.
     Broken {
         attempt: u64,
         text: String,
     },
-    /// The writer closed the ring after so many messages.
+    /// The writer closed the ring after this many messages.
     Finished {
         messages: u64,
     },
-    /// The reader was told that there is nothing more, and had so many.
+    /// The reader got the end notice after this many messages.
     EndOfStream {
         messages: u64,
     },
-    /// Where it stands.
+    /// State as text.
     State {
         text: String,
     },
-    /// It gives up.
+    /// A failure; the process exits.
     Failed {
         is_wrong_data: bool,
         text: String,
     },
 }
 
-/// What a look at the line found.
+/// Result of a read of the control channel.
 #[derive(Debug)]
 pub enum Received<T> {
     Frame(T),
     Nothing,
-    /// The other process is gone.
+    /// The other process has exited.
     Closed,
 }
 
-/// One end: what comes are frames of `T`.
+/// One end, which receives frames of `T`.
 #[derive(Debug)]
 pub struct ControlChannel<T> {
     stream: UnixStream,
@@ -141,19 +142,19 @@ pub struct ControlChannel<T> {
 
 impl<T: DeserializeOwned> ControlChannel<T> {
     pub fn new(stream: UnixStream) -> Result<Self, Failure> {
-        let system = |error| Failure::System("a socket's deadlines", error);
+        let system = |error| Failure::System("setting a socket's timeout", error);
         stream.set_write_timeout(Some(TIMEOUT)).map_err(system)?;
         Ok(Self { stream, buffer: Vec::new(), from: 0, frames: PhantomData })
     }
 
-    /// False if the other process is gone.
+    /// False if the other process has exited.
     pub fn send(&mut self, frame: &impl Serialize) -> Result<bool, Failure> {
         let mut bytes = vec![0; 4];
         serde_json::to_writer(&mut bytes, frame)
             .map_err(|e| Failure::ControlChannel(e.to_string()))?;
         let length = bytes.len() - 4;
         if length > MAX_FRAME_LENGTH {
-            return Err(Failure::ControlChannel(format!("a frame of {length} bytes")));
+            return Err(Failure::ControlChannel(format!("frame of {length} bytes is too long")));
         }
         bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
         match self.stream.write_all(&bytes) {
@@ -165,7 +166,7 @@ impl<T: DeserializeOwned> ControlChannel<T> {
         }
     }
 
-    /// The next frame, if it comes within so long.
+    /// The next frame, if it arrives within the timeout.
     pub fn receive(&mut self, timeout: Duration) -> Result<Received<T>, Failure> {
         if let Some(frame) = self.next()? {
             return Ok(Received::Frame(frame));
@@ -195,7 +196,7 @@ impl<T: DeserializeOwned> ControlChannel<T> {
         };
         let length = u32::from_le_bytes(*length) as usize;
         if length > MAX_FRAME_LENGTH {
-            return Err(Failure::ControlChannel(format!("a frame of {length} bytes came")));
+            return Err(Failure::ControlChannel(format!("frame of {length} bytes is too long")));
         }
         let Some(body) = rest.get(..length) else {
             self.buffer.drain(..self.from);
@@ -217,7 +218,7 @@ impl<T> AsFd for ControlChannel<T> {
     }
 }
 
-/// Does one of these have something within so long?
+/// Does one of these become readable within the timeout?
 pub fn is_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> Result<bool, Failure> {
     let entries = descriptors.iter().map(|descriptor| PollFd::new(*descriptor, PollFlags::POLLIN));
     let mut entries: Vec<PollFd<'_>> = entries.collect();

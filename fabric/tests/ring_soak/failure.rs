@@ -1,22 +1,22 @@
-//! What can go wrong, sorted by whose fault it is.
+//! Errors of the soak test, by cause.
 
 use std::fmt;
 use std::io;
 
-/// Why a process of the soak test gave up.
+/// Why a process of the soak test failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// What the fabric said.
+    /// An error of the fabric.
     Fabric(fabric::Error),
-    /// What the system said, about what.
+    /// An error of the system, and its operation.
     System(&'static str, io::Error),
-    /// What came from another process was not what was agreed.
+    /// Another process violated the protocol of the control channel.
     ControlChannel(String),
-    /// Messages were lost, doubled or changed, or the ring broke though nobody had touched it.
+    /// Messages were lost, duplicated or changed, or the ring broke without a fault.
     Defect(String),
-    /// Nothing happened for too long.
+    /// No progress for too long.
     Stalled(String),
-    /// The arguments.
+    /// Invalid arguments.
     Usage(String),
 }
 

@@ -1,4 +1,4 @@
-//! What happens to the two processes, and when.
+//! Injects faults into the two processes.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::message::Rng;
 use crate::supervisor::{STALL_TIMEOUT, Supervisor};
 
-/// Longest time that nothing happens to them.
+/// Longest interval without a fault.
 const MAX_FAULT_INTERVAL: Duration = Duration::from_secs(2);
 /// The same within a burst: shorter than a process takes to start.
 const BURST_INTERVAL: Duration = Duration::from_millis(50);
@@ -17,26 +17,25 @@ pub enum Fault {
     KillWriter,
     KillReader,
     KillBoth,
-    /// Both live, and begin again.
+    /// Both are alive, and reconnect.
     Reconnect,
 }
 
 use Fault::{KillBoth, KillReader, KillWriter, Reconnect};
 
-/// What may happen in one part of the time, each as likely: for long enough only to one side,
-/// so that it can be seen that the other one's memory does not grow.
+/// Faults of one phase, with equal probability. Two phases kill only one side, to show that the
+/// memory of the other does not grow.
 const PHASES: &[&[Fault]] = &[
     &[KillWriter, KillWriter, Reconnect],
     &[KillReader, KillReader, Reconnect],
     &[KillWriter, KillReader, KillBoth, Reconnect],
 ];
 
-/// On shm, who dies may do so inside a spin lock that lies in its peer's memory, and the peer then
-/// waits for it inside libfabric for ever: no deadline of ours helps against that. So both
-/// die at once, or none.
+/// On shm a process may die holding a spin lock in its peer's memory, and the peer then waits for
+/// it inside libfabric forever, beyond any deadline. So both are killed at once, or neither.
 const PHASES_OF_SHM: &[&[Fault]] = &[&[Reconnect], &[KillBoth, KillBoth, Reconnect]];
 
-/// Lets things happen for so long.
+/// Injects faults for this time.
 pub fn inject_faults(
     supervisor: &mut Supervisor,
     rng: &mut Rng,
@@ -48,8 +47,7 @@ pub fn inject_faults(
         let end = begin + time * number / parts.len() as u32;
         while Instant::now() < end {
             match rng.below(10) {
-                // It has to get on: a ring that does not would go unnoticed, if its processes
-                // were killed soon enough.
+                // Messages must be delivered: otherwise frequent kills would hide a stalled ring.
                 0..3 => supervisor.until_delivered(1 + rng.below(100), STALL_TIMEOUT * 2)?,
                 3..8 => supervisor
                     .pass(Duration::min(up_to(rng, MAX_FAULT_INTERVAL), end - Instant::now()))?,

@@ -1,25 +1,24 @@
-//! The ring's soak test: messages go through a ring while the processes at its ends are killed,
-//! started again, and connected anew, and each comes exactly once, in order, whole.
+//! Soak test of the ring: its processes are killed, restarted and reconnected, and each message
+//! must arrive exactly once, in order and unchanged.
 //!
-//! Three processes of this program take part. A *supervisor* starts a *writer* and a *reader*,
-//! and deals with them through a socket each. The writer writes messages 0, 1, 2, …, whose
-//! lengths and bytes follow from a seed and their numbers. The reader compares every byte, and
-//! reports a message to the supervisor before it gives its last chunk back. A message counts as
-//! delivered exactly when that report has come: one that a reader took and did not report died
-//! with it, and comes again. The supervisor is what keeps its memory; it kills writer, reader or
-//! both at random moments, tells who is left, and lets the ring go on from the first message
-//! that was not delivered: in a new epoch of the same ring, or as a new ring, on the same
-//! endpoints or on new ones. It also makes both give up a connection that is in good order.
+//! Three processes of this program take part. A *supervisor* starts a *writer* and a *reader*, and
+//! controls each through a socket. The writer writes messages 0, 1, 2, …, whose lengths and bytes
+//! follow from a seed and their numbers. The reader compares every byte, and reports a message to
+//! the supervisor before it releases the last chunk. A message counts as delivered exactly when
+//! that report has arrived: a message without report is written again. Only the supervisor keeps
+//! its state. It kills writer, reader or both at random moments, informs the survivor, and
+//! continues the ring with the first message not delivered: in a new epoch of the same ring, or as
+//! a new ring, on the same endpoints or on new ones. It also makes both abandon intact connections.
 //!
-//! A message that is left out, comes twice, or has a wrong byte is a failure, and so is a
-//! process that ends by itself, an error that nobody caused, or half a minute without anything.
+//! Failures are: a message lost, duplicated or changed; a process that exits by itself; an error
+//! without a fault; and half a minute without progress.
 //!
 //! ```text
 //! ring_soak [--seconds N] [--seed N] [--provider NAME]…
 //! ```
 //!
-//! Providers take turns, each for its share of the time. At the end of each turn the ring is
-//! closed, and one line of JSON says what was done.
+//! Providers run one after the other with equal shares of the time. At the end of each run the ring
+//! is closed, and one line of JSON reports the result.
 #![allow(missing_docs, unreachable_pub)]
 
 mod child;
@@ -68,7 +67,7 @@ fn parse(words: &[&str]) -> Result<Arguments, Failure> {
     let mut arguments = Arguments { seconds: 60, seed, providers: Vec::new() };
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        let value = words.next().ok_or_else(|| Failure::Usage(format!("{word} wants a value")))?;
+        let value = words.next().ok_or_else(|| Failure::Usage(format!("{word} needs a value")))?;
         match *word {
             "--seconds" => arguments.seconds = number(value)?,
             "--seed" => arguments.seed = number(value)?,
@@ -80,20 +79,20 @@ fn parse(words: &[&str]) -> Result<Arguments, Failure> {
 }
 
 fn number(text: &str) -> Result<u64, Failure> {
-    text.parse().map_err(|_| Failure::Usage(format!("\"{text}\" is no number")))
+    text.parse().map_err(|_| Failure::Usage(format!("\"{text}\" is not a number")))
 }
 
-/// All providers, one after the other. One that fails does not keep the others from running.
+/// Runs all providers; a failing one does not stop the others.
 fn soak(arguments: &Arguments) -> Result<(), Failure> {
     let providers = child_context::providers(&arguments.providers);
     if providers.is_empty() {
-        return Err(Failure::Usage("no provider that rings run on".to_owned()));
+        return Err(Failure::Usage("no provider supports rings".to_owned()));
     }
     println!("seed {}, {} s on {}", arguments.seed, arguments.seconds, providers.join(", "));
-    let share = Duration::from_secs(arguments.seconds) / providers.len() as u32;
+    let time = Duration::from_secs(arguments.seconds) / providers.len() as u32;
     let mut failed = Vec::new();
     for provider in &providers {
-        let (result, failure) = supervisor::run(provider, arguments.seed, share)?;
+        let (result, failure) = supervisor::run(provider, arguments.seed, time)?;
         println!("{result}");
         if let Some(failure) = failure {
             eprintln!("ring_soak: {provider}: {failure}");
@@ -104,5 +103,7 @@ fn soak(arguments: &Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     let (failed, seed) = (failed.join(", "), arguments.seed);
-    Err(Failure::Defect(format!("failed on {failed}; --seed {seed} begins the same")))
+    Err(Failure::Defect(format!(
+        "failed on {failed}. To repeat the messages and faults: --seed {seed}"
+    )))
 }

@@ -1,17 +1,17 @@
-//! What the messages are: lengths and bytes follow from the seed and the number.
+//! Contents of the messages: lengths and bytes follow from the seed and the number.
 
 use fabric::{MemoryRegion, Result};
 
 /// Bytes of the longest message.
 pub const MAX_MESSAGE_LENGTH: u64 = 256 << 20;
-/// Bytes that are made or compared at a time: they stay in the first-level cache.
+/// Bytes that are generated or compared at a time: they stay in the first-level cache.
 pub const PIECE: usize = 16 << 10;
-/// Bytes of the words that payload is made of.
+/// Bytes of the words of a payload.
 pub const WORD: usize = 8;
-/// From one word to the next. Odd, so that no two of a message are the same.
+/// Difference of consecutive words. Odd, so that no two of a message are equal.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Numbers that look random and follow from a seed.
+/// Pseudo-random numbers from a seed.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
@@ -34,13 +34,12 @@ impl Rng {
         self.next() % end
     }
 
-    /// So often in a hundred.
+    /// True with this probability in percent.
     pub fn percent(&mut self, often: u64) -> bool {
         self.below(100) < often
     }
 
-    /// Between two powers of two: each power is as likely as any other, and within one each
-    /// number.
+    /// Between two powers of two: each power has the same probability, and within one each number.
     pub fn between_powers(&mut self, low: u32, high: u32) -> u64 {
         let power = low + self.below(u64::from(high - low)) as u32;
         (1 << power) + self.below((1 << power) + 1)
@@ -51,7 +50,6 @@ impl Rng {
     }
 }
 
-/// One message.
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
     pub number: u64,
@@ -61,7 +59,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Mostly a few bytes to some kilobytes, now and then nothing, megabytes, or very much.
+    /// Mostly bytes to kilobytes; sometimes empty, megabytes, or hundreds of megabytes.
     pub fn new(seed: u64, number: u64) -> Self {
         let mut rng = Rng::new(seed, number);
         let key = rng.next();
@@ -74,21 +72,21 @@ impl Message {
         Self { number, length, topic: rng.next() as u32, key }
     }
 
-    /// The word at an offset, counted in words.
+    /// The word at an index.
     fn word(&self, index: u64) -> u64 {
         self.key.wrapping_add(index.wrapping_mul(STEP))
     }
 
-    /// Words of the message, from this one on.
+    /// Writes words of the message from index `first` on.
     pub fn words(&self, first: u64, into: &mut [u8]) {
         let mut word = self.word(first);
-        for place in into.chunks_exact_mut(WORD) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for slot in into.chunks_exact_mut(WORD) {
+            slot.copy_from_slice(&word.to_le_bytes());
             word = word.wrapping_add(STEP);
         }
     }
 
-    /// Writes the payload into memory, from this offset on.
+    /// Writes the payload into memory at this offset.
     pub fn fill(&self, region: &MemoryRegion, offset: usize) -> Result<()> {
         let mut piece = [0; PIECE];
         let mut at = 0;
@@ -101,8 +99,8 @@ impl Message {
         Ok(())
     }
 
-    /// The sum of its words, the last one filled up with zeros: without looking at any, since
-    /// they are an arithmetic progression.
+    /// Sum of its words, the last one padded with zeros. Computed in constant time, since they are
+    /// an arithmetic progression.
     pub fn sum(&self) -> u64 {
         let (whole, rest) = (self.length / WORD as u64, self.length % WORD as u64);
         let pairs = whole * whole.saturating_sub(1) / 2;

@@ -1,16 +1,15 @@
-//! Comparing what comes with what was written, chunk by chunk.
+//! Compares received messages with the expected ones, chunk by chunk.
 
 use fabric::ring::ChunkView;
 
 use crate::failure::Failure;
 use crate::message::{Message, PIECE, WORD};
 
-/// A message that is being read.
 #[derive(Debug)]
 pub struct MessageCheck {
     message: Message,
     at: u64,
-    /// The sum of the words that came: what the supervisor compares.
+    /// Sum of the received words, which the supervisor compares.
     sum: u64,
     received: Box<[u8]>,
     expected: Box<[u8]>,
@@ -22,7 +21,7 @@ impl MessageCheck {
         Self { message, at: 0, sum: 0, received: piece(), expected: piece() }
     }
 
-    /// The message that is next.
+    /// Begins the next message.
     pub fn begin(&mut self, message: Message) {
         (self.message, self.at, self.sum) = (message, 0, 0);
     }
@@ -35,11 +34,11 @@ impl MessageCheck {
         self.sum
     }
 
-    /// Compares a chunk: what it says of itself, and every byte.
+    /// Compares a chunk: header, and every byte.
     pub fn take(&mut self, view: &ChunkView) -> Result<(), Failure> {
         let (header, message) = (view.header(), &self.message);
-        let says = (header.message, header.length, header.topic, header.offset);
-        if says != (message.number, message.length, message.topic, self.at) {
+        let found = (header.message, header.length, header.topic, header.offset);
+        if found != (message.number, message.length, message.topic, self.at) {
             let at = self.at;
             return Err(Failure::Defect(format!("{header:?}, where {message:?} is at {at}")));
         }
@@ -54,8 +53,8 @@ impl MessageCheck {
         Ok(())
     }
 
-    /// A piece of a chunk; gives its length. Chunks do not begin with a word: what stands before
-    /// in the first one is taken as 0, so that sums of pieces add up.
+    /// Compares a piece of a chunk and returns its length. A chunk may begin inside a word, whose
+    /// earlier bytes count as 0, so that sums of pieces add up.
     fn piece(&mut self, view: &ChunkView, from: usize) -> Result<usize, Failure> {
         let before = self.at as usize % WORD;
         let end = PIECE.min(before + view.len() - from);
@@ -65,7 +64,7 @@ impl MessageCheck {
         self.received[end..words].fill(0);
         self.message.words(self.at / WORD as u64, &mut self.expected[..words]);
         if self.received[before..end] != self.expected[before..end] {
-            return Err(self.wrong(view, before..end));
+            return Err(self.mismatch(view, before..end));
         }
         for word in self.received[..words].chunks_exact(WORD) {
             let word = word.try_into().map_or(0, u64::from_le_bytes);
@@ -76,8 +75,8 @@ impl MessageCheck {
     }
 
     #[cold]
-    fn wrong(&self, view: &ChunkView, piece: std::ops::Range<usize>) -> Failure {
-        let differs = |place: &usize| self.received[*place] != self.expected[*place];
+    fn mismatch(&self, view: &ChunkView, piece: std::ops::Range<usize>) -> Failure {
+        let differs = |index: &usize| self.received[*index] != self.expected[*index];
         let first = piece.clone().find(differs).unwrap_or(piece.start);
         let count = piece.clone().filter(differs).count();
         let shown = first..piece.end.min(first + 16);

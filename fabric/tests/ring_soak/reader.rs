@@ -15,22 +15,21 @@ use crate::message_check::MessageCheck;
 /// How long to wait for another chunk while some are held: the writer may need their room.
 const SHORT_WAIT: Duration = Duration::from_micros(200);
 
-/// A reader.
 struct Reader {
     child_context: ChildContext,
     seed: u64,
     local_port: Option<LocalPort>,
     ring: Option<ReceiverId>,
-    /// The attempt to connect that the ring is of.
+    /// The connection attempt of the ring.
     attempt: u64,
     is_streaming: bool,
-    /// The message that is next: all before it are reported.
+    /// The next message: all before it were reported.
     message_check: Option<MessageCheck>,
-    /// Chunks that were taken and not compared, with so many behind the one that is: a credit
-    /// that is told too early is found out when the writer has written over one.
+    /// Chunks taken and not compared. Later chunks arrive before they are compared, so a credit
+    /// that is returned too early shows as an overwritten chunk.
     unchecked: VecDeque<ChunkView>,
     max_unchecked: usize,
-    /// One that was compared and is let go of after a later one.
+    /// A compared chunk that is released after a later one.
     released_later: Option<ChunkView>,
     rng: Rng,
 }
@@ -60,7 +59,7 @@ pub fn run(provider: &str, seed: u64) -> Result<(), Failure> {
 }
 
 impl Reader {
-    /// Reads and does as it is told, until it is told to end.
+    /// Reads and executes instructions, until it is asked to end.
     fn run_until_end(&mut self) -> Result<(), Failure> {
         loop {
             match self.child_context.instruction(self.local_port.as_mut(), self.is_streaming)? {
@@ -81,10 +80,10 @@ impl Reader {
             Instruction::Offer { attempt, ring, mode } => self.offer(attempt, &ring, mode),
             Instruction::Connect { attempt, peer, answer } if attempt == self.attempt => {
                 let (Some(local_port), Some(ring)) = (&mut self.local_port, self.ring) else {
-                    return Err(Failure::ControlChannel("an answer without an offer".to_owned()));
+                    return Err(Failure::ControlChannel("answer without an offer".to_owned()));
                 };
                 let peer = local_port.insert_peer(&peer)?;
-                // The writer may have died since; then there will be another one.
+                // The writer may have died since; then another attempt follows.
                 let connected = local_port.port.connect(ring, peer, &answer);
                 self.is_streaming = self.report_broken(connected)?.is_some();
                 self.child_context.report(&Report::Connected { attempt })
@@ -102,7 +101,7 @@ impl Reader {
 
     fn offer(&mut self, attempt: u64, plan: &RingPlan, mode: ReaderMode) -> Result<(), Failure> {
         (self.attempt, self.is_streaming) = (attempt, false);
-        // What is whole for the ring is then reported.
+        // Afterwards every message that the ring has completed is reported.
         self.compare_all()?;
         self.rng = Rng::new(self.seed, attempt);
         self.max_unchecked = self.rng.below(5) as usize;
@@ -118,7 +117,7 @@ impl Reader {
         }
         let Some(local_port) = &mut self.local_port else {
             return Err(Failure::ControlChannel(
-                "a ring that is not there was to be opened again".to_owned(),
+                "there is no endpoint to reopen the ring on".to_owned(),
             ));
         };
         if let (ReaderMode::SameEndpoint, Some(ring)) = (mode, self.ring) {
@@ -137,7 +136,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes what is there, or comes within a while.
+    /// Takes the next chunk, and waits briefly for it.
     fn read(&mut self) -> Result<(), Failure> {
         let (Some(local_port), Some(ring)) = (&mut self.local_port, self.ring) else {
             return Ok(());
@@ -171,7 +170,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Compares the chunk that is next, and lets go of it, or of one before it.
+    /// Compares the next chunk, and releases it or keeps it for later.
     fn compare_first(&mut self) -> Result<(), Failure> {
         let (Some(message_check), Some(view)) =
             (&mut self.message_check, self.unchecked.pop_front())
@@ -183,8 +182,8 @@ impl Reader {
             let Message { number, length, .. } = message_check.message();
             let report = Report::Delivered { number, length, sum: message_check.sum() };
             message_check.begin(Message::new(self.seed, number + 1));
-            // Before the writer may learn that it was read: what that one forgets, the
-            // supervisor knows.
+            // Before the writer can get the credit: the supervisor must know of each message that
+            // the writer forgets.
             self.child_context.report(&report)?;
         }
         if self.max_unchecked > 0 && self.rng.percent(25) {
@@ -193,7 +192,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What the ring cannot go on with is the supervisor's to judge: it knows who died.
+    /// The supervisor judges whether a broken ring is a failure: it knows which process was killed.
     fn report_broken<T>(&mut self, result: fabric::Result<T>) -> Result<Option<T>, Failure> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -215,15 +214,16 @@ impl Reader {
             Ok(receiver) => {
                 let reader = receiver.reader();
                 format!(
-                    "the reader: flowing: {}, epoch {}, {} whole, {} bytes of {:?}, head {}, told {}, \
-                     untold: {}, unreleased {:?}, broken: {:?}, strangers {}, {:?}",
+                    "the reader: streaming: {}, epoch {}, {} messages, {} bytes of {:?}, head {}, \
+                     credited {}, unsent credit: {}, unreleased {:?}, broken: {:?}, unmatched \
+                     notices {}, {:?}",
                     self.is_streaming,
                     reader.epoch(),
                     reader.completed_messages(),
                     reader.received(),
                     self.message_check.as_ref().map(MessageCheck::message),
                     reader.head(),
-                    reader.told(),
+                    reader.credited_head(),
                     receiver.has_unsent_credit(),
                     reader.unreleased(),
                     receiver.broken().map(ToString::to_string),

@@ -1,4 +1,4 @@
-//! What was delivered, by all that the supervisor was told, and what it makes of it.
+//! Counts what was delivered, from the reports to the supervisor.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::child::Memory;
 use crate::failure::Failure;
 use crate::message::Message;
 
-/// Bytes from which on a message is a large_messages one.
+/// Smallest large message.
 const LARGE: u64 = 64 << 20;
 
-/// What came of a turn of one provider: the line that is printed.
+/// Result of one provider's run: the line that is printed.
 #[derive(Debug, Clone, Serialize)]
 pub struct SoakResult {
     provider: String,
@@ -23,29 +23,29 @@ pub struct SoakResult {
     messages: u64,
     bytes: u64,
     longest: u64,
-    /// Messages of at least 64 MiB, and without bytes.
+    /// Messages of at least 64 MiB, and empty ones.
     large_messages: u64,
     empty_messages: u64,
     pub killed_writers: u64,
     pub killed_readers: u64,
     /// Writer and reader at once: not counted with the others.
     pub killed_both: u64,
-    /// Connections that were given up while both lived.
+    /// Connections abandoned while both were alive.
     pub reconnects: u64,
     pub epochs: u64,
-    /// Of these, those that a ring lived on in, opened again; and how the reader was told.
+    /// Epochs in which the reader kept its endpoint; and epochs by notify mode.
     pub reopened: u64,
     epochs_by_immediate: u64,
     epochs_by_message: u64,
     epochs_by_polling: u64,
-    /// Writers that closed an endpoint, or were to rest, with writes that would not end.
+    /// Drains that ended with writes in flight.
     pub drains_incomplete: u64,
-    /// From one message to the next, within a connection.
+    /// Longest time between two messages of a connection.
     pub longest_wait_ms: u64,
     lost: u64,
     duplicated: u64,
     pub corrupt: u64,
-    /// Of those that lived longest.
+    /// Of the processes that lived longest.
     pub writer_memory: Memory,
     pub reader_memory: Memory,
     pub memory_stable: bool,
@@ -85,12 +85,12 @@ impl SoakResult {
         }
     }
 
-    /// Messages that were delivered: the number of the next one.
+    /// Messages delivered: the number of the next one.
     pub fn messages(&self) -> u64 {
         self.messages
     }
 
-    /// A reader reported a message.
+    /// Counts a delivered message.
     pub fn count_delivered(&mut self, number: u64, length: u64, sum: u64) -> Result<(), Failure> {
         let next = self.messages;
         if number != next {
@@ -103,8 +103,8 @@ impl SoakResult {
         let message = Message::new(self.seed, number);
         if (message.length, message.sum()) != (length, sum) {
             self.corrupt += 1;
-            let came = format!("{length} bytes with sum {sum:x}");
-            return Err(Failure::Defect(format!("{came} came for {message:?}")));
+            let received = format!("{length} bytes with sum {sum:x}");
+            return Err(Failure::Defect(format!("received {received} for {message:?}")));
         }
         self.messages += 1;
         self.bytes += length;
@@ -114,21 +114,21 @@ impl SoakResult {
         Ok(())
     }
 
-    /// The two sides say how many messages there were.
-    pub fn compare(&mut self, whose: &str, messages: u64) -> Result<(), Failure> {
+    /// Compares a side's number of messages with the delivered ones.
+    pub fn compare(&mut self, side: &str, messages: u64) -> Result<(), Failure> {
         let delivered = self.messages;
         if messages == delivered {
             return Ok(());
         }
         let fault = if messages > delivered { &mut self.lost } else { &mut self.duplicated };
         *fault += messages.abs_diff(delivered);
-        let text = format!("{messages} messages by the {whose}'s count, {delivered} delivered");
+        let text = format!("{messages} messages by the {side}'s count, {delivered} delivered");
         Err(Failure::Defect(text))
     }
 
-    pub fn connected(&mut self, mode: Option<NotifyMode>, is_again: bool) {
+    pub fn connected(&mut self, mode: Option<NotifyMode>, is_reopened: bool) {
         self.epochs += 1;
-        self.reopened += u64::from(is_again);
+        self.reopened += u64::from(is_reopened);
         let count = match mode {
             Some(NotifyMode::Immediate) => &mut self.epochs_by_immediate,
             Some(NotifyMode::Message) => &mut self.epochs_by_message,
@@ -142,12 +142,12 @@ impl SoakResult {
         self.longest_wait_ms = self.longest_wait_ms.max(wait.as_millis() as u64);
     }
 
-    /// Keeps what is known of the process that lived longest.
+    /// Keeps the figures of the process that lived longest.
     pub fn record_memory(&mut self, is_writer: bool, memory: Memory) {
         self.memory_stable &= memory.is_flat();
-        let kept = if is_writer { &mut self.writer_memory } else { &mut self.reader_memory };
-        if memory.seconds >= kept.seconds {
-            *kept = memory;
+        let oldest = if is_writer { &mut self.writer_memory } else { &mut self.reader_memory };
+        if memory.seconds >= oldest.seconds {
+            *oldest = memory;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The process that starts the others, kills them, and knows what was delivered.
+//! The process that starts and kills the others, and knows what was delivered.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -14,15 +14,15 @@ use crate::fault_injection::{self, Fault};
 use crate::message::Rng;
 use crate::soak_result::SoakResult;
 
-/// How long it may take until anything is reported, whoever is connecting or writing what.
+/// Longest time without a report, in any stage.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait for a report between two looks at the clock.
+/// Longest wait for a report before the time is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How often in a row a side may keep its endpoint. What an endpoint holds of earlier epochs is
-/// let go of when it is closed, so memory would grow by this much, and no more.
-const MAX_KEPT: u32 = 3;
+/// How often in a row a side may keep its endpoint. Memory of earlier epochs is freed with the
+/// endpoint, so this bounds its growth.
+const MAX_ENDPOINT_REUSES: u32 = 3;
 
-/// How far the two are with connecting.
+/// Stage of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Draining,
@@ -33,7 +33,7 @@ enum Stage {
     Closed,
 }
 
-/// A connection that is made or there.
+/// A connection, or the attempt to establish one.
 #[derive(Debug, Clone, Copy)]
 struct Attempt {
     number: u64,
@@ -41,56 +41,56 @@ struct Attempt {
     ring: RingPlan,
     reader_mode: ReaderMode,
     writer_mode: WriterMode,
-    /// How the reader is told, once it has offered a ring.
+    /// The notify mode, once the reader has offered a ring.
     mode: Option<NotifyMode>,
-    /// Messages since it was there.
+    /// Messages delivered since it was established.
     delivered: u64,
-    /// By whose count there are how many, once the ring is closed.
+    /// Messages written and read according to the two sides, once the ring is closed.
     finished: Option<u64>,
     end_of_stream: Option<u64>,
 }
 
-/// One of the two, and what of the last attempts it still has.
+/// A child, and its endpoint of the last attempts.
 #[derive(Debug)]
 struct Side {
     child: Child,
-    /// Does it have an endpoint, or was it told to open one?
+    /// Does it have an endpoint, or an instruction to open one?
     has_port: bool,
-    /// Attempts in a row after which it had still the same one.
-    kept: u32,
+    /// Consecutive attempts with the same endpoint.
+    reuses: u32,
 }
 
 impl Side {
     fn start(role: &'static str, provider: &str, seed: u64) -> Result<Self, Failure> {
-        Ok(Self { child: Child::start(role, provider, seed)?, has_port: false, kept: 0 })
+        Ok(Self { child: Child::start(role, provider, seed)?, has_port: false, reuses: 0 })
     }
 
-    /// Is it to keep its endpoint, if it has one?
+    /// Does it keep its endpoint, if it has one?
     fn keeps_endpoint(&mut self, wants: bool) -> bool {
-        let keeps_endpoint = wants && self.has_port && self.kept < MAX_KEPT;
-        self.kept = if keeps_endpoint { self.kept + 1 } else { 0 };
+        let keeps_endpoint = wants && self.has_port && self.reuses < MAX_ENDPOINT_REUSES;
+        self.reuses = if keeps_endpoint { self.reuses + 1 } else { 0 };
         keeps_endpoint
     }
 }
 
-/// The supervisor of one provider's turn.
+/// The supervisor of one provider's run.
 #[derive(Debug)]
 pub struct Supervisor {
     provider: String,
     seed: u64,
     rng: Rng,
-    forms: Vec<NotifyMode>,
+    modes: Vec<NotifyMode>,
     soak_result: SoakResult,
     reader: Side,
     writer: Side,
     attempt: Attempt,
-    /// Does the writer have the ring that the reader would open again?
+    /// Does the writer have the reader's previous ring?
     writer_has_ring: bool,
-    /// When something was reported last.
-    moved: Instant,
+    /// Time of the last report.
+    last_report: Instant,
 }
 
-/// A turn of one provider: what came of it, and what went wrong.
+/// Runs one provider: the result, and the failure if there was one.
 pub fn run(
     provider: &str,
     seed: u64,
@@ -121,15 +121,15 @@ pub fn run(
 
 impl Supervisor {
     fn new(provider: &str, seed: u64) -> Result<Self, Failure> {
-        let forms = child_context::forms(provider)?;
-        let Some(best) = forms.first().copied() else {
-            return Err(Failure::Usage(format!("{provider} cannot do rings")));
+        let modes = child_context::notify_modes(provider)?;
+        let Some(best) = modes.first().copied() else {
+            return Err(Failure::Usage(format!("{provider} does not support rings")));
         };
         Ok(Self {
             provider: provider.to_owned(),
             seed,
             rng: Rng::new(seed, 1),
-            forms,
+            modes,
             soak_result: SoakResult::new(provider, seed),
             reader: Side::start("reader", provider, seed)?,
             writer: Side::start("writer", provider, seed)?,
@@ -150,7 +150,7 @@ impl Supervisor {
                 end_of_stream: None,
             },
             writer_has_ring: false,
-            moved: Instant::now(),
+            last_report: Instant::now(),
         })
     }
 
@@ -158,7 +158,7 @@ impl Supervisor {
         &self.provider
     }
 
-    /// Something happens to them.
+    /// Injects a fault.
     pub fn inject(&mut self, fault: Fault) -> Result<(), Failure> {
         let (writer_dies, reader_dies) = match fault {
             Fault::KillWriter => (true, false),
@@ -173,14 +173,14 @@ impl Supervisor {
             Fault::Reconnect => &mut self.soak_result.reconnects,
         };
         *count += 1;
-        // Both at once, before anything else is done.
+        // Both at once, before anything else.
         if writer_dies {
             self.writer.child.kill()?;
         }
         if reader_dies {
             self.reader.child.kill()?;
             for report in self.reader.child.drain_reports()? {
-                // What it reported counts, whatever came after it.
+                // A report counts even if its sender was killed right after.
                 if let Report::Delivered { number, length, sum } = report {
                     self.soak_result.count_delivered(number, length, sum)?;
                 }
@@ -197,16 +197,15 @@ impl Supervisor {
         self.connect(!writer_dies && !reader_dies, false)
     }
 
-    /// Begins another attempt to connect the two. The last one of all is a ring whose reader
-    /// can be told of its end.
+    /// Begins the next connection attempt. The last ring has a notify mode with an end notice.
     fn connect(&mut self, both_alive: bool, is_last: bool) -> Result<(), Failure> {
         let reader_mode = match self.reader.keeps_endpoint(!is_last && self.rng.percent(60)) {
             true => ReaderMode::SameEndpoint,
             false => ReaderMode::NewEndpoint,
         };
-        let may_go_on = self.writer_has_ring && reader_mode == ReaderMode::SameEndpoint;
+        let may_continue = self.writer_has_ring && reader_mode == ReaderMode::SameEndpoint;
         let writer_mode = match self.writer.keeps_endpoint(self.rng.percent(70)) {
-            true if may_go_on && self.rng.percent(80) => WriterMode::SameEndpoint,
+            true if may_continue && self.rng.percent(80) => WriterMode::SameEndpoint,
             true => WriterMode::SameEndpointDrained,
             false => WriterMode::NewEndpoint,
         };
@@ -229,9 +228,9 @@ impl Supervisor {
             finished,
             end_of_stream,
         };
-        self.moved = Instant::now();
-        // Who closes an endpoint while its peer lives and writes asks for trouble inside of
-        // libfabric; one that goes on may leave the connection in the middle of anything.
+        self.last_report = Instant::now();
+        // libfabric may fail if an endpoint is closed while its peer is alive and writes. If both
+        // keep their endpoints, the old connection may be abandoned with writes in flight.
         if both_alive
             && (reader_mode, writer_mode) != (ReaderMode::SameEndpoint, WriterMode::SameEndpoint)
         {
@@ -240,7 +239,7 @@ impl Supervisor {
         self.ask_for_offer()
     }
 
-    /// A ring of whatever size.
+    /// A ring with random options.
     fn random_ring(&mut self, is_last: bool) -> RingPlan {
         let capacity = self.rng.between_powers(16, 23) / 1024 * 1024;
         let watermark = match self.rng.below(3) {
@@ -248,7 +247,7 @@ impl Supervisor {
             1 => capacity / 4,
             _ => self.rng.below(capacity),
         };
-        let notify = if is_last { self.forms[0] } else { self.rng.one_of(&self.forms) };
+        let notify = if is_last { self.modes[0] } else { self.rng.one_of(&self.modes) };
         RingPlan { capacity, watermark, notify, completed_messages: self.soak_result.messages() }
     }
 
@@ -302,7 +301,7 @@ impl Supervisor {
             Report::Delivered { number, length, sum } => {
                 self.soak_result.count_delivered(number, length, sum)?;
                 if self.attempt.delivered > 0 {
-                    self.soak_result.waited(self.moved.elapsed());
+                    self.soak_result.waited(self.last_report.elapsed());
                 }
                 self.attempt.delivered += u64::from(self.attempt.stage == Stage::Streaming);
             }
@@ -318,7 +317,7 @@ impl Supervisor {
             }
             Report::Connected { attempt } if attempt == current => self.connected(),
             Report::Broken { attempt, text } if attempt == current => {
-                let text = format!("the ring broke, though both live: {text}; {:?}", self.attempt);
+                let text = format!("ring broke with both sides alive: {text}; {:?}", self.attempt);
                 return Err(Failure::Defect(text));
             }
             Report::Failed { is_wrong_data, text } => {
@@ -328,18 +327,18 @@ impl Supervisor {
             Report::Finished { messages } => self.attempt.finished = Some(messages),
             Report::EndOfStream { messages } => self.attempt.end_of_stream = Some(messages),
             Report::State { text } => eprintln!("{text}"),
-            // Of an attempt that is over: who was left may well have seen its ring break.
+            // Of an earlier attempt: a surviving process may have seen its ring break.
             Report::Drained { .. }
             | Report::Offered { .. }
             | Report::Answered { .. }
             | Report::Connected { .. }
             | Report::Broken { .. } => return Ok(()),
         }
-        self.moved = Instant::now();
+        self.last_report = Instant::now();
         Ok(())
     }
 
-    /// Hears what is reported, for so long, or until something is so.
+    /// Handles reports for this time, or until a condition holds.
     fn listen(&mut self, time: Duration, is_met: impl Fn(&Self) -> bool) -> Result<(), Failure> {
         let end = Instant::now() + time;
         while !is_met(self) {
@@ -347,16 +346,16 @@ impl Supervisor {
             if now >= end {
                 return Ok(());
             }
-            if now - self.moved > STALL_TIMEOUT {
+            if now - self.last_report > STALL_TIMEOUT {
                 let text = format!("no report within {STALL_TIMEOUT:?} from either process");
                 return Err(Failure::Stalled(text));
             }
-            let lines = [
+            let channels = [
                 self.reader.child.control_channel().as_fd(),
                 self.writer.child.control_channel().as_fd(),
             ];
-            is_readable(&lines, POLL_INTERVAL.min(end - now))?;
-            // The reader first: what it delivered is known when the writer says its last word.
+            is_readable(&channels, POLL_INTERVAL.min(end - now))?;
+            // The reader first: its deliveries must be known before the writer's final report.
             while let Some(report) = self.reader.child.report()? {
                 self.handle_report(report)?;
                 if is_met(self) {
@@ -372,17 +371,17 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Lets time pass.
+    /// Handles reports for this time.
     pub fn pass(&mut self, time: Duration) -> Result<(), Failure> {
         self.listen(time, |_| false)
     }
 
-    /// Waits until so many messages came by this connection, or for so long.
+    /// Waits until this connection has delivered this many messages, or the time is over.
     pub fn until_delivered(&mut self, messages: u64, time: Duration) -> Result<(), Failure> {
         self.listen(time, |supervisor| supervisor.attempt.delivered >= messages)
     }
 
-    /// The end: the ring is closed by its writer, and all of it is read.
+    /// Ends the run: the writer closes the ring, and everything is read.
     fn close(&mut self) -> Result<(), Failure> {
         self.connect(true, true)?;
         self.until_delivered(1, STALL_TIMEOUT * 2)?;
@@ -400,14 +399,14 @@ impl Supervisor {
         self.reader.child.end()
     }
 
-    /// Where everybody is.
+    /// The state of all processes.
     fn state_text(&mut self) -> String {
         eprintln!("{}\n{}", self.writer.child.process_state(), self.reader.child.process_state());
-        self.moved = Instant::now();
+        self.last_report = Instant::now();
         for side in [&mut self.reader, &mut self.writer] {
             let _ = side.child.send_instruction(&Instruction::ReportState);
         }
-        // Who does not answer is stuck in a call.
+        // A process that does not answer is stuck in a call.
         let _ = self.pass(Duration::from_secs(2));
         format!("{:?}", self.attempt)
     }

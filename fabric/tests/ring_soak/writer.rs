@@ -11,16 +11,15 @@ use crate::control_channel::{Instruction, Received, Report, WriterMode};
 use crate::failure::Failure;
 use crate::message::{MAX_MESSAGE_LENGTH, Message};
 
-/// Bytes of the memory that messages are written from.
+/// Bytes of the source memory.
 const SOURCE: usize = MAX_MESSAGE_LENGTH as usize + (4 << 20);
-/// Messages begin at multiples of this, and one without bytes takes as much.
+/// Messages begin at multiples of this, and an empty one occupies as much.
 const SOURCE_ALIGN: usize = 64;
-/// How long what is on its way may take before an endpoint is closed all the same.
+/// How long writes in flight may take before an endpoint is closed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long closing the ring may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A writer.
 struct Writer {
     child_context: ChildContext,
     seed: u64,
@@ -30,7 +29,7 @@ struct Writer {
     is_streaming: bool,
     source: Option<MemoryRegion>,
     source_slots: SourceSlots,
-    /// What is being written, and the place that it lies in.
+    /// The message being written, and its offset in the source memory.
     current: Option<(Written, usize)>,
 }
 
@@ -55,7 +54,7 @@ pub fn run(provider: &str, seed: u64) -> Result<(), Failure> {
 }
 
 impl Writer {
-    /// Writes and does as it is told, until it is told to end.
+    /// Writes and executes instructions, until it is asked to end.
     fn run_until_end(&mut self) -> Result<(), Failure> {
         loop {
             match self.child_context.instruction(self.local_port.as_mut(), self.is_streaming)? {
@@ -82,7 +81,7 @@ impl Writer {
             Instruction::Write { attempt, peer, offer, chunk, mode } => {
                 (self.attempt, self.is_streaming) = (attempt, false);
                 if mode == WriterMode::NewEndpoint {
-                    self.renew()?;
+                    self.replace_endpoint()?;
                 }
                 let Some(local_port) = &self.local_port else {
                     return Err(Failure::ControlChannel(
@@ -106,9 +105,9 @@ impl Writer {
         }
     }
 
-    /// Another endpoint. With writes on their way, rxm 1.17 crashes when one is closed: they
-    /// end first, or fail, since the reader is dead.
-    fn renew(&mut self) -> Result<(), Failure> {
+    /// Opens a new endpoint. rxm 1.17 crashes if an endpoint is closed with writes in flight, so
+    /// these complete first, or fail because the reader is dead.
+    fn replace_endpoint(&mut self) -> Result<(), Failure> {
         self.drain();
         self.ring = None;
         if let Some(old) = self.local_port.take() {
@@ -130,7 +129,7 @@ impl Writer {
     ) -> fabric::Result<fabric::ring::RingAnswer> {
         (self.source_slots, self.current) = (SourceSlots::default(), None);
         let Some(LocalPort { port, .. }) = &mut self.local_port else {
-            unreachable!("there is a berth")
+            unreachable!("there is an endpoint")
         };
         if let Some(ring) = self.ring.take() {
             port.drop_sender(ring);
@@ -140,7 +139,7 @@ impl Writer {
         Ok(answer)
     }
 
-    /// Goes on with a message, or begins the next one. Returns after a while in any case.
+    /// Continues a message, or begins the next one. Returns after a short time in any case.
     fn write(&mut self) -> fabric::Result<()> {
         let (Some(local_port), Some(ring), Some(source)) =
             (&mut self.local_port, self.ring, &self.source)
@@ -153,20 +152,20 @@ impl Writer {
         }
         if self.current.is_none() {
             let message = Message::new(self.seed, port.sender(ring)?.writer().messages());
-            let Some(place) = self.source_slots.take(message.number, message.length as usize)
+            let Some(offset) = self.source_slots.take(message.number, message.length as usize)
             else {
-                // The reader has to let go of an earlier one.
+                // The reader has to release an earlier one.
                 return match port.wait(WAIT_SLICE)? {
                     PortEvent::Other(Err(failure)) => Err(failure.error),
                     _ => Ok(()),
                 };
             };
-            message.fill(source, place)?;
+            message.fill(source, offset)?;
             let begun = port.begin(ring, message.topic, message.length)?;
-            self.current = Some((begun, place));
+            self.current = Some((begun, offset));
         }
-        let Some((written, place)) = &mut self.current else { return Ok(()) };
-        let payload = source.slice(*place..*place + written.length() as usize)?;
+        let Some((written, offset)) = &mut self.current else { return Ok(()) };
+        let payload = source.slice(*offset..*offset + written.length() as usize)?;
         match port.finish(ring, written, &payload, WAIT_SLICE) {
             Ok(()) => self.current = None,
             Err(error) if is_late(&error) => {}
@@ -175,7 +174,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The message at hand, and one more; then the ring is closed.
+    /// Completes the current message and one more, then closes the ring.
     fn finish(&mut self) -> Result<(), Failure> {
         let (Some(ring), true) = (self.ring, self.is_streaming) else { return Ok(()) };
         let end = Instant::now() + CLOSE_TIMEOUT;
@@ -191,7 +190,7 @@ impl Writer {
             messages = self.messages();
         }
         if self.current.is_some() {
-            return Err(Failure::Stalled(format!("the last messages took {FAREWELL:?}")));
+            return Err(Failure::Stalled(format!("the last messages took {CLOSE_TIMEOUT:?}")));
         }
         self.is_streaming = false;
         let Some(local_port) = &mut self.local_port else { return Ok(()) };
@@ -209,7 +208,7 @@ impl Writer {
         sender.map_or(0, |sender| sender.writer().messages())
     }
 
-    /// Waits until nothing of the ring is on its way. Gives what is, all the same.
+    /// Waits until no write is in flight. Returns the number that still are.
     fn drain(&mut self) -> usize {
         let (Some(local_port), Some(ring)) = (&mut self.local_port, self.ring) else { return 0 };
         let end = Instant::now() + DRAIN_TIMEOUT;
@@ -224,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// What the ring cannot go on with is the supervisor's to judge: it knows who died.
+    /// The supervisor judges whether a broken ring is a failure: it knows which process was killed.
     fn report_broken<T>(&mut self, result: fabric::Result<T>) -> Result<Option<T>, Failure> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -246,8 +245,9 @@ impl Writer {
             Ok(sender) => {
                 let writer = sender.writer();
                 format!(
-                    "the writer: flowing: {}, epoch {}, {} messages begun, at {:?}, tail {}, \
-                     known head {}, {} chunks unread, {} unfinished, broken: {:?}, strangers {}, {:?}",
+                    "the writer: streaming: {}, epoch {}, {} messages begun, at {:?}, tail {}, \
+                     known head {}, {} chunks unread, {} unfinished, broken: {:?}, \
+                     unmatched notices {}, {:?}",
                     self.is_streaming,
                     writer.epoch(),
                     writer.messages(),
@@ -265,10 +265,10 @@ impl Writer {
     }
 }
 
-/// Where messages lie that are not known to be read: one after the other, around the end.
+/// Source memory of messages not known to be read: a circular buffer.
 #[derive(Debug, Default)]
 struct SourceSlots {
-    /// Number, beginning and end.
+    /// Number, start and end.
     taken: VecDeque<(u64, usize, usize)>,
 }
 
@@ -285,7 +285,7 @@ impl SourceSlots {
                     return None;
                 }
             }
-            // Around the end.
+            // Wrapped around the end.
             (Some((_, oldest, _)), Some((_, _, end))) => {
                 if oldest - end >= room {
                     *end

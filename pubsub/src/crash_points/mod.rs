@@ -1,8 +1,8 @@
-//! Kills a process before and after every single store of topics and pools, and looks whether
-//! those that live on find everything whole, lose nothing, and deliver nothing twice.
+//! Kills a process before and after every single store of topics and pools. Checks that the
+//! survivors find a consistent state, lose no message, and deliver none twice.
 //!
-//! As `ipc/tests/crash_points.rs` does for what lies below. At the end every place in our
-//! sources that stores must have been reached, or the test fails.
+//! `ipc/tests/crash_points.rs` does the same for the layer below. The test fails if any store in
+//! the listed sources was not reached.
 
 mod scenarios;
 
@@ -44,7 +44,7 @@ static SOURCES: Sources = Sources::new(
         "ipc/src/queue/publish.rs",
         "ipc/src/queue/subscriber.rs",
     ],
-    // The test of `ipc` sees to the others: here they are the moments between.
+    // The test of `ipc` covers its other sources.
     12,
     2,
 );
@@ -53,7 +53,7 @@ const LAYOUT: Layout = Layout::new("crash points", 1);
 const MAX_BLOCKS: u32 = 32;
 const MEMORY: u64 = 1 << 15;
 const ROSTER: usize = 256;
-/// On a device, which nobody opens: there streams have to do with messages, too.
+/// On a device that is never opened: stream order applies there.
 const PLACE: SharedLocation = SharedLocation::Device([7; 16]);
 const SETTINGS: [SharedSettings; 2] =
     [settings(Reliability::Reliable), settings(Reliability::DropOldest)];
@@ -63,18 +63,18 @@ const fn settings(reliability: Reliability) -> SharedSettings {
     SharedSettings { place: PLACE, reliability, largest: 1000, release_microseconds: 1000, ..usual }
 }
 
-/// A message that is not delivered for want of room, in one of the scenarios.
-const PASSED_OVER: u64 = 2;
-/// Nodes that a topic is owed to.
+/// A message that one of the scenarios drops for lack of room.
+const SKIPPED: u64 = 2;
+/// Destinations of a topic.
 const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
-/// Of another node.
+/// A publisher of another node.
 const ORIGIN: OriginId = OriginId { node: [5; 16], topic: 1 };
 
 fn lost(publisher: u64) -> LostPublisher {
     LostPublisher { node: NODES[0], publisher }
 }
 
-/// What another node told of a publisher.
+/// The heartbeat of a publisher of another node.
 fn published(publisher: u64, last: u64) -> RemoteHeartbeat {
     RemoteHeartbeat { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
 }
@@ -83,7 +83,7 @@ fn role() -> Participant {
     Participant::role(0).unwrap()
 }
 
-/// Everything that two processes share.
+/// The memory that two processes share.
 struct World {
     words: MappedWords,
     crash: Crash,
@@ -91,7 +91,7 @@ struct World {
     survivor: Participant,
     victim: Participant,
     settings: SharedSettings,
-    /// One that is about to be evicted.
+    /// A subscriber that is about to be evicted.
     slow: RefCell<Option<[ipc::Subscriber; 2]>>,
 }
 
@@ -99,7 +99,7 @@ type Control<'a> = PoolControl<CrashingWords<'a>>;
 
 impl World {
     fn new(settings: SharedSettings) -> Self {
-        let world = Self::unmade(settings);
+        let world = Self::unformatted(settings);
         TopicWords::format(world.topic_words(), 9, "crash points", &settings).unwrap();
         for direction in Direction::BOTH {
             let id = PoolId { place: PLACE, direction };
@@ -110,7 +110,7 @@ impl World {
         world
     }
 
-    fn unmade(settings: SharedSettings) -> Self {
+    fn unformatted(settings: SharedSettings) -> Self {
         let topic = TopicWords::<CrashingWords<'_>>::required_words(&settings);
         let control_segment = Control::required_words(MAX_BLOCKS);
         let count = ROSTER + topic + 2 * control_segment;
@@ -118,7 +118,7 @@ impl World {
         let roster =
             ParticipantTable::new(WordRange::new(words.clone(), 0, ROSTER).unwrap()).unwrap();
         let survivor = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
-        // Its life is learnt when it is born.
+        // Its pidfd is added when it is forked.
         let victim = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
         let (crash, slow) = (Crash::new(&SOURCES), RefCell::default());
         Self { words, crash, roster, survivor, victim, settings, slow }
@@ -150,7 +150,7 @@ impl World {
         Caller { timeout: Duration::from_secs(20), ..Caller::new(me, &self.roster) }
     }
 
-    /// A loan, with all that is noted of it.
+    /// A loan with all its sample info.
     fn entry(&self, me: Participant, direction: Direction, sequence: u64) -> Entry {
         let control = self.control(direction);
         let (block, place) =
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// As a publisher does it; false if there was no room.
+    /// Publishes as a publisher does; false if there was no room.
     fn publish(&self, me: Participant, id: u64, sequence: u64) -> bool {
         let control = self.control(Direction::Local);
         let entry = Entry { publisher: id, ..self.entry(me, Direction::Local, sequence) };
@@ -194,8 +194,8 @@ impl World {
         }
     }
 
-    /// As a publisher does it whose stream is still writing: which block it is then, and its turn.
-    /// None if there was no room.
+    /// Publishes as a publisher does whose stream is still writing. Returns the block and its sync
+    /// point; None if there was no room.
     fn publish_in_order(
         &self,
         me: Participant,
@@ -215,7 +215,7 @@ impl World {
         Some((entry.block, sync_point))
     }
 
-    /// Takes one message, and lets go of it when a stream has passed it.
+    /// Takes one message, and releases it once a stream has read it.
     fn read_in_order(&self, me: Participant, by: &mut ipc::Subscriber) {
         let (topic, caller) = (self.topic(), self.caller(me));
         let control = self.control(Direction::Local);
@@ -226,8 +226,8 @@ impl World {
         topic.release_in(&caller, (Direction::Local, subscription_id), taken.position, &control);
     }
 
-    /// Nobody waits for a stream of one who is dead.
-    fn nothing_is_awaited(&self, what: &str) {
+    /// No message of a dead process is left pending on a stream.
+    fn check_no_pending_write(&self, what: &str) {
         let (topic, control) = (self.topic(), self.control(Direction::Local));
         let each = |words| {
             let entry = Entry::from_words(words);
@@ -241,7 +241,7 @@ impl World {
         topic.local().find_entries(&self.caller(self.survivor), each).unwrap();
     }
 
-    /// As the node service does it with what comes from another node.
+    /// Delivers as the service does for a message of another node.
     fn deliver(&self, me: Participant, number: u64) -> Option<Delivery> {
         let control = self.control(Direction::Inbound);
         let entry = self.entry(me, Direction::Inbound, number);
@@ -261,7 +261,7 @@ impl World {
         [local, inbound]
     }
 
-    /// Takes all that is there, and lets it go; gives the sequences.
+    /// Takes and releases all messages; returns their sequences.
     fn read(&self, me: Participant, direction: Direction, by: &mut ipc::Subscriber) -> Vec<u64> {
         let (topic, caller, control) = (self.topic(), self.caller(me), self.control(direction));
         let mut seen = Vec::new();
@@ -281,14 +281,14 @@ impl World {
         }
     }
 
-    /// What was delivered is what was noted as delivered, whatever was cut short.
+    /// The delivered messages are those recorded as delivered, whatever was interrupted.
     fn deliver_remaining(&self, what: &str, reader: &mut ipc::Subscriber) {
         let mut seen = self.read(self.survivor, Direction::Inbound, reader);
         let last = self.topic().delivered(&ORIGIN);
         let next = last.map_or(0, |last| last + 1);
-        // Counted without having been delivered: the one that is passed over.
+        // Counted without having been delivered: the skipped message.
         let passed = last.filter(|last| seen.last() != Some(last));
-        assert!(passed.is_none_or(|passed| passed == PASSED_OVER), "{what}: {seen:?}, {last:?}");
+        assert!(passed.is_none_or(|passed| passed == SKIPPED), "{what}: {seen:?}, {last:?}");
         for number in next..next + 3 {
             let delivered = self.deliver(self.survivor, number);
             assert!(matches!(delivered, Some(Delivery::Delivered(_))), "{what}: {delivered:?}");
@@ -303,13 +303,13 @@ impl World {
         assert_eq!(seen, all, "{what}: each once");
     }
 
-    /// Evicted from both queues, and told so; or from none, and not told.
-    fn check_the_slow(&self, what: &str) {
+    /// Evicted from both queues with a report, or from neither without one.
+    fn check_eviction(&self, what: &str) {
         let Some(slow) = self.slow.take() else { return };
         let topic = self.topic();
         let queues = [topic.local(), topic.inbound()];
         let [local, inbound] = [0, 1].map(|at| queues[at].is_subscribed(&slow[at]));
-        assert_eq!(local, inbound, "{what}: by halves");
+        assert_eq!(local, inbound, "{what}: evicted from one queue only");
         assert_eq!(topic.evicted(slow[0].subscription_id()).is_none(), local, "{what}");
         assert_eq!(topic.evictions(), u64::from(!local), "{what}");
         for (queue, subscriber) in queues.into_iter().zip(&slow) {
@@ -318,8 +318,8 @@ impl World {
         }
     }
 
-    /// Who is a destination still is given up now: each message that it did not get is counted, once
-    /// for each of its nodes, whoever did it.
+    /// Drops the remaining destinations. Each message that a destination missed is counted once for
+    /// each of its nodes, whichever process counted it.
     fn check_dropped_destinations(&self, what: &str) {
         let topic = self.topic();
         let before: Vec<_> = topic.destinations();
@@ -347,12 +347,12 @@ impl World {
         assert_eq!(found, expected, "{what}: {before:?}");
     }
 
-    /// Each that was told of is known once, and who is told of it again says no more.
+    /// Each reported loss is recorded once, and a repeated report changes nothing.
     fn check_remote_losses(&self, what: &str) {
         let topic = self.topic();
         let count = topic.publishers_lost(Direction::Inbound);
         (1..=count).for_each(|publisher| {
-            // Of very many only the last are known.
+            // Only the last of many are kept.
             let known = topic.publisher_lost(Direction::Inbound, publisher - 1);
             let is_known = count - publisher < 15;
             assert_eq!(known, is_known.then(|| lost(publisher)), "{what}");
@@ -362,32 +362,33 @@ impl World {
         assert_eq!(topic.publishers_lost(Direction::Inbound), count + 1, "{what}");
     }
 
-    /// Every line is as it was told; the next service can tell all of it, and readers notice.
+    /// Every slot is as recorded; the next service can update all of them, and readers see the
+    /// change.
     fn check_remote_heartbeats(&self, what: &str) {
         let topic = self.topic();
         let found = topic.remote_heartbeats();
-        let is_told = |it: &RemoteHeartbeat| *it == published(it.publisher, it.last);
+        let is_recorded = |it: &RemoteHeartbeat| *it == published(it.publisher, it.last);
         let is_known = |it: &RemoteHeartbeat| it.last == it.publisher || it.last == 9;
-        assert!(found.iter().all(|it| is_told(it) && is_known(it)), "{what}: {found:?}");
+        assert!(found.iter().all(|it| is_recorded(it) && is_known(it)), "{what}: {found:?}");
         let last: Vec<_> = (1..=3).map(|last| published(last, last + 10)).collect();
         let changes = topic.remote_heartbeat_changes();
-        assert!(last.iter().all(|told| topic.record_remote_heartbeat(told)), "{what}");
+        assert!(last.iter().all(|heartbeat| topic.record_remote_heartbeat(heartbeat)), "{what}");
         let mut found = topic.remote_heartbeats();
         found.sort_by_key(|it| it.publisher);
         assert_eq!(found, last, "{what}");
         assert!(topic.remote_heartbeat_changes() > changes, "{what}");
     }
 
-    /// When nobody is left but the survivor, and it leaves, there is nothing left at all.
+    /// Once the survivor has left too, no memory, publisher or subscription is left.
     fn check(&self, what: &str) {
         let (topic, caller) = (self.topic(), self.caller(self.survivor));
         assert!(
-            topic.participants().publishers.iter().all(|seen| seen.who == self.survivor),
+            topic.participants().publishers.iter().all(|seen| seen.participant == self.survivor),
             "{what}"
         );
         assert_eq!(topic.reserved_publishers(), 0, "{what}");
         let local = self.control(Direction::Local);
-        // The role's messages are carried by somebody else.
+        // Another process continues the role's subscription.
         if let Some(mut replication) = topic.local().resume(&caller, role(), |_| {}).unwrap() {
             self.read(self.survivor, Direction::Local, &mut replication);
         }
@@ -415,7 +416,7 @@ impl World {
     }
 }
 
-/// A child that does this, and dies at the given point if it comes there.
+/// A child that executes `act`, and dies if it reaches the given point.
 fn fork(crash: &Crash, point: u64, act: impl FnOnce()) -> ForkedChild {
     ForkedChild::new(|| {
         crash.crash_at(point);
@@ -423,8 +424,7 @@ fn fork(crash: &Crash, point: u64, act: impl FnOnce()) -> ForkedChild {
     })
 }
 
-/// Runs the scenario with the victim killed at its `point`th point; false if it came to its
-/// end.
+/// Runs the scenario with the victim killed at its `point`th point; false if the victim finished.
 fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> bool {
     let world = World::new(settings);
     let mut reader = world.subscribe(world.survivor);
@@ -434,22 +434,22 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
-    if name.starts_with("hear of") {
+    if name == "record publishers lost on other nodes" {
         world.check_remote_losses(&what);
         world.check_remote_heartbeats(&what);
     }
-    if name == "give up nodes" {
+    if name == "drop destinations" {
         world.check_dropped_destinations(&what);
     }
-    // What others do before anybody has noticed.
+    // Another process publishes before the death is detected.
     if point.is_multiple_of(2) {
         let id = world.topic().claim(world.survivor).unwrap();
         world.publish(world.survivor, id, 1);
     }
     world.reclaim(world.survivor, world.victim);
-    world.check_the_slow(&what);
-    if name.starts_with("publish in the order") {
-        world.nothing_is_awaited(&what);
+    world.check_eviction(&what);
+    if name.starts_with("publish in stream order") {
+        world.check_no_pending_write(&what);
     }
     let [_, inbound] = &mut reader;
     if name.starts_with("deliver") {
@@ -462,7 +462,7 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     was_killed
 }
 
-/// One that dies while it cleans up after another, that died at every other point.
+/// Kills a process while it reclaims after another, which died at a crash point itself.
 fn run_reclaim(settings: SharedSettings, first: u64, second: u64) -> (bool, bool) {
     let world = World::new(settings);
     let mut reader = world.subscribe(world.survivor);
@@ -488,25 +488,25 @@ fn run_reclaim(settings: SharedSettings, first: u64, second: u64) -> (bool, bool
     world.roster.add_pidfd(dead, PidFd::from_fd(child.pidfd()).unwrap());
     let first_was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(dead)));
-    let cleaner = fork(&world.crash, second, || world.reclaim(world.victim, dead));
-    world.roster.add_pidfd(world.victim, PidFd::from_fd(cleaner.pidfd()).unwrap());
-    let was_killed = cleaner.was_killed();
+    let reclaimer = fork(&world.crash, second, || world.reclaim(world.victim, dead));
+    world.roster.add_pidfd(world.victim, PidFd::from_fd(reclaimer.pidfd()).unwrap());
+    let was_killed = reclaimer.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
-    let what = format!("burial, {}, killed at {first} and {second}", settings.reliability);
+    let what = format!("reclaim, {}, killed at {first} and {second}", settings.reliability);
     world.reclaim(world.survivor, world.victim);
     world.reclaim(world.survivor, dead);
-    world.nothing_is_awaited(&what);
+    world.check_no_pending_write(&what);
     world.deliver_remaining(&what, &mut reader[1]);
     world.check(&what);
     (first_was_killed, was_killed)
 }
 
-/// What is not made to its end is not there, or whole.
-fn deaths_while_making() -> u64 {
+/// A topic or pool that is interrupted while it is formatted is absent, or complete.
+fn deaths_while_formatting() -> u64 {
     let type_name = Some("Pose".parse().unwrap());
     let settings = SharedSettings { type_name, ..SETTINGS[0] };
     for point in 0.. {
-        let world = World::unmade(settings);
+        let world = World::unformatted(settings);
         let id = PoolId { place: PLACE, direction: Direction::Local };
         let was_killed = fork(&world.crash, point, || {
             let words = world.control_words(Direction::Local);
@@ -524,25 +524,25 @@ fn deaths_while_making() -> u64 {
             return point;
         }
     }
-    unreachable!("it comes to its end")
+    unreachable!("the loop ends by returning")
 }
 
 #[test]
 fn a_death_at_any_store_loses_nothing() {
-    let mut points = deaths_while_making();
+    let mut points = deaths_while_formatting();
     for settings in SETTINGS {
         for (name, scenario) in scenarios() {
             let mut point = 0;
             while run(name, scenario, settings, point) {
                 point += 1;
-                assert!(point < 5000, "{name} does not come to its end");
+                assert!(point < 5000, "{name} does not end");
             }
             points += point;
         }
     }
     for settings in SETTINGS {
         for first in 0.. {
-            // Every cleaner dies at other points: seven in a row at all of them.
+            // Each reclaiming process dies at other points: seven in a row cover all of them.
             let mut second = first % 7;
             let mut first_was_killed = true;
             loop {
@@ -555,7 +555,7 @@ fn a_death_at_any_store_loses_nothing() {
                 second += 7;
             }
             if !first_was_killed {
-                // One that came to its end: then cleaners die at all points.
+                // The first process finished: now the reclaiming process dies at every point.
                 points +=
                     (0..).find(|second| !run_reclaim(settings, first, *second).1).unwrap_or(0);
                 break;
@@ -565,5 +565,5 @@ fn a_death_at_any_store_loses_nothing() {
     let reached = SOURCES.reached();
     println!("{points} deaths at {} places in the source: {reached:#?}", reached.len());
     let missed = SOURCES.missed(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    assert!(missed.is_empty(), "nobody died at: {missed:#?}");
+    assert!(missed.is_empty(), "no process died at: {missed:#?}");
 }

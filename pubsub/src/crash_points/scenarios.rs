@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Prepares, as the survivor; what it gives the victim then does, until it is killed.
+/// Prepares as the survivor, and returns what the victim executes until it is killed.
 pub(super) type Scenario = fn(&World) -> Box<dyn FnOnce(&World)>;
 
 pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
@@ -19,7 +19,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 topic.publisher(id).give_back();
             })
         }),
-        ("publish to a role, which goes on", |world| {
+        ("publish to a role that outlives the process", |world| {
             let caller = world.caller(world.survivor);
             world.topic().local().subscribe_as(&caller, role()).unwrap();
             Box::new(|world| {
@@ -27,10 +27,10 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 world.publish(world.victim, id, 1);
             })
         }),
-        ("borrow and give back, while somebody waits for memory", |world| {
+        ("loan and free, while a publisher waits for memory", |world| {
             let control = world.control(Direction::Local);
             let end = std::time::Instant::now() + Duration::from_millis(1);
-            // It leaves the sign of a sleeper behind.
+            // It leaves the mark of a sleeping waiter behind.
             assert!(control.wait(&mut ipc::WaitStrategy::Block, end, || None::<()>).is_none());
             Box::new(|world| {
                 let entry = world.entry(world.victim, Direction::Local, 1);
@@ -65,7 +65,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 topic.local().end_subscription(&caller, subscription_id, dispose).unwrap();
             })
         }),
-        ("deliver what comes from another node", |_| {
+        ("deliver messages of another node", |_| {
             Box::new(|world| {
                 for number in 0..3 {
                     world.deliver(world.victim, number);
@@ -76,20 +76,20 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 }
             })
         }),
-        ("deliver after another, that died, and after some that nobody wanted", |world| {
+        ("deliver after a dead process, and after messages without subscribers", |world| {
             world.deliver(world.survivor, 0);
             Box::new(|world| {
                 world.deliver(world.victim, 1);
                 let control = world.control(Direction::Inbound);
                 let caller = world.caller(world.victim);
                 let topic = world.topic();
-                topic.skip_in(&caller, (&ORIGIN, PASSED_OVER), &control).unwrap();
+                topic.skip_in(&caller, (&ORIGIN, SKIPPED), &control).unwrap();
                 let other = OriginId { topic: 2, ..ORIGIN };
                 topic.skip_in(&caller, (&other, 2), &control).unwrap();
                 topic.remove_origin(&other);
             })
         }),
-        ("evict one who is in the way", |world| {
+        ("evict a blocking subscriber", |world| {
             let id = world.topic().claim(world.survivor).unwrap();
             let mut subscribers = world.subscribe(world.survivor);
             world.publish(world.survivor, id, 1);
@@ -108,7 +108,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                     .unwrap();
             })
         }),
-        ("evict one, and find a lock held", |world| {
+        ("evict a subscriber while a lock is held", |world| {
             let subscribers = world.subscribe(world.survivor);
             *world.slow.borrow_mut() = Some(subscribers);
             Box::new(|world| {
@@ -122,15 +122,15 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                     let controls = [&controls[0], &controls[1]];
                     topic.evict_in(&impatient, at, Duration::from_secs(1), controls).unwrap_err();
                 };
-                // Something is there: it is looked through under the lock.
+                // One entry is searched under the lock.
                 let id = topic.claim(world.victim).unwrap();
                 world.publish(world.victim, id, 1);
                 topic.local().find_entries(&caller, each).unwrap();
             })
         }),
-        ("publish in the order of a stream", |world| {
+        ("publish in stream order", |world| {
             world.subscribe(world.survivor);
-            // Dropped, where messages are, while its stream lives.
+            // Where messages are dropped, it is dropped while its stream lives.
             let id = world.topic().claim(world.survivor).unwrap();
             world.publish_in_order(world.survivor, id, 1).unwrap();
             Box::new(|world| {
@@ -139,7 +139,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 for sequence in 1..=4 {
                     let published = world.publish_in_order(world.victim, id, sequence);
                     match published {
-                        // One that nobody can tell of, and others of which their stream does.
+                        // One whose stream cannot report, and others whose stream does.
                         Some((block, sync_point)) if sequence == 3 => {
                             control.poison_and_retain(block, sync_point)
                         }
@@ -151,7 +151,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 }
             })
         }),
-        ("let go of what a stream still writes", |world| {
+        ("release messages that a stream still writes", |world| {
             let (topic, caller) = (world.topic(), world.caller(world.survivor));
             let controls = Direction::BOTH.map(|direction| world.control(direction));
             for subscription_id in topic.local().subscription_ids() {
@@ -173,7 +173,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 assert_eq!(control.collect(&world.caller(world.victim)).unwrap(), 1);
             })
         }),
-        ("give up nodes", |world| {
+        ("drop destinations", |world| {
             let (topic, caller) = (world.topic(), world.caller(world.survivor));
             topic.local().subscribe_as(&caller, role()).unwrap();
             for _ in 0..2 {
@@ -185,7 +185,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             Box::new(|world| {
                 let (topic, caller) = (world.topic(), world.caller(world.victim));
                 topic.give_up(&NODES[0], role(), 0);
-                // One that comes, and does not want it after all.
+                // A destination that joins and is removed again.
                 assert!(topic.add_destination(&[9; 16]));
                 topic.remove_destination(&[9; 16]);
                 topic.local().halt(&caller, role()).unwrap();
@@ -202,7 +202,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 topic.set_losses_sent(1);
             })
         }),
-        ("hear what was published elsewhere", |_| {
+        ("record heartbeats of other nodes", |_| {
             Box::new(|world| {
                 for last in 1..=3 {
                     world.topic().record_remote_heartbeat(&published(last, last));

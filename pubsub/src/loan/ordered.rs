@@ -1,4 +1,4 @@
-//! Publishing what a stream is still writing.
+//! Publishing messages that a stream is still writing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,16 +15,16 @@ use crate::settings::SharedLocation;
 pub(crate) const OPERATION: &str = "publish in stream order";
 
 impl Loan {
-    /// Publishes it in the order of a stream: at once, though its bytes are there only when all
-    /// is done that was begun on the stream before. Readers get the message, and
-    /// [find it ready](crate::Subscriber::pull), or
-    /// [let their streams wait](crate::Subscriber::pull_on), then. Waits for room as
-    /// [`publish`](Self::publish) does, and for no device.
+    /// Publishes it in stream order: at once, though its bytes are complete only after all work
+    /// that was begun on the stream before. Readers get the message, and [find it
+    /// ready](crate::Subscriber::pull) then, or [let their streams
+    /// wait](crate::Subscriber::pull_on). Waits for room as [`publish`](Self::publish) does, and
+    /// for no device.
     ///
-    /// Should this process die before, or the device fail, it is
+    /// If this process dies before that, or the device fails, the message is
     /// [poisoned](crate::Readiness::Poisoned).
     ///
-    /// On a topic whose messages lie on the host it waits for the stream first.
+    /// On a topic with host memory it waits for the stream first.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -51,37 +51,37 @@ impl Loan {
     /// ```
     ///
     /// # Errors
-    /// As [`publish`](Self::publish). Whatever fails, nobody else gets the memory before the stream
-    /// has come to this point. [`InvalidArgument`](ErrorKind::InvalidArgument) for a stream of
-    /// another kind of device. [`Failed`](ErrorKind::Failed): it was published, but the stream
-    /// cannot say when it is written, and it is poisoned when the stream has come to this point; at
-    /// once if its driver cannot say that either, and then its memory is not used again as long as
-    /// this process lives.
+    /// As [`publish`](Self::publish). Whatever fails, the block is not reused before the stream has
+    /// reached this point. [`InvalidArgument`](ErrorKind::InvalidArgument) for a stream of another
+    /// kind of device. [`Failed`](ErrorKind::Failed): it was published, but the stream cannot
+    /// signal its completion. The message is poisoned when the stream has reached this point. If
+    /// the driver cannot report that either, it is poisoned at once, and its block stays unused as
+    /// long as this process lives.
     pub fn publish_on(self, stream: &Stream, timeout: Duration) -> Result<Sent> {
         let interruption = self.state.context.node.interruption();
         self.publish_on_within(stream, timeout)?.into_sent(OPERATION, &interruption)
     }
 
-    /// As [`publish_on`](Self::publish_on), but the loan comes back if the deadline passes: to be
+    /// As [`publish_on`](Self::publish_on), but returns the loan if the deadline passes, to be
     /// published on the same stream.
     ///
     /// # Errors
-    /// As [`publish_on`](Self::publish_on), but for the deadline.
+    /// As [`publish_on`](Self::publish_on), except for the deadline.
     pub fn publish_on_within(self, stream: &Stream, timeout: Duration) -> Result<Attempt> {
         let deadline = (!timeout.is_zero()).then(|| ipc::deadline(timeout));
         self.publish_in_order(stream, deadline)
     }
 
-    /// Publishes it in the order of a stream, if there is room now; if not, it comes back, to be
-    /// published on the same stream.
+    /// Publishes it in stream order, if there is room now; if not, returns it, to be published on
+    /// the same stream.
     ///
     /// # Errors
-    /// As [`publish_on`](Self::publish_on), but for the deadline.
+    /// As [`publish_on`](Self::publish_on), except for the deadline.
     pub fn try_publish_on(self, stream: &Stream) -> Result<Attempt> {
         self.publish_in_order(stream, None)
     }
 
-    /// Has a stream copy to it, all of it.
+    /// Copies all of it on a stream.
     pub(crate) fn copy_on(
         &mut self,
         stream: &Stream,
@@ -97,18 +97,18 @@ impl Loan {
             return Ok(());
         }
         stream.copy(&self.slice, from).map_err(|cause| {
-            // It may have begun, for all that is known.
+            // The copy may have begun.
             self.mark_in_flight(stream.point().ok());
             error_mapping::from_device(OPERATION, cause)
         })
     }
 
-    /// What a stream does with it that is before this point may go on.
+    /// Work of a stream on it that precedes this point may be unfinished.
     fn mark_in_flight(&mut self, point: Option<gpu::Point>) {
         self.in_flight = Some(InFlightCopies::before(point).and(self.in_flight.take()));
     }
 
-    /// At once, if there is no deadline.
+    /// Does not wait without a deadline.
     pub(crate) fn publish_in_order(
         mut self,
         stream: &Stream,
@@ -128,7 +128,7 @@ impl Loan {
         self.publish_if(stream_check, stream, deadline)
     }
 
-    /// If the stream is one that can do it.
+    /// Publishes it, if the check of the stream succeeded.
     pub(crate) fn publish_if(
         mut self,
         stream_check: Result<()>,
@@ -136,7 +136,7 @@ impl Loan {
         deadline: Option<Instant>,
     ) -> Result<Attempt> {
         let local = Arc::clone(&self.state.context.local);
-        // First of all: whatever becomes of it, the stream is at it until then.
+        // First: whatever fails, the stream uses the block until this point.
         let written = match stream.point() {
             Ok(point) => point,
             Err(cause) => {
@@ -144,7 +144,7 @@ impl Loan {
                 return Err(error_mapping::from_device(OPERATION, cause));
             }
         };
-        // Whoever was taken for dead has no word to write any more.
+        // A participant that was marked dead may not write a sync word.
         let checked = stream_check.and_then(|()| self.state.check(OPERATION));
         let checked =
             checked.and_then(|()| if self.is_stream_ordered { Ok(()) } else { self.check_done() });
@@ -163,9 +163,9 @@ impl Loan {
             other => {
                 control.end_write(self.block, sync_point);
                 self.mark_in_flight(Some(written));
-                // After a refusal it may be tried again, and only on this stream.
+                // A retry is possible, and only on this stream.
                 self.is_stream_ordered = true;
-                // What nobody wanted is given back when the stream is through.
+                // A message without subscribers is freed when the stream has finished.
                 return match other {
                     Ok(Some(sent)) => Ok(Attempt::Sent(sent)),
                     Ok(None) => Ok(Attempt::Full(self)),
@@ -175,18 +175,18 @@ impl Loan {
             }
         };
         self.is_owned = false;
-        let said = stream.write_word(&word, sync_point.ready());
+        let signal = stream.write_word(&word, sync_point.ready());
         let mut message =
-            StreamWrite { block: self.block, sync_point, written, is_unsignalled: said.is_err() };
+            StreamWrite { block: self.block, sync_point, written, is_unsignalled: signal.is_err() };
         if message.is_unsignalled
             && let Ok(later) = stream.point()
         {
-            // Should it have begun after all, that is over by then, too.
+            // If the write has begun after all, it is over by this point.
             message.written = later;
         }
         local.track_stream_write(&node.caller(), message);
         node.service.poll_streams();
-        said.map(|()| Attempt::Sent(sent)).map_err(|cause| {
+        signal.map(|()| Attempt::Sent(sent)).map_err(|cause| {
             let detail = "the message was published, but is marked as unwritten";
             let error = Error::because(OPERATION, ErrorKind::Failed, cause);
             tracing::error!(%error, topic = self.state.context.topic.name(), "{detail}");

@@ -1,4 +1,4 @@
-//! Reaching the service of a node, and becoming it where there is none.
+//! Connects to the service of a node, and starts it if there is none.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -20,36 +20,36 @@ use crate::service::election::{LeaderLock, PriorityLock, socket_path};
 use crate::service::protocol::{self, Notice};
 use crate::service::{ServiceOptions, ServiceProcess, ServiceThread};
 
-/// How long to listen before it is looked whether anybody can answer at all.
+/// Wait for an answer before the leader is checked.
 const ANSWER_POLL: Duration = Duration::from_millis(100);
-/// Between two looks for a service.
+/// Between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How long a vacant office is left to a process that is there to serve. The kernel takes the
-/// claim from the dead, so this is for one that is stopped, or starved.
+/// How long a free leader lock is left to the holder of the priority lock. The kernel frees the
+/// priority lock of a dead process, so this bounds a stopped or starved one.
 const PRIORITY_GRACE: Duration = Duration::from_secs(5);
-/// How long one serves at least that began because who has the claim had its time.
+/// Minimum term of a service that started after the holder of the priority lock missed its grace.
 const MIN_TERM: Duration = Duration::from_secs(30);
 
-/// How long one that cannot serve leaves the office to others.
+/// How long a process that cannot serve leaves the leader lock to others.
 const CANDIDACY_PAUSE: Duration = Duration::from_millis(100);
-/// And how long it does not say that it is there to serve: at first, and when it failed often.
+/// How long it then gives up its priority lock: at first, and after repeated failures.
 const CANDIDACY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The service that this process runs, if it does, and whether it is there for that.
+/// The service of this process, if it runs one, and its priority.
 #[derive(Debug, Default)]
 pub(super) struct LocalService {
     service: Mutex<Option<ServiceThread>>,
     priority_lock: Mutex<Option<PriorityLock>>,
-    /// Has it the claim? The service asks that itself.
+    /// True while it holds the priority lock; read by the service.
     has_priority: Arc<AtomicBool>,
-    /// When it could not serve, has let go of the claim, and for how long.
+    /// When it failed to serve and released the priority lock, and for how long.
     backoff: Mutex<Option<(Instant, RetryBackoff)>>,
 }
 
 impl LocalService {
-    /// Serves the node, if nobody does. The office has been vacant since then: for a while it is
-    /// left to another process that is there for it.
+    /// Starts the service if there is none. For a grace since `leaderless_since`, a process with
+    /// priority goes first.
     fn try_serve(
         &self,
         operation: &'static str,
@@ -60,7 +60,7 @@ impl LocalService {
         if service.as_ref().is_some_and(|service| !service.is_over()) {
             return Ok(());
         }
-        // One that could not go on gives up the office first.
+        // A failed service releases the leader lock first.
         self.drop_ended(&mut service);
         let now = Instant::now();
         if lock(&self.backoff).is_some_and(|(since, _)| now < since + CANDIDACY_PAUSE) {
@@ -73,8 +73,8 @@ impl LocalService {
             if now.saturating_duration_since(leaderless_since) < priority_grace(options) {
                 return Ok(());
             }
-            // Whoever has the claim does not serve, or not for long, and may say again at once
-            // that it wants to.
+            // The process with priority does not serve, or not for long, and may claim priority
+            // again at once.
             min_term_until = Some(now + MIN_TERM);
         }
         let started = ServiceThread::start(ServiceOptions {
@@ -90,8 +90,9 @@ impl LocalService {
         Ok(())
     }
 
-    /// This process cannot serve now. If it has the claim all others leave the office to it, so it
-    /// lets go of it, and takes it again later, the later the more often that happened.
+    /// This process cannot serve now. While it has priority all others leave the leader lock to it,
+    /// so it releases the priority lock. It takes it again after a back-off that grows with
+    /// repeated failures.
     fn back_off(&self, reason: &str) {
         if self.has_priority.load(Ordering::Acquire) {
             let now = Instant::now();
@@ -105,8 +106,8 @@ impl LocalService {
         }
     }
 
-    /// Says that this process is there to serve, if it is, and no other one says so. True if it
-    /// has said it.
+    /// Takes the priority lock, if this process runs a dedicated service and no other process holds
+    /// it. True if this process holds it.
     pub(super) fn acquire_priority(
         &self,
         operation: &'static str,
@@ -125,14 +126,14 @@ impl LocalService {
         Ok(priority_lock.is_some())
     }
 
-    /// It is not there to serve any more.
+    /// Gives up priority.
     pub(super) fn release_priority(&self) {
         let mut priority_lock = lock(&self.priority_lock);
         self.has_priority.store(false, Ordering::Release);
         drop(priority_lock.take());
     }
 
-    /// Does it run? If it has ended by itself, this is when that is noticed.
+    /// Also detects a service that has ended by itself.
     pub(super) fn is_running(&self) -> bool {
         let mut service = lock(&self.service);
         let is_over = service.as_ref().is_none_or(ServiceThread::is_over);
@@ -142,29 +143,29 @@ impl LocalService {
         !is_over
     }
 
-    /// Lets go of a service that has ended.
+    /// Drops a service that has ended.
     fn drop_ended(&self, service: &mut Option<ServiceThread>) {
         if service.take().is_some_and(ServiceThread::has_failed) {
             self.back_off("its service failed");
         }
     }
 
-    /// Ends it, if there is one.
+    /// Ends the service, if there is one.
     pub(super) fn end(&self) {
-        // First: nobody leaves a vacant office to this process any more.
+        // First: no other process leaves a free leader lock to this one any more.
         self.release_priority();
         let service = lock(&self.service).take();
         drop(service);
     }
 }
 
-/// How long a process with these options leaves a vacant office to another one: it has still to be
-/// let in then, within its patience.
+/// How long a process with these options leaves a free leader lock to another one: it still has to
+/// join within its timeout afterwards.
 fn priority_grace(options: &NodeOptions) -> Duration {
     PRIORITY_GRACE.min(options.service_timeout / 2)
 }
 
-/// A process that has a lock, in words.
+/// Describes the holder of a lock.
 pub(super) fn describe_process(process: u32) -> String {
     match process {
         0 => "a process in another PID namespace".to_owned(),
@@ -172,8 +173,8 @@ pub(super) fn describe_process(process: u32) -> String {
     }
 }
 
-/// The file of the socket by which a process came in: a service that has ended may have left
-/// its socket with a forked child, where nobody ever answers.
+/// Identity of the socket file that was connected to: a forked child may keep the socket of an
+/// ended service, where no process answers.
 type SocketId = Option<(u64, u64)>;
 
 fn socket_id(directory: &Path) -> SocketId {
@@ -181,16 +182,15 @@ fn socket_id(directory: &Path) -> SocketId {
     Some((found.dev(), found.ino()))
 }
 
-/// Who comes in: by which options, with the service that its process may run, and how long it
-/// waits.
+/// A connection attempt: its options, the service that its process may run, and its deadline.
 pub(super) struct ServiceConnector<'a> {
     pub(super) operation: &'static str,
     pub(super) options: &'a NodeOptions,
     pub(super) own: &'a LocalService,
     pub(super) end: &'a dyn Fn() -> Instant,
-    /// Does it serve, if nobody does and the options allow it?
+    /// Starts a service if there is none and the options allow it.
     pub(super) serves: &'a dyn Fn() -> bool,
-    /// Since when nobody has been seen to have the office.
+    /// Since when the leader lock has been free.
     pub(super) leaderless_since: Cell<Option<Instant>>,
 }
 
@@ -199,8 +199,8 @@ impl ServiceConnector<'_> {
         Instant::now() >= (self.end)()
     }
 
-    /// Looks whether anybody has the office, and since when nobody has. One who has it may be stopped,
-    /// or about to end, or wait for others, and not answer: then it is not vacant.
+    /// Since when the leader lock has been free; None while it is held. Its holder may be stopped,
+    /// about to end, or waiting, and then does not answer.
     fn check_leader(&self) -> Result<Option<Instant>> {
         let is_leaderless = LeaderLock::holder(self.operation, &self.options.directory)?.is_none();
         let since = || self.leaderless_since.get().unwrap_or_else(Instant::now);
@@ -225,7 +225,7 @@ impl ServiceConnector<'_> {
         let leader = ServiceProcess::of(directory).ok().flatten();
         let detail = match (leader, priority_lock) {
             (Some(process), _) => {
-                format!("{process} serves the node, but does not answer: {}", process.state())
+                format!("{process} serves the node, and does not answer: {}", process.state())
             }
             (None, Some(process)) => {
                 let process = describe_process(process);
@@ -239,7 +239,7 @@ impl ServiceConnector<'_> {
         error.on(self.options.directory.display())
     }
 
-    /// Connects to the service of the node, as soon as there is one.
+    /// Connects to the service of the node, once there is one.
     fn reach(&self) -> Result<(Channel, SocketId)> {
         let directory = &self.options.directory;
         loop {
@@ -259,8 +259,8 @@ impl ServiceConnector<'_> {
         }
     }
 
-    /// Comes to the service of the node, says who this is, and hears whether it is let in. A
-    /// service that ends meanwhile, or has ended long ago, is left for the next one.
+    /// Connects to the service, sends the first message, and waits for the answer. A service that
+    /// ends in the meantime is left for the next one.
     pub(super) fn handshake(
         &self,
         greet: impl Fn(&Channel) -> Result<()>,
@@ -268,7 +268,7 @@ impl ServiceConnector<'_> {
         loop {
             let (channel, by) = self.reach()?;
             let answered = match greet(&channel) {
-                // Why it closed the connection comes behind the news that it did.
+                // The reason of a rejection follows the closed connection.
                 Err(closed) if closed.kind() == ErrorKind::Closed => {
                     self.read_answer(&channel, by).map_err(|_| closed)
                 }
@@ -287,7 +287,7 @@ impl ServiceConnector<'_> {
         }
     }
 
-    /// None if it is to be tried again.
+    /// None: try again.
     fn read_answer(&self, channel: &Channel, by: SocketId) -> Result<Option<HandshakeResult>> {
         let operation = self.operation;
         let mut pidfds = Vec::new();
@@ -304,7 +304,7 @@ impl ServiceConnector<'_> {
                     }
                     continue;
                 }
-                // Why comes behind the news that it closed the connection, if it says so.
+                // The reason, if any, follows the closed connection.
                 Err(ChannelError::Closed) => channel
                     .receive(Duration::ZERO)
                     .map_err(|error| channel_error(operation, error))?,
@@ -338,22 +338,22 @@ impl ServiceConnector<'_> {
     }
 }
 
-/// What the first answers say.
+/// Content of the first answers.
 pub(super) struct Welcome {
     pub(super) participant: u32,
     pub(super) node_segment: OwnedFd,
-    /// Whose end is the service's, whatever children keep open.
+    /// Its end is the service's, whatever descriptors children keep open.
     pub(super) service: PidFd,
     pub(super) pidfds: Vec<(Participant, PidFd)>,
 }
 
-/// What becomes of one that comes.
+/// The service's answer.
 pub(super) enum HandshakeResult {
     Welcome(Welcome),
     Refused(Error),
 }
 
-/// Connects, if anybody listens.
+/// Connects, if a process listens.
 pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Option<Channel>> {
     use std::io::ErrorKind as Io;
     let path = socket_path(directory);
@@ -367,7 +367,7 @@ pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Optio
             Err(Error::because(operation, ErrorKind::InvalidArgument, error)
                 .on(directory.display()))
         }
-        // Its backlog is full: it is busy, or about to end.
+        // Its backlog is full: the service is busy, or about to end.
         Err(ChannelError::DeadlineExceeded { .. } | ChannelError::Closed) => Ok(None),
         Err(error) => {
             let kind = match &error {

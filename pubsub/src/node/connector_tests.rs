@@ -37,19 +37,19 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn one_that_cannot_begin_to_serve_lets_go_of_the_claim_for_a_while() {
+fn failed_service_start_releases_priority_for_a_while() {
     let directory = directory("begin");
     let options = options(&directory, ServiceMode::Dedicated, TEST_TIMEOUT);
     let own = LocalService::default();
     assert!(own.acquire_priority("test", &options).unwrap());
-    // Where its socket is to be something else is.
+    // A directory blocks the path of its socket.
     let path = socket_path(&directory);
     std::fs::create_dir(&path).unwrap();
     let since = Instant::now();
     own.try_serve("test", &options, since).unwrap_err();
     assert_eq!(PriorityLock::holder("test", &directory).unwrap(), None);
     assert!(!own.has_priority.load(Ordering::Acquire));
-    until("the claim", || own.acquire_priority("test", &options).unwrap());
+    until("the priority lock", || own.acquire_priority("test", &options).unwrap());
     assert!(since.elapsed() >= CANDIDACY_BACKOFF.0);
     std::fs::remove_dir(&path).unwrap();
     own.try_serve("test", &options, since).unwrap();
@@ -59,10 +59,10 @@ fn one_that_cannot_begin_to_serve_lets_go_of_the_claim_for_a_while() {
 }
 
 #[test]
-fn one_whose_service_cannot_go_on_lets_go_of_the_claim() {
+fn failed_service_releases_its_priority() {
     let directory = directory("go-on");
     let options = options(&directory, ServiceMode::Dedicated, TEST_TIMEOUT);
-    // A member of a node whose hall nobody brings.
+    // A member of a node whose segment no process returns.
     let member = MemberLock::hold("test", &directory).unwrap();
     let own = LocalService::default();
     own.try_serve("test", &options, Instant::now()).unwrap();
@@ -77,14 +77,14 @@ fn one_whose_service_cannot_go_on_lets_go_of_the_claim() {
 }
 
 #[test]
-fn one_that_is_to_serve_and_does_not_is_not_waited_for_until_all_give_up() {
+fn priority_without_service_delays_others_only_for_a_grace() {
     let directory = directory("bounded");
     let priority_lock = PriorityLock::take("test", &directory).unwrap().unwrap();
     let service_timeout = Duration::from_millis(200);
-    let outside = options(&directory, ServiceMode::External, service_timeout);
-    let error = Node::join(outside).unwrap_err();
+    let external = options(&directory, ServiceMode::External, service_timeout);
+    let error = Node::join(external).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    let named = format!("process {} is there to serve", std::process::id());
+    let named = format!("process {} has priority", std::process::id());
     assert!(error.detail().contains(&named), "{error}");
     let service_timeout = Duration::from_secs(4);
     let node = Node::join(options(&directory, ServiceMode::Embedded, service_timeout)).unwrap();
@@ -94,10 +94,10 @@ fn one_that_is_to_serve_and_does_not_is_not_waited_for_until_all_give_up() {
 }
 
 #[test]
-fn an_office_is_vacant_when_nobody_has_it_and_not_when_nobody_answers() {
+fn silent_leader_keeps_its_lock_until_it_ends() {
     let directory = directory("vacant");
     let priority_lock = PriorityLock::take("test", &directory).unwrap().unwrap();
-    // It has the office, and does not answer.
+    // It holds the leader lock, and does not answer.
     let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
     let listener = ChannelListener::bind(&socket_path(&directory)).unwrap();
     let options = options(&directory, ServiceMode::Embedded, Duration::from_secs(2));
@@ -121,7 +121,7 @@ fn an_office_is_vacant_when_nobody_has_it_and_not_when_nobody_answers() {
         std::thread::sleep(priority_grace(&options) * 3 / 2);
         let since = Instant::now();
         drop((listener, leader_lock));
-        until("the other one to serve", || own.is_running());
+        until("the joining process to serve", || own.is_running());
         assert!(since.elapsed() >= priority_grace(&options));
         assert!(joining.join().unwrap());
     });

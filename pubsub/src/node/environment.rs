@@ -1,4 +1,4 @@
-//! How a process joined a node, as its environment says.
+//! Node options from environment variables.
 
 use std::env::VarError;
 use std::str::FromStr;
@@ -10,11 +10,11 @@ use crate::network_options::NetworkOptions;
 
 const OPERATION: &str = "read the environment";
 const PREFIX: &str = "FABRICAST_";
-/// What an optional variable says to be as if it were not set.
+/// The value of an optional variable that means unset.
 const NONE: &str = "none";
 const MONTH: f64 = 30.0 * 86_400.0;
 
-/// The variables of all settings, in order: those of [`NodeOptions::from_environment`], of the command
+/// All known variables, sorted: those of [`NodeOptions::from_environment`], of the command
 /// `fabricast` and of the C library.
 pub const KNOWN_VARIABLES: [&str; 25] = [
     "FABRICAST_BUDGET_DEVICE",
@@ -44,9 +44,9 @@ pub const KNOWN_VARIABLES: [&str; 25] = [
     "FABRICAST_WORKERS",
 ];
 
-/// The variable of a setting that a misspelt name most likely stands for: the known one that differs in
-/// the fewest letters, if these are few. The name of the group counts for nothing: a setting of topics
-/// is often looked for among the others.
+/// The variable that a misspelt name most likely stands for: the known one with the fewest
+/// different letters, if these are few. The group's name is ignored, since a setting of topics is
+/// often sought among the others.
 ///
 /// ```
 /// let known = ["FABRICAST_LABEL", "FABRICAST_TOPIC_DEPTH"];
@@ -58,38 +58,44 @@ pub fn nearest_variable<'a>(
     name: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
+    /// Beyond it a long name is another one: Kubernetes sets `FABRICAST_SERVICE_HOST` for a service
+    /// that is called so.
+    const MAX_DISTANCE: usize = 4;
     fn setting(name: &str) -> &str {
         let name = name.strip_prefix(PREFIX).unwrap_or(name);
         name.strip_prefix("TOPIC_").unwrap_or(name)
     }
     let distance = |near: &str| strsim::osa_distance(setting(name), setting(near));
     let near = known.into_iter().min_by_key(|near| distance(near))?;
-    (distance(near) <= setting(near).len() / 3).then_some(near)
+    (distance(near) <= (setting(near).len() / 3).min(MAX_DISTANCE)).then_some(near)
 }
 
-/// A value of a variable, or why the text is none.
+/// A parsed value, or what was expected.
 type Read<T> = std::result::Result<T, String>;
 /// Looks a variable up.
 type Lookup<'a> = &'a dyn Fn(&str) -> std::result::Result<String, VarError>;
 
 impl NodeOptions {
-    /// The usual options, changed by these variables of the environment, and by no others. The command
+    /// The default options, changed by these variables of the environment only. The command
     /// `fabricast` reads them, too.
     ///
     /// | variable | sets |
     /// |---|---|
     /// | `FABRICAST_DIRECTORY`, `FABRICAST_LABEL` | [`directory`](Self::directory), [`label`](Self::label) |
     /// | `FABRICAST_SERVICE` | [`service`](Self::service): `embedded` or `external` |
-    /// | `FABRICAST_SERVICE_TIMEOUT` | [`service_timeout`](Self::patience), in seconds |
+    /// | `FABRICAST_SERVICE_TIMEOUT` | [`service_timeout`](Self::service_timeout), in seconds |
     /// | `FABRICAST_BUDGET_HOST`, `FABRICAST_BUDGET_DEVICE` | [`budgets`](Self::budgets), with K, M, G, KiB, MiB or GiB |
-    /// | `FABRICAST_LISTEN`, `FABRICAST_PEERS`, `FABRICAST_RENDEZVOUS` | [`network`](Self::network): where other nodes are; peers with commas between them |
-    /// | `FABRICAST_INSECURE` | `true`: other nodes may be reached, though they are not authenticated |
+    /// | `FABRICAST_LISTEN`, `FABRICAST_PEERS`, `FABRICAST_RENDEZVOUS` |
+    /// [`network`](Self::network): addresses of this node and others; peers separated by commas |
+    /// | `FABRICAST_INSECURE` | `true`: connect to other nodes although they are not authenticated
+    /// |
     /// | `FABRICAST_NODE_NAME`, `FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, `FABRICAST_LANES`, `FABRICAST_WORKERS`, `FABRICAST_LOST_AFTER` | the rest of [`NetworkOptions`](crate::NetworkOptions) |
     ///
-    /// `FABRICAST_TOPIC_…` are read by the command and the C library only: a Rust program gives the
-    /// settings of a topic as [`TopicSettings`](crate::TopicSettings). These, `FABRICAST_CONFIG`,
-    /// `FABRICAST_LOG` and `FABRICAST_DEVICE` ([`KNOWN_VARIABLES`]) are ignored here. Any other variable
-    /// that begins with `FABRICAST_` and is much like one of these is taken for a misspelt one.
+    /// `FABRICAST_TOPIC_…` are read by the command and the C library only: a Rust program passes
+    /// the settings of a topic as [`TopicSettings`](crate::TopicSettings). These,
+    /// `FABRICAST_CONFIG`, `FABRICAST_LOG` and `FABRICAST_DEVICE` ([`KNOWN_VARIABLES`]) are ignored
+    /// here. Any other variable that begins with `FABRICAST_` and resembles one of these is
+    /// rejected as misspelt.
     ///
     /// ```
     /// use pubsub::NodeOptions;
@@ -99,8 +105,8 @@ impl NodeOptions {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument), with the variable, for a value that is none, and
-    /// for a variable that is no setting, with the nearest that is one.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), with the variable, for an invalid value,
+    /// and for an unknown variable, with the nearest known one.
     pub fn from_environment() -> Result<Self> {
         check_names(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
         Self::from_variables(&|name| std::env::var(name))
@@ -134,7 +140,7 @@ impl NodeOptions {
         variables.set("LANES", &mut network.lanes, count(NetworkOptions::MAX_LANES))?;
         variables.set("WORKERS", &mut network.workers, count(NetworkOptions::MAX_WORKERS))?;
         variables.set("LOST_AFTER", &mut network.lost_after, seconds)?;
-        // The rest says how others are reached, once it is said which.
+        // The other options need a listener, a peer or a rendezvous.
         if network.listen.is_some() || !network.peers.is_empty() || network.rendezvous.is_some() {
             network.check(&options.label)?;
             options.network = Some(network);
@@ -143,21 +149,19 @@ impl NodeOptions {
     }
 }
 
-/// Refuses a variable with the prefix of settings that is no setting, but much like one: the first in
-/// their order.
+/// Rejects the first variable with the prefix that is unknown, but resembles a known one.
 fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
     let is_unknown =
         |name: &String| name.starts_with(PREFIX) && !KNOWN_VARIABLES.contains(&&**name);
-    // What is like no setting is another program's, as the variables of a service of Kubernetes.
+    // An unrelated name belongs to another program, for instance to a Kubernetes service.
     let near = |name: String| Some((nearest_variable(&name, KNOWN_VARIABLES)?, name));
     let Some((near, name)) = names.filter(is_unknown).filter_map(near).min_by(|a, b| a.1.cmp(&b.1))
     else {
         return Ok(());
     };
     let name = name.escape_debug().to_string();
-    let detail = format!(
-        "{name} is set, and no setting is called so; the nearest is {near}. Unset it, or correct its name"
-    );
+    let detail =
+        format!("{name} is unknown; the nearest variable is {near}. Correct its name, or unset it");
     Err(Error::new(OPERATION, ErrorKind::InvalidArgument, detail).on(name))
 }
 
@@ -165,7 +169,7 @@ fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
 struct Variables<'a>(Lookup<'a>);
 
 impl Variables<'_> {
-    /// Changes a value to what its variable says, if that is set and not empty.
+    /// Sets a value from its variable, if that is set and not empty.
     fn set<T>(&self, name: &str, value: &mut T, read: impl Fn(&str) -> Read<T>) -> Result<()> {
         let name = format!("{PREFIX}{name}");
         let refused = |reason: &str| {
@@ -181,7 +185,7 @@ impl Variables<'_> {
                 Err(reason) => refused(&format!("\"{}\": {reason}", text.escape_debug())),
             },
             Err(VarError::NotPresent) => Ok(()),
-            Err(VarError::NotUnicode(_)) => refused("it is not UTF-8"),
+            Err(VarError::NotUnicode(_)) => refused("the value is not UTF-8"),
         }
     }
 }
@@ -206,7 +210,7 @@ fn list(all: &str) -> Read<Vec<String>> {
         return Ok(Vec::new());
     }
     let element = |one: &str| match one.trim() {
-        "" => Err("an empty one among several".to_owned()),
+        "" => Err("one of the addresses is empty".to_owned()),
         one => text(one),
     };
     all.split(',').map(element).collect()
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_without_variables_leaves_the_usual_options() {
+    fn environment_without_variables_leaves_the_defaults() {
         let (found, usual) = (read(&[]).unwrap(), NodeOptions::default());
         assert_eq!(format!("{found:?}"), format!("{usual:?}"));
         let found = read(&[("LABEL", ""), ("PROVIDER", "tcp"), ("PEERS", "none")]).unwrap();
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn misspelt_variable_is_refused_with_the_nearest_setting() {
+    fn misspelt_variable_is_rejected_with_the_nearest_known() {
         let check = |names: &[&str]| check_names(names.iter().map(|name| (*name).to_owned()));
         let unlike = [
             "FABRICAST_SERVICE_HOST",
@@ -319,28 +323,28 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "read the environment (FABRICAST_DIRECTRY) failed: invalid argument: \
-             FABRICAST_DIRECTRY is set, and no setting is called so; the nearest is \
-             FABRICAST_DIRECTORY. Unset it, or correct its name"
+             FABRICAST_DIRECTRY is unknown; the nearest variable is \
+             FABRICAST_DIRECTORY. Correct its name, or unset it"
         );
     }
 
     #[test]
-    fn variables_that_are_read_are_known_and_all_documented() {
-        let asked = std::cell::RefCell::new(Vec::new());
+    fn read_variables_are_known_and_documented() {
+        let names = std::cell::RefCell::new(Vec::new());
         NodeOptions::from_variables(&|name| {
-            asked.borrow_mut().push(name.to_owned());
+            names.borrow_mut().push(name.to_owned());
             Err(VarError::NotPresent)
         })
         .unwrap();
         let page = include_str!("../../../docs/pubsub.md");
-        for name in asked.into_inner() {
+        for name in names.into_inner() {
             assert!(KNOWN_VARIABLES.contains(&&*name), "{name}");
             assert!(page.contains(&format!("`{name}`")), "{name} in docs/pubsub.md");
         }
     }
 
     #[test]
-    fn wrong_value_is_refused_with_its_variable() {
+    fn invalid_value_is_rejected_with_its_variable() {
         for (name, text) in [
             ("LABEL", "a\nb"),
             ("SERVICE", "dedicated"),
@@ -360,7 +364,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name}={text}");
             assert_eq!(error.subject(), Some(&*format!("{PREFIX}{name}")), "{error}");
         }
-        // What the options themselves refuse.
+        // The options themselves reject these.
         assert!(read(&[("BUDGET_HOST", "1")]).is_err());
         assert!(read(&[("LISTEN", "0.0.0.0:7700")]).is_err(), "without FABRICAST_INSECURE");
     }

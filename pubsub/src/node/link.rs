@@ -1,5 +1,5 @@
-//! The thread that keeps a process a member of its node: hears what the service says, and
-//! finds, or becomes, another service when it ends.
+//! The membership thread: handles messages of the service, and finds, or becomes, another service
+//! when it ends.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,26 +16,26 @@ use crate::pool::Piece;
 use crate::service::ServiceProcess;
 use crate::service::protocol::{self, MAX_PIDFDS_PER_MESSAGE, Notice, Request};
 
-/// How long the service may take to take what is said to it.
+/// How long the service may take to accept a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a process that leaves waits for its service to say that it may, and for another service
-/// where there is none.
+/// How long a leaving process waits for its service's answer, or for another service if there is
+/// none.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same where the service is stopped, which may be for a moment only.
+/// The same for a stopped service, which may be stopped only for a moment.
 const STOPPED_SERVICE_LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between two attempts to come back to a service that cannot take this process now, or to take a
-/// lock that another one holds.
+/// Between two attempts to rejoin a service that cannot accept this process now, or to take a held
+/// lock.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause before this process comes back that lacks descriptors. It is twice as long each
-/// time, and short again once the connection lasted that long.
+/// The longest pause before a process without free descriptors rejoins. Pauses double, and start
+/// short again once a connection lasted that long.
 const MAX_DESCRIPTOR_BACKOFF: Duration = Duration::from_secs(5);
 /// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
-/// How often the service is told of those that wait.
+/// How often blocked topics are reported to the service.
 const BLOCKED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks how far streams are that hold or write messages.
+/// Between two polls of streams that hold or write messages.
 const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Between two attempts of a process that is there to serve to get the office.
+/// Between two attempts of a dedicated process to take over the node.
 const TAKE_OVER_INTERVAL: Duration = Duration::from_secs(1);
 /// Pieces of a pool in one message.
 const MAX_PIECES_PER_MESSAGE: usize = 32;
@@ -65,36 +65,36 @@ pub(super) fn channel_error(operation: &'static str, error: ChannelError) -> Err
     Error::because(operation, kind, error)
 }
 
-/// What is to become of the link.
+/// What follows an iteration of the thread.
 enum Next {
     Continue,
-    /// The service is gone.
+    /// The service has ended.
     Lost,
-    /// It cannot keep this process now.
+    /// The service cannot accept this process now.
     Refused,
     /// This process may not have as many descriptors as were sent to it.
     OutOfDescriptors,
-    /// This process has left, or the node is closed to it.
+    /// This process has left, or the node is closed for it.
     Ended,
 }
 
 /// A connection to a service.
 pub(super) struct Link {
     pub(super) channel: Channel,
-    /// Over when the service is, also if its connections outlive it in a child.
+    /// Signals the end of the service, even if its connections outlive it in a child.
     pub(super) service: PidFd,
 }
 
-/// What was said to a service already.
+/// Requests that this service has been sent.
 #[derive(Default)]
 struct SentRequests {
-    /// That this process leaves.
+    /// The request to leave.
     leave_sent: bool,
-    /// That it is to serve, and when.
-    asked: Option<Instant>,
+    /// When the takeover was requested.
+    take_over_requested_at: Option<Instant>,
 }
 
-/// The pause before a process comes back that lacked descriptors at its last connections.
+/// The pause before a process rejoins that lacked descriptors at its last connections.
 #[derive(Debug)]
 struct DescriptorBackoff {
     pause: Duration,
@@ -106,7 +106,7 @@ impl DescriptorBackoff {
         Self { pause: RETRY_PAUSE, since: now }
     }
 
-    /// The connection is over: how long to wait before the next one.
+    /// Called at the end of a connection: the pause before the next one.
     fn next(&mut self, now: Instant) -> Duration {
         if now.saturating_duration_since(self.since) >= self.pause + MAX_DESCRIPTOR_BACKOFF {
             self.pause = RETRY_PAUSE;
@@ -117,7 +117,7 @@ impl DescriptorBackoff {
     }
 }
 
-/// Waits, but not as long as that once this process leaves.
+/// Waits, but ends soon once this process leaves.
 fn pause(shared: &MembershipState, pause: Duration) {
     let end = Instant::now() + pause;
     while shared.leaving_since().is_none() {
@@ -138,7 +138,7 @@ pub(super) fn run(shared: &MembershipState, link: Link) {
         let Some(open) = &link else {
             match rejoin(shared) {
                 Ok(Some(back)) => link = Some(back),
-                // There is nobody whom it would have to tell.
+                // No service is left to notify.
                 Ok(None) => return,
                 Err(error) => {
                     if shared.leaving_since().is_none() {
@@ -167,8 +167,8 @@ pub(super) fn run(shared: &MembershipState, link: Link) {
     }
 }
 
-/// One that is there to serve asks whoever serves for the office, as soon as it has the claim. Gives
-/// when it is to be looked again, if at all.
+/// A dedicated process requests the takeover from an embedded service, once it has priority.
+/// Returns when to call this again, if at all.
 fn request_take_over(
     shared: &MembershipState,
     channel: &Channel,
@@ -179,22 +179,22 @@ fn request_take_over(
         return Ok(None);
     }
     let left = sent
-        .asked
-        .map_or(Duration::ZERO, |asked| TAKE_OVER_INTERVAL.saturating_sub(asked.elapsed()));
+        .take_over_requested_at
+        .map_or(Duration::ZERO, |at| TAKE_OVER_INTERVAL.saturating_sub(at.elapsed()));
     if !left.is_zero() {
         return Ok(Some(left));
     }
-    // First: one that could not go on lets go of the claim.
+    // First: a failed service releases its priority.
     let is_running = own.is_running();
-    let has_claim = own.acquire_priority(REJOINING, options).unwrap_or_else(|error| {
+    let has_priority = own.acquire_priority(REJOINING, options).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot request the takeover of the node");
         false
     });
-    if has_claim && is_running {
+    if has_priority && is_running {
         return Ok(None);
     }
-    sent.asked = Some(Instant::now());
-    if has_claim {
+    sent.take_over_requested_at = Some(Instant::now());
+    if has_priority {
         send_request("take over a node", channel, &Request::TakeOver, &[])?;
     }
     Ok(Some(TAKE_OVER_INTERVAL))
@@ -203,7 +203,7 @@ fn request_take_over(
 fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> Next {
     let channel = &link.channel;
     let waiting = shared.report_blocked_topics(Instant::now(), BLOCKED_REPORT_INTERVAL);
-    // Nobody says who is gone. The place of one may stay free for ever.
+    // No message reports a death, and the slot of a dead process may stay free for ever.
     shared.roster().drop_unused_pidfds();
     for request in shared.requests() {
         if send_request("send to the service", channel, &request, &[]).is_err() {
@@ -236,7 +236,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
         .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
     let _ = poll(&mut entries, PollTimeout::try_from(longest).unwrap_or(PollTimeout::ZERO));
     shared.bell.silence();
-    // Looked at first: what it said before its end is heard all the same.
+    // Checked first: messages that the service sent before its end are still handled.
     let is_over = link.service.is_over();
     loop {
         let message = match channel.receive(Duration::ZERO) {
@@ -262,8 +262,8 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
     }
 }
 
-/// Is it time for a process that leaves to go without its service's answer? The service needs nothing of
-/// it any more, and sees its end in any case.
+/// Whether a leaving process stops waiting for its service's answer. It has dropped all its
+/// handles, and the service detects its exit in any case.
 fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
     if waited < STOPPED_SERVICE_LEAVE_TIMEOUT {
         return false;
@@ -275,24 +275,23 @@ fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
         return false;
     }
     let reason = match service {
-        Some(service) if is_stopped => format!("{service}, which serves it, is stopped"),
+        Some(service) if is_stopped => format!("{service} is stopped"),
         Some(service) => {
-            format!("{service}, which serves it, did not answer within {LEAVE_TIMEOUT:?}")
+            format!("{service} did not answer within {LEAVE_TIMEOUT:?}")
         }
-        None => "no process serves it".to_owned(),
+        None => "no process serves the node".to_owned(),
     };
     tracing::warn!(
         directory = %directory.display(),
-        "left the node without an answer of its service: {reason}. Nothing is lost: what this process \
-         leaves is cleaned up when a service runs again"
+        "left the node without an answer of its service: {reason}. A later service reclaims what \
+         this process held"
     );
     true
 }
 
-/// A message came without its descriptors, since this process may not have so many. True if it can
-/// do without them: a topic is refused to what asked for it, and the life of another process is
-/// watched by the service. What the service takes for known here it sends again to one that comes
-/// back.
+/// A message lost its descriptors, since this process has reached its limit. True if it can
+/// continue: the request for a topic fails, and the service watches other processes. Everything
+/// else is sent again when this process rejoins.
 fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> bool {
     let operation = "receive from the service";
     let ChannelError::DescriptorsLost { bytes, .. } = &error else { return false };
@@ -313,7 +312,7 @@ fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> boo
     true
 }
 
-/// Does what the service says.
+/// Handles a message of the service.
 fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) -> Result<Next> {
     let operation = "read a message of the service";
     let Message { bytes, descriptors } = message;
@@ -326,15 +325,15 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
     };
     match protocol::decode(operation, &bytes)? {
         Notice::Pidfds { participants } => {
-            for (who, pidfd) in protocol::pidfds(&participants, descriptors)? {
-                shared.roster().add_pidfd(who, pidfd);
+            for (participant, pidfd) in protocol::pidfds(&participants, descriptors)? {
+                shared.roster().add_pidfd(participant, pidfd);
             }
         }
         Notice::Pool { pool } => shared.on_pool(pool, only(descriptors)?),
         Notice::Piece { pool, number, length, name, ticket } => {
             let piece = Piece { memory: only(descriptors)?, length, name };
             shared.on_piece(pool, number as usize, piece);
-            // Also where it cannot be used here: others must not wait for that.
+            // Also if the piece is unusable here: other processes must not wait for it.
             if send_request(operation, channel, &Request::AcknowledgePieces { ticket }, &[])
                 .is_err()
             {
@@ -366,7 +365,7 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
     Ok(Next::Continue)
 }
 
-/// Is this what the service will say again, whenever it is asked?
+/// Whether the service would give the same answer again.
 fn is_final(reason: &Error) -> bool {
     use ErrorKind as Kind;
     matches!(
@@ -379,13 +378,13 @@ fn is_final(reason: &Error) -> bool {
     )
 }
 
-/// Finds the next service, or becomes it, and hands over all that is known here. None if this
-/// process leaves, and nobody is there to be told.
+/// Finds the next service, or becomes it, and returns all pools and topics to it. None if this
+/// process leaves, and no other member is left.
 fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
     let end = ipc::deadline(shared.options.service_timeout);
     let is_last_member = || shared.leaving_since().is_some() && !shared.has_other_members();
-    // One that leaves does not wait that long, and does not begin to serve; it does not wait at all
-    // if nobody is there who might, which may come to be so while it waits.
+    // A leaving process waits less, and starts no service. Without other members, which may end
+    // while it waits, it does not wait at all.
     let end = || match shared.leaving_since() {
         Some(since) if is_last_member() => since,
         Some(since) => end.min(since + LEAVE_TIMEOUT),
@@ -412,12 +411,12 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
         });
         let error = match attempt {
             Ok((channel, HandshakeResult::Welcome(welcome))) => {
-                for (who, pidfd) in welcome.pidfds {
-                    shared.roster().add_pidfd(who, pidfd);
+                for (participant, pidfd) in welcome.pidfds {
+                    shared.roster().add_pidfd(participant, pidfd);
                 }
                 match hand_over(shared, &channel) {
                     Ok(()) => return Ok(Some(Link { channel, service: welcome.service })),
-                    // It has ended, too, or something is lacking just now.
+                    // That service has ended, too, or lacks a resource at the moment.
                     Err(error) => error,
                 }
             }
@@ -440,9 +439,9 @@ fn hand_over(shared: &MembershipState, channel: &Channel) -> Result<()> {
     };
     let pidfds = shared.roster().pidfds().map_err(|error| Error::of(REJOINING, error))?;
     let known: Vec<_> =
-        pidfds.into_iter().filter(|(who, _)| !shared.roster().is_dead(Some(*who))).collect();
+        pidfds.into_iter().filter(|(it, _)| !shared.roster().is_dead(Some(*it))).collect();
     for some in known.chunks(MAX_PIDFDS_PER_MESSAGE) {
-        let participants = some.iter().map(|(who, _)| who.number()).collect();
+        let participants = some.iter().map(|(participant, _)| participant.number()).collect();
         let files: Vec<_> = some.iter().map(|(_, pidfd)| pidfd.as_fd()).collect();
         let pidfds = protocol::encode(&Request::Pidfds { participants });
         channel

@@ -40,7 +40,7 @@ fn member(directory: &std::path::Path) -> MembershipState {
     MembershipState::new(options, node_segment, me, bell, LocalService::default(), member_lock)
 }
 
-/// Hears who comes back, and answers.
+/// Accepts a rejoining process, and answers.
 fn answer(listener: &ChannelListener, notice: &Notice, files: &[BorrowedFd<'_>]) -> Channel {
     let channel = listener.accept(TEST_TIMEOUT).unwrap();
     channel.receive(TEST_TIMEOUT).unwrap();
@@ -49,7 +49,7 @@ fn answer(listener: &ChannelListener, notice: &Notice, files: &[BorrowedFd<'_>])
 }
 
 #[test]
-fn what_is_lacking_for_a_moment_does_not_end_a_membership() {
+fn temporary_rejection_does_not_end_a_membership() {
     let directory = directory("again");
     let listener = ChannelListener::bind(&socket_path(&directory)).unwrap();
     let shared = member(&directory);
@@ -78,9 +78,9 @@ fn what_is_lacking_for_a_moment_does_not_end_a_membership() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
-/// The last two of a node may leave at once, and one of them have served it.
+/// The last two members of a node may leave at once, one of them its service.
 #[test]
-fn one_that_begins_to_leave_while_it_looks_for_a_service_does_not_wait_for_nobody() {
+fn leaving_while_rejoining_ends_with_the_last_other_member() {
     let directory = directory("company");
     let shared = member(&directory);
     let roster = shared.roster();
@@ -91,17 +91,17 @@ fn one_that_begins_to_leave_while_it_looks_for_a_service_does_not_wait_for_nobod
         let moment = Duration::from_millis(100);
         std::thread::sleep(moment);
         shared.begin_leave();
-        // The other one might serve.
+        // The other member might still serve.
         std::thread::sleep(moment);
         assert!(!back.is_finished());
         assert!(roster.free_slot(other));
-        assert!(!back.join().unwrap().unwrap(), "it waited until its time was over");
+        assert!(!back.join().unwrap().unwrap(), "it waited until the deadline");
     });
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
-fn a_topic_that_cannot_be_used_here_is_forgotten() {
+fn topic_without_its_pools_is_closed() {
     let directory = directory("unused");
     let shared = member(&directory);
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
@@ -109,16 +109,16 @@ fn a_topic_that_cannot_be_used_here_is_forgotten() {
     // Its pools were not sent.
     for _ in 0..2 {
         shared.on_topic(1, 5, topic.segment().try_clone_to_owned().unwrap());
-        let said: Vec<_> = shared.requests().into_iter().collect();
-        assert_eq!(said, [Request::CloseTopic { number: 5, granted: 1 }]);
+        let sent: Vec<_> = shared.requests().into_iter().collect();
+        assert_eq!(sent, [Request::CloseTopic { number: 5, granted: 1 }]);
     }
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[derive(Debug)]
-struct Teller(std::sync::mpsc::Sender<()>);
+struct RingForwarder(std::sync::mpsc::Sender<()>);
 
-impl ipc::DoorbellListener for Teller {
+impl ipc::DoorbellListener for RingForwarder {
     fn rung(&self) {
         let _ = self.0.send(());
     }
@@ -126,7 +126,7 @@ impl ipc::DoorbellListener for Teller {
 }
 
 #[test]
-fn those_who_wait_hear_at_once_that_the_node_is_closed() {
+fn closing_the_node_wakes_waiting_threads() {
     let directory = directory("closed");
     let shared = member(&directory);
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
@@ -137,7 +137,7 @@ fn those_who_wait_hear_at_once_that_the_node_is_closed() {
         shared.on_pool(id, pool.control_segment().try_clone_to_owned().unwrap());
     }
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| {
+        let answer = scope.spawn(|| {
             let open = |request| Request::Open { request, name: "it".into(), settings: None };
             shared.call("test", open).is_ok()
         });
@@ -148,11 +148,11 @@ fn those_who_wait_hear_at_once_that_the_node_is_closed() {
             std::thread::sleep(Duration::from_millis(1));
         };
         shared.on_topic(request, 5, topic.segment().try_clone_to_owned().unwrap());
-        assert!(asked.join().unwrap());
+        assert!(answer.join().unwrap());
     });
     let (sender, receiver) = std::sync::mpsc::channel();
     let (watch, bell) = (ipc::DoorbellWatcher::new(), topic.local().message_doorbell());
-    let listening = watch.listen(bell.clone(), Arc::new(Teller(sender))).unwrap();
+    let listening = watch.listen(bell.clone(), Arc::new(RingForwarder(sender))).unwrap();
     bell.announce_waiter();
     shared.close(&Error::new("test", ErrorKind::Closed, "its service is lost"));
     receiver.recv_timeout(TEST_TIMEOUT).unwrap();
@@ -161,7 +161,7 @@ fn those_who_wait_hear_at_once_that_the_node_is_closed() {
 }
 
 #[test]
-fn the_service_is_told_again_and_again_who_waits() {
+fn blocked_topics_are_reported_periodically() {
     let directory = directory("waits");
     let shared = Arc::new(member(&directory));
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
@@ -171,55 +171,55 @@ fn the_service_is_told_again_and_again_who_waits() {
         shared.on_pool(id, pool.control_segment().try_clone_to_owned().unwrap());
     }
     let made = Topic::create(5, "it", &settings).unwrap();
-    let asks = |number| Request::Report { request: number };
+    let report_request = |number| Request::Report { request: number };
     let topic = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| shared.call("open a topic", asks));
+        let answer = scope.spawn(|| shared.call("open a topic", report_request));
         while shared.requests().is_empty() {
             std::thread::yield_now();
         }
         shared.on_topic(1, 5, made.segment().try_clone_to_owned().unwrap());
-        match asked.join().unwrap().unwrap() {
+        match answer.join().unwrap().unwrap() {
             Answer::Topic { topic, .. } => topic,
             _ => panic!("unexpected answer"),
         }
     });
     let publisher = topic.publisher(topic.claim(shared.me).unwrap());
-    let said = |now| {
+    let report = |now| {
         let next = shared.report_blocked_topics(now, BLOCKED_REPORT_INTERVAL);
         (next, shared.requests().into_iter().collect::<Vec<_>>())
     };
     let publisher_blocked = || vec![Request::PublisherBlocked { number: 5 }];
     let start = Instant::now();
-    assert_eq!(said(start), (None, vec![]));
+    assert_eq!(report(start), (None, vec![]));
     publisher.backpressure().begin();
     assert!(topic.mark_blocked() && !topic.mark_blocked());
     shared.publisher_blocked(5);
-    assert_eq!(said(start).1, publisher_blocked());
+    assert_eq!(report(start).1, publisher_blocked());
     let start = Instant::now();
     assert_eq!(
-        said(start + BLOCKED_REPORT_INTERVAL),
+        report(start + BLOCKED_REPORT_INTERVAL),
         (Some(BLOCKED_REPORT_INTERVAL), publisher_blocked())
     );
     assert_eq!(
-        said(start + 3 * BLOCKED_REPORT_INTERVAL / 2),
+        report(start + 3 * BLOCKED_REPORT_INTERVAL / 2),
         (Some(BLOCKED_REPORT_INTERVAL / 2), vec![])
     );
-    // Another service does not know it, and what was on its way to the last one is lost.
+    // The next service does not know it, and the last request to the old one is lost.
     shared.handover_state().unwrap();
     assert_eq!(
-        said(start + 3 * BLOCKED_REPORT_INTERVAL / 2),
+        report(start + 3 * BLOCKED_REPORT_INTERVAL / 2),
         (Some(BLOCKED_REPORT_INTERVAL), publisher_blocked())
     );
     publisher.backpressure().end(true);
-    assert_eq!(said(start + 3 * BLOCKED_REPORT_INTERVAL), (None, vec![]));
-    // It begins anew.
+    assert_eq!(report(start + 3 * BLOCKED_REPORT_INTERVAL), (None, vec![]));
+    // A new wait is reported again.
     publisher.backpressure().begin();
     assert!(topic.mark_blocked());
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
-fn one_who_leaves_and_is_alone_waits_for_nobody() {
+fn last_member_leaves_without_waiting() {
     let directory = directory("alone");
     let shared = member(&directory);
     shared.begin_leave();
@@ -228,34 +228,34 @@ fn one_who_leaves_and_is_alone_waits_for_nobody() {
 }
 
 #[test]
-fn process_that_lacks_descriptors_comes_back_with_growing_pauses() {
+fn process_without_descriptors_rejoins_with_growing_pauses() {
     let start = Instant::now();
     let (mut descriptor_backoff, mut now, mut times) = (DescriptorBackoff::new(start), start, 0);
     while now < start + Duration::from_secs(60) {
-        // Each connection ends as soon as it is there.
+        // Each connection ends at once.
         now += descriptor_backoff.next(now);
         times += 1;
     }
     assert!((15..=20).contains(&times), "{times}");
-    // It had enough of them for a while.
+    // The connection lasted for a while.
     now += 3 * MAX_DESCRIPTOR_BACKOFF;
     assert_eq!(descriptor_backoff.next(now), RETRY_PAUSE);
 }
 
 #[test]
-fn an_answer_is_waited_for_no_longer_than_was_said() {
-    let directory = directory("patience");
+fn call_within_ends_at_its_timeout() {
+    let directory = directory("timeout");
     let shared = member(&directory);
     let start = Instant::now();
-    let asks = |number| Request::Report { request: number };
-    let asked = shared.call_within("test", Duration::from_millis(100), asks);
-    assert_eq!(asked.map(drop).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    let report_request = |number| Request::Report { request: number };
+    let answer = shared.call_within("test", Duration::from_millis(100), report_request);
+    assert_eq!(answer.map(drop).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     assert!(start.elapsed() < shared.options.service_timeout / 2, "{:?}", start.elapsed());
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
-fn a_service_that_died_is_left_also_if_its_connections_stay() {
+fn dead_service_is_left_although_its_connections_stay() {
     let directory = directory("zombie");
     let shared = member(&directory);
     let (channel, _there) = Channel::pair().unwrap();
@@ -273,9 +273,9 @@ fn a_service_that_died_is_left_also_if_its_connections_stay() {
 #[allow(unsafe_code)]
 fn pidfd_of(child: &std::process::Child) -> PidFd {
     use std::os::fd::FromRawFd;
-    // SAFETY: no pointers; a child that is not reaped, so the number is its own.
+    // SAFETY: no pointers; the child is not reaped, so its number is not reused.
     let file = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     assert!(file >= 0);
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and owned by this function alone.
     PidFd::from_fd(unsafe { OwnedFd::from_raw_fd(file as i32) }).unwrap()
 }

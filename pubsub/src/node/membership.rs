@@ -1,4 +1,4 @@
-//! One process's membership in a node: what it shares with the thread that keeps it.
+//! One process's membership in a node: the state that it shares with its membership thread.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -24,19 +24,19 @@ use crate::service::protocol::Request;
 use crate::topic::Topic;
 use crate::wake::WakeFd;
 
-/// What a request asked for.
+/// The answer to a request.
 pub(super) enum Answer {
     Topic { topic: Arc<Topic>, local: Arc<Pool>, inbound: Arc<Pool> },
     Rows(Vec<Row>),
     Admitted,
 }
 
-/// What was answered is none to what was asked.
+/// The service answered with the wrong kind of message.
 pub(super) fn unexpected_answer(operation: &'static str) -> Error {
     Error::new(operation, ErrorKind::Malformed, "unexpected answer")
 }
 
-/// A request that was not answered yet.
+/// A request without an answer so far.
 struct PendingRequest {
     request: Request,
     answer: Sender<Result<Answer>>,
@@ -46,20 +46,20 @@ struct PendingRequest {
 /// A topic that this process uses.
 struct OpenTopic {
     topic: Arc<Topic>,
-    /// By how many handles.
+    /// How many handles use it.
     handles: usize,
-    /// How often the service gave it: it forgets that this process uses the topic when it was
-    /// told so of all that it gave.
+    /// How often the service sent it. The service releases the topic for this process once all of
+    /// them are closed.
     granted: u64,
 }
 
 #[derive(Default)]
 struct MembershipInner {
     pools: HashMap<PoolId, Arc<Pool>>,
-    /// Pools that are not what the service says, and why.
+    /// Pools that this process cannot use, with the reason.
     unusable_pools: HashMap<PoolId, String>,
     topics: HashMap<u32, OpenTopic>,
-    /// Those that publishers of this process wait at, and when the service was told so last.
+    /// Topics at which publishers of this process wait, and when they were last reported.
     blocked_topics: BTreeSet<u32>,
     blocked_reported_at: Option<Instant>,
     pending: HashMap<u64, PendingRequest>,
@@ -75,22 +75,22 @@ pub(super) struct MembershipState {
     pub(super) bell: WakeFd,
     pub(super) service: LocalService,
     state: Mutex<MembershipInner>,
-    /// Asked on the way of each message, so without a lock.
+    /// Checked for each message, so without a lock.
     is_closed: AtomicBool,
-    /// The link looks how far streams are.
+    /// The membership thread polls streams.
     polls_streams: AtomicBool,
-    /// What waits for locks of topics.
+    /// Operations that wait for locks of topics.
     unfinished: Mutex<Vec<(u32, Retry)>>,
     leaving_since: OnceLock<Instant>,
-    /// The service said that it may go: nothing names this process any more.
+    /// The service has confirmed the end of this membership: the participant is free.
     has_left: AtomicBool,
-    /// While anybody holds it there is a hall.
+    /// While any process holds it, the node segment exists.
     member_lock: Mutex<Option<MemberLock>>,
 }
 
-/// What this process hands over to the next service.
+/// What this process returns to the next service.
 pub(super) struct HandoverState {
-    /// With their books, and their pieces.
+    /// With their control segments and pieces.
     pub(super) pools: Vec<(PoolId, OwnedFd, Vec<Piece>)>,
     pub(super) topics: Vec<(u32, OwnedFd)>,
     pub(super) unanswered: Vec<Request>,
@@ -129,39 +129,38 @@ impl MembershipState {
         self.leaving_since.get().copied()
     }
 
-    /// The service has seen to what this process leaves.
+    /// The service has reclaimed what this process held.
     pub(super) fn has_left(&self) {
         self.has_left.store(true, Ordering::Release);
     }
 
-    /// Is anybody else a member of the node?
+    /// Whether the node has any other member.
     pub(super) fn has_other_members(&self) -> bool {
         let living = self.roster().living_participants();
-        living.into_iter().any(|who| who != self.me && self.node_segment.is_member(who))
+        living.into_iter().any(|it| it != self.me && self.node_segment.is_member(it))
     }
 
-    /// Nothing of the node is used any more.
+    /// Ends the membership; nothing of the node is in use any more.
     fn end(&self) {
         if !self.has_left.load(Ordering::Acquire) {
-            // Whoever serves the node sees it sooner or later.
+            // The service detects it sooner or later.
             self.roster().leave(self.me);
         }
-        // Before the service, if it is this process's: who comes next does not have to wait for
-        // somebody who brings the hall.
+        // Before the service, if this process runs it: the next process then need not wait for a
+        // member that returns the node segment.
         lock(&self.member_lock).take();
-        // Members that are still there find another one.
+        // The remaining members find another one.
         self.service.end();
     }
 
-    /// Sees to what streams of this process have done. True if they have still to do something:
-    /// then it is looked again soon.
+    /// Polls streams of this process. True if some are still busy: then poll again soon.
     pub(super) fn poll_streams(&self) -> bool {
         if !self.polls_streams.swap(false, Ordering::AcqRel) {
             return false;
         }
         let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
         let caller = Caller::new(self.me, &**self.roster());
-        // All of them, also if the first is busy.
+        // All of them, even if the first is busy.
         let is_any_busy = pools.iter().filter(|pool| pool.poll_streams(&caller)).count() > 0;
         if is_any_busy {
             self.polls_streams.store(true, Ordering::Release);
@@ -169,7 +168,7 @@ impl MembershipState {
         is_any_busy
     }
 
-    /// Tries again what waits for locks. True if it is to be tried once more.
+    /// Tries operations again that wait for locks. True if some are left.
     pub(super) fn retry(&self) -> bool {
         let mut unfinished = std::mem::take(&mut *lock(&self.unfinished));
         let caller = Caller { timeout: Duration::ZERO, ..Caller::new(self.me, &**self.roster()) };
@@ -185,8 +184,8 @@ impl MembershipState {
         !all.is_empty()
     }
 
-    /// Waits until no stream of this process writes messages any more. One that does not end may
-    /// write for as long as this process lives.
+    /// Waits until no stream of this process writes messages. A stream that does not end may write
+    /// for as long as this process lives.
     fn drain_streams(&self) -> bool {
         let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
         let caller = Caller::new(self.me, &**self.roster());
@@ -194,13 +193,13 @@ impl MembershipState {
         pools.iter().all(|pool| pool.drain_streams(&caller, deadline))
     }
 
-    /// It needs nothing of the node any more.
+    /// This process needs the node no more.
     pub(super) fn begin_leave(&self) {
         let _ = self.leaving_since.set(Instant::now());
         self.bell.ring();
     }
 
-    /// What is to be said to the service.
+    /// Takes the requests that are to be sent to the service.
     pub(super) fn requests(&self) -> VecDeque<Request> {
         std::mem::take(&mut lock(&self.state).outgoing)
     }
@@ -222,14 +221,14 @@ impl MembershipState {
         self.bell.ring();
     }
 
-    /// Tells the service every so often at which topics publishers wait, and forgets where none
-    /// does. Gives when that is to be done again, if at all.
+    /// Reports blocked topics to the service every so often, and drops those without a waiting
+    /// publisher. Returns when to call it again, if at all.
     pub(super) fn report_blocked_topics(&self, now: Instant, every: Duration) -> Option<Duration> {
         let mut state = lock(&self.state);
         let MembershipInner { blocked_topics, blocked_reported_at, topics, outgoing, .. } =
             &mut *state;
-        let said = blocked_reported_at.map(|said| now.saturating_duration_since(said));
-        let mut left = every.saturating_sub(said.unwrap_or(every));
+        let elapsed = blocked_reported_at.map(|at| now.saturating_duration_since(at));
+        let mut left = every.saturating_sub(elapsed.unwrap_or(every));
         if left.is_zero() && !blocked_topics.is_empty() {
             blocked_topics.retain(|number| {
                 topics.get(number).is_some_and(|used| !used.topic.clear_if_unblocked())
@@ -242,7 +241,7 @@ impl MembershipState {
         (!blocked_topics.is_empty()).then_some(left)
     }
 
-    /// This process is not a member any more.
+    /// This process is no longer a member.
     pub(super) fn close(&self, reason: &Error) {
         self.service.release_priority();
         let mut state = lock(&self.state);
@@ -253,7 +252,7 @@ impl MembershipState {
                 Error::new("call the service of the node", ErrorKind::Closed, reason.to_string());
             let _ = pending.answer.send(Err(error));
         }
-        // Those that wait have nothing to wait for.
+        // Wakes waiting threads: they fail now.
         for used in state.topics.values() {
             used.topic.local().ring_messages();
             used.topic.local().ring_room();
@@ -271,7 +270,7 @@ impl MembershipState {
         }
     }
 
-    /// Asks the service, and waits for the answer.
+    /// Calls the service, and waits for the answer.
     pub(super) fn call(
         &self,
         operation: &'static str,
@@ -280,7 +279,7 @@ impl MembershipState {
         self.call_within(operation, self.options.service_timeout, request)
     }
 
-    /// The same, but waits no longer than that.
+    /// As [`call`](Self::call), with a timeout of its own.
     pub(super) fn call_within(
         &self,
         operation: &'static str,
@@ -307,7 +306,7 @@ impl MembershipState {
             Ok(answer) => answer.map_err(|error| error.during(operation)),
             Err(_) => {
                 lock(&self.state).pending.remove(&number);
-                // It may have come at the last moment.
+                // The answer may have arrived at the last moment.
                 receiver.try_recv().unwrap_or_else(|_| {
                     let detail = format!("no answer within {timeout:?}");
                     Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
@@ -316,7 +315,7 @@ impl MembershipState {
         }
     }
 
-    /// The service has a pool that this process is going to need.
+    /// The service announces a pool before the first topic that uses it.
     pub(super) fn on_pool(&self, id: PoolId, control_segment: OwnedFd) {
         let mut state = lock(&self.state);
         if state.pools.contains_key(&id) {
@@ -335,10 +334,10 @@ impl MembershipState {
         }
     }
 
-    /// The service gives a piece of a pool.
+    /// The service sends a piece of a pool.
     pub(super) fn on_piece(&self, id: PoolId, number: usize, piece: Piece) {
         self.use_pool(id, |pool| pool.adopt_piece(number, piece));
-        // Readers may have met messages in it already.
+        // Readers may already have seen messages in it.
         for used in lock(&self.state).topics.values() {
             if used.topic.settings().place == id.place {
                 used.topic.local().ring_messages();
@@ -346,7 +345,8 @@ impl MembershipState {
         }
     }
 
-    /// Pieces of a pool are in use now. What cannot be mapped yet is tried again by what needs it.
+    /// Pieces of a pool are in use now. If mapping fails here, the next use of the pool tries
+    /// again.
     pub(super) fn on_pool_grown(&self, id: PoolId) {
         let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
         if let Err(error) = pool.map_admitted_pieces() {
@@ -364,46 +364,46 @@ impl MembershipState {
         }
     }
 
-    /// The service gives a topic, and this process could not receive it.
+    /// The service granted a topic whose descriptors this process could not receive.
     pub(super) fn on_topic_undelivered(&self, request: u64, number: u32, error: Error) {
-        // The service believes that it is used.
+        // The service counts the topic as used.
         self.enqueue(Request::CloseTopic { number, granted: 1 });
         self.on_answer(request, Err(error));
     }
 
-    /// Nothing that was asked for can be received.
+    /// Fails all pending requests: their answers cannot be received.
     pub(super) fn fail_all(&self, error: &Error) {
         for (_, pending) in lock(&self.state).pending.drain() {
             let _ = pending.answer.send(Err(error.clone()));
         }
     }
 
-    /// The service gives a topic that was asked for.
+    /// The service grants a requested topic.
     pub(super) fn on_topic(&self, request: u64, number: u32, segment: OwnedFd) {
         let mut state = lock(&self.state);
         let granted = state.use_topic(number, segment);
         if granted.is_err() {
-            // The service believes that it is used.
+            // The service counts the topic as used.
             state.outgoing.push_back(Request::CloseTopic { number, granted: 1 });
             self.bell.ring();
         }
         let pending = state.pending.remove(&request);
         let Some(pending) = pending else {
-            // Whoever asked did not wait so long.
+            // The caller has timed out.
             if granted.is_ok() {
                 drop(state);
                 self.release_topic(number);
             }
             return;
         };
-        let is_given = granted.is_ok();
-        if pending.answer.send(granted).is_err() && is_given {
+        let is_granted = granted.is_ok();
+        if pending.answer.send(granted).is_err() && is_granted {
             drop(state);
             self.release_topic(number);
         }
     }
 
-    /// The service has answered a request.
+    /// Completes a pending request.
     pub(super) fn on_answer(&self, request: u64, answer: Result<Answer>) {
         if let Some(pending) = lock(&self.state).pending.remove(&request) {
             let _ = pending.answer.send(answer);
@@ -419,7 +419,7 @@ impl MembershipState {
         }
     }
 
-    /// A handle of a topic is not used any more.
+    /// Ends one handle of a topic.
     fn release_topic(&self, number: u32) {
         let mut state = lock(&self.state);
         let Some(used) = state.topics.get_mut(&number) else { return };
@@ -432,14 +432,14 @@ impl MembershipState {
         }
     }
 
-    /// All that the next service needs, and what the last one has not answered.
+    /// All that the next service needs, and the unanswered requests.
     pub(super) fn handover_state(&self) -> Result<HandoverState> {
         let operation = "hand over to a new service";
         let failed = |error: std::io::Error| Error::of(operation, error);
         let mut state = lock(&self.state);
-        // The next service looks by itself, and what was asked for is asked again.
+        // The next service inspects the topics itself, and pending requests are sent again.
         state.outgoing.clear();
-        // It learns at once who waits.
+        // Blocked topics are reported to it at once.
         state.blocked_reported_at = None;
         let copy = |file: std::os::fd::BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
         let pools = state
@@ -454,7 +454,7 @@ impl MembershipState {
             .topics
             .iter_mut()
             .map(|(number, used)| {
-                // It gives what is handed to it.
+                // The next service counts one grant for each returned topic.
                 used.granted = 1;
                 Ok((*number, copy(used.topic.segment())?))
             })
@@ -509,7 +509,7 @@ impl MembershipInner {
     }
 }
 
-/// Held by all that a process has of a node; it leaves when the last of that is dropped.
+/// Held by all objects of a node in this process; dropping the last one leaves the node.
 pub(super) struct Membership {
     pub(super) shared: Arc<MembershipState>,
     thread: Option<JoinHandle<()>>,
@@ -524,7 +524,7 @@ impl Membership {
 
 impl fmt::Debug for Membership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Attendance({} at {})", self.shared.me, self.shared.options.directory.display())
+        write!(f, "Membership({} at {})", self.shared.me, self.shared.options.directory.display())
     }
 }
 
@@ -534,7 +534,7 @@ impl ServiceClient for Membership {
     }
 
     fn admit(&self, number: u32, publisher: u64) -> Result<()> {
-        let operation = "make a publisher";
+        let operation = "create a publisher";
         let request = |request| Request::AdmitPublisher { request, number, publisher };
         match self.shared.call(operation, request)? {
             Answer::Admitted => Ok(()),
@@ -594,8 +594,8 @@ impl Drop for Membership {
     }
 }
 
-/// How long one that leaves waits for its streams.
+/// How long a leaving process waits for its streams.
 const STREAM_DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it may take until one that asks from outside is answered.
+/// Timeout of a report for a process that has not joined.
 pub(super) const REPORT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! A process at its node.
+//! A process's membership in its node.
 
 mod connector;
 mod environment;
@@ -32,10 +32,10 @@ pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
 pub use self::options::{Budgets, NodeOptions, ServiceMode};
 pub use self::query::report;
 
-/// A process's membership in a node: where topics come from.
+/// A process's membership in a node; opens topics.
 ///
-/// Copies are the same membership. It ends when the last of them, and the last publisher,
-/// subscriber, loan and sample that came of it, is dropped. A forked child joins by itself.
+/// Clones share the membership. It ends when the last clone, and the last publisher, subscriber,
+/// loan and sample made from it, is dropped. A forked child has to join by itself.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,9 +46,9 @@ pub use self::query::report;
 /// let mut subscriber = topic.subscriber()?;
 /// let publisher = topic.publisher()?;
 ///
-/// let service_timeout = Duration::from_secs(5);
-/// publisher.push(b"hello", service_timeout)?;
-/// assert_eq!(subscriber.pull(service_timeout)?.to_vec()?, b"hello");
+/// let timeout = Duration::from_secs(5);
+/// publisher.push(b"hello", timeout)?;
+/// assert_eq!(subscriber.pull(timeout)?.to_vec()?, b"hello");
 /// # let path = node.directory().to_owned();
 /// # drop((node, topic, subscriber, publisher));
 /// # std::fs::remove_dir_all(path).unwrap();
@@ -64,7 +64,7 @@ const JOINING: &str = "join a node";
 /// Between two attempts to join.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A process that was let in, and is about to be a member.
+/// A process that was accepted, and is about to become a member.
 struct JoinedNode {
     link: Link,
     node_segment: NodeSegment,
@@ -73,7 +73,7 @@ struct JoinedNode {
 }
 
 impl JoinedNode {
-    /// None if the node is not the same any more: then its name is given back.
+    /// None if the node was re-created in the meantime: then the participant is freed.
     fn new(options: &NodeOptions, channel: Channel, welcome: Welcome) -> Result<Option<Self>> {
         let node_segment = NodeSegment::open(welcome.node_segment)?;
         let Some(me) = Participant::from_number(welcome.participant) else {
@@ -81,12 +81,13 @@ impl JoinedNode {
             return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
         };
         let pidfd = PidFd::of_this_process().map_err(|error| Error::of(JOINING, error))?;
-        for (who, pidfd) in welcome.pidfds {
-            node_segment.roster().add_pidfd(who, pidfd);
+        for (participant, pidfd) in welcome.pidfds {
+            node_segment.roster().add_pidfd(participant, pidfd);
         }
         node_segment.roster().add_pidfd(me, pidfd);
         let member_lock = MemberLock::hold(JOINING, &options.directory)?;
-        // Whoever founds the node anew says so before it looks for members the last time.
+        // A service that re-creates the node writes its identity before it checks for members the
+        // last time.
         let is_same = member_lock.node().is_none_or(|node| node == node_segment.identity());
         node_segment.mark_member(me);
         let is_living = !node_segment.roster().is_dead(Some(me));
@@ -99,20 +100,20 @@ impl JoinedNode {
     }
 }
 
-/// Says that this process is there to serve, unless another one is.
+/// Takes the priority lock, unless another process holds it.
 fn take_priority(options: &NodeOptions, service: &LocalService, end: Instant) -> Result<()> {
     let acquire_priority = || service.acquire_priority(JOINING, options);
     acquire_exclusive(end, acquire_priority, || PriorityLock::holder(JOINING, &options.directory))
 }
 
-/// Takes what only one has: by these, which take it, and who has it.
+/// Takes an exclusive lock; fails if another process holds it.
 fn acquire_exclusive(
     end: Instant,
-    takes: impl Fn() -> Result<bool>,
+    acquire: impl Fn() -> Result<bool>,
     holder: impl Fn() -> Result<Option<u32>>,
 ) -> Result<()> {
     let operation = "serve a node";
-    while !takes()? {
+    while !acquire()? {
         if let Some(process) = holder()? {
             let detail = format!("{} already serves the node", describe_process(process));
             return Err(Error::new(operation, ErrorKind::AlreadyServed, detail));
@@ -128,21 +129,23 @@ fn acquire_exclusive(
 }
 
 impl Node {
-    /// Joins the node of a directory, and serves it if nobody does and the options allow it.
+    /// Joins the node of a directory, and serves it if there is no service and the options allow
+    /// it.
     ///
-    /// Threads that this starts, those that carry messages to other nodes among them, run on the
-    /// cores of the calling thread: one that looks for messages all the time on a core of its own
-    /// joins first and confines itself to that core then.
+    /// Threads that this starts, also those of replication, run on the cores of the calling thread.
+    /// A thread that polls on a core of its own therefore joins first and is pinned to that core
+    /// afterwards.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no service is found within the
-    /// patience; [`AlreadyServed`](ErrorKind::AlreadyServed) if this process is to stand there, and
-    /// another one does; [`InvalidArgument`](ErrorKind::InvalidArgument) for
-    /// [budgets](Budgets::check) or labels that cannot be; [`Denied`](ErrorKind::Denied),
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no service is found within
+    /// [`service_timeout`](NodeOptions::service_timeout);
+    /// [`AlreadyServed`](ErrorKind::AlreadyServed) if this process is to be a dedicated service,
+    /// and another one is; [`InvalidArgument`](ErrorKind::InvalidArgument) for invalid
+    /// [budgets](Budgets::check) or labels; [`Denied`](ErrorKind::Denied),
     /// [`TooMany`](ErrorKind::TooMany).
     ///
-    /// Whether other nodes can be reached is known later: [`NetworkOptions::check`] and
-    /// [`check_provider`] refuse before what can never be.
+    /// Whether other nodes can be reached is known later. [`NetworkOptions::check`] and
+    /// [`check_provider`] reject options that can never work.
     ///
     /// [`NetworkOptions::check`]: crate::NetworkOptions::check
     /// [`check_provider`]: crate::NetworkOptions::check_provider
@@ -235,27 +238,27 @@ impl Node {
         Ok(Self { membership, context: Arc::new(context) })
     }
 
-    /// Opens a topic, and makes it if nobody has. It goes when no process uses it any more.
+    /// Opens a topic, and creates it if it does not exist. It is removed when no process uses it
+    /// any more.
     ///
     /// # Errors
-    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if it exists and is another one;
-    /// [`OverBudget`](ErrorKind::OverBudget), with the figures;
-    /// [`NoDevice`](ErrorKind::NoDevice) if the device of its memory is not there;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument).
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if it exists with other settings;
+    /// [`OverBudget`](ErrorKind::OverBudget), with the figures; [`NoDevice`](ErrorKind::NoDevice)
+    /// if the device of its memory does not exist; [`InvalidArgument`](ErrorKind::InvalidArgument).
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
-        // In a child a device would not be found, which is not why.
+        // A child would fail later, since it does not find the device, with a misleading error.
         self.context.check_not_forked("open a topic")?;
         let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
         self.open_topic(name, Some(shared), self.answer_timeout())
     }
 
-    /// Opens a topic as whoever made it wanted it. If nobody has at this node, it is made as a node
-    /// has it that this one is connected to, in the host's memory.
+    /// Opens a topic with its existing settings. If it does not exist on this node, it is created
+    /// in host memory with the settings of a connected node.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound) if nobody has made it, as far as is known now;
-    /// [`OverBudget`](ErrorKind::OverBudget) if there is no room for it here;
-    /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
+    /// [`NotFound`](ErrorKind::NotFound) if no known node has it;
+    /// [`OverBudget`](ErrorKind::OverBudget) if its memory exceeds the budget here;
+    /// [`NoDevice`](ErrorKind::NoDevice) if it uses memory of a device that this process does not
     /// see.
     pub fn open(&self, name: &str) -> Result<Topic> {
         self.open_within(name, self.answer_timeout())
@@ -265,12 +268,12 @@ impl Node {
         self.context.interruption()
     }
 
-    /// How long the service may take for an answer.
+    /// Timeout for an answer of the service.
     pub(crate) fn answer_timeout(&self) -> Duration {
         self.membership.shared.options.service_timeout
     }
 
-    /// As [`open`](Self::open), but the service may take this long for its answer.
+    /// As [`open`](Self::open), with a timeout of its own for the answer.
     pub(crate) fn open_within(&self, name: &str, timeout: Duration) -> Result<Topic> {
         self.open_topic(name, None, timeout)
     }
@@ -293,7 +296,8 @@ impl Node {
         }
     }
 
-    /// Who is there, and what goes on: the first row is the node's.
+    /// Processes, topics, publishers, subscribers and connections of the node; the first row is the
+    /// node's.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed).
@@ -306,55 +310,55 @@ impl Node {
         }
     }
 
-    /// Is this process still at the node?
+    /// Checks that this process is still a member.
     ///
     /// # Errors
-    /// [`Closed`](ErrorKind::Closed) if not: its service was lost, and no other one came in time;
+    /// [`Closed`](ErrorKind::Closed) if its service was lost, and no other one started in time;
     /// [`Forked`](ErrorKind::Forked).
     pub fn check(&self) -> Result<()> {
         self.context.check("use a node")
     }
 
-    /// The node's identity, in hexadecimal digits: the same for all that are at it, whatever
-    /// service serves it.
+    /// The node's identity in hexadecimal digits; all members and services of the node share it.
     #[must_use]
     pub fn identity(&self) -> String {
         self.membership.shared.node_segment.identity().to_string()
     }
 
-    /// Does this process serve the node now? Others may do so later, or before; one that is
-    /// [standing](ServiceMode::Standing) there begins when who serves in passing has given way.
+    /// Whether this process serves the node now; that can change. A
+    /// [dedicated](ServiceMode::Dedicated) service starts once the embedded one has handed over.
     #[must_use]
     pub fn serves(&self) -> bool {
         self.membership.shared.service.is_running()
     }
 
-    /// Where its socket is.
+    /// The directory of the node's socket.
     #[must_use]
     pub fn directory(&self) -> &std::path::Path {
         &self.membership.shared.options.directory
     }
 }
 
-/// A topic that this process uses. Copies are the same.
+/// A topic that this process uses. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Topic {
     context: TopicContext,
 }
 
 impl Topic {
-    /// One who publishes. Memory for its [loans](TopicSettings::loans) is reserved until it, and the
-    /// last of them, is dropped; that of a topic's first publisher was reserved with the topic.
+    /// Creates a publisher. Memory for its [loans](TopicSettings::loans) is reserved until the
+    /// publisher and its last loan are dropped. The memory of a topic's first publisher was
+    /// reserved with the topic.
     ///
     /// # Errors
     /// [`OverBudget`](ErrorKind::OverBudget), with the figures, if there is not so much left;
     /// [`TooMany`](ErrorKind::TooMany); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the
-    /// node's service does not answer within the patience.
+    /// node's service does not answer within [`service_timeout`](NodeOptions::service_timeout).
     pub fn publisher(&self) -> Result<Publisher> {
         Publisher::new(self.context.clone())
     }
 
-    /// One who reads all that is published from now on.
+    /// Creates a subscriber, which receives all messages published from now on.
     ///
     /// # Errors
     /// [`TooMany`](ErrorKind::TooMany).
@@ -368,10 +372,10 @@ impl Topic {
         self.context.topic.name()
     }
 
-    /// What it is like.
+    /// Its settings.
     ///
     /// # Errors
-    /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
+    /// [`NoDevice`](ErrorKind::NoDevice) if it uses memory of a device that this process does not
     /// see.
     pub fn settings(&self) -> Result<TopicSettings> {
         self.context.topic.settings().to_local()
@@ -383,14 +387,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_is_to_serve_does_not_try_for_ever_while_others_come_and_go() {
+    fn acquire_exclusive_ends_at_its_deadline() {
         let end = Instant::now() + 4 * PAUSE;
         let error = acquire_exclusive(end, || Ok(false), || Ok(None)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(Instant::now() >= end);
         let error = acquire_exclusive(end, || Ok(false), || Ok(Some(7))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-        assert!(error.detail().starts_with("process 7 does"));
+        assert!(error.detail().starts_with("process 7 already serves"));
         acquire_exclusive(end, || Ok(true), || Ok(None)).unwrap();
     }
 }

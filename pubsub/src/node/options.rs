@@ -1,4 +1,4 @@
-//! How a process joined a node.
+//! Options of a process that joins a node.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::network_options::NetworkOptions;
 use crate::settings::{Reserve, SharedLocation, device_error};
 
-/// How a process joined a node.
+/// Options of a process that joins a node.
 ///
 /// ```
 /// use pubsub::NodeOptions;
@@ -19,32 +19,32 @@ use crate::settings::{Reserve, SharedLocation, device_error};
 /// ```
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
-    /// Where the node's socket is. All processes that say the same are at one node.
+    /// Directory of the node's socket. All processes with the same directory share a node.
     pub directory: PathBuf,
-    /// What this process calls itself in reports; at most 64 bytes.
+    /// Label of this process in reports; at most 64 bytes.
     pub label: String,
-    /// Who serves the node.
+    /// Which process serves the node.
     pub service: ServiceMode,
-    /// How long to wait for the service: to join, to open a topic, to make a publisher, or to find
-    /// another one when it has ended.
+    /// Timeout for calls to the service: to join, to open a topic, to create a publisher, and to
+    /// find another service when it has ended.
     pub service_timeout: Duration,
-    /// How publishers and subscribers wait.
+    /// Wait strategy of publishers and subscribers.
     pub waiting: WaitStrategy,
-    /// Do waits of publishers and subscribers end when a signal handler has run in the waiting thread
-    /// ([`Interrupted`](ErrorKind::Interrupted))? If not, as is usual, they go on.
+    /// Whether waits of publishers and subscribers end when a signal handler has run in the waiting
+    /// thread ([`Interrupted`](ErrorKind::Interrupted)). By default they continue.
     ///
-    /// A handler is noticed while the thread sleeps, whatever `SA_RESTART` says of it, and not while
-    /// it looks for what it waits for before it sleeps ([`waiting`](Self::waiting)).
+    /// A handler ends the wait only while the thread sleeps, whatever `SA_RESTART` says. The thread
+    /// polls before it sleeps ([`waiting`](Self::waiting)).
     pub interruptible: bool,
-    /// What the pools of a node that this process serves may grow to.
+    /// Limits of the pools of a node that this process serves.
     pub budgets: Budgets,
-    /// How the node is connected to others when this process serves it; not at all if None.
+    /// Network options of a node that this process serves; None: no other nodes.
     pub network: Option<NetworkOptions>,
 }
 
 impl NodeOptions {
-    /// Where a node is, if nothing else is said: `$FABRICAST_DIRECTORY`, or else a directory of
-    /// this user's in `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`.
+    /// The default directory: `$FABRICAST_DIRECTORY`, or else a directory of this user in
+    /// `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`.
     #[must_use]
     pub fn default_directory() -> PathBuf {
         let named = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -79,38 +79,38 @@ impl Default for NodeOptions {
     }
 }
 
-/// Who serves the node that a process joined.
+/// Which process serves the node that a process joined.
 ///
-/// A node is served by one process at a time. One that does so in passing ([`Embedded`](Self::Embedded))
-/// hands it over, as when it ends, as soon as another one comes that is there for it
-/// ([`Dedicated`](Self::Standing)); messages go on meanwhile, and nothing is lost.
+/// One process at a time serves a node. An embedded service hands the node over when a
+/// [dedicated](Self::Dedicated) one joins, as when it ends. Messages continue in the meantime, and
+/// none is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceMode {
-    /// This process, if nobody does, in a thread, and until somebody comes who is there for it.
+    /// This process, in a thread, if no other serves the node, until a dedicated service joins.
     #[default]
     Embedded,
     /// Always another process, as `fabricast node`.
     External,
-    /// This process, as long as it is at the node: it takes the office from who serves in passing.
-    /// If another one is standing there, it [does not join](crate::ErrorKind::AlreadyServed).
+    /// This process, while it is a member: it takes the node over from an embedded service. If
+    /// another dedicated service is a member, it [does not join](crate::ErrorKind::AlreadyServed).
     Dedicated,
 }
 
-/// What the messages of all topics of a node may take of each memory, in bytes.
+/// Limits of the messages of all topics of a node, by memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budgets {
-    /// Of the host's; a quarter of it if nothing is said.
+    /// For host memory; by default a quarter of it.
     pub host: Option<u64>,
-    /// Of each device's; half of it if nothing is said.
+    /// For memory of each device; by default half of it.
     pub device: Option<u64>,
 }
 
 impl Budgets {
-    /// The smallest that there can be, in bytes: what the smallest of all topics
-    /// [reserves](crate::TopicSettings::reserves).
+    /// The smallest valid budget, in bytes: the [reservation](crate::TopicSettings::reserves) of
+    /// the smallest topic.
     pub const MIN: u64 = Reserve::MIN;
 
-    /// Refuses budgets by which no topic could be made.
+    /// Rejects budgets that are too small for any topic.
     ///
     /// # Errors
     /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with the figures.
@@ -135,7 +135,7 @@ impl Budgets {
         Ok(())
     }
 
-    /// What topics may take of the host's memory: what is said, or else a quarter of it.
+    /// The budget of host memory, by default a quarter of it.
     ///
     /// ```
     /// use pubsub::Budgets;
@@ -145,7 +145,7 @@ impl Budgets {
     /// ```
     ///
     /// # Errors
-    /// [`Failed`](crate::ErrorKind::Failed) if the system does not say how much there is.
+    /// [`Failed`](crate::ErrorKind::Failed) if the system does not report its memory.
     pub fn of_host(&self) -> Result<u64> {
         match self.host {
             Some(bytes) => Ok(bytes),

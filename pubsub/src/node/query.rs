@@ -1,4 +1,4 @@
-//! Asking a node who is there, without joining it.
+//! Reports of a node without joining it.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,12 +12,13 @@ use crate::service::ServiceProcess;
 use crate::service::election::{self, LeaderLock};
 use crate::service::protocol::{self, Notice, Request};
 
-/// Asks the node of a directory who is there and what goes on, without joining it.
+/// Reports on the node of a directory without joining it: see
+/// [`Node::report`](crate::Node::report).
 ///
 /// # Errors
-/// [`NotFound`](ErrorKind::NotFound) if no service is there; [`Denied`](ErrorKind::Denied) if the
-/// directory is not this user's, or others may write in it; [`DeadlineExceeded`] if the process that
-/// serves the node does not answer: it is named.
+/// [`NotFound`](ErrorKind::NotFound) if the node has no service; [`Denied`](ErrorKind::Denied) if
+/// the directory belongs to another user, or others may write to it; [`DeadlineExceeded`] if the
+/// service does not answer, with its process.
 ///
 /// [`DeadlineExceeded`]: ErrorKind::DeadlineExceeded
 pub fn report(directory: &Path) -> Result<Vec<Row>> {
@@ -40,7 +41,7 @@ pub fn report(directory: &Path) -> Result<Vec<Row>> {
     }
 }
 
-/// It took too long: who was asked?
+/// Names the service that did not answer.
 fn unresponsive_service_error(operation: &'static str, directory: &Path) -> Option<Error> {
     let process = ServiceProcess::of(directory).ok()??;
     let detail = format!(
@@ -53,7 +54,7 @@ fn unresponsive_service_error(operation: &'static str, directory: &Path) -> Opti
 fn call(operation: &'static str, directory: &Path, end: Instant) -> Result<Vec<Row>> {
     let Some(channel) = connect(operation, directory)? else {
         return Err(match LeaderLock::holder(operation, directory)? {
-            // It has just begun, or so many wait already that it does not listen to.
+            // It has just started, or its backlog is full.
             Some(process) => {
                 let detail =
                     format!("{} serves the node, and does not listen", describe_process(process));

@@ -1,4 +1,4 @@
-//! The addresses at which peers are wanted, and when each is dialled next.
+//! The addresses of wanted peers, and when each is dialled next.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,69 +9,69 @@ use super::connection_protocol::Timing;
 use super::identity::{NodeId, SplitMix64};
 use crate::log_limit::LogLimit;
 
-/// Addresses that others told of, at most.
+/// Limit of addresses learned from other nodes.
 pub(super) const MAX_LEARNED: usize = 1024;
-/// How soon an address is dialled again because others tell of it.
+/// Minimum interval of dials of an address that other nodes report.
 const MIN_REDIAL_INTERVAL: Duration = Duration::from_secs(1);
-/// What each address adds to the longest pause, where there are many.
+/// What each address adds to the longest backoff, where there are many.
 const BACKOFF_PER_ADDRESS: Duration = Duration::from_millis(5);
-/// How long an answer may take before that is logged.
+/// How long an answer may be missing before that is logged.
 const NO_ANSWER_LOG_DELAY: Duration = Duration::from_secs(1);
-/// Doublings of the pause between two attempts.
+/// Limit of doublings of the backoff.
 const MAX_DOUBLINGS: u32 = 20;
-/// Attempts with the usual pause at an address whose node has a session with another service: as many
-/// as it takes until a session is over whose link was lost. From then on the pause grows.
+/// Attempts with the usual backoff at an address whose node has a session with another service: as
+/// many as it takes until a session with a lost link ends. Afterwards the backoff grows.
 const OCCUPIED_BEFORE_BACKOFF: u32 = 10;
 
-/// Why an address is in the book.
+/// Where an address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressSource {
-    /// It was given at the start.
+    /// It was configured.
     Configured,
-    /// It was given, and whoever is there is asked for others.
+    /// It was configured, and its node is asked for others.
     Rendezvous,
-    /// A rendezvous told of it.
+    /// A rendezvous reported it.
     Learned,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DialState {
-    /// To be dialled then, unless its node has a session.
+    /// To be dialled at `until`, unless its node has a session.
     Backoff { until: Duration },
     /// Being dialled, or connected.
     Active,
-    /// It is this node's own.
+    /// It is an address of this node.
     OwnAddress,
 }
 
 #[derive(Debug)]
 pub(super) struct AddressEntry {
     pub(super) origin: AddressSource,
-    pub(super) stage: DialState,
-    /// Who was there last, or is said to be there.
+    pub(super) state: DialState,
+    /// The node that was there last, or is reported to be there.
     pub(super) node: Option<NodeId>,
-    /// What it called itself when it was there last.
+    /// Its last label.
     pub(super) label: Option<String>,
-    /// Since when it is in its stage.
+    /// Since when it is in its state.
     pub(super) since: Duration,
-    /// Why the last attempt came to nothing.
+    /// Why the last attempt failed.
     pub(super) last_error: Option<String>,
     attempts: u32,
-    /// How often one of the two had a session with another service, since it was a session last.
+    /// Consecutive attempts that met a session with another service.
     occupied: u32,
-    /// Since when nobody was there.
+    /// Since when no node was reached.
     unreachable_since: Duration,
-    /// A node has introduced itself there, and the connection is not over.
+    /// A handshake is complete, and the connection is not closed.
     has_answered: bool,
-    /// The reason that was logged last.
+    /// The last logged reason.
     logged: Option<String>,
-    /// What may be logged of this address, which may be reached and lost without end.
+    /// Log limit of this address, which may be reached and lost repeatedly.
     log_limit: LogLimit,
 }
 
 impl AddressEntry {
-    /// Logs why it cannot be reached, unless that was the reason before. Of what a rendezvous told of,
-    /// much may be gone.
+    /// Logs why it cannot be reached, unless the reason was logged before. Learned addresses are
+    /// not logged, since many may be obsolete.
     fn log(&mut self, address: &str, why: &str, (limit, now): (&mut LogLimit, Duration)) {
         if self.origin != AddressSource::Learned && self.logged.as_deref() != Some(why) {
             if self.log_limit.allows(now) && limit.allows(now) {
@@ -84,12 +84,12 @@ impl AddressEntry {
     /// When to log that there is no answer.
     fn unanswered_at(&self) -> Option<Duration> {
         let is_silent =
-            self.stage == DialState::Active && !self.has_answered && self.logged.is_none();
+            self.state == DialState::Active && !self.has_answered && self.logged.is_none();
         (is_silent && self.origin != AddressSource::Learned)
             .then_some(self.since + NO_ANSWER_LOG_DELAY)
     }
 
-    /// Twice as long each time, up to this.
+    /// Doubles each time, up to a maximum.
     fn next_backoff(&mut self, timing: &Timing, longest: Duration) -> Duration {
         let doublings = self.attempts.min(MAX_DOUBLINGS);
         self.attempts = doublings + 1;
@@ -97,14 +97,15 @@ impl AddressEntry {
     }
 }
 
-/// So that those who lost each other at the same time do not all come back at the same time.
-fn jittered(pause: Duration, chance: &mut SplitMix64) -> Duration {
+/// A random pause, so that nodes that lost each other at the same time do not all dial at the same
+/// time.
+fn jittered(pause: Duration, random: &mut SplitMix64) -> Duration {
     let half = pause / 2;
     let nanoseconds = half.as_nanos() as u64;
-    half + Duration::from_nanos(chance.draw() % (nanoseconds + 1))
+    half + Duration::from_nanos(random.draw() % (nanoseconds + 1))
 }
 
-/// The addresses, by the text that stands for them: a name may mean another host tomorrow.
+/// The addresses, by their text: a name may resolve to another host later.
 #[derive(Debug, Default)]
 pub(super) struct AddressBook {
     entries: BTreeMap<String, AddressEntry>,
@@ -120,7 +121,7 @@ impl AddressBook {
     ) {
         let entry = self.entries.entry(address).or_insert(AddressEntry {
             origin,
-            stage: DialState::Backoff { until: now },
+            state: DialState::Backoff { until: now },
             node,
             label: None,
             since: now,
@@ -137,51 +138,50 @@ impl AddressBook {
         }
     }
 
-    /// A rendezvous told of it. False if there is no room.
+    /// Adds an address that a rendezvous reported. False if the table is full.
     pub(super) fn learn(&mut self, node: NodeId, address: SocketAddr, now: Duration) -> bool {
         let text = address.to_string();
         if let Some(entry) = self.entries.get_mut(&text) {
-            if entry.stage != DialState::OwnAddress && entry.origin == AddressSource::Learned {
+            if entry.state != DialState::OwnAddress && entry.origin == AddressSource::Learned {
                 if entry.node != Some(node) {
                     entry.label = None;
                 }
                 entry.node = Some(node);
             }
-            // Somebody saw it a moment ago: better than to wait for the end of a long pause,
-            // but not as often as somebody says so.
-            if let DialState::Backoff { until } = &mut entry.stage {
+            // Another node reached it recently: dial it soon, but not each time it is reported.
+            if let DialState::Backoff { until } = &mut entry.state {
                 *until = (*until).min(now.max(entry.since + MIN_REDIAL_INTERVAL));
             }
             return true;
         }
-        let learnt =
+        let learned =
             self.entries.values().filter(|entry| entry.origin == AddressSource::Learned).count();
-        if learnt >= MAX_LEARNED {
+        if learned >= MAX_LEARNED {
             return false;
         }
         self.add(text, AddressSource::Learned, Some(node), now);
         true
     }
 
-    /// What is to be dialled now. It is busy from then on.
+    /// Takes the addresses to be dialled now, and marks them active.
     pub(super) fn due(
         &mut self,
         now: Duration,
         timing: &Timing,
         has_session: impl Fn(&NodeId) -> bool,
     ) -> Vec<String> {
-        let is_here = |entry: &AddressEntry| entry.node.as_ref().is_some_and(&has_session);
+        let is_connected = |entry: &AddressEntry| entry.node.as_ref().is_some_and(&has_session);
         self.entries.retain(|_, entry| {
             entry.origin != AddressSource::Learned
-                || !matches!(entry.stage, DialState::Backoff { .. })
-                || is_here(entry)
+                || !matches!(entry.state, DialState::Backoff { .. })
+                || is_connected(entry)
                 || now < entry.unreachable_since + timing.forget_after
         });
         let mut due = Vec::new();
         for (address, entry) in &mut self.entries {
-            let DialState::Backoff { until } = entry.stage else { continue };
+            let DialState::Backoff { until } = entry.state else { continue };
             if until <= now && !entry.node.as_ref().is_some_and(&has_session) {
-                entry.stage = DialState::Active;
+                entry.state = DialState::Active;
                 entry.since = now;
                 due.push(address.clone());
             }
@@ -189,18 +189,18 @@ impl AddressBook {
         due
     }
 
-    /// When the next is due.
+    /// When the next address is due.
     pub(super) fn deadline(&self, has_session: impl Fn(&NodeId) -> bool) -> Option<Duration> {
-        let resting = self.entries.values().filter_map(|entry| match entry.stage {
+        let times = self.entries.values().filter_map(|entry| match entry.state {
             DialState::Backoff { until } if !entry.node.as_ref().is_some_and(&has_session) => {
                 Some(until)
             }
             _ => entry.unanswered_at(),
         });
-        resting.min()
+        times.min()
     }
 
-    /// Logs which addresses do not answer for long.
+    /// Logs addresses that have not answered for long.
     pub(super) fn log_unanswered(
         &mut self,
         log: &mut LogLimit,
@@ -210,7 +210,7 @@ impl AddressBook {
         for (address, entry) in &mut self.entries {
             if entry.unanswered_at().is_some_and(|at| at <= now) {
                 let why = match is_connected(address) {
-                    true => "it is connected, and has not introduced itself yet",
+                    true => "connected, handshake not complete",
                     false => "no answer yet",
                 };
                 entry.log(address, why, (log, now));
@@ -218,7 +218,7 @@ impl AddressBook {
         }
     }
 
-    /// This node answered there, and calls itself so. True if it is to be asked for others.
+    /// Records the node reached at an address. True if it is to be asked for other nodes.
     pub(super) fn reached(
         &mut self,
         address: &str,
@@ -237,43 +237,43 @@ impl AddressBook {
         entry.origin == AddressSource::Rendezvous
     }
 
-    /// It is one of this node's own addresses, and never dialled again.
+    /// Marks an address of this node itself; it is never dialled again.
     pub(super) fn is_own(&mut self, address: &str, now: Duration) {
         if let Some(entry) = self.entries.get_mut(address) {
-            entry.stage = DialState::OwnAddress;
+            entry.state = DialState::OwnAddress;
             (entry.node, entry.label) = (None, None);
             entry.since = now;
             entry.last_error = Some(GoodbyeReason::SelfConnection.to_string());
         }
     }
 
-    /// Is the node at an address that was given as a rendezvous?
+    /// Whether a node is at an address configured as a rendezvous.
     pub(super) fn is_rendezvous(&self, node: &NodeId) -> bool {
         self.entries.values().any(|entry| {
             entry.origin == AddressSource::Rendezvous && entry.node.as_ref() == Some(node)
         })
     }
 
-    /// The attempt, or the connection that came of it, is over.
+    /// An attempt, or the connection it led to, has ended.
     pub(super) fn ended(
         &mut self,
         address: &str,
-        end: DialOutcome,
-        (timing, chance, log): (&Timing, &mut SplitMix64, &mut LogLimit),
+        outcome: DialOutcome,
+        (timing, random, log): (&Timing, &mut SplitMix64, &mut LogLimit),
         now: Duration,
     ) {
-        // All of them together are not dialled too often.
+        // Bounds the rate of all dials together.
         let of_all = BACKOFF_PER_ADDRESS * self.entries.len() as u32;
         let longest = timing.max_backoff.max(of_all).min(timing.permanent_backoff);
         let Some(entry) = self.entries.get_mut(address) else { return };
-        if entry.stage == DialState::OwnAddress {
+        if entry.state == DialState::OwnAddress {
             return;
         }
         entry.has_answered = false;
-        if let Some(why) = end.why() {
+        if let Some(why) = outcome.why() {
             entry.log(address, why, (log, now));
         }
-        let pause = match end {
+        let pause = match outcome {
             DialOutcome::Permanent(why) => {
                 entry.last_error = Some(why);
                 entry.attempts = MAX_DOUBLINGS;
@@ -291,7 +291,7 @@ impl AddressBook {
                 let most = timing.permanent_backoff.max(longest);
                 (entry.next_backoff(timing, longest) * (1 << doublings)).min(most)
             }
-            // Nothing is wrong with the address. It rests as long as its node has a session.
+            // The address is fine: it is not dialled while its node has a session.
             DialOutcome::Duplicate => {
                 entry.last_error = None;
                 (entry.attempts, entry.occupied) = (0, 0);
@@ -300,7 +300,7 @@ impl AddressBook {
             DialOutcome::Lost { why, lasted } => {
                 entry.last_error = Some(why);
                 entry.unreachable_since = now;
-                // Who comes and goes is not dialled ever faster.
+                // A node that connects and disconnects repeatedly is not dialled ever faster.
                 if lasted >= timing.permanent_backoff {
                     (entry.attempts, entry.occupied) = (0, 0);
                 }
@@ -308,34 +308,33 @@ impl AddressBook {
             }
         };
         entry.since = now;
-        entry.stage = DialState::Backoff { until: now + jittered(pause, chance) };
+        entry.state = DialState::Backoff { until: now + jittered(pause, random) };
     }
 
-    /// Nothing is heard on the session with a node, which may have come about by this address: another
-    /// connection is tried now.
+    /// A session with a node, which may use this address, is stale: dial again now.
     pub(super) fn is_stale(&mut self, node: &NodeId, dialled: Option<&str>, now: Duration) {
         for (address, entry) in &mut self.entries {
-            let is_idle = matches!(entry.stage, DialState::Backoff { .. });
+            let is_idle = matches!(entry.state, DialState::Backoff { .. });
             if entry.node.as_ref() == Some(node) && (is_idle || dialled == Some(address.as_str())) {
-                entry.stage = DialState::Backoff { until: now };
+                entry.state = DialState::Backoff { until: now };
                 entry.attempts = 0;
             }
         }
     }
 
-    /// The session with a node ended, for this reason, whichever side had opened it: addresses of the
-    /// node that were idle meanwhile are dialled again after a pause.
+    /// A session with a node ended, whichever side opened it: its idle addresses are dialled again
+    /// after a pause.
     pub(super) fn lost(
         &mut self,
         node: &NodeId,
         why: &str,
         timing: &Timing,
-        chance: &mut SplitMix64,
+        random: &mut SplitMix64,
         now: Duration,
     ) {
         for entry in self.entries.values_mut().filter(|entry| entry.node.as_ref() == Some(node)) {
-            if let DialState::Backoff { until } = &mut entry.stage {
-                *until = (*until).max(now + jittered(timing.min_backoff, chance));
+            if let DialState::Backoff { until } = &mut entry.state {
+                *until = (*until).max(now + jittered(timing.min_backoff, random));
                 entry.since = now;
                 entry.unreachable_since = now;
                 entry.last_error = Some(why.to_owned());
@@ -348,16 +347,16 @@ impl AddressBook {
     }
 }
 
-/// How an attempt or a connection came to its end.
+/// How an attempt or a connection ended.
 #[derive(Debug)]
 pub(super) enum DialOutcome {
     Failed(String),
-    /// It will hardly be otherwise the next time.
+    /// The next attempt will most likely fail, too.
     Permanent(String),
-    /// One side has a session with another service that says it is the same node.
+    /// A session exists with another service of the same node id.
     SessionExists(String),
     Duplicate,
-    /// It was a session, for so long.
+    /// It was a session of this duration.
     Lost {
         why: String,
         lasted: Duration,
@@ -382,20 +381,20 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// What was logged of the address last.
+    /// The last logged reason of an address.
     fn logged<'a>(book: &'a AddressBook, address: &str) -> Option<&'a str> {
         book.entries.get(address)?.logged.as_deref()
     }
 
     #[test]
-    fn silence_and_each_new_reason_is_logged_once() {
-        let (timing, mut chance) = (Timing::new(5 * SECOND), SplitMix64(1));
+    fn missing_answer_and_each_new_reason_are_logged_once() {
+        let (timing, mut random) = (Timing::new(5 * SECOND), SplitMix64(1));
         let mut log = LogLimit::new();
         let mut book = AddressBook::default();
         book.add("a:1".to_owned(), AddressSource::Configured, None, Duration::ZERO);
         book.add("b:1".to_owned(), AddressSource::Learned, None, Duration::ZERO);
         assert_eq!(book.due(Duration::ZERO, &timing, |_| false), ["a:1", "b:1"]);
-        // Within a second, and then no more.
+        // Logged after a second, and only once.
         assert_eq!(book.deadline(|_| false), Some(SECOND));
         book.log_unanswered(&mut log, SECOND / 2, |_| false);
         assert_eq!(logged(&book, "a:1"), None);
@@ -403,28 +402,28 @@ mod tests {
         assert_eq!(logged(&book, "a:1"), Some("no answer yet"));
         assert_eq!(book.deadline(|_| false), None);
         let mut fail = |book: &mut AddressBook, log: &mut LogLimit, why: &str| {
-            let end = DialOutcome::Failed(why.to_owned());
-            book.ended("a:1", end, (&timing, &mut chance, log), 2 * SECOND);
+            let outcome = DialOutcome::Failed(why.to_owned());
+            book.ended("a:1", outcome, (&timing, &mut random, log), 2 * SECOND);
         };
         fail(&mut book, &mut log, "refused");
         assert_eq!(logged(&book, "a:1"), Some("refused"));
-        // While it is tried again the reason stays.
+        // The reason stays while it is dialled again.
         assert_eq!(book.due(20 * SECOND, &timing, |_| false), ["a:1"]);
         book.log_unanswered(&mut log, 30 * SECOND, |_| false);
         assert_eq!(logged(&book, "a:1"), Some("refused"));
-        // A node is there; when it is lost that is news.
+        // After a node was reached, the loss is logged again.
         book.reached("a:1", (NodeId([1; 16]), "x"), &mut log, 30 * SECOND);
         assert_eq!(logged(&book, "a:1"), None);
         assert_eq!(book.deadline(|_| false), None);
         fail(&mut book, &mut log, "refused");
         assert_eq!(logged(&book, "a:1"), Some("refused"));
-        // What others told of may be gone.
+        // Learned addresses are not logged.
         assert_eq!(logged(&book, "b:1"), None);
     }
 
-    /// The longest pause between attempts at an address, among so many.
-    fn max_backoff(addresses: u32, end: impl Fn() -> DialOutcome) -> Duration {
-        let (timing, mut chance) = (Timing::new(Duration::from_secs(5)), SplitMix64(7));
+    /// The longest pause between attempts at one of many addresses.
+    fn max_backoff(addresses: u32, outcome: impl Fn() -> DialOutcome) -> Duration {
+        let (timing, mut random) = (Timing::new(Duration::from_secs(5)), SplitMix64(7));
         let (mut book, mut now, mut longest) =
             (AddressBook::default(), Duration::ZERO, Duration::ZERO);
         let mut log = LogLimit::new();
@@ -433,8 +432,8 @@ mod tests {
         }
         for _ in 0..100 {
             assert!(book.due(now, &timing, |_| false).contains(&"0".to_owned()));
-            book.ended("0", end(), (&timing, &mut chance, &mut log), now);
-            let DialState::Backoff { until } = book.entries["0"].stage else { panic!("busy") };
+            book.ended("0", outcome(), (&timing, &mut random, &mut log), now);
+            let DialState::Backoff { until } = book.entries["0"].state else { panic!("busy") };
             longest = longest.max(until - now);
             now = until;
         }
@@ -442,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_dialled_every_quarter_second_and_many_are_less_often() {
+    fn address_is_dialled_every_quarter_second_less_often_if_many() {
         let failed = || DialOutcome::Failed("refused".to_owned());
         let within = |pause: Duration, most: u64| {
             let most = Duration::from_millis(most);
@@ -456,20 +455,20 @@ mod tests {
     }
 
     #[test]
-    fn address_of_a_second_service_of_a_node_is_dialled_ever_less_often() {
+    fn address_of_a_second_service_is_dialled_less_and_less_often() {
         let occupied =
-            || DialOutcome::SessionExists("it has a session with another service".to_owned());
+            || DialOutcome::SessionExists("a session with another service exists".to_owned());
         let pause = max_backoff(1, occupied);
         assert!(pause > Duration::from_secs(7) && pause <= Duration::from_secs(10), "{pause:?}");
-        // Until a session is noticed to be over nothing is late.
-        let (timing, mut chance) = (Timing::new(Duration::from_secs(5)), SplitMix64(7));
+        // Until the end of a session is detected, no dial is delayed.
+        let (timing, mut random) = (Timing::new(Duration::from_secs(5)), SplitMix64(7));
         let (mut book, mut log) = (AddressBook::default(), LogLimit::new());
         let (mut now, mut times) = (Duration::ZERO, 0);
         book.add("there".to_owned(), AddressSource::Configured, None, now);
         while now < 60 * SECOND {
             assert_eq!(book.due(now, &timing, |_| false), ["there"]);
-            book.ended("there", occupied(), (&timing, &mut chance, &mut log), now);
-            let DialState::Backoff { until } = book.entries["there"].stage else { panic!("busy") };
+            book.ended("there", occupied(), (&timing, &mut random, &mut log), now);
+            let DialState::Backoff { until } = book.entries["there"].state else { panic!("busy") };
             let is_soon = until - now <= timing.max_backoff;
             assert!(is_soon || now > SECOND * 5 / 4, "{now:?}");
             (now, times) = (until, times + 1);
@@ -478,13 +477,13 @@ mod tests {
         // It was a session for a while.
         assert_eq!(book.due(now, &timing, |_| false), ["there"]);
         let lost = DialOutcome::Lost { why: String::new(), lasted: 60 * SECOND };
-        book.ended("there", lost, (&timing, &mut chance, &mut log), now);
+        book.ended("there", lost, (&timing, &mut random, &mut log), now);
         assert_eq!(book.entries["there"].occupied, 0);
     }
 
     #[test]
-    fn reasons_that_change_all_the_time_are_logged_up_to_the_limit() {
-        let (timing, mut chance) = (Timing::new(5 * SECOND), SplitMix64(1));
+    fn alternating_reasons_are_logged_up_to_the_limit() {
+        let (timing, mut random) = (Timing::new(5 * SECOND), SplitMix64(1));
         let (mut book, mut log) = (AddressBook::default(), LogLimit::new());
         let node = (NodeId([1; 16]), "x");
         book.add("a:1".to_owned(), AddressSource::Configured, None, Duration::ZERO);
@@ -492,18 +491,18 @@ mod tests {
             let now = times * SECOND / 100;
             let failed =
                 DialOutcome::Failed(["refused", "no route"][times as usize % 2].to_owned());
-            book.ended("a:1", failed, (&timing, &mut chance, &mut log), now);
+            book.ended("a:1", failed, (&timing, &mut random, &mut log), now);
             book.reached("a:1", node, &mut log, now);
         }
-        // Two lines each time, of which ten are logged, and one more every ten seconds.
+        // Two lines each time; ten are logged, and one more every ten seconds.
         let suppressed = book.entries["a:1"].log_limit.all_suppressed();
         assert!((1988..=1990).contains(&suppressed), "{suppressed}");
-        // Other addresses are not held up by that.
+        // Other addresses are not affected.
         assert_eq!(log.all_suppressed(), 0);
     }
 
     #[test]
-    fn address_of_a_session_that_is_stale_is_dialled_at_once() {
+    fn address_of_a_stale_session_is_dialled_at_once() {
         let (timing, node) = (Timing::new(Duration::from_secs(5)), NodeId([1; 16]));
         for dialled in [Some("there"), None] {
             let (mut book, now) = (AddressBook::default(), Duration::from_secs(1));
@@ -512,7 +511,7 @@ mod tests {
             let mut log = LogLimit::new();
             book.reached("there", (node, "label"), &mut log, now);
             if dialled.is_none() {
-                // The session is another one.
+                // The session uses another connection.
                 book.ended(
                     "there",
                     DialOutcome::Duplicate,

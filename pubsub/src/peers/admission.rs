@@ -1,4 +1,4 @@
-//! How many may connect.
+//! Limits of inbound connections.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use super::close_reason::{CloseReason, GoodbyeReason};
 use super::mesh::{Mesh, PeerConnection};
 use super::session_arbitration::ConnectionId;
 
-/// Connections that are held at the same time. Those that this node dials do not count: there are
-/// as many as addresses that it was given, and others told of.
+/// Limits of simultaneous connections. Dialled connections do not count: their number is limited by
+/// the known addresses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Of those that came, in all.
+    /// Inbound connections in all.
     pub(super) connections: usize,
-    /// Of those that came from one address.
+    /// Inbound connections from one address.
     pub(super) per_source: usize,
-    /// Of those that came and are no sessions yet.
+    /// Inbound connections without a session.
     pub(super) pending: usize,
 }
 
@@ -25,7 +25,7 @@ impl Default for Limits {
     }
 }
 
-/// Those who have one address of IPv6 mostly have 2^64.
+/// A host with one address of IPv6 mostly has 2^64.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -33,43 +33,47 @@ fn source(address: IpAddr) -> IpAddr {
     }
 }
 
-fn is_inbound(line: &PeerConnection) -> bool {
-    line.dialled.is_none()
+fn is_inbound(link: &PeerConnection) -> bool {
+    link.dialled.is_none()
 }
 
-fn is_pending(line: &PeerConnection) -> bool {
-    is_inbound(line) && !line.session.is_established()
+fn is_pending(link: &PeerConnection) -> bool {
+    is_inbound(link) && !link.session.is_established()
 }
 
 impl Mesh {
-    /// Makes room for one more from there, at the cost of one that has not said yet who it
-    /// is. False if there is none to be had.
+    /// Makes room for one more connection from an address by closing one without a handshake. False
+    /// if none can be closed.
     pub(super) fn make_room(&mut self, from: IpAddr, now: Duration) -> bool {
         let from = source(from);
-        let connections = || self.connections.iter().filter(|(_, line)| is_inbound(line));
-        let is_from = |line: &PeerConnection, from| source(line.peer_address.ip()) == from;
-        let pending: Vec<_> = connections().filter(|(_, line)| is_pending(line)).collect();
-        let oldest_from = |from| -> Option<ConnectionId> {
-            pending.iter().find(|(_, line)| is_from(line, from)).map(|(connection, _)| **connection)
+        let connections = || self.connections.iter().filter(|(_, link)| is_inbound(link));
+        let is_of = |link: &PeerConnection, from| source(link.peer_address.ip()) == from;
+        let pending: Vec<_> = connections().filter(|(_, link)| is_pending(link)).collect();
+        let oldest_of = |from| -> Option<ConnectionId> {
+            pending.iter().find(|(_, link)| is_of(link, from)).map(|(connection, _)| **connection)
         };
-        let victim = if connections().filter(|(_, line)| is_from(line, from)).count()
+        let victim = if connections().filter(|(_, link)| is_of(link, from)).count()
             >= self.limits.per_source
         {
-            oldest_from(from)
+            oldest_of(from)
         } else if pending.len() >= self.limits.pending
             || connections().count() >= self.limits.connections
         {
-            // Where most come from, most are of no good: others lose nothing by it.
+            // The source with most pending connections is most likely the abusive one.
             let busiest = pending
                 .iter()
-                .map(|(_, line)| source(line.peer_address.ip()))
-                .max_by_key(|from| pending.iter().filter(|(_, line)| is_from(line, *from)).count());
-            busiest.and_then(oldest_from)
+                .map(|(_, link)| source(link.peer_address.ip()))
+                .max_by_key(|from| pending.iter().filter(|(_, link)| is_of(link, *from)).count());
+            busiest.and_then(oldest_of)
         } else {
             return true;
         };
         if let Some(victim) = victim {
-            self.end(victim, CloseReason::Closed(GoodbyeReason::TooManyConnections), now);
+            self.close_connection(
+                victim,
+                CloseReason::Closed(GoodbyeReason::TooManyConnections),
+                now,
+            );
         }
         victim.is_some()
     }

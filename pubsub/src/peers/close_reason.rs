@@ -7,54 +7,54 @@ use serde::{Deserialize, Serialize};
 /// Why a session ended, or a connection never became one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CloseReason {
-    /// For what one side tells the other.
+    /// One side closed it for this reason.
     Closed(GoodbyeReason),
-    /// The connection broke, or was closed without a word; the text says how.
+    /// The connection broke, or was closed without a goodbye; with the cause.
     Broken(String),
-    /// The other side broke the rules of the protocol.
+    /// The peer violated the protocol.
     Malformed(String),
-    /// The other side speaks this version, and not ours.
+    /// The peer uses this other version of the protocol.
     VersionMismatch(u16),
-    /// The other side ended it.
+    /// The peer closed it.
     Refused {
-        /// Why, in short.
+        /// The reason code.
         why: GoodbyeReason,
-        /// Why, in its words.
+        /// The reason as the peer describes it.
         detail: String,
     },
 }
 
-/// What one tells the other at the end.
+/// The reason that one side sends at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum GoodbyeReason {
     /// The service ends in order.
     Leaving,
-    /// The same two nodes have another connection.
+    /// The two nodes have another connection.
     Duplicate,
-    /// Another connection took its place: the other side had lost this one.
+    /// Another connection replaced this one, which the peer had lost.
     Replaced,
-    /// Another service of the same node, which started later, took its place.
+    /// A later service of the same node replaced this one.
     Superseded,
-    /// Both are the same service.
+    /// Both ends are the same service.
     SelfConnection,
-    /// Both have the same identity, and are not the same service.
+    /// Both have the same node id, and are not the same service.
     IdentityConflict,
-    /// The introduction took too long.
+    /// The handshake exceeded its timeout.
     HandshakeTimeout,
-    /// There are connections enough.
+    /// The limit of connections is reached.
     TooManyConnections,
-    /// More waited to be sent than may wait.
+    /// The limit of queued bytes is reached.
     SendQueueFull,
-    /// The other broke the rules.
+    /// The peer violated the protocol.
     Malformed,
-    /// The other was not heard for too long.
+    /// No message arrived within the timeout.
     HeartbeatTimeout,
-    /// The node has a session with another service of the same identity, which is not over.
+    /// The node has a live session with another service of the same node id.
     SessionExists,
 }
 
 impl CloseReason {
-    /// Did this side refuse what came, which is none of a node's?
+    /// Whether this side refused a connection that is not a node's.
     pub(super) fn is_refusal(&self) -> bool {
         match self {
             Self::Malformed(_) | Self::VersionMismatch(_) => true,
@@ -70,17 +70,17 @@ impl CloseReason {
         }
     }
 
-    /// What the other side is told, if it can still be told anything.
+    /// The reason to send to the peer, if it can still be sent.
     pub(super) fn goodbye_reason(&self) -> Option<GoodbyeReason> {
         match self {
             Self::Closed(why) => Some(*why),
             Self::Malformed(_) => Some(GoodbyeReason::Malformed),
-            // It has gone, or it sees by our hello which version is spoken here.
+            // It is gone, or it sees our version in our hello.
             Self::Broken(_) | Self::VersionMismatch(_) | Self::Refused { .. } => None,
         }
     }
 
-    /// What a goodbye of the other side means here.
+    /// The local reason for a goodbye of the peer.
     pub(super) fn of_goodbye(why: GoodbyeReason, detail: String) -> Self {
         match why {
             GoodbyeReason::Leaving
@@ -91,12 +91,12 @@ impl CloseReason {
         }
     }
 
-    /// Has one side a session with another service that says it is the same node?
+    /// Whether one side has a session with another service of the same node id.
     pub(super) fn is_session_conflict(&self) -> bool {
         matches!(self, Self::Closed(why) | Self::Refused { why, .. } if *why == GoodbyeReason::SessionExists)
     }
 
-    /// Will it be the same at the next attempt, most likely?
+    /// Whether the next attempt will most likely fail, too.
     pub(super) fn is_permanent(&self) -> bool {
         match self {
             Self::VersionMismatch(_) | Self::Malformed(_) => true,
@@ -124,10 +124,13 @@ impl fmt::Display for CloseReason {
             Self::Malformed(what) => write!(f, "{}: {what}", GoodbyeReason::Malformed),
             Self::VersionMismatch(version) => {
                 let ours = super::protocol::VERSION;
-                write!(f, "it speaks version {version}, where this build speaks {ours}")
+                write!(
+                    f,
+                    "protocol version {version} of the peer differs from version {ours} of this build"
+                )
             }
             Self::Refused { why, detail } => {
-                write!(f, "the other side ended it: {why:?}: {detail}")
+                write!(f, "the peer closed the connection: {why:?}: {detail}")
             }
         }
     }
@@ -136,18 +139,18 @@ impl fmt::Display for CloseReason {
 impl fmt::Display for GoodbyeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Leaving => "it left",
+            Self::Leaving => "it closed the session",
             Self::Duplicate => "duplicate connection",
             Self::Replaced => "replaced by another connection",
             Self::Superseded => "a later service of the same node took over",
-            Self::SelfConnection => "it is this node itself",
-            Self::IdentityConflict => "another service has the identity of this node",
-            Self::HandshakeTimeout => "it did not complete the handshake in time",
+            Self::SelfConnection => "the address is this node's own",
+            Self::IdentityConflict => "another service has the same node id",
+            Self::HandshakeTimeout => "the handshake was not completed within the timeout",
             Self::TooManyConnections => "too many connections",
             Self::SendQueueFull => "send queue full",
             Self::Malformed => "protocol violation",
-            Self::HeartbeatTimeout => "it was not heard for too long",
-            Self::SessionExists => "another service with the same identity has a session",
+            Self::HeartbeatTimeout => "no message from it within the timeout",
+            Self::SessionExists => "another service with the same node id has a session",
         })
     }
 }

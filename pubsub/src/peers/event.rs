@@ -1,4 +1,4 @@
-//! What those who use the peers are told.
+//! Events of peers.
 
 use std::net::SocketAddr;
 
@@ -6,29 +6,29 @@ use super::close_reason::CloseReason;
 use super::identity::{NodeId, ServiceInstance, SessionId};
 use super::interests::InterestChange;
 
-/// What happened. Of one session, `Connected` comes first, and `Disconnected` last.
+/// An event. `Connected` is the first of a session, and `Disconnected` the last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PeerEvent {
-    /// A session with a node began; as both call it, and as the node calls itself. `run` is one start
-    /// of its service. What moves the payloads binds to the address of our end of the connection.
+    /// A session with a node began, with its id, its label, and its service instance. Workers bind
+    /// to the local address of the connection.
     Connected {
         node: NodeId,
         session: SessionId,
-        run: ServiceInstance,
+        instance: ServiceInstance,
         label: String,
         local_address: SocketAddr,
     },
-    /// What the node publishes and subscribes has changed, in order. A session begins without any
-    /// interests, and soon has such an event, be it without changes.
+    /// Changes of a node's interests, in order. A session begins without interests, and soon has
+    /// such an event, even if it is empty.
     Interests { node: NodeId, session: SessionId, changes: Vec<InterestChange> },
-    /// Bytes that the node has for us. What they are about is for those to know who write letters.
+    /// Bytes of a control message of the node.
     ControlMessage { node: NodeId, session: SessionId, bytes: Vec<u8> },
-    /// The session is over. What was told and did not arrive is lost.
+    /// The session ended. Messages sent and not received are lost.
     Disconnected { node: NodeId, session: SessionId, reason: CloseReason },
 }
 
 impl PeerEvent {
-    /// About how much memory it takes.
+    /// Approximate memory of the event.
     pub(super) fn weight(&self) -> usize {
         let own = size_of::<Self>();
         match self {

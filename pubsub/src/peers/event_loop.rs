@@ -1,4 +1,4 @@
-//! The thread that binds a mesh to sockets. It sleeps until something is to be done.
+//! The thread that connects a mesh to sockets. It sleeps until there is work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,32 +17,33 @@ use super::socket::{self, IoOutcome, is_local_address};
 use crate::lock::lock;
 use crate::wake::WakeFd;
 
-/// Bytes of one read, and reads of one connection before the others' turn.
+/// Bytes of one read, and reads of one connection in one turn.
 const READ_BUFFER_LENGTH: usize = 1 << 16;
 const READS_PER_TURN: usize = 4;
-/// Bytes that are read before what they mean is handed on.
+/// Bytes read in one turn.
 const READ_BYTES_PER_TURN: usize = 4 << 20;
-/// Connections that are taken in before the others' turn.
+/// Connections accepted in one turn.
 const ACCEPTS_PER_TURN: usize = 16;
-/// How long nobody is let in when the system has no room for one more.
+/// Pause of accepting after the system refused a connection for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-/// How long an attempt to connect is waited for before another one is made beside it: what the first
-/// one sent may have been lost, and the system sends it again only after a second, and then ever later.
+/// Delay of a second attempt to connect beside the first: the first SYN may be lost, and the system
+/// repeats it only after a second, and then ever later.
 const SECOND_ATTEMPT_AFTER: Duration = Duration::from_millis(250);
-/// Addresses that are dialled at the same time, beyond which each has one attempt.
+/// Limit of simultaneous dials that have a second attempt.
 const MAX_DOUBLE_DIALS: usize = 64;
-/// How often it is looked whether the addresses of connections are still this machine's.
+/// Interval of checking that connections still use addresses of this machine.
 const ADDRESS_CHECK_INTERVAL: Duration = Duration::from_millis(400);
-/// How long the other side has to hear why a connection ends, and how many may take so long.
+/// How long a closing connection may take to deliver its goodbye, and the limit of such
+/// connections.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_CLOSING: usize = 64;
 
-/// What the thread shares with its handle.
+/// State shared by the thread and its handle.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) mesh: Mutex<Mesh>,
     pub(super) events: PeerEventQueue,
-    /// Rings when there is something to do for the thread.
+    /// Wakes the thread.
     pub(super) bell: Arc<WakeFd>,
     pub(super) began: Instant,
     pub(super) is_over: AtomicBool,
@@ -54,31 +55,31 @@ impl Shared {
     }
 }
 
-/// A connection that is being made.
+/// A connection being established.
 #[derive(Debug)]
 struct DialAttempt {
     address: String,
-    /// One of those that the address stands for.
+    /// The resolved address.
     to: SocketAddr,
-    /// The first attempt, which may take long where the way is long, and the latest beside it.
+    /// The first attempt, which may take long, and the latest one beside it.
     stream: TcpStream,
     second_stream: Option<TcpStream>,
-    /// When there is to be another one.
+    /// When to start the next attempt.
     second_attempt_at: Duration,
     until: Duration,
-    /// Where else the same may be reached.
+    /// Further resolved addresses.
     others: Vec<SocketAddr>,
 }
 
-/// A connection that is over, until the other side has taken the rest.
+/// A closing connection with bytes left to send.
 #[derive(Debug)]
 struct ClosingConnection {
     stream: TcpStream,
-    rest: Vec<u8>,
+    unsent: Vec<u8>,
     until: Duration,
 }
 
-/// Whose descriptor it is.
+/// The source of a descriptor in `poll`.
 #[derive(Debug, Clone, Copy)]
 enum PollSource {
     Wake,
@@ -97,16 +98,16 @@ pub(super) struct PeerEventLoop {
     dial_timeout: Duration,
     accepting_after: Duration,
     reading_paused: bool,
-    /// When it was looked last what had come. Nobody is silent because of what came since.
+    /// Time of the last poll; later silence does not count.
     last_poll: Duration,
-    /// What may still be read before the next look, and who was the first not to be read.
+    /// Bytes that may still be read in this turn, and the first connection that was left out.
     read_budget: usize,
     next_to_read: Option<ConnectionId>,
     connections: BTreeMap<ConnectionId, TcpStream>,
-    dialling: Vec<DialAttempt>,
+    dial_attempts: Vec<DialAttempt>,
     closing: Vec<ClosingConnection>,
-    /// When it is looked next whether addresses are still here.
-    addresses: Duration,
+    /// Time of the next check of local addresses.
+    next_address_check: Duration,
     names: Resolver,
     read_buffer: Box<[u8]>,
 }
@@ -130,15 +131,15 @@ impl PeerEventLoop {
             read_budget: 0,
             next_to_read: None,
             connections: BTreeMap::new(),
-            dialling: Vec::new(),
+            dial_attempts: Vec::new(),
             closing: Vec::new(),
-            addresses: Duration::ZERO,
+            next_address_check: Duration::ZERO,
             names,
             read_buffer: vec![0; READ_BUFFER_LENGTH].into(),
         }
     }
 
-    /// Until it is over.
+    /// Runs until the handle stops it.
     pub(super) fn run(mut self) {
         while !self.shared.is_over.load(Ordering::Acquire) {
             let deadline = self.act();
@@ -147,23 +148,23 @@ impl PeerEventLoop {
         self.finish();
     }
 
-    /// Says goodbye.
+    /// Closes all connections with a goodbye.
     fn finish(mut self) {
         if let Some(listener) = self.listener.take() {
-            // Where a forked child has a copy, closing it here would not be enough: others would
-            // connect to nobody, and whoever starts next could not listen there.
+            // If a forked child has a copy, closing the socket would not suffice: peers would
+            // connect to no process, and the next service could not listen.
             socket::stop_listening(&listener);
         }
-        self.dialling.clear();
+        self.dial_attempts.clear();
         let shared = Arc::clone(&self.shared);
         let mut mesh = lock(&shared.mesh);
-        mesh.leave();
+        mesh.close_all();
         while let Some(action) = mesh.next_action() {
-            if let Action::Close { connection, rest } = action
+            if let Action::Close { connection, unsent } = action
                 && let Some(stream) = self.connections.remove(&connection)
             {
                 let until = shared.now() + LINGER_TIMEOUT;
-                self.closing.push(ClosingConnection { stream, rest, until });
+                self.closing.push(ClosingConnection { stream, unsent, until });
             }
         }
         drop(mesh);
@@ -176,16 +177,16 @@ impl PeerEventLoop {
         }
     }
 
-    /// Does what the mesh wants done by now. Gives the moment of the next thing to do.
+    /// Handles due work, and returns the time of the next one.
     fn act(&mut self) -> Option<Duration> {
         let shared = Arc::clone(&self.shared);
         let now = shared.now();
-        while let Some(answer) = self.names.next_answer() {
-            self.dial(answer);
+        while let Some(resolution) = self.names.next_resolution() {
+            self.dial(resolution);
         }
-        let is_late = |dialling: &mut DialAttempt| now >= dialling.until;
-        for dialling in self.dialling.extract_if(.., is_late).collect::<Vec<_>>() {
-            self.dial_next(dialling, "no answer");
+        let is_late = |attempt: &mut DialAttempt| now >= attempt.until;
+        for attempt in self.dial_attempts.extract_if(.., is_late).collect::<Vec<_>>() {
+            self.dial_next(attempt, "no answer");
         }
         self.dial_second(now);
         let mut mesh = lock(&shared.mesh);
@@ -193,18 +194,18 @@ impl PeerEventLoop {
         mesh.tick(self.last_poll);
         while let Some(action) = mesh.next_action() {
             match action {
-                Action::Tell(event) => shared.events.push(event),
-                Action::Close { connection, rest } => {
+                Action::Report(event) => shared.events.push(event),
+                Action::Close { connection, unsent } => {
                     if let Some(stream) = self.connections.remove(&connection) {
                         let until = now + LINGER_TIMEOUT;
-                        self.closing.push(ClosingConnection { stream, rest, until });
+                        self.closing.push(ClosingConnection { stream, unsent, until });
                     }
                 }
                 Action::Dial { address } => {
-                    // What comes of it may be known at once, and that is for the mesh, too.
+                    // The result may be known at once, and needs the mesh.
                     drop(mesh);
-                    if let Some(answer) = self.names.resolve(&address) {
-                        self.dial(answer);
+                    if let Some(resolution) = self.names.resolve(&address) {
+                        self.dial(resolution);
                     }
                     mesh = lock(&shared.mesh);
                 }
@@ -218,25 +219,25 @@ impl PeerEventLoop {
         let next = mesh.deadline();
         drop(mesh);
         self.flush_closing();
-        let dialling =
-            self.dialling.iter().map(|dialling| dialling.until.min(dialling.second_attempt_at));
+        let attempts =
+            self.dial_attempts.iter().map(|attempt| attempt.until.min(attempt.second_attempt_at));
         let closing = self.closing.iter().map(|closing| closing.until);
-        let rest = (self.accepting_after > now).then_some(self.accepting_after);
-        next.into_iter().chain(dialling).chain(closing).chain(rest).min()
+        let accepting = (self.accepting_after > now).then_some(self.accepting_after);
+        next.into_iter().chain(attempts).chain(closing).chain(accepting).min()
     }
 
-    /// Sleeps until something can be done, and does it.
+    /// Polls all descriptors until the deadline, and handles their events.
     fn wait(&mut self, deadline: Option<Duration>) {
         let now = self.shared.now();
-        let mut whose = vec![PollSource::Wake];
+        let mut sources = vec![PollSource::Wake];
         let mut flags = vec![PollFlags::POLLIN];
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.shared.bell.as_fd()];
-        let mut add = |who, descriptor, reads: bool, writes: bool| {
+        let mut add = |source, descriptor, reads: bool, writes: bool| {
             let mut wanted = PollFlags::empty();
             wanted.set(PollFlags::POLLIN, reads);
             wanted.set(PollFlags::POLLOUT, writes);
             if !wanted.is_empty() {
-                whose.push(who);
+                sources.push(source);
                 flags.push(wanted);
                 descriptors.push(descriptor);
             }
@@ -250,7 +251,7 @@ impl PeerEventLoop {
             );
         }
         let mesh = lock(&self.shared.mesh);
-        // Those first for whom nothing was left the last time.
+        // Connections that were left out the last time come first.
         let next_to_read = self.next_to_read.take().unwrap_or(ConnectionId(0));
         for (connection, stream) in
             self.connections.range(next_to_read..).chain(self.connections.range(..next_to_read))
@@ -264,9 +265,9 @@ impl PeerEventLoop {
             );
         }
         drop(mesh);
-        for (index, dialling) in self.dialling.iter().enumerate() {
-            add(PollSource::DialAttempt(index, false), dialling.stream.as_fd(), false, true);
-            if let Some(second_stream) = &dialling.second_stream {
+        for (index, attempt) in self.dial_attempts.iter().enumerate() {
+            add(PollSource::DialAttempt(index, false), attempt.stream.as_fd(), false, true);
+            if let Some(second_stream) = &attempt.second_stream {
                 add(PollSource::DialAttempt(index, true), second_stream.as_fd(), false, true);
             }
         }
@@ -275,46 +276,46 @@ impl PeerEventLoop {
                 PollSource::ClosingConnection,
                 closing.stream.as_fd(),
                 true,
-                !closing.rest.is_empty(),
+                !closing.unsent.is_empty(),
             );
         }
         let mut entries: Vec<_> =
             descriptors.into_iter().zip(flags).map(|(fd, flags)| PollFd::new(fd, flags)).collect();
-        let answer = poll(&mut entries, until(deadline, now));
+        let result = poll(&mut entries, until(deadline, now));
         let found: Vec<_> = entries.iter().map(|entry| entry.revents()).collect();
         drop(entries);
-        match answer {
+        match result {
             Ok(_) => {}
             Err(nix::errno::Errno::EINTR) => return,
-            // Out of memory, say: not a reason to spin.
+            // For example out of memory: no reason to spin.
             Err(_) => return std::thread::sleep(ACCEPT_PAUSE),
         }
         self.last_poll = self.shared.now();
         self.read_budget = READ_BYTES_PER_TURN;
         let mut established = Vec::new();
-        for (whose, found) in whose.into_iter().zip(found) {
-            // A flag that nix does not know is not one that was asked for.
+        for (source, found) in sources.into_iter().zip(found) {
+            // nix does not know the flag, so it was not requested.
             let found = found.unwrap_or(PollFlags::POLLERR);
             if found.is_empty() {
                 continue;
             }
-            match whose {
+            match source {
                 PollSource::Wake => self.shared.bell.silence(),
                 PollSource::Listener => self.accept(),
                 PollSource::Connection(connection) => self.serve(connection, found),
                 PollSource::DialAttempt(index, is_second) => established.push((index, is_second)),
-                // All of them are looked at before the next sleep.
+                // All of them are flushed before the next sleep.
                 PollSource::ClosingConnection => {}
             }
         }
-        // From the back, so that the numbers of the others stay what they were.
+        // In descending order, so that the other indices stay valid.
         established.dedup_by_key(|(index, _)| *index);
         for (index, is_second) in established.into_iter().rev() {
-            let mut dialling = self.dialling.swap_remove(index);
-            if is_second && let Some(second_stream) = &mut dialling.second_stream {
-                std::mem::swap(second_stream, &mut dialling.stream);
+            let mut attempt = self.dial_attempts.swap_remove(index);
+            if is_second && let Some(second_stream) = &mut attempt.second_stream {
+                std::mem::swap(second_stream, &mut attempt.stream);
             }
-            self.established(dialling);
+            self.established(attempt);
         }
     }
 
@@ -328,7 +329,7 @@ impl PeerEventLoop {
                     if !matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
                         let now = self.shared.now();
                         if lock(&self.shared.mesh).log.allows(now) {
-                            tracing::warn!(%error, "no connection of another node can be accepted");
+                            tracing::warn!(%error, "accepting a connection failed");
                         }
                         self.accepting_after = now + ACCEPT_PAUSE;
                     }
@@ -339,7 +340,7 @@ impl PeerEventLoop {
                 .set_nonblocking(true)
                 .and_then(|()| stream.set_nodelay(true))
                 .and_then(|()| socket::local_and_peer(&stream));
-            // Who has gone already needs no answer.
+            // A peer that is already gone needs no answer.
             let Ok((local_address, peer_address)) = local_and_peer else { continue };
             let connection =
                 lock(&self.shared.mesh).accepted(local_address, peer_address, self.shared.now());
@@ -354,18 +355,18 @@ impl PeerEventLoop {
         }
     }
 
-    /// Reads and writes as much as is its share.
+    /// Reads and writes a bounded share.
     fn serve(&mut self, connection: ConnectionId, found: PollFlags) {
         let Some(stream) = self.connections.get(&connection) else { return };
         let mut mesh = lock(&self.shared.mesh);
-        let mut over = None;
+        let mut closed = None;
         if found.contains(PollFlags::POLLOUT) {
             let output = mesh.output(connection);
             if !output.is_empty() {
                 match socket::write(stream, output) {
                     IoOutcome::Bytes(count) => mesh.sent(connection, count, self.shared.now()),
                     IoOutcome::WouldBlock => {}
-                    IoOutcome::Closed(how) => over = Some(how),
+                    IoOutcome::Closed(how) => closed = Some(how),
                 }
             }
         }
@@ -385,33 +386,33 @@ impl PeerEventLoop {
                 }
                 IoOutcome::WouldBlock => break,
                 IoOutcome::Closed(how) => {
-                    over = Some(how);
+                    closed = Some(how);
                     break;
                 }
             }
         }
-        // What came before is read first: it may say why.
-        if let Some(how) = over {
+        // Received bytes are handled first: they may contain the reason.
+        if let Some(how) = closed {
             mesh.broken(connection, &how, self.shared.now());
         }
     }
 
     // ---------------------------------------------------------------- dialling
 
-    /// Begins to connect to where an address leads.
+    /// Starts to dial the resolved addresses.
     fn dial(&mut self, (address, found): Resolution) {
         let mut found = match found {
             Ok(found) => found,
             Err(why) => return self.on_unreachable(&address, why),
         };
-        // The last is tried first, below.
+        // The last one is popped first, below.
         found.reverse();
         self.dial_others(address, found, "no address".to_owned());
     }
 
-    fn dial_next(&mut self, dialling: DialAttempt, why: &str) {
-        let why = reason(&dialling.address, dialling.to, why);
-        self.dial_others(dialling.address, dialling.others, why);
+    fn dial_next(&mut self, attempt: DialAttempt, why: &str) {
+        let why = reason(&attempt.address, attempt.to, why);
+        self.dial_others(attempt.address, attempt.others, why);
     }
 
     fn dial_others(&mut self, address: String, mut others: Vec<SocketAddr>, mut why: String) {
@@ -419,7 +420,7 @@ impl PeerEventLoop {
             match socket::start_connect(next, self.own) {
                 Ok(stream) => {
                     let now = self.shared.now();
-                    return self.dialling.push(DialAttempt {
+                    return self.dial_attempts.push(DialAttempt {
                         address,
                         to: next,
                         stream,
@@ -435,56 +436,59 @@ impl PeerEventLoop {
         self.on_unreachable(&address, why);
     }
 
-    /// Makes another attempt where the last one takes long.
+    /// Starts second attempts where the last one takes long.
     fn dial_second(&mut self, now: Duration) {
-        let are_few = self.dialling.len() <= MAX_DOUBLE_DIALS;
-        for dialling in
-            self.dialling.iter_mut().filter(|dialling| now >= dialling.second_attempt_at)
+        let are_few = self.dial_attempts.len() <= MAX_DOUBLE_DIALS;
+        for attempt in
+            self.dial_attempts.iter_mut().filter(|attempt| now >= attempt.second_attempt_at)
         {
-            dialling.second_attempt_at = now + SECOND_ATTEMPT_AFTER;
+            attempt.second_attempt_at = now + SECOND_ATTEMPT_AFTER;
             if are_few {
-                dialling.second_stream = socket::start_connect(dialling.to, self.own).ok();
+                attempt.second_stream = socket::start_connect(attempt.to, self.own).ok();
             }
         }
     }
 
-    /// Ends connections from addresses that this machine does not have any more.
+    /// Closes connections from addresses that this machine does not have any more.
     fn check_local_addresses(&mut self, mesh: &mut Mesh, now: Duration) {
-        if now < self.addresses {
+        if now < self.next_address_check {
             return;
         }
-        self.addresses = now + ADDRESS_CHECK_INTERVAL;
+        self.next_address_check = now + ADDRESS_CHECK_INTERVAL;
         let local_address: BTreeSet<_> =
-            mesh.connections.values().map(|line| line.local_address.ip()).collect();
-        let is_far = |address: &IpAddr| !address.to_canonical().is_loopback();
-        let gone: BTreeSet<_> =
-            local_address.into_iter().filter(is_far).filter(|it| !is_local_address(*it)).collect();
+            mesh.connections.values().map(|link| link.local_address.ip()).collect();
+        let is_remote = |address: &IpAddr| !address.to_canonical().is_loopback();
+        let gone: BTreeSet<_> = local_address
+            .into_iter()
+            .filter(is_remote)
+            .filter(|it| !is_local_address(*it))
+            .collect();
         if gone.is_empty() {
             return;
         }
         let of_gone =
-            mesh.connections.iter().filter(|(_, line)| gone.contains(&line.local_address.ip()));
+            mesh.connections.iter().filter(|(_, link)| gone.contains(&link.local_address.ip()));
         for connection in of_gone.map(|(connection, _)| *connection).collect::<Vec<_>>() {
-            mesh.broken(connection, "its local address was removed from this machine", now);
+            mesh.broken(connection, "the local address was removed from this machine", now);
         }
     }
 
-    fn established(&mut self, mut dialling: DialAttempt) {
-        match socket::connected(&dialling.stream) {
+    fn established(&mut self, mut attempt: DialAttempt) {
+        match socket::connected(&attempt.stream) {
             Ok(local_and_peer) => {
                 let now = self.shared.now();
                 let connection =
-                    lock(&self.shared.mesh).dialled(&dialling.address, Ok(local_and_peer), now);
+                    lock(&self.shared.mesh).dialled(&attempt.address, Ok(local_and_peer), now);
                 if let Some(connection) = connection {
-                    self.connections.insert(connection, dialling.stream);
+                    self.connections.insert(connection, attempt.stream);
                 }
             }
-            Err(error) => match dialling.second_stream.take() {
+            Err(error) => match attempt.second_stream.take() {
                 Some(second_stream) => {
-                    dialling.stream = second_stream;
-                    self.dialling.push(dialling);
+                    attempt.stream = second_stream;
+                    self.dial_attempts.push(attempt);
                 }
-                None => self.dial_next(dialling, &error.to_string()),
+                None => self.dial_next(attempt, &error.to_string()),
             },
         }
     }
@@ -495,8 +499,8 @@ impl PeerEventLoop {
 
     // ---------------------------------------------------------------- goodbyes
 
-    /// Sends what is left on connections that are over, and closes them when the other side
-    /// has closed its end: before that, closing would take back what was not read yet.
+    /// Sends the rest on closing connections, and closes them after the peer closed its end:
+    /// closing earlier would discard bytes that the peer has not read.
     fn flush_closing(&mut self) {
         let now = self.shared.now();
         let read_buffer = &mut self.read_buffer;
@@ -508,15 +512,15 @@ impl PeerEventLoop {
 
 impl ClosingConnection {
     fn flush(&mut self, read_buffer: &mut [u8]) -> bool {
-        while !self.rest.is_empty() {
-            match socket::write(&self.stream, &self.rest) {
-                IoOutcome::Bytes(count) => drop(self.rest.drain(..count)),
+        while !self.unsent.is_empty() {
+            match socket::write(&self.stream, &self.unsent) {
+                IoOutcome::Bytes(count) => drop(self.unsent.drain(..count)),
                 IoOutcome::WouldBlock => break,
                 IoOutcome::Closed(_) => return false,
             }
         }
-        // Again and again is harmless.
-        if self.rest.is_empty() && self.stream.shutdown(Shutdown::Write).is_err() {
+        // Repeating the shutdown is harmless.
+        if self.unsent.is_empty() && self.stream.shutdown(Shutdown::Write).is_err() {
             return false;
         }
         for _ in 0..READS_PER_TURN {
@@ -530,7 +534,8 @@ impl ClosingConnection {
     }
 }
 
-/// Why a target was not reached: it is named where the address is a name, which may stand for several.
+/// Why a target was not reached, with the target itself where the address is a name, which may
+/// resolve to several.
 fn reason(address: &str, target: SocketAddr, why: &str) -> String {
     match address.parse() == Ok(target) {
         true => why.to_owned(),
@@ -538,7 +543,7 @@ fn reason(address: &str, target: SocketAddr, why: &str) -> String {
     }
 }
 
-/// Not earlier than that.
+/// Rounded up to whole milliseconds.
 fn until(deadline: Option<Duration>, now: Duration) -> PollTimeout {
     let Some(deadline) = deadline else { return PollTimeout::NONE };
     let left = deadline.saturating_sub(now).as_nanos().div_ceil(1_000_000);

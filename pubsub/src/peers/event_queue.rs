@@ -1,4 +1,4 @@
-//! Events on their way to those above, and a descriptor that can be polled for them.
+//! Events waiting for the replicator, with a descriptor that can be polled.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,9 +8,8 @@ use super::event::PeerEvent;
 use crate::lock::lock;
 use crate::wake::WakeFd;
 
-/// So many events, or so many bytes of them, and nothing is read from peers any more until
-/// half of it is taken. What is under way then still comes: about what one read gives, and
-/// word of those that end.
+/// Limits of queued events. Above them nothing is read from peers until half is taken; what is in
+/// progress may still exceed them by about one read, and by disconnections.
 const MAX_EVENTS: usize = 4096;
 const MAX_EVENT_BYTES: usize = 32 << 20;
 
@@ -46,10 +45,10 @@ impl PeerEventQueue {
         }
     }
 
-    /// The oldest, and whether there is enough room again just now.
+    /// The oldest event, and whether the queue just fell below half.
     pub(super) fn pop(&self) -> (Option<PeerEvent>, bool) {
         let mut state = lock(&self.state);
-        let was_tight = state.is_filled(2);
+        let was_filled = state.is_filled(2);
         let event = state.events.pop_front();
         if let Some(event) = &event {
             state.weight -= event.weight();
@@ -57,13 +56,13 @@ impl PeerEventQueue {
         if state.events.is_empty() {
             self.bell.silence();
         }
-        let has_room = was_tight && !state.is_filled(2);
+        let has_room = was_filled && !state.is_filled(2);
         (event, has_room)
     }
 
-    /// Is it to be filled further? Who has stopped goes on at half of it only.
-    pub(super) fn is_full(&self, has_stopped: bool) -> bool {
-        lock(&self.state).is_filled(if has_stopped { 2 } else { 1 })
+    /// Whether reading should pause; after a pause it resumes below half only.
+    pub(super) fn is_full(&self, is_paused: bool) -> bool {
+        lock(&self.state).is_filled(if is_paused { 2 } else { 1 })
     }
 }
 

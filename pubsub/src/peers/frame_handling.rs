@@ -1,4 +1,4 @@
-//! What the mesh does about what is said to it.
+//! Handling of received frames by the mesh.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,28 +11,28 @@ use super::mesh::{Action, Mesh, Node, PeerConnection};
 use super::protocol::{Frame, Hello, PeerAddress, capability, malformed};
 use super::session_arbitration::{ConnectionId, SessionArbitration, Step};
 
-/// While more waits to be sent, a peer's knowledge of our interests may be old.
+/// Above this number of queued bytes a peer's view of our interests may be old.
 const QUEUED_BYTES_THRESHOLD: usize = 1 << 18;
-/// Acquaintances of one frame.
+/// Addresses in one frame.
 const ADDRESSES_PER_FRAME: usize = 512;
 
 impl Mesh {
-    pub(super) fn came(
+    pub(super) fn handle_frame(
         &mut self,
         connection: ConnectionId,
-        came: ReceivedFrame,
+        received: ReceivedFrame,
         now: Duration,
     ) -> Result<(), CloseReason> {
-        let frame = match came {
+        let frame = match received {
             ReceivedFrame::Hello(hello) => return self.on_hello(connection, hello, now),
             ReceivedFrame::Frame(frame) => frame,
         };
-        let Some(line) = self.connections.get_mut(&connection) else { return Ok(()) };
-        let Some(peer) = &line.peer else { return Ok(()) };
+        let Some(link) = self.connections.get_mut(&connection) else { return Ok(()) };
+        let Some(peer) = &link.peer else { return Ok(()) };
         let node = peer.identity;
-        match (frame, line.number) {
+        match (frame, link.number) {
             (Frame::Goodbye { why, detail }, _) => {
-                line.is_told = true;
+                link.received_goodbye = true;
                 return Err(CloseReason::of_goodbye(why, detail));
             }
             (Frame::Claim { instead_of }, _) if node < self.me.identity => {
@@ -52,19 +52,19 @@ impl Mesh {
             }
             (Frame::Heartbeat, Some(_)) => {}
             (Frame::Interests { number, changes }, Some(session)) => {
-                line.peer_interests.apply(number, &changes)?;
+                link.peer_interests.apply(number, &changes)?;
                 let event = PeerEvent::Interests { node, session, changes };
-                self.actions.push_back(Action::Tell(event));
+                self.actions.push_back(Action::Report(event));
             }
             (Frame::ControlMessage(bytes), Some(session)) => {
-                self.actions.push_back(Action::Tell(PeerEvent::ControlMessage {
+                self.actions.push_back(Action::Report(PeerEvent::ControlMessage {
                     node,
                     session,
                     bytes,
                 }));
             }
             (Frame::RequestPeers, Some(_)) => self.handle_peers_request(connection, now),
-            (Frame::PeerList { others }, Some(_)) if line.requested_peers => {
+            (Frame::PeerList { others }, Some(_)) if link.requested_peers => {
                 self.learn(&others, now)
             }
             _ => return Err(malformed("unexpected frame")),
@@ -72,7 +72,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// It is known who is there.
+    /// Handles the peer's hello.
     fn on_hello(
         &mut self,
         connection: ConnectionId,
@@ -81,53 +81,55 @@ impl Mesh {
     ) -> Result<(), CloseReason> {
         let node = hello.identity;
         if node == self.me.identity {
-            if hello.run == self.me.run {
+            if hello.instance == self.me.instance {
                 return Err(CloseReason::Closed(GoodbyeReason::SelfConnection));
             }
             if self.log.allows(now) {
-                tracing::warn!(%node, label = hello.label, "another service has this node's identity");
+                tracing::warn!(%node, label = hello.label, "another service has the same node id");
             }
             return Err(CloseReason::Closed(GoodbyeReason::IdentityConflict));
         }
-        let Some(line) = self.connections.get_mut(&connection) else { return Ok(()) };
-        let dialled = line.dialled.clone();
-        let (run, label) = (hello.run, hello.label.clone());
-        line.peer = Some(hello);
+        let Some(link) = self.connections.get_mut(&connection) else { return Ok(()) };
+        let dialled = link.dialled.clone();
+        let (instance, label) = (hello.instance, hello.label.clone());
+        link.peer = Some(hello);
         let is_stale = self.is_stale(&node, now);
         let known = self
             .nodes
             .entry(node)
-            .or_insert_with(|| Node { run, arbitration: SessionArbitration::default() });
-        if run != known.run && known.arbitration.current().is_some() && !is_stale {
-            // As long as a session moves something nothing takes its place but a connection of the same
-            // service: anything may say that it is this node, started later.
+            .or_insert_with(|| Node { instance, arbitration: SessionArbitration::default() });
+        if instance != known.instance && known.arbitration.current().is_some() && !is_stale {
+            // A live session is replaced only by a connection of the same service instance: any
+            // process may claim to be a later instance of the node.
             if self.log.allows(now) {
                 tracing::warn!(%node, label, "a second service claims the id of a node that has a session");
             }
             return Err(CloseReason::Closed(GoodbyeReason::SessionExists));
         }
-        if run < known.run {
+        if instance < known.instance {
             return Err(CloseReason::Closed(GoodbyeReason::Superseded));
         }
-        if run > known.run {
-            known.run = run;
-            let is_older = |line: &PeerConnection| {
-                line.peer.as_ref().is_some_and(|peer| peer.identity == node && peer.run < run)
+        if instance > known.instance {
+            known.instance = instance;
+            let is_older = |link: &PeerConnection| {
+                link.peer
+                    .as_ref()
+                    .is_some_and(|peer| peer.identity == node && peer.instance < instance)
             };
             let older: Vec<_> = self
                 .connections
                 .iter()
-                .filter(|(_, line)| is_older(line))
+                .filter(|(_, link)| is_older(link))
                 .map(|(old, _)| *old)
                 .collect();
             for old in older {
-                self.end(old, CloseReason::Closed(GoodbyeReason::Superseded), now);
+                self.close_connection(old, CloseReason::Closed(GoodbyeReason::Superseded), now);
             }
         }
         if let Some(address) = dialled
             && self.addresses.reached(&address, (node, &label), &mut self.log, now)
         {
-            // It may have dialled us before we knew that we want to ask it.
+            // It may have dialled this node before it was known to be a rendezvous.
             self.ask(node, now);
         }
         if self.me.identity < node {
@@ -145,68 +147,70 @@ impl Mesh {
                 Step::Claim { on, instead_of } => self.send(on, &Frame::Claim { instead_of }, now),
                 Step::Accept { on, session } => self.send(on, &Frame::Accept { session }, now),
                 Step::Replace(old) => {
-                    self.end(old, CloseReason::Closed(GoodbyeReason::Replaced), now)
+                    self.close_connection(old, CloseReason::Closed(GoodbyeReason::Replaced), now)
                 }
-                Step::Refuse(duplicate) => {
-                    self.end(duplicate, CloseReason::Closed(GoodbyeReason::Duplicate), now)
-                }
+                Step::Refuse(duplicate) => self.close_connection(
+                    duplicate,
+                    CloseReason::Closed(GoodbyeReason::Duplicate),
+                    now,
+                ),
                 Step::Establish { on, session } => self.establish(on, session, now),
             }
         }
     }
 
     fn establish(&mut self, connection: ConnectionId, session: SessionId, now: Duration) {
-        let Some(line) = self.connections.get_mut(&connection) else { return };
-        let Some(peer) = &line.peer else { return };
-        let (node, run, label) = (peer.identity, peer.run, peer.label.clone());
-        line.session.establish(now);
-        line.number = Some(session);
-        line.since = now;
-        self.departed.remove_returned(line);
-        let (local_address, peer_address) = (line.local_address, line.peer_address);
+        let Some(link) = self.connections.get_mut(&connection) else { return };
+        let Some(peer) = &link.peer else { return };
+        let (node, instance, label) = (peer.identity, peer.instance, peer.label.clone());
+        link.session.establish(now);
+        link.number = Some(session);
+        link.since = now;
+        self.departed.remove_returned(link);
+        let (local_address, peer_address) = (link.local_address, link.peer_address);
         tracing::debug!(%node, label, %session, %peer_address, "a session began");
-        let event = PeerEvent::Connected { node, session, run, label, local_address };
-        self.actions.push_back(Action::Tell(event));
-        let reachable_address = line.reachable_address();
+        let event = PeerEvent::Connected { node, session, instance, label, local_address };
+        self.actions.push_back(Action::Report(event));
+        let reachable_address = link.reachable_address();
         self.send_interests(connection, now);
         if self.addresses.is_rendezvous(&node) {
             self.ask(node, now);
         }
         if let Some(reachable_address) = reachable_address {
-            let asking = self
+            let requesters = self
                 .connections
                 .iter()
-                .filter(|(other, line)| line.wants_peers && **other != connection);
-            let asking: Vec<_> = asking.map(|(other, _)| *other).collect();
-            for other in asking {
+                .filter(|(other, link)| link.wants_peers && **other != connection);
+            let requesters: Vec<_> = requesters.map(|(other, _)| *other).collect();
+            for other in requesters {
                 self.send(other, &Frame::PeerList { others: vec![reachable_address] }, now);
             }
         }
     }
 
-    /// Asks a node for others, once in a session.
+    /// Asks a node for its peers, once in a session.
     fn ask(&mut self, node: NodeId, now: Duration) {
         let current = self.nodes.get(&node).and_then(|known| known.arbitration.current());
         let Some((connection, _)) = current else { return };
-        let Some(line) = self.connections.get_mut(&connection) else { return };
+        let Some(link) = self.connections.get_mut(&connection) else { return };
         let answers =
-            line.peer.as_ref().is_some_and(|peer| peer.capabilities & capability::RENDEZVOUS != 0);
-        if line.number.is_some() && answers && !line.requested_peers {
-            line.requested_peers = true;
+            link.peer.as_ref().is_some_and(|peer| peer.capabilities & capability::RENDEZVOUS != 0);
+        if link.number.is_some() && answers && !link.requested_peers {
+            link.requested_peers = true;
             self.send(connection, &Frame::RequestPeers, now);
         }
     }
 
     fn handle_peers_request(&mut self, connection: ConnectionId, now: Duration) {
-        let Some(line) = self.connections.get_mut(&connection) else { return };
-        if std::mem::replace(&mut line.wants_peers, true) {
+        let Some(link) = self.connections.get_mut(&connection) else { return };
+        if std::mem::replace(&mut link.wants_peers, true) {
             return;
         }
         let others: Vec<_> = self
             .connections
             .iter()
-            .filter(|(other, line)| **other != connection && line.number.is_some())
-            .filter_map(|(_, line)| line.reachable_address())
+            .filter(|(other, link)| **other != connection && link.number.is_some())
+            .filter_map(|(_, link)| link.reachable_address())
             .collect();
         for some in others.chunks(ADDRESSES_PER_FRAME) {
             self.send(connection, &Frame::PeerList { others: some.to_vec() }, now);
@@ -215,8 +219,8 @@ impl Mesh {
 
     fn learn(&mut self, others: &[PeerAddress], now: Duration) {
         for PeerAddress { node, address } in others {
-            let can_be = !address.ip().is_unspecified() && address.port() != 0;
-            if *node == self.me.identity || !can_be {
+            let is_valid = !address.ip().is_unspecified() && address.port() != 0;
+            if *node == self.me.identity || !is_valid {
                 continue;
             }
             if !self.addresses.learn(*node, *address, now) {
@@ -230,26 +234,26 @@ impl Mesh {
 
     pub(super) fn send_interests(&mut self, connection: ConnectionId, now: Duration) {
         while !self.interests_unknown
-            && let Some(line) = self.connections.get_mut(&connection)
-            && line.number.is_some()
-            && !line.withholds_interests
-            && line.session.waiting() < QUEUED_BYTES_THRESHOLD
-            && let Some((number, changes)) = line.interest_sender.next(&self.interests)
+            && let Some(link) = self.connections.get_mut(&connection)
+            && link.number.is_some()
+            && !link.withholds_interests
+            && link.session.waiting() < QUEUED_BYTES_THRESHOLD
+            && let Some((number, changes)) = link.interest_sender.next(&self.interests)
         {
             self.send(connection, &Frame::Interests { number, changes }, now);
         }
     }
 
     fn send(&mut self, connection: ConnectionId, frame: &Frame, now: Duration) {
-        let Some(line) = self.connections.get_mut(&connection) else { return };
-        if let Err(reason) = line.session.send(frame) {
-            self.end(connection, reason, now);
+        let Some(link) = self.connections.get_mut(&connection) else { return };
+        if let Err(reason) = link.session.send(frame) {
+            self.close_connection(connection, reason, now);
         }
     }
 }
 
 impl PeerConnection {
-    /// Who is there, and where others can reach it, if they can.
+    /// The peer, and the address at which others can reach it, if any.
     pub(super) fn reachable_address(&self) -> Option<PeerAddress> {
         let peer = self.peer.as_ref()?;
         let address = reachable(peer.listens?, self.peer_address.ip())?;
@@ -257,11 +261,11 @@ impl PeerConnection {
     }
 }
 
-/// Where others can reach one who listens there and was seen with this address.
+/// The address at which others can reach a node that listens at `listens`, and was seen at `seen`.
 fn reachable(listens: SocketAddr, seen: IpAddr) -> Option<SocketAddr> {
-    let (said, seen) = (listens.ip().to_canonical(), seen.to_canonical());
-    let address = if said.is_unspecified() { seen } else { said };
-    // Its own loopback is not ours.
+    let (announced, seen) = (listens.ip().to_canonical(), seen.to_canonical());
+    let address = if announced.is_unspecified() { seen } else { announced };
+    // Its loopback is not the local one.
     (listens.port() != 0 && (!address.is_loopback() || seen.is_loopback()))
         .then(|| SocketAddr::new(address, listens.port()))
 }

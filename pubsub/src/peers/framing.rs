@@ -1,4 +1,4 @@
-//! Bytes of a connection to bodies of frames, and back.
+//! Splits received bytes into frames, and queues frames to send.
 
 use std::collections::VecDeque;
 
@@ -6,11 +6,11 @@ use super::close_reason::CloseReason;
 use super::protocol::malformed;
 
 const LENGTH_PREFIX: usize = 4;
-/// Room that is kept when it is empty.
+/// Capacity that an empty buffer keeps.
 const RETAINED_CAPACITY: usize = 1 << 16;
 
-/// What came and was not yet a whole frame. As much room is taken as there are bytes, not
-/// as a length claims.
+/// Received bytes without a complete frame. Memory grows with the bytes received, not with the
+/// claimed length.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveBuffer {
     bytes: Vec<u8>,
@@ -22,8 +22,8 @@ impl ReceiveBuffer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The body of the next frame, if it is there. It is refused by its length alone, so
-    /// that not more than `longest` ever waits for its end.
+    /// The body of the next complete frame. A longer one is refused by its length prefix, so that
+    /// at most `longest` bytes are ever buffered.
     pub(super) fn next(&mut self, longest: usize) -> Result<Option<&[u8]>, CloseReason> {
         let Some((length, rest)) = self.bytes[self.taken..].split_first_chunk::<LENGTH_PREFIX>()
         else {
@@ -32,9 +32,7 @@ impl ReceiveBuffer {
         };
         let length = u32::from_le_bytes(*length) as usize;
         if length == 0 || length > longest {
-            return Err(malformed(format!(
-                "a frame of {length} bytes, 1 to {longest} are possible"
-            )));
+            return Err(malformed(format!("frame length {length} is outside of 1 to {longest}")));
         }
         if rest.len() < length {
             self.compact();
@@ -45,7 +43,7 @@ impl ReceiveBuffer {
         Ok(Some(&self.bytes[start..start + length]))
     }
 
-    /// Nothing is here but the beginning of a frame: it moves to the front.
+    /// Moves an incomplete frame to the front.
     fn compact(&mut self) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
@@ -55,13 +53,13 @@ impl ReceiveBuffer {
     }
 }
 
-/// What waits to be sent.
+/// Frames waiting to be sent.
 #[derive(Debug, Default)]
 pub(super) struct SendBuffer(VecDeque<u8>);
 
 impl SendBuffer {
     pub(super) fn add(&mut self, body: &[u8]) {
-        // Bodies are bounded far below by those who make them.
+        // Bodies are bounded far below u32 by their creators.
         self.0.extend((body.len() as u32).to_le_bytes());
         self.0.extend(body);
     }

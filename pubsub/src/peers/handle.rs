@@ -1,4 +1,4 @@
-//! What a node service holds of its peers.
+//! The handle of a node service for its peers.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,7 +15,7 @@ use super::event::PeerEvent;
 use super::event_loop::{PeerEventLoop, Shared};
 use super::event_queue::PeerEventQueue;
 use super::identity::{MAX_LABEL_LENGTH, NodeId, ServiceInstance, SessionId};
-use super::interests::{Interest, collect};
+use super::interests::{Interest, collect_interests};
 use super::listener::listen;
 use super::mesh::{Mesh, Start};
 use super::protocol::MIN_LOST_AFTER;
@@ -28,20 +28,20 @@ use crate::wake::WakeFd;
 
 const START: &str = "start peer discovery";
 
-/// Refuses what is impossible, and any other node without [`insecure`](NetworkOptions::insecure),
-/// for a node that is called so.
+/// Checks the options of a node with this label. Any other node needs
+/// [`insecure`](NetworkOptions::insecure).
 pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
     let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
     if label.len() > MAX_LABEL_LENGTH || label.chars().any(char::is_control) {
         return refuse(format!(
-            "a label has {MAX_LABEL_LENGTH} bytes at most, and no control characters: \"{}\"",
+            "a label has at most {MAX_LABEL_LENGTH} bytes and no control characters: \"{}\"",
             label.escape_debug()
         ));
     }
     let (lost_after, longest) = (network.lost_after, Duration::from_secs(3600));
     if lost_after < Duration::from_millis(MIN_LOST_AFTER.into()) || lost_after > longest {
         return refuse(format!(
-            "lost after {lost_after:?}: {MIN_LOST_AFTER} ms to {longest:?} is possible"
+            "lost_after {lost_after:?} is outside of {MIN_LOST_AFTER} ms to {longest:?}"
         ));
     }
     for address in network.peers.iter().chain(&network.rendezvous) {
@@ -55,18 +55,18 @@ pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
     }
 }
 
-/// What it means that nodes are connected.
-pub(crate) const INSECURE: &str = "nodes are not authenticated and nothing is encrypted yet, so \
-    whatever can connect reads and publishes in all topics; on loopback, each user of the machine";
+/// The risk of connected nodes.
+pub(crate) const INSECURE: &str = "nodes are not authenticated and nothing is encrypted yet: \
+    any process that can connect reads and publishes in all topics; on loopback, each user of the machine";
 
-/// The first address at which this node meets others, if there is one.
+/// The first address at which this node listens or dials, if any.
 pub(crate) fn first_address(network: &NetworkOptions) -> Option<String> {
     let dialled = network.peers.iter().chain(&network.rendezvous).cloned();
     network.listen.map(|address| address.to_string()).into_iter().chain(dialled).next()
 }
 
-/// The other nodes, looked after by a thread. Dropping it says goodbye to them, for which
-/// they have half a second.
+/// The peers of a node, served by a thread. Dropping it says goodbye to them, for at most half a
+/// second.
 #[derive(Debug)]
 pub(crate) struct Peers {
     pub(super) shared: Arc<Shared>,
@@ -76,12 +76,12 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Starts to listen and to dial. That peers are not authenticated is for others to
-    /// [say](NetworkOptions::say_if_insecure), and not at each attempt.
+    /// Starts to listen and to dial. The caller logs the [insecurity
+    /// warning](NetworkOptions::say_if_insecure), once.
     ///
-    /// Nothing is said of what the node subscribes to until it [knows](Self::set_interests): not even
-    /// that it is nothing. Nor is it said to a node before it [may](Self::announce_interests): so that other
-    /// things can be said first.
+    /// No interests are sent before they are [set](Self::set_interests), not even that there are
+    /// none. A node gets them only after [`announce_interests`](Self::announce_interests), so that
+    /// control messages can be sent first.
     pub(crate) fn start(network: &NetworkOptions, identity: NodeId, label: &str) -> Result<Self> {
         Self::start_with(network, identity, label, Limits::default(), true)
     }
@@ -104,10 +104,10 @@ impl Peers {
             Some(listener) => Some(listener.local_addr().map_err(failed)?),
             None => None,
         };
-        let chance = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
+        let nonce = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
         let start = Start {
             identity,
-            run: ServiceInstance::new(chance),
+            instance: ServiceInstance::new(nonce),
             label: label.to_owned(),
             listens,
             peers: network.peers.clone(),
@@ -126,10 +126,10 @@ impl Peers {
             is_over: AtomicBool::new(false),
         });
         let own = listens.map(|address| address.ip());
-        let service = PeerEventLoop::new(Arc::clone(&shared), listener, own);
+        let event_loop = PeerEventLoop::new(Arc::clone(&shared), listener, own);
         let thread = std::thread::Builder::new()
             .name("fabricast-peers".to_owned())
-            .spawn(move || service.run())
+            .spawn(move || event_loop.run())
             .map_err(|cause| Error::of(START, cause))?;
         Ok(Self {
             shared,
@@ -139,26 +139,25 @@ impl Peers {
         })
     }
 
-    /// Where others can reach it.
+    /// The address at which other nodes reach it.
     pub(crate) fn listens(&self) -> Option<SocketAddr> {
         self.listens
     }
 
-    /// All that this node publishes and subscribes from now on. Peers are told what is
-    /// different from before.
+    /// Sets the interests of this node. Peers get the difference.
     pub(crate) fn set_interests(
         &self,
         interests: impl IntoIterator<Item = Interest>,
     ) -> Result<()> {
         self.check_not_forked("set the interests of this node")?;
-        let interests = collect(interests)?;
+        let interests = collect_interests(interests)?;
         lock(&self.shared.mesh).set_interests(interests, self.shared.now());
         self.shared.bell.ring();
         Ok(())
     }
 
-    /// A node is told what this one publishes and subscribes to from now on, behind the letters
-    /// that were sent there, unless the session is over.
+    /// Sends the interests of this node to a peer from now on, after the messages already queued,
+    /// unless the session ended.
     pub(crate) fn announce_interests(&self, node: NodeId, session: SessionId) -> Result<()> {
         self.check_not_forked("send to a node")?;
         lock(&self.shared.mesh).announce_interests(node, session, self.shared.now());
@@ -166,33 +165,34 @@ impl Peers {
         Ok(())
     }
 
-    /// Sends a letter. It arrives once, behind those sent before, unless the session ends.
-    /// This never waits: if more letters wait than may, the session is ended.
-    pub(crate) fn tell(&self, node: NodeId, session: SessionId, letter: Vec<u8>) -> Result<()> {
+    /// Sends a control message. It arrives once and in order, unless the session ends. Never
+    /// blocks: if the queue is full, the session is closed.
+    pub(crate) fn send(&self, node: NodeId, session: SessionId, message: Vec<u8>) -> Result<()> {
         self.check_not_forked("send to a node")?;
-        let told = lock(&self.shared.mesh).tell(node, session, letter, self.shared.now());
+        let sent =
+            lock(&self.shared.mesh).send_control_message(node, session, message, self.shared.now());
         self.shared.bell.ring();
-        told
+        sent
     }
 
-    /// How it stands with each peer, and with each address at which one is wanted.
+    /// The state of each peer, and of each address that is dialled.
     pub(crate) fn reports(&self) -> Vec<PeerReport> {
         if !self.fork_generation.is_current() {
             return Vec::new();
         }
         let (now, moment) = (SystemTime::now(), self.shared.now());
         let mut mesh = lock(&self.shared.mesh);
-        // Nothing may have happened since it was time.
+        // Expired entries may not have been removed yet.
         mesh.departed.tick(moment);
         mesh.reports(|since| now - moment.saturating_sub(since))
     }
 
-    /// Can be read as long as there are [events](Self::next_event).
+    /// Readable as long as there are [events](Self::next_event).
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.shared.events.as_fd()
     }
 
-    /// The next event, if there is one. As long as many wait here, nothing is read from peers.
+    /// The next event, if any. While the queue is full, nothing is read from peers.
     pub(crate) fn next_event(&self) -> Option<PeerEvent> {
         if !self.fork_generation.is_current() {
             return None;
@@ -217,7 +217,7 @@ impl Drop for Peers {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if !self.fork_generation.is_current() {
-            // There is no such thread here, and the connections are the parent's.
+            // The thread exists in the parent only, which owns the connections.
             std::mem::forget(thread);
             return;
         }

@@ -1,4 +1,4 @@
-//! Who a node is, which start of its service speaks, and which connection.
+//! Ids of nodes, of instances of their services, and of sessions.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// The longest label of a node, in bytes.
 pub(super) const MAX_LABEL_LENGTH: usize = 64;
 
-/// The identity of a node: the random UUID of its service.
+/// The id of a node: the random UUID of its service.
 ///
 /// ```
 /// use pubsub::NodeId;
@@ -21,14 +21,14 @@ pub(super) const MAX_LABEL_LENGTH: usize = 64;
 pub struct NodeId(pub [u8; 16]);
 
 impl NodeId {
-    /// A new one.
+    /// A new random id.
     ///
     /// # Errors
     /// If the system gives no random bytes.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|cause| Error::of("create a node id", cause))?;
-        // What makes it a UUID of the random kind.
+        // Version and variant bits of a random UUID.
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         Ok(Self(bytes))
@@ -53,8 +53,8 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// A session between two nodes: one connection that both have agreed to use. Both
-/// know it by the same number, which neither uses again.
+/// A session between two nodes: the connection that both agreed to use. Both know it by the same
+/// number, which is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct SessionId(pub(crate) u64);
 
@@ -64,24 +64,23 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// One start of a node's service. A later one takes the place of an earlier one that has no session
-/// any more.
+/// One run of a node's service. A later one replaces an earlier one without a live session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ServiceInstance {
     /// Nanoseconds since 1970.
     pub(super) started: u64,
-    /// Tells apart those that started at the same time.
-    pub(super) chance: u64,
+    /// Distinguishes instances with the same start time.
+    pub(super) nonce: u64,
 }
 
 impl ServiceInstance {
-    pub(crate) fn new(chance: u64) -> Self {
+    pub(crate) fn new(nonce: u64) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { started: since.as_nanos() as u64, chance }
+        Self { started: since.as_nanos() as u64, nonce }
     }
 }
 
-/// Chance that can be repeated, for what needs no secrecy.
+/// Repeatable random numbers, for purposes without secrecy.
 #[derive(Debug, Clone)]
 pub(super) struct SplitMix64(pub(super) u64);
 
@@ -96,7 +95,9 @@ impl SplitMix64 {
     }
 }
 
-/// As it may be shown: what others say of themselves could else move the cursor.
+/// Text of other nodes, safe to print: control characters could move the cursor.
 pub(super) fn printable(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+    text.chars()
+        .map(|character| if character.is_control() { '\u{fffd}' } else { character })
+        .collect()
 }

@@ -1,6 +1,6 @@
-//! What nodes publish and subscribe: told to each other as numbered changes.
+//! Interests of nodes, sent to each other as numbered changes.
 //!
-//! A session begins with nothing known, so the whole state is the first changes.
+//! A session begins without knowledge, so the first changes are the whole state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use super::protocol::{MAX_PROTOCOL_FRAME_LENGTH, malformed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::{MAX_TOPIC_NAME, SharedSettings, TopicSettings};
 
-/// Topics that one node may have an interest in, and so those that it may have.
+/// Limit of topics that one node may have an interest in.
 pub(crate) const MAX_INTERESTS: usize = 1 << 14;
-/// Changes of one frame: they fit in a note, however long the names are.
+/// Changes in one frame: they fit, however long the names are.
 const CHANGES_PER_FRAME: usize = MAX_PROTOCOL_FRAME_LENGTH / (MAX_TOPIC_NAME + 64);
 
-/// What a node has to do with a topic.
+/// The interest of a node in a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Interest {
     /// The topic's name.
     pub(crate) topic: String,
-    /// It has publishers there.
+    /// It has publishers of the topic.
     pub(crate) publishes: bool,
-    /// It has subscribers there.
+    /// It has subscribers of the topic.
     pub(crate) subscribes: bool,
-    #[serde(with = "told")]
+    #[serde(with = "wire_settings")]
     pub(crate) settings: SharedSettings,
 }
 
-/// What other nodes are told of a topic's settings. How many loans there are is each node's own matter.
-mod told {
+/// The settings that other nodes get. Loans are local to each node.
+mod wire_settings {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use crate::settings::{Reliability, SharedLocation, SharedSettings, TopicSettings};
@@ -87,10 +87,10 @@ impl Interest {
         (1..=MAX_TOPIC_NAME).contains(&self.topic.len())
     }
 
-    /// Refuses what no node would say.
+    /// Refuses an invalid interest.
     fn check(&self) -> std::result::Result<(), CloseReason> {
         if !self.has_valid_name() {
-            return Err(malformed(format!("a topic's name of {} bytes", self.topic.len())));
+            return Err(malformed(format!("invalid topic name of {} bytes", self.topic.len())));
         }
         if !self.publishes && !self.subscribes {
             return Err(malformed("interest without publisher or subscriber"));
@@ -101,56 +101,58 @@ impl Interest {
     }
 }
 
-/// What changed in what a node publishes and subscribes.
+/// A change of a node's interests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum InterestChange {
-    /// It has this interest from now on, and no other in this topic.
+    /// The node has this interest in its topic from now on.
     Set(Interest),
-    /// It has none in this topic any more.
+    /// The node has no interest in this topic any more.
     Removed(String),
 }
 
-/// All that a node publishes and subscribes, by topic.
+/// All interests of a node, by topic.
 pub(super) type Interests = BTreeMap<String, Arc<Interest>>;
 
-/// Puts them in order, and leaves those out that are in nothing.
-pub(super) fn collect(interests: impl IntoIterator<Item = Interest>) -> Result<Interests> {
+/// Collects interests by topic, without empty ones.
+pub(super) fn collect_interests(
+    interests: impl IntoIterator<Item = Interest>,
+) -> Result<Interests> {
     let operation = "set the interests of this node";
     let refuse = |kind, detail| Err(Error::new(operation, kind, detail));
     let mut all = Interests::new();
     for mut interest in interests {
-        // Not told: a topic made anew with other ones is no change.
+        // Loans are not sent: a topic created again with others is no change.
         interest.settings.loans = TopicSettings::default().loans;
         if !interest.has_valid_name() {
-            let detail = format!("a name of {} bytes", interest.topic.len());
+            let detail = format!("invalid topic name of {} bytes", interest.topic.len());
             return refuse(ErrorKind::InvalidArgument, detail);
         }
         if !interest.publishes && !interest.subscribes {
             continue;
         }
         if let Some(before) = all.insert(interest.topic.clone(), Arc::new(interest)) {
-            let detail = format!("the topic \"{}\" is there twice", before.topic);
+            let detail = format!("duplicate topic \"{}\"", before.topic);
             return refuse(ErrorKind::InvalidArgument, detail);
         }
     }
     if all.len() > MAX_INTERESTS {
-        let detail = format!("{} topics, {MAX_INTERESTS} at most", all.len());
+        let detail = format!("{} topics exceed the limit of {MAX_INTERESTS}", all.len());
         return refuse(ErrorKind::TooMany, detail);
     }
     Ok(all)
 }
 
-/// Tells one peer. It remembers what it told, so that what happens while the peer is
-/// slow is told as one difference later.
+/// Sends interests to one peer. It records what was sent, so that changes during congestion are
+/// merged into one difference.
 #[derive(Debug, Default)]
 pub(super) struct InterestSender {
-    told: Interests,
+    sent: Interests,
     number: u64,
     is_behind: bool,
 }
 
 impl InterestSender {
-    /// There is something to tell, at least that there is nothing.
+    /// The first frame is sent even without interests.
     pub(super) fn new() -> Self {
         Self { is_behind: true, ..Self::default() }
     }
@@ -159,18 +161,18 @@ impl InterestSender {
         self.is_behind = true;
     }
 
-    /// The next changes and their number, if the peer does not know everything yet.
+    /// The next changes and their number, if the peer lacks any.
     pub(super) fn next(&mut self, now: &Interests) -> Option<(u64, Vec<InterestChange>)> {
         if !self.is_behind {
             return None;
         }
-        let gone = self.told.keys().filter(|topic| !now.contains_key(*topic));
+        let removed = self.sent.keys().filter(|topic| !now.contains_key(*topic));
         let mut changes: Vec<_> =
-            gone.take(CHANGES_PER_FRAME).cloned().map(InterestChange::Removed).collect();
+            removed.take(CHANGES_PER_FRAME).cloned().map(InterestChange::Removed).collect();
         let set = now.iter().filter(|(topic, interest)| {
-            self.told
+            self.sent
                 .get(*topic)
-                .is_none_or(|told| !Arc::ptr_eq(told, interest) && told != *interest)
+                .is_none_or(|sent| !Arc::ptr_eq(sent, interest) && sent != *interest)
         });
         changes.extend(
             set.take(CHANGES_PER_FRAME - changes.len())
@@ -183,10 +185,10 @@ impl InterestSender {
         for change in &changes {
             match change {
                 InterestChange::Removed(topic) => {
-                    self.told.remove(topic);
+                    self.sent.remove(topic);
                 }
                 InterestChange::Set(interest) => {
-                    self.told.insert(interest.topic.clone(), Arc::clone(&now[&interest.topic]));
+                    self.sent.insert(interest.topic.clone(), Arc::clone(&now[&interest.topic]));
                 }
             }
         }
@@ -195,7 +197,7 @@ impl InterestSender {
     }
 }
 
-/// What one peer told.
+/// The interests received from one peer.
 #[derive(Debug, Default)]
 pub(super) struct PeerInterests {
     interests: BTreeMap<String, Interest>,
@@ -203,14 +205,14 @@ pub(super) struct PeerInterests {
 }
 
 impl PeerInterests {
-    /// Changes came. They are refused if they cannot be meant for what is known.
+    /// Applies changes; refused if they contradict the known state.
     pub(super) fn apply(
         &mut self,
         number: u64,
         changes: &[InterestChange],
     ) -> std::result::Result<(), CloseReason> {
         if number != self.number + 1 {
-            return Err(malformed(format!("changes {number} behind {}", self.number)));
+            return Err(malformed(format!("changes {number} after {}", self.number)));
         }
         self.number = number;
         for change in changes {
@@ -231,7 +233,7 @@ impl PeerInterests {
         }
         match self.interests.len() {
             0..=MAX_INTERESTS => Ok(()),
-            more => Err(malformed(format!("interests in {more} topics"))),
+            more => Err(malformed(format!("interests in {more} topics exceed the limit"))),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The port at which a node listens for others, and why it cannot be had.
+//! The port at which a node listens for peers, and why listening failed.
 
 use std::io::{self, ErrorKind as Io};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 const LISTEN: &str = "listen for other nodes";
 
-/// Listens, without waiting for those that connect.
+/// Listens with a non-blocking socket.
 pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
@@ -28,10 +28,10 @@ fn refused(address: SocketAddr, cause: io::Error) -> Error {
     error.on(address)
 }
 
-/// With the addresses of the same family that are possible, or with all if there is none.
+/// Proposes the addresses of the same family, or all if there is none.
 fn of_another_machine(wrong: IpAddr, all: &[IpAddr]) -> String {
-    let alike: Vec<_> = all.iter().filter(|one| one.is_ipv4() == wrong.is_ipv4()).collect();
-    let possible = if alike.is_empty() { all.iter().collect() } else { alike };
+    let same_family: Vec<_> = all.iter().filter(|one| one.is_ipv4() == wrong.is_ipv4()).collect();
+    let possible = if same_family.is_empty() { all.iter().collect() } else { same_family };
     let possible: Vec<_> = possible.into_iter().map(IpAddr::to_string).collect();
     let remedy = match possible.is_empty() {
         true => "Choose one that is".to_owned(),
@@ -40,7 +40,7 @@ fn of_another_machine(wrong: IpAddr, all: &[IpAddr]) -> String {
     format!("{wrong} is not an address of this machine. {remedy}")
 }
 
-/// Its addresses, without the link-local ones of IPv6, which an interface has to be named with.
+/// The addresses of this machine, without link-local ones of IPv6, which need an interface.
 fn of_this_machine() -> Vec<IpAddr> {
     let mut all: Vec<IpAddr> = Vec::new();
     for address in getifaddrs().into_iter().flatten().filter_map(|found| found.address) {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn port_in_use_and_address_of_another_machine_are_told_apart() {
+    fn port_in_use_and_foreign_address_are_distinguished() {
         let taken = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = taken.local_addr().unwrap();
         let error = listen(address).unwrap_err();
@@ -73,7 +73,7 @@ mod tests {
                  (os error 98). Choose another port, or end the process that listens there"
             )
         );
-        // For documentation, and therefore of no machine.
+        // Reserved for documentation, so no machine has it.
         let error = listen("192.0.2.9:7700".parse().unwrap()).unwrap_err();
         let expected = "listen for other nodes (192.0.2.9:7700) failed: cannot listen there: 192.0.2.9 is not an \
                         address of this machine. Choose one of: 127.0.0.1";
@@ -84,9 +84,9 @@ mod tests {
     fn addresses_of_the_same_family_are_proposed() {
         let [wrong, four, six] = ["10.0.0.9", "10.0.0.1", "::1"].map(|it| it.parse().unwrap());
         let text = |all: &[IpAddr]| of_another_machine(wrong, all);
-        let said = "10.0.0.9 is not an address of this machine. Choose one";
-        assert_eq!(text(&[six, four]), format!("{said} of: 10.0.0.1"));
-        assert_eq!(text(&[six]), format!("{said} of: ::1"));
-        assert_eq!(text(&[]), format!("{said} that is"));
+        let expected = "10.0.0.9 is not an address of this machine. Choose one";
+        assert_eq!(text(&[six, four]), format!("{expected} of: 10.0.0.1"));
+        assert_eq!(text(&[six]), format!("{expected} of: ::1"));
+        assert_eq!(text(&[]), format!("{expected} that is"));
     }
 }

@@ -23,18 +23,18 @@ use crate::settings::TopicSettings;
 use crate::{ErrorKind, Result};
 
 impl Peers {
-    /// One that says what it subscribes to as soon as there is a session.
+    /// Peers that send their interests as soon as there is a session.
     pub(crate) fn start_open(network: &NetworkOptions, identity: NodeId) -> Result<Self> {
         Self::start_with(network, identity, "", Limits::default(), false)
     }
 
-    /// Bytes that wait to be sent to somebody.
+    /// Bytes queued for all peers.
     pub(super) fn waiting(&self) -> usize {
-        lock(&self.shared.mesh).connections.values().map(|line| line.session.waiting()).sum()
+        lock(&self.shared.mesh).connections.values().map(|link| link.session.waiting()).sum()
     }
 }
 
-/// Only reached when something is wrong.
+/// Reached only by a failing test.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ fn options(number: u8, peers: &[SocketAddr]) -> Options {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         peers: peers.iter().map(SocketAddr::to_string).collect(),
         name: format!("node {number}"),
-        // Other builds may keep both processors busy.
+        // Other builds may keep both cores busy.
         lost_after: Duration::from_secs(20),
         insecure: true,
         ..NetworkOptions::default()
@@ -82,14 +82,14 @@ fn next(peers: &Peers) -> PeerEvent {
             return event;
         }
         let left = end.saturating_duration_since(Instant::now());
-        assert!(!left.is_zero(), "no event came; {:#?}", peers.reports());
+        assert!(!left.is_zero(), "no event arrived; {:#?}", peers.reports());
         let mut entries = [PollFd::new(peers.descriptor(), PollFlags::POLLIN)];
         poll(&mut entries, PollTimeout::try_from(left).unwrap()).unwrap();
     }
 }
 
-/// The session with a node that appears next. What comes first must be that.
-fn appears(peers: &Peers, number: u8) -> SessionId {
+/// The session with a node; it must be the next event.
+fn connected(peers: &Peers, number: u8) -> SessionId {
     match next(peers) {
         PeerEvent::Connected { node, session, label, local_address, .. } => {
             assert_eq!((node, label), (identity(number), format!("node {number}")));
@@ -100,33 +100,33 @@ fn appears(peers: &Peers, number: u8) -> SessionId {
     }
 }
 
-fn vanishes(peers: &Peers, number: u8) -> CloseReason {
+fn disconnected(peers: &Peers, number: u8) -> CloseReason {
     loop {
         match next(peers) {
             PeerEvent::Disconnected { node, reason, .. } => {
                 assert_eq!(node, identity(number));
                 return reason;
             }
-            PeerEvent::Connected { node, .. } => panic!("{node} appeared"),
+            PeerEvent::Connected { node, .. } => panic!("{node} connected"),
             _ => {}
         }
     }
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_until(goal: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + TEST_TIMEOUT;
     while !is_so() {
-        assert!(Instant::now() < end, "it never came: {what}");
+        assert!(Instant::now() < end, "waited for: {goal}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Two that have met, and heard that the other subscribes nothing.
+/// Two nodes with a session, after their empty interests arrived.
 fn two() -> (Peers, Peers, SessionId) {
     let one = started(options(1, &[])).unwrap();
     let two = started(options(2, &[one.listens().unwrap()])).unwrap();
-    let session = appears(&one, 2);
-    assert_eq!(appears(&two, 1), session);
+    let session = connected(&one, 2);
+    assert_eq!(connected(&two, 1), session);
     for peers in [&one, &two] {
         assert!(matches!(next(peers), PeerEvent::Interests { changes, .. } if changes.is_empty()));
     }
@@ -134,7 +134,7 @@ fn two() -> (Peers, Peers, SessionId) {
 }
 
 #[test]
-fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
+fn two_nodes_exchange_interests_and_control_messages() {
     let (one, two, session) = two();
     let settings = TopicSettings { depth: 5, ..TopicSettings::default() };
     let interest = |topic: &str| Interest::new(topic, true, false, &settings).unwrap();
@@ -150,20 +150,20 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
         [InterestChange::Removed("a".to_owned()), InterestChange::Set(interest("c"))]
     );
 
-    let letters: Vec<Vec<u8>> =
+    let messages: Vec<Vec<u8>> =
         (0_usize..300).map(|number| vec![number as u8; number * number / 4]).collect();
-    for letter in &letters {
-        one.tell(identity(2), session, letter.clone()).unwrap();
+    for message in &messages {
+        one.send(identity(2), session, message.clone()).unwrap();
     }
-    two.tell(identity(1), session, b"and back".to_vec()).unwrap();
-    for letter in letters {
+    two.send(identity(1), session, b"answer".to_vec()).unwrap();
+    for message in messages {
         assert_eq!(
             next(&two),
-            PeerEvent::ControlMessage { node: identity(1), session, bytes: letter }
+            PeerEvent::ControlMessage { node: identity(1), session, bytes: message }
         );
     }
     let answer =
-        PeerEvent::ControlMessage { node: identity(2), session, bytes: b"and back".to_vec() };
+        PeerEvent::ControlMessage { node: identity(2), session, bytes: b"answer".to_vec() };
     assert_eq!(next(&one), answer);
 
     let reports = two.reports();
@@ -171,44 +171,43 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     assert_eq!(reports[0].state, PeerState::Connected);
     assert_eq!(reports[0].label.as_deref(), Some("node 1"));
 
-    // What was told before the end arrives, and then nothing can be told any more.
-    one.tell(identity(2), session, b"farewell".to_vec()).unwrap();
+    // Messages sent before the end arrive; later ones are refused.
+    one.send(identity(2), session, b"last".to_vec()).unwrap();
     drop(one);
-    let farewell =
-        PeerEvent::ControlMessage { node: identity(1), session, bytes: b"farewell".to_vec() };
-    assert_eq!(next(&two), farewell);
-    assert_eq!(vanishes(&two, 1), CloseReason::Closed(GoodbyeReason::Leaving));
-    let refused = two.tell(identity(1), session, Vec::new()).unwrap_err();
+    let last = PeerEvent::ControlMessage { node: identity(1), session, bytes: b"last".to_vec() };
+    assert_eq!(next(&two), last);
+    assert_eq!(disconnected(&two, 1), CloseReason::Closed(GoodbyeReason::Leaving));
+    let refused = two.send(identity(1), session, Vec::new()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed);
     wait_until("a reason", || two.reports().iter().any(|report| report.last_error.is_some()));
-    // It is still known what it called itself.
+    // Its label is still known.
     let gone = two.reports().into_iter().find(|report| report.identity == Some(identity(1)));
     assert_eq!(gone.and_then(|report| report.label).as_deref(), Some("node 1"));
 }
 
 #[test]
-fn a_letter_has_an_end() {
+fn too_long_control_message_is_refused() {
     let (one, _two, session) = two();
     let longest = vec![0; super::protocol::MAX_CONTROL_MESSAGE_LENGTH + 1];
-    let refused = one.tell(identity(2), session, longest).unwrap_err();
+    let refused = one.send(identity(2), session, longest).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::TooLong);
 }
 
 #[test]
-fn a_node_that_starts_again_appears_again_in_another_session() {
+fn restarted_node_connects_in_another_session() {
     let (one, two, session) = two();
     let mut again = options(1, &[]);
     again.listen = one.listens();
     drop(one);
-    assert_eq!(vanishes(&two, 1), CloseReason::Closed(GoodbyeReason::Leaving));
+    assert_eq!(disconnected(&two, 1), CloseReason::Closed(GoodbyeReason::Leaving));
     let one = started(again).unwrap();
-    let second = appears(&two, 1);
+    let second = connected(&two, 1);
     assert_ne!(second, session);
-    assert_eq!(appears(&one, 2), second);
+    assert_eq!(connected(&one, 2), second);
 }
 
 #[test]
-fn a_node_that_ends_listens_no_more_also_if_a_child_keeps_the_socket() {
+fn ended_node_stops_listening_though_a_child_has_the_socket() {
     let one = started(options(1, &[])).unwrap();
     let address = one.listens().unwrap();
     let child = ForkedChild::new(|| std::thread::sleep(TEST_TIMEOUT));
@@ -218,7 +217,7 @@ fn a_node_that_ends_listens_no_more_also_if_a_child_keeps_the_socket() {
     again.listen = Some(address);
     let one = started(again).unwrap();
     let two = started(options(2, &[address])).unwrap();
-    assert_eq!(appears(&one, 2), appears(&two, 1));
+    assert_eq!(connected(&one, 2), connected(&two, 1));
     child.kill();
     assert!(child.was_killed());
 }
@@ -226,7 +225,7 @@ fn a_node_that_ends_listens_no_more_also_if_a_child_keeps_the_socket() {
 #[test]
 fn nodes_that_dial_each_other_have_one_session() {
     for _ in 0..10 {
-        // Ports that are free, most likely.
+        // Most likely these ports are free.
         let ports = [1, 2].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses = ports.map(|port| port.local_addr().unwrap());
         let start = |number: u8, own: usize| {
@@ -234,11 +233,11 @@ fn nodes_that_dial_each_other_have_one_session() {
             options.listen = Some(addresses[own]);
             started(options)
         };
-        // Somebody else may have taken one meanwhile.
+        // Another process may have taken a port meanwhile.
         let (Ok(one), Ok(two)) = (start(1, 0), start(2, 1)) else { continue };
-        let session = appears(&one, 2);
-        assert_eq!(appears(&two, 1), session);
-        one.tell(identity(2), session, b"hello".to_vec()).unwrap();
+        let session = connected(&one, 2);
+        assert_eq!(connected(&two, 1), session);
+        one.send(identity(2), session, b"hello".to_vec()).unwrap();
         loop {
             match next(&two) {
                 PeerEvent::ControlMessage { .. } => break,
@@ -246,7 +245,7 @@ fn nodes_that_dial_each_other_have_one_session() {
                 other => panic!("{other:?}"),
             }
         }
-        wait_until("that it knows its own address", || {
+        wait_until("its own address to be detected", || {
             one.reports().iter().any(|report| report.state == PeerState::SelfConnection)
         });
     }
@@ -285,7 +284,7 @@ fn five_find_each_other_through_one_of_them() {
 }
 
 #[test]
-fn other_nodes_are_met_only_if_it_is_allowed() {
+fn network_options_need_the_insecure_flag() {
     let refused = |change: fn(&mut Options)| {
         let mut options = options(1, &[]);
         change(&mut options);
@@ -330,19 +329,21 @@ fn other_nodes_are_met_only_if_it_is_allowed() {
     assert!(taken.to_string().contains("in use"), "{taken}");
 }
 
-/// Reads until the other side closes.
+/// Reads until the peer closes.
 fn until_closed(mut stream: &TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut bytes = Vec::new();
     // A reset is an end as well.
     match stream.read_to_end(&mut bytes) {
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("it stays open"),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            panic!("the connection stays open")
+        }
         _ => bytes,
     }
 }
 
 #[test]
-fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
+fn malformed_connection_is_closed_without_effect_on_others() {
     let (one, two, session) = two();
     let address = one.listens().unwrap();
     let valid_handshake = fuzzing::valid_handshake();
@@ -352,7 +353,7 @@ fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
     oversized.extend(u32::MAX.to_le_bytes());
     let mut trailing = valid_handshake.clone();
     trailing.extend([2, 0, 0, 0, 3, 0]);
-    let nonsense: Vec<Vec<u8>> = vec![
+    let malformed: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         vec![0; 1000],
         vec![0xff; 1000],
@@ -361,39 +362,39 @@ fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
         trailing,
         valid_handshake[..20].iter().chain(&[0xee; 200]).copied().collect(),
     ];
-    for bytes in &nonsense {
+    for bytes in &malformed {
         let mut stream = TcpStream::connect(address).unwrap();
-        // It may be closed before all was taken.
+        // It may be closed before all bytes are written.
         let _ = stream.write_all(bytes);
         until_closed(&stream);
     }
-    // Gone in the middle of a word.
+    // Closed in the middle of a frame.
     for length in [0, 3, 10, valid_handshake.len()] {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(&valid_handshake[..length]).unwrap();
     }
-    two.tell(identity(1), session, b"still here".to_vec()).unwrap();
-    let mut letters = 0;
-    let mut guests: VecDeque<SessionId> = VecDeque::new();
-    while letters == 0 {
+    two.send(identity(1), session, b"still here".to_vec()).unwrap();
+    let mut messages = 0;
+    let mut sessions: VecDeque<SessionId> = VecDeque::new();
+    while messages == 0 {
         match next(&one) {
             PeerEvent::ControlMessage { node, .. } => {
                 assert_eq!(node, identity(2));
-                letters += 1;
+                messages += 1;
             }
-            // The decider is the one with the greater identity, so no guest gets in.
-            PeerEvent::Connected { session, .. } => guests.push_back(session),
+            // The acceptor is the node with the greater id, so no malformed peer gets a session.
+            PeerEvent::Connected { session, .. } => sessions.push_back(session),
             PeerEvent::Disconnected { node, reason, .. } => {
                 assert_ne!(node, identity(2), "{reason}")
             }
             PeerEvent::Interests { .. } => {}
         }
     }
-    assert!(guests.is_empty());
+    assert!(sessions.is_empty());
 }
 
 #[test]
-fn a_flood_of_strangers_keeps_nobody_out() {
+fn flood_of_connections_does_not_exclude_nodes() {
     let limits = Limits { connections: 20, per_source: 16, pending: 8 };
     let mut first = options(1, &[]);
     first.listen = Some("0.0.0.0:0".parse().unwrap());
@@ -401,9 +402,9 @@ fn a_flood_of_strangers_keeps_nobody_out() {
     let one = Peers::start_with(&first.1, NodeId([1; 16]), "", limits, false).unwrap();
     let port = one.listens().unwrap().port();
     let two = started(options(2, &[SocketAddr::from(([127, 0, 0, 1], port))])).unwrap();
-    let session = appears(&one, 2);
-    appears(&two, 1);
-    // They stay as long as they are let.
+    let session = connected(&one, 2);
+    connected(&two, 1);
+    // They stay open until they are closed here.
     let flood = SocketAddr::from(([127, 0, 0, 1], port));
     let mut pending = Vec::new();
     let mut third = None;
@@ -413,12 +414,12 @@ fn a_flood_of_strangers_keeps_nobody_out() {
             third = Some(started(options(3, &[flood])).unwrap());
         }
     }
-    appears(third.as_ref().unwrap(), 1);
-    two.tell(identity(1), session, b"still here".to_vec()).unwrap();
-    let (mut has_letter, mut has_third) = (false, false);
-    while !(has_letter && has_third) {
+    connected(third.as_ref().unwrap(), 1);
+    two.send(identity(1), session, b"still here".to_vec()).unwrap();
+    let (mut has_message, mut has_third) = (false, false);
+    while !(has_message && has_third) {
         match next(&one) {
-            PeerEvent::ControlMessage { .. } => has_letter = true,
+            PeerEvent::ControlMessage { .. } => has_message = true,
             PeerEvent::Connected { node, .. } => has_third |= node == identity(3),
             PeerEvent::Interests { .. } => {}
             PeerEvent::Disconnected { reason, .. } => panic!("{reason}"),
@@ -428,76 +429,76 @@ fn a_flood_of_strangers_keeps_nobody_out() {
 }
 
 #[test]
-fn who_says_nothing_or_says_it_slowly_is_shown_out() {
+fn silent_or_slow_handshake_is_closed() {
     let mut first = options(0xee, &[]);
-    // Introductions have as long, but two seconds at least.
+    // The handshake timeout is as long, but two seconds at least.
     first.lost_after = Duration::from_millis(100);
     let one = started(first).unwrap();
     let silent = TcpStream::connect(one.listens().unwrap()).unwrap();
     let mut slow = TcpStream::connect(one.listens().unwrap()).unwrap();
     slow.set_nodelay(true).unwrap();
     for byte in fuzzing::valid_handshake().iter().cycle() {
-        // The frame that it claims has 4 KiB: it would take for ever.
+        // The frame claims 4 KiB: it would never be complete.
         if slow.write_all(&[*byte & 0x0f]).is_err() {
             break;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    let farewell = until_closed(&silent);
-    assert!(String::from_utf8_lossy(&farewell).contains("in time"), "{farewell:?}");
+    let goodbye = until_closed(&silent);
+    assert!(String::from_utf8_lossy(&goodbye).contains("within the timeout"), "{goodbye:?}");
     assert_eq!(one.next_event(), None);
 }
 
 #[test]
-fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
+fn session_of_a_peer_that_does_not_read_is_closed() {
     let mut first = options(0xee, &[]);
     first.lost_after = Duration::from_secs(3600);
     let one = started(first).unwrap();
     let mut stream = TcpStream::connect(one.listens().unwrap()).unwrap();
     stream.write_all(&fuzzing::valid_handshake()).unwrap();
     let PeerEvent::Connected { node, session, .. } = next(&one) else { panic!() };
-    let letter = vec![7; 1 << 19];
-    // What the system keeps for it has an end, too.
+    let message = vec![7; 1 << 19];
+    // The socket buffers of the system are limited, too.
     let refused = (0..1000).find_map(|_| {
         std::thread::yield_now();
-        one.tell(node, session, letter.clone()).err()
+        one.send(node, session, message.clone()).err()
     });
     assert_eq!(refused.unwrap().kind(), ErrorKind::TooMany);
     assert!(matches!(
         next(&one),
         PeerEvent::Disconnected { reason: CloseReason::Closed(GoodbyeReason::SendQueueFull), .. }
     ));
-    assert_eq!(one.tell(node, session, letter).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(one.send(node, session, message).unwrap_err().kind(), ErrorKind::Closed);
     drop(stream);
 }
 
 #[test]
-fn who_does_not_take_its_events_gets_them_all_later() {
+fn unread_events_are_delivered_later() {
     let (one, two, session) = two();
-    // More than are kept here, and more bytes than the system keeps on the way.
-    let mut told = 0_u64;
-    // Who pays no attention to what waits would be cut off.
-    while told < 40_000 && !is_stuck(&one) {
+    // More than both event queues and socket buffers can hold.
+    let mut sent = 0_u64;
+    // Sending further would exceed the send queue.
+    while sent < 40_000 && !is_stuck(&one) {
         for _ in 0..500 {
-            let letter = told.to_le_bytes().repeat(100);
-            one.tell(identity(2), session, letter).unwrap();
-            told += 1;
+            let message = sent.to_le_bytes().repeat(100);
+            one.send(identity(2), session, message).unwrap();
+            sent += 1;
         }
     }
-    assert!(told > 4096, "{told}");
-    for number in 0..told {
+    assert!(sent > 4096, "{sent}");
+    for number in 0..sent {
         let bytes = number.to_le_bytes().repeat(100);
         assert_eq!(next(&two), PeerEvent::ControlMessage { node: identity(1), session, bytes });
     }
     assert_eq!(two.next_event(), None);
-    two.tell(identity(1), session, Vec::new()).unwrap();
+    two.send(identity(1), session, Vec::new()).unwrap();
     assert_eq!(
         next(&one),
         PeerEvent::ControlMessage { node: identity(2), session, bytes: Vec::new() }
     );
 }
 
-/// Does more wait to be sent than soon will be?
+/// Whether the send queue stays long.
 fn is_stuck(peers: &Peers) -> bool {
     (0..500).all(|_| {
         let is_much = peers.waiting() > 1 << 19;
@@ -509,7 +510,7 @@ fn is_stuck(peers: &Peers) -> bool {
 }
 
 #[test]
-fn a_name_that_leads_nowhere_is_reported() {
+fn name_without_listener_is_reported() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut options = options(1, &[]);
     options.peers = vec![format!("localhost:{}", closed.port())];
@@ -522,7 +523,7 @@ fn a_name_that_leads_nowhere_is_reported() {
 }
 
 #[test]
-fn another_version_is_reported_as_such() {
+fn version_mismatch_is_reported() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let one = started(options(1, &[listener.local_addr().unwrap()])).unwrap();
     let (mut stream, _) = listener.accept().unwrap();

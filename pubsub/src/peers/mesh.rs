@@ -1,7 +1,7 @@
 //! All connections of a node, without sockets, threads or a clock.
 //!
-//! Whoever drives it says what happened (somebody came, bytes came, time passed) and
-//! does what it is told ([`Action`]). Moments are told as the time since it began.
+//! Its driver reports what happened (a connection, bytes, passed time) and executes its
+//! [`Action`]s. Times are durations since it began.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,11 +21,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::log_limit::LogLimit;
 use crate::text::shortened;
 
-/// What a mesh begins with.
+/// Initial state of a mesh.
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) identity: NodeId,
-    pub(super) run: ServiceInstance,
+    pub(super) instance: ServiceInstance,
     pub(super) label: String,
     pub(super) listens: Option<SocketAddr>,
     pub(super) peers: Vec<String>,
@@ -34,46 +34,46 @@ pub(super) struct Start {
     pub(super) limits: Limits,
 }
 
-/// What is to be done for the mesh.
+/// An action for the driver of the mesh.
 #[derive(Debug)]
 pub(super) enum Action {
-    /// Connect to this address, and say [how it went](Mesh::dialled).
+    /// Connect to this address, and report [the result](Mesh::dialled).
     Dial { address: String },
-    /// Send the rest as far as it can be sent, and close.
-    Close { connection: ConnectionId, rest: Vec<u8> },
-    /// Tell those above.
-    Tell(PeerEvent),
+    /// Send the rest as far as possible, and close.
+    Close { connection: ConnectionId, unsent: Vec<u8> },
+    /// Report this event.
+    Report(PeerEvent),
 }
 
 /// A connection.
 #[derive(Debug)]
 pub(super) struct PeerConnection {
     pub(super) session: ConnectionProtocol,
-    /// The address by which it came about, if we dialled.
+    /// The dialled address; None if the peer dialled.
     pub(super) dialled: Option<String>,
     pub(super) local_address: SocketAddr,
     pub(super) peer_address: SocketAddr,
     pub(super) peer: Option<Hello>,
-    /// It is a session.
+    /// The session, once established.
     pub(super) number: Option<SessionId>,
     pub(super) since: Duration,
     pub(super) interest_sender: InterestSender,
     pub(super) peer_interests: PeerInterests,
-    /// The peer wants to know whom we know; we have asked it whom it knows.
+    /// The peer has asked for our peers; we have asked it for its peers.
     pub(super) wants_peers: bool,
     pub(super) requested_peers: bool,
-    /// The peer may not be told yet what is published and subscribed to here.
+    /// The peer must not get the interests of this node yet.
     pub(super) withholds_interests: bool,
-    /// It said goodbye, so there is nothing more to say.
-    pub(super) is_told: bool,
-    /// Nothing was heard for longer than it should take: another connection is tried.
+    /// It sent a goodbye, so it needs none.
+    pub(super) received_goodbye: bool,
+    /// No bytes arrived for longer than expected: another connection is tried.
     pub(super) is_stale: bool,
 }
 
-/// A node with which there are connections.
+/// A node with at least one connection.
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) run: ServiceInstance,
+    pub(super) instance: ServiceInstance,
     pub(super) arbitration: SessionArbitration,
 }
 
@@ -82,29 +82,29 @@ pub(super) struct Mesh {
     pub(super) me: Hello,
     pub(super) timing: Timing,
     pub(super) limits: Limits,
-    chance: SplitMix64,
+    random: SplitMix64,
     pub(super) connections: BTreeMap<ConnectionId, PeerConnection>,
     pub(super) nodes: HashMap<NodeId, Node>,
     pub(super) addresses: AddressBook,
     pub(super) departed: DepartedNodes,
     pub(super) interests: Interests,
-    /// It is not known yet what they are.
+    /// The interests of this node are not known yet.
     pub(super) interests_unknown: bool,
-    /// Each node has to be let know of them.
+    /// Each node gets them only after `announce_interests`.
     pub(super) withholds_interests: bool,
     pub(super) actions: VecDeque<Action>,
     next_connection: u64,
     pub(super) next_session: u64,
     reading_paused: bool,
-    /// Of what others can cause.
+    /// Limits log lines that other nodes can cause.
     pub(super) log: LogLimit,
-    /// Of connections that are no node's.
+    /// Limits log lines of connections without a handshake.
     handshake_log: LogLimit,
 }
 
 impl Mesh {
     pub(super) fn new(start: Start, now: Duration) -> Self {
-        let Start { identity, run, label, listens, peers, rendezvous, timing, limits } = start;
+        let Start { identity, instance, label, listens, peers, rendezvous, timing, limits } = start;
         let mut addresses = AddressBook::default();
         for address in peers {
             addresses.add(address, AddressSource::Configured, None, now);
@@ -114,21 +114,21 @@ impl Mesh {
         }
         let me = Hello {
             identity,
-            run,
+            instance,
             label,
             capabilities: if listens.is_some() { capability::RENDEZVOUS } else { 0 },
             lost_after: u32::try_from(timing.lost_after.as_millis()).unwrap_or(u32::MAX),
             listens,
         };
-        let mut chance = SplitMix64(run.chance);
-        // By chance, and not by a clock, which may have been set back: none that an earlier
-        // service of this node used.
-        let next_session = chance.draw();
+        let mut random = SplitMix64(instance.nonce);
+        // Random, not from a clock, which may have been set back: no earlier service of this node
+        // used it.
+        let next_session = random.draw();
         Self {
             me,
             timing,
             limits,
-            chance,
+            random,
             connections: BTreeMap::new(),
             nodes: HashMap::new(),
             addresses,
@@ -145,14 +145,14 @@ impl Mesh {
         }
     }
 
-    /// What is to be done next.
+    /// The next action.
     pub(super) fn next_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
     // ------------------------------------------------------------ connections
 
-    /// Somebody came. None if there are too many; then it is to be closed.
+    /// A peer connected. None if there are too many connections; then it is to be closed.
     pub(super) fn accepted(
         &mut self,
         local_address: SocketAddr,
@@ -163,7 +163,7 @@ impl Mesh {
             .then(|| self.open(None, local_address, peer_address, now))
     }
 
-    /// How the dialling of an address went.
+    /// The result of dialling an address.
     pub(super) fn dialled(
         &mut self,
         address: &str,
@@ -177,8 +177,8 @@ impl Mesh {
             Err(why) => why,
         };
         tracing::debug!(address, why = failed, "dialling a peer failed");
-        let Self { addresses, timing, chance, log, .. } = self;
-        addresses.ended(address, DialOutcome::Failed(failed), (timing, chance, log), now);
+        let Self { addresses, timing, random, log, .. } = self;
+        addresses.ended(address, DialOutcome::Failed(failed), (timing, random, log), now);
         None
     }
 
@@ -193,7 +193,7 @@ impl Mesh {
         self.next_connection += 1;
         let mut session = ConnectionProtocol::new(&self.me, &self.timing, now);
         session.pause_reading(self.reading_paused, now);
-        let line = PeerConnection {
+        let link = PeerConnection {
             session,
             dialled,
             local_address,
@@ -206,54 +206,54 @@ impl Mesh {
             wants_peers: false,
             requested_peers: false,
             withholds_interests: self.withholds_interests,
-            is_told: false,
+            received_goodbye: false,
             is_stale: false,
         };
-        self.connections.insert(connection, line);
+        self.connections.insert(connection, link);
         connection
     }
 
-    /// Bytes came.
+    /// Bytes arrived.
     pub(super) fn received(&mut self, connection: ConnectionId, bytes: &[u8], now: Duration) {
-        let Some(line) = self.connections.get_mut(&connection) else { return };
-        line.session.receive(bytes, now);
-        line.is_stale = false;
-        // What came may end it.
-        while let Some(line) = self.connections.get_mut(&connection) {
-            let done = match line.session.next() {
+        let Some(link) = self.connections.get_mut(&connection) else { return };
+        link.session.receive(bytes, now);
+        link.is_stale = false;
+        // Handling a frame may close the connection.
+        while let Some(link) = self.connections.get_mut(&connection) {
+            let done = match link.session.next() {
                 Ok(None) => return,
-                Ok(Some(came)) => self.came(connection, came, now),
+                Ok(Some(frame)) => self.handle_frame(connection, frame, now),
                 Err(reason) => Err(reason),
             };
             if let Err(reason) = done {
-                self.end(connection, reason, now);
+                self.close_connection(connection, reason, now);
             }
         }
     }
 
-    /// It can carry no more.
+    /// The socket failed, or was closed.
     pub(super) fn broken(&mut self, connection: ConnectionId, how: &str, now: Duration) {
-        self.end(connection, CloseReason::Broken(how.to_owned()), now);
+        self.close_connection(connection, CloseReason::Broken(how.to_owned()), now);
     }
 
-    /// Bytes that wait to be sent: some of them, if there are any.
+    /// Some of the bytes queued for a connection, if any.
     pub(super) fn output(&self, connection: ConnectionId) -> &[u8] {
-        self.connections.get(&connection).map_or(&[], |line| line.session.output())
+        self.connections.get(&connection).map_or(&[], |link| link.session.output())
     }
 
-    /// So many of them were sent.
+    /// Removes sent bytes from the queue.
     pub(super) fn sent(&mut self, connection: ConnectionId, count: usize, now: Duration) {
-        if let Some(line) = self.connections.get_mut(&connection) {
-            line.session.sent(count, now);
+        if let Some(link) = self.connections.get_mut(&connection) {
+            link.session.sent(count, now);
             self.send_interests(connection, now);
         }
     }
 
-    /// From now on nothing is read, or again.
+    /// Pauses or resumes reading of all connections.
     pub(super) fn pause_reading(&mut self, reading_paused: bool, now: Duration) {
         self.reading_paused = reading_paused;
-        for line in self.connections.values_mut() {
-            line.session.pause_reading(reading_paused, now);
+        for link in self.connections.values_mut() {
+            link.session.pause_reading(reading_paused, now);
         }
     }
 
@@ -263,33 +263,33 @@ impl Mesh {
         let ended: Vec<_> = self
             .connections
             .iter_mut()
-            .filter_map(|(connection, line)| Some((*connection, line.session.tick(now).err()?)))
+            .filter_map(|(connection, link)| Some((*connection, link.session.tick(now).err()?)))
             .collect();
         for (connection, reason) in ended {
-            self.end(connection, reason, now);
+            self.close_connection(connection, reason, now);
         }
         self.departed.tick(now);
-        let is_of = |line: &PeerConnection, address: &str| line.dialled.as_deref() == Some(address);
+        let is_of = |link: &PeerConnection, address: &str| link.dialled.as_deref() == Some(address);
         let Self { connections, nodes, addresses, timing, log, .. } = self;
         addresses.log_unanswered(log, now, |address| {
-            connections.values().any(|line| is_of(line, address))
+            connections.values().any(|link| is_of(link, address))
         });
-        for line in connections.values_mut().filter(|line| !line.is_stale) {
-            line.is_stale = line.session.is_stale(now);
-            if let (true, Some(peer)) = (line.is_stale, &line.peer) {
-                tracing::debug!(node = %peer.identity, "a session moves nothing: another is tried");
-                addresses.is_stale(&peer.identity, line.dialled.as_deref(), now);
+        for link in connections.values_mut().filter(|link| !link.is_stale) {
+            link.is_stale = link.session.is_stale(now);
+            if let (true, Some(peer)) = (link.is_stale, &link.peer) {
+                tracing::debug!(node = %peer.identity, "a session is stale; dialling again");
+                addresses.is_stale(&peer.identity, link.dialled.as_deref(), now);
             }
         }
         let due = addresses.due(now, timing, |node| has_live_session(nodes, connections, node));
         self.actions.extend(due.into_iter().map(|address| Action::Dial { address }));
     }
 
-    /// When `tick` has something to do next.
+    /// When `tick` has work next.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        let sessions = self.connections.values().filter_map(|line| line.session.deadline());
-        let heard = self.connections.values().filter(|line| !line.is_stale);
-        let stale = heard.filter_map(|line| line.session.stale_at());
+        let sessions = self.connections.values().filter_map(|link| link.session.deadline());
+        let live = self.connections.values().filter(|link| !link.is_stale);
+        let stale = live.filter_map(|link| link.session.stale_at());
         let dialling =
             self.addresses.deadline(|node| has_live_session(&self.nodes, &self.connections, node));
         sessions.chain(stale).chain(dialling).min()
@@ -297,111 +297,117 @@ impl Mesh {
 
     // --------------------------------------------------------------- commands
 
-    /// What this node publishes and subscribes from now on.
+    /// Sets the interests of this node.
     pub(super) fn set_interests(&mut self, interests: Interests, now: Duration) {
         self.interests = interests;
         self.interests_unknown = false;
         let connections: Vec<_> = self.connections.keys().copied().collect();
         for connection in connections {
-            if let Some(line) = self.connections.get_mut(&connection) {
-                line.interest_sender.mark_changed();
+            if let Some(link) = self.connections.get_mut(&connection) {
+                link.interest_sender.mark_changed();
             }
             self.send_interests(connection, now);
         }
     }
 
-    /// From now on a node is told of what is published and subscribed to here, behind the letters that
-    /// it was sent; as long as it is the same session.
+    /// Sends the interests of this node to a peer from now on, after the messages already queued,
+    /// while the session lasts.
     pub(super) fn announce_interests(&mut self, node: NodeId, session: SessionId, now: Duration) {
         let current = self.nodes.get(&node).and_then(|known| known.arbitration.current());
         let Some((connection, number)) = current else { return };
         if number == session
-            && let Some(line) = self.connections.get_mut(&connection)
+            && let Some(link) = self.connections.get_mut(&connection)
         {
-            line.withholds_interests = false;
+            link.withholds_interests = false;
             self.send_interests(connection, now);
         }
     }
 
-    /// Sends a letter to a node, as long as it is the same session.
-    pub(super) fn tell(
+    /// Sends a control message to a node, while the session lasts.
+    pub(super) fn send_control_message(
         &mut self,
         node: NodeId,
         session: SessionId,
-        letter: Vec<u8>,
+        message: Vec<u8>,
         now: Duration,
     ) -> Result<()> {
         let refuse = |kind, detail| Err(Error::new("send to a node", kind, detail).on(node));
-        if letter.len() > MAX_CONTROL_MESSAGE_LENGTH {
+        if message.len() > MAX_CONTROL_MESSAGE_LENGTH {
+            let length = message.len();
             let detail =
-                format!("a letter of {} bytes, {MAX_CONTROL_MESSAGE_LENGTH} at most", letter.len());
+                format!("message of {length} bytes exceeds {MAX_CONTROL_MESSAGE_LENGTH} bytes");
             return refuse(ErrorKind::TooLong, detail);
         }
         let current = self.nodes.get(&node).and_then(|known| known.arbitration.current());
-        let line = match current {
+        let link = match current {
             Some((connection, number)) if number == session => {
-                self.connections.get_mut(&connection).map(|line| (connection, line))
+                self.connections.get_mut(&connection).map(|link| (connection, link))
             }
             _ => None,
         };
-        let Some((connection, line)) = line else {
-            return refuse(ErrorKind::Closed, format!("the session {session} is over"));
+        let Some((connection, link)) = link else {
+            return refuse(ErrorKind::Closed, format!("session {session} has ended"));
         };
-        if let Err(reason) = line.session.send(&Frame::ControlMessage(letter)) {
+        if let Err(reason) = link.session.send(&Frame::ControlMessage(message)) {
             let detail = reason.to_string();
-            self.end(connection, reason, now);
+            self.close_connection(connection, reason, now);
             return refuse(ErrorKind::TooMany, detail);
         }
         Ok(())
     }
 
-    /// Says goodbye to all.
-    pub(super) fn leave(&mut self) {
+    /// Closes all connections with a goodbye.
+    pub(super) fn close_all(&mut self) {
         self.actions.clear();
-        for (connection, mut line) in std::mem::take(&mut self.connections) {
-            let rest = line.session.take_final_bytes(Some(GoodbyeReason::Leaving), "");
-            self.actions.push_back(Action::Close { connection, rest });
+        for (connection, mut link) in std::mem::take(&mut self.connections) {
+            let unsent = link.session.take_final_bytes(Some(GoodbyeReason::Leaving), "");
+            self.actions.push_back(Action::Close { connection, unsent });
         }
         self.nodes.clear();
     }
 
     // ---------------------------------------------------------------- the end
 
-    pub(super) fn end(&mut self, connection: ConnectionId, reason: CloseReason, now: Duration) {
-        let Some(mut line) = self.connections.remove(&connection) else { return };
-        let goodbye_reason = reason.goodbye_reason().filter(|_| !line.is_told);
-        let rest = match reason {
+    pub(super) fn close_connection(
+        &mut self,
+        connection: ConnectionId,
+        reason: CloseReason,
+        now: Duration,
+    ) {
+        let Some(mut link) = self.connections.remove(&connection) else { return };
+        let goodbye_reason = reason.goodbye_reason().filter(|_| !link.received_goodbye);
+        let unsent = match reason {
             CloseReason::Broken(_) => Vec::new(),
-            _ => line.session.take_final_bytes(goodbye_reason, &reason.to_string()),
+            _ => link.session.take_final_bytes(goodbye_reason, &reason.to_string()),
         };
-        self.actions.push_back(Action::Close { connection, rest });
+        self.actions.push_back(Action::Close { connection, unsent });
         let (why, is_refusal) = (reason.to_string(), reason.is_refusal());
-        if let Some(address) = &line.dialled {
+        if let Some(address) = &link.dialled {
             if reason == CloseReason::Closed(GoodbyeReason::SelfConnection) {
                 self.addresses.is_own(address, now);
             }
-            let end = match line.number {
+            let outcome = match link.number {
                 _ if reason == CloseReason::Closed(GoodbyeReason::Duplicate) => {
                     DialOutcome::Duplicate
                 }
                 _ if reason.is_permanent() => DialOutcome::Permanent(why.clone()),
                 None if reason.is_session_conflict() => DialOutcome::SessionExists(why.clone()),
                 Some(_) => {
-                    DialOutcome::Lost { why: why.clone(), lasted: now.saturating_sub(line.since) }
+                    DialOutcome::Lost { why: why.clone(), lasted: now.saturating_sub(link.since) }
                 }
                 None => DialOutcome::Failed(why.clone()),
             };
-            let Self { addresses, timing, chance, log, .. } = self;
-            addresses.ended(address, end, (timing, chance, log), now);
+            let Self { addresses, timing, random, log, .. } = self;
+            addresses.ended(address, outcome, (timing, random, log), now);
         }
-        if line.number.is_some() {
-            self.departed.record(&line, &reason, &self.timing, now);
+        if link.number.is_some() {
+            self.departed.record(&link, &reason, &self.timing, now);
         }
-        let Some(peer) = line.peer else {
-            let (peer_address, why) = (line.peer_address, shortened(&why, 300));
-            // One that was closed without a word is nothing to know of.
-            let is_told = is_refusal && self.handshake_log.allows(now);
-            match is_told {
+        let Some(peer) = link.peer else {
+            let (peer_address, why) = (link.peer_address, shortened(&why, 300));
+            // Not logged: a connection closed without any bytes.
+            let is_logged = is_refusal && self.handshake_log.allows(now);
+            match is_logged {
                 true => tracing::info!(%peer_address, why, "a connection was refused: not a node"),
                 false => {
                     tracing::debug!(%peer_address, why, "a connection ended before its handshake");
@@ -410,31 +416,35 @@ impl Mesh {
             return;
         };
         let node = peer.identity;
-        if let Some(session) = line.number {
-            let interests = line.peer_interests.len();
+        if let Some(session) = link.number {
+            let interests = link.peer_interests.len();
             tracing::debug!(%node, label = peer.label, %session, interests, why, "a session ended");
-            self.addresses.lost(&node, &why, &self.timing, &mut self.chance, now);
-            self.actions.push_back(Action::Tell(PeerEvent::Disconnected { node, session, reason }));
+            self.addresses.lost(&node, &why, &self.timing, &mut self.random, now);
+            self.actions.push_back(Action::Report(PeerEvent::Disconnected {
+                node,
+                session,
+                reason,
+            }));
         }
         let step = self.nodes.get_mut(&node).and_then(|known| known.arbitration.gone(connection));
         self.perform(step, now);
-        let has_lines = self
+        let has_connections = self
             .connections
             .values()
-            .any(|line| line.peer.as_ref().is_some_and(|peer| peer.identity == node));
-        if !has_lines {
+            .any(|link| link.peer.as_ref().is_some_and(|peer| peer.identity == node));
+        if !has_connections {
             self.nodes.remove(&node);
         }
     }
 
-    /// Was nothing heard of a node for longer than it should take, though it has a session?
+    /// Whether a node has a session, and its connection is stale.
     pub(super) fn is_stale(&self, node: &NodeId, now: Duration) -> bool {
         let current = self.nodes.get(node).and_then(|known| known.arbitration.current());
-        let line = current.and_then(|(connection, _)| self.connections.get(&connection));
-        line.is_some_and(|line| line.session.is_stale(now))
+        let link = current.and_then(|(connection, _)| self.connections.get(&connection));
+        link.is_some_and(|link| link.session.is_stale(now))
     }
 
-    /// Has this node a session?
+    /// Whether a node has a session.
     pub(super) fn has_session(&self, node: &NodeId) -> bool {
         has_session(&self.nodes, node)
     }
@@ -444,13 +454,13 @@ fn has_session(nodes: &HashMap<NodeId, Node>, node: &NodeId) -> bool {
     nodes.get(node).is_some_and(|known| known.arbitration.current().is_some())
 }
 
-/// Has it one that moves something?
+/// Whether a node has a session that is not stale.
 fn has_live_session(
     nodes: &HashMap<NodeId, Node>,
     connections: &BTreeMap<ConnectionId, PeerConnection>,
     node: &NodeId,
 ) -> bool {
     let current = nodes.get(node).and_then(|known| known.arbitration.current());
-    let line = current.and_then(|(connection, _)| connections.get(&connection));
-    line.is_some_and(|line| !line.is_stale)
+    let link = current.and_then(|(connection, _)| connections.get(&connection));
+    link.is_some_and(|link| !link.is_stale)
 }

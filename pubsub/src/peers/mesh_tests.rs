@@ -1,4 +1,4 @@
-//! Nodes in simulated time: whatever happens to them, they find each other in the end.
+//! Nodes in simulated time: they find each other eventually, whatever happens.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -14,8 +14,8 @@ use super::report::PeerState;
 use super::simulation::{HostConfig, Simulation};
 use crate::settings::TopicSettings;
 
-/// Longer than anything takes that nodes wait for: an end that was not noticed, the longest
-/// pause, an attempt that comes to nothing, and that twice.
+/// Longer than twice the sum of all timeouts: a lost session, the longest backoff, a failing
+/// attempt.
 const LONG: Duration = Duration::from_secs(60);
 
 fn address(host: usize, which: u8) -> SocketAddr {
@@ -23,30 +23,30 @@ fn address(host: usize, which: u8) -> SocketAddr {
 }
 
 fn identity(seed: u64, host: usize) -> NodeId {
-    let mut chance = SplitMix64(seed ^ (host as u64) << 32);
+    let mut random = SplitMix64(seed ^ (host as u64) << 32);
     let mut bytes = [host as u8; 16];
-    bytes[..8].copy_from_slice(&chance.draw().to_le_bytes());
+    bytes[..8].copy_from_slice(&random.draw().to_le_bytes());
     NodeId(bytes)
 }
 
-/// Who knows whom.
+/// Which addresses the nodes are configured with.
 #[derive(Debug, Clone, Copy)]
 enum Topology {
-    /// Everybody has all addresses, and its own.
+    /// All nodes have all addresses, their own included.
     All,
-    /// The same, and each node under two addresses.
+    /// As `All`, with two addresses per node.
     Twice,
-    /// Of each two, one has the address of the other.
+    /// For each pair, one node has the address of the other.
     OneSided,
-    /// All ask the first.
+    /// All ask the first node.
     Rendezvous,
-    /// The same, and the last cannot be dialled.
+    /// As `Rendezvous`, and the last node does not listen.
     Hidden,
 }
 
-fn plans(count: usize, seed: u64, acquaintance: Topology) -> Vec<HostConfig> {
-    let mut chance = SplitMix64(seed);
-    let mut plans: Vec<_> = (0..count)
+fn configs(count: usize, seed: u64, topology: Topology) -> Vec<HostConfig> {
+    let mut random = SplitMix64(seed);
+    let mut configs: Vec<_> = (0..count)
         .map(|host| HostConfig {
             identity: identity(seed, host),
             addresses: vec![address(host, 0), address(host, 1)],
@@ -58,39 +58,39 @@ fn plans(count: usize, seed: u64, acquaintance: Topology) -> Vec<HostConfig> {
     for one in 0..count {
         for two in 0..count {
             let text = address(two, 0).to_string();
-            match acquaintance {
-                Topology::All => plans[one].peers.push(text),
+            match topology {
+                Topology::All => configs[one].peers.push(text),
                 Topology::Twice => {
-                    plans[one].peers.extend([text, address(two, 1).to_string()]);
+                    configs[one].peers.extend([text, address(two, 1).to_string()]);
                 }
                 Topology::OneSided if one < two => {
-                    if chance.draw().is_multiple_of(2) {
-                        plans[one].peers.push(text);
+                    if random.draw().is_multiple_of(2) {
+                        configs[one].peers.push(text);
                     } else {
-                        plans[two].peers.push(address(one, 0).to_string());
+                        configs[two].peers.push(address(one, 0).to_string());
                     }
                 }
                 Topology::Rendezvous | Topology::Hidden if two == 0 => {
-                    plans[one].rendezvous = Some(text);
+                    configs[one].rendezvous = Some(text);
                 }
                 _ => {}
             }
         }
     }
-    if matches!(acquaintance, Topology::Hidden) {
-        plans[count - 1].listens = false;
+    if matches!(topology, Topology::Hidden) {
+        configs[count - 1].listens = false;
     }
-    plans
+    configs
 }
 
 #[derive(Debug, Clone)]
 enum Step {
     Start { host: usize, clock: u64 },
-    Stop { host: usize, says_goodbye: bool },
+    Stop { host: usize, is_graceful: bool },
     Cut(usize, usize),
     Mend(usize, usize),
     Subscribe { host: usize, topics: u8 },
-    Tell { host: usize, letters: u64 },
+    Send { host: usize, messages: u64 },
     Wait(u64),
 }
 
@@ -99,18 +99,18 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (host.clone(), 0_u64..1000).prop_map(|(host, clock)| Step::Start { host, clock }),
         2 => (host.clone(), any::<bool>())
-            .prop_map(|(host, says_goodbye)| Step::Stop { host, says_goodbye }),
+            .prop_map(|(host, is_graceful)| Step::Stop { host, is_graceful }),
         2 => (host.clone(), host.clone()).prop_map(|(one, two)| Step::Cut(one, two)),
         2 => (host.clone(), host.clone()).prop_map(|(one, two)| Step::Mend(one, two)),
         2 => (host.clone(), any::<u8>()).prop_map(|(host, topics)| Step::Subscribe { host, topics }),
-        2 => (host, 1_u64..20).prop_map(|(host, letters)| Step::Tell { host, letters }),
+        2 => (host, 1_u64..20).prop_map(|(host, messages)| Step::Send { host, messages }),
         4 => (0_u64..100).prop_map(Step::Wait),
         2 => (100_u64..6000).prop_map(Step::Wait),
     ];
     proptest::collection::vec(step, 0..60)
 }
 
-/// Eight topics, each there or not.
+/// One of 256 sets of eight topics.
 fn interests(topics: u8) -> Vec<Interest> {
     let settings = TopicSettings::default();
     (0..8)
@@ -122,52 +122,53 @@ fn interests(topics: u8) -> Vec<Interest> {
         .collect()
 }
 
-fn perform(world: &mut Simulation, step: Step) {
-    let count = world.hosts.len();
+fn perform(sim: &mut Simulation, step: Step) {
+    let count = sim.hosts.len();
     let of = |host: usize| host % count;
     match step {
-        Step::Start { host, clock } => world.start(of(host), clock),
-        Step::Stop { host, says_goodbye } => world.stop(of(host), says_goodbye),
-        Step::Cut(one, two) if of(one) != of(two) => world.cut(of(one), of(two)),
-        Step::Mend(one, two) => world.mend(of(one), of(two)),
-        Step::Subscribe { host, topics } => world.set_interests(of(host), interests(topics)),
-        Step::Tell { host, letters } => world.tell_all(of(host), letters),
-        Step::Wait(milliseconds) => world.run(Duration::from_millis(milliseconds)),
+        Step::Start { host, clock } => sim.start(of(host), clock),
+        Step::Stop { host, is_graceful } => sim.stop(of(host), is_graceful),
+        Step::Cut(one, two) if of(one) != of(two) => sim.cut(of(one), of(two)),
+        Step::Mend(one, two) => sim.mend(of(one), of(two)),
+        Step::Subscribe { host, topics } => sim.set_interests(of(host), interests(topics)),
+        Step::Send { host, messages } => sim.send_to_all(of(host), messages),
+        Step::Wait(milliseconds) => sim.run(Duration::from_millis(milliseconds)),
         Step::Cut(..) => {}
     }
 }
 
-/// Every two have one connection, agree on it, and know what the other subscribes.
-fn check_that_all_are_joined(world: &Simulation) {
-    let count = world.hosts.len();
+/// Each pair has one connection, agrees on it, and knows the other's interests.
+fn check_full_mesh(sim: &Simulation) {
+    let count = sim.hosts.len();
     for one in 0..count {
-        assert_eq!(world.connections_of(one), count - 1, "connections of {one}: {world:#?}");
+        assert_eq!(sim.connections_of(one), count - 1, "connections of {one}: {sim:#?}");
         for two in (0..count).filter(|two| *two != one) {
-            let (host, other) = (&world.hosts[one], &world.hosts[two]);
-            assert_eq!(world.connections(one, two), 1);
-            let known = host.sessions.get(&other.identity()).expect("all have appeared");
+            let (host, other) = (&sim.hosts[one], &sim.hosts[two]);
+            assert_eq!(sim.connections(one, two), 1);
+            let known = host.sessions.get(&other.identity()).expect("all have connected");
             let of_other = &other.sessions[&host.identity()];
             assert_eq!(known.session, of_other.session);
             assert!(known.interests.values().eq(other.interests.values().map(|it| &**it)));
-            assert!(host.has_all_letters_of(other));
+            assert!(host.has_all_messages_of(other));
         }
     }
 }
 
-/// So many, or as many as PROPTEST_CASES says: what is rare here takes some thousands.
-fn cases(usual: u32) -> ProptestConfig {
-    let said = std::env::var("PROPTEST_CASES").ok().and_then(|said| said.parse().ok());
-    ProptestConfig { cases: said.unwrap_or(usual), ..ProptestConfig::default() }
+/// The number of cases, unless PROPTEST_CASES is set: rare failures take some thousands.
+fn cases(default: u32) -> ProptestConfig {
+    let configured =
+        std::env::var("PROPTEST_CASES").ok().and_then(|configured| configured.parse().ok());
+    ProptestConfig { cases: configured.unwrap_or(default), ..ProptestConfig::default() }
 }
 
 proptest! {
     #![proptest_config(cases(200))]
 
     #[test]
-    fn whatever_happens_all_find_each_other_in_the_end(
+    fn all_nodes_connect_eventually_after_any_failures(
         count in 2_usize..=6,
         seed in any::<u64>(),
-        acquaintance in prop_oneof![
+        topology in prop_oneof![
             Just(Topology::All),
             Just(Topology::Twice),
             Just(Topology::OneSided),
@@ -176,119 +177,119 @@ proptest! {
         ],
         steps in steps(),
     ) {
-        let mut world = Simulation::new(plans(count, seed, acquaintance), seed);
+        let mut sim = Simulation::new(configs(count, seed, topology), seed);
         for step in steps {
-            perform(&mut world, step);
+            perform(&mut sim, step);
         }
-        world.mend_all();
+        sim.mend_all();
         for host in 0..count {
-            world.start(host, 2000);
+            sim.start(host, 2000);
         }
-        world.run(LONG);
+        sim.run(LONG);
         for host in 0..count {
-            world.tell_all(host, 3);
+            sim.send_to_all(host, 3);
         }
-        world.run(Duration::from_secs(1));
-        check_that_all_are_joined(&world);
-        // And then there is nothing to tell any more.
-        let events: Vec<_> = world.hosts.iter().map(|host| host.events).collect();
-        world.run(LONG);
-        check_that_all_are_joined(&world);
-        prop_assert_eq!(events, world.hosts.iter().map(|host| host.events).collect::<Vec<_>>());
+        sim.run(Duration::from_secs(1));
+        check_full_mesh(&sim);
+        // Afterwards no event follows.
+        let events: Vec<_> = sim.hosts.iter().map(|host| host.events).collect();
+        sim.run(LONG);
+        check_full_mesh(&sim);
+        prop_assert_eq!(events, sim.hosts.iter().map(|host| host.events).collect::<Vec<_>>());
     }
 
     #[test]
-    fn in_whichever_order_they_start_each_meets_each_once(
+    fn nodes_connect_once_in_any_start_order(
         count in 2_usize..=6,
         seed in any::<u64>(),
         pauses in proptest::collection::vec(0_u64..300, 6),
-        acquaintance in prop_oneof![Just(Topology::All), Just(Topology::Twice)],
+        topology in prop_oneof![Just(Topology::All), Just(Topology::Twice)],
     ) {
-        let mut world = Simulation::new(plans(count, seed, acquaintance), seed);
+        let mut sim = Simulation::new(configs(count, seed, topology), seed);
         let mut order: Vec<_> = (0..count).collect();
-        let mut chance = SplitMix64(seed);
-        order.sort_by_cached_key(|_| chance.draw());
+        let mut random = SplitMix64(seed);
+        order.sort_by_cached_key(|_| random.draw());
         for (host, pause) in order.into_iter().zip(pauses) {
-            world.start(host, 1);
-            world.run(Duration::from_millis(pause));
+            sim.start(host, 1);
+            sim.run(Duration::from_millis(pause));
         }
-        world.run(LONG);
-        check_that_all_are_joined(&world);
-        for host in &world.hosts {
-            // Appeared, and the first interests: no session was given up for another.
+        sim.run(LONG);
+        check_full_mesh(&sim);
+        for host in &sim.hosts {
+            // Connected, and the first interests: no session was replaced.
             prop_assert_eq!(host.events, 2 * (count - 1));
         }
     }
 }
 
 #[test]
-fn one_that_meets_itself_does_not_dial_itself_again() {
-    let mut world = Simulation::new(plans(1, 1, Topology::Twice), 1);
-    world.start(0, 1);
-    world.run(LONG);
-    assert_eq!(world.connections_of(0), 0);
-    let reports = world.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+fn own_address_is_not_dialled_again() {
+    let mut sim = Simulation::new(configs(1, 1, Topology::Twice), 1);
+    sim.start(0, 1);
+    sim.run(LONG);
+    assert_eq!(sim.connections_of(0), 0);
+    let reports = sim.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
     assert_eq!(reports.len(), 2);
     assert!(reports.iter().all(|report| report.state == PeerState::SelfConnection), "{reports:?}");
-    assert_eq!(world.hosts[0].mesh.as_ref().unwrap().deadline(), None);
+    assert_eq!(sim.hosts[0].mesh.as_ref().unwrap().deadline(), None);
 }
 
 #[test]
-fn a_session_is_not_taken_over_by_another_service_of_its_identity() {
+fn live_session_is_not_taken_over_by_another_service() {
     for started in [2, 0] {
-        let mut plans = plans(3, 1, Topology::All);
-        plans[1].identity = plans[0].identity;
-        let mut world = Simulation::new(plans, 1);
-        world.start(0, 1);
-        world.start(2, 1);
-        world.run(LONG);
-        let session = world.hosts[2].sessions[&world.hosts[0].identity()].session;
-        // By its clock it is the later one, or the earlier one.
-        world.start(1, started);
-        world.run(LONG);
-        assert_eq!(world.connections(0, 2), 1);
-        assert_eq!(world.connections(1, 2), 0);
-        assert_eq!(world.hosts[2].sessions[&world.hosts[0].identity()].session, session);
-        let reports = world.hosts[1].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+        let mut configs = configs(3, 1, Topology::All);
+        configs[1].identity = configs[0].identity;
+        let mut sim = Simulation::new(configs, 1);
+        sim.start(0, 1);
+        sim.start(2, 1);
+        sim.run(LONG);
+        let session = sim.hosts[2].sessions[&sim.hosts[0].identity()].session;
+        // By its clock it started later, or earlier.
+        sim.start(1, started);
+        sim.run(LONG);
+        assert_eq!(sim.connections(0, 2), 1);
+        assert_eq!(sim.connections(1, 2), 0);
+        assert_eq!(sim.hosts[2].sessions[&sim.hosts[0].identity()].session, session);
+        let reports = sim.hosts[1].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
         for host in [0, 2] {
             let address = address(host, 0).to_string();
             let report = reports.iter().find(|report| report.address == address).unwrap();
             assert_eq!(report.state, PeerState::Backoff);
             let why = report.last_error.as_deref().unwrap();
-            assert!(why.contains("identity"), "{why}");
+            assert!(why.contains("node id"), "{why}");
         }
-        // It has its turn when the first one is gone.
-        world.stop(0, false);
-        world.run(LONG);
-        assert_eq!(world.connections(1, 2), 1);
+        // It gets a session when the first one is gone.
+        sim.stop(0, false);
+        sim.run(LONG);
+        assert_eq!(sim.connections(1, 2), 1);
     }
 }
 
 #[test]
-fn a_silent_session_gives_way_to_another_service_of_its_identity() {
-    let mut plans = plans(3, 1, Topology::All);
-    plans[1].identity = plans[0].identity;
-    let mut world = Simulation::new(plans, 1);
-    world.start(0, 1);
-    world.start(2, 1);
-    world.run(LONG);
-    // As if its machine lost its power: that it ended is not seen.
-    world.cut(0, 2);
-    world.stop(0, false);
-    world.run(Duration::from_millis(1500));
-    assert!(world.hosts[2].sessions.contains_key(&world.hosts[0].identity()));
-    world.start(1, 2);
-    world.run(Duration::from_millis(500));
-    assert_eq!(world.connections(1, 2), 1);
+fn silent_session_is_replaced_by_another_service_of_the_id() {
+    let mut configs = configs(3, 1, Topology::All);
+    configs[1].identity = configs[0].identity;
+    let mut sim = Simulation::new(configs, 1);
+    sim.start(0, 1);
+    sim.start(2, 1);
+    sim.run(LONG);
+    // As after a power failure: the end is not detected.
+    sim.cut(0, 2);
+    sim.stop(0, false);
+    sim.run(Duration::from_millis(1500));
+    assert!(sim.hosts[2].sessions.contains_key(&sim.hosts[0].identity()));
+    sim.start(1, 2);
+    sim.run(Duration::from_millis(500));
+    assert_eq!(sim.connections(1, 2), 1);
 }
 
 #[test]
-fn connections_that_come_and_those_that_are_dialled_do_not_take_each_others_places() {
+fn inbound_and_dialled_connections_have_separate_limits() {
     let limits = Limits { connections: 4, per_source: 2, pending: 2 };
     let peer = address(1, 0);
     let start = Start {
         identity: identity(0, 1),
-        run: ServiceInstance { started: 1, chance: 1 },
+        instance: ServiceInstance { started: 1, nonce: 1 },
         label: String::new(),
         listens: Some(address(0, 0)),
         peers: vec![peer.to_string()],
@@ -297,53 +298,53 @@ fn connections_that_come_and_those_that_are_dialled_do_not_take_each_others_plac
         limits,
     };
     let mut mesh = Mesh::new(start, Duration::ZERO);
-    let come = |mesh: &mut Mesh| {
+    let accept = |mesh: &mut Mesh| {
         let from = (0..8).map(|host| address(2 + host / 4, 0));
         from.filter(|from| mesh.accepted(address(0, 0), *from, Duration::ZERO).is_some()).count()
     };
-    assert_eq!(come(&mut mesh), 8, "each takes the place of one before it");
+    assert_eq!(accept(&mut mesh), 8, "each replaces an earlier one");
     assert_eq!(mesh.connections.len(), 2);
     for count in 3..16 {
-        let ends = Ok((address(0, 0), peer));
-        assert!(mesh.dialled(&peer.to_string(), ends, Duration::ZERO).is_some());
+        let addresses = Ok((address(0, 0), peer));
+        assert!(mesh.dialled(&peer.to_string(), addresses, Duration::ZERO).is_some());
         assert_eq!(mesh.connections.len(), count);
     }
-    assert_eq!(come(&mut mesh), 8);
+    assert_eq!(accept(&mut mesh), 8);
     assert_eq!(mesh.connections.len(), 15);
 }
 
 #[test]
-fn a_service_that_starts_again_takes_the_place_of_the_one_that_was_cut_off() {
-    let mut world = Simulation::new(plans(2, 1, Topology::All), 1);
-    world.start(0, 1);
-    world.start(1, 1);
-    world.run(LONG);
-    let before = world.hosts[0].sessions[&world.hosts[1].identity()].session;
-    // Nobody is told of the end, and the new one is there long before the old is missed.
-    world.cut(0, 1);
-    world.stop(1, false);
-    world.start(1, 2);
-    world.mend(0, 1);
-    world.run(Duration::from_secs(1));
-    check_that_all_are_joined(&world);
-    assert_ne!(world.hosts[0].sessions[&world.hosts[1].identity()].session, before);
+fn restarted_service_replaces_its_unreachable_session() {
+    let mut sim = Simulation::new(configs(2, 1, Topology::All), 1);
+    sim.start(0, 1);
+    sim.start(1, 1);
+    sim.run(LONG);
+    let before = sim.hosts[0].sessions[&sim.hosts[1].identity()].session;
+    // The end is not reported, and the new service starts long before the timeout.
+    sim.cut(0, 1);
+    sim.stop(1, false);
+    sim.start(1, 2);
+    sim.mend(0, 1);
+    sim.run(Duration::from_secs(1));
+    check_full_mesh(&sim);
+    assert_ne!(sim.hosts[0].sessions[&sim.hosts[1].identity()].session, before);
 }
 
-/// As after a start without a clock of its own, or when the clock was set back.
+/// As after a boot without a clock of its own, or when the clock was set back.
 #[test]
-fn services_that_start_at_the_same_time_by_their_clock_have_other_sessions() {
+fn instances_with_equal_start_times_have_different_sessions() {
     for restarts in [0, 1] {
-        let mut world = Simulation::new(plans(2, 1, Topology::All), 1);
-        world.start(0, 816);
-        world.start(1, 816);
+        let mut sim = Simulation::new(configs(2, 1, Topology::All), 1);
+        sim.start(0, 816);
+        sim.start(1, 816);
         let mut numbers = Vec::new();
         for _ in 0..5 {
-            world.run(LONG);
-            check_that_all_are_joined(&world);
-            let other = world.hosts[1 - restarts].identity();
-            numbers.push(world.hosts[restarts].sessions[&other].session);
-            world.stop(restarts, false);
-            world.start(restarts, 816);
+            sim.run(LONG);
+            check_full_mesh(&sim);
+            let other = sim.hosts[1 - restarts].identity();
+            numbers.push(sim.hosts[restarts].sessions[&other].session);
+            sim.stop(restarts, false);
+            sim.start(restarts, 816);
         }
         numbers.sort();
         numbers.dedup();
@@ -352,49 +353,52 @@ fn services_that_start_at_the_same_time_by_their_clock_have_other_sessions() {
 }
 
 #[test]
-fn a_peer_that_is_cut_off_is_missed_by_both_sides() {
-    let mut world = Simulation::new(plans(2, 1, Topology::All), 1);
-    world.start(0, 1);
-    world.start(1, 1);
-    world.run(LONG);
-    world.cut(0, 1);
-    world.run(world.timing.lost_after + Duration::from_secs(1));
-    assert!(world.hosts.iter().all(|host| host.sessions.is_empty()));
-    let reports = world.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+fn unreachable_peer_is_lost_on_both_sides() {
+    let mut sim = Simulation::new(configs(2, 1, Topology::All), 1);
+    sim.start(0, 1);
+    sim.start(1, 1);
+    sim.run(LONG);
+    sim.cut(0, 1);
+    sim.run(sim.timing.lost_after + Duration::from_secs(1));
+    assert!(sim.hosts.iter().all(|host| host.sessions.is_empty()));
+    let reports = sim.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
     let address = address(1, 0).to_string();
-    let is_missed = |state| state != PeerState::Connected;
-    assert!(reports.iter().any(|report| report.address == address && is_missed(report.state)));
+    let is_lost = |state| state != PeerState::Connected;
+    assert!(reports.iter().any(|report| report.address == address && is_lost(report.state)));
 }
 
 #[test]
 fn report_names_why_the_last_session_ended() {
     for seed in 0..20 {
-        let mut world = Simulation::new(plans(2, seed, Topology::All), seed);
-        world.start(0, 1);
-        world.start(1, 1);
-        world.run(LONG);
-        world.cut(0, 1);
-        world.run(world.timing.lost_after + Duration::from_secs(1));
-        world.mend(0, 1);
-        world.run(LONG);
-        check_that_all_are_joined(&world);
+        let mut sim = Simulation::new(configs(2, seed, Topology::All), seed);
+        sim.start(0, 1);
+        sim.start(1, 1);
+        sim.run(LONG);
+        sim.cut(0, 1);
+        sim.run(sim.timing.lost_after + Duration::from_secs(1));
+        sim.mend(0, 1);
+        sim.run(LONG);
+        check_full_mesh(&sim);
         let (goes, stays) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
-        world.stop(goes, true);
-        world.run(Duration::from_millis(100));
-        let reports = world.hosts[stays].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+        sim.stop(goes, true);
+        sim.run(Duration::from_millis(100));
+        let reports = sim.hosts[stays].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
         let address = address(goes, 0).to_string();
         let report = reports.iter().find(|report| report.address == address).unwrap();
-        // The address may have been dialled again already, in vain.
+        // The address may have been dialled again already, and failed.
         let why = report.last_error.as_deref().unwrap();
-        assert!(["it left", "connection refused"].contains(&why), "seed {seed}: {why}");
+        assert!(
+            ["it closed the session", "connection refused"].contains(&why),
+            "seed {seed}: {why}"
+        );
     }
 }
 
 #[test]
-fn one_that_had_come_by_itself_is_told_of_while_it_is_away() {
-    let away = |world: &mut Simulation| {
-        let now = world.now;
-        let mesh = world.hosts[0].mesh.as_mut().unwrap();
+fn departed_inbound_peer_is_reported_until_it_returns() {
+    let away = |sim: &mut Simulation| {
+        let now = sim.now;
+        let mesh = sim.hosts[0].mesh.as_mut().unwrap();
         mesh.tick(now);
         let mut reports = mesh.reports(|_| SystemTime::UNIX_EPOCH);
         reports.retain(|report| report.state == PeerState::Departed);
@@ -403,51 +407,51 @@ fn one_that_had_come_by_itself_is_told_of_while_it_is_away() {
             reports.into_iter().map(|report| (report.identity, report.label, report.address));
         known.collect::<Vec<_>>()
     };
-    for says_goodbye in [false, true] {
-        let mut plans = plans(2, 1, Topology::All);
-        plans[0].peers.clear();
-        let mut world = Simulation::new(plans, 1);
-        world.start(0, 1);
-        world.start(1, 1);
-        world.run(LONG);
-        assert_eq!(away(&mut world), []);
-        let other = Some(world.hosts[1].identity());
+    for is_graceful in [false, true] {
+        let mut configs = configs(2, 1, Topology::All);
+        configs[0].peers.clear();
+        let mut sim = Simulation::new(configs, 1);
+        sim.start(0, 1);
+        sim.start(1, 1);
+        sim.run(LONG);
+        assert_eq!(away(&mut sim), []);
+        let other = Some(sim.hosts[1].identity());
         let expected = [(other, Some("host 1".to_owned()), address(1, 0).to_string())];
-        world.stop(1, says_goodbye);
-        world.run(world.timing.lost_after + Duration::from_secs(1));
-        assert_eq!(away(&mut world), expected);
-        world.start(1, 2);
-        world.run(Duration::from_secs(1));
-        check_that_all_are_joined(&world);
-        assert_eq!(away(&mut world), []);
-        // One that has left in order is remembered for as long as it may be owed something.
-        world.stop(1, says_goodbye);
-        world.run(world.timing.lost_after + Duration::from_secs(1));
-        assert_eq!(away(&mut world), expected);
-        let lost_after = world.timing.lost_after;
-        world.run(if says_goodbye { lost_after } else { world.timing.forget_after });
-        assert_eq!(away(&mut world), []);
-        // Or until another one is where it was.
-        world.start(1, 3);
-        world.run(Duration::from_secs(1));
-        world.stop(1, false);
-        world.run(world.timing.lost_after + Duration::from_secs(1));
-        assert_eq!(away(&mut world), expected);
-        world.hosts[1].plan.identity = identity(2, 1);
-        world.start(1, 4);
-        world.run(Duration::from_secs(1));
-        assert_eq!(away(&mut world), []);
-        // Or one of its name comes from there, which cannot be dialled.
-        let there = Some((world.hosts[1].identity(), address(1, 0).to_string()));
-        world.stop(1, false);
-        world.run(world.timing.lost_after + Duration::from_secs(1));
-        let mut gone = away(&mut world).into_iter();
+        sim.stop(1, is_graceful);
+        sim.run(sim.timing.lost_after + Duration::from_secs(1));
+        assert_eq!(away(&mut sim), expected);
+        sim.start(1, 2);
+        sim.run(Duration::from_secs(1));
+        check_full_mesh(&sim);
+        assert_eq!(away(&mut sim), []);
+        // A node that closed its session is remembered while messages may be retained for it.
+        sim.stop(1, is_graceful);
+        sim.run(sim.timing.lost_after + Duration::from_secs(1));
+        assert_eq!(away(&mut sim), expected);
+        let lost_after = sim.timing.lost_after;
+        sim.run(if is_graceful { lost_after } else { sim.timing.forget_after });
+        assert_eq!(away(&mut sim), []);
+        // Or until another node is at its address.
+        sim.start(1, 3);
+        sim.run(Duration::from_secs(1));
+        sim.stop(1, false);
+        sim.run(sim.timing.lost_after + Duration::from_secs(1));
+        assert_eq!(away(&mut sim), expected);
+        sim.hosts[1].config.identity = identity(2, 1);
+        sim.start(1, 4);
+        sim.run(Duration::from_secs(1));
+        assert_eq!(away(&mut sim), []);
+        // Or until a node of its label connects from there without listening.
+        let there = Some((sim.hosts[1].identity(), address(1, 0).to_string()));
+        sim.stop(1, false);
+        sim.run(sim.timing.lost_after + Duration::from_secs(1));
+        let mut gone = away(&mut sim).into_iter();
         assert_eq!(gone.next().and_then(|(node, _, address)| Some((node?, address))), there);
-        world.hosts[1].plan.identity = identity(3, 1);
-        world.hosts[1].plan.listens = false;
-        world.start(1, 5);
-        world.run(Duration::from_secs(1));
-        check_that_all_are_joined(&world);
-        assert_eq!(away(&mut world), []);
+        sim.hosts[1].config.identity = identity(3, 1);
+        sim.hosts[1].config.listens = false;
+        sim.start(1, 5);
+        sim.run(Duration::from_secs(1));
+        check_full_mesh(&sim);
+        assert_eq!(away(&mut sim), []);
     }
 }

@@ -1,13 +1,14 @@
-//! Nodes and each other: who is there, what each publishes and subscribes, and letters.
+//! Sessions between nodes: membership, interests in topics, and control messages.
 //!
-//! This is the control plane between nodes, over TCP. No payload goes here. What moves
-//! payloads reads of nodes that [appear](Event::Appeared) and vanish, and has the peers
-//! carry its letters.
+//! This is the control plane between nodes, over TCP; payloads do not pass here. Replication reads
+//! of nodes that [connect](PeerEvent::Connected) and disconnect, and sends its control messages
+//! through the peers.
 //!
-//! The logic knows no sockets, threads or clock: `protocol` (what is said), `framing`,
-//! `session` (one connection), `arbitration` (which of the connections with a node counts), `book`
-//! (whom to dial, and when), `directory` (interests and their changes), `admission` (how many
-//! may come), `mesh` and `answers` (all of it). `service`, `socket`, `names`, `queue` and `handle` bind it to the world.
+//! The logic knows no sockets, threads or clock: `protocol` (frames), `framing`,
+//! `connection_protocol` (one connection), `session_arbitration` (which connection with a node
+//! becomes the session), `address_book` (which addresses to dial, and when), `interests` (interests
+//! and their changes), `admission` (limits of connections), `mesh` and `frame_handling` (all of
+//! it). `event_loop`, `socket`, `resolver`, `event_queue` and `handle` bind it to the system.
 
 mod address_book;
 mod admission;

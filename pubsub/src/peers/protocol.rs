@@ -1,4 +1,4 @@
-//! What nodes say to each other.
+//! The protocol between nodes.
 //!
 //! ```text
 //! on the wire: length of the body (4, little endian), body, length, body, …
@@ -6,9 +6,9 @@
 //! then:        Frame, Frame, …
 //! ```
 //!
-//! `Hello` and `Frame` are encoded with postcard; no byte may follow them. Both sides say
-//! hello at once. What comes after is told by [`arbitration`](super::pair): the two agree on one
-//! connection, and from then on each says on it what it likes.
+//! `Hello` and `Frame` are encoded with postcard; no byte may follow them. Both sides send their
+//! hello at once. Then [arbitration](super::session_arbitration) selects one connection as the
+//! session, on which each side sends as it likes.
 //!
 //! The order of variants and fields is part of the version.
 
@@ -20,83 +20,83 @@ use super::close_reason::{CloseReason, GoodbyeReason};
 use super::identity::{MAX_LABEL_LENGTH, NodeId, ServiceInstance, SessionId};
 use super::interests::InterestChange;
 
-/// How a connection begins.
+/// First bytes of a connection.
 pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
-/// What this build speaks. It is the version of all that two nodes say to each other, letters
-/// and notices of rings included: a node of another version is refused at its hello.
+/// Version of this build. It covers all messages between two nodes, control messages and ring
+/// notifications included: a node of another version is refused at its hello.
 pub(crate) const VERSION: u16 = 4;
 /// The longest body of a frame.
 pub(super) const MAX_FRAME_LENGTH: usize = 1 << 20;
-/// The longest body of one that is no letter: what it is decoded to is larger.
+/// The longest body of a frame that is no control message: its decoded form is larger.
 pub(super) const MAX_PROTOCOL_FRAME_LENGTH: usize = 1 << 16;
-/// The longest body while it is not agreed that this is a session.
+/// The longest body before the session is established.
 pub(super) const MAX_HANDSHAKE_FRAME_LENGTH: usize = 1 << 12;
-/// The longest letter.
+/// The longest control message.
 pub(super) const MAX_CONTROL_MESSAGE_LENGTH: usize = MAX_FRAME_LENGTH - 64;
 /// The longest text of a goodbye.
 pub(super) const MAX_DETAIL_LENGTH: usize = 200;
-/// Nobody may ask to be heard from more often than a quarter of this.
+/// No node may demand heartbeats more often than every quarter of this.
 pub(super) const MIN_LOST_AFTER: u32 = 100;
 
-/// What a node can do for others, one bit each. Unknown bits are no error.
+/// What a node offers to others, one bit each. Unknown bits are no error.
 pub(super) mod capability {
-    /// It tells those who ask the addresses of others.
+    /// It sends the addresses of its peers on request.
     pub(in super::super) const RENDEZVOUS: u64 = 1;
 }
 
-/// Who speaks.
+/// Introduction of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) identity: NodeId,
-    pub(super) run: ServiceInstance,
+    pub(super) instance: ServiceInstance,
     pub(super) label: String,
     pub(super) capabilities: u64,
-    /// It holds us for lost when it has heard nothing for so many milliseconds.
+    /// The node loses us after this many milliseconds without a message.
     pub(super) lost_after: u32,
-    /// Where it listens, if it does. An unspecified address stands for the one seen.
+    /// Where it listens, if it does. An unspecified address stands for the observed one.
     pub(super) listens: Option<SocketAddr>,
 }
 
-/// A node, and where it can be reached.
+/// A node and its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PeerAddress {
     pub(super) node: NodeId,
     pub(super) address: SocketAddr,
 }
 
-/// What is said after the hello.
+/// A frame after the hello.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Frame {
-    /// From the asker: let this be our session. It has this one, as far as it knows.
+    /// From the claimant: make this connection our session, instead of this one, if any.
     Claim { instead_of: Option<SessionId> },
-    /// From the decider: so be it, and it has this number.
+    /// From the acceptor: the claim is accepted, with this session number.
     Accept { session: SessionId },
     /// The last frame.
     Goodbye { why: GoodbyeReason, detail: String },
-    /// Still here.
+    /// Keeps the session alive.
     Heartbeat,
-    /// What changed in what the node publishes and subscribes. The first begins with nothing.
+    /// Changes of the node's interests. The first frame starts with none.
     Interests { number: u64, changes: Vec<InterestChange> },
-    /// For those above.
+    /// A control message.
     ControlMessage(Vec<u8>),
-    /// Tell me whom you know, now and later.
+    /// Requests the addresses of peers, now and later.
     RequestPeers,
-    /// Whom it knows, beside those that it told of before.
+    /// Addresses of peers beyond those sent before.
     PeerList { others: Vec<PeerAddress> },
 }
 
-/// The one way in which frames are written.
+/// The only encoding of frames.
 pub(super) fn encode(frame: &Frame) -> Vec<u8> {
-    // Writing to memory does not fail, and neither do these types.
+    // Encoding these types into memory cannot fail.
     postcard::to_allocvec(frame).unwrap_or_default()
 }
 
-/// The one way in which frames are read.
+/// The only decoding of frames.
 pub(super) fn decode(body: &[u8]) -> Result<Frame, CloseReason> {
-    /// The place of [`Frame::ControlMessage`] among the variants.
+    /// The index of [`Frame::ControlMessage`] among the variants.
     const CONTROL_MESSAGE: u8 = 5;
     if body.len() > MAX_PROTOCOL_FRAME_LENGTH && body.first() != Some(&CONTROL_MESSAGE) {
-        return Err(malformed(format!("{} bytes that are no letter", body.len())));
+        return Err(malformed(format!("frame of {} bytes is too long", body.len())));
     }
     let mut frame = strictly(body)?;
     match &mut frame {
@@ -107,8 +107,8 @@ pub(super) fn decode(body: &[u8]) -> Result<Frame, CloseReason> {
             *detail = super::identity::printable(detail);
             Ok(frame)
         }
-        Frame::ControlMessage(letter) if letter.len() > MAX_CONTROL_MESSAGE_LENGTH => {
-            Err(malformed(format!("a letter of {} bytes", letter.len())))
+        Frame::ControlMessage(message) if message.len() > MAX_CONTROL_MESSAGE_LENGTH => {
+            Err(malformed(format!("control message of {} bytes is too long", message.len())))
         }
         _ => Ok(frame),
     }
@@ -141,7 +141,7 @@ impl Hello {
             return Err(malformed("label too long"));
         }
         if hello.lost_after < MIN_LOST_AFTER {
-            return Err(malformed(format!("it waits for {} ms only", hello.lost_after)));
+            return Err(malformed(format!("timeout of {} ms is too short", hello.lost_after)));
         }
         hello.label = super::identity::printable(&hello.label);
         Ok(hello)
@@ -155,7 +155,7 @@ pub(super) fn malformed(what: impl Into<String>) -> CloseReason {
 fn strictly<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, CloseReason> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(malformed(format!("{} bytes behind a frame", rest.len()))),
-        Err(error) => Err(malformed(format!("a frame that cannot be read: {error}"))),
+        Ok((_, rest)) => Err(malformed(format!("{} bytes after a frame", rest.len()))),
+        Err(error) => Err(malformed(format!("decoding a frame failed: {error}"))),
     }
 }

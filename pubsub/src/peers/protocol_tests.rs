@@ -1,4 +1,4 @@
-//! Frames, sessions and directories by themselves.
+//! Unit tests of frames, connections and interests.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use super::framing::ReceiveBuffer;
 use super::fuzzing;
 use super::identity::{NodeId, ServiceInstance, SessionId};
 use super::interests::{
-    Interest, InterestChange, InterestSender, Interests, MAX_INTERESTS, PeerInterests, collect,
+    Interest, InterestChange, InterestSender, Interests, MAX_INTERESTS, PeerInterests,
+    collect_interests,
 };
 use super::protocol::{
     self, Frame, Hello, MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_FRAME_LENGTH,
@@ -23,7 +24,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn hello(number: u8) -> Hello {
     Hello {
         identity: NodeId([number; 16]),
-        run: ServiceInstance { started: 7, chance: 8 },
+        instance: ServiceInstance { started: 7, nonce: 8 },
         label: format!("node {number}"),
         capabilities: 1,
         lost_after: 3000,
@@ -40,7 +41,7 @@ fn frames() -> Vec<Frame> {
     vec![
         Frame::Claim { instead_of: Some(SessionId(u64::MAX)) },
         Frame::Accept { session: SessionId(1) },
-        Frame::Goodbye { why: GoodbyeReason::Leaving, detail: "so long".to_owned() },
+        Frame::Goodbye { why: GoodbyeReason::Leaving, detail: "bye".to_owned() },
         Frame::Heartbeat,
         Frame::Interests {
             number: 1,
@@ -56,7 +57,7 @@ fn frames() -> Vec<Frame> {
 }
 
 #[test]
-fn frames_are_read_as_they_were_written_and_nothing_may_follow() {
+fn encoded_frame_is_decoded_and_truncated_one_refused() {
     for frame in frames() {
         let mut body = protocol::encode(&frame);
         assert_eq!(protocol::decode(&body), Ok(frame));
@@ -69,7 +70,7 @@ fn frames_are_read_as_they_were_written_and_nothing_may_follow() {
 }
 
 #[test]
-fn a_hello_is_of_this_protocol_and_of_this_version() {
+fn hello_of_another_protocol_or_version_is_refused() {
     let body = hello(1).encode();
     assert_eq!(body[..8], MAGIC);
     assert_eq!(Hello::decode(&body), Ok(hello(1)));
@@ -88,24 +89,24 @@ fn a_hello_is_of_this_protocol_and_of_this_version() {
 }
 
 #[test]
-fn what_is_too_long_is_refused_by_its_length() {
+fn too_long_frame_is_refused_by_its_length() {
     let longest = Frame::ControlMessage(vec![7; MAX_CONTROL_MESSAGE_LENGTH]);
     let body = protocol::encode(&longest);
     assert!(body.len() <= MAX_FRAME_LENGTH);
     assert_eq!(protocol::decode(&body), Ok(longest));
     let changes = vec![InterestChange::Removed("x".to_owned()); MAX_PROTOCOL_FRAME_LENGTH];
-    let note = protocol::encode(&Frame::Interests { number: 1, changes });
-    assert!(protocol::decode(&note).is_err());
+    let body = protocol::encode(&Frame::Interests { number: 1, changes });
+    assert!(protocol::decode(&body).is_err());
     for length in [0, MAX_HANDSHAKE_FRAME_LENGTH as u32 + 1, u32::MAX] {
-        let mut arrivals = ReceiveBuffer::default();
-        arrivals.add(&length.to_le_bytes());
-        assert!(arrivals.next(MAX_HANDSHAKE_FRAME_LENGTH).is_err());
+        let mut receive_buffer = ReceiveBuffer::default();
+        receive_buffer.add(&length.to_le_bytes());
+        assert!(receive_buffer.next(MAX_HANDSHAKE_FRAME_LENGTH).is_err());
     }
 }
 
 proptest! {
     #[test]
-    fn bodies_come_out_as_they_went_in_however_they_are_cut(
+    fn frames_are_reassembled_from_any_fragments(
         bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..50), 0..20),
         cuts in proptest::collection::vec(1_usize..40, 1..10),
     ) {
@@ -113,15 +114,15 @@ proptest! {
             .iter()
             .flat_map(|body| (body.len() as u32).to_le_bytes().into_iter().chain(body.clone()))
             .collect();
-        let (mut rest, mut arrivals, mut seen) = (&wire[..], ReceiveBuffer::default(), Vec::new());
+        let (mut rest, mut receive_buffer, mut seen) = (&wire[..], ReceiveBuffer::default(), Vec::new());
         for cut in cuts.iter().cycle() {
             if rest.is_empty() {
                 break;
             }
             let (some, more) = rest.split_at(rest.len().min(*cut));
             rest = more;
-            arrivals.add(some);
-            while let Some(body) = arrivals.next(64).unwrap() {
+            receive_buffer.add(some);
+            while let Some(body) = receive_buffer.next(64).unwrap() {
                 seen.push(body.to_vec());
             }
         }
@@ -129,29 +130,29 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_a_node_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = fuzzing::hear(&bytes);
-        let mut introduced = fuzzing::valid_handshake();
-        introduced.extend(&bytes);
-        let _ = fuzzing::hear(&introduced);
+    fn any_bytes_are_handled_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = fuzzing::fuzz_session(&bytes);
+        let mut session = fuzzing::valid_handshake();
+        session.extend(&bytes);
+        let _ = fuzzing::fuzz_session(&session);
         let _ = fuzzing::fuzz_interests(&bytes);
     }
 
     #[test]
-    fn nothing_like_what_is_right_makes_a_node_panic(
+    fn mutated_frames_are_handled_without_panic(
         which in proptest::sample::subsequence((0..8).collect::<Vec<_>>(), 0..8),
         changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..6),
     ) {
-        let mut right = fuzzing::valid_handshake();
+        let mut session = fuzzing::valid_handshake();
         let mut interests = Vec::new();
         for frame in which.into_iter().map(|which| frames().remove(which)) {
             let body = protocol::encode(&frame);
-            right.extend((body.len() as u32).to_le_bytes());
-            right.extend(&body);
+            session.extend((body.len() as u32).to_le_bytes());
+            session.extend(&body);
             interests.extend((body.len() as u16).to_le_bytes());
             interests.extend(&body);
         }
-        for bytes in [&mut right, &mut interests] {
+        for bytes in [&mut session, &mut interests] {
             for (at, byte) in &changes {
                 let length = bytes.len().max(1);
                 if let Some(changed) = bytes.get_mut(usize::from(*at) % length) {
@@ -159,12 +160,12 @@ proptest! {
                 }
             }
         }
-        let _ = fuzzing::hear(&right);
+        let _ = fuzzing::fuzz_session(&session);
         let _ = fuzzing::fuzz_interests(&interests);
     }
 
     #[test]
-    fn a_listing_becomes_what_the_teller_knows(
+    fn received_interests_converge_to_the_sent_ones(
         states in proptest::collection::vec(
             proptest::collection::btree_map(0_u16..600, 1_u32..4, 0..600), 1..6),
         pauses in proptest::collection::vec(0_usize..4, 6),
@@ -172,7 +173,7 @@ proptest! {
         let (mut interest_sender, mut peer_interests) = (InterestSender::new(), PeerInterests::default());
         let mut known = std::collections::BTreeMap::new();
         let mut all = Interests::new();
-        let mut hear = |interest_sender: &mut InterestSender, all: &Interests, most: usize| {
+        let mut exchange = |interest_sender: &mut InterestSender, all: &Interests, most: usize| {
             for _ in 0..most {
                 let Some((number, changes)) = interest_sender.next(all) else { break };
                 let body = protocol::encode(&Frame::Interests { number, changes: changes.clone() });
@@ -193,18 +194,18 @@ proptest! {
                 let topic = format!("{topic:0>0$}", MAX_TOPIC_NAME);
                 Interest::new(topic, true, true, &settings).unwrap()
             });
-            all = collect(interests).unwrap();
+            all = collect_interests(interests).unwrap();
             interest_sender.mark_changed();
-            hear(&mut interest_sender, &all, pause);
+            exchange(&mut interest_sender, &all, pause);
         }
-        let known = hear(&mut interest_sender, &all, usize::MAX);
+        let known = exchange(&mut interest_sender, &all, usize::MAX);
         prop_assert!(known.values().eq(all.values().map(|interest| &**interest)));
         prop_assert_eq!(interest_sender.next(&all), None);
     }
 }
 
 #[test]
-fn a_listing_refuses_what_no_node_says() {
+fn invalid_interests_are_refused() {
     let set = |interest: Interest| vec![InterestChange::Set(interest)];
     let mut odd = interest("a");
     odd.settings.depth = 0;
@@ -230,34 +231,34 @@ fn a_listing_refuses_what_no_node_says() {
 }
 
 #[test]
-fn how_many_loans_there_are_is_nobody_elses_matter() {
+fn loans_are_not_sent_to_other_nodes() {
     let of = |loans| {
         let settings = TopicSettings { loans, ..TopicSettings::default() };
         Interest::new("a", true, false, &settings).unwrap()
     };
     let (mut interest_sender, mut peer_interests) =
         (InterestSender::new(), PeerInterests::default());
-    let (number, changes) = interest_sender.next(&collect([of(7)]).unwrap()).unwrap();
+    let (number, changes) = interest_sender.next(&collect_interests([of(7)]).unwrap()).unwrap();
     let frame = Frame::Interests { number, changes };
     let usual = Frame::Interests { number, changes: vec![InterestChange::Set(interest("a"))] };
     assert_eq!(protocol::encode(&frame), protocol::encode(&usual));
-    let Frame::Interests { changes, .. } = frame else { panic!("it is another frame") };
+    let Frame::Interests { changes, .. } = frame else { panic!("not interests") };
     peer_interests.apply(number, &changes).unwrap();
-    // Made anew with others, it is the same for other nodes.
+    // A topic created again with other loans is no change for other nodes.
     interest_sender.mark_changed();
-    assert_eq!(interest_sender.next(&collect([of(8)]).unwrap()), None);
+    assert_eq!(interest_sender.next(&collect_interests([of(8)]).unwrap()), None);
 }
 
 #[test]
-fn interests_are_checked_before_they_are_told() {
+fn own_interests_are_checked_before_sending() {
     use crate::ErrorKind::{InvalidArgument, TooMany};
-    let kind = |interests: Vec<Interest>| collect(interests).unwrap_err().kind();
+    let kind = |interests: Vec<Interest>| collect_interests(interests).unwrap_err().kind();
     assert_eq!(kind(vec![interest("a"), interest("a")]), InvalidArgument);
     assert_eq!(kind(vec![interest("")]), InvalidArgument);
     let many = (0..=MAX_INTERESTS).map(|topic| interest(&topic.to_string())).collect();
     assert_eq!(kind(many), TooMany);
     let nothing = Interest { publishes: false, subscribes: false, ..interest("a") };
-    assert!(collect([nothing]).unwrap().is_empty());
+    assert!(collect_interests([nothing]).unwrap().is_empty());
 }
 
 fn session(number: u8, lost_after: Duration) -> ConnectionProtocol {
@@ -266,8 +267,8 @@ fn session(number: u8, lost_after: Duration) -> ConnectionProtocol {
     ConnectionProtocol::new(&me, &Timing::new(lost_after), Duration::ZERO)
 }
 
-/// Carries what one has said to the other.
-fn carry(
+/// Delivers the queued bytes of one side to the other.
+fn deliver(
     from: &mut ConnectionProtocol,
     to: &mut ConnectionProtocol,
     now: Duration,
@@ -277,21 +278,21 @@ fn carry(
         from.sent(bytes.len(), now);
         to.receive(&bytes, now);
     }
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     loop {
         match to.next() {
-            Ok(None) => return came,
-            Ok(Some(some)) => came.push(Ok(some)),
+            Ok(None) => return received,
+            Ok(Some(some)) => received.push(Ok(some)),
             Err(reason) => {
-                came.push(Err(reason));
-                return came;
+                received.push(Err(reason));
+                return received;
             }
         }
     }
 }
 
 #[test]
-fn before_and_after_it_is_agreed_different_things_may_be_said() {
+fn handshake_and_session_allow_different_frames() {
     for frame in frames() {
         let is_first = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
         let is_last = matches!(frame, Frame::Goodbye { .. });
@@ -301,34 +302,34 @@ fn before_and_after_it_is_agreed_different_things_may_be_said() {
                 two.establish(Duration::ZERO);
             }
             one.send(&frame).unwrap();
-            let came = carry(&mut one, &mut two, Duration::ZERO);
-            assert_eq!(came.len(), 2);
-            assert_eq!(came[1].is_ok(), is_first != is_established || is_last, "{frame:?}");
+            let received = deliver(&mut one, &mut two, Duration::ZERO);
+            assert_eq!(received.len(), 2);
+            assert_eq!(received[1].is_ok(), is_first != is_established || is_last, "{frame:?}");
         }
     }
 }
 
 #[test]
-fn each_beats_as_often_as_the_more_impatient_needs_it() {
+fn heartbeats_follow_the_shorter_timeout() {
     let (mut one, mut two) = (session(1, SECOND), session(2, 60 * SECOND));
     let mut now = Duration::ZERO;
-    carry(&mut one, &mut two, now);
-    carry(&mut two, &mut one, now);
+    deliver(&mut one, &mut two, now);
+    deliver(&mut two, &mut one, now);
     one.establish(now);
     two.establish(now);
-    let mut beats = 0;
+    let mut heartbeats = 0;
     while now < 20 * SECOND {
         let next = one.deadline().unwrap().min(two.deadline().unwrap());
         assert!(next > now);
         now = next;
         one.tick(now).unwrap();
         two.tick(now).unwrap();
-        carry(&mut one, &mut two, now);
-        beats += carry(&mut two, &mut one, now).len();
+        deliver(&mut one, &mut two, now);
+        heartbeats += deliver(&mut two, &mut one, now).len();
     }
     // Four a second, and no more.
-    assert_eq!(beats, 80);
-    // Who does not listen hears nobody, and that is nobody's fault.
+    assert_eq!(heartbeats, 80);
+    // While reading is paused, silence is not the peer's fault.
     one.pause_reading(true, now);
     assert_eq!(one.tick(now + 5 * SECOND), Ok(()));
     one.pause_reading(false, now + 5 * SECOND);
@@ -340,7 +341,7 @@ fn each_beats_as_often_as_the_more_impatient_needs_it() {
 }
 
 #[test]
-fn who_trickles_its_hello_is_late() {
+fn trickled_hello_exceeds_the_handshake_timeout() {
     let (mut one, mut two) = (session(1, SECOND), session(2, SECOND));
     let until = two.deadline().unwrap();
     let bytes = one.output().to_vec();
@@ -358,20 +359,20 @@ fn who_trickles_its_hello_is_late() {
 }
 
 #[test]
-fn more_than_may_wait_is_refused() {
+fn full_send_queue_refuses_control_messages() {
     let mut one = session(1, SECOND);
     one.establish(Duration::ZERO);
-    let letter = Frame::ControlMessage(vec![0; 1 << 20 >> 1]);
-    let sent = (0..100).take_while(|_| one.send(&letter).is_ok()).count();
+    let message = Frame::ControlMessage(vec![0; 1 << 20 >> 1]);
+    let sent = (0..100).take_while(|_| one.send(&message).is_ok()).count();
     assert_eq!(sent, 15);
-    assert_eq!(one.send(&letter), Err(CloseReason::Closed(GoodbyeReason::SendQueueFull)));
-    // There is still room to say so.
+    assert_eq!(one.send(&message), Err(CloseReason::Closed(GoodbyeReason::SendQueueFull)));
+    // The reserve still takes protocol frames.
     assert_eq!(one.send(&Frame::Heartbeat), Ok(()));
     while !one.output().is_empty() {
         let waiting = one.output().len();
         one.sent(waiting, Duration::ZERO);
     }
-    assert_eq!(one.send(&letter), Ok(()));
+    assert_eq!(one.send(&message), Ok(()));
 }
 
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
@@ -388,20 +389,20 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn the_fuzzers_corpus_of_sessions_does_not_panic() {
+fn fuzz_corpus_of_sessions_runs_without_panic() {
     for (name, bytes) in corpus("peer_session") {
-        let heard = fuzzing::hear(&bytes);
+        let outcome = fuzzing::fuzz_session(&bytes);
         if name.starts_with("honest") {
-            assert!(heard.events > 0, "{name} does not say what it was written for");
+            assert!(outcome.events > 0, "{name} caused no event");
         }
-        let mut introduced = fuzzing::valid_handshake();
-        introduced.extend(&bytes);
-        let _ = fuzzing::hear(&introduced);
+        let mut session = fuzzing::valid_handshake();
+        session.extend(&bytes);
+        let _ = fuzzing::fuzz_session(&session);
     }
 }
 
 #[test]
-fn the_fuzzers_corpus_of_interests_does_not_panic() {
+fn fuzz_corpus_of_interests_runs_without_panic() {
     for (name, bytes) in corpus("peer_directory") {
         let accepted = fuzzing::fuzz_interests(&bytes);
         assert_eq!(accepted > 0, name.starts_with("honest"), "{name}");

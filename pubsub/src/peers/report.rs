@@ -1,4 +1,4 @@
-//! Who is there and who is not, for people to read.
+//! Reports of peers for users.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,45 +10,45 @@ use super::connection_protocol::Timing;
 use super::identity::NodeId;
 use super::mesh::{Mesh, PeerConnection};
 
-/// Nodes that are remembered though they are gone, at most.
+/// Limit of remembered departed nodes.
 const MAX_DEPARTED: usize = 256;
 
-/// A node that had a session, and where nobody may know to dial it.
+/// A node that had a session, and that no configured address may lead to.
 #[derive(Debug)]
 pub(super) struct DepartedNode {
     label: String,
     address: String,
-    /// Where it was seen.
+    /// The address it was seen at.
     host: IpAddr,
     since: Duration,
-    /// Until then it is told of.
+    /// Reported until then.
     until: Duration,
     why: String,
 }
 
-/// Those, by who they are.
+/// Departed nodes by id.
 #[derive(Debug, Default)]
 pub(super) struct DepartedNodes(BTreeMap<NodeId, DepartedNode>);
 
 impl DepartedNodes {
-    /// A session is over.
+    /// Records the end of a session.
     pub(super) fn record(
         &mut self,
-        line: &PeerConnection,
+        link: &PeerConnection,
         reason: &CloseReason,
         timing: &Timing,
         now: Duration,
     ) {
-        let Some(peer) = &line.peer else { return };
-        // Who leaves in order is waited for as long as it may be owed something.
+        let Some(peer) = &link.peer else { return };
+        // A node that closed its session is remembered while messages may be retained for it.
         let remembered = match reason {
             CloseReason::Closed(GoodbyeReason::Leaving) => 2 * timing.lost_after,
             _ => timing.forget_after,
         };
         let gone = DepartedNode {
             label: peer.label.clone(),
-            address: line.address(),
-            host: line.peer_address.ip().to_canonical(),
+            address: link.address(),
+            host: link.peer_address.ip().to_canonical(),
             since: now,
             until: now + remembered,
             why: reason.to_string(),
@@ -65,11 +65,12 @@ impl DepartedNodes {
         self.0.insert(node, gone);
     }
 
-    /// Somebody is there: the same node, or another one where that was. One that was founded anew
-    /// is another node, and comes from another port if it does not listen; its name tells.
-    pub(super) fn remove_returned(&mut self, line: &PeerConnection) {
-        let Some(peer) = &line.peer else { return };
-        let (address, host) = (line.address(), line.peer_address.ip().to_canonical());
+    /// Removes entries of a node that connected: the same node, or another one at its address. A
+    /// node created anew has another id, and another port unless it listens: it is matched by host
+    /// and label.
+    pub(super) fn remove_returned(&mut self, link: &PeerConnection) {
+        let Some(peer) = &link.peer else { return };
+        let (address, host) = (link.address(), link.peer_address.ip().to_canonical());
         self.0.retain(|node, gone| {
             let has_its_name = !gone.label.is_empty() && gone.label == peer.label;
             let is_this = *node == peer.identity || gone.address == address;
@@ -82,12 +83,12 @@ impl DepartedNodes {
     }
 }
 
-/// How it stands with a peer.
+/// State of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum PeerState {
     /// There is a session.
     Connected,
-    /// There is a connection, and it is not agreed yet that it is a session.
+    /// There is a connection, and no session yet.
     Handshaking,
     /// It is being dialled.
     Dialling,
@@ -95,56 +96,56 @@ pub(crate) enum PeerState {
     Backoff,
     /// The address is this node's own.
     SelfConnection,
-    /// It had come by itself, and is gone. It is remembered for a while.
+    /// It had connected by itself, and is gone. It is remembered for a while.
     Departed,
 }
 
-/// How it stands with one peer, or with one address at which one is wanted.
+/// State of one peer, or of one address that is dialled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerReport {
-    /// Who it is, or was when it was last there.
+    /// The last known node id.
     pub(crate) identity: Option<NodeId>,
-    /// What it calls itself, or did when it was last there.
+    /// The last known label.
     pub(crate) label: Option<String>,
-    /// The address that was dialled; of one that came, where it listens, or from where it came if
-    /// it does not.
+    /// The dialled address; for inbound connections the listening address, or else the source
+    /// address.
     pub(crate) address: String,
-    /// How it stands.
+    /// The state.
     pub(crate) state: PeerState,
-    /// This node dials it, and dials it again when it is lost.
+    /// This node dials it, and dials it again after a loss.
     pub(crate) is_dialled: bool,
-    /// Since when it stands so.
+    /// Since when it is in this state.
     pub(crate) since: SystemTime,
-    /// Why there is no session, as far as it is known.
+    /// Why there is no session, if known.
     pub(crate) last_error: Option<String>,
 }
 
 impl Mesh {
     pub(super) fn reports(&self, moment: impl Fn(Duration) -> SystemTime) -> Vec<PeerReport> {
         let mut reports = Vec::new();
-        let mut has_line = Vec::new();
-        for line in self.connections.values() {
-            let state = match line.number {
+        let mut has_link = Vec::new();
+        for link in self.connections.values() {
+            let state = match link.number {
                 Some(_) => PeerState::Connected,
                 None => PeerState::Handshaking,
             };
-            has_line.extend(line.dialled.as_ref());
+            has_link.extend(link.dialled.as_ref());
             reports.push(PeerReport {
-                identity: line.peer.as_ref().map(|peer| peer.identity),
-                label: line.peer.as_ref().map(|peer| peer.label.clone()),
-                address: line.address(),
+                identity: link.peer.as_ref().map(|peer| peer.identity),
+                label: link.peer.as_ref().map(|peer| peer.label.clone()),
+                address: link.address(),
                 state,
-                is_dialled: line.dialled.is_some(),
-                since: moment(line.since),
+                is_dialled: link.dialled.is_some(),
+                since: moment(link.since),
                 last_error: None,
             });
         }
         for (address, entry) in self.addresses.entries() {
-            let state = match entry.stage {
+            let state = match entry.state {
                 DialState::OwnAddress => PeerState::SelfConnection,
-                DialState::Active if has_line.contains(&address) => continue,
+                DialState::Active if has_link.contains(&address) => continue,
                 DialState::Active => PeerState::Dialling,
-                // Another address of one that is there.
+                // Another address of a connected node.
                 DialState::Backoff { .. }
                     if entry.node.is_some_and(|node| self.has_session(&node)) =>
                 {
@@ -157,13 +158,13 @@ impl Mesh {
                 label: entry.label.clone(),
                 address: address.clone(),
                 state,
-                is_dialled: entry.stage != DialState::OwnAddress,
+                is_dialled: entry.state != DialState::OwnAddress,
                 since: moment(entry.since),
                 last_error: entry.last_error.clone(),
             });
         }
         for (node, gone) in &self.departed.0 {
-            // Of one that is dialled it was told above.
+            // A dialled node was reported above.
             let mut dialled = self.addresses.entries().map(|(_, entry)| entry.node);
             if self.has_session(node) || dialled.any(|dialled| dialled == Some(*node)) {
                 continue;
@@ -183,7 +184,7 @@ impl Mesh {
 }
 
 impl PeerConnection {
-    /// The address that was dialled; or where it listens, or from where it came if it does not.
+    /// The dialled address; or where it listens, or else its source address.
     fn address(&self) -> String {
         self.dialled.clone().unwrap_or_else(|| {
             let listens = self.reachable_address().map(|it| it.address);
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_goes_again_takes_nobody_elses_place() {
+    fn node_that_departs_again_evicts_no_other_entry() {
         let gone = |until| DepartedNode {
             label: String::new(),
             address: String::new(),
@@ -217,7 +218,7 @@ mod tests {
         departed.insert(node(7), gone(most));
         assert_eq!(departed.0.len(), MAX_DEPARTED);
         assert!(departed.0.contains_key(&node(0)));
-        // One more takes that of who would be forgotten first.
+        // Another node evicts the entry that would expire first.
         departed.insert(node(most), gone(most));
         assert_eq!(departed.0.len(), MAX_DEPARTED);
         assert!(!departed.0.contains_key(&node(0)) && departed.0.contains_key(&node(7)));

@@ -1,7 +1,7 @@
-//! Names of hosts to addresses.
+//! Resolves host names to addresses.
 //!
-//! The system answers when it likes, so a thread asks that is made when there is first a
-//! name. It cannot be called back, so nobody waits for its end.
+//! Resolving blocks, so a thread does it, which starts with the first name. It cannot be
+//! interrupted, so its end is not waited for.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wake::WakeFd;
 
-/// Addresses of one name that are tried.
+/// Limit of tried addresses of one name.
 const MAX_ADDRESSES_PER_NAME: usize = 16;
 
-/// What a name stands for, or why that cannot be told.
+/// A name with its addresses, or with why it could not be resolved.
 pub(super) type Resolution = (String, std::result::Result<Vec<SocketAddr>, String>);
 
 #[derive(Debug)]
 pub(super) struct Resolver {
-    /// Each name is asked for once at a time, so this has an end.
+    /// Each name is requested once at a time, which bounds the queue.
     requests: Option<Sender<String>>,
     answers: (Sender<Resolution>, Receiver<Resolution>),
     bell: Arc<WakeFd>,
@@ -30,7 +30,7 @@ impl Resolver {
         Self { requests: None, answers: unbounded(), bell }
     }
 
-    /// Gives the addresses at once if it is an address, and else later.
+    /// Returns an address at once; resolves a name later.
     pub(super) fn resolve(&mut self, name: &str) -> Option<Resolution> {
         if let Ok(address) = name.parse() {
             return Some((name.to_owned(), Ok(vec![address])));
@@ -48,17 +48,17 @@ impl Resolver {
         }
     }
 
-    /// What was found out.
-    pub(super) fn next_answer(&self) -> Option<Resolution> {
+    /// The next resolved name.
+    pub(super) fn next_resolution(&self) -> Option<Resolution> {
         self.answers.1.try_recv().ok()
     }
 
     fn begin(&self) -> std::io::Result<Sender<String>> {
-        let (requests, asked) = unbounded::<String>();
+        let (requests, receiver) = unbounded::<String>();
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
         std::thread::Builder::new().name("fabricast-names".to_owned()).spawn(move || {
-            // Ends with those who ask.
-            for name in asked {
+            // Ends when the resolver is dropped.
+            for name in receiver {
                 let found = name.to_socket_addrs();
                 let found = found.map(|found| found.take(MAX_ADDRESSES_PER_NAME).collect());
                 let answer = (name, found.map_err(|error| error.to_string()));
@@ -72,12 +72,12 @@ impl Resolver {
     }
 }
 
-/// Is this like `host:port`?
+/// Checks that an address has the form `host:port`.
 pub(super) fn check(operation: &'static str, address: &str) -> Result<()> {
     let is_one = address.parse::<SocketAddr>().is_ok_and(|address| address.port() != 0)
         || address.rsplit_once(':').is_some_and(|(host, port)| {
             (1..=253).contains(&host.len())
-                && !host.contains(|letter: char| letter.is_whitespace() || letter == ':')
+                && !host.contains(|character: char| character.is_whitespace() || character == ':')
                 && port.parse::<u16>().is_ok_and(|port| port != 0)
         });
     if is_one {

@@ -1,21 +1,21 @@
-//! Which of the connections between two nodes is their session.
+//! Decides which of the connections between two nodes is their session.
 //!
-//! Both may dial at the same time, and one may have lost a connection that the other
-//! still believes in. So it is agreed: the node with the smaller identity, the *asker*,
-//! claims one connection after the other and says which session it has, if any. The
-//! other, the *decider*, accepts the claim and so replaces what it had, unless that is
-//! the very session that the asker has, too. Each knows its half for sure: the asker
-//! never claims while it waits for an answer, and the decider has only what was claimed.
+//! Both may dial at the same time, and one may have lost a connection that the other still believes
+//! in. So they agree: the node with the smaller id, the *claimant*, claims one connection after the
+//! other, and names its current session, if any. The other, the *acceptor*, accepts the claim and
+//! replaces its session, unless that is the one the claimant named. Each knows its own half for
+//! sure: the claimant never claims while it waits for an answer, and the acceptor has only what was
+//! claimed.
 
 use std::collections::VecDeque;
 
 use super::identity::SessionId;
 
-/// A connection, as it is known on this side.
+/// A connection, as numbered on this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ConnectionId(pub(super) u64);
 
-/// What is to be done, in this order.
+/// A step to be done; steps are done in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Claim {
@@ -26,24 +26,24 @@ pub(super) enum Step {
         on: ConnectionId,
         session: SessionId,
     },
-    /// It is the session from now on.
+    /// The connection becomes the session.
     Establish {
         on: ConnectionId,
         session: SessionId,
     },
-    /// Another took its place.
+    /// Another connection replaced this one.
     Replace(ConnectionId),
-    /// There is another already.
+    /// There is another session already.
     Refuse(ConnectionId),
 }
 
-/// What one side knows of the connections with one other node.
+/// State of one side about the connections with one other node.
 #[derive(Debug, Default)]
 pub(super) struct SessionArbitration {
     current: Option<(ConnectionId, SessionId)>,
-    /// The asker's: the one that waits for its answer.
+    /// The claimant's: the connection with a pending claim.
     claimed: Option<ConnectionId>,
-    /// The asker's: those to be claimed later.
+    /// The claimant's: connections to be claimed later.
     held: VecDeque<ConnectionId>,
 }
 
@@ -52,8 +52,8 @@ impl SessionArbitration {
         self.current
     }
 
-    /// As the asker: a connection on which both have said hello. A session that is stale, on which
-    /// nothing was heard for too long, is as good as none.
+    /// As the claimant: a connection on which both have sent a hello. A stale session, without a
+    /// message for too long, counts as none.
     pub(super) fn on_hello(&mut self, connection: ConnectionId, is_stale: bool) -> Option<Step> {
         self.held.push_back(connection);
         self.claim_next(is_stale)
@@ -69,7 +69,7 @@ impl SessionArbitration {
         Some(Step::Claim { on, instead_of: current.map(|(_, session)| session) })
     }
 
-    /// As the asker: the claim was accepted. None if there was no such claim.
+    /// As the claimant: the claim was accepted. None if there was no such claim.
     pub(super) fn accepted(&mut self, on: ConnectionId, session: SessionId) -> Option<Vec<Step>> {
         // A number stands for one session only.
         let is_used = self.current.is_some_and(|(_, current)| current == session);
@@ -82,7 +82,7 @@ impl SessionArbitration {
         Some(steps)
     }
 
-    /// As the decider: a claim came. The session that there is may be stale.
+    /// As the acceptor: a claim arrived. The current session may be stale.
     pub(super) fn claims(
         &mut self,
         on: ConnectionId,
@@ -105,7 +105,7 @@ impl SessionArbitration {
         steps
     }
 
-    /// A connection is gone.
+    /// A connection was closed.
     pub(super) fn gone(&mut self, connection: ConnectionId) -> Option<Step> {
         self.current.take_if(|(current, _)| *current == connection);
         self.claimed.take_if(|claimed| *claimed == connection);
@@ -121,32 +121,35 @@ mod tests {
     /// The two sides of a session.
     fn session() -> (SessionArbitration, SessionArbitration) {
         let (first, number) = (ConnectionId(1), SessionId(1));
-        let (mut asker, mut decider) =
+        let (mut claimant, mut acceptor) =
             (SessionArbitration::default(), SessionArbitration::default());
-        assert!(asker.on_hello(first, false).is_some());
-        decider.claims(first, None, (number, false));
-        asker.accepted(first, number).unwrap();
-        (asker, decider)
+        assert!(claimant.on_hello(first, false).is_some());
+        acceptor.claims(first, None, (number, false));
+        claimant.accepted(first, number).unwrap();
+        (claimant, acceptor)
     }
 
     #[test]
-    fn another_connection_takes_the_place_of_a_session_that_is_stale_at_either_side() {
+    fn connection_replaces_a_session_stale_at_either_side() {
         let (first, second, number) = (ConnectionId(1), ConnectionId(2), SessionId(2));
-        for (at_asker, at_decider) in [(false, false), (true, false), (false, true), (true, true)] {
-            let (mut asker, mut decider) = session();
-            let Some(Step::Claim { on, instead_of }) = asker.on_hello(second, at_asker) else {
+        for (at_claimant, at_acceptor) in
+            [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let (mut claimant, mut acceptor) = session();
+            let Some(Step::Claim { on, instead_of }) = claimant.on_hello(second, at_claimant)
+            else {
                 panic!("no claim");
             };
-            assert_eq!((on, instead_of.is_none()), (second, at_asker));
-            let steps = decider.claims(second, instead_of, (number, at_decider));
-            if !at_asker && !at_decider {
+            assert_eq!((on, instead_of.is_none()), (second, at_claimant));
+            let steps = acceptor.claims(second, instead_of, (number, at_acceptor));
+            if !at_claimant && !at_acceptor {
                 assert_eq!(steps, [Step::Refuse(second)]);
                 continue;
             }
             let taken = [Step::Replace(first), Step::Establish { on: second, session: number }];
             assert_eq!(steps[0], Step::Accept { on: second, session: number });
             assert_eq!(steps[1..], taken);
-            assert_eq!(asker.accepted(second, number).unwrap(), taken);
+            assert_eq!(claimant.accepted(second, number).unwrap(), taken);
         }
     }
 }

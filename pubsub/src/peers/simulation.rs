@@ -1,5 +1,5 @@
-//! Nodes on a network that is made of nothing, in time that is made up: bytes take their
-//! time, cables are cut and mended, services crash and start again.
+//! Nodes on a simulated network in simulated time: bytes take time, links fail and recover,
+//! services crash and restart.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -9,11 +9,11 @@ use super::admission::Limits;
 use super::connection_protocol::Timing;
 use super::event::PeerEvent;
 use super::identity::{NodeId, ServiceInstance, SessionId, SplitMix64};
-use super::interests::{Interest, InterestChange, Interests, collect};
+use super::interests::{Interest, InterestChange, Interests, collect_interests};
 use super::mesh::{Action, Mesh, Start};
 use super::session_arbitration::ConnectionId;
 
-/// How a host is set up.
+/// Configuration of a host.
 #[derive(Debug, Clone)]
 pub(super) struct HostConfig {
     pub(super) identity: NodeId,
@@ -25,13 +25,13 @@ pub(super) struct HostConfig {
 
 #[derive(Debug)]
 pub(super) struct Host {
-    pub(super) plan: HostConfig,
+    pub(super) config: HostConfig,
     pub(super) mesh: Option<Mesh>,
-    /// Which of its lives: what was sent to an earlier one does not arrive.
-    life: u32,
-    wires: HashMap<ConnectionId, usize>,
+    /// Number of its current run: packets to an earlier run do not arrive.
+    run: u32,
+    links: HashMap<ConnectionId, usize>,
     pub(super) interests: Interests,
-    /// What it knows by its events alone.
+    /// State derived from its events alone.
     pub(super) sessions: BTreeMap<NodeId, KnownPeer>,
     used: BTreeSet<(NodeId, SessionId)>,
     pub(super) events: usize,
@@ -41,15 +41,15 @@ pub(super) struct Host {
 pub(super) struct KnownPeer {
     pub(super) session: SessionId,
     pub(super) interests: BTreeMap<String, Interest>,
-    has_heard: bool,
-    letters: u64,
-    told: u64,
+    has_interests: bool,
+    received: u64,
+    sent: u64,
 }
 
 #[derive(Debug)]
 struct End {
     host: usize,
-    life: u32,
+    run: u32,
     connection: Option<ConnectionId>,
     is_open: bool,
 }
@@ -58,9 +58,9 @@ struct End {
 struct SimulatedLink {
     ends: [End; 2],
     address: String,
-    /// By when what goes to each end has arrived: nothing overtakes.
+    /// When the last packet to each end arrives: none overtakes.
     busy: [Duration; 2],
-    /// What waits for the cable to be mended.
+    /// Packets held until the link recovers.
     held: [Vec<SimulatedPacket>; 2],
 }
 
@@ -74,29 +74,29 @@ enum SimulatedPacket {
 
 #[derive(Debug)]
 enum SimulatedEvent {
-    Arrives { wire: usize, end: usize, parcel: SimulatedPacket },
-    Fails { host: usize, life: u32, address: String },
+    Arrives { link: usize, end: usize, packet: SimulatedPacket },
+    Fails { host: usize, run: u32, address: String },
 }
 
 #[derive(Debug)]
 pub(super) struct Simulation {
     pub(super) now: Duration,
     pub(super) hosts: Vec<Host>,
-    wires: Vec<SimulatedLink>,
-    agenda: BTreeMap<(Duration, u64), SimulatedEvent>,
+    links: Vec<SimulatedLink>,
+    queue: BTreeMap<(Duration, u64), SimulatedEvent>,
     cuts: BTreeSet<(usize, usize)>,
-    chance: SplitMix64,
+    random: SplitMix64,
     next: u64,
     pub(super) timing: Timing,
 }
 
 impl Simulation {
-    pub(super) fn new(plans: Vec<HostConfig>, seed: u64) -> Self {
-        let hosts = plans.into_iter().map(|plan| Host {
-            plan,
+    pub(super) fn new(configs: Vec<HostConfig>, seed: u64) -> Self {
+        let hosts = configs.into_iter().map(|config| Host {
+            config,
             mesh: None,
-            life: 0,
-            wires: HashMap::new(),
+            run: 0,
+            links: HashMap::new(),
             interests: Interests::new(),
             sessions: BTreeMap::new(),
             used: BTreeSet::new(),
@@ -105,10 +105,10 @@ impl Simulation {
         Self {
             now: Duration::ZERO,
             hosts: hosts.collect(),
-            wires: Vec::new(),
-            agenda: BTreeMap::new(),
+            links: Vec::new(),
+            queue: BTreeMap::new(),
             cuts: BTreeSet::new(),
-            chance: SplitMix64(seed),
+            random: SplitMix64(seed),
             next: 0,
             timing: Timing::new(Duration::from_secs(3)),
         }
@@ -120,14 +120,14 @@ impl Simulation {
         if host.mesh.is_some() {
             return;
         }
-        let plan = host.plan.clone();
+        let config = host.config.clone();
         let start = Start {
-            identity: plan.identity,
-            run: ServiceInstance { started, chance: self.chance.draw() },
+            identity: config.identity,
+            instance: ServiceInstance { started, nonce: self.random.draw() },
             label: format!("host {index}"),
-            listens: plan.listens.then(|| plan.addresses[0]),
-            peers: plan.peers,
-            rendezvous: plan.rendezvous,
+            listens: config.listens.then(|| config.addresses[0]),
+            peers: config.peers,
+            rendezvous: config.rendezvous,
             timing: self.timing,
             limits: Limits::default(),
         };
@@ -139,23 +139,23 @@ impl Simulation {
     }
 
     /// Ends it, with a goodbye or without.
-    pub(super) fn stop(&mut self, index: usize, says_goodbye: bool) {
+    pub(super) fn stop(&mut self, index: usize, is_graceful: bool) {
         let host = &mut self.hosts[index];
         let Some(mut mesh) = host.mesh.take() else { return };
-        if says_goodbye {
-            mesh.leave();
+        if is_graceful {
+            mesh.close_all();
             while let Some(action) = mesh.next_action() {
-                if let Action::Close { connection, rest } = action {
-                    let wire = self.hosts[index].wires[&connection];
-                    self.post(wire, index, connection, SimulatedPacket::Bytes(rest));
+                if let Action::Close { connection, unsent } = action {
+                    let link = self.hosts[index].links[&connection];
+                    self.post(link, index, connection, SimulatedPacket::Bytes(unsent));
                 }
             }
         }
         let host = &mut self.hosts[index];
-        host.life += 1;
+        host.run += 1;
         host.sessions.clear();
-        for (connection, wire) in std::mem::take(&mut host.wires) {
-            self.post(wire, index, connection, SimulatedPacket::Closed);
+        for (connection, link) in std::mem::take(&mut host.links) {
+            self.post(link, index, connection, SimulatedPacket::Closed);
         }
     }
 
@@ -165,15 +165,15 @@ impl Simulation {
 
     pub(super) fn mend(&mut self, one: usize, two: usize) {
         self.cuts.remove(&(one.min(two), one.max(two)));
-        for wire in 0..self.wires.len() {
-            let [a, b] = self.wires[wire].ends.each_ref().map(|end| end.host);
+        for link in 0..self.links.len() {
+            let [a, b] = self.links[link].ends.each_ref().map(|end| end.host);
             if (a.min(b), a.max(b)) != (one.min(two), one.max(two)) {
                 continue;
             }
             for end in 0..2 {
-                // At once: what is on its way now was sent later.
-                for parcel in std::mem::take(&mut self.wires[wire].held[end]) {
-                    self.handle(SimulatedEvent::Arrives { wire, end, parcel });
+                // At once: packets in flight were sent later.
+                for packet in std::mem::take(&mut self.links[link].held[end]) {
+                    self.handle(SimulatedEvent::Arrives { link, end, packet });
                 }
             }
         }
@@ -186,7 +186,7 @@ impl Simulation {
     }
 
     pub(super) fn set_interests(&mut self, index: usize, interests: Vec<Interest>) {
-        let interests = collect(interests).unwrap();
+        let interests = collect_interests(interests).unwrap();
         let host = &mut self.hosts[index];
         host.interests = interests.clone();
         if let Some(mesh) = &mut host.mesh {
@@ -195,21 +195,21 @@ impl Simulation {
         }
     }
 
-    /// Sends letters to all that it knows.
-    pub(super) fn tell_all(&mut self, index: usize, count: u64) {
+    /// Sends control messages to all connected nodes.
+    pub(super) fn send_to_all(&mut self, index: usize, count: u64) {
         let host = &mut self.hosts[index];
         let Some(mesh) = &mut host.mesh else { return };
         for (node, known) in &mut host.sessions {
             for _ in 0..count {
-                let letter = known.told.to_le_bytes().to_vec();
-                mesh.tell(*node, known.session, letter, self.now).unwrap();
-                known.told += 1;
+                let message = known.sent.to_le_bytes().to_vec();
+                mesh.send_control_message(*node, known.session, message, self.now).unwrap();
+                known.sent += 1;
             }
         }
         self.pump(index);
     }
 
-    /// Lets so much time pass.
+    /// Runs for this duration.
     pub(super) fn run(&mut self, duration: Duration) {
         let end = self.now + duration;
         loop {
@@ -217,21 +217,21 @@ impl Simulation {
                 Some((host.mesh.as_ref()?.deadline()?.max(self.now), index))
             });
             let deadline = deadlines.min();
-            let agenda = self.agenda.first_key_value().map(|((moment, _), _)| *moment);
-            match (deadline, agenda) {
+            let queued = self.queue.first_key_value().map(|((moment, _), _)| *moment);
+            match (deadline, queued) {
                 (deadline, Some(moment))
                     if moment <= end && deadline.is_none_or(|(first, _)| moment <= first) =>
                 {
                     self.now = moment;
-                    let (_, happening) = self.agenda.pop_first().unwrap();
-                    self.handle(happening);
+                    let (_, event) = self.queue.pop_first().unwrap();
+                    self.handle(event);
                 }
                 (Some((moment, host)), _) if moment <= end => {
                     self.now = moment;
                     self.hosts[host].mesh.as_mut().unwrap().tick(moment);
                     self.pump(host);
                     let next = self.hosts[host].mesh.as_ref().unwrap().deadline();
-                    assert!(next.is_none_or(|next| next > moment), "a deadline that stays");
+                    assert!(next.is_none_or(|next| next > moment), "the deadline does not advance");
                 }
                 _ => break,
             }
@@ -239,83 +239,83 @@ impl Simulation {
         self.now = end;
     }
 
-    fn schedule(&mut self, moment: Duration, happening: SimulatedEvent) {
+    fn schedule(&mut self, moment: Duration, event: SimulatedEvent) {
         self.next += 1;
-        self.agenda.insert((moment, self.next), happening);
+        self.queue.insert((moment, self.next), event);
     }
 
-    /// Sends a parcel to one end of a wire.
-    fn send(&mut self, wire: usize, end: usize, parcel: SimulatedPacket) {
-        let delay = Duration::from_micros(20 + self.chance.draw() % 40_000);
-        let busy = &mut self.wires[wire].busy[end];
+    /// Sends a packet to one end of a link.
+    fn send(&mut self, link: usize, end: usize, packet: SimulatedPacket) {
+        let delay = Duration::from_micros(20 + self.random.draw() % 40_000);
+        let busy = &mut self.links[link].busy[end];
         *busy = (*busy).max(self.now + delay);
         let moment = *busy;
-        self.schedule(moment, SimulatedEvent::Arrives { wire, end, parcel });
+        self.schedule(moment, SimulatedEvent::Arrives { link, end, packet });
     }
 
-    /// Sends a parcel from a host's connection to the other side.
+    /// Sends a packet from a host's connection to the other side.
     fn post(
         &mut self,
-        wire: usize,
+        link: usize,
         host: usize,
         connection: ConnectionId,
-        parcel: SimulatedPacket,
+        packet: SimulatedPacket,
     ) {
-        let ends = &mut self.wires[wire].ends;
+        let ends = &mut self.links[link].ends;
         let own = ends
             .iter()
             .position(|end| end.host == host && end.connection == Some(connection))
             .unwrap();
-        if matches!(parcel, SimulatedPacket::Closed) {
+        if matches!(packet, SimulatedPacket::Closed) {
             ends[own].is_open = false;
         }
-        self.send(wire, 1 - own, parcel);
+        self.send(link, 1 - own, packet);
     }
 
-    fn handle(&mut self, happening: SimulatedEvent) {
-        let (wire, end, parcel) = match happening {
-            SimulatedEvent::Fails { host, life, address } => {
-                if self.hosts[host].life == life {
+    fn handle(&mut self, event: SimulatedEvent) {
+        let (link, end, packet) = match event {
+            SimulatedEvent::Fails { host, run, address } => {
+                if self.hosts[host].run == run {
                     self.report(host, &address, None);
                 }
                 return;
             }
-            SimulatedEvent::Arrives { wire, end, parcel } => (wire, end, parcel),
+            SimulatedEvent::Arrives { link, end, packet } => (link, end, packet),
         };
-        let [a, b] = self.wires[wire].ends.each_ref().map(|end| end.host);
+        let [a, b] = self.links[link].ends.each_ref().map(|end| end.host);
         let is_cut = self.cuts.contains(&(a.min(b), a.max(b)));
-        if is_cut || !self.wires[wire].held[end].is_empty() {
-            self.wires[wire].held[end].push(parcel);
+        if is_cut || !self.links[link].held[end].is_empty() {
+            self.links[link].held[end].push(packet);
             return;
         }
-        let End { host, life, connection, is_open } = self.wires[wire].ends[end];
-        let is_alive = self.hosts[host].life == life && self.hosts[host].mesh.is_some();
-        match parcel {
+        let End { host, run, connection, is_open } = self.links[link].ends[end];
+        let is_alive = self.hosts[host].run == run && self.hosts[host].mesh.is_some();
+        match packet {
             SimulatedPacket::ConnectRequest => {
                 let host = &mut self.hosts[b];
-                let local_address = host.plan.addresses[0];
+                let local_address = host.config.addresses[0];
                 let peer_address = SocketAddr::new("10.9.9.9".parse().unwrap(), 1000 + a as u16);
                 let peer_address = SocketAddr::new(peer_address.ip(), peer_address.port());
                 let accepted = match &mut host.mesh {
-                    Some(mesh) if host.plan.listens => {
+                    Some(mesh) if host.config.listens => {
                         mesh.accepted(local_address, peer_address, self.now)
                     }
                     _ => None,
                 };
                 let Some(connection) = accepted else {
-                    return self.send(wire, 0, SimulatedPacket::Closed);
+                    return self.send(link, 0, SimulatedPacket::Closed);
                 };
-                host.wires.insert(connection, wire);
-                let life = host.life;
-                self.wires[wire].ends[1] =
-                    End { host: b, life, connection: Some(connection), is_open: true };
-                self.send(wire, 0, SimulatedPacket::Opened);
+                host.links.insert(connection, link);
+                let run = host.run;
+                self.links[link].ends[1] =
+                    End { host: b, run, connection: Some(connection), is_open: true };
+                self.send(link, 0, SimulatedPacket::Opened);
                 self.pump(b);
             }
-            SimulatedPacket::Opened if is_alive && is_open => self.open(wire),
+            SimulatedPacket::Opened if is_alive && is_open => self.open(link),
             SimulatedPacket::Closed if is_alive && is_open && connection.is_none() => {
-                self.wires[wire].ends[end].is_open = false;
-                let address = self.wires[wire].address.clone();
+                self.links[link].ends[end].is_open = false;
+                let address = self.links[link].address.clone();
                 self.report(host, &address, None);
             }
             SimulatedPacket::Bytes(bytes) if is_alive && is_open => {
@@ -329,71 +329,71 @@ impl Simulation {
                 self.pump(host);
             }
             SimulatedPacket::Closed => {}
-            // Nobody is here any more who would take it.
+            // The receiver does not exist any more.
             SimulatedPacket::Opened | SimulatedPacket::Bytes(_) => {
-                self.send(wire, 1 - end, SimulatedPacket::Closed)
+                self.send(link, 1 - end, SimulatedPacket::Closed)
             }
         }
     }
 
-    /// A dialled connection came about.
-    fn open(&mut self, wire: usize) {
-        let host = self.wires[wire].ends[0].host;
-        let address = self.wires[wire].address.clone();
-        self.report(host, &address, Some(wire));
+    /// A dialled connection is established.
+    fn open(&mut self, link: usize) {
+        let host = self.links[link].ends[0].host;
+        let address = self.links[link].address.clone();
+        self.report(host, &address, Some(link));
     }
 
-    fn report(&mut self, host: usize, address: &str, wire: Option<usize>) {
+    fn report(&mut self, host: usize, address: &str, link: Option<usize>) {
         let now = self.now;
-        let Host { mesh, plan, wires, .. } = &mut self.hosts[host];
+        let Host { mesh, config, links, .. } = &mut self.hosts[host];
         let Some(mesh) = mesh else { return };
-        let result = match wire {
-            Some(_) => Ok((plan.addresses[0], address.parse().unwrap())),
+        let result = match link {
+            Some(_) => Ok((config.addresses[0], address.parse().unwrap())),
             None => Err("connection refused".to_owned()),
         };
         let connection = mesh.dialled(address, result, now);
-        if let Some(wire) = wire {
-            self.wires[wire].ends[0].connection = connection;
-            wires.insert(connection.unwrap(), wire);
+        if let Some(link) = link {
+            self.links[link].ends[0].connection = connection;
+            links.insert(connection.unwrap(), link);
         }
         self.pump(host);
     }
 
     fn dial(&mut self, host: usize, address: String) {
-        let life = self.hosts[host].life;
+        let run = self.hosts[host].run;
         let to: SocketAddr = address.parse().unwrap();
-        let other = self.hosts.iter().position(|host| host.plan.addresses.contains(&to));
+        let other = self.hosts.iter().position(|host| host.config.addresses.contains(&to));
         let Some(other) = other else {
             let moment = self.now + Duration::from_millis(1);
-            return self.schedule(moment, SimulatedEvent::Fails { host, life, address });
+            return self.schedule(moment, SimulatedEvent::Fails { host, run, address });
         };
         if self.cuts.contains(&(host.min(other), host.max(other))) {
-            // Nobody answers, and that takes its time.
+            // Without an answer the attempt fails after a timeout.
             let moment = self.now + self.timing.handshake_timeout;
-            return self.schedule(moment, SimulatedEvent::Fails { host, life, address });
+            return self.schedule(moment, SimulatedEvent::Fails { host, run, address });
         }
         let ends = [host, other].map(|host| End {
             host,
-            life: self.hosts[host].life,
+            run: self.hosts[host].run,
             connection: None,
             is_open: true,
         });
-        let wire = SimulatedLink {
+        let link = SimulatedLink {
             ends,
             address,
             busy: [Duration::ZERO; 2],
             held: [Vec::new(), Vec::new()],
         };
-        self.wires.push(wire);
-        self.send(self.wires.len() - 1, 1, SimulatedPacket::ConnectRequest);
+        self.links.push(link);
+        self.send(self.links.len() - 1, 1, SimulatedPacket::ConnectRequest);
     }
 
-    /// Does what a host's mesh wants done.
+    /// Executes the actions of a host's mesh.
     fn pump(&mut self, index: usize) {
         loop {
             let host = &mut self.hosts[index];
             let Some(mesh) = &mut host.mesh else { return };
-            let mut parcels = Vec::new();
+            let mut packets = Vec::new();
             for connection in mesh.connections.keys().copied().collect::<Vec<_>>() {
                 let mut bytes = Vec::new();
                 loop {
@@ -405,63 +405,63 @@ impl Simulation {
                     bytes.extend(output);
                 }
                 if !bytes.is_empty() {
-                    parcels.push((connection, SimulatedPacket::Bytes(bytes)));
+                    packets.push((connection, SimulatedPacket::Bytes(bytes)));
                 }
             }
             let action = mesh.next_action();
-            for (connection, parcel) in parcels {
-                let wire = self.hosts[index].wires[&connection];
-                self.post(wire, index, connection, parcel);
+            for (connection, packet) in packets {
+                let link = self.hosts[index].links[&connection];
+                self.post(link, index, connection, packet);
             }
             match action {
                 None => return,
                 Some(Action::Dial { address }) => self.dial(index, address),
-                Some(Action::Tell(event)) => self.hosts[index].hears(event),
-                Some(Action::Close { connection, rest }) => {
-                    let wire = self.hosts[index].wires.remove(&connection).unwrap();
-                    if !rest.is_empty() {
-                        self.post(wire, index, connection, SimulatedPacket::Bytes(rest));
+                Some(Action::Report(event)) => self.hosts[index].handle_event(event),
+                Some(Action::Close { connection, unsent }) => {
+                    let link = self.hosts[index].links.remove(&connection).unwrap();
+                    if !unsent.is_empty() {
+                        self.post(link, index, connection, SimulatedPacket::Bytes(unsent));
                     }
-                    self.post(wire, index, connection, SimulatedPacket::Closed);
+                    self.post(link, index, connection, SimulatedPacket::Closed);
                 }
             }
         }
     }
 
-    /// Connections between two hosts that both ends believe in.
+    /// Connections between two hosts that both ends have.
     pub(super) fn connections(&self, one: usize, two: usize) -> usize {
-        let of = |host: &Host| host.wires.values().copied().collect::<BTreeSet<_>>();
+        let of = |host: &Host| host.links.values().copied().collect::<BTreeSet<_>>();
         of(&self.hosts[one]).intersection(&of(&self.hosts[two])).count()
     }
 
     /// All connections of a host.
     pub(super) fn connections_of(&self, host: usize) -> usize {
-        self.hosts[host].wires.len()
+        self.hosts[host].links.len()
     }
 }
 
 impl Host {
     /// Checks what every user of peers relies on.
-    fn hears(&mut self, event: PeerEvent) {
+    fn handle_event(&mut self, event: PeerEvent) {
         self.events += 1;
         match event {
             PeerEvent::Connected { node, session, .. } => {
-                assert_ne!(node, self.plan.identity, "it met itself");
-                assert!(self.used.insert((node, session)), "the number of a session came again");
+                assert_ne!(node, self.config.identity, "a node connected to itself");
+                assert!(self.used.insert((node, session)), "a session number was reused");
                 let known = KnownPeer {
                     session,
                     interests: BTreeMap::new(),
-                    has_heard: false,
-                    letters: 0,
-                    told: 0,
+                    has_interests: false,
+                    received: 0,
+                    sent: 0,
                 };
                 assert!(self.sessions.insert(node, known).is_none(), "two sessions with {node}");
             }
             PeerEvent::Interests { node, session, changes } => {
-                let known = self.sessions.get_mut(&node).expect("it has appeared");
+                let known = self.sessions.get_mut(&node).expect("the node is connected");
                 assert_eq!(known.session, session);
-                assert!(!changes.is_empty() || !known.has_heard, "nothing has changed");
-                known.has_heard = true;
+                assert!(!changes.is_empty() || !known.has_interests, "nothing has changed");
+                known.has_interests = true;
                 for change in changes {
                     match change {
                         InterestChange::Set(interest) => {
@@ -470,32 +470,32 @@ impl Host {
                             assert_ne!(before, Some(interest));
                         }
                         InterestChange::Removed(topic) => {
-                            known.interests.remove(&topic).expect("it was there");
+                            known.interests.remove(&topic).expect("the interest exists");
                         }
                     }
                 }
             }
             PeerEvent::ControlMessage { node, session, bytes } => {
-                let known = self.sessions.get_mut(&node).expect("it has appeared");
+                let known = self.sessions.get_mut(&node).expect("the node is connected");
                 assert_eq!(known.session, session);
                 let number = u64::from_le_bytes(bytes.try_into().unwrap());
-                assert_eq!(number, known.letters, "letters in order, and once");
-                known.letters += 1;
+                assert_eq!(number, known.received, "messages arrive in order, and once");
+                known.received += 1;
             }
             PeerEvent::Disconnected { node, session, .. } => {
-                let known = self.sessions.remove(&node).expect("it has appeared");
+                let known = self.sessions.remove(&node).expect("the node is connected");
                 assert_eq!(known.session, session);
             }
         }
     }
 
-    /// Has it heard all letters that the other told in their session?
-    pub(super) fn has_all_letters_of(&self, other: &Self) -> bool {
-        let heard = self.sessions[&other.plan.identity].letters;
-        heard == other.sessions[&self.plan.identity].told
+    /// Whether it has received all messages that the other sent in their session.
+    pub(super) fn has_all_messages_of(&self, other: &Self) -> bool {
+        let received = self.sessions[&other.config.identity].received;
+        received == other.sessions[&self.config.identity].sent
     }
 
     pub(super) fn identity(&self) -> NodeId {
-        self.plan.identity
+        self.config.identity
     }
 }

@@ -1,4 +1,4 @@
-//! TCP sockets that never block.
+//! Non-blocking TCP sockets.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -9,11 +9,10 @@ use nix::sys::socket::{
     AddressFamily, Shutdown, SockFlag, SockType, SockaddrStorage, bind, connect, shutdown, socket,
 };
 
-/// Begins to connect. It has when the socket can be written to, and then `take_error` tells
-/// how it went.
+/// Begins to connect. The socket becomes writable when it has; then `take_error` gives the result.
 ///
-/// Who listens at an address of its own leaves from there, too, if that leads anywhere: its
-/// peers see one address, and the traffic keeps to one network.
+/// A node with a listening address of its own connects from there, if possible: its peers see one
+/// address, and the traffic stays on one network.
 pub(super) fn start_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -25,7 +24,7 @@ pub(super) fn start_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Result<T
     };
     if let Some(own) = own.filter(leads_there) {
         match bind(stream.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(own, 0))) {
-            // The machine does not have it any more: from wherever it leads there now.
+            // The machine does not have it any more: let the system choose.
             Ok(()) | Err(Errno::EADDRNOTAVAIL) => {}
             Err(error) => return Err(error.into()),
         }
@@ -36,36 +35,36 @@ pub(super) fn start_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Result<T
     }
 }
 
-/// Has this machine the address, as far as can be told? Connections from one that it does not have any
-/// more move nothing, and the system does not end them.
+/// Whether this machine has an address, as far as can be determined. Connections from removed
+/// addresses are stalled, and the system does not close them.
 pub(crate) fn is_local_address(address: IpAddr) -> bool {
     let bound = UdpSocket::bind((address, 0));
     !bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
 }
 
-/// Nobody can connect any more, whoever else has the socket.
+/// Stops accepting connections, even if another process has the socket.
 pub(super) fn stop_listening(listener: &TcpListener) {
-    // It fails only if it does not listen.
+    // It fails only if the socket does not listen.
     let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
 }
 
-/// Our end of a connection and the other.
+/// The local and the peer address of a connection.
 pub(super) fn local_and_peer(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
     let canonical = |address: SocketAddr| match address.ip().to_canonical() {
-        // As it is: there is a scope beside the address.
+        // Unchanged: it has a scope.
         IpAddr::V6(_) => address,
         canonical => SocketAddr::new(canonical, address.port()),
     };
     Ok((canonical(stream.local_addr()?), canonical(stream.peer_addr()?)))
 }
 
-/// How an attempt to connect went.
+/// The result of an attempt to connect.
 pub(super) fn connected(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
     if let Some(error) = stream.take_error()? {
         return Err(error);
     }
     let (local_address, peer_address) = local_and_peer(stream)?;
-    // Where nobody listens, a port that was picked by chance can meet itself.
+    // Without a listener, a socket with a random port can connect to itself.
     if local_address == peer_address {
         return Err(Errno::ECONNREFUSED.into());
     }
@@ -73,19 +72,19 @@ pub(super) fn connected(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAdd
     Ok((local_address, peer_address))
 }
 
-/// What a read or a write did.
+/// The result of a read or a write.
 #[derive(Debug)]
 pub(super) enum IoOutcome {
     Bytes(usize),
     /// Not now.
     WouldBlock,
-    /// Never again; and why.
+    /// Closed, with the cause.
     Closed(String),
 }
 
 fn moved(result: io::Result<usize>) -> IoOutcome {
     match result {
-        Ok(0) => IoOutcome::Closed("the other side closed it".to_owned()),
+        Ok(0) => IoOutcome::Closed("the peer closed the connection".to_owned()),
         Ok(count) => IoOutcome::Bytes(count),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
             IoOutcome::WouldBlock
@@ -94,11 +93,11 @@ fn moved(result: io::Result<usize>) -> IoOutcome {
     }
 }
 
-pub(super) fn read(mut stream: &TcpStream, room: &mut [u8]) -> IoOutcome {
-    moved(stream.read(room))
+pub(super) fn read(mut stream: &TcpStream, buffer: &mut [u8]) -> IoOutcome {
+    moved(stream.read(buffer))
 }
 
-/// Not with nothing.
+/// `bytes` must not be empty.
 pub(super) fn write(mut stream: &TcpStream, bytes: &[u8]) -> IoOutcome {
     moved(stream.write(bytes))
 }

@@ -1,7 +1,7 @@
-//! Bytes of the host's pools, copied in and out; and words of books that devices are let at.
+//! Access to bytes of host pools, and parts of the control segment for devices.
 //!
-//! Other processes may change them at any time, so no reference to them is ever made, except
-//! where a caller promises what is needed for one.
+//! Other processes may change these bytes at any time, so no reference to them exists, except where
+//! the caller promises that this is sound.
 #![allow(unsafe_code)]
 
 use gpu::{HostMapping, Slice};
@@ -13,40 +13,40 @@ fn check(operation: &'static str, slice: &Slice, length: usize) -> Result<()> {
     if slice.length() == length as u64 {
         return Ok(());
     }
-    let detail = format!("{length} bytes, {} of the message", slice.length());
+    let detail = format!("{length} bytes do not match the {} bytes of the message", slice.length());
     Err(Error::new(operation, ErrorKind::InvalidArgument, detail))
 }
 
-/// The bytes themselves.
+/// The bytes as a slice.
 ///
 /// # Safety
-/// The slice is one of the memory of the host; it stays mapped, and nobody writes these bytes,
-/// in whatever process, as long as the reference lives.
+/// The slice is host memory and stays mapped, and no process writes these bytes while the reference
+/// lives.
 pub(crate) unsafe fn borrow(slice: &Slice) -> &[u8] {
     // SAFETY: by the caller's promise.
     unsafe { std::slice::from_raw_parts(slice.address() as *const u8, slice.length() as usize) }
 }
 
-/// The bytes themselves, to be written.
+/// The bytes as a mutable slice.
 ///
 /// # Safety
-/// As for [`borrow`], and nobody reads them either.
+/// As for [`borrow`], and no process reads them either.
 pub(crate) unsafe fn borrow_mut(slice: &mut Slice) -> &mut [u8] {
     // SAFETY: by the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut u8, slice.length() as usize) }
 }
 
-/// The slice is one of the memory of the host.
+/// The slice must be host memory.
 pub(super) fn write(to: &Slice, bytes: &[u8]) -> Result<()> {
     check("write a message", to, bytes.len())?;
     let to = to.address() as *mut u8;
-    // SAFETY: as many bytes as are written, mapped as long as the slice lives, in memory of
-    // the host; nobody has a reference to them.
+    // SAFETY: the lengths are equal, the memory is host memory, mapped as long as the slice lives,
+    // and no reference to it exists.
     unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
     Ok(())
 }
 
-/// The slice is one of the memory of the host.
+/// The slice must be host memory.
 pub(super) fn read(from: &Slice, bytes: &mut [u8]) -> Result<()> {
     check("read a message", from, bytes.len())?;
     let from = from.address() as *const u8;
@@ -72,8 +72,8 @@ impl SegmentPart {
     }
 }
 
-// SAFETY: a segment never moves or changes its size, and stays mapped until the last handle to it
-// is gone, of which this is one. Its bytes are reached as atomics or by devices only.
+// SAFETY: a segment never moves or changes its size, and stays mapped as long as this handle lives.
+// Its bytes are accessed as atomics or by devices only.
 unsafe impl HostMapping for SegmentPart {
     fn address(&self) -> u64 {
         self.segment.body() as u64 + self.offset

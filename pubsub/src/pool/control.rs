@@ -1,14 +1,14 @@
-//! A pool's books, as they lie in shared memory.
+//! A pool's control segment: its layout in shared memory.
 //!
 //! ```text
-//!  0 most blocks     4 what place           8 a doorbell
-//!  1 limit           5 its device          16 do streams use it
-//!  2 direction       6   (two words)       17 blocks that were left to streams
-//!  3 pieces admitted 7 changes             24 lengths of admitted pieces
-//!                                             their names
-//!                                             the allocator
-//!                                             a sample_info for each block
-//!                                             its words for streams, from a page's start on
+//!  0 maximum of blocks  4 memory location      8 doorbell
+//!  1 limit              5 its device          16 used by streams
+//!  2 direction          6   (two words)       17 count of stream-owned blocks
+//!  3 admitted pieces    7 changes             24 lengths of admitted pieces
+//!                                                their names
+//!                                                allocator
+//!                                                sample info of each block
+//!                                                sync words of each block, page-aligned
 //! ```
 
 mod sync_words;
@@ -45,28 +45,28 @@ const BELL: usize = 8;
 const STREAMS: usize = 16;
 const STREAM_OWNED: usize = 17;
 const LENGTHS: usize = 24;
-/// Pieces that a pool may ever have.
+/// The maximum number of pieces of a pool.
 pub(crate) const MAX_PIECES: usize = 1024;
 const NAMES: usize = LENGTHS + MAX_PIECES;
 pub(super) const ALLOCATOR: usize = NAMES + MAX_PIECES;
 
-/// Every block begins at a multiple of this: fit for any type, also on devices.
+/// Alignment of every block: suits any type, also on devices.
 pub(crate) const GRANULE: u64 = 256;
 
 type AllocResult<T> = std::result::Result<T, AllocatorError>;
 
-/// A pool's books.
+/// The allocator, sample info and sync words of a pool.
 #[derive(Debug)]
 pub(crate) struct PoolControl<W> {
     words: W,
     allocator: Allocator<WordRange<W>>,
     bell: Doorbell<WordRange<W>>,
     max_blocks: u32,
-    /// Where the words for streams lie.
+    /// Range of the sync words.
     sync_words: Range<usize>,
-    /// On a device: only there messages are handed over in the order of streams.
+    /// Only pools on a device are stream-ordered.
     is_stream_ordered: bool,
-    /// So many blocks had been left to streams when none was left any more.
+    /// Value of the count of stream-owned blocks when none was left.
     stream_owned_seen: AtomicU64,
 }
 
@@ -94,9 +94,9 @@ impl<W: Words + Clone> PoolControl<W> {
         )
     }
 
-    /// Books over zeroed words.
+    /// Formats zeroed words.
     pub(crate) fn format(words: W, id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "make a pool";
+        let operation = "create a pool";
         let [place, low, high] = id.place.words();
         let count = Allocator::<W>::required_words(max_blocks);
         let allocator = part(words.clone(), ALLOCATOR, count)?;
@@ -165,7 +165,7 @@ impl<W: Words + Clone> PoolControl<W> {
         (self.words.load(ADMITTED, Acquire) as usize).min(MAX_PIECES)
     }
 
-    /// Bytes of the first pieces.
+    /// Total length of the first pieces.
     fn length_of(&self, pieces: usize) -> u64 {
         let lengths = (0..pieces).map(|at| self.words.load(LENGTHS + at, Acquire));
         lengths.fold(0, u64::saturating_add)
@@ -175,20 +175,19 @@ impl<W: Words + Clone> PoolControl<W> {
         self.length_of(self.admitted())
     }
 
-    /// The name of the piece that has this number, if there are messages in it, or may be soon.
+    /// The name of the piece with this number, if messages may lie in it.
     pub(crate) fn name_of(&self, number: usize) -> Option<u64> {
         let word = (number < MAX_PIECES).then(|| self.words.load(NAMES + number, Acquire));
         word.filter(|name| *name != 0)
     }
 
-    /// Where messages end, as far as pieces have names.
+    /// The end of the named pieces.
     pub(crate) fn end(&self) -> u64 {
         let named = (0..MAX_PIECES).take_while(|number| self.name_of(*number).is_some());
         self.length_of(named.count())
     }
 
-    /// Gives the next piece to the allocator. Harmless if that was done before, or if it was
-    /// cut short.
+    /// Adds the next piece to the allocator. Idempotent, also after an interrupted attempt.
     pub(crate) fn admit(
         &self,
         caller: &Caller<'_>,
@@ -207,10 +206,10 @@ impl<W: Words + Clone> PoolControl<W> {
         }
         let on = |cause| error_mapping::from_allocator(operation, cause);
         let first = self.length_of(number);
-        // What it has is what was admitted, and perhaps this very piece: then messages may lie
-        // there, and no other memory may take its place.
+        // The allocator holds the admitted pieces, and perhaps this one: then messages may lie in
+        // it, and no other memory may replace it.
         if self.allocator.statistics(caller).map_err(on)?.total <= first {
-            // First of all, since from then on anybody may be given a block of it.
+            // First: from then on any process may allocate from it.
             self.words.store(LENGTHS + number, length, Release);
             self.words.store(NAMES + number, name, Release);
             self.allocator.extend(caller, first, length).map_err(on)?;
@@ -223,7 +222,7 @@ impl<W: Words + Clone> PoolControl<W> {
         Ok(())
     }
 
-    /// Something came that this process waits for: it looks again.
+    /// Wakes waiting processes unconditionally.
     pub(crate) fn wake(&self) {
         self.words.fetch_add(CHANGES, 1);
         self.bell.ring_unconditionally();
@@ -231,7 +230,7 @@ impl<W: Words + Clone> PoolControl<W> {
 
     // ------------------------------------------------------------- blocks
 
-    /// Allocates, and begins the block's note.
+    /// Allocates, and initialises the block's sample info.
     #[inline]
     pub(crate) fn allocate(
         &self,
@@ -253,7 +252,7 @@ impl<W: Words + Clone> PoolControl<W> {
         Ok(())
     }
 
-    /// Frees, unless that was done before. False if it could not be done now.
+    /// Frees the block, unless it is free already. False if that was not possible now.
     #[inline]
     pub(crate) fn dispose(&self, caller: &Caller<'_>, block: Block, owner: Owner) -> bool {
         match self.free(caller, block, owner) {
@@ -278,11 +277,11 @@ impl<W: Words + Clone> PoolControl<W> {
         self.allocator.find(block)
     }
 
-    /// Frees all that one owns who is dead, and says to streams that its messages will not be
-    /// written any more; also wakes those whom that one did not wake.
-    pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> AllocResult<usize> {
-        let owner = Owner::participant(who);
-        self.poison_all(who);
+    /// Frees all blocks of a dead participant, poisons its unwritten messages, and wakes processes
+    /// that it left waiting.
+    pub(crate) fn reclaim(&self, caller: &Caller<'_>, dead: Participant) -> AllocResult<usize> {
+        let owner = Owner::participant(dead);
+        self.poison_all(dead);
         let freed = self.allocator.reclaim(caller, owner, |_| false)?;
         self.collect(caller)?;
         self.wake();
@@ -297,20 +296,20 @@ impl<W: Words + Clone> PoolControl<W> {
         self.max_blocks
     }
 
-    /// Those that have blocks in their own name.
+    /// The participants that own blocks.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> AllocResult<BTreeSet<Participant>> {
         let blocks = self.allocator.blocks(caller)?;
         Ok(blocks.into_iter().filter_map(|block| block.owner?.as_participant()).collect())
     }
 
-    /// The note of a block.
+    /// The sample info of a block.
     #[inline]
     pub(crate) fn sample_info(&self, block: Block) -> SampleInfo<'_, W> {
         let first = match block.number() {
             number if number < self.max_blocks => {
                 Self::first_sample_info(self.max_blocks) + number as usize * sample_info::WORDS
             }
-            // Of a number that names nothing the note is empty, and swallows what it is told.
+            // An invalid block number refers to no words: loads give 0, and stores have no effect.
             _ => self.words.count(),
         };
         SampleInfo::new(&self.words, first)
@@ -318,20 +317,20 @@ impl<W: Words + Clone> PoolControl<W> {
 
     // ------------------------------------------------------------ waiting
 
-    /// Something was freed, or there is more.
+    /// Signals freed or added memory.
     #[inline]
     fn changed(&self) {
         self.words.fetch_add(CHANGES, 1);
         self.bell.ring();
     }
 
-    /// Moves whenever something was freed, or there is more.
+    /// Changes whenever memory was freed or added.
     #[inline]
     pub(crate) fn changes(&self) -> u64 {
         self.words.load(CHANGES, Acquire)
     }
 
-    /// Waits until `look` finds something; it is called again whenever something was freed.
+    /// Waits until `look` returns a result; it is called after each change.
     pub(crate) fn wait<T>(
         &self,
         spin: &mut WaitStrategy,

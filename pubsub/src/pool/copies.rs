@@ -1,4 +1,4 @@
-//! Copies between a pool and devices, and blocks that such a copy has not let go of.
+//! Copies between a pool and devices, and blocks that wait for such copies.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,26 +12,26 @@ use crate::error_mapping;
 use crate::loan_limit::{Borrower, LoanLimit};
 use crate::lock::lock;
 
-/// What devices do with a part of a pool, and may go on doing though nobody waits for them.
+/// Copies of devices to a part of a pool that may be unfinished.
 #[derive(Debug)]
 pub(crate) struct InFlightCopies(
-    /// None if nobody can tell.
+    /// None if completion cannot be detected.
     Vec<Option<Point>>,
 );
 
 impl InFlightCopies {
-    /// What was begun before a point of a stream; if there is none, nobody can tell.
+    /// Work before a point of a stream; without a point its completion cannot be detected.
     pub(crate) fn before(point: Option<Point>) -> Self {
         Self(vec![point])
     }
 
-    /// And something else.
+    /// Combines both.
     pub(crate) fn and(mut self, other: Option<Self>) -> Self {
         self.0.extend(other.into_iter().flat_map(|other| other.0));
         self
     }
 
-    /// Has all of it ended well? What failed may be going on, for all that is known.
+    /// Whether all of it completed without error. Failed work may still be running.
     pub(crate) fn is_done(&self) -> bool {
         let is_done = |point: &Option<Point>| {
             point.as_ref().is_some_and(|point| matches!(point.is_done(), Ok(true)))
@@ -40,27 +40,26 @@ impl InFlightCopies {
     }
 }
 
-/// What copies of this process leave to be used again, or seen to.
+/// State of this process's copies.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    /// Blocks that are given back once a device has done with them. It may never have: then
-    /// they are freed after this process, which takes what the device does along. Each is a loan.
+    /// Blocks that are freed once a device has finished with them. If it never does, they are freed
+    /// after this process, whose end also ends the device's work. Each counts as a loan.
     busy: Mutex<Vec<(Block, InFlightCopies, Arc<LoanLimit>)>>,
-    /// From a device, by way of these bytes of the caller's.
+    /// For copies from a device to the host, by way of these bytes.
     bounce_buffer: Mutex<Option<(Stream, Vec<u8>)>>,
-    /// The default stream of the device that was copied from last, and a point in it.
+    /// The default stream of the device of the last copy, and an event of it.
     default: Mutex<Option<(Stream, Event)>>,
 }
 
 impl Pool {
-    /// After a copy into the pool has failed: what may still go on.
+    /// The copies that may be unfinished after a copy into the pool failed.
     pub(crate) fn in_flight(&self) -> Option<InFlightCopies> {
-        // None was ever made for the host, where nothing goes on after a call.
+        // Host pools have no stream, and no unfinished copies.
         self.stream.get().map(|stream| InFlightCopies::before(stream.point().ok()))
     }
 
-    /// Gives a block of the caller's back when nothing is copied there any more, and with it the loan
-    /// that it is.
+    /// Frees a block of the caller's, and returns its loan, once no copy to it is unfinished.
     pub(crate) fn free_after(
         &self,
         block: Block,
@@ -70,7 +69,7 @@ impl Pool {
         lock(&self.copies.busy).push((block, in_flight, loans));
     }
 
-    /// Gives back what was kept for a copy that is done by now, and what anybody left to streams.
+    /// Frees blocks whose copies are done, and stream-owned blocks.
     pub(crate) fn free_completed(&self, caller: &Caller<'_>) {
         self.poll_streams(caller);
         if let Err(error) = self.control().collect(caller) {
@@ -84,13 +83,13 @@ impl Pool {
         }
     }
 
-    /// Is anything kept for a copy?
+    /// Whether any block waits for a copy.
     pub(crate) fn has_pending_copies(&self) -> bool {
         !lock(&self.copies.busy).is_empty()
     }
 
-    /// What follows on `stream` waits for what the memory's owner began without naming a stream,
-    /// such as a copy to it that seems to be over: the driver may still have the last of it.
+    /// Makes `stream` wait for work that the memory's owner began on the default stream, such as a
+    /// copy whose call has returned: the driver may still have to finish it.
     pub(super) fn wait_for_default_stream(&self, stream: &Stream, from: &Slice) -> gpu::Result<()> {
         let device = from.memory().mapped_for();
         if device.name().implementation == Implementation::Emulated {
@@ -105,15 +104,15 @@ impl Pool {
         stream.wait_for(event)
     }
 
-    /// Memory of the host is no device's: what comes from one goes by way of the caller's.
+    /// Host memory is not registered for devices: data of a device is copied by way of a buffer.
     pub(super) fn copy_to_host(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
         const BOUNCE_BYTES: u64 = 1 << 20;
         let on = |cause| error_mapping::from_device("copy into a message", cause).on(self.id());
         let device = from.memory().mapped_for();
-        let kept = lock(&self.copies.bounce_buffer).take();
-        let kept = kept.filter(|(stream, _)| stream.device().name() == device.name());
-        let (stream, mut bytes) = match kept {
-            Some(kept) => kept,
+        let cached = lock(&self.copies.bounce_buffer).take();
+        let cached = cached.filter(|(stream, _)| stream.device().name() == device.name());
+        let (stream, mut bytes) = match cached {
+            Some(cached) => cached,
             None => (device.stream().map_err(on)?, Vec::new()),
         };
         self.wait_for_default_stream(&stream, from).map_err(on)?;

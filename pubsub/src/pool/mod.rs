@@ -1,5 +1,5 @@
-//! Memory for messages: pieces of memory that all processes of a node map, and the books that
-//! say what of it is whose.
+//! Memory for messages: pieces of memory that all processes of a node map, and the control segment
+//! that records the owner of each block.
 
 mod bytes;
 mod control;
@@ -43,18 +43,18 @@ pub(crate) use self::sample_info::{SampleInfo, Stage, id_from_words, id_to_words
 pub(crate) use self::streams::{PollBackoff, StreamPoller, StreamWrite};
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);
-/// The host's memory is a device's, too: of the one that is made of it.
+/// Host memory is also memory of an emulated device.
 const HOST_DEVICE: DeviceName = DeviceName::emulated(0);
-/// A process asks for more memory again only after this time, if none came.
+/// A process requests memory again only after this time, if none was added.
 const GROWTH_RETRY: Duration = Duration::from_secs(1);
 
-/// Whose messages lie in a pool. Two pools, since with one two nodes that publish to each
-/// other may each wait for the room that the other's messages take.
+/// Origin of the messages of a pool. With a single pool two nodes that publish to each other could
+/// deadlock: each would wait for memory that the other's messages hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, PartialOrd, Ord)]
 pub(crate) enum Direction {
-    /// Of this node's processes.
+    /// From processes of this node.
     Local,
-    /// Of other nodes.
+    /// From other nodes.
     Inbound,
 }
 
@@ -62,7 +62,7 @@ impl Direction {
     pub(crate) const BOTH: [Self; 2] = [Self::Local, Self::Inbound];
 }
 
-/// Which of a node's pools.
+/// Identifies a pool of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PoolId {
     pub(crate) place: SharedLocation,
@@ -72,8 +72,8 @@ pub(crate) struct PoolId {
 impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let direction = match self.direction {
-            Direction::Local => "published",
-            Direction::Inbound => "arriving",
+            Direction::Local => "local",
+            Direction::Inbound => "inbound",
         };
         match self.place {
             SharedLocation::Host => write!(f, "{direction} messages on the host"),
@@ -83,7 +83,7 @@ impl fmt::Display for PoolId {
 }
 
 impl SharedLocation {
-    /// The device whose memory it is, as this process sees it.
+    /// The device of the memory, as this process sees it.
     pub(crate) fn device(self) -> Result<Device> {
         let operation = "find the device of a pool";
         match self {
@@ -94,7 +94,7 @@ impl SharedLocation {
     }
 }
 
-/// Addresses for a pool's memory.
+/// Address range of a pool's memory.
 #[derive(Debug)]
 struct Mapping {
     device: Device,
@@ -114,29 +114,29 @@ impl Mapping {
 
 /// One process's view of a pool.
 ///
-/// A process keeps the pieces that it is given, so that they live as long as it does, and maps
-/// them when messages lie in them: until then others may yet replace them.
+/// A process stores the pieces that it receives, so that they live as long as it does. It maps a
+/// piece only once messages may lie in it: until then it may be replaced.
 #[derive(Debug)]
 pub(crate) struct Pool {
     id: PoolId,
     limit: u64,
     segment: Segment,
     control: PoolControl<MappedWords>,
-    /// Where it is mapped. It is tried each time that it is needed and not there yet.
+    /// Created on the first use; a failure is retried on the next one.
     mapping: OnceLock<Mapping>,
     pieces: Mutex<Pieces>,
-    /// For copies in and out of a device's memory; made when one is first needed.
+    /// For copies in and out of a device's memory; created on the first use.
     stream: OnceLock<Stream>,
     copies: Copies,
     streams: Streams,
-    /// When this process last asked for more: pieces admitted then and one, and the time.
+    /// The last growth request: pieces admitted at that time, and the time.
     last_growth_request: Mutex<Option<(usize, Instant)>>,
 }
 
 impl Pool {
-    /// Books without memory.
+    /// A new pool without pieces.
     pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "make a pool";
+        let operation = "create a pool";
         let words = PoolControl::<MappedWords>::required_words(max_blocks);
         let segment = Segment::create(LAYOUT, words * size_of::<u64>())
             .map_err(|cause| error_mapping::from_segment(operation, cause).on(id))?;
@@ -147,7 +147,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// What another process made, mapped at once.
+    /// Maps a pool of another process.
     #[cfg(test)]
     pub(crate) fn open(control_segment: OwnedFd) -> Result<Self> {
         let pool = Self::keep(control_segment)?;
@@ -155,8 +155,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// What another process made, to be kept for those that use it: also if its memory is that
-    /// of a device which this process does not see, or if it cannot be mapped now.
+    /// Stores a pool of another process for those that use it, even if this process does not see
+    /// its device, or cannot map it now.
     pub(crate) fn keep(control_segment: OwnedFd) -> Result<Self> {
         let (segment, control) = Self::attach(control_segment)?;
         Self::over(segment, control)
@@ -197,12 +197,13 @@ impl Pool {
         Ok(self.mapping.get_or_init(|| mapping))
     }
 
-    /// Can this process map it? Tried anew if it could not before.
+    /// Maps the address range; retries after an earlier failure.
     pub(crate) fn ensure_mapped(&self) -> Result<()> {
         self.mapping().map(drop)
     }
 
-    /// Are these the books of this pool, and not those of another that is called the same?
+    /// Whether this is the control segment of this pool, and not of another pool with the same
+    /// identity.
     pub(crate) fn has_control_segment(&self, control_segment: BorrowedFd<'_>) -> Result<bool> {
         let identity = |file: BorrowedFd<'_>| {
             nix::sys::stat::fstat(file).map(|found| (found.st_dev, found.st_ino))
@@ -228,56 +229,56 @@ impl Pool {
         self.limit
     }
 
-    /// The device whose memory it is; None if this process does not see it.
+    /// The device of the memory; None if this process does not see it.
     pub(crate) fn device(&self) -> Option<&Device> {
         self.mapping().ok().map(|mapping| &mapping.device)
     }
 
     // ------------------------------------------------------------- pieces
 
-    /// Memory for a further piece, which nobody uses yet.
+    /// Memory for another piece, not in use yet.
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
         let made = self.mapping()?.device.allocate_shared(at_least, &[]);
         let (memory, length) = made.and_then(|memory| memory.export_piece(0)).map_err(|cause| {
-            error_mapping::from_device("make a piece of a pool", cause).on(self.id)
+            error_mapping::from_device("create a piece of a pool", cause).on(self.id)
         })?;
         Ok(Piece { memory, length, name: pieces::random_name()? })
     }
 
-    /// Keeps a piece that some process had. Once more is harmless; where another one is known
-    /// by this number the right one stays.
+    /// Stores a piece that another process had. Idempotent; a piece that the control segment names
+    /// is not replaced by another one.
     pub(crate) fn store_piece(&self, number: usize, piece: Piece) -> PieceStored {
         lock(&self.pieces).keep(number, piece, self.control.name_of(number))
     }
 
-    /// Keeps a piece that the service gives, in place of what it gave before.
+    /// Stores a piece that the service sends, in place of an earlier one.
     pub(crate) fn adopt_piece(&self, number: usize, piece: Piece) -> Result<()> {
         lock(&self.pieces).adopt(number, piece).map_err(|error| error.on(self.id))?;
         self.control.wake();
         Ok(())
     }
 
-    /// A piece, for another process.
+    /// Duplicates a piece for another process.
     pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
         let copied = lock(&self.pieces).get(number).map(Piece::try_clone).transpose();
         copied.map_err(|cause| Error::of("duplicate a piece of a pool", cause).on(self.id))
     }
 
-    /// How many pieces this process has, the first ones.
+    /// The number of pieces that this process has.
     pub(crate) fn held(&self) -> usize {
         lock(&self.pieces).count()
     }
 
-    /// Maps the pieces that messages lie in, as far as this process has them.
+    /// Maps the admitted pieces, as far as this process has them.
     pub(crate) fn map_admitted_pieces(&self) -> Result<()> {
         match self.map_until(self.length()) {
-            // The rest follows.
+            // The missing pieces will be received.
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             reached => reached,
         }
     }
 
-    /// Maps pieces until what lies before this can be reached.
+    /// Maps pieces up to this offset.
     #[cold]
     fn map_until(&self, end: u64) -> Result<()> {
         let operation = "map a message";
@@ -301,7 +302,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Lets everybody allocate from a piece that all have mapped.
+    /// Admits a piece to the allocator once all processes have it.
     pub(crate) fn admit_piece(&self, caller: &Caller<'_>, number: usize) -> Result<()> {
         let operation = "admit a piece to a pool";
         let found = lock(&self.pieces).get(number).map(|piece| (piece.length, piece.name));
@@ -316,7 +317,7 @@ impl Pool {
         self.control.admitted()
     }
 
-    /// Bytes that were admitted.
+    /// Admitted bytes.
     pub(crate) fn length(&self) -> u64 {
         self.control.length()
     }
@@ -326,8 +327,8 @@ impl Pool {
         length.is_some_and(|length| length <= self.limit) && self.admitted() < MAX_PIECES
     }
 
-    /// Should this process ask for so many bytes more? Not if it did, and nothing came since;
-    /// but after a while again.
+    /// Whether this process should request more memory. Not if it did and none was added since,
+    /// except after a while.
     pub(crate) fn should_request_growth(&self, bytes: u64) -> bool {
         if !self.may_grow(bytes) {
             return false;
@@ -345,7 +346,7 @@ impl Pool {
 
     // ------------------------------------------------------------- blocks
 
-    /// In the caller's own name.
+    /// Allocates a block owned by the caller.
     pub(crate) fn allocate(&self, caller: &Caller<'_>, bytes: u64) -> Result<(Block, BlockRange)> {
         let owner = Owner::participant(caller.me);
         let allocated = self.control.allocate(caller, owner, bytes);
@@ -353,20 +354,20 @@ impl Pool {
             .map_err(|cause| error_mapping::from_allocator("allocate in a pool", cause).on(self.id))
     }
 
-    /// What the caller allocated.
+    /// Frees a block of the caller.
     pub(crate) fn free(&self, caller: &Caller<'_>, block: Block) -> Result<()> {
         let freed = self.control.free(caller, block, Owner::participant(caller.me));
         freed.map_err(|cause| error_mapping::from_allocator("free in a pool", cause).on(self.id))
     }
 
-    /// Frees all that somebody owns who is dead, or leaves; gives how many blocks.
-    pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> Result<usize> {
-        let reclaimed = self.control.reclaim(caller, who);
+    /// Frees all blocks of a participant that is dead or leaves; returns their number.
+    pub(crate) fn reclaim(&self, caller: &Caller<'_>, participant: Participant) -> Result<usize> {
+        let reclaimed = self.control.reclaim(caller, participant);
         reclaimed
             .map_err(|cause| error_mapping::from_allocator("reclaim in a pool", cause).on(self.id))
     }
 
-    /// Those that have blocks in their own name.
+    /// The participants that own blocks.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
         let owners = self.control.owners(caller);
         owners.map_err(|cause| {
@@ -383,13 +384,13 @@ impl Pool {
 
     // -------------------------------------------------------------- bytes
 
-    /// So many bytes of a block's place. [`WouldBlock`](ErrorKind::WouldBlock) as long as this
-    /// process was not given the memory.
+    /// Part of a block. [`WouldBlock`](ErrorKind::WouldBlock) as long as this process has not
+    /// received the memory.
     #[inline]
     pub(crate) fn slice(&self, place: BlockRange, length: u64) -> Result<Slice> {
         if length > place.length {
             let operation = "find a message in its pool";
-            let detail = format!("{length} bytes in a block of {}", place.length);
+            let detail = format!("{length} bytes exceed the block of {}", place.length);
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
         }
         let memory = self.mapping()?.memory.memory();
@@ -423,7 +424,7 @@ impl Pool {
         read.map_err(|cause| error_mapping::from_device("read a message", cause).on(self.id))
     }
 
-    /// Copies other memory into a part of the pool, and waits until it is there.
+    /// Copies other memory into a part of the pool, and waits for completion.
     pub(crate) fn copy(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
         let operation = "copy into a message";
         let on = |cause| error_mapping::from_device(operation, cause).on(self.id);
@@ -442,7 +443,7 @@ impl Pool {
         }
         let stream = self.mapping()?.device.stream();
         let stream = stream
-            .map_err(|cause| error_mapping::from_device("make a stream", cause).on(self.id))?;
+            .map_err(|cause| error_mapping::from_device("create a stream", cause).on(self.id))?;
         Ok(self.stream.get_or_init(|| stream))
     }
 }

@@ -1,7 +1,7 @@
-//! The pieces of a pool, as one process has them.
+//! The pieces of a pool that one process has.
 //!
-//! A piece is known by its number, and by a name that no other piece has: a process that was
-//! away for long may have a piece that the others never used, and made another one in place of.
+//! A piece has a number, and a unique name: a process that was disconnected for long may have a
+//! piece that the others never used, and replaced.
 
 use std::os::fd::OwnedFd;
 
@@ -21,20 +21,20 @@ impl Piece {
     }
 }
 
-/// A name that no other piece has.
+/// A unique name.
 pub(super) fn random_name() -> Result<u64> {
     let drawn = getrandom::u64().map_err(|cause| Error::of("name a piece of a pool", cause))?;
     Ok(drawn.max(1))
 }
 
-/// What became of a piece that was handed over.
+/// Result of storing a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceStored {
-    /// It is the one that is known by its number.
+    /// It is the piece of its number.
     Stored,
-    /// It is, and what was taken for it was not.
+    /// It is, and another piece was stored in its place before.
     Replaced,
-    /// Another one is, or those before it are not there.
+    /// Another piece has its number, or earlier pieces are missing.
     Rejected,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum PieceStored {
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
     all: Vec<Piece>,
-    /// So many of them are mapped, and cannot be replaced any more.
+    /// Number of mapped pieces; these cannot be replaced any more.
     mapped: usize,
 }
 
@@ -55,7 +55,7 @@ impl Pieces {
         self.all.get(number)
     }
 
-    /// Keeps a piece, where the books say so much of its name.
+    /// Stores a piece, if it does not contradict the name in the control segment.
     pub(super) fn keep(
         &mut self,
         number: usize,
@@ -78,7 +78,7 @@ impl Pieces {
         }
     }
 
-    /// Keeps a piece in place of all that were given by its number before, or by a later one.
+    /// Stores a piece in place of earlier pieces with its number, or a higher one.
     pub(super) fn adopt(&mut self, number: usize, piece: Piece) -> Result<()> {
         match self.all.get(number) {
             Some(known) if known.name == piece.name => return Ok(()),
@@ -98,7 +98,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// The next one to be mapped, if it is the one that the books name.
+    /// The next piece to map, if the control segment names it.
     pub(super) fn next_to_map(
         &self,
         recorded_name: impl Fn(usize) -> Option<u64>,

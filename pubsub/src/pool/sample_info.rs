@@ -1,5 +1,5 @@
-//! What is noted of a message beside its entry in a queue: its times, its path, where it came
-//! from, and what its publisher attached. One note for each block of the books.
+//! Sample info: what is stored of a message beside its entry in a queue. These are its times, path,
+//! origin and metadata, for each block.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,60 +10,60 @@ use ipc::{Block, Words};
 
 use crate::settings::MAX_METADATA;
 
-// Words of a note.
+// Words of a sample info.
 const BLOCK: usize = 0;
 const PATH: usize = 6;
 const ORIGIN: usize = 7;
-/// What lies between here and the metadata is there only in notes of messages of other nodes.
+/// The words between here and the metadata are only valid for messages of other nodes.
 const END: usize = 11;
 const FIRST: usize = 11;
 const SINCE: usize = 12;
 const METADATA: usize = 16;
-/// Words of a note.
+/// Words of a sample info.
 pub(super) const WORDS: usize = METADATA + MAX_METADATA / size_of::<u64>();
 
-/// A stage of a message's way, by the word of its time.
+/// A stage of delivery, as the index of its timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Its block was allocated.
     Allocated = 1,
-    /// Its publisher had filled it, or its node had copied it out.
+    /// Its publisher had filled it, or its node had copied it from its device.
     Filled = 2,
-    /// Its last byte came from the wire.
+    /// Its last byte was received.
     Wire = 3,
-    /// It was copied to where it lies.
+    /// It was copied to its block.
     Copied = 4,
     /// It was delivered.
     Published = 5,
-    /// The node that it comes from began to write it.
+    /// Its node began to write it.
     Posted = 9,
-    /// The first of it began to be copied to where it lies.
+    /// The copy of its first bytes to its block began.
     Copying = 10,
 }
 
-/// When a message reached each stage of its way, in nanoseconds since 1970; 0 where it skipped
-/// one. What happened on another node was measured by its clock.
+/// When a message reached each stage of delivery, in nanoseconds since 1970; 0 for a skipped stage.
+/// Stages on another node are measured by its clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Times {
-    /// Its publisher borrowed the memory, or the memory for an arriving one was found.
+    /// Its block was allocated, by its publisher or by replication.
     pub allocated: u64,
-    /// Its publisher had filled it. If it comes from another node: it had been copied out of its
-    /// device there, or, if that needed no copy, was [posted](Self::posted).
+    /// Its publisher had filled it. On another node: it had been copied from its device, or,
+    /// without a copy, was [posted](Self::posted).
     pub filled: u64,
-    /// Its last byte came from the wire.
+    /// Its last byte was received.
     pub wire: u64,
-    /// It was copied to where it lies.
+    /// It was copied to its block.
     pub copied: u64,
     /// It was delivered to the subscribers of this node.
     pub published: u64,
-    /// The node that it comes from began to write it, or to copy it out.
+    /// Its node began to write or copy it.
     pub posted: u64,
-    /// The first of its bytes began to be copied to where it lies.
+    /// The copy of its first bytes to its block began.
     pub copying: u64,
 }
 
-/// What a publisher attached to a message: at most 256 bytes.
+/// Bytes that a publisher attached to a message: at most 256.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Metadata {
     bytes: [u8; MAX_METADATA],
@@ -71,15 +71,15 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Nothing.
+    /// No metadata.
     pub(crate) const NONE: Self = Self { bytes: [0; MAX_METADATA], length: 0 };
 
-    /// So many zeros, as many as there can be.
+    /// Zeros, at most the maximum length.
     pub(crate) fn zeroed(length: usize) -> Self {
         Self { length: length.min(MAX_METADATA), ..Self::NONE }
     }
 
-    /// These, if that many can be attached.
+    /// None if these are too many bytes.
     #[doc(hidden)]
     pub fn new(from: &[u8]) -> Option<Self> {
         let mut metadata = Self::zeroed(from.len());
@@ -106,7 +106,7 @@ impl fmt::Debug for Metadata {
     }
 }
 
-/// By which way a message came to where it is read.
+/// The path by which a message was delivered.
 ///
 /// ```
 /// assert_eq!(pubsub::DeliveryPath::StagedRing.to_string(), "staged-ring");
@@ -114,11 +114,11 @@ impl fmt::Debug for Metadata {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeliveryPath {
-    /// It was published on this node, and is read where its publisher wrote it.
+    /// Published on this node, and read where its publisher wrote it.
     SharedMemory = 0,
-    /// From another node, by a ring, copied once out of it.
+    /// From another node by a ring, with one copy.
     Ring = 1,
-    /// From another node, by a ring of pinned memory, from which a device copied it.
+    /// From another node by a ring of pinned memory, from which a device copied it.
     StagedRing = 2,
 }
 
@@ -132,8 +132,8 @@ impl fmt::Display for DeliveryPath {
     }
 }
 
-/// A note. Written before the message is published, by who publishes it, and read by those
-/// that hold the message.
+/// The sample info of a block. The publisher writes it before it publishes; holders of the message
+/// read it.
 #[derive(Debug)]
 pub(crate) struct SampleInfo<'a, W> {
     words: &'a W,
@@ -150,7 +150,7 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         self.words.load(self.first + which, Relaxed)
     }
 
-    /// Its lines are fetched meanwhile: those that read the last one have them.
+    /// Starts to fetch the cache lines, which readers of the previous message hold.
     #[inline]
     pub(crate) fn prefetch_for_write(&self) {
         for which in [BLOCK, PATH + 2, METADATA] {
@@ -158,11 +158,11 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         }
     }
 
-    /// Of another message from now on.
+    /// Initialises it for a new message.
     #[inline]
     pub(crate) fn begin(&self, block: Block, now: u64) {
         self.words.store(self.first + BLOCK, block.to_bits(), Relaxed);
-        // Whoever reads something of what follows sees whose it is.
+        // A reader of the following stores also sees the block.
         fence(Release);
         for which in BLOCK + 1..END {
             self.words.store(self.first + which, 0, Relaxed);
@@ -170,8 +170,7 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         self.stamp(Stage::Allocated, now);
     }
 
-    /// Is it still, after it was read, the note of this block, and not of one that came to its
-    /// place since?
+    /// Whether it still belonged to this block after it was read, and not to a later one.
     pub(crate) fn belongs_to(&self, block: Block) -> bool {
         fence(Acquire);
         self.word(BLOCK) == block.to_bits()
@@ -196,7 +195,7 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         }
     }
 
-    /// By which way it came; none is noted for one of this node.
+    /// Set for messages of other nodes only.
     pub(crate) fn set_path(&self, path: DeliveryPath) {
         self.words.store(self.first + PATH, path as u64, Relaxed);
     }
@@ -209,7 +208,7 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         }
     }
 
-    /// The node that it comes from.
+    /// The node of its publisher.
     pub(crate) fn set_origin(&self, origin: &[u8; 16]) {
         for (at, word) in id_to_words(origin).into_iter().enumerate() {
             self.words.store(self.first + ORIGIN + at, word, Relaxed);
@@ -220,8 +219,8 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         id_from_words([ORIGIN, ORIGIN + 1].map(|at| self.word(at)))
     }
 
-    /// Of one of another node: the number of its publisher's first message that is for this node, or 0,
-    /// and the position of arrivals from which on subscribers are to get those.
+    /// For a message of another node: the number of its publisher's first message for this node, or
+    /// 0, and the inbound position from which subscribers are to receive them.
     pub(crate) fn set_beginning(&self, first: u64, since: u64) {
         self.words.store(self.first + FIRST, first, Relaxed);
         self.words.store(self.first + SINCE, since, Relaxed);
@@ -231,7 +230,7 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         (self.word(FIRST), self.word(SINCE))
     }
 
-    /// As many bytes as fit; the length is the entry's to tell.
+    /// Stores the bytes that fit; the entry holds the length.
     pub(crate) fn set_metadata(&self, bytes: &[u8]) {
         for (at, bytes) in bytes.chunks(8).take(MAX_METADATA / 8).enumerate() {
             let mut word = [0; 8];

@@ -1,4 +1,4 @@
-//! Messages that are handed over in the order of streams, as one process sees them.
+//! Messages in stream order, as one process sees them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,25 +14,25 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::lock::lock;
 
-/// Bytes of words that a device is let at in one go: what is not used is not pinned. Whole pages,
-/// of whatever size the system's are.
+/// Bytes of sync words that are registered for a device at once, so that unused ones are not
+/// pinned. Whole pages of any page size.
 const REGISTER_BYTES: u64 = 64 << 10;
-/// Words of a stream.
+/// Size of a word that a stream writes.
 const WORD: u64 = size_of::<u32>() as u64;
-/// Handed over messages that are looked at each time there is one more.
+/// Number of earlier writes to check with each new one.
 const CHECKS_PER_WRITE: usize = 8;
-/// Between two looks at a word that a stream is going to write, when that takes long.
+/// Back-off between two polls of a word that a stream is to write.
 const MIN_BACKOFF: Duration = Duration::from_micros(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(1);
 
-/// Rests between looks at what rings no bell.
+/// Back-off between polls of state that rings no doorbell.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PollBackoff(Duration);
 
 impl PollBackoff {
     pub(crate) const NEW: Self = Self(MIN_BACKOFF);
 
-    /// When to look next.
+    /// Time of the next poll.
     pub(crate) fn next(&mut self, deadline: Instant) -> Instant {
         let backoff = self.0;
         self.0 = (backoff * 2).min(MAX_BACKOFF);
@@ -40,10 +40,10 @@ impl PollBackoff {
     }
 }
 
-/// Has something to do when streams of this process have come further, and finds that out only
-/// when it is asked to look.
+/// An object with work to do when streams of this process progress, which it detects only by
+/// polling.
 pub(crate) trait StreamPoller: Send + Sync {
-    /// Looks. False if it has nothing to do with this pool any more.
+    /// Polls. False if it needs no further polls of this pool.
     fn poll_streams(&self, pool: &Pool) -> bool;
 }
 
@@ -52,20 +52,20 @@ pub(crate) trait StreamPoller: Send + Sync {
 pub(crate) struct StreamWrite {
     pub(crate) block: Block,
     pub(crate) sync_point: SyncPoint,
-    /// All that writes it is before this.
+    /// The point after all work that writes it.
     pub(crate) written: Point,
-    /// No stream will say that it is written: it is poisoned then, and not before, or its memory
-    /// would be another message's while the stream still writes there.
+    /// No stream will signal its completion. It is poisoned at this point, not before, since the
+    /// stream may still write to the block.
     pub(crate) is_unsignalled: bool,
 }
 
-/// What streams of this process have to do with a pool.
+/// Streams of this process that use a pool.
 #[derive(Default)]
 pub(super) struct Streams {
-    /// Words that the device was let at.
+    /// Registered sync words.
     words: Mutex<Vec<(u64, Memory)>>,
     stream_writes: Mutex<VecDeque<StreamWrite>>,
-    /// One of them may be at its message for as long as this process lives.
+    /// A stream may use its block as long as this process lives.
     has_unsignalled: AtomicBool,
     stream_pollers: Mutex<Vec<Weak<dyn StreamPoller>>>,
 }
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Streams {
 }
 
 impl Pool {
-    /// The word of a block's message, as memory that streams write and wait for.
+    /// The sync word of a block, as memory for streams.
     pub(crate) fn sync_word(&self, block: Block) -> Result<Slice> {
         let operation = "register a pool's control segment for a device";
         let on = |cause| error_mapping::from_device(operation, cause).on(self.id());
@@ -103,21 +103,21 @@ impl Pool {
         word
     }
 
-    /// Fails if a stream is none of the kind of device that this pool lies on.
+    /// Fails if the stream belongs to another kind of device than this pool.
     pub(crate) fn check_stream(&self, operation: &'static str, stream: &Stream) -> Result<()> {
-        let (theirs, ours) = (stream.device().name(), self.mapping()?.device.name());
-        if theirs.implementation == ours.implementation {
+        let (of_stream, of_pool) = (stream.device().name(), self.mapping()?.device.name());
+        if of_stream.implementation == of_pool.implementation {
             return Ok(());
         }
-        let detail = format!("the stream belongs to {theirs}");
+        let detail = format!("the stream belongs to {of_stream}");
         Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id()))
     }
 
-    /// A message was published that a stream writes.
+    /// Tracks a published message that a stream writes.
     pub(crate) fn track_stream_write(&self, caller: &Caller<'_>, message: StreamWrite) {
         let mut stream_writes = lock(&self.streams.stream_writes);
         stream_writes.push_back(message);
-        // Mostly the oldest ones are done first.
+        // The oldest ones are usually finished first.
         for _ in 0..CHECKS_PER_WRITE {
             if !stream_writes.front().is_some_and(|first| self.is_over(caller, first)) {
                 break;
@@ -126,25 +126,25 @@ impl Pool {
         }
     }
 
-    /// Was it written, or never will be? Then whoever waits for it goes on.
+    /// Whether the write has ended, with success or not; then its waiters are released.
     fn is_over(&self, caller: &Caller<'_>, stream_writes: &StreamWrite) -> bool {
         let StreamWrite { block, sync_point, written, is_unsignalled } = stream_writes;
         let control = self.control();
         if control.readiness(*block, *sync_point) == Some(Readiness::Pending) {
             match written.is_done() {
                 Ok(true) if *is_unsignalled => control.poison(*block, *sync_point),
-                // The device does nothing any more.
+                // The device has stopped.
                 Err(error) if error.kind() == gpu::ErrorKind::DeviceFailed => {
                     control.poison(*block, *sync_point);
                 }
-                // Neither the stream nor its driver will ever tell. In a forked child it is the
-                // parent's, and may well be told there.
+                // Neither the stream nor its driver will report the end. A forked child cannot
+                // know: the stream is the parent's.
                 Err(error) if *is_unsignalled && error.kind() != gpu::ErrorKind::Forked => {
                     let pool = self.id();
                     tracing::error!(
                         %error, %pool,
-                        "nobody can tell when a stream is through with a message: it is poisoned, \
-                         and its memory is not used again as long as this process lives"
+                        "cannot tell when a stream has finished with a message: it is poisoned, \
+                         and its block is leaked until this process exits"
                     );
                     self.streams.has_unsignalled.store(true, Ordering::Release);
                     control.poison_and_retain(*block, *sync_point);
@@ -155,7 +155,7 @@ impl Pool {
         control.free_if_idle(caller, *block)
     }
 
-    /// `stream_pollers` has something to do when streams have come further.
+    /// Registers an object that is to be polled.
     pub(crate) fn register_poller(&self, stream_pollers: Weak<dyn StreamPoller>) {
         let weak = stream_pollers;
         let mut all = lock(&self.streams.stream_pollers);
@@ -164,10 +164,9 @@ impl Pool {
         }
     }
 
-    /// Sees to what streams of this process have done meanwhile. True if they have still to do
-    /// something.
+    /// Polls streams of this process. True if some are still busy.
     pub(crate) fn poll_streams(&self, caller: &Caller<'_>) -> bool {
-        // One that is looked after may come here itself.
+        // The list is taken first, since a poller may call this function.
         let all = std::mem::take(&mut *lock(&self.streams.stream_pollers));
         let mut left = Vec::new();
         for weak in all {
@@ -185,13 +184,13 @@ impl Pool {
         is_any_held || !stream_writes.is_empty()
     }
 
-    /// Does anything go on that rings no bell when it is done, and that somebody may wait for?
+    /// Whether unfinished work exists that rings no doorbell, and that a caller may wait for.
     pub(crate) fn is_waiting_for_streams(&self) -> bool {
         self.control().has_stream_owned() || !lock(&self.streams.stream_pollers).is_empty()
     }
 
-    /// Waits until no stream of this process is at this pool any more, by its messages or by
-    /// copies that took too long. False if that takes longer, or if it will never be known.
+    /// Waits until no stream of this process uses this pool, by messages or by unfinished copies.
+    /// False at the deadline, or if completion cannot be detected.
     pub(crate) fn drain_streams(&self, caller: &Caller<'_>, deadline: Instant) -> bool {
         let mut backoff = PollBackoff::NEW;
         loop {

@@ -12,10 +12,10 @@ fn caller(place: u32) -> Caller<'static> {
     Caller::new(Participant::new(place, 1).unwrap(), &AlwaysAlive)
 }
 
-/// As if one who is stopped, or nobody, had the allocator's lock.
-pub(crate) fn is_held_by(pool: &Pool, who: Option<Participant>) {
+/// Stores this participant, or none, as the holder of the allocator's lock.
+pub(crate) fn is_held_by(pool: &Pool, participant: Option<Participant>) {
     const LOCK: usize = control::ALLOCATOR + 3;
-    let word = who.map_or(0, |who| who.number().into());
+    let word = participant.map_or(0, |participant| participant.number().into());
     ipc::Words::store(&pool.segment.words(), LOCK, word, std::sync::atomic::Ordering::Release);
 }
 
@@ -30,7 +30,7 @@ fn map_all(from: &Pool, to: &Pool) {
 }
 
 #[test]
-fn what_one_process_writes_another_reads_at_the_same_place() {
+fn two_processes_share_the_memory_of_a_pool() {
     let made = Pool::create(ID, 64 << 20, 4096).unwrap();
     let other = opened(&made);
     assert_eq!((other.id(), other.limit()), (ID, 64 << 20));
@@ -52,29 +52,29 @@ fn what_one_process_writes_another_reads_at_the_same_place() {
 
     let (block, place) = made.allocate(&me, 1000).unwrap();
     assert_eq!(place.offset % 256, 0);
-    let (local, there) = (made.slice(place, 5).unwrap(), other.slice(place, 5).unwrap());
-    assert_ne!(local.address(), there.address());
+    let (local, remote) = (made.slice(place, 5).unwrap(), other.slice(place, 5).unwrap());
+    assert_ne!(local.address(), remote.address());
     made.write(&local, b"hello", Duration::from_secs(20)).unwrap();
     let mut found = [0; 5];
-    other.read(&there, &mut found, Duration::from_secs(20)).unwrap();
+    other.read(&remote, &mut found, Duration::from_secs(20)).unwrap();
     assert_eq!(&found, b"hello");
     assert!(made.slice(place, place.length + 1).is_err());
 
-    // One who never freed it is gone.
+    // The process that never freed it is dead.
     assert_eq!(other.reclaim(&caller(2), me.me).unwrap(), 1);
     assert!(made.free(&me, block).is_err());
     assert_eq!(made.statistics(&me).unwrap().free, length);
 }
 
 #[test]
-fn pieces_come_in_order_and_once() {
+fn pieces_are_admitted_in_order_and_once() {
     let pool = Pool::create(ID, 64 << 20, 64).unwrap();
     let me = caller(1);
     let piece = pool.make_piece(PIECE).unwrap();
     let gap = pool.adopt_piece(1, piece.try_clone().unwrap()).unwrap_err();
     assert_eq!(gap.kind(), ErrorKind::InvalidArgument);
     assert_eq!(pool.store_piece(1, piece.try_clone().unwrap()), PieceStored::Rejected);
-    assert!(pool.admit_piece(&me, 0).is_err(), "it is not there");
+    assert!(pool.admit_piece(&me, 0).is_err(), "the piece is missing");
     pool.adopt_piece(0, piece).unwrap();
     pool.adopt_piece(1, pool.make_piece(PIECE).unwrap()).unwrap();
     assert!(pool.admit_piece(&me, 1).is_err(), "the first is not admitted");
@@ -84,33 +84,36 @@ fn pieces_come_in_order_and_once() {
     assert_eq!(pool.statistics(&me).unwrap().total, pool.length());
     assert!(pool.may_grow(pool.limit() - pool.length()));
     assert!(!pool.may_grow(pool.limit() - pool.length() + 1));
-    assert!(pool.should_request_growth(1) && !pool.should_request_growth(1), "it was asked for");
+    assert!(pool.should_request_growth(1) && !pool.should_request_growth(1), "pending");
 }
 
-/// A piece that was made in place of another, while somebody who had the other was away.
+/// A piece was replaced while the process that had it was disconnected.
 #[test]
-fn a_piece_is_known_by_more_than_its_number() {
+fn replaced_piece_is_not_mistaken_for_the_new_one() {
     let me = caller(1);
     let made = Pool::create(ID, 64 << 20, 64).unwrap();
-    let (away, other) = (opened(&made), opened(&made));
+    let (disconnected, other) = (opened(&made), opened(&made));
     made.adopt_piece(0, made.make_piece(PIECE).unwrap()).unwrap();
-    map_all(&made, &away);
-    // Its maker dies, and whoever did not get it makes another one.
+    map_all(&made, &disconnected);
+    // Its creator dies, and a process without it creates another one.
     other.adopt_piece(0, other.make_piece(PIECE).unwrap()).unwrap();
-    assert_eq!(other.store_piece(0, away.piece(0).unwrap().unwrap()), PieceStored::Rejected);
+    assert_eq!(
+        other.store_piece(0, disconnected.piece(0).unwrap().unwrap()),
+        PieceStored::Rejected
+    );
     other.admit_piece(&me, 0).unwrap();
     let (_, place) = other.allocate(&me, 5).unwrap();
     other.write(&other.slice(place, 5).unwrap(), b"hello", Duration::ZERO).unwrap();
-    // What it has it does not take for the message's memory.
-    assert_eq!(away.slice(place, 5).unwrap_err().kind(), ErrorKind::WouldBlock);
-    away.map_admitted_pieces().unwrap();
-    map_all(&other, &away);
+    // It does not take its own piece for the message's memory.
+    assert_eq!(disconnected.slice(place, 5).unwrap_err().kind(), ErrorKind::WouldBlock);
+    disconnected.map_admitted_pieces().unwrap();
+    map_all(&other, &disconnected);
     let mut found = [0; 5];
-    away.read(&away.slice(place, 5).unwrap(), &mut found, Duration::ZERO).unwrap();
+    disconnected.read(&disconnected.slice(place, 5).unwrap(), &mut found, Duration::ZERO).unwrap();
     assert_eq!(&found, b"hello");
-    // From now on it stays.
-    assert!(away.adopt_piece(0, made.piece(0).unwrap().unwrap()).is_err());
-    // The books know which is the right one, also where the other came first.
+    // A mapped piece is not replaced any more.
+    assert!(disconnected.adopt_piece(0, made.piece(0).unwrap().unwrap()).is_err());
+    // The control segment names the right piece, also where the other one was stored first.
     let late = opened(&made);
     let right = || other.piece(0).unwrap().unwrap();
     assert_eq!(late.store_piece(0, made.piece(0).unwrap().unwrap()), PieceStored::Rejected);
@@ -124,13 +127,13 @@ fn a_piece_is_known_by_more_than_its_number() {
 }
 
 #[test]
-fn a_piece_that_messages_may_lie_in_is_not_replaced() {
+fn admitted_piece_is_not_replaced() {
     let me = caller(1);
     let pool = Pool::create(ID, 64 << 20, 64).unwrap();
     let other = opened(&pool);
     pool.adopt_piece(0, pool.make_piece(PIECE).unwrap()).unwrap();
     pool.admit_piece(&me, 0).unwrap();
-    // As if it had been cut short behind the allocator's extension.
+    // As after an interruption behind the allocator's extension.
     ipc::Words::store(&pool.segment.words(), 3, 0, std::sync::atomic::Ordering::Release);
     other.adopt_piece(0, other.make_piece(PIECE).unwrap()).unwrap();
     assert_eq!(other.admit_piece(&me, 0).unwrap_err().kind(), ErrorKind::Failed);
@@ -140,7 +143,7 @@ fn a_piece_that_messages_may_lie_in_is_not_replaced() {
 }
 
 #[test]
-fn a_pool_whose_device_is_not_seen_is_kept() {
+fn pool_of_an_unseen_device_is_stored() {
     let device = PoolId { place: SharedLocation::Device([7; 16]), ..ID };
     let words = PoolControl::<MappedWords>::required_words(64);
     let segment = Segment::create(LAYOUT, words * 8).unwrap();
@@ -148,25 +151,25 @@ fn a_pool_whose_device_is_not_seen_is_kept() {
     segment.mark_ready();
     let control_segment = || segment.as_fd().try_clone_to_owned().unwrap();
     assert_eq!(Pool::open(control_segment()).unwrap_err().kind(), ErrorKind::NoDevice);
-    let kept = Pool::keep(control_segment()).unwrap();
-    assert!(kept.id() == device && kept.device().is_none());
-    assert!(kept.has_control_segment(segment.as_fd()).unwrap());
+    let pool = Pool::keep(control_segment()).unwrap();
+    assert!(pool.id() == device && pool.device().is_none());
+    assert!(pool.has_control_segment(segment.as_fd()).unwrap());
     let other = Pool::create(ID, 64 << 20, 64).unwrap();
-    assert!(!kept.has_control_segment(other.control_segment()).unwrap());
-    // What others have mapped it hands on, and cleans up.
+    assert!(!pool.has_control_segment(other.control_segment()).unwrap());
+    // It passes pieces on to other processes, and reclaims.
     let me = caller(1);
-    assert_eq!(kept.store_piece(0, other.make_piece(PIECE).unwrap()), PieceStored::Stored);
-    kept.admit_piece(&me, 0).unwrap();
-    let (_, place) = kept.allocate(&me, 10).unwrap();
-    assert_eq!(kept.slice(place, 10).unwrap_err().kind(), ErrorKind::NoDevice);
-    assert_eq!(kept.make_piece(PIECE).unwrap_err().kind(), ErrorKind::NoDevice);
-    assert_eq!(kept.owners(&me).unwrap().into_iter().collect::<Vec<_>>(), [me.me]);
-    assert_eq!(kept.reclaim(&me, me.me).unwrap(), 1);
-    assert!(kept.piece(0).unwrap().is_some());
+    assert_eq!(pool.store_piece(0, other.make_piece(PIECE).unwrap()), PieceStored::Stored);
+    pool.admit_piece(&me, 0).unwrap();
+    let (_, place) = pool.allocate(&me, 10).unwrap();
+    assert_eq!(pool.slice(place, 10).unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(pool.make_piece(PIECE).unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(pool.owners(&me).unwrap().into_iter().collect::<Vec<_>>(), [me.me]);
+    assert_eq!(pool.reclaim(&me, me.me).unwrap(), 1);
+    assert!(pool.piece(0).unwrap().is_some());
 }
 
 #[test]
-fn books_of_other_things_are_refused() {
+fn invalid_control_segments_are_rejected() {
     let pool = Pool::create(ID, 4 << 20, 64).unwrap();
     let words = pool.segment.words();
     for (at, value) in [(0, u64::MAX), (0, 1 << 20), (2, 7), (4, 9)] {
@@ -181,25 +184,25 @@ fn books_of_other_things_are_refused() {
 }
 
 #[test]
-fn who_waits_for_memory_hears_of_it() {
+fn freed_memory_wakes_a_waiting_process() {
     let pool = Pool::create(ID, 4 << 20, 64).unwrap();
     pool.adopt_piece(0, pool.make_piece(PIECE).unwrap()).unwrap();
     pool.admit_piece(&caller(1), 0).unwrap();
     let (block, _) = pool.allocate(&caller(1), pool.length()).unwrap();
     let far = Instant::now() + Duration::from_secs(60);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| {
+        let waiting = scope.spawn(|| {
             pool.control()
                 .wait(&mut WaitStrategy::Block, far, || pool.allocate(&caller(2), 10).ok())
         });
         std::thread::yield_now();
         pool.free(&caller(1), block).unwrap();
-        assert!(waits.join().unwrap().is_some());
+        assert!(waiting.join().unwrap().is_some());
     });
 }
 
 #[test]
-fn a_note_is_about_one_message() {
+fn sample_info_is_reset_for_each_message() {
     let pool = Pool::create(ID, 4 << 20, 64).unwrap();
     pool.adopt_piece(0, pool.make_piece(PIECE).unwrap()).unwrap();
     let me = caller(1);
@@ -225,22 +228,22 @@ fn a_note_is_about_one_message() {
         (sample_info.path(), sample_info.origin(), sample_info.times().wire),
         (DeliveryPath::SharedMemory, [0; 16], 0)
     );
-    // A name of nothing is harmless.
+    // An invalid block has no effect.
     pool.control().sample_info(Block::from_bits(u64::MAX)).set_metadata(&[1; 256]);
 }
 
 #[test]
-fn a_pool_that_could_not_be_mapped_once_is_mapped_later() {
+fn failed_mapping_of_a_pool_is_retried() {
     const LIMIT: u64 = 1 << 38;
     let pool = Pool::create(ID, LIMIT, 64).unwrap();
     let child = testkit::children::ForkedChild::new(|| {
         let addresses = |most| setrlimit(Resource::RLIMIT_AS, most, RLIM_INFINITY).unwrap();
-        let kept = Pool::keep(pool.control_segment().try_clone_to_owned().unwrap()).unwrap();
-        // Beside the one that is mapped, which the child has too, there is no room for another.
+        let pool = Pool::keep(pool.control_segment().try_clone_to_owned().unwrap()).unwrap();
+        // Beside the existing mapping, which the child inherits, there is no room for another one.
         addresses(LIMIT + LIMIT / 2);
-        let error = kept.ensure_mapped().unwrap_err();
+        let error = pool.ensure_mapped().unwrap_err();
         addresses(RLIM_INFINITY);
-        kept.ensure_mapped().unwrap_or_else(|again| panic!("{error}, and then: {again}"));
+        pool.ensure_mapped().unwrap_or_else(|again| panic!("{error}, and then: {again}"));
     });
     assert!(child.wait().success());
 }

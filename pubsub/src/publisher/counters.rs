@@ -1,21 +1,21 @@
-//! What a publisher did.
+//! Counters of a publisher.
 
-/// What a publisher has done so far.
+/// Counters of a publisher since it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PublisherCounters {
-    /// Messages that it published, wanted by somebody or not.
+    /// Messages that it published, with or without subscribers.
     pub messages: u64,
-    /// Their bytes.
+    /// Bytes of these messages.
     pub bytes: u64,
-    /// Messages that found no room and were dropped.
+    /// Messages that were dropped for lack of room.
     pub dropped: u64,
-    /// Of a reliable topic, messages of this publisher that another node is not known to have got,
-    /// though it subscribed, when it was [given up](crate::NetworkOptions::lost_after); counted for
-    /// each such node. What [`flush`](super::Publisher::flush) waited for until it was given up is among
-    /// them when that returns.
+    /// On a reliable topic, messages of this publisher that another subscribed node is not known to
+    /// have when it was [dropped](crate::NetworkOptions::lost_after), counted for each such node.
+    /// Messages that [`flush`](super::Publisher::flush) waited for until then are included when it
+    /// returns.
     pub missed_by_nodes: u64,
-    /// Subscribers on this node that were evicted since this publisher was made: they
-    /// held messages that were in somebody's way. What they had still to read they missed.
+    /// Subscribers on this node that were evicted since this publisher was created: they held
+    /// messages that blocked publishers. They missed their unread messages.
     pub evicted: u64,
 }

@@ -1,9 +1,9 @@
-//! Who may borrow memory: a publisher has so many loans at once, and no more.
+//! Permits for loans: a publisher has a limited number of loans.
 
 use std::time::Instant;
 
 use super::ordered::STREAM_CHECK_INTERVAL;
-use super::{BORROW, PublisherState};
+use super::{LOAN_MEMORY, PublisherState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::loan_limit::{Borrower, LoanPermit, NoPermit};
 use crate::pool::PollBackoff;
@@ -11,11 +11,11 @@ use crate::text::counted;
 
 impl PublisherState {
     fn too_many_loans(&self) -> Error {
-        let detail = format!("this publisher has the {} that it may have", self.loans.allowed());
-        Error::new(BORROW, ErrorKind::TooManyLoans, detail).on(self.context.topic.name())
+        let detail = format!("this publisher already has its {} loans", self.loans.allowed());
+        Error::new(LOAN_MEMORY, ErrorKind::TooManyLoans, detail).on(self.context.topic.name())
     }
 
-    /// The right to one loan more; None if there will be one again by itself.
+    /// A permit for one more loan; None if one returns by itself.
     #[inline]
     pub(super) fn acquire_permit(&self, borrower: Borrower) -> Result<Option<LoanPermit<'_>>> {
         match self.loans.take(borrower) {
@@ -25,7 +25,8 @@ impl PublisherState {
         }
     }
 
-    /// As [`acquire_permit`](Self::acquire_permit): devices may have done with what was given up.
+    /// As [`acquire_permit`](Self::acquire_permit), after freeing dropped loans that devices have
+    /// finished with.
     #[cold]
     pub(super) fn acquire_permit_after_reclaim(
         &self,
@@ -35,7 +36,7 @@ impl PublisherState {
         self.acquire_permit(borrower)
     }
 
-    /// The right to one loan more, when one has come back by itself.
+    /// A permit for one more loan, once one has returned by itself.
     #[cold]
     pub(super) fn acquire_permit_until(
         &self,
@@ -46,7 +47,7 @@ impl PublisherState {
         let interruption = node.interruption();
         let mut backoff = PollBackoff::NEW;
         loop {
-            // Devices that have done with what was given up ring no bell.
+            // A device that finishes with a dropped loan rings no doorbell.
             local.free_completed(&node.short_caller());
             let end = if local.has_pending_copies() {
                 backoff.next(deadline)
@@ -56,19 +57,19 @@ impl PublisherState {
             };
             let found = self.loans.wait(end, || {
                 let found = self.acquire_permit(borrower).transpose();
-                let interrupted = || interruption.check(BORROW).err();
+                let interrupted = || interruption.check(LOAN_MEMORY).err();
                 found.or_else(|| Some(Err(interrupted()?.on(self.context.topic.name()))))
             });
-            node.check(BORROW)?;
+            node.check(LOAN_MEMORY)?;
             if let Some(permit) = found {
                 return permit;
             }
             if end >= deadline {
                 let allowed = counted(self.loans.allowed(), "loan");
                 let detail = format!(
-                    "threads that push, or devices, have the last of this publisher's {allowed}"
+                    "pushing threads or device copies hold the last of this publisher's {allowed}"
                 );
-                return Err(self.timeout_error(BORROW, &detail));
+                return Err(self.timeout_error(LOAN_MEMORY, &detail));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Publishing what a stream is still to copy, and waiting for what streams let go of.
+//! Publishing messages that a stream still has to copy, and waiting for blocks that streams use.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,11 @@ use crate::loan::Sent;
 use crate::loan_limit::Borrower;
 use crate::pool::PollBackoff;
 
-/// How long one waits, at most, until it looks whether streams hold what it waits for.
+/// Longest wait before a waiting publisher polls streams.
 pub(super) const STREAM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl PublisherState {
-    /// Waits by one of the bells; but what streams let go of rings none, and is looked for again
-    /// and again.
+    /// Waits by a doorbell. Streams ring none, so they are polled.
     pub(super) fn wait<T>(
         &self,
         operation: &'static str,
@@ -34,7 +33,7 @@ impl PublisherState {
                 local.free_completed(&node.caller());
                 backoff.next(deadline)
             } else if local.control().is_stream_ordered() {
-                // Streams may have to be waited for soon.
+                // Streams may start to hold blocks soon.
                 backoff = PollBackoff::NEW;
                 deadline.min(Instant::now() + STREAM_CHECK_INTERVAL)
             } else {
@@ -49,16 +48,16 @@ impl PublisherState {
 }
 
 impl Publisher {
-    /// Publishes what lies in a device's memory, in the order of a stream: the stream copies it
-    /// after all that was begun there before, and nobody waits for that here. Readers get the
-    /// message at once, and [find it ready](crate::Subscriber::pull), or
-    /// [let their streams wait](crate::Subscriber::pull_on), when it is copied. What is begun on the
-    /// stream afterwards may write to `from` again.
+    /// Publishes a copy of device memory in stream order: the stream copies it after all work that
+    /// was begun there before, and this call does not wait for it. Readers get the message at once,
+    /// and [find it ready](crate::Subscriber::pull), or [let their streams
+    /// wait](crate::Subscriber::pull_on), once it is copied. Work that is begun on the stream
+    /// afterwards may write to `from` again.
     ///
-    /// Should this process die before, or the device fail, it is
+    /// If this process dies before that, or the device fails, the message is
     /// [poisoned](crate::Readiness::Poisoned).
     ///
-    /// On a topic whose messages lie on the host it waits for the stream and the copy.
+    /// On a topic with host memory it waits for the stream and the copy.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -87,8 +86,8 @@ impl Publisher {
     /// ```
     ///
     /// # Errors
-    /// As [`push_slice`](Self::push_slice); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
-    /// stream of another kind of device.
+    /// As [`push_slice`](Self::push_slice); [`InvalidArgument`](crate::ErrorKind::InvalidArgument)
+    /// for a stream of another kind of device.
     pub fn push_on(&self, stream: &Stream, from: &Slice, timeout: Duration) -> Result<Sent> {
         let deadline = ipc::deadline(timeout);
         let mut loan = self.borrow(from.length(), Borrower::Transient, || deadline)?;
@@ -98,10 +97,10 @@ impl Publisher {
         attempt.into_sent(crate::loan::PUBLISH_ON_STREAM, &interruption)
     }
 
-    /// As [`push_on`](Self::push_on), if there is room now; None if there is not.
+    /// As [`push_on`](Self::push_on), if there is room now; otherwise None.
     ///
     /// # Errors
-    /// As [`push_on`](Self::push_on), but for the deadline.
+    /// As [`push_on`](Self::push_on), except for the deadline.
     pub fn try_push_on(&self, stream: &Stream, from: &Slice) -> Result<Option<Sent>> {
         let borrowed = self.try_borrow(from.length(), Borrower::Transient)?;
         let Some(mut loan) = borrowed else { return Ok(None) };

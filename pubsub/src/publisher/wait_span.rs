@@ -1,4 +1,4 @@
-//! Since when a publisher has found no room, over attempts that follow each other.
+//! Since when a publisher has found no room, over successive attempts.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,21 +6,20 @@ use std::time::Duration;
 
 use crate::clock;
 
-/// Attempts to publish that follow each other within this time are one wait: a caller waits in
-/// slices.
+/// Successive attempts within this time are one wait: a caller waits in slices.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// In nanoseconds since 1970.
 #[derive(Debug, Default)]
 pub(super) struct WaitSpan {
-    /// When the first of these attempts began to wait; 0 if room was found since.
+    /// When the first of these attempts began to wait; 0 once room was found.
     first: AtomicU64,
-    /// When the last of them gave up.
+    /// When the last of them ended.
     last: AtomicU64,
 }
 
 impl WaitSpan {
-    /// An attempt begins to wait. Gives since when this publisher waits.
+    /// An attempt begins to wait. Returns since when this publisher waits.
     pub(super) fn begin(&self) -> u64 {
         let (now, first) = (clock::now(), self.first.load(Relaxed));
         let paused = Duration::from_nanos(now.saturating_sub(self.last.load(Relaxed)));
@@ -32,7 +31,7 @@ impl WaitSpan {
         now
     }
 
-    /// An attempt has found room, or has given up.
+    /// An attempt has ended, with success or not.
     pub(super) fn end(&self, has_found: bool) {
         match has_found {
             true => self.relieved(),
@@ -54,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attempts_that_follow_each_other_are_one_wait() {
+    fn successive_attempts_are_one_wait() {
         let span = WaitSpan::default();
         let first = span.begin();
         span.end(false);
@@ -64,7 +63,7 @@ mod tests {
         let second = span.begin();
         assert!(second > first);
         span.end(false);
-        // The caller did something else meanwhile.
+        // The caller did other work in the meantime.
         let long_ago = span.last.load(Relaxed) - PAUSE.as_nanos() as u64;
         span.last.store(long_ago, Relaxed);
         assert!(span.begin() > second);

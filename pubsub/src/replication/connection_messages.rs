@@ -1,16 +1,17 @@
-//! What two nodes tell each other before the first byte of a topic, in letters that others carry.
+//! Messages that two nodes exchange before the first byte of a topic, inside control messages.
 //!
-//! 1. the writer: [`ConnectRequest`](Terms::Wish): a topic that it has messages of for the reader
-//! 2. the reader: [`Offer`](Terms::Offer): a ring, and from which position on it wants them
-//! 3. the writer: [`Answer`](Terms::Answer)
+//! 1. the writer: [`ConnectRequest`](ConnectionMessage::ConnectRequest): it has messages
+//! 2. the reader: [`Offer`](ConnectionMessage::Offer): a ring, and the first position that it lacks
+//! 3. the writer: [`Answer`](ConnectionMessage::Answer)
 //!
-//! All letters of one connection bear its number, which the writer draws; what answers an earlier
-//! one is of no interest any more. The writer says by how many lanes it could write, and a ring is
-//! offered for as many as both have. A reader that cannot [refuses](Terms::Refused); one whose ring
-//! broke, or who wants it otherwise, asks to begin [again](Terms::Again).
+//! All messages of one connection bear its number, which the writer chooses; answers to an earlier
+//! number are ignored. The writer says how many lanes it could write, and a ring is offered for as
+//! many as both have. A reader that cannot connect [refuses](ConnectionMessage::Refused). A reader
+//! whose ring broke, or that wants another ring, asks for a [restart](ConnectionMessage::Restart).
 //!
-//! The wish has the addresses that will be written from: the reader inserts them before it offers a
-//! ring, since some providers drop what comes from an address that they do not have.
+//! The connect request has the addresses that the writer will write from. The reader inserts them
+//! before it offers a ring, since some providers drop messages from an address that they do not
+//! know.
 
 use std::fmt;
 
@@ -22,7 +23,7 @@ use crate::settings::TopicSettings;
 
 /// The longest address of a fabric.
 const MAX_ADDRESS_LENGTH: usize = 1 << 10;
-/// Bytes of all addresses of a letter together, which leaves room for as many descriptors.
+/// Bytes of all addresses of a message together; this leaves space for as many descriptors.
 const MAX_TOTAL_ADDRESS_LENGTH: usize = 8 << 10;
 /// The longest reason.
 pub(crate) const MAX_REASON_LENGTH: usize = 400;
@@ -34,27 +35,28 @@ pub(crate) const MAX_LANES: u8 = 16;
 /// A side of a topic between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// Who has the messages.
+    /// Has the messages.
     Writer,
-    /// Who wants them.
+    /// Wants the messages.
     Reader,
 }
 
-/// What a topic is like for the bridge: its writer's word.
+/// Parameters of a topic for replication, as its writer states them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicParameters {
     /// Its number at the writer, for logs.
     pub number: u64,
     /// The length of its longest message, in bytes.
     pub largest: u64,
-    /// Messages that may wait.
+    /// Messages that may be queued.
     pub depth: u32,
 }
 
-/// What carries messages at a node: the same at both, or they do not understand each other.
+/// The provider of a node. Two nodes exchange messages only with the same one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provider {
-    /// The provider, or its fabric where that does not understand the provider's others, as text.
+    /// The provider's name, or its fabric's name where providers of that fabric do not
+    /// interoperate, as text.
     pub name: String,
     /// Its protocol's number.
     pub protocol: u32,
@@ -63,13 +65,13 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// What it says that cannot be.
+    /// What is invalid in it.
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
         (self.name.len() > MAX_PROVIDER_NAME_LENGTH).then_some("provider name too long")
     }
 }
 
-/// Of further lanes' addresses as many as a letter has room for, beside this one.
+/// As many of the further lanes' addresses as a message has space for, beside `from`.
 pub(crate) fn fit_addresses(from: &[u8], lane_addresses: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut left = MAX_TOTAL_ADDRESS_LENGTH.saturating_sub(from.len());
     let fits = |address: &Vec<u8>| match left.checked_sub(address.len()) {
@@ -88,7 +90,7 @@ impl fmt::Display for Provider {
     }
 }
 
-/// A letter.
+/// A message about one connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ConnectionMessage {
     /// From the writer: it has messages for the reader.
@@ -96,32 +98,32 @@ pub enum ConnectionMessage {
         connection: u64,
         facts: TopicParameters,
         from: Vec<u8>,
-        /// Where its further lanes are, of those that it could write by.
+        /// Addresses of further lanes that it could write from.
         lane_addresses: Vec<Vec<u8>>,
     },
     /// From the reader: a ring for them.
     Offer {
         connection: u64,
         ring: RingOffer,
-        /// The first position that it does not have.
+        /// The first position that it lacks.
         position: u64,
         from: Vec<u8>,
-        /// Where its further lanes are, of those that the ring is for.
+        /// Addresses of further lanes of the ring.
         lane_addresses: Vec<Vec<u8>>,
     },
-    /// From the writer: it writes into that ring.
+    /// From the writer: it writes into the offered ring.
     Answer { connection: u64, answer: RingAnswer },
-    /// From the reader: it cannot be.
+    /// From the reader: it cannot connect.
     Refused { connection: u64, reason: String },
-    /// From the reader: the ring is of no use any more.
+    /// From the reader: the ring is not usable any more.
     Restart { connection: u64, reason: String },
-    /// From the writer, where nothing moves: so many chunks should have come, and the reader is known to
-    /// be done with the ring up to this position.
+    /// From the writer of a stalled ring: the number of chunks that should have arrived, and the
+    /// position up to which the reader has acknowledged.
     StallCheck { connection: u64, chunks: u64, read: u64 },
 }
 
 impl ConnectionMessage {
-    /// Who writes such a letter.
+    /// The side that sends such a message.
     pub fn side(&self) -> Side {
         match self {
             Self::ConnectRequest { .. } | Self::Answer { .. } | Self::StallCheck { .. } => {
@@ -131,7 +133,7 @@ impl ConnectionMessage {
         }
     }
 
-    /// What it says that cannot be.
+    /// What is invalid in it.
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
         let are_addresses = |from: &Vec<u8>, lane_addresses: &[Vec<u8>]| {
             let is_address = |it: &Vec<u8>| !it.is_empty() && it.len() <= MAX_ADDRESS_LENGTH;

@@ -1,4 +1,4 @@
-//! Letters between the services of two nodes.
+//! Control messages between the services of two nodes.
 
 use control::codec;
 use serde::{Deserialize, Serialize};
@@ -9,51 +9,50 @@ use crate::replication::source::lost_publishers;
 use crate::replication::source::start_sequences::{self, StartSequences};
 use crate::replication::{ConnectionMessage, Provider};
 
-/// The longest letter, in bytes: as many lanes as there can be, each with its descriptors, and
-/// their addresses.
-const LONGEST: usize = 16 << 10;
-/// How each letter begins.
+/// The longest message, in bytes: the maximum of lanes, each with its descriptors, and their
+/// addresses.
+const MAX_LENGTH: usize = 16 << 10;
+/// First byte of each message.
 const TAG: u8 = 1;
 
-/// A letter.
+/// A control message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum ControlMessage {
-    /// What carries messages at the node that writes. It is the first letter, and is told again when it
-    /// is another one.
+    /// The provider of the sender: the first message of a session, sent again after a change.
     Provider(Provider),
-    /// What the bridges have to tell each other about a topic.
-    ConnectionMessage { topic: String, terms: ConnectionMessage },
-    /// What had been published of a topic before anything was kept for who reads this.
+    /// A message of the workers about one connection of a topic.
+    ConnectionMessage { topic: String, message: ConnectionMessage },
+    /// Last sequences published before anything was retained for the receiver.
     StartSequences { topic: String, start_sequences: StartSequences },
     /// Publishers of a topic that died.
     PublisherLost { topic: String, publishers: Vec<u64> },
-    /// What was published of a topic, when nothing of it was on its way any more.
+    /// Last sequences published, sent when none of the topic's messages is in flight.
     LastSequences { topic: String, last: LastSequences },
 }
 
 impl ControlMessage {
-    /// The bytes that travel.
+    /// The encoded bytes.
     pub(super) fn encode(&self) -> Vec<u8> {
         codec::encode(TAG, self)
     }
 
-    /// Reads a letter of another node. What is accepted has one encoding only.
+    /// Decodes a message of another node. Each accepted message has only one encoding.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let operation = "read a control message of another node";
         let refuse = |detail| Error::new(operation, ErrorKind::Malformed, detail);
-        if bytes.len() > LONGEST {
+        if bytes.len() > MAX_LENGTH {
             return Err(refuse("control message too long"));
         }
-        let letter: Self = codec::decode(TAG, bytes)
+        let message: Self = codec::decode(TAG, bytes)
             .map_err(|cause| Error::because(operation, ErrorKind::Malformed, cause))?;
-        letter.validation_error().map_or(Ok(letter), |detail| Err(refuse(detail)))
+        message.validation_error().map_or(Ok(message), |detail| Err(refuse(detail)))
     }
 
-    /// What it says that cannot be.
+    /// What is invalid in it.
     fn validation_error(&self) -> Option<&'static str> {
         match self {
             Self::Provider(provider) => provider.validation_error(),
-            Self::ConnectionMessage { terms, .. } => terms.validation_error(),
+            Self::ConnectionMessage { message, .. } => message.validation_error(),
             Self::StartSequences { start_sequences, .. } => (start_sequences.publishers.len()
                 > start_sequences::MAX_PUBLISHERS)
                 .then_some("too many publishers"),
@@ -67,13 +66,13 @@ impl ControlMessage {
     }
 }
 
-/// Reads a letter, and writes it again: for fuzzing.
+/// Decodes a message, and encodes it again: for fuzzing.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is malformed in it.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn reencode_control_message(bytes: &[u8]) -> Result<Vec<u8>> {
-    ControlMessage::decode(bytes).map(|letter| letter.encode())
+    ControlMessage::decode(bytes).map(|message| message.encode())
 }
 
 #[cfg(test)]
@@ -85,8 +84,7 @@ mod tests {
     use super::*;
     use crate::peers::VERSION;
     use crate::replication::{
-        MAX_LANES, MAX_PAYLOAD_LENGTH as LONGEST_PAYLOAD, MAX_REASON_LENGTH, TopicParameters,
-        fit_addresses,
+        MAX_LANES, MAX_PAYLOAD_LENGTH, MAX_REASON_LENGTH, TopicParameters, fit_addresses,
     };
     use crate::settings::TopicSettings;
     use crate::text::shortened;
@@ -98,13 +96,13 @@ mod tests {
         ControlMessage::Provider(Provider { name: name.to_owned(), protocol: 1 << 31, format: 2 })
     }
 
-    fn terms(terms: ConnectionMessage) -> ControlMessage {
-        ControlMessage::ConnectionMessage { topic: TOPIC.to_owned(), terms }
+    fn connection_message(message: ConnectionMessage) -> ControlMessage {
+        ControlMessage::ConnectionMessage { topic: TOPIC.to_owned(), message }
     }
 
-    fn wish(facts: TopicParameters, address: usize, lanes: u8) -> ControlMessage {
+    fn connect_request(facts: TopicParameters, address: usize, lanes: u8) -> ControlMessage {
         let lane_addresses = vec![vec![1; address]; usize::from(lanes - 1)];
-        terms(ConnectionMessage::ConnectRequest {
+        connection_message(ConnectionMessage::ConnectRequest {
             connection: 1 << 40,
             facts,
             from: vec![1; address],
@@ -112,8 +110,8 @@ mod tests {
         })
     }
 
-    fn again(reason: String) -> ControlMessage {
-        terms(ConnectionMessage::Restart { connection: 9, reason })
+    fn restart(reason: String) -> ControlMessage {
+        connection_message(ConnectionMessage::Restart { connection: 9, reason })
     }
 
     /// A descriptor of 64 bytes in host memory.
@@ -137,17 +135,23 @@ mod tests {
             lanes: vec![lane],
         };
         let (from, lane_addresses) = (vec![1; 16], Vec::new());
-        terms(ConnectionMessage::Offer { connection: 7, ring, position: 3, from, lane_addresses })
+        connection_message(ConnectionMessage::Offer {
+            connection: 7,
+            ring,
+            position: 3,
+            from,
+            lane_addresses,
+        })
     }
 
-    /// As long as an offer can be: of all lanes, with headers that lie apart.
+    /// The longest possible offer: all lanes, with separate headers.
     fn long_offer() -> ControlMessage {
         let ControlMessage::ConnectionMessage {
-            terms: ConnectionMessage::Offer { mut ring, .. },
+            message: ConnectionMessage::Offer { mut ring, .. },
             ..
         } = offer()
         else {
-            panic!("it is an offer");
+            panic!("not an offer");
         };
         ring.lanes =
             vec![
@@ -155,7 +159,13 @@ mod tests {
                 usize::from(MAX_LANES)
             ];
         let (from, lane_addresses) = (vec![1; 512], vec![vec![1; 512]; usize::from(MAX_LANES) - 1]);
-        terms(ConnectionMessage::Offer { connection: 7, ring, position: 3, from, lane_addresses })
+        connection_message(ConnectionMessage::Offer {
+            connection: 7,
+            ring,
+            position: 3,
+            from,
+            lane_addresses,
+        })
     }
 
     fn answer() -> ControlMessage {
@@ -166,22 +176,22 @@ mod tests {
             tagged: false,
             credit_memory: region(),
         };
-        terms(ConnectionMessage::Answer { connection: 7, answer })
+        connection_message(ConnectionMessage::Answer { connection: 7, answer })
     }
 
-    fn beginning(publishers: usize) -> ControlMessage {
+    fn start_sequences(publishers: usize) -> ControlMessage {
         let start_sequences = StartSequences::at(4, vec![(256, u64::MAX); publishers]);
         ControlMessage::StartSequences { topic: TOPIC.to_owned(), start_sequences }
     }
 
-    fn obituary(publishers: usize) -> ControlMessage {
+    fn lost_publishers(publishers: usize) -> ControlMessage {
         ControlMessage::PublisherLost {
             topic: TOPIC.to_owned(),
             publishers: vec![1 << 40; publishers],
         }
     }
 
-    fn last_published(publishers: usize) -> ControlMessage {
+    fn last_sequences(publishers: usize) -> ControlMessage {
         let last = LastSequences::at(vec![(256, u64::MAX); publishers]);
         ControlMessage::LastSequences { topic: TOPIC.to_owned(), last }
     }
@@ -189,17 +199,17 @@ mod tests {
     fn good() -> Vec<ControlMessage> {
         vec![
             provider("tcp;ofi_rxm"),
-            wish(FACTS, 16, 1),
-            wish(FACTS, 1024, 1),
-            wish(FACTS, 512, MAX_LANES),
-            again(shortened(&"ä".repeat(1000), MAX_REASON_LENGTH).to_owned()),
-            terms(ConnectionMessage::Refused { connection: 9, reason: String::new() }),
-            beginning(0),
-            beginning(start_sequences::MAX_PUBLISHERS),
-            obituary(1),
-            obituary(lost_publishers::MAX_PUBLISHERS),
-            last_published(1),
-            last_published(last_sequences::MAX_PUBLISHERS),
+            connect_request(FACTS, 16, 1),
+            connect_request(FACTS, 1024, 1),
+            connect_request(FACTS, 512, MAX_LANES),
+            restart(shortened(&"ä".repeat(1000), MAX_REASON_LENGTH).to_owned()),
+            connection_message(ConnectionMessage::Refused { connection: 9, reason: String::new() }),
+            start_sequences(0),
+            start_sequences(start_sequences::MAX_PUBLISHERS),
+            lost_publishers(1),
+            lost_publishers(lost_publishers::MAX_PUBLISHERS),
+            last_sequences(1),
+            last_sequences(last_sequences::MAX_PUBLISHERS),
             offer(),
             answer(),
             long_offer(),
@@ -216,10 +226,10 @@ mod tests {
     }
 
     #[test]
-    fn letters_are_read_as_written_and_as_nothing_else() {
-        for letter in good() {
-            let bytes = letter.encode();
-            assert_eq!(ControlMessage::decode(&bytes).unwrap(), letter);
+    fn encoded_message_is_decoded_and_truncated_one_refused() {
+        for message in good() {
+            let bytes = message.encode();
+            assert_eq!(ControlMessage::decode(&bytes).unwrap(), message);
             let longer = [&bytes[..], &[0]].concat();
             let other = [&[TAG + 1], &bytes[1..]].concat();
             let less = &bytes[..bytes.len() - 1];
@@ -230,34 +240,34 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_message_is_refused() {
         let deep = TopicParameters { depth: TopicSettings::MAX_DEPTH + 1, ..FACTS };
-        let long = TopicParameters { largest: LONGEST_PAYLOAD + 1, ..FACTS };
-        for letter in [
+        let long = TopicParameters { largest: MAX_PAYLOAD_LENGTH + 1, ..FACTS };
+        for message in [
             provider(&"x".repeat(101)),
-            again("x".repeat(401)),
-            wish(FACTS, 0, 1),
-            wish(FACTS, 1025, 1),
-            wish(deep, 16, 1),
-            wish(long, 16, 1),
-            wish(FACTS, 16, MAX_LANES + 1),
-            wish(FACTS, 513, MAX_LANES),
-            beginning(start_sequences::MAX_PUBLISHERS + 1),
-            obituary(0),
-            obituary(lost_publishers::MAX_PUBLISHERS + 1),
-            last_published(0),
-            last_published(last_sequences::MAX_PUBLISHERS + 1),
+            restart("x".repeat(401)),
+            connect_request(FACTS, 0, 1),
+            connect_request(FACTS, 1025, 1),
+            connect_request(deep, 16, 1),
+            connect_request(long, 16, 1),
+            connect_request(FACTS, 16, MAX_LANES + 1),
+            connect_request(FACTS, 513, MAX_LANES),
+            start_sequences(start_sequences::MAX_PUBLISHERS + 1),
+            lost_publishers(0),
+            lost_publishers(lost_publishers::MAX_PUBLISHERS + 1),
+            last_sequences(0),
+            last_sequences(last_sequences::MAX_PUBLISHERS + 1),
             ControlMessage::ConnectionMessage {
-                topic: "x".repeat(LONGEST),
-                terms: ConnectionMessage::Refused { connection: 9, reason: String::new() },
+                topic: "x".repeat(MAX_LENGTH),
+                message: ConnectionMessage::Refused { connection: 9, reason: String::new() },
             },
         ] {
-            is_refused(&letter.encode());
+            is_refused(&message.encode());
         }
     }
 
     #[test]
-    fn lanes_are_cut_to_what_a_letter_has_room_for() {
+    fn lanes_are_limited_to_the_length_of_a_message() {
         let lanes = usize::from(MAX_LANES) - 1;
         let fit = |address: usize| {
             let lane_addresses = vec![vec![1; address]; lanes];
@@ -272,10 +282,10 @@ mod tests {
         bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
     }
 
-    /// If this fails the layout of a letter is another one: then nodes of the version before do not
-    /// understand it, and `VERSION` has to be another one, too.
+    /// A failure means that the layout of a message changed: nodes of the previous version cannot
+    /// decode it, and `VERSION` has to change, too.
     #[test]
-    fn letters_of_a_version_have_one_layout() {
+    fn messages_of_a_version_have_one_layout() {
         let bytes: Vec<u8> = good().iter().flat_map(ControlMessage::encode).collect();
         assert_eq!((VERSION, digest(&bytes)), (4, 0x6837_3fab_aeb8_cafe));
     }
@@ -286,8 +296,8 @@ mod tests {
             kind in 0..6_u8,
             bytes in proptest::collection::vec(any::<u8>(), 0..300),
         ) {
-            let letter = [&[TAG, kind], &bytes[..]].concat();
-            for bytes in [bytes, letter] {
+            let message = [&[TAG, kind], &bytes[..]].concat();
+            for bytes in [bytes, message] {
                 if let Ok(again) = reencode_control_message(&bytes) {
                     prop_assert_eq!(again, bytes);
                 }
@@ -298,7 +308,7 @@ mod tests {
     const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/control_messages");
 
     #[test]
-    fn the_fuzzers_corpus_does_not_panic() {
+    fn fuzz_corpus_is_decoded_without_panic() {
         let (mut seen, mut read) = (0, 0);
         for entry in std::fs::read_dir(CORPUS).expect("the corpus is part of the repository") {
             let bytes = std::fs::read(entry.unwrap().path()).unwrap();
@@ -306,15 +316,15 @@ mod tests {
             let _ = crate::replication::MessageHeader::decode(&bytes);
             seen += 1;
         }
-        assert!(seen > read && read >= good().len(), "{read} of {seen} are letters");
+        assert!(seen > read && read >= good().len(), "{read} of {seen} are control messages");
     }
 
-    /// Letters of all kinds, for the fuzzer to begin with: to be run when they are written otherwise.
+    /// Messages of all kinds as seeds of the fuzzer: run it after the encoding changes.
     #[test]
-    #[ignore = "it writes files"]
-    fn the_corpus_is_written_anew() {
-        for (number, letter) in good().into_iter().enumerate() {
-            std::fs::write(format!("{CORPUS}/letter-{number}"), letter.encode()).unwrap();
+    #[ignore = "writes files"]
+    fn fuzz_corpus_is_rewritten() {
+        for (number, message) in good().into_iter().enumerate() {
+            std::fs::write(format!("{CORPUS}/message-{number}"), message.encode()).unwrap();
         }
     }
 }

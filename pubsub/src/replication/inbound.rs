@@ -1,43 +1,42 @@
-//! One node's topic at a node that wants its messages: puts each to where the sink has room, in
+//! One node's topic at a node that wants its messages: copies each into memory of the sink, in
 //! order, and each once.
 //!
-//! Chunks are copied from where they arrived as soon as they did. What a chunk's place in the ring
-//! is given back by is the drop of its view; the last one of a message is dropped only when the
-//! message is published, so that its writer, by the credit that passes its end, knows that it is
-//! delivered. Nothing here knows of endpoints, threads or clocks: what is done goes through an
-//! [`InboundTransport`].
+//! Chunks are copied as soon as they arrive. Dropping a chunk's view returns its space in the ring.
+//! The last view of a message is dropped only when the message is published: credit beyond its end
+//! tells the writer that it is delivered. Nothing here knows endpoints, threads or clocks: all
+//! effects go through an [`InboundTransport`].
 
 use std::collections::VecDeque;
 
 use fabric::ring::ChunkHeader;
 
-use super::{FinishOutcome, Now, Progress, Sink, StageDurations};
+use super::{ClockReading, FinishOutcome, Progress, Sink, StageDurations};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::message_header::{
     MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
 };
 
-/// Steps that are kept: enough for a whole batch, and for copies to be under way.
+/// Limit of pending steps: enough for a whole batch, and for copies in progress.
 const MAX_STEPS: usize = 256;
-/// Chunks and messages that are looked at before others have their turn.
+/// Chunks and messages handled in one turn.
 const CHUNKS_PER_TURN: usize = 256;
 
-/// A chunk, where it arrived; its place is given back when it is dropped.
+/// A received chunk. Dropping it returns its space in the ring.
 pub(crate) trait Chunk {
     fn header(&self) -> &ChunkHeader;
     fn is_last(&self) -> bool;
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
 }
 
-/// What an inbound topic does things with.
+/// The transport of an inbound topic.
 pub(crate) trait InboundTransport {
     type Chunk: Chunk;
     type PayloadLocation;
     type CopyHandle;
 
-    /// The next chunk, if it is there.
+    /// The next chunk, if one has arrived.
     fn take(&mut self) -> Result<Option<Self::Chunk>>;
-    /// Copies from a chunk to a place; None if it is done already.
+    /// Copies from a chunk to a payload; None if the copy is complete already.
     fn copy_in(
         &mut self,
         chunk: &Self::Chunk,
@@ -49,25 +48,25 @@ pub(crate) trait InboundTransport {
     fn is_copied(&mut self, copy_handle: &Self::CopyHandle) -> Result<bool>;
 }
 
-/// What was done for a topic of a node.
+/// Counters of a topic of one node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InboundCounters {
-    /// Messages that were published.
+    /// Published messages.
     pub messages: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
-    /// How long there was no room for a message, in nanoseconds.
+    /// Time waiting for memory, in nanoseconds.
     pub waited_for_memory: u64,
-    /// How long the queue was full, in nanoseconds.
+    /// Time waiting for a full queue, in nanoseconds.
     pub waited_for_queue: u64,
-    /// Lanes that large messages come by; 0 while it is not connected.
+    /// Lanes for large messages; 0 while it is not connected.
     pub lanes: u64,
 }
 
-/// Why an inbound topic cannot go on.
+/// Why an inbound topic failed.
 #[derive(Debug)]
 pub(crate) enum InboundFailure {
-    /// The ring, or who writes it: it may be begun again.
+    /// The ring, or its writer: a new connection may succeed.
     Ring(Error),
     /// The sink, or a device.
     Topic(Error),
@@ -75,37 +74,37 @@ pub(crate) enum InboundFailure {
 
 type InboundResult<T> = std::result::Result<T, InboundFailure>;
 
-/// What is to be done, in order.
+/// A pending step; steps run in order.
 enum PendingStep<C, T> {
-    /// A copy is to be done, begun then; its chunk is let go of after that.
+    /// Wait for a copy begun at this time, then drop its chunk.
     Copy(T, u64, Option<C>),
-    /// The first of the messages that began is to be published.
+    /// Publish the first of the messages that began.
     Finish(StageDurations, CopyTimes),
-    /// A chunk is to be let go of.
+    /// Drop a chunk.
     ReleaseChunk(C),
 }
 
-/// When the last chunk of a message arrived, and its copies began, and were done.
+/// Times of a message: arrival of its last chunk, begin and end of its copies.
 #[derive(Debug, Clone, Copy, Default)]
 struct CopyTimes {
     arrived: u64,
     begun: u64,
-    /// None: not known to be yet.
+    /// None: not known yet.
     done: Option<u64>,
 }
 
-/// A batch of which some messages are still to be read.
+/// A batch with messages still to be read.
 struct Batch<C> {
     chunk: C,
     at: usize,
     arrived: u64,
 }
 
-/// A long message of which more is to come.
-struct Long<P> {
+/// A long message with chunks still to come.
+struct LongMessage<P> {
     header: MessageHeader,
-    /// None: it is here already, or has no room yet.
-    place: Option<P>,
+    /// None: the message is a duplicate, or waits for memory.
+    payload: Option<P>,
     is_wanted: bool,
     prefix: u64,
     has_trailer: bool,
@@ -119,25 +118,25 @@ pub(crate) struct Inbound<C, P, T> {
     expected: u64,
     /// The first position that has not begun.
     next: u64,
-    /// The last one that came by this ring.
+    /// The last position received by this ring.
     last: Option<u64>,
     largest: u64,
     timeout: u64,
     steps: VecDeque<PendingStep<C, T>>,
     batch: Option<Batch<C>>,
-    long: Option<Long<P>>,
-    /// Since when there is no room, or the queue is full.
+    long: Option<LongMessage<P>>,
+    /// Since when memory is exhausted, or the queue is full.
     no_memory_since: Option<u64>,
     queue_full_since: Option<u64>,
     is_draining: bool,
-    /// Messages that began, and have a step to be published by.
+    /// Messages that began, each with a pending `Finish` step.
     begun: VecDeque<MessageHeader>,
     counters: InboundCounters,
 }
 
 impl<C: Chunk, P, T> Inbound<C, P, T> {
-    /// For messages up to a length, from a position on, with devices that take no longer for a
-    /// copy than this.
+    /// A topic with messages up to `largest` bytes, from a position on; `timeout` limits a device's
+    /// copy.
     pub(crate) fn new(from: u64, largest: u64, timeout: u64) -> Self {
         Self {
             expected: from,
@@ -161,12 +160,12 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         self.expected
     }
 
-    /// Since when the sink has no room, if it has none.
+    /// Since when the sink has no memory or queue space, if so.
     pub(crate) fn waiting_since(&self) -> Option<u64> {
         self.no_memory_since.into_iter().chain(self.queue_full_since).min()
     }
 
-    /// The writer's word for the longest message.
+    /// Sets the length of the longest message, as the writer states it.
     pub(crate) fn set_largest(&mut self, largest: u64) {
         self.largest = largest;
     }
@@ -175,18 +174,18 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         self.counters
     }
 
-    /// The ring is gone: what is not published is forgotten, as soon as no copy is under way.
+    /// Forgets unpublished messages after the ring closed, as soon as no copy is in progress.
     pub(crate) fn disconnect(&mut self) {
         (self.batch, self.long) = (None, None);
         self.is_draining = true;
     }
 
-    /// Is there nothing under way of a ring that is gone?
+    /// Whether no copy of a closed ring is in progress.
     pub(crate) fn is_drained(&self) -> bool {
         !self.is_draining
     }
 
-    /// Goes on with that.
+    /// Continues draining; true if it is complete.
     pub(crate) fn drain(
         &mut self,
         intake: &mut impl InboundTransport<Chunk = C, PayloadLocation = P, CopyHandle = T>,
@@ -210,10 +209,10 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         true
     }
 
-    /// Does what can be done now, a bounded amount.
+    /// Runs one turn, with a bounded amount of work.
     pub(crate) fn advance<I: InboundTransport<Chunk = C, PayloadLocation = P, CopyHandle = T>>(
         &mut self,
-        now: Now,
+        now: ClockReading,
         intake: &mut I,
         sink: &mut (impl Sink<P> + ?Sized),
     ) -> InboundResult<Progress> {
@@ -241,13 +240,13 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         Ok(progress)
     }
 
-    /// Is it one that is wanted? False if it is here already.
+    /// Whether a message is wanted; false for a duplicate.
     fn check(&mut self, header: &MessageHeader) -> InboundResult<bool> {
         if self.last.is_some_and(|last| header.position <= last) {
-            return Err(violation("a message that is not behind the last one"));
+            return Err(violation("message position does not follow the last one"));
         }
         if header.length > self.largest {
-            return Err(violation("a message that is longer than its topic's longest"));
+            return Err(violation("message is longer than the topic allows"));
         }
         self.last = Some(header.position);
         if header.position < self.next {
@@ -262,27 +261,27 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         }
     }
 
-    /// The first chunk of a long message: header and metadata, and nothing else.
+    /// The first chunk of a long message: header and metadata only.
     fn read_prefix(&mut self, chunk: &C) -> InboundResult<()> {
         let ring = *chunk.header();
         let length = ring.payload as usize;
         if ring.offset != 0 || length > MAX_PREFIX_LENGTH {
-            return Err(violation("a message that does not begin with its header"));
+            return Err(violation("message does not begin with its header"));
         }
         let decoded = MessageHeader::decode_from(length, |from, into| chunk.read(from, into));
         let (header, has_trailer) = decoded.map_err(InboundFailure::Ring)?.map_err(violation)?;
         let trailer = if has_trailer { TRAILER_LENGTH as u64 } else { 0 };
         let whole = header.prefix() as u64 + header.length + trailer;
         if length != header.prefix() || whole != ring.length || header.length == 0 {
-            return Err(violation("a message of another length than its header says"));
+            return Err(violation("message length differs from its header"));
         }
         let is_wanted = self.check(&header)?;
-        self.long = Some(Long {
+        self.long = Some(LongMessage {
             prefix: length as u64,
             has_trailer,
             trailer: [0; TRAILER_LENGTH],
             header,
-            place: None,
+            payload: None,
             is_wanted,
             copy_begun: None,
         });
@@ -290,25 +289,29 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
     }
 }
 
-/// A turn of an inbound topic, and what it does things with.
+/// One turn of an inbound topic, with its transport and sink.
 struct InboundTurn<'a, I: InboundTransport, S: ?Sized> {
     topic: &'a mut Inbound<I::Chunk, I::PayloadLocation, I::CopyHandle>,
-    now: Now,
+    now: ClockReading,
     intake: &'a mut I,
     sink: &'a mut S,
 }
 
 impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, I, S> {
-    /// Goes on with what is to be done.
+    /// Runs pending steps.
     fn run_steps(&mut self, progress: &mut Progress) -> InboundResult<()> {
         while let Some(step) = self.topic.steps.front_mut() {
             match step {
                 PendingStep::Copy(copy_handle, since, _) => {
                     if !self.intake.is_copied(copy_handle).map_err(InboundFailure::Topic)? {
                         if self.now.monotonic - *since > self.topic.timeout {
-                            let detail = "a message was not copied in in time, by a device or for want of a processor";
+                            let detail = "a device or copy thread did not copy a message in within the timeout";
                             let kind = ErrorKind::DeadlineExceeded;
-                            return Err(InboundFailure::Topic(Error::new("unload", kind, detail)));
+                            return Err(InboundFailure::Topic(Error::new(
+                                "copy a message in",
+                                kind,
+                                detail,
+                            )));
                         }
                         return Ok(());
                     }
@@ -343,17 +346,18 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
         Ok(())
     }
 
-    /// Reads on in a batch, or takes the next chunk. False if nothing can be done now.
+    /// Reads the next message of a batch, or takes the next chunk. False if nothing can be done
+    /// now.
     fn read_next(&mut self) -> InboundResult<bool> {
         if self.topic.batch.is_some() {
             return self.read_batch();
         }
         let waiting =
-            self.topic.long.as_ref().filter(|long| long.is_wanted && long.place.is_none());
+            self.topic.long.as_ref().filter(|long| long.is_wanted && long.payload.is_none());
         if let Some(header) = waiting.map(|long| long.header) {
-            let Some(place) = self.room(&header)? else { return Ok(false) };
+            let Some(payload) = self.allocate(&header)? else { return Ok(false) };
             if let Some(long) = &mut self.topic.long {
-                long.place = Some(place);
+                long.payload = Some(payload);
             }
         }
         let Some(chunk) = self.intake.take().map_err(InboundFailure::Ring)? else {
@@ -368,23 +372,23 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
             }
             Some(RingMessageKind::Batch) => {
                 if header.offset != 0 || !chunk.is_last() {
-                    return Err(violation("a batch in pieces"));
+                    return Err(violation("batch is split into several chunks"));
                 }
                 self.topic.batch = Some(Batch { chunk, at: 0, arrived: self.now.monotonic });
                 Ok(true)
             }
             Some(RingMessageKind::Long) => {
                 self.topic.read_prefix(&chunk)?;
-                // Nothing is left to wait for in it.
+                // Nothing of this chunk is needed any more.
                 self.topic.release_chunk(chunk);
                 Ok(true)
             }
         }
     }
 
-    fn room(&mut self, header: &MessageHeader) -> InboundResult<Option<I::PayloadLocation>> {
-        let room = self.sink.begin(header).map_err(InboundFailure::Topic)?;
-        if room.is_none() {
+    fn allocate(&mut self, header: &MessageHeader) -> InboundResult<Option<I::PayloadLocation>> {
+        let payload = self.sink.begin(header).map_err(InboundFailure::Topic)?;
+        if payload.is_none() {
             self.topic.no_memory_since.get_or_insert(self.now.monotonic);
         } else {
             let since = self.topic.no_memory_since.take();
@@ -392,7 +396,7 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
                 since.map_or(0, |since| self.now.monotonic - since);
             self.topic.next = header.position + 1;
         }
-        Ok(room)
+        Ok(payload)
     }
 
     fn read_batch(&mut self) -> InboundResult<bool> {
@@ -407,15 +411,15 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
         let decoded = MessageHeader::decode_from(left, |from, into| chunk.read(at + from, into));
         let (header, has_trailer) = decoded.map_err(InboundFailure::Ring)?.map_err(violation)?;
         if has_trailer || header.length > left as u64 || header.batch_length() > left {
-            return Err(violation("a message that goes on behind its batch"));
+            return Err(violation("message extends beyond its batch"));
         }
         let next = Batch { at: at + header.batch_length(), chunk, arrived };
-        // Once it is known to be wanted it is not looked at again, however often it has no room.
+        // A message that waits for memory was checked before.
         if self.topic.no_memory_since.is_none() && !self.topic.check(&header)? {
             self.topic.batch = Some(next);
             return Ok(true);
         }
-        let Some(place) = self.room(&header)? else {
+        let Some(payload) = self.allocate(&header)? else {
             self.topic.batch = Some(Batch { at, ..next });
             return Ok(false);
         };
@@ -423,7 +427,7 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
             CopyTimes { arrived, begun: self.now.monotonic, done: Some(self.now.monotonic) };
         if header.length > 0 {
             let from = at + header.prefix();
-            let copy = self.intake.copy_in(&next.chunk, from, header.length as usize, &place, 0);
+            let copy = self.intake.copy_in(&next.chunk, from, header.length as usize, &payload, 0);
             if let Some(copy_handle) = copy.map_err(InboundFailure::Topic)? {
                 self.topic.steps.push_back(PendingStep::Copy(
                     copy_handle,
@@ -444,27 +448,27 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
         let Some(mut long) = self.topic.long.take() else { return Ok(()) };
         let (ring, is_last) = (*chunk.header(), chunk.is_last());
         if ring.topic != RingMessageKind::Long.number() {
-            return Err(violation("a chunk of another form than its message"));
+            return Err(violation("chunk kind differs from its message"));
         }
-        // The ring's reader has seen to it that chunks follow one another up to the length.
+        // The ring's reader has checked that chunks follow one another up to the length.
         let from = ring.offset - long.prefix;
         let payload = u64::from(ring.payload);
         let of_payload = long.header.length.saturating_sub(from).min(payload);
         for at in of_payload..payload {
-            // What is behind the payload is the trailer, of which a chunk may have a part.
-            let place = (from + at - long.header.length) as usize;
+            // Bytes after the payload are the trailer, which may span chunks.
+            let index = (from + at - long.header.length) as usize;
             if long.has_trailer
-                && let Some(byte) = long.trailer.get_mut(place..=place)
+                && let Some(byte) = long.trailer.get_mut(index..=index)
             {
                 chunk.read(at as usize, byte).map_err(InboundFailure::Ring)?;
             }
         }
         let mut copy_handle = None;
-        if let Some(place) = &long.place
+        if let Some(payload) = &long.payload
             && of_payload > 0
         {
             long.copy_begun.get_or_insert(self.now.monotonic);
-            let copy = self.intake.copy_in(&chunk, 0, of_payload as usize, place, from);
+            let copy = self.intake.copy_in(&chunk, 0, of_payload as usize, payload, from);
             copy_handle = copy.map_err(InboundFailure::Topic)?;
         }
         let is_done = copy_handle.is_none();
@@ -488,7 +492,7 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
                 return Ok(());
             }
         }
-        if long.place.is_some() {
+        if long.payload.is_some() {
             let copy_out = if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 };
             let stages = StageDurations { copy_out, ..StageDurations::default() };
             let done = (is_done && self.topic.steps.is_empty()).then_some(self.now.monotonic);

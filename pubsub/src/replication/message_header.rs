@@ -1,18 +1,18 @@
-//! What stands before a message on its way between nodes.
+//! Header of a message between nodes.
 //!
 //! ```text
 //! offset  size  field (little endian)
 //!      0     2  "Fm"
 //!      2     1  version: 1
-//!      3     1  flags: 1: behind the payload there are 8 bytes, how long copying out took
+//!      3     1  flags: 1: 8 bytes follow the payload: duration of copying out
 //!      4     2  length of the metadata
 //!      6     2  0
 //!      8     8  position: the message's number at its node
 //!     16     8  length of the payload
 //!     24     8  publisher
 //!     32     8  sequence number of the publisher
-//!     40     8  when it was published, ns of the writer's clock
-//!     48     8  when it was given to the wire, ns of the writer's clock
+//!     40     8  time of publication, ns of the writer's clock
+//!     48     8  time of posting, ns of the writer's clock
 //!     56     …  metadata
 //! ```
 //!
@@ -27,32 +27,32 @@ use crate::settings::MAX_METADATA;
 
 /// Bytes of a header.
 pub const HEADER_LENGTH: usize = 56;
-/// Header and metadata, at most.
+/// Longest header and metadata.
 pub const MAX_PREFIX_LENGTH: usize = HEADER_LENGTH + MAX_METADATA;
-/// Bytes behind a payload that was staged.
+/// Bytes after a staged payload.
 pub const TRAILER_LENGTH: usize = 8;
 /// The longest payload.
 pub const MAX_PAYLOAD_LENGTH: u64 = 1 << 40;
-/// No message has this number, nor a higher one.
+/// Positions are below this number.
 pub const POSITION_LIMIT: u64 = 1 << 62;
 
 const MAGIC: [u8; 2] = *b"Fm";
 const VERSION: u8 = 1;
 const HAS_TRAILER: u8 = 1;
 const TRUNCATED: &str = "truncated message header";
-const NOT_A_HEADER: &str = "not a message header, or one of another version";
+const NOT_A_HEADER: &str = "not a message header, or another version of it";
 
-/// What a message of the ring is, in its topic field.
+/// Kind of a ring message, in its topic field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingMessageKind {
-    /// Small messages, one behind the other.
+    /// Small messages, one after the other.
     Batch,
     /// One message.
     Long,
 }
 
 impl RingMessageKind {
-    /// As the ring carries it.
+    /// The number in the ring's topic field.
     pub fn number(self) -> u32 {
         match self {
             Self::Batch => 0,
@@ -60,7 +60,7 @@ impl RingMessageKind {
         }
     }
 
-    /// None if there is none of this number.
+    /// None for an unknown number.
     pub fn of(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::Batch),
@@ -70,22 +70,22 @@ impl RingMessageKind {
     }
 }
 
-/// A message, but for its payload.
+/// A message without its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageHeader {
-    /// Its number at its node: they grow, and may have gaps.
+    /// Its number at its node: it grows, and may have gaps.
     pub position: u64,
     /// Length of the payload in bytes.
     pub length: u64,
-    /// Who published it.
+    /// The publisher.
     pub publisher: u64,
     /// Its number at its publisher.
     pub sequence: u64,
-    /// When it was published, ns of the writer's realtime clock.
+    /// Time of publication, ns of the writer's realtime clock.
     pub published: u64,
-    /// When it was given to the wire, ns of the writer's realtime clock.
+    /// Time of posting, ns of the writer's realtime clock.
     pub posted: u64,
-    /// What it carries beside its payload.
+    /// The metadata.
     pub metadata: Metadata,
 }
 
@@ -95,12 +95,12 @@ impl MessageHeader {
         HEADER_LENGTH + self.metadata.len()
     }
 
-    /// Bytes that it takes in a batch, with its payload.
+    /// Bytes of the message in a batch, payload included.
     pub fn batch_length(&self) -> usize {
         (self.prefix() + self.length as usize).next_multiple_of(8)
     }
 
-    /// Header and metadata, as they travel, at the start of `into`. Gives how many bytes.
+    /// Writes header and metadata to the start of `into`. Returns the number of bytes.
     pub fn encode(&self, has_trailer: bool, into: &mut [u8; MAX_PREFIX_LENGTH]) -> usize {
         let metadata = &*self.metadata;
         into[0..2].copy_from_slice(&MAGIC);
@@ -116,15 +116,15 @@ impl MessageHeader {
             self.published,
             self.posted,
         ];
-        for (place, word) in into[8..HEADER_LENGTH].chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (bytes, word) in into[8..HEADER_LENGTH].chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
         }
         into[HEADER_LENGTH..HEADER_LENGTH + metadata.len()].copy_from_slice(metadata);
         HEADER_LENGTH + metadata.len()
     }
 
-    /// Reads header and metadata from the start of bytes that a peer sent, and whether there is a
-    /// trailer; or what is wrong with them.
+    /// Decodes header and metadata from the start of bytes that a peer sent, and whether there is a
+    /// trailer. The error says what is malformed.
     pub fn decode(bytes: &[u8]) -> Result<(Self, bool), &'static str> {
         let decoded = Self::decode_from(bytes.len(), |at, into: &mut [u8]| {
             into.copy_from_slice(&bytes[at..at + into.len()]);
@@ -133,14 +133,14 @@ impl MessageHeader {
         decoded.unwrap_or_else(|never| match never {})
     }
 
-    /// The same without the metadata, of which only the length is known then.
+    /// Decodes all but the metadata, of which only the length is known.
     fn decode_fixed_part(header: &[u8; HEADER_LENGTH]) -> Result<(Self, bool), &'static str> {
         if header[0..2] != MAGIC || header[2] != VERSION {
             return Err(NOT_A_HEADER);
         }
         let mut words = [0; 6];
-        for (word, place) in words.iter_mut().zip(header[8..].as_chunks().0) {
-            *word = u64::from_le_bytes(*place);
+        for (word, bytes) in words.iter_mut().zip(header[8..].as_chunks().0) {
+            *word = u64::from_le_bytes(*bytes);
         }
         let [position, length, publisher, sequence, published, posted] = words;
         let metadata = u16::from_le_bytes([header[4], header[5]]);
@@ -161,8 +161,8 @@ impl MessageHeader {
         Ok((decoded, header[3] & HAS_TRAILER != 0))
     }
 
-    /// As [`decode`](Self::decode), from where `read` reads: the header first, which says how much
-    /// metadata there is. `left` bytes are there.
+    /// As [`decode`](Self::decode), through `read`: first the header, which has the length of the
+    /// metadata. `left` bytes are available.
     pub(super) fn decode_from<E>(
         left: usize,
         mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn encoded_header_is_decoded_unchanged() {
         for (length, has_trailer) in [(0, false), (1, true), (MAX_METADATA, true)] {
             let header = header(&vec![9; length]);
             let mut bytes = [0; MAX_PREFIX_LENGTH];
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn malformed_header_is_refused() {
         let mut good = [0; MAX_PREFIX_LENGTH];
         let prefix = header(b"about").encode(false, &mut good);
         let with = |at: usize, byte: u8| {

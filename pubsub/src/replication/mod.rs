@@ -1,15 +1,15 @@
-//! Replication: messages of topics are sent to other nodes, and received from them, on rings.
+//! Replication: messages of topics are sent to other nodes and received from them, on rings.
 //!
 //! In the order of the data:
 //!
-//! - `routing` decides which topics are sent to which nodes, and `control_messages` are what two
-//!   services tell each other of that ([`peers`](crate::peers) delivers them);
-//! - `source` gives the messages of a topic, `sink` publishes those of another node;
-//! - `outbound` writes a topic's messages, in order, once to each node, `inbound` puts those of one
-//!   node to where the sink has room. Both are plain state machines, tested in pairs in simulated
-//!   time;
-//! - `transport` is a port with its queue and registered memory; a `worker` is a thread that owns
-//!   it and all topics on it.
+//! - `routing` decides which topics are sent to which nodes; services exchange `control_messages`
+//!   about it ([`peers`](crate::peers) delivers them);
+//! - `source` gives the messages of a topic, `sink` publishes the messages of another node;
+//! - `outbound` writes a topic's messages, in order, once to each node; `inbound` copies the
+//!   messages of one node into the memory that the sink allocates. Both are plain state machines,
+//!   tested in pairs in simulated time;
+//! - `transport` is a port with its queue and registered memory; a `worker` is a thread that owns a
+//!   transport and all topics on it.
 //!
 //! `outbound`, `inbound`, `transport` and `worker` know a topic by the traits [`Source`] and
 //! [`Sink`] only. The [`Replicator`] joins all of them; it belongs to the service's thread.
@@ -94,27 +94,27 @@ use crate::replication::workers::{StartWorkers, WorkerStart};
 use crate::topic::Topic;
 use crate::wake::WakeFd;
 
-/// How often it looks whether something has ended of which nobody tells.
+/// Interval of polling for changes that send no notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Events of other nodes that are heard before others have their turn.
+/// Events of other nodes handled in one turn.
 const EVENTS_PER_TURN: usize = 64;
-/// How long to wait for a lock that a living process holds: what it is needed for is done later,
-/// and who waits here has other things to do.
+/// Timeout for a lock that a living process holds. The service's thread has other work, so the
+/// operation is retried later.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Held by who looks through what a dead writer of arrivals left: one at a time.
+/// Held while the arrivals of a dead writer are repaired: one repair at a time.
 pub(crate) type ArrivalRepairLock = Arc<Mutex<()>>;
 
-/// Topics at which what comes from other nodes began to wait for room.
+/// Topics whose messages from other nodes wait for capacity.
 pub(crate) type WaitingArrivals = Arc<Mutex<BTreeSet<u32>>>;
 
-/// In whose name the service works.
+/// What service, replication and peers of one node share.
 #[derive(Debug)]
 pub(crate) struct ServiceContext {
     pub(crate) me: Participant,
     pub(crate) role: Participant,
     pub(crate) roster: Arc<ParticipantTable<MappedWords>>,
-    /// Takes what pools are to grow by, and wakes who sees to it.
+    /// Requests to grow pools; `bell` wakes the thread that grows them.
     pub(crate) growth: Sender<(PoolId, u64)>,
     pub(crate) bell: Arc<WakeFd>,
     pub(crate) waiting_arrivals: WaitingArrivals,
@@ -127,19 +127,19 @@ impl ServiceContext {
     }
 
     fn request_growth(&self, pool: PoolId, bytes: u64) {
-        // If there is no place it is asked for again.
+        // If the queue is full, a later call requests it again.
         let _ = self.growth.try_send((pool, bytes));
         self.bell.ring();
     }
 
-    /// What comes from another node waits for room: who is in the way has to be found.
+    /// Messages of another node wait for capacity: the service has to find what blocks them.
     fn note_waiting_arrivals(&self, number: u32) {
         lock(&self.waiting_arrivals).insert(number);
         self.bell.ring();
     }
 }
 
-/// What the service knows of a topic of its node.
+/// A topic of this node, as the service sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalTopic {
     pub(crate) topic: Arc<Topic>,
@@ -151,19 +151,19 @@ pub(crate) struct LocalTopic {
 
 impl LocalTopic {
     fn is_same_as(&self, others: &Self) -> bool {
-        let activity = |facts: &Self| (facts.publishes, facts.subscribes);
+        let activity = |topic: &Self| (topic.publishes, topic.subscribes);
         Arc::ptr_eq(&self.topic, &others.topic) && activity(self) == activity(others)
     }
 }
 
-/// Another node that is there.
+/// Another node with a session.
 struct ConnectedNode {
     session: SessionId,
-    /// From where it is reached.
+    /// The address of this node that the other node reaches.
     local_address: IpAddr,
-    /// What carries messages there, as soon as it has said so.
+    /// Its provider; None until its provider message arrives.
     provider: Option<Provider>,
-    /// How often it said that this is another one.
+    /// How often its provider changed.
     changes: u32,
 }
 
@@ -173,42 +173,42 @@ pub(crate) struct Replicator {
     peers: Peers,
     plan: RoutingPlan,
     reconcile_queue: ReconcileQueue,
-    /// How often a topic was looked at.
+    /// How often a topic was reconciled.
     #[cfg(test)]
-    looks: u64,
+    reconciliations: u64,
     incompatible_topics: IncompatibleTopics,
-    /// What carries messages here, or did last.
+    /// The provider of this node, or the last one.
     provider: Option<Provider>,
     publish_listener: PublishListener,
     nodes: BTreeMap<NodeId, ConnectedNode>,
     seen_nodes: SeenNodes,
-    /// None until there is another node, and while none can be started.
+    /// None until another node connects, and while starting workers fails.
     workers: Option<Workers>,
-    /// Where they are.
+    /// The address of the workers.
     local: Option<IpAddr>,
     worker_backoff: Option<RetryBackoff>,
-    /// Those that are being started, and how.
+    /// Workers that are being started.
     worker_start: Option<WorkerStart>,
     start_workers: StartWorkers,
-    /// Nodes that are not told yet what there is here.
+    /// Nodes that have not received the interests of this node yet.
     unannounced_nodes: Vec<(NodeId, SessionId)>,
-    /// Why there are none, if they could not be started.
+    /// Why the last start of workers failed.
     start_error: Option<String>,
-    /// Workers that end.
+    /// Threads that end workers.
     draining_workers: Vec<JoinHandle<()>>,
-    /// What they counted last.
+    /// Last counters of each worker.
     worker_counters: Vec<PolledCounters>,
     names: BTreeMap<String, u32>,
     replicated_topics: BTreeMap<u32, TopicReplication>,
     received: BTreeMap<(u32, NodeId), ReceivedTopic>,
-    /// Where those begin that are about to be received, as far as it was told.
+    /// Start sequences announced for topics that are about to be received.
     announced_starts: BTreeMap<(u32, NodeId), StartSequences>,
-    /// Sinks that end.
+    /// Sinks that are being drained.
     draining_sinks: Vec<DrainingSink>,
-    /// Something is to be tried again soon, of which nobody tells.
+    /// Work remains that no notification announces: retry soon.
     has_more_work: bool,
     began: Instant,
-    /// Of what other nodes can cause.
+    /// Limits log lines that other nodes can cause.
     log: LogLimit,
 }
 
@@ -217,9 +217,9 @@ fn key(number: u32) -> TopicKey {
 }
 
 impl Replicator {
-    /// Other nodes see this one from now on. What it subscribes to they are told with the first
-    /// [topics](Self::set_topics). Whoever tries that again and again
-    /// [says](NetworkOptions::say_if_insecure) itself what is to be said once.
+    /// Makes this node visible to other nodes; the first [`set_topics`](Self::set_topics) sends its
+    /// interests. A caller that retries logs the [insecurity
+    /// warning](NetworkOptions::say_if_insecure) itself, once.
     pub(crate) fn start(
         options: &NetworkOptions,
         identity: NodeId,
@@ -232,7 +232,7 @@ impl Replicator {
             plan: RoutingPlan::new(options.lost_after),
             reconcile_queue: ReconcileQueue::new(Instant::now()),
             #[cfg(test)]
-            looks: 0,
+            reconciliations: 0,
             incompatible_topics: IncompatibleTopics::default(),
             provider: None,
             publish_listener: PublishListener::start(bell, Arc::clone(&service_context.bell))?,
@@ -261,20 +261,19 @@ impl Replicator {
         })
     }
 
-    /// May one more line be logged that another node causes?
+    /// Whether one more log line that another node causes is allowed.
     fn may_log(&mut self, now: Instant) -> bool {
         self.log.allows(now.saturating_duration_since(self.began))
     }
 
-    /// May one more line be logged of a node that comes or goes?
+    /// Whether one more log line about a connected or disconnected node is allowed.
     fn may_log_node(&mut self, now: Instant, node: NodeId) -> bool {
         let since = now.saturating_duration_since(self.began);
-        let is_there = |node: &NodeId| self.nodes.contains_key(node);
-        self.seen_nodes.may_log(node, since, is_there) && self.log.allows(since)
+        let is_connected = |node: &NodeId| self.nodes.contains_key(node);
+        self.seen_nodes.may_log(node, since, is_connected) && self.log.allows(since)
     }
 
-    /// How the next service of this node is to be connected: at the port and by the name that other
-    /// nodes know.
+    /// The options of the node's next service: the port and name that other nodes know.
     pub(crate) fn successor_options(&self, label: &str) -> NetworkOptions {
         NetworkOptions {
             listen: self.peers.listens().or(self.options.listen),
@@ -283,60 +282,60 @@ impl Replicator {
         }
     }
 
-    /// What becomes readable when there is something to do.
+    /// Descriptors that become readable when there is work.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let workers = self.workers.iter().flat_map(Workers::all);
         std::iter::once(self.peers.descriptor()).chain(workers.map(Worker::wake_descriptor))
     }
 
-    /// How long it may be left alone.
+    /// How long the next turn may be delayed.
     pub(crate) fn max_poll_timeout(&self, now: Instant) -> Option<Duration> {
-        let looks = self.has_more_work || !self.draining_sinks.is_empty();
+        let polls = self.has_more_work || !self.draining_sinks.is_empty();
         let workers =
-            self.worker_backoff.filter(|rest| self.workers.is_none() && !rest.is_over(now));
+            self.worker_backoff.filter(|backoff| self.workers.is_none() && !backoff.is_over(now));
         let deadlines = self.reconcile_queue.deadline(now, POLL_INTERVAL).into_iter();
         let deadline = deadlines
-            .chain(workers.map(|rest| rest.until()))
-            .chain(looks.then_some(now + POLL_INTERVAL))
+            .chain(workers.map(|backoff| backoff.until()))
+            .chain(polls.then_some(now + POLL_INTERVAL))
             .chain(self.start_deadline())
             .min();
         deadline.map(|when| when.saturating_duration_since(now))
     }
 
-    /// Who takes part in these topics has changed, or did for a moment.
+    /// Publishers or subscribers of these topics have changed, perhaps only briefly.
     pub(crate) fn topics_changed(&mut self, topics: &BTreeSet<u32>) {
         self.reconcile_queue.enqueue_all(topics.iter().copied());
     }
 
-    /// The topics of this node, as they are now.
+    /// Sets the current topics of this node.
     pub(crate) fn set_topics(&mut self, topics: BTreeMap<String, LocalTopic>) {
         self.names = topics.iter().map(|(name, it)| (name.clone(), it.topic.number())).collect();
-        let interests = topics.iter().map(|(name, facts)| Interest {
+        let interests = topics.iter().map(|(name, local)| Interest {
             topic: name.clone(),
-            publishes: facts.publishes,
-            subscribes: facts.subscribes,
-            settings: *facts.topic.settings(),
+            publishes: local.publishes,
+            subscribes: local.subscribes,
+            settings: *local.topic.settings(),
         });
         let interests: Vec<_> = interests.filter(|it| it.publishes || it.subscribes).collect();
-        let present: BTreeSet<_> = topics.values().map(|facts| facts.topic.number()).collect();
+        let present: BTreeSet<_> = topics.values().map(|local| local.topic.number()).collect();
         for (number, replicated) in &mut self.replicated_topics {
             if !present.contains(number) && !std::mem::replace(&mut replicated.is_gone, true) {
-                self.incompatible_topics.local_topic_changed(replicated.facts.topic.name());
+                self.incompatible_topics.local_topic_changed(replicated.local_topic.topic.name());
                 self.reconcile_queue.enqueue(*number);
             }
         }
-        for facts in topics.into_values() {
-            let number = facts.topic.number();
+        for local in topics.into_values() {
+            let number = local.topic.number();
             let is_as_before = |replicated: &TopicReplication| {
-                !replicated.is_gone && replicated.facts.is_same_as(&facts)
+                !replicated.is_gone && replicated.local_topic.is_same_as(&local)
             };
             if self.replicated_topics.get(&number).is_some_and(is_as_before) {
                 continue;
             }
-            self.incompatible_topics.local_topic_changed(facts.topic.name());
+            self.incompatible_topics.local_topic_changed(local.topic.name());
             match self.replicated_topics.get_mut(&number) {
-                Some(replicated) => (replicated.facts, replicated.is_gone) = (facts, false),
-                None => drop(self.replicated_topics.insert(number, TopicReplication::new(facts))),
+                Some(replicated) => (replicated.local_topic, replicated.is_gone) = (local, false),
+                None => drop(self.replicated_topics.insert(number, TopicReplication::new(local))),
             }
             self.reconcile_queue.enqueue(number);
         }
@@ -349,25 +348,25 @@ impl Replicator {
         self.update(Instant::now());
     }
 
-    /// Is something of the topic owed to other nodes, or about to be?
+    /// Whether messages of the topic are or will be retained for other nodes.
     pub(crate) fn holds(&self, number: u32) -> bool {
         self.replicated_topics.get(&number).is_some_and(TopicReplication::holds)
     }
 
-    /// Is somebody of this node in the way of what comes from others?
+    /// Whether a subscriber of this node blocks messages of other nodes.
     pub(crate) fn has_waiters(&self, number: u32) -> bool {
         let Some(replicated) = self.replicated_topics.get(&number) else { return false };
-        let holds = replicated.facts.topic.refusal_window();
+        let holds = replicated.local_topic.topic.refusal_window();
         let mut of_topic = self.received.range(of_topic(number));
         of_topic.any(|(_, received)| received.room_wait.is_waiting(holds))
     }
 
-    /// Sees to what happened.
+    /// Handles all pending events.
     pub(crate) fn turn(&mut self) {
         let now = Instant::now();
         self.has_more_work = false;
         for _ in 0..EVENTS_PER_TURN {
-            // If there are more, they say so.
+            // Remaining events keep the descriptor readable.
             let Some(event) = self.peers.next_event() else { break };
             self.handle_peer_event(now, event);
         }
@@ -380,15 +379,15 @@ impl Replicator {
     }
 
     fn is_session(&self, node: NodeId, session: SessionId) -> bool {
-        self.nodes.get(&node).is_some_and(|there| there.session == session)
+        self.nodes.get(&node).is_some_and(|remote| remote.session == session)
     }
 
     fn handle_peer_event(&mut self, now: Instant, event: PeerEvent) {
         tracing::trace!(?event, "from another node");
         match event {
-            PeerEvent::Connected { node, session, run, label, local_address } => {
+            PeerEvent::Connected { node, session, instance, label, local_address } => {
                 if self.may_log_node(now, node) {
-                    tracing::info!(%node, label, "another node is there");
+                    tracing::info!(%node, label, "node connected");
                 }
                 let remote = ConnectedNode {
                     session,
@@ -397,9 +396,9 @@ impl Replicator {
                     changes: 0,
                 };
                 self.nodes.insert(node, remote);
-                let is_there = |node: &NodeId| self.nodes.contains_key(node);
-                self.seen_nodes.set_label(node, label, is_there);
-                if self.seen_nodes.returns(node, run, is_there) {
+                let is_connected = |node: &NodeId| self.nodes.contains_key(node);
+                self.seen_nodes.set_label(node, label, is_connected);
+                if self.seen_nodes.returns(node, instance, is_connected) {
                     self.renew_connections(node);
                 }
                 self.plan.node_appeared(now, node);
@@ -407,12 +406,12 @@ impl Replicator {
                 self.incompatible_topics.forget(node);
                 self.send_provider(node);
                 self.unannounced_nodes.push((node, session));
-                // They tell all that are there, if it is another one.
+                // Starting workers announces to all nodes if the provider changed.
                 self.manage_workers(now);
                 self.announce_unless_starting();
             }
             PeerEvent::Interests { node, session, changes } if self.is_session(node, session) => {
-                // What was refused may be another matter now.
+                // A refused topic may be accepted now.
                 self.reconcile_queue.enqueue_all(self.plan.unsendable_to(node));
                 for change in changes {
                     let name = match &change {
@@ -422,12 +421,12 @@ impl Replicator {
                     self.reconcile_queue.enqueue_all(self.names.get(name).copied());
                     match change {
                         InterestChange::Set(it) => {
-                            let wants = it.subscribes.then_some(it.settings);
-                            self.plan.subscribes(node, &it.topic, wants);
+                            let settings = it.subscribes.then_some(it.settings);
+                            self.plan.set_subscription(node, &it.topic, settings);
                             self.incompatible_topics.set_interest(node, it);
                         }
                         InterestChange::Removed(topic) => {
-                            self.plan.subscribes(node, &topic, None);
+                            self.plan.set_subscription(node, &topic, None);
                             self.incompatible_topics.remove_interest(node, &topic);
                         }
                     }
@@ -444,7 +443,7 @@ impl Replicator {
             PeerEvent::Disconnected { node, session, reason } if self.is_session(node, session) => {
                 if self.may_log_node(now, node) {
                     let label = self.seen_nodes.label(node);
-                    tracing::info!(%node, label, %reason, "another node is gone");
+                    tracing::info!(%node, label, %reason, "node disconnected");
                 }
                 self.nodes.remove(&node);
                 self.unannounced_nodes.retain(|(other, _)| *other != node);
@@ -453,8 +452,8 @@ impl Replicator {
                 self.incompatible_topics.forget(node);
                 for replicated in self.replicated_topics.values_mut() {
                     replicated.reported.forget(node);
-                    if let State::Replicating(carried) = &mut replicated.state {
-                        carried.node_lost(node);
+                    if let State::Replicating(replication) = &mut replicated.state {
+                        replication.node_lost(node);
                     }
                 }
                 self.lose_node(node);
@@ -464,32 +463,32 @@ impl Replicator {
                     self.stop_receiving(number, node);
                 }
             }
-            // Of a session that is over.
+            // Events of an earlier session.
             PeerEvent::Interests { .. }
             | PeerEvent::ControlMessage { .. }
             | PeerEvent::Disconnected { .. } => {}
         }
     }
 
-    fn facts(&self, name: &str) -> Option<&LocalTopic> {
-        self.replicated_topics.get(self.names.get(name)?).map(|replicated| &replicated.facts)
+    fn local_topic(&self, name: &str) -> Option<&LocalTopic> {
+        self.replicated_topics.get(self.names.get(name)?).map(|replicated| &replicated.local_topic)
     }
 
-    /// Topics here, or what other nodes have to do with them, may have changed.
+    /// Checks compatibility after topics here or interests of other nodes may have changed.
     fn check_compatibility(&mut self) {
         let Self { replicated_topics, names, incompatible_topics, seen_nodes, .. } = self;
-        incompatible_topics.look(
+        incompatible_topics.check(
             |name| replicated_topics.get(names.get(name)?)?.local(),
             |node| seen_nodes.label(node),
         );
     }
 
-    /// Something has changed that all topics have to do with.
+    /// Enqueues all topics after a change that concerns all of them.
     fn enqueue_all(&mut self) {
         self.reconcile_queue.enqueue_all(self.replicated_topics.keys().copied());
     }
 
-    /// Brings all up to date that there is something to do for.
+    /// Reconciles all topics that are due.
     fn update(&mut self, now: Instant) {
         for number in self.reconcile_queue.take(now, &self.replicated_topics) {
             self.reconcile(now, number);
@@ -499,7 +498,7 @@ impl Replicator {
 
 impl Drop for Replicator {
     fn drop(&mut self) {
-        // Sources and sinks go first: they use names of this service.
+        // Workers end first: their sources and sinks use names of this service.
         self.workers = None;
         if let Some(worker_start) = self.worker_start.take() {
             worker_start.end();

@@ -1,4 +1,4 @@
-//! What goes on between nodes, for those that ask.
+//! Report of peers and replicated topics.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,50 +12,50 @@ use crate::replication::{Counters, TopicKey, Worker, Workers};
 use crate::report::Row;
 use crate::settings::SharedSettings;
 
-/// How long all workers together may take to count: who asks has other things to do. One that
-/// takes longer is not waited for again before it has answered.
+/// Timeout for the counters of all workers together. A worker that exceeds it is not waited for
+/// again before it has answered.
 const COUNTERS_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What a worker counted.
+/// Counters of a worker, polled.
 #[derive(Debug, Default)]
 pub(super) struct PolledCounters {
-    asked: Option<Receiver<Counters>>,
+    pending: Option<Receiver<Counters>>,
     last: Counters,
 }
 
 impl PolledCounters {
-    /// Takes an answer that comes by then.
+    /// Receives a pending answer until `end`.
     fn take_answer(&mut self, end: Instant) {
         use crossbeam_channel::RecvTimeoutError;
-        let Some(asked) = &self.asked else { return };
-        match asked.recv_deadline(end) {
-            Ok(counters) => (self.last, self.asked) = (counters, None),
+        let Some(pending) = &self.pending else { return };
+        match pending.recv_deadline(end) {
+            Ok(counters) => (self.last, self.pending) = (counters, None),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => self.asked = None,
+            Err(RecvTimeoutError::Disconnected) => self.pending = None,
         }
     }
 
-    /// Asks, if there is no question yet that was not answered. True if there was none.
+    /// Requests counters, unless a request is pending. True if it sent a request.
     fn request(&mut self, worker: &Worker) -> bool {
         self.take_answer(Instant::now());
-        let is_new = self.asked.is_none();
+        let is_new = self.pending.is_none();
         if is_new {
-            self.asked = worker.request_counters().ok();
+            self.pending = worker.request_counters().ok();
         }
         is_new
     }
 }
 
-/// For how long a node has been there, or why it is not.
+/// How long a peer has been connected, or why it is not.
 fn describe_peer(peer: &PeerReport, now: SystemTime) -> String {
     let since = now.duration_since(peer.since).unwrap_or_default().as_secs();
     let state = match peer.state {
         PeerState::Connected => return format!("for {since} s"),
-        PeerState::Handshaking => "it is connected, and has not introduced itself yet",
+        PeerState::Handshaking => "connected, handshake not complete",
         PeerState::Dialling => "no answer yet",
-        PeerState::Backoff => "it is tried again",
-        PeerState::SelfConnection => "it is this node",
-        PeerState::Departed => "it is gone",
+        PeerState::Backoff => "retrying",
+        PeerState::SelfConnection => "the address is this node's own",
+        PeerState::Departed => "disconnected",
     };
     match &peer.last_error {
         Some(why) => why.clone(),
@@ -64,17 +64,18 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> String {
 }
 
 impl Replicator {
-    /// Where other nodes reach this one.
+    /// The address at which other nodes reach this one.
     pub(crate) fn listens(&self) -> Option<String> {
         self.peers.listens().map(|address| address.to_string())
     }
 
-    /// What a topic is like at the nodes that this one is connected to.
+    /// The settings of a topic at the connected nodes.
     pub(crate) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
         self.incompatible_topics.remote_settings(topic)
     }
 
-    /// A row for each other node, why nothing goes there if nothing can, and a row for each topic that is there only, and for each topic that goes there or comes from there.
+    /// Rows for each peer, for failed workers, for each topic of peers only, and for each topic
+    /// sent or received.
     pub(crate) fn rows(&mut self) -> Vec<Row> {
         let mut rows: Vec<_> = self
             .peers
@@ -105,7 +106,7 @@ impl Replicator {
         let topics = self
             .replicated_topics
             .iter()
-            .map(|(number, replicated)| (*number, replicated.facts.topic.name()));
+            .map(|(number, replicated)| (*number, replicated.local_topic.topic.name()));
         rows.extend(self.seen_nodes.rows(topics));
         rows.extend(
             self.incompatible_topics.remote_only_topics(|name| self.names.contains_key(name)),
@@ -113,7 +114,7 @@ impl Replicator {
         let names: BTreeMap<TopicKey, &str> = self
             .replicated_topics
             .iter()
-            .map(|(number, replicated)| (super::key(*number), replicated.facts.topic.name()))
+            .map(|(number, replicated)| (super::key(*number), replicated.local_topic.topic.name()))
             .collect();
         let workers: Vec<_> = self.workers.iter().flat_map(Workers::all).collect();
         self.worker_counters.resize_with(workers.len(), PolledCounters::default);

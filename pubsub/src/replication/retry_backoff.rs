@@ -1,8 +1,8 @@
-//! Leaving alone for a while what does not succeed: the longer, the more often it failed.
+//! Backoff after failures: the more failures, the longer.
 
 use std::time::{Duration, Instant};
 
-/// Without a failure for so long after a rest, the next rest is short again.
+/// Without a failure for this long after a backoff, the next one is short again.
 const RESET_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy)]
@@ -12,8 +12,8 @@ pub(crate) struct RetryBackoff {
 }
 
 impl RetryBackoff {
-    /// One more failure: twice the rest that there was before, unless there was no failure since
-    /// then for `RESET_AFTER` and for four times that rest.
+    /// The backoff after one more failure: twice the previous one, unless there was no failure for
+    /// `RESET_AFTER` and for four times its length.
     pub(crate) fn after(
         before: Option<Self>,
         now: Instant,
@@ -42,16 +42,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_more_often_the_longer() {
+    fn repeated_failures_double_the_backoff() {
         let (mut now, lengths) = (Instant::now(), (Duration::from_secs(1), Duration::from_secs(3)));
-        let mut rest = None;
+        let mut backoff = None;
         for seconds in [1, 2, 3, 3] {
-            let next = RetryBackoff::after(rest, now, lengths);
+            let next = RetryBackoff::after(backoff, now, lengths);
             assert!(!next.is_over(now));
             assert_eq!(next.until(), now + Duration::from_secs(seconds));
             now = next.until();
             assert!(next.is_over(now));
-            rest = Some(next);
+            backoff = Some(next);
         }
         let first = RetryBackoff::after(None, now, lengths);
         let soon = first.until() + RESET_AFTER - Duration::from_millis(1);
@@ -64,7 +64,7 @@ mod tests {
             RetryBackoff::after(Some(first), late, lengths).until(),
             late + Duration::from_secs(1)
         );
-        let later = RetryBackoff::after(rest, now + Duration::from_secs(60), lengths);
+        let later = RetryBackoff::after(backoff, now + Duration::from_secs(60), lengths);
         assert_eq!(later.until(), now + Duration::from_secs(61));
     }
 }

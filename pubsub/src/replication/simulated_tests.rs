@@ -1,4 +1,4 @@
-//! Topics from one node to others, in simulated time.
+//! Topics sent between nodes in simulated time.
 
 mod lanes;
 mod stalls;
@@ -34,14 +34,14 @@ fn messages(lengths: &[usize], is_device: bool) -> Vec<(u64, SimPayload)> {
     (0..).zip(lengths).map(of).collect()
 }
 
-/// A node that reads.
+/// A reading node.
 struct Reader {
     node: NodeId,
     inbound: Inbound<SimChunk, SimPayload, u64>,
     intake: SimInboundState,
     sink: SimSink,
     ring: Option<usize>,
-    /// It does nothing at all.
+    /// It has no turns.
     is_stuck: bool,
 }
 
@@ -53,7 +53,7 @@ struct Simulation {
     readers: Vec<Reader>,
     ring: (u64, u64),
     options: OutboundOptions,
-    /// Who was given up.
+    /// Disconnected nodes.
     lost: Vec<NodeId>,
     may_lose: bool,
 }
@@ -68,7 +68,7 @@ impl Simulation {
             ring: None,
             is_stuck: false,
         };
-        let mut world = Self {
+        let mut sim = Self {
             wire: SimTransport::new(speeds),
             source,
             outbound: Outbound::new(OPTIONS),
@@ -79,9 +79,9 @@ impl Simulation {
             may_lose: false,
         };
         for number in 0..readers {
-            world.connect(number);
+            sim.connect(number);
         }
-        world
+        sim
     }
 
     fn with(mut self, options: OutboundOptions) -> Self {
@@ -102,7 +102,7 @@ impl Simulation {
         self.outbound.connect(reader.node, ring, from, &mut self.wire);
     }
 
-    /// The connection breaks: both sides notice, and begin again.
+    /// The connection breaks: both sides detect it, and reconnect.
     fn break_ring(&mut self, number: usize) {
         let reader = &mut self.readers[number];
         if let Some(ring) = reader.ring.take() {
@@ -114,7 +114,7 @@ impl Simulation {
         self.connect(number);
     }
 
-    /// The endpoint is closed, and opened again.
+    /// Closes the endpoint, and opens another one.
     fn renew(&mut self) {
         for number in 0..self.readers.len() {
             let reader = &mut self.readers[number];
@@ -129,7 +129,7 @@ impl Simulation {
         (0..self.readers.len()).for_each(|number| self.connect(number));
     }
 
-    /// Waits for what is being copied in.
+    /// Waits for copies in progress.
     fn drain(&mut self, number: usize) {
         loop {
             let reader = &mut self.readers[number];
@@ -138,11 +138,11 @@ impl Simulation {
             if reader.inbound.drain(&mut reading, &mut reader.sink) {
                 break;
             }
-            self.wire.now = self.wire.next_event().expect("a copy that ends");
+            self.wire.now = self.wire.next_event().expect("a copy in progress has an end");
         }
     }
 
-    /// A reader is killed, and another takes its place, with what it had published.
+    /// Kills a reader; the next one continues after its published messages.
     fn kill_reader(&mut self, number: usize) {
         self.break_ring(number);
         let reader = &mut self.readers[number];
@@ -157,7 +157,7 @@ impl Simulation {
         self.connect(number);
     }
 
-    /// The writer is killed, and another takes its place, with what was not released.
+    /// Kills the writer; the next one continues with unreleased messages.
     fn kill_writer(&mut self) {
         for number in 0..self.readers.len() {
             if let Some(ring) = self.readers[number].ring.take() {
@@ -174,7 +174,7 @@ impl Simulation {
         }
     }
 
-    /// Gives everybody a turn. False if nothing happened.
+    /// Gives the writer and all readers a turn. False if nothing happened.
     fn turn(&mut self) -> bool {
         let mut has_moved = self.wire.deliver_due(false);
         let now = self.wire.clock();
@@ -201,7 +201,7 @@ impl Simulation {
         has_moved
     }
 
-    /// Until all that can happen has. Gives when the last thing did.
+    /// Runs until no event is left. Returns the time of the last progress.
     fn run(&mut self) -> u64 {
         let mut last = self.wire.now;
         for _ in 0..2_000_000 {
@@ -214,10 +214,10 @@ impl Simulation {
                 None => return last,
             }
         }
-        panic!("it does not come to an end");
+        panic!("the simulation does not end");
     }
 
-    /// So many steps of it.
+    /// Runs this number of steps.
     fn run_for(&mut self, steps: usize) {
         for _ in 0..steps {
             if !self.turn() {
@@ -248,7 +248,7 @@ impl Simulation {
 
 #[test]
 fn stages_overlap() {
-    // The slowest is each of them in turn.
+    // Each stage is the slowest once.
     let speeds = [
         SPEEDS,
         Speeds { out: 3_000, ..SPEEDS },
@@ -258,63 +258,63 @@ fn stages_overlap() {
     for speeds in speeds {
         let pieces = 64;
         let source = SimSource::new(messages(&[(pieces * MIB) as usize], true));
-        let mut world = Simulation::new(source, 1, (8 * MIB, MIB), speeds);
-        world.readers[0].sink.is_device = true;
-        let took = world.run();
-        world.check(0);
+        let mut sim = Simulation::new(source, 1, (8 * MIB, MIB), speeds);
+        sim.readers[0].sink.is_device = true;
+        let took = sim.run();
+        sim.check(0);
         let stages = [speeds.out, speeds.wire, speeds.into].map(|rate| transfer_time(MIB, rate));
         let slowest = stages.iter().max().unwrap() * pieces;
         let filling = stages.iter().sum::<u64>() + 4 * speeds.latency;
         let bound = (slowest + filling) * 102 / 100;
         assert!(took <= bound, "{took} ns, where {bound} are enough ({speeds:?})");
-        let measured = world.readers[0].sink.stages[0];
+        let measured = sim.readers[0].sink.stages[0];
         assert!(measured.copy_out >= pieces * transfer_time(MIB, speeds.out), "{measured:?}");
         assert!(measured.copy_in >= (pieces - 1) * transfer_time(MIB, speeds.into), "{measured:?}");
-        // Most was copied in before the last of it came.
+        // Most pieces were copied in before the last one arrived.
         assert!((1..measured.copy_in / 2).contains(&measured.after_arrival), "{measured:?}");
     }
 }
 
 #[test]
-fn many_nodes_have_one_staging() {
+fn pieces_are_staged_once_for_all_nodes() {
     let source = SimSource::new(messages(&[20 * MIB as usize, 5_000_000], true));
-    let mut world = Simulation::new(source, 4, (8 * MIB, MIB), SPEEDS);
-    world.run();
-    (0..4).for_each(|number| world.check(number));
-    assert_eq!(world.wire.pieces_copied, 25, "each piece is copied once");
-    assert_eq!(world.released(), Some(1));
-    let counters = world.outbound.counters();
+    let mut sim = Simulation::new(source, 4, (8 * MIB, MIB), SPEEDS);
+    sim.run();
+    (0..4).for_each(|number| sim.check(number));
+    assert_eq!(sim.wire.pieces_copied, 25, "each piece is copied once");
+    assert_eq!(sim.released(), Some(1));
+    let counters = sim.outbound.counters();
     assert!(counters.iter().all(|(_, counted)| counted.delivered == 2), "{counters:?}");
 }
 
 #[test]
-fn who_is_slow_holds_up_nobody() {
+fn slow_node_does_not_block_others() {
     let lengths: Vec<usize> = (0..20).map(|_| 3 * MIB as usize + 17).collect();
     let source = SimSource::new(messages(&lengths, true));
-    let mut world = Simulation::new(source, 3, (4 * MIB, MIB), SPEEDS);
-    world.readers[1].is_stuck = true;
-    world.wire.rings[2].rate /= 8;
-    world.run();
-    world.check(0);
-    world.check(2);
-    assert_eq!(world.released(), None, "one has nothing yet");
-    assert!(world.readers[1].sink.published.lock().unwrap().is_empty());
-    world.readers[1].is_stuck = false;
-    world.run();
-    world.check(1);
-    assert_eq!(world.released(), Some(19));
+    let mut sim = Simulation::new(source, 3, (4 * MIB, MIB), SPEEDS);
+    sim.readers[1].is_stuck = true;
+    sim.wire.rings[2].rate /= 8;
+    sim.run();
+    sim.check(0);
+    sim.check(2);
+    assert_eq!(sim.released(), None, "node 1 has no message yet");
+    assert!(sim.readers[1].sink.published.lock().unwrap().is_empty());
+    sim.readers[1].is_stuck = false;
+    sim.run();
+    sim.check(1);
+    assert_eq!(sim.released(), Some(19));
 }
 
 #[test]
-fn slots_that_are_few_are_enough() {
-    // As many as one, for many that are anywhere.
+fn one_slot_suffices_for_many_destinations() {
+    // One slot for destinations at different positions.
     let lengths: Vec<usize> = (0..6).map(|_| 3 * MIB as usize + 17).collect();
     let source = SimSource::new(messages(&lengths, true));
-    let world = Simulation::new(source, 3, (4 * MIB, MIB), SPEEDS);
-    let mut world = world.with(OutboundOptions { slots: 1, ..OPTIONS });
-    world.wire.rings.iter_mut().zip([1, 3, 7, 1, 3, 7]).for_each(|(ring, by)| ring.rate /= by);
-    world.run();
-    (0..3).for_each(|number| world.check(number));
+    let sim = Simulation::new(source, 3, (4 * MIB, MIB), SPEEDS);
+    let mut sim = sim.with(OutboundOptions { slots: 1, ..OPTIONS });
+    sim.wire.rings.iter_mut().zip([1, 3, 7, 1, 3, 7]).for_each(|(ring, by)| ring.rate /= by);
+    sim.run();
+    (0..3).for_each(|number| sim.check(number));
 }
 
 #[test]
@@ -322,98 +322,98 @@ fn messages_are_longer_than_the_ring_and_its_chunks() {
     for is_device in [false, true] {
         let lengths = [0, 1, 4096, 4097, 70_000, 300_000, 64, 0, 64, 1_000_000];
         let source = SimSource::new(messages(&lengths, is_device));
-        let mut world = Simulation::new(source, 2, (64 << 10, 16 << 10), SPEEDS);
-        world.readers[1].sink.is_device = true;
-        world.run();
-        world.check(0);
-        world.check(1);
-        assert_eq!(world.released(), Some(9));
+        let mut sim = Simulation::new(source, 2, (64 << 10, 16 << 10), SPEEDS);
+        sim.readers[1].sink.is_device = true;
+        sim.run();
+        sim.check(0);
+        sim.check(1);
+        assert_eq!(sim.released(), Some(9));
     }
 }
 
 #[test]
-fn small_messages_go_together() {
+fn small_messages_are_batched() {
     let source = SimSource::new(messages(&[64; 1000], false));
-    let mut world = Simulation::new(source, 1, (MIB, 64 << 10), SPEEDS);
-    world.run();
-    world.check(0);
-    let (_, counted) = world.outbound.counters()[0];
+    let mut sim = Simulation::new(source, 1, (MIB, 64 << 10), SPEEDS);
+    sim.run();
+    sim.check(0);
+    let (_, counted) = sim.outbound.counters()[0];
     assert_eq!(counted.delivered, 1000);
     assert!(counted.batches < 100, "{counted:?}");
 }
 
 #[test]
-fn a_sink_without_room_is_asked_again() {
+fn sink_without_capacity_is_retried() {
     let lengths = [64, 5, 100_000, 64, 64, 200_000];
     let source = SimSource::new(messages(&lengths, false));
-    let mut world = Simulation::new(source, 1, (64 << 10, 16 << 10), SPEEDS);
-    world.readers[0].sink.refusals = (3, 4);
-    world.run();
-    world.check(0);
-    let counted = world.readers[0].inbound.counters();
+    let mut sim = Simulation::new(source, 1, (64 << 10, 16 << 10), SPEEDS);
+    sim.readers[0].sink.refusals = (3, 4);
+    sim.run();
+    sim.check(0);
+    let counted = sim.readers[0].inbound.counters();
     assert!(counted.waited_for_memory > 0 && counted.waited_for_queue > 0);
-    let stages = world.readers[0].sink.stages.clone();
+    let stages = sim.readers[0].sink.stages.clone();
     assert!(stages.iter().all(|stages| stages.after_copy > 0), "{stages:?}");
 }
 
 #[test]
-fn what_is_not_published_is_not_delivered() {
+fn unpublished_messages_are_not_acknowledged() {
     let source = SimSource::new(messages(&[64, 64], false));
-    let mut world = Simulation::new(source, 1, (64 << 10, 16 << 10), SPEEDS);
-    world.readers[0].sink.refusals = (0, u32::MAX);
-    world.run_for(2000);
-    assert_eq!(world.released(), None);
-    world.readers[0].sink.refusals = (0, 0);
-    world.run();
-    assert_eq!(world.released(), Some(1));
+    let mut sim = Simulation::new(source, 1, (64 << 10, 16 << 10), SPEEDS);
+    sim.readers[0].sink.refusals = (0, u32::MAX);
+    sim.run_for(2000);
+    assert_eq!(sim.released(), None);
+    sim.readers[0].sink.refusals = (0, 0);
+    sim.run();
+    assert_eq!(sim.released(), Some(1));
 }
 
 #[test]
-fn who_lags_misses_the_oldest_where_not_all_is_kept() {
+fn lagging_node_misses_the_oldest_messages() {
     let source = SimSource::new(messages(&[10_000; 200], false));
-    let world = Simulation::new(source, 2, (64 << 10, 16 << 10), SPEEDS);
-    let mut world = world.with(OutboundOptions { max_retained: Some(10), ..OPTIONS });
-    world.readers[1].is_stuck = true;
-    world.run();
-    // It holds up nobody.
-    world.check(0);
-    let missed = |world: &Simulation| world.outbound.counters()[1].1.missed;
-    // What was written to it already cannot be missed.
-    let before = missed(&world);
-    world.readers[1].is_stuck = false;
-    world.run();
-    world.check(0);
-    let published = world.readers[1].sink.published.lock().unwrap().len() as u64;
-    assert_eq!(published + missed(&world), 200, "{before}");
-    let positions: Vec<_> = world.readers[1].sink.published.lock().unwrap().clone();
+    let sim = Simulation::new(source, 2, (64 << 10, 16 << 10), SPEEDS);
+    let mut sim = sim.with(OutboundOptions { max_retained: Some(10), ..OPTIONS });
+    sim.readers[1].is_stuck = true;
+    sim.run();
+    // It does not block the other node.
+    sim.check(0);
+    let missed = |sim: &Simulation| sim.outbound.counters()[1].1.missed;
+    // Messages that were written already cannot be missed.
+    let before = missed(&sim);
+    sim.readers[1].is_stuck = false;
+    sim.run();
+    sim.check(0);
+    let published = sim.readers[1].sink.published.lock().unwrap().len() as u64;
+    assert_eq!(published + missed(&sim), 200, "{before}");
+    let positions: Vec<_> = sim.readers[1].sink.published.lock().unwrap().clone();
     assert!(positions.windows(2).all(|pair| pair[0].0.position < pair[1].0.position));
 }
 
 #[test]
-fn a_ring_that_is_written_and_lost_gives_everything_back() {
+fn broken_ring_releases_all_buffers_and_slots() {
     let source = SimSource::new(messages(&[3 * MIB as usize, 64, 2 * MIB as usize], true));
-    let mut world = Simulation::new(source, 2, (4 * MIB, MIB), SPEEDS);
-    world.run_for(15);
-    world.break_ring(0);
-    world.run_for(15);
-    world.outbound.remove(NodeId([1; 16]), &mut world.wire);
-    world.readers[1].is_stuck = true;
-    world.run();
-    world.check(0);
-    assert_eq!(world.released(), Some(2), "who was removed is not waited for");
+    let mut sim = Simulation::new(source, 2, (4 * MIB, MIB), SPEEDS);
+    sim.run_for(15);
+    sim.break_ring(0);
+    sim.run_for(15);
+    sim.outbound.remove(NodeId([1; 16]), &mut sim.wire);
+    sim.readers[1].is_stuck = true;
+    sim.run();
+    sim.check(0);
+    assert_eq!(sim.released(), Some(2), "a removed node is not waited for");
 }
 
 #[test]
-fn who_is_removed_and_does_not_know_it_reads_nothing_wrong() {
+fn removed_node_reads_no_overwritten_payload() {
     for steps in 1..60 {
         let lengths = [70_000, 64, 9000, 100_000, 5000, 64, 64, 40_000];
         let source = SimSource::new(messages(&lengths, false));
-        let mut world = Simulation::new(source, 2, (256 << 10, 32 << 10), SPEEDS);
-        world.run_for(steps);
-        world.outbound.remove(NodeId([1; 16]), &mut world.wire);
-        world.run();
-        world.check(0);
-        let published = world.readers[1].sink.published.lock().unwrap();
+        let mut sim = Simulation::new(source, 2, (256 << 10, 32 << 10), SPEEDS);
+        sim.run_for(steps);
+        sim.outbound.remove(NodeId([1; 16]), &mut sim.wire);
+        sim.run();
+        sim.check(0);
+        let published = sim.readers[1].sink.published.lock().unwrap();
         for (number, (header, bytes)) in (0..).zip(published.iter()) {
             assert_eq!(header.position, number);
             assert!(*bytes == bytes_of(number, bytes.len()), "{number} after {steps} steps");
@@ -428,20 +428,20 @@ enum SimulatedFailure {
     KillWriter,
 }
 
-fn mishap() -> impl Strategy<Value = (usize, SimulatedFailure)> {
-    let what = prop_oneof![
+fn failure() -> impl Strategy<Value = (usize, SimulatedFailure)> {
+    let failure = prop_oneof![
         (0_usize..3).prop_map(SimulatedFailure::Break),
         (0_usize..3).prop_map(SimulatedFailure::KillReader),
         Just(SimulatedFailure::KillWriter),
     ];
-    (1_usize..60, what)
+    (1_usize..60, failure)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_comes_once_in_order_and_right_whoever_dies(
+    fn messages_arrive_once_in_order_despite_failures(
         lengths in proptest::collection::vec(
             prop_oneof![4 => 0_usize..200, 2 => 3000_usize..9000, 1 => 20_000_usize..150_000],
             1..40,
@@ -452,33 +452,33 @@ proptest! {
         refusals in (0_u32..3, 0_u32..3),
         piece in 3000_u64..40_000,
         slots in 1_usize..5,
-        mishaps in proptest::collection::vec(mishap(), 0..8),
+        failures in proptest::collection::vec(failure(), 0..8),
     ) {
         let mut source = messages(&lengths, false);
-        for (number, (_, place)) in source.iter_mut().enumerate() {
-            place.is_device = devices >> (number % 64) & 1 == 1;
+        for (number, (_, payload)) in source.iter_mut().enumerate() {
+            payload.is_device = devices >> (number % 64) & 1 == 1;
         }
         let source = SimSource::new(source);
-        let world = Simulation::new(source, readers, (64 << 10, 16 << 10), SPEEDS);
-        let mut world = world.with(OutboundOptions { piece, slots, ..OPTIONS });
-        world.wire.all_slots = 3;
-        for (reader, is_device) in world.readers.iter_mut().zip(sinks) {
+        let sim = Simulation::new(source, readers, (64 << 10, 16 << 10), SPEEDS);
+        let mut sim = sim.with(OutboundOptions { piece, slots, ..OPTIONS });
+        sim.wire.all_slots = 3;
+        for (reader, is_device) in sim.readers.iter_mut().zip(sinks) {
             reader.sink.is_device = is_device;
             reader.sink.refusals = refusals;
         }
-        for (steps, mishap) in mishaps {
-            world.run_for(steps);
-            match mishap {
-                SimulatedFailure::Break(number) => world.break_ring(number % readers),
-                SimulatedFailure::KillReader(number) => world.kill_reader(number % readers),
-                SimulatedFailure::KillWriter => world.kill_writer(),
+        for (steps, failure) in failures {
+            sim.run_for(steps);
+            match failure {
+                SimulatedFailure::Break(number) => sim.break_ring(number % readers),
+                SimulatedFailure::KillReader(number) => sim.kill_reader(number % readers),
+                SimulatedFailure::KillWriter => sim.kill_writer(),
             }
         }
-        world.run();
+        sim.run();
         for number in 0..readers {
-            world.check(number);
+            sim.check(number);
         }
-        prop_assert_eq!(world.released(), Some(lengths.len() as u64 - 1));
+        prop_assert_eq!(sim.released(), Some(lengths.len() as u64 - 1));
     }
 
     #[test]
@@ -523,7 +523,7 @@ fn ring_header(topic: u32, offset: u64, length: u64, payload: usize) -> ChunkHea
     }
 }
 
-/// What a reader says of a message of the ring that consists of these.
+/// The result of reading one ring message with these changes.
 fn hostile(
     form: RingMessageKind,
     header: &MessageHeader,
@@ -564,33 +564,36 @@ fn hostile_chunks_are_refused() {
     assert_eq!(hostile(RingMessageKind::Batch, &good, nothing), "1 published");
     assert_eq!(hostile(RingMessageKind::Long, &good, nothing), "0 published");
     let old = header_of(2, 100);
-    assert_eq!(hostile(RingMessageKind::Batch, &old, nothing), "0 published", "it is here already");
+    assert_eq!(hostile(RingMessageKind::Batch, &old, nothing), "0 published", "it is a duplicate");
     let long = header_of(5, 1001);
     for form in [RingMessageKind::Batch, RingMessageKind::Long] {
-        assert!(hostile(form, &long, nothing).contains("longest"));
+        assert!(hostile(form, &long, nothing).contains("longer than the topic"));
         assert!(hostile(form, &good, |ring, _| ring.topic = 7).contains("unknown kind"));
         let cut = hostile(form, &good, |_, bytes| bytes.truncate(30));
-        assert!(cut.contains("pieces") || cut.contains("truncated"), "{cut}");
+        assert!(cut.contains("several chunks") || cut.contains("truncated"), "{cut}");
         assert!(hostile(form, &good, |_, bytes| bytes[0] = 0).contains("not a message header"));
     }
     let twice = |ring: &mut ChunkHeader, bytes: &mut Vec<u8>| {
         bytes.extend(bytes.clone());
         ring.length = bytes.len() as u64;
     };
-    assert!(hostile(RingMessageKind::Batch, &good, twice).contains("behind the last"));
+    assert!(hostile(RingMessageKind::Batch, &good, twice).contains("does not follow the last"));
     let more = |ring: &mut ChunkHeader, _: &mut Vec<u8>| ring.length += 1;
-    assert!(hostile(RingMessageKind::Long, &good, more).contains("another length"));
-    assert!(hostile(RingMessageKind::Batch, &good, |ring, _| ring.offset = 8).contains("pieces"));
-    assert!(hostile(RingMessageKind::Long, &header_of(5, 0), nothing).contains("another length"));
+    assert!(hostile(RingMessageKind::Long, &good, more).contains("length differs"));
+    assert!(
+        hostile(RingMessageKind::Batch, &good, |ring, _| ring.offset = 8)
+            .contains("several chunks")
+    );
+    assert!(hostile(RingMessageKind::Long, &header_of(5, 0), nothing).contains("length differs"));
     let beyond = |ring: &mut ChunkHeader, bytes: &mut Vec<u8>| {
         bytes.truncate(bytes.len() - 50);
         ring.length = bytes.len() as u64;
     };
-    assert!(hostile(RingMessageKind::Batch, &good, beyond).contains("behind its batch"));
+    assert!(hostile(RingMessageKind::Batch, &good, beyond).contains("beyond its batch"));
 }
 
 #[test]
-fn a_source_outlives_its_writer() {
+fn restarted_source_continues_after_released_messages() {
     let source = SimSource::new(messages(&[64; 10], false));
     *source.released.lock().unwrap() = Some(3);
     let restarted = source.restarted();

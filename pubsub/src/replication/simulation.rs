@@ -1,7 +1,7 @@
-//! Wires, devices and sinks in simulated time.
+//! Simulated transports, devices and sinks in simulated time.
 //!
-//! Rings are the real ones, without an endpoint: what is written arrives after a while, and is
-//! written over if it was released too early. A device copies when its copy is over, not before.
+//! The rings are the real ones, without an endpoint. Written data arrives after a latency, and is
+//! overwritten if it was released too early. A device copies at the end of its copy time.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use fabric::ring::{
     RingGeometry, WriterState,
 };
 
-use super::Now;
+use super::ClockReading;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::inbound::{Chunk, InboundTransport};
 use crate::replication::message_header::RingMessageKind;
@@ -31,12 +31,12 @@ impl SimPayload {
     }
 }
 
-/// Nanoseconds for so many bytes, at bytes per microsecond.
+/// Nanoseconds to transfer bytes at a rate in bytes per microsecond.
 pub(super) fn transfer_time(bytes: u64, rate: u64) -> u64 {
     bytes * 1000 / rate
 }
 
-/// What does one thing after the other.
+/// A resource that processes one transfer at a time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SerialResource {
     free: u64,
@@ -44,13 +44,13 @@ pub(super) struct SerialResource {
 
 impl SerialResource {
     fn put(&mut self, now: u64, transfer_time: u64) -> u64 {
-        // Never nothing: by when it is over one thing is known from another.
+        // At least 1, so that end times differ.
         self.free = self.free.max(now) + transfer_time.max(1);
         self.free
     }
 }
 
-/// How fast everything is, in bytes per microsecond, and how far away.
+/// Rates in bytes per microsecond, and the latency in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speeds {
     pub(super) out: u64,
@@ -59,8 +59,8 @@ pub(super) struct Speeds {
     pub(super) latency: u64,
 }
 
-/// One of the lanes of a ring: how many times slower than the wire it is, and how much later than
-/// others something may arrive by it, in nanoseconds.
+/// A lane of a ring: how many times slower than the link it is, and the largest random delay in
+/// nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SimLane {
     resource: SerialResource,
@@ -74,10 +74,10 @@ impl SimLane {
     }
 }
 
-/// Something on its way.
+/// A chunk in flight.
 struct ChunkInFlight {
     lane: usize,
-    /// Until then it is read from where it lies.
+    /// Its source is read at this time.
     leaves: u64,
     source: Option<(SimPayload, usize)>,
     arrives: u64,
@@ -93,7 +93,7 @@ pub(super) struct SimRing {
     reader: ReaderState,
     memory: Bytes,
     flights: Vec<ChunkInFlight>,
-    /// Of chunks that have not left: by which lane, where they begin, and when they will have.
+    /// Chunks with incomplete writes: lane, position, and completion time.
     leaving: Vec<(usize, u64, u64)>,
     left: u64,
     credits: Vec<(u64, Credit)>,
@@ -104,20 +104,20 @@ pub(super) struct SimRing {
     /// A lane is lost, and the writer knows.
     has_lost_lane: bool,
     is_closed: bool,
-    /// The provider takes what is written, and does nothing with it.
+    /// The provider accepts writes, and never completes them.
     pub(super) is_frozen: bool,
-    /// It does not say how long chunks may be.
+    /// The limit of chunk lengths cannot be read.
     pub(super) hides_chunk_limit: bool,
 }
 
-/// What an outbound topic writes through.
+/// The simulated transport of an outbound topic.
 pub(super) struct SimTransport {
     pub(super) now: u64,
     pub(super) speeds: Speeds,
     pub(super) rings: Vec<SimRing>,
-    /// What rings are made with from now on.
+    /// Lanes of rings opened from now on.
     pub(super) lanes: Vec<SimLane>,
-    /// How late things are, by chance.
+    /// State of the random delays.
     random_state: u64,
     batch_buffers: Vec<Vec<u8>>,
     free_batch_buffers: Vec<u32>,
@@ -125,13 +125,13 @@ pub(super) struct SimTransport {
     free_slots: Vec<u32>,
     pub(super) all_slots: usize,
     resource: SerialResource,
-    /// Copies that are not over: when they are, from where, and to which slot.
+    /// Copies in progress: end time, source, range, and slot.
     copies: Vec<(u64, SimPayload, u64, u64, u32)>,
     pub(super) pieces_copied: u64,
-    /// Copies that were asked for before they were done.
+    /// Polls of copies in progress.
     pub(super) vain_polls: u64,
     events: Vec<u64>,
-    /// When it is looked again, if nothing happens before.
+    /// Time of the next poll, unless an event comes first.
     next_poll: u64,
 }
 
@@ -157,7 +157,7 @@ impl SimTransport {
         }
     }
 
-    /// A ring with chunks of so many bytes.
+    /// Opens a ring with this capacity and chunk length.
     pub(super) fn open(&mut self, capacity: u64, chunk: u64) -> usize {
         let number = self.rings.len();
         let geometry = RingGeometry::new(capacity, (number % 1024) as u16).unwrap();
@@ -181,7 +181,7 @@ impl SimTransport {
         number
     }
 
-    /// What is on its way never arrives.
+    /// Breaks a ring: nothing in flight arrives.
     pub(super) fn sever(&mut self, ring: usize) {
         let ring = &mut self.rings[ring];
         ring.is_broken = true;
@@ -190,7 +190,8 @@ impl SimTransport {
         ring.leaving.clear();
     }
 
-    /// What is on its way by one lane never arrives, and the writer hears so. The reader does not.
+    /// Breaks a lane: nothing in flight on it arrives. The writer gets the error, the reader does
+    /// not.
     pub(super) fn lose_lane(&mut self, ring: usize, lane: usize) {
         let ring = &mut self.rings[ring];
         let lane = lane % ring.lanes.len();
@@ -199,18 +200,18 @@ impl SimTransport {
         ring.leaving.retain(|(by, ..)| *by != lane);
     }
 
-    /// The reader, or somebody in its name, says that it has read all that was written.
+    /// The reader, or a forger, acknowledges all that was written.
     pub(super) fn claim_all_read(&mut self, ring: usize) {
         let writer = &mut self.rings[ring].writer;
         writer.credit_to(writer.tail());
     }
 
-    /// Sheets that somebody has.
+    /// Number of batch buffers in use.
     pub(super) fn batch_buffers_taken(&self) -> usize {
         self.batch_buffers.len() - self.free_batch_buffers.len()
     }
 
-    /// When something happens next, if anything does.
+    /// Time of the next event, if any.
     pub(super) fn next_event(&mut self) -> Option<u64> {
         let now = self.now;
         self.events.retain(|event| *event > now);
@@ -224,22 +225,22 @@ impl SimTransport {
         rings.chain(known).filter(|event| *event > now).min()
     }
 
-    /// It is looked again a little later, unless it is to be anyway.
+    /// Schedules a poll a little later, unless one is scheduled.
     pub(super) fn schedule_poll(&mut self) {
         if self.next_poll <= self.now {
             self.next_poll = self.now + 1000;
         }
     }
 
-    /// Lets arrive what has, and gives back what was released.
+    /// Delivers due chunks and credit, and returns released space.
     pub(super) fn deliver_due(&mut self, is_quiet: bool) -> bool {
         let (now, latency) = (self.now, self.speeds.latency);
         let mut has_moved = false;
         for ring in self.rings.iter_mut().filter(|ring| !ring.is_broken && !ring.is_frozen) {
             for flight in ring.flights.iter_mut().filter(|flight| flight.leaves <= now) {
-                if let Some((place, from)) = flight.source.take() {
+                if let Some((payload, from)) = flight.source.take() {
                     let end = from + flight.payload.len();
-                    flight.payload.copy_from_slice(&place.bytes.lock().unwrap()[from..end]);
+                    flight.payload.copy_from_slice(&payload.bytes.lock().unwrap()[from..end]);
                 }
             }
             ring.flights.sort_by_key(|flight| flight.arrives);
@@ -277,13 +278,13 @@ impl SimTransport {
         has_moved
     }
 
-    pub(super) fn clock(&self) -> Now {
-        Now { monotonic: self.now, realtime: self.now + 1_000_000 }
+    pub(super) fn clock(&self) -> ClockReading {
+        ClockReading { monotonic: self.now, realtime: self.now + 1_000_000 }
     }
 }
 
 fn broken() -> Error {
-    Error::new("use a simulated ring", ErrorKind::Failed, "torn")
+    Error::new("use a simulated ring", ErrorKind::Failed, "the ring is broken")
 }
 
 impl OutboundTransport for SimTransport {
@@ -291,8 +292,8 @@ impl OutboundTransport for SimTransport {
     type PayloadLocation = SimPayload;
     type CopyHandle = u64;
 
-    fn is_staged(&self, place: &SimPayload) -> bool {
-        place.is_device
+    fn is_staged(&self, payload: &SimPayload) -> bool {
+        payload.is_device
     }
 
     fn begin(&self, ring: usize, form: RingMessageKind, length: u64) -> Result<Message> {
@@ -313,7 +314,7 @@ impl OutboundTransport for SimTransport {
         if ring.leaving.len() >= 16 {
             return Ok(Pushed::Busy);
         }
-        // Small messages go by the first, as what stands before large ones does.
+        // Small messages and prefixes use the first lane.
         let lanes = ring.lanes.iter().enumerate();
         let lane = match part {
             Part::BatchBuffer { .. } => 0,
@@ -323,7 +324,7 @@ impl OutboundTransport for SimTransport {
         };
         let from = (message.written() - at) as usize;
         let source = match part {
-            Part::Direct(place) => Some((place.clone(), from)),
+            Part::Direct(payload) => Some((payload.clone(), from)),
             _ => None,
         };
         let bytes = match part {
@@ -331,12 +332,12 @@ impl OutboundTransport for SimTransport {
                 self.batch_buffers[batch_buffer as usize][from..length].to_vec()
             }
             Part::Slot { slot, length } => self.slots[slot as usize][from..length].to_vec(),
-            Part::Direct(place) => place.bytes.lock().unwrap()[from..].to_vec(),
+            Part::Direct(payload) => payload.bytes.lock().unwrap()[from..].to_vec(),
         };
         let chunk = match ring.writer.plan_within(message, bytes.len() as u64) {
             Ok(chunk) => chunk,
             Err(Refused::Blocked(blocked)) => return Ok(Pushed::Blocked(blocked)),
-            Err(Refused::Stale) => panic!("a message out of turn"),
+            Err(Refused::Stale) => panic!("stale message"),
         };
         ring.writer.commit(message, &chunk);
         let payload = bytes[..chunk.header.payload as usize].to_vec();
@@ -394,11 +395,11 @@ impl OutboundTransport for SimTransport {
     }
 
     fn release_batch_buffer(&mut self, batch_buffer: u32, is_quarantined: bool) {
-        // Whoever still reads it finds something else.
+        // A later read finds other bytes.
         self.batch_buffers[batch_buffer as usize].fill(0xEE);
         assert!(
             !self.free_batch_buffers.contains(&batch_buffer),
-            "a batch buffer was given back twice"
+            "batch buffer was released twice"
         );
         if !is_quarantined {
             self.free_batch_buffers.push(batch_buffer);
@@ -436,7 +437,7 @@ impl OutboundTransport for SimTransport {
 
     fn release_slot(&mut self, slot: u32, is_quarantined: bool) {
         self.slots[slot as usize].fill(0xEE);
-        assert!(!self.free_slots.contains(&slot), "a slot was given back twice");
+        assert!(!self.free_slots.contains(&slot), "slot was released twice");
         if !is_quarantined {
             self.free_slots.push(slot);
         }
@@ -462,8 +463,8 @@ impl OutboundTransport for SimTransport {
             self.vain_polls += 1;
             return Ok(false);
         }
-        if let Some(place) = self.copies.iter().position(|copy| copy.0 == *copy_handle) {
-            let (_, from, offset, length, slot) = self.copies.remove(place);
+        if let Some(index) = self.copies.iter().position(|copy| copy.0 == *copy_handle) {
+            let (_, from, offset, length, slot) = self.copies.remove(index);
             let bytes = from.bytes.lock().unwrap();
             let range = offset as usize..(offset + length) as usize;
             self.slots[slot as usize] = bytes[range].to_vec();
@@ -472,7 +473,7 @@ impl OutboundTransport for SimTransport {
     }
 }
 
-/// A chunk that arrived.
+/// A received chunk.
 pub(super) struct SimChunk {
     header: ChunkHeader,
     is_last: bool,
@@ -485,14 +486,14 @@ pub(super) struct SimChunk {
 impl Drop for SimChunk {
     fn drop(&mut self) {
         let end = self.offset + self.header.payload as usize;
-        // Whoever still reads it finds something else.
+        // A later read finds other bytes.
         self.memory.lock().unwrap()[self.offset..end].fill(0xDD);
         self.released.lock().unwrap().extend(self.release_token.take());
     }
 }
 
 impl SimChunk {
-    /// One that nobody wrote into a ring.
+    /// A chunk that was not written into any ring.
     pub(super) fn forged(header: ChunkHeader, is_last: bool, bytes: Vec<u8>) -> Self {
         let memory = Arc::new(Mutex::new(bytes));
         Self { header, is_last, offset: 0, memory, release_token: None, released: Arc::default() }
@@ -515,10 +516,10 @@ impl Chunk for SimChunk {
     }
 }
 
-/// A copy into a device, which is made when it is over.
+/// A copy into a device, executed at its end time.
 type CopyIn = (u64, (Bytes, usize, usize), SimPayload, u64);
 
-/// What one inbound topic reads through.
+/// State of one inbound topic's transport.
 #[derive(Default)]
 pub(super) struct SimInboundState {
     resource: SerialResource,
@@ -526,7 +527,7 @@ pub(super) struct SimInboundState {
     pub(super) forged: Vec<SimChunk>,
 }
 
-/// That, for a turn.
+/// Access to that state for one turn.
 pub(super) struct SimRingInput<'a> {
     pub(super) intake: &'a mut SimInboundState,
     pub(super) wire: &'a mut SimTransport,
@@ -548,8 +549,8 @@ impl InboundTransport for SimRingInput<'_> {
             return Err(broken());
         }
         let memory = Arc::clone(&ring.memory);
-        let look = |place| {
-            let fabric::ring::HeaderLocation::Ring(at) = place else {
+        let read_header = |location| {
+            let fabric::ring::HeaderLocation::Ring(at) = location else {
                 panic!("headers lie in the ring")
             };
             let at = at as usize;
@@ -557,7 +558,7 @@ impl InboundTransport for SimRingInput<'_> {
             bytes.copy_from_slice(&memory.lock().unwrap()[at..at + 64]);
             bytes
         };
-        let taken = ring.reader.take(look).unwrap();
+        let taken = ring.reader.take(read_header).unwrap();
         Ok(taken.map(|arrived| SimChunk {
             header: arrived.header,
             is_last: arrived.is_last,

@@ -1,5 +1,5 @@
-//! Carriers of nodes in one process, over the loopback address, with other nodes that do what they
-//! should or do not.
+//! Replicators of nodes in one process, over the loopback address, with peers that behave or
+//! misbehave.
 
 mod losses;
 mod provider_mismatch;
@@ -29,12 +29,12 @@ use crate::subscriber::{LossTracker, RemoteStart};
 use crate::topic::{Entry, LostPublisher, OriginId, Topic};
 use crate::wake::WakeFd;
 
-/// Reached only if something is wrong.
+/// Reached only by a failing test.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const NUMBER: u32 = 7;
 const NAME: &str = "numbers";
 const DEPTH: u64 = 4;
-/// A node that never comes.
+/// A node that never connects.
 const ABSENT_NODE: [u8; 16] = [9; 16];
 
 fn settings() -> SharedSettings {
@@ -58,7 +58,7 @@ fn network() -> NetworkOptions {
     }
 }
 
-/// A node: what outlives its services.
+/// A node: the state that outlives its services.
 struct TestNode {
     node_segment: NodeSegment,
     me: Participant,
@@ -66,7 +66,7 @@ struct TestNode {
     local: Arc<Pool>,
     inbound: Arc<Pool>,
     publisher: u64,
-    /// What its reader missed.
+    /// Messages that its reader missed.
     loss_tracker: RefCell<LossTracker>,
 }
 
@@ -93,7 +93,7 @@ impl TestNode {
         Self { node_segment, me, topic, local, inbound, publisher, loss_tracker }
     }
 
-    /// The topic, and where what comes from other nodes lies.
+    /// The topic, and the pool of messages of other nodes.
     fn incoming(&self) -> (&Arc<Topic>, &Arc<Pool>) {
         (&self.topic, &self.inbound)
     }
@@ -125,7 +125,7 @@ impl TestNode {
         Replicator::start(options, identity, "test", self.service_context(), bell).unwrap()
     }
 
-    /// The next message that came from another node, if there is one; it is given back.
+    /// Takes and releases the next message of another node, if any.
     fn take(&self, subscriber: &mut ipc::Subscriber) -> Option<Entry> {
         let taken = self.topic.inbound().take(subscriber)?;
         let at = (Direction::Inbound, subscriber.subscription_id());
@@ -136,12 +136,12 @@ impl TestNode {
         Some(entry)
     }
 
-    /// Messages that its reader did not get.
+    /// Messages that its reader missed.
     fn missed_messages(&self) -> u64 {
         self.loss_tracker.borrow().missed()
     }
 
-    /// Its reader subscribes now.
+    /// A new reader subscribes now.
     fn resubscribe(&self) {
         let position = self.topic.inbound().position();
         *self.loss_tracker.borrow_mut() =
@@ -149,14 +149,14 @@ impl TestNode {
     }
 
     fn topics(&self, publishes: bool, subscribes: bool) -> BTreeMap<String, LocalTopic> {
-        let facts = LocalTopic {
+        let local = LocalTopic {
             topic: Arc::clone(&self.topic),
             local: Arc::clone(&self.local),
             inbound: Arc::clone(&self.inbound),
             publishes,
             subscribes,
         };
-        BTreeMap::from([(NAME.to_owned(), facts)])
+        BTreeMap::from([(NAME.to_owned(), local)])
     }
 
     fn publish(&self, sequence: u64) -> Result<(), QueueError> {
@@ -167,12 +167,12 @@ impl TestNode {
         published
     }
 
-    /// As one who dies before it has told.
+    /// As a publisher that dies before it notifies.
     fn publish_silently(&self, sequence: u64) -> Result<(), QueueError> {
-        let (block, place) = self.local.allocate(&self.caller(), 8).unwrap();
+        let (block, range) = self.local.allocate(&self.caller(), 8).unwrap();
         let entry = Entry {
             block,
-            offset: place.offset,
+            offset: range.offset,
             length: 8,
             publisher: self.publisher,
             sequence,
@@ -188,12 +188,12 @@ impl TestNode {
         published.map(drop)
     }
 
-    /// Publishes until there is no room.
+    /// Publishes until the queue is full.
     fn fill(&self) {
         assert!((0..=DEPTH).any(|number| self.publish(number) == Err(QueueError::Full)));
     }
 
-    /// As an earlier service left it: with messages that are owed to a node.
+    /// The state left by an earlier service: messages are retained for a node.
     fn leave_backlog(&self, to: &[u8; 16]) {
         assert!(self.topic.add_destination(to));
         self.topic.subscribe_for_replication(&self.caller(), self.role(), &self.local).unwrap();
@@ -201,21 +201,21 @@ impl TestNode {
         self.fill();
     }
 
-    fn is_owed(&self) -> bool {
+    fn is_retained(&self) -> bool {
         self.topic.local().subscriptions_of(self.role()).next().is_some()
     }
 
-    /// Messages of the publisher that nodes missed which were given up, and how often one was.
+    /// Messages of the publisher missed by given up nodes, and how often a node was given up.
     fn missed(&self) -> (u64, u64) {
         let missed = self.topic.missed_by_nodes();
         assert_eq!(self.topic.missed_by_nodes_of(self.publisher), missed.messages);
         (missed.messages, missed.nodes)
     }
 
-    /// Nothing of it is kept for other nodes.
+    /// Asserts that nothing is retained for other nodes.
     #[track_caller]
     fn assert_nothing_retained(&self) {
-        assert!(!self.is_owed() && self.topic.destinations().is_empty());
+        assert!(!self.is_retained() && self.topic.destinations().is_empty());
         assert!(!self.topic.is_replicated());
         assert_eq!(self.local.statistics(&self.caller()).unwrap().blocks_allocated, 0);
         assert_eq!(self.publish(0), Err(QueueError::NoSubscribers));
@@ -223,56 +223,55 @@ impl TestNode {
 }
 
 #[track_caller]
-fn until(what: &str, carriers: &mut [&mut Replicator], mut is_so: impl FnMut() -> bool) {
+fn until(goal: &str, replicators: &mut [&mut Replicator], mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + TEST_TIMEOUT;
     loop {
-        carriers.iter_mut().for_each(|replication| replication.turn());
+        replicators.iter_mut().for_each(|replication| replication.turn());
         if is_so() {
             return;
         }
-        assert!(Instant::now() < end, "waited for {what}");
+        assert!(Instant::now() < end, "waited for {goal}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn what_an_earlier_service_promised_is_kept_for_a_while() {
-    let place = TestNode::new(1);
-    place.leave_backlog(&ABSENT_NODE);
-    let mut replication = place.replication(&network());
-    assert!(super::is_owed(&place.topic) && !replication.holds(NUMBER));
-    replication.set_topics(place.topics(false, false));
-    // There are no workers yet, and it is kept all the same.
-    assert!(replication.holds(NUMBER) && place.is_owed());
-    until("nobody to come", &mut [&mut replication], || !place.is_owed());
+fn messages_retained_by_an_earlier_service_expire() {
+    let node = TestNode::new(1);
+    node.leave_backlog(&ABSENT_NODE);
+    let mut replication = node.replication(&network());
+    assert!(super::is_owed(&node.topic) && !replication.holds(NUMBER));
+    replication.set_topics(node.topics(false, false));
+    // Workers are not started yet, and the messages are retained all the same.
+    assert!(replication.holds(NUMBER) && node.is_retained());
+    until("the grace period to end", &mut [&mut replication], || !node.is_retained());
     assert!(!replication.holds(NUMBER));
-    place.assert_nothing_retained();
-    assert_eq!(place.missed(), (DEPTH, 1));
+    node.assert_nothing_retained();
+    assert_eq!(node.missed(), (DEPTH, 1));
 }
 
 #[test]
-fn what_is_kept_for_nobody_is_let_go_of() {
-    // A service died when it had forgotten whom it was for.
-    let place = TestNode::new(1);
-    place.leave_backlog(&ABSENT_NODE);
-    place.topic.remove_destination(&ABSENT_NODE);
-    let mut replication = place.replication(&network());
-    replication.set_topics(place.topics(true, false));
-    until("it", &mut [&mut replication], || !place.is_owed());
-    place.assert_nothing_retained();
-    // And so where a service has no way to other nodes.
-    let place = TestNode::new(1);
-    place.leave_backlog(&ABSENT_NODE);
+fn messages_without_destinations_are_released() {
+    // A service died after it had removed the last destination.
+    let node = TestNode::new(1);
+    node.leave_backlog(&ABSENT_NODE);
+    node.topic.remove_destination(&ABSENT_NODE);
+    let mut replication = node.replication(&network());
+    replication.set_topics(node.topics(true, false));
+    until("retained messages to be released", &mut [&mut replication], || !node.is_retained());
+    node.assert_nothing_retained();
+    // The same for a service without replication.
+    let node = TestNode::new(1);
+    node.leave_backlog(&ABSENT_NODE);
     for is_new in [true, false] {
-        let done =
-            super::release_retained(&place.topic, &place.local, &place.caller(), place.role());
+        let done = super::release_retained(&node.topic, &node.local, &node.caller(), node.role());
         assert_eq!(done.unwrap(), is_new);
-        place.assert_nothing_retained();
-        assert_eq!(place.missed(), (DEPTH, 1), "once");
+        node.assert_nothing_retained();
+        assert_eq!(node.missed(), (DEPTH, 1), "once");
     }
 }
 
-/// Another node that wants the topic, and answers no letter.
+/// A node that subscribes to the topic, and answers no control message.
 fn subscribing_peer(replication: &Replicator, identity: u8) -> Peers {
     let network = NetworkOptions {
         peers: vec![replication.listens().unwrap()],
@@ -295,32 +294,32 @@ fn subscribing_peer(replication: &Replicator, identity: u8) -> Peers {
 }
 
 #[test]
-fn where_nothing_can_be_sent_nothing_is_kept() {
-    let place = TestNode::new(1);
-    place.leave_backlog(&[2; 16]);
+fn nothing_is_retained_without_a_provider() {
+    let node = TestNode::new(1);
+    node.leave_backlog(&[2; 16]);
     let provider = Some("no-such-provider".to_owned());
-    let mut replication = place.replication(&NetworkOptions { provider, ..network() });
+    let mut replication = node.replication(&NetworkOptions { provider, ..network() });
     let _other = subscribing_peer(&replication, 2);
-    replication.set_topics(place.topics(true, false));
-    until("it", &mut [&mut replication], || !place.is_owed());
-    place.assert_nothing_retained();
+    replication.set_topics(node.topics(true, false));
+    until("retained messages to be released", &mut [&mut replication], || !node.is_retained());
+    node.assert_nothing_retained();
     let why = |row| match row {
         Row::ReplicationError { why, .. } => Some(why),
         _ => None,
     };
-    let expected = "no provider here is called \"no-such-provider\"; there are ";
+    let expected = "no provider is named \"no-such-provider\"; the providers are ";
     let end = Instant::now() + TEST_TIMEOUT;
     loop {
         let why = replication.rows().into_iter().find_map(why).unwrap();
         if why.contains(expected) {
             break;
         }
-        // On a busy machine it takes long to find that out.
+        // On a busy machine this takes long.
         assert!(Instant::now() < end && why.contains("takes longer than"), "{why}");
         replication.turn();
         std::thread::sleep(Duration::from_millis(2));
     }
-    // What is due is done, and then it waits.
+    // Pending work is done, then it waits.
     let waits = |replication: &Replicator| {
         replication.max_poll_timeout(Instant::now()).is_some_and(|wait| wait > Duration::ZERO)
     };
@@ -331,68 +330,64 @@ fn where_nothing_can_be_sent_nothing_is_kept() {
 }
 
 #[test]
-fn a_node_that_does_not_answer_is_waited_for_until_others_wait_for_too_long() {
-    let place = TestNode::new(1);
-    let mut replication = place.replication(&network());
+fn silent_node_is_given_up_after_blocking_publishers() {
+    let node = TestNode::new(1);
+    let mut replication = node.replication(&network());
     let _other = subscribing_peer(&replication, 2);
-    replication.set_topics(place.topics(true, false));
-    until("the topic to be replication started", &mut [&mut replication], || {
-        place.topic.is_replicated()
-    });
-    place.fill();
+    replication.set_topics(node.topics(true, false));
+    until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
+    node.fill();
     let stall_timeout = replication.stall_timeout(NUMBER);
     assert_eq!(stall_timeout, Duration::from_millis(1200));
-    // Nobody has said that it is in the way.
+    // No publisher has reported to be blocked.
     let end = Instant::now() + 2 * stall_timeout;
     until("time to pass", &mut [&mut replication], || Instant::now() >= end);
-    assert_eq!(place.publish(0), Err(QueueError::Full));
+    assert_eq!(node.publish(0), Err(QueueError::Full));
     let end = Instant::now() + TEST_TIMEOUT;
-    while place.is_owed() {
-        assert!(Instant::now() < end, "it is still waited for");
+    while node.is_retained() {
+        assert!(Instant::now() < end, "the node is still waited for");
         replication.backlog_blocks_publishers(NUMBER);
         replication.turn();
         std::thread::sleep(Duration::from_millis(2));
     }
-    place.assert_nothing_retained();
-    assert_eq!(place.missed(), (DEPTH, 1));
+    node.assert_nothing_retained();
+    assert_eq!(node.missed(), (DEPTH, 1));
 }
 
 #[test]
-fn nobody_here_waits_for_a_node_that_does_not_answer_if_not_all_is_to_arrive() {
+fn silent_node_does_not_block_drop_newest_publishers() {
     let loose = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
-    let place = TestNode::with(1, loose);
-    let mut replication = place.replication(&network());
+    let node = TestNode::with(1, loose);
+    let mut replication = node.replication(&network());
     let other = subscribing_peer(&replication, 2);
-    let wants =
+    let interest =
         Interest { topic: NAME.into(), publishes: false, subscribes: true, settings: loose };
-    other.set_interests([wants]).unwrap();
-    replication.set_topics(place.topics(true, false));
-    until("the topic to be replication started", &mut [&mut replication], || {
-        place.topic.is_replicated()
-    });
+    other.set_interests([interest]).unwrap();
+    replication.set_topics(node.topics(true, false));
+    until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
     for number in 0..10 * DEPTH {
-        until("room", &mut [&mut replication], || place.publish(number).is_ok());
+        until("queue capacity", &mut [&mut replication], || node.publish(number).is_ok());
     }
 }
 
 #[test]
-fn who_wants_a_topic_that_is_not_received_is_told_so() {
+fn connect_request_for_an_unreceived_topic_is_answered() {
     let (writing, reading) = (TestNode::new(1), TestNode::new(2));
     let mut writer = writing.replication(&network());
     let mut reader = reading.replication(&NetworkOptions {
         peers: vec![writer.listens().unwrap()],
-        // No messages can come here.
+        // This node cannot receive messages.
         provider: Some("no-such-provider".into()),
         ..network()
     });
     writer.set_topics(writing.topics(true, false));
     reader.set_topics(reading.topics(false, true));
     let (one, two) = (&mut writer, &mut reader);
-    until("the topic to be replication started", &mut [&mut *one, &mut *two], || {
+    until("the topic to be replicated", &mut [&mut *one, &mut *two], || {
         writing.topic.is_replicated()
     });
-    // Each wish is answered, long before the writer's own patience is over.
-    let broke = |replication: &Replicator| {
+    // Each request is answered long before the writer's own timeout.
+    let is_broken = |replication: &Replicator| {
         let mut all = replication.plan.destinations(NUMBER);
         all.any(|(_, destination_state)| {
             matches!(
@@ -402,55 +397,54 @@ fn who_wants_a_topic_that_is_not_received_is_told_so() {
         })
     };
     let end = Instant::now() + Duration::from_secs(9);
-    while !broke(one) {
+    while !is_broken(one) {
         one.turn();
         two.turn();
-        assert!(Instant::now() < end, "it was not answered");
+        assert!(Instant::now() < end, "the request was not answered");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn what_could_not_be_carried_is_tried_again() {
-    let place = TestNode::new(1);
-    let mut replication = place.replication(&network());
+fn failed_replication_is_retried() {
+    let node = TestNode::new(1);
+    let mut replication = node.replication(&network());
     let mut others: Vec<_> =
-        std::iter::from_fn(|| place.topic.local().subscribe_as(&place.caller(), place.me).ok())
+        std::iter::from_fn(|| node.topic.local().subscribe_as(&node.caller(), node.me).ok())
             .collect();
-    // The place that is left for what goes to other nodes.
-    let blocking_subscribers = Participant::role(1).unwrap();
-    others.push(place.topic.local().subscribe_as(&place.caller(), blocking_subscribers).unwrap());
+    // The last slot, reserved for replication.
+    let role = Participant::role(1).unwrap();
+    others.push(node.topic.local().subscribe_as(&node.caller(), role).unwrap());
     let _other = subscribing_peer(&replication, 2);
-    replication.set_topics(place.topics(true, false));
-    until("it to fail", &mut [&mut replication], || !place.topic.destinations().is_empty());
+    replication.set_topics(node.topics(true, false));
+    until("replication to fail", &mut [&mut replication], || !node.topic.destinations().is_empty());
     for _ in 0..10 {
         replication.turn();
     }
-    assert!(!place.topic.is_replicated() && replication.max_poll_timeout(Instant::now()).is_some());
+    assert!(!node.topic.is_replicated() && replication.max_poll_timeout(Instant::now()).is_some());
     let one = others.pop().unwrap();
-    place.topic.local().unsubscribe(&place.caller(), &one, |_| {}).unwrap();
-    until("the topic to be replication started", &mut [&mut replication], || {
-        place.topic.is_replicated()
-    });
+    node.topic.local().unsubscribe(&node.caller(), &one, |_| {}).unwrap();
+    until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
 }
 
 #[test]
-fn topic_leaves_its_node_beside_as_many_subscribers_as_there_can_be() {
-    let place = TestNode::new(1);
-    let mut replication = place.replication(&network());
+fn topic_is_replicated_beside_the_maximum_of_subscribers() {
+    let node = TestNode::new(1);
+    let mut replication = node.replication(&network());
     let others: Vec<_> =
-        std::iter::from_fn(|| place.topic.local().subscribe(&place.caller()).ok()).collect();
+        std::iter::from_fn(|| node.topic.local().subscribe(&node.caller()).ok()).collect();
     let _other = subscribing_peer(&replication, 2);
-    replication.set_topics(place.topics(true, false));
-    until("the topic to be replication started", &mut [&mut replication], || {
-        place.topic.is_replicated()
-    });
-    assert_eq!(place.topic.local().subscribers() as usize, others.len() + 1);
+    replication.set_topics(node.topics(true, false));
+    until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
+    assert_eq!(node.topic.local().subscribers() as usize, others.len() + 1);
 }
 
-/// Both nodes', which carry the topic to a subscriber at the second one.
-fn carriers(writing: &TestNode, reading: &TestNode) -> (Replicator, Replicator, ipc::Subscriber) {
-    // Nobody is given up meanwhile, however slow all is.
+/// The replicators of both nodes; the second node subscribes.
+fn replicators(
+    writing: &TestNode,
+    reading: &TestNode,
+) -> (Replicator, Replicator, ipc::Subscriber) {
+    // No node is given up, however slow the test is.
     let network = || NetworkOptions { lost_after: TEST_TIMEOUT, ..network() };
     let mut writer = writing.replication(&network());
     let peers = vec![writer.listens().unwrap()];
@@ -459,23 +453,23 @@ fn carriers(writing: &TestNode, reading: &TestNode) -> (Replicator, Replicator, 
     writer.set_topics(writing.topics(true, false));
     reader.set_topics(reading.topics(false, true));
     let both = &mut [&mut writer, &mut reader];
-    until("the topic to be replication started", both, || writing.topic.is_replicated());
+    until("the topic to be replicated", both, || writing.topic.is_replicated());
     (writer, reader, subscriber)
 }
 
 #[test]
-fn workers_that_end_are_followed_by_others_that_lose_nothing() {
+fn restarted_workers_lose_no_message() {
     let (writing, reading) = (TestNode::new(1), TestNode::new(2));
     let inbound = reading.topic.inbound();
-    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let (mut writer, mut reader, mut subscriber) = replicators(&writing, &reading);
     let (one, two) = (&mut writer, &mut reader);
     for number in 0..60 {
         if number % 20 == 10 {
             let at = if number < 20 { &*one } else { &*two };
-            at.workers.iter().flat_map(super::Workers::all).for_each(super::Worker::ends);
+            at.workers.iter().flat_map(super::Workers::all).for_each(super::Worker::stop_for_test);
         }
-        let carriers = &mut [&mut *one, &mut *two];
-        until("room", carriers, || {
+        let replicators = &mut [&mut *one, &mut *two];
+        until("queue capacity", replicators, || {
             let published = writing.publish(number);
             assert_ne!(published, Err(QueueError::NoSubscribers));
             published.is_ok()
@@ -487,13 +481,13 @@ fn workers_that_end_are_followed_by_others_that_lose_nothing() {
         });
     }
     assert_eq!(reading.missed_messages(), 0);
-    assert!(inbound.take(&mut subscriber).is_none(), "one came twice");
+    assert!(inbound.take(&mut subscriber).is_none(), "a message was delivered twice");
 }
 
 #[test]
-fn who_subscribes_again_before_the_other_node_knows_is_told_what_does_not_come() {
+fn quick_resubscription_counts_missed_messages() {
     let (writing, reading) = (TestNode::new(1), TestNode::new(2));
-    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let (mut writer, mut reader, mut subscriber) = replicators(&writing, &reading);
     let (mut next, mut last) = (1, 0);
     for _ in 0..5 {
         for subscribes in [false, true] {
@@ -506,8 +500,8 @@ fn who_subscribes_again_before_the_other_node_knows_is_told_what_does_not_come()
         };
         reading.topic.inbound().unsubscribe(&reading.caller(), &before, dispose).unwrap();
         reading.resubscribe();
-        // The other node may hear of both at once, or let go of some between them: of what was begun
-        // before something may still come first, and what is let go of after that is told.
+        // The other node may see both changes at once, or release some messages between them.
+        // Earlier messages may still arrive first; later gaps are counted.
         let (mut has_any, mut missing) = (false, 0);
         until("messages", &mut [&mut writer, &mut reader], || {
             next += u64::from(writing.publish(next).is_ok());
@@ -527,7 +521,7 @@ fn who_subscribes_again_before_the_other_node_knows_is_told_what_does_not_come()
     }
 }
 
-/// Of a message of 8 bytes, one of each number of one publisher.
+/// Header of a message of 8 bytes; the publisher sends one per sequence number.
 fn header_at(position: u64) -> MessageHeader {
     let (length, publisher, sequence) = (8, 1, position + 1);
     let (published, posted, metadata) = (0, 0, Metadata::NONE);
@@ -535,57 +529,57 @@ fn header_at(position: u64) -> MessageHeader {
 }
 
 #[test]
-fn publisher_that_is_quiet_is_found_while_another_one_publishes() {
-    let mut place = TestNode::new(1);
+fn idle_publisher_is_found_while_another_publishes() {
+    let mut node = TestNode::new(1);
     let (mut idle, caller) =
-        (IdlePublishers::default(), Caller::new(place.me, &**place.node_segment.roster()));
-    place.topic.local().subscribe(&caller).unwrap();
-    let (first, second) = (place.publisher, place.topic.claim(place.me).unwrap());
-    place.publish(1).unwrap();
-    assert_eq!(idle.look(&place.topic), []);
-    place.publisher = second;
-    place.publish(1).unwrap();
-    assert_eq!(idle.look(&place.topic), [(first, 1)]);
-    place.publish(2).unwrap();
-    assert_eq!(idle.look(&place.topic), [], "that is known, and the other one published");
-    assert_eq!(idle.look(&place.topic), [(second, 2)]);
-    assert_eq!(idle.look(&place.topic), []);
+        (IdlePublishers::default(), Caller::new(node.me, &**node.node_segment.roster()));
+    node.topic.local().subscribe(&caller).unwrap();
+    let (first, second) = (node.publisher, node.topic.claim(node.me).unwrap());
+    node.publish(1).unwrap();
+    assert_eq!(idle.poll(&node.topic), []);
+    node.publisher = second;
+    node.publish(1).unwrap();
+    assert_eq!(idle.poll(&node.topic), [(first, 1)]);
+    node.publish(2).unwrap();
+    assert_eq!(idle.poll(&node.topic), [], "the first is reported, the second published");
+    assert_eq!(idle.poll(&node.topic), [(second, 2)]);
+    assert_eq!(idle.poll(&node.topic), []);
 }
 
-/// What is on its way may still arrive.
+/// Messages in flight may still arrive.
 #[test]
-fn publisher_is_not_quiet_before_its_messages_are_delivered_to_other_nodes() {
-    let place = TestNode::new(1);
-    let (mut idle, local) = (IdlePublishers::default(), place.topic.local());
-    let mut carried =
-        place.topic.subscribe_for_replication(&place.caller(), place.role(), &place.local).unwrap();
-    place.publish(1).unwrap();
-    let taken = local.take(&mut carried).unwrap();
+fn publisher_is_not_idle_before_its_messages_are_delivered() {
+    let node = TestNode::new(1);
+    let (mut idle, local) = (IdlePublishers::default(), node.topic.local());
+    let mut subscriber =
+        node.topic.subscribe_for_replication(&node.caller(), node.role(), &node.local).unwrap();
+    node.publish(1).unwrap();
+    let taken = local.take(&mut subscriber).unwrap();
     for _ in 0..3 {
-        assert_eq!(idle.look(&place.topic), []);
+        assert_eq!(idle.poll(&node.topic), []);
     }
-    let at = (Direction::Local, carried.subscription_id());
-    place.topic.release_in(&place.caller(), at, taken.position, place.local.control());
-    assert_eq!(idle.look(&place.topic), [(place.publisher, 1)]);
+    let at = (Direction::Local, subscriber.subscription_id());
+    node.topic.release_in(&node.caller(), at, taken.position, node.local.control());
+    assert_eq!(idle.poll(&node.topic), [(node.publisher, 1)]);
 }
 
 #[test]
-fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
+fn gap_before_a_dropped_message_is_counted_with_the_next() {
     let settings = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
-    let place = TestNode::with(1, settings);
-    let mut subscriber = place.topic.inbound().subscribe(&place.caller()).unwrap();
+    let node = TestNode::with(1, settings);
+    let mut subscriber = node.topic.inbound().subscribe(&node.caller()).unwrap();
     let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
     let origin = OriginId { node: ABSENT_NODE, topic: 3 };
-    let service_context = place.service_context();
+    let service_context = node.service_context();
     let mut sink = TopicSink::new(
         &service_context,
-        place.incoming(),
+        node.incoming(),
         origin,
         ReplicationStart::default(),
         &room_wait,
         alive,
     );
-    let mut comes = |position: u64| {
+    let mut deliver = |position: u64| {
         let header = header_at(position);
         assert!(sink.begin(&header).unwrap().is_some());
         assert_eq!(
@@ -593,39 +587,39 @@ fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
             FinishOutcome::Published
         );
     };
-    (0..DEPTH).for_each(&mut comes);
-    // One was never written there, and the next one is dropped here.
-    comes(DEPTH + 1);
+    (0..DEPTH).for_each(&mut deliver);
+    // One message was never written there, and the next is dropped here.
+    deliver(DEPTH + 1);
     let mut take =
-        || place.take(&mut subscriber).map(|entry| (entry.sequence, place.missed_messages()));
+        || node.take(&mut subscriber).map(|entry| (entry.sequence, node.missed_messages()));
     for number in 0..DEPTH {
         assert_eq!(take(), Some((number + 1, 0)));
     }
-    comes(DEPTH + 2);
+    deliver(DEPTH + 2);
     assert_eq!(take(), Some((DEPTH + 3, 2)));
-    comes(DEPTH + 3);
+    deliver(DEPTH + 3);
     assert_eq!((take(), take()), (Some((DEPTH + 4, 2)), None));
 }
 
 #[test]
-fn a_reader_is_in_nobodys_way_once_what_was_refused_does_not_come_again() {
+fn refused_message_counts_as_waiting_for_a_while() {
     let settings = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
-    let place = TestNode::with(1, settings);
-    let mut subscriber = place.topic.inbound().subscribe(&place.caller()).unwrap();
+    let node = TestNode::with(1, settings);
+    let mut subscriber = node.topic.inbound().subscribe(&node.caller()).unwrap();
     let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
     let origin = OriginId { node: ABSENT_NODE, topic: 3 };
-    let service_context = place.service_context();
+    let service_context = node.service_context();
     let mut sink = TopicSink::new(
         &service_context,
-        place.incoming(),
+        node.incoming(),
         origin,
         ReplicationStart::default(),
         &room_wait,
         alive,
     );
     let mut position = 0;
-    // Its reader holds all messages that there may be.
-    while place.topic.inbound().has_room() {
+    // Its reader holds the maximum of messages.
+    while node.topic.inbound().has_room() {
         let header = header_at(position);
         assert!(sink.begin(&header).unwrap().is_some());
         assert!(!room_wait.is_waiting(TEST_TIMEOUT));
@@ -633,118 +627,114 @@ fn a_reader_is_in_nobodys_way_once_what_was_refused_does_not_come_again() {
             sink.finish(&header, &StageDurations::default()).unwrap(),
             FinishOutcome::Published
         );
-        place.topic.inbound().take(&mut subscriber).unwrap();
+        node.topic.inbound().take(&mut subscriber).unwrap();
         position += 1;
     }
     let header = header_at(position);
     assert!(sink.begin(&header).unwrap().is_some());
     assert_eq!(sink.finish(&header, &StageDurations::default()).unwrap(), FinishOutcome::Published);
-    assert!(room_wait.is_waiting(TEST_TIMEOUT), "one was refused");
-    std::thread::sleep(place.topic.refusal_window());
-    assert!(!room_wait.is_waiting(place.topic.refusal_window()), "and none came after it");
+    assert!(room_wait.is_waiting(TEST_TIMEOUT), "a message was refused");
+    std::thread::sleep(node.topic.refusal_window());
+    assert!(!room_wait.is_waiting(node.topic.refusal_window()), "the refusal has expired");
 }
 
 #[test]
-fn a_node_says_nothing_before_it_knows_what_it_wants() {
-    let place = TestNode::new(1);
-    let mut replication = place.replication(&network());
+fn node_sends_interests_only_after_set_topics() {
+    let node = TestNode::new(1);
+    let mut replication = node.replication(&network());
     let other = subscribing_peer(&replication, 2);
-    let next = |replication: &mut Replicator, what: &str| {
+    let next = |replication: &mut Replicator, goal: &str| {
         let mut event = None;
-        until(what, &mut [replication], || {
+        until(goal, &mut [replication], || {
             event = event.take().or_else(|| other.next_event());
             event.is_some()
         });
         event.unwrap()
     };
     assert!(matches!(next(&mut replication, "the node"), PeerEvent::Connected { .. }));
-    // Its provider is all that it says, which is before what it wants.
+    // Only its provider is sent before its interests.
     assert!(matches!(next(&mut replication, "its provider"), PeerEvent::ControlMessage { .. }));
     let end = Instant::now() + Duration::from_millis(300);
     until("time to pass", &mut [&mut replication], || Instant::now() >= end);
     assert_eq!(other.next_event(), None);
-    // That there is nothing is said, too, but only now.
+    // Empty interests are sent, too, but only now.
     replication.set_topics(BTreeMap::new());
     assert!(matches!(next(&mut replication, "its interests"), PeerEvent::Interests { .. }));
-    // And to one that comes later, too, in this order.
+    // A later node gets all in this order.
     let other = subscribing_peer(&replication, 3);
-    let mut heard = Vec::new();
-    until("all that it says", &mut [&mut replication], || {
-        heard.extend(std::iter::from_fn(|| other.next_event()));
-        heard.len() == 3
+    let mut events = Vec::new();
+    until("three events", &mut [&mut replication], || {
+        events.extend(std::iter::from_fn(|| other.next_event()));
+        events.len() == 3
     });
     assert!(
         matches!(
-            &heard[..],
+            &events[..],
             [
                 PeerEvent::Connected { .. },
                 PeerEvent::ControlMessage { .. },
                 PeerEvent::Interests { .. }
             ]
         ),
-        "{heard:?}"
+        "{events:?}"
     );
 }
 
 #[test]
-fn what_nobody_told_of_is_sent_all_the_same() {
+fn messages_of_a_killed_publisher_are_sent_without_notification() {
     let (writing, reading) = (TestNode::new(1), TestNode::new(2));
     let inbound = reading.topic.inbound();
-    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let (mut writer, mut reader, mut subscriber) = replicators(&writing, &reading);
     for number in 0..2 {
-        // Until nobody looks by itself any more.
+        // Until no thread polls by itself any more.
         std::thread::sleep(Duration::from_millis(300));
         writing.publish_silently(number).unwrap();
-        let carriers = &mut [&mut writer, &mut reader];
-        until("a message", carriers, || inbound.take(&mut subscriber).is_some());
+        let replicators = &mut [&mut writer, &mut reader];
+        until("a message", replicators, || inbound.take(&mut subscriber).is_some());
     }
 }
 
 #[test]
-fn a_turn_looks_at_what_something_happened_to() {
+fn turn_reconciles_only_topics_with_events() {
     const COUNT: u32 = 300;
-    let place = TestNode::new(1);
-    let mut replication = place.replication(&network());
+    let node = TestNode::new(1);
+    let mut replication = node.replication(&network());
     let other = subscribing_peer(&replication, 2);
     let topics: BTreeMap<_, _> = (0..COUNT)
         .map(|number| {
             let name = if number == NUMBER { NAME.to_owned() } else { format!("idle {number}") };
-            let mut facts = place.topics(false, false).remove(NAME).unwrap();
+            let mut local = node.topics(false, false).remove(NAME).unwrap();
             if number != NUMBER {
-                facts.topic = Arc::new(Topic::create(number, &name, &settings()).unwrap());
+                local.topic = Arc::new(Topic::create(number, &name, &settings()).unwrap());
             }
-            (name, facts)
+            (name, local)
         })
         .collect();
     replication.set_topics(topics.clone());
-    until("the topic to be replication started", &mut [&mut replication], || {
-        place.topic.is_replicated()
-    });
-    // Nothing new, and again nothing.
-    let (start, looks) = (Instant::now(), replication.looks);
+    until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
+    // Repeated turns without changes.
+    let (start, before) = (Instant::now(), replication.reconciliations);
     for _ in 0..100 {
         replication.turn();
         replication.set_topics(topics.clone());
     }
     let rounds = start.elapsed().as_secs() + 1;
-    let seen = replication.looks - looks;
-    assert!(seen <= 100 + rounds * u64::from(COUNT), "{seen} looks");
-    // A node that comes, or wants another one, has to do with what it wants.
-    let looks = replication.looks;
-    let wants = |name: &str| Interest {
+    let seen = replication.reconciliations - before;
+    assert!(seen <= 100 + rounds * u64::from(COUNT), "{seen} reconciliations");
+    // Changed interests of a node concern only their topics.
+    let before = replication.reconciliations;
+    let interest = |name: &str| Interest {
         topic: name.into(),
         publishes: false,
         subscribes: true,
         settings: settings(),
     };
-    other.set_interests([wants(NAME), wants("idle 9")]).unwrap();
+    other.set_interests([interest(NAME), interest("idle 9")]).unwrap();
     let idle = Arc::clone(&topics["idle 9"].topic);
-    until("another topic to be replication started", &mut [&mut replication], || {
-        idle.is_replicated()
-    });
+    until("another topic to be replicated", &mut [&mut replication], || idle.is_replicated());
     let rounds = start.elapsed().as_secs() + 1;
-    assert!(replication.looks - looks <= 100 + rounds * u64::from(COUNT));
-    // One that is not there any more is let go of.
+    assert!(replication.reconciliations - before <= 100 + rounds * u64::from(COUNT));
+    // A removed topic is released.
     replication.set_topics(BTreeMap::new());
-    until("it to be let go of", &mut [&mut replication], || !idle.is_replicated());
+    until("the topic to be released", &mut [&mut replication], || !idle.is_replicated());
 }

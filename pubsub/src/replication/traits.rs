@@ -1,5 +1,4 @@
-//! What the transport of messages knows of a topic: where its messages come from, and where they
-//! go to.
+//! What the transport of messages knows of a topic: a source and a sink of messages.
 
 use gpu::Slice;
 
@@ -7,18 +6,17 @@ use super::message_header::MessageHeader;
 use crate::error::Result;
 use crate::peers::NodeId;
 
-/// Where a payload lies.
+/// Location of a payload.
 #[derive(Debug, Clone)]
 pub enum PayloadLocation {
-    /// In memory that the processor reads and writes: pushed from there, and copied to there by
-    /// the processor.
+    /// In memory that the CPU reads and writes: sent from it, and copied into it by the CPU.
     Host(Slice),
-    /// In memory of a device, which copies by way of pinned memory.
+    /// In device memory: copied through pinned host memory.
     Device(Slice),
 }
 
 impl PayloadLocation {
-    /// The range.
+    /// The memory range.
     pub fn slice(&self) -> &Slice {
         match self {
             Self::Host(slice) | Self::Device(slice) => slice,
@@ -26,96 +24,94 @@ impl PayloadLocation {
     }
 }
 
-/// A message that is to leave.
+/// A message to be sent.
 #[derive(Debug, Clone)]
 pub struct OutgoingMessage<P = PayloadLocation> {
-    /// All but the payload. When it is given to the wire is filled in later.
+    /// All but the payload. `posted` is filled in when the message is posted.
     pub header: MessageHeader,
-    /// The payload, as long as the header says.
+    /// The payload, as long as `header.length`.
     pub place: P,
 }
 
-/// Where the messages of a topic come from.
+/// The source of a topic's messages.
 pub trait Source<P = PayloadLocation>: Send {
-    /// The next message, if there is one. Their positions grow. Each stays as it is until it is
+    /// The next message, if any. Positions grow. A message stays unchanged until it is
     /// [released](Self::release).
     fn next(&mut self) -> Result<Option<OutgoingMessage<P>>>;
 
-    /// Is the next message taken, and still being written; or was it when it was [asked](Self::next)
-    /// for, and is written since, which is told once? Nobody announces when it is done: it is asked for
-    /// soon.
+    /// Whether the next message is taken and still being written, or was so at the last call of
+    /// [`next`](Self::next) and has been written since (reported once). The end of the write sends
+    /// no notification: poll soon.
     fn is_write_pending(&mut self) -> bool {
         false
     }
 
-    /// This node has all messages before this position; told where all are kept, now and then, and
-    /// before what it has is [released](Self::release).
+    /// The node has all messages before this position. Called occasionally where all messages are
+    /// retained, and before these messages are [released](Self::release).
     fn note_delivered(&mut self, node: NodeId, before: u64) {
         let _ = (node, before);
     }
 
-    /// All messages up to this position are delivered by everybody who wants them, or will never
-    /// be.
+    /// All messages up to this position are delivered to every destination, or never will be.
     fn release(&mut self, through: u64);
 
-    /// This message will not be asked for any more, though earlier ones may be: where not all
-    /// are kept for those that lag behind.
+    /// This message will not be read again, though earlier ones may be: where not all are retained
+    /// for lagging destinations.
     fn release_one(&mut self, position: u64);
 }
 
-/// What became of a message that is all there.
+/// Result of publishing a complete message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishOutcome {
     /// It is published: its writer may be told that it is delivered.
     Published,
-    /// There is no room in the queue; it is asked again, as for room.
+    /// The queue is full: call again.
     Retry,
 }
 
-/// How long a message spent in each stage of its way, in nanoseconds.
+/// Time that a message spent in each stage, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StageDurations {
-    /// Out of the device, at the writer: from the first copy's beginning to the last one's end.
+    /// Out of the device, at the writer: from the start of the first copy to the end of the last.
     pub copy_out: u64,
-    /// Into its place, from the first copy's beginning to the last one's end.
+    /// Into the sink's memory, from the start of the first copy to the end of the last.
     pub copy_in: u64,
-    /// From then on until the sink was asked to publish it, this time.
+    /// From the end of copying until this call of the sink.
     pub after_copy: u64,
-    /// From the arrival of its last chunk until the sink was asked to publish it, this time.
+    /// From the arrival of the last chunk until this call of the sink.
     pub after_arrival: u64,
 }
 
-/// Where the messages of one node's topic go.
+/// The destination of one node's messages of a topic.
 pub trait Sink<P = PayloadLocation>: Send {
-    /// Gives room for a message, as long as the payload. It is finished later, in the order in which
-    /// they began. None yet: it is asked again, the less often the longer it had none.
+    /// Allocates memory for the payload of a message. Messages are finished in the order in which
+    /// they began. None if there is no memory: called again, less often the longer this lasts.
     fn begin(&mut self, header: &MessageHeader) -> Result<Option<P>>;
 
-    /// The first of those that began is all there: publishes it.
+    /// Publishes the first of the messages that began; its payload is complete.
     fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome>;
 
-    /// All that began and was not published will not be: its writer is gone. Whoever comes after
-    /// brings it again.
+    /// Drops all messages that began and were not published, since their writer is gone. The next
+    /// writer sends them again.
     fn abandon(&mut self);
 }
 
-/// The time, in nanoseconds.
+/// A reading of both clocks, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Now {
-    /// Of a clock that only goes forward.
+pub(crate) struct ClockReading {
+    /// The monotonic clock.
     pub(crate) monotonic: u64,
-    /// Of the clock on the wall.
+    /// The realtime clock.
     pub(crate) realtime: u64,
 }
 
-/// What came of giving a topic its turn.
+/// Result of one turn of a topic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Something happened: there may be more.
+    /// Something moved: there may be more.
     pub(crate) has_moved: bool,
-    /// A device copies: nobody tells when it is done.
+    /// A device copies; its end sends no notification.
     pub(crate) is_copying: bool,
-    /// Something is to be tried again, though nobody says when: room at the sink or in the
-    /// provider's queue.
+    /// A retry is needed without a notification: the sink or the provider's queue is full.
     pub(crate) is_waiting: bool,
 }

@@ -1,4 +1,4 @@
-//! The workers that move messages: where they are, what they are told, and what they say.
+//! Starting, draining and losing the workers; commands to them and events of them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::replication::control_messages::ControlMessage;
 use crate::replication::retry_backoff::RetryBackoff;
 use crate::replication::{Side, TopicKey, Worker, WorkerEvent, WorkerOptions, Workers};
 
-/// How long to wait until it is tried again to start them.
+/// Backoff between attempts to start workers.
 const START_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
-/// Reports of one worker that are heard before others have their turn.
+/// Events of one worker handled in one turn.
 const EVENTS_PER_WORKER: usize = 1024;
 
 /// How workers are started.
@@ -27,7 +27,7 @@ pub(super) struct WorkerStart {
     local: IpAddr,
     since: Instant,
     outcome: Receiver<Result<Workers>>,
-    /// It takes so long that nothing waits for it any more.
+    /// It exceeded its timeout: nothing waits for it any more.
     is_late: bool,
 }
 
@@ -35,24 +35,24 @@ pub(super) struct WorkerStart {
 const START_JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl WorkerStart {
-    /// Waits for it, lest the process ends while a provider is in the middle of it. One that hangs is
-    /// left behind.
+    /// Waits, lest the process ends while a provider is being opened. A provider that hangs is
+    /// abandoned.
     pub(super) fn end(self) {
         drop(self.outcome.recv_timeout(START_JOIN_TIMEOUT));
     }
 }
 
-/// Can workers at this address be reached from others that are reached from that one?
+/// Whether workers at `local` can be reached by nodes that reach `wanted`.
 fn is_reachable_from(local: IpAddr, wanted: IpAddr) -> bool {
-    let is_far = |address: IpAddr| !address.to_canonical().is_loopback();
-    // From another address of this machine the system finds its way; but nobody else reaches its
-    // loopback.
-    local == wanted || is_far(local) && is_local_address(local) || !is_far(wanted)
+    let is_remote = |address: IpAddr| !address.to_canonical().is_loopback();
+    // From another address of this machine the system finds a route, but no other machine reaches
+    // its loopback.
+    local == wanted || is_remote(local) && is_local_address(local) || !is_remote(wanted)
 }
 
 impl Replicator {
-    /// Starts the workers when there is another node, at an address from which it is reached, and
-    /// anew if one has ended, or if they are where later nodes do not reach them.
+    /// Starts the workers when another node connects, at an address that it reaches. Restarts them
+    /// if one has ended, or if later nodes do not reach their address.
     pub(super) fn manage_workers(&mut self, now: Instant) {
         let local_address = || {
             let addresses = || self.nodes.values().map(|node| node.local_address);
@@ -61,15 +61,16 @@ impl Replicator {
         };
         let local = self.options.source.or_else(local_address);
         if let Some(worker_start) = &mut self.worker_start {
-            // Also when all nodes have left meanwhile: what was opened is taken.
-            let (place, outcome) = (worker_start.local, worker_start.outcome.try_recv());
+            // Also when all nodes have disconnected meanwhile: the opened workers are used.
+            let (at, outcome) = (worker_start.local, worker_start.outcome.try_recv());
             let outcome = match outcome {
                 Err(TryRecvError::Empty)
-                    if local.is_none_or(|local| is_reachable_from(place, local)) =>
+                    if local.is_none_or(|local| is_reachable_from(at, local)) =>
                 {
                     return self.check_start_timeout(now);
                 }
-                // At an address that others do not reach any more: its thread closes it again.
+                // Other nodes do not reach that address any more: the thread closes the workers
+                // again.
                 Err(TryRecvError::Empty) => None,
                 Ok(outcome) => Some(outcome),
                 Err(TryRecvError::Disconnected) => {
@@ -79,7 +80,7 @@ impl Replicator {
             };
             self.worker_start = None;
             if let Some(outcome) = outcome {
-                return self.finish_start(now, place, outcome);
+                return self.finish_start(now, at, outcome);
             }
         }
         let Some(local) = local else { return };
@@ -90,21 +91,20 @@ impl Replicator {
             tracing::info!(%local, "the address of this node changed; restarting workers");
             self.drain_workers();
         }
-        if self.worker_backoff.is_some_and(|rest| !rest.is_over(now)) {
+        if self.worker_backoff.is_some_and(|backoff| !backoff.is_over(now)) {
             return;
         }
         match self.begin_worker_start(now, local) {
             Ok(worker_start) => {
                 self.worker_start = Some(worker_start);
-                // No node is promised anything that cannot be kept for it yet.
+                // Nothing can be retained for a node yet, so no node is promised anything.
                 self.plan.set_can_send(false);
             }
             Err(error) => self.finish_start(now, local, Err(error)),
         }
     }
 
-    /// A provider is opened by a thread of its own: one that hangs holds up nothing but the messages
-    /// that go between nodes.
+    /// A thread of its own opens the provider: if it hangs, only replication waits.
     fn begin_worker_start(&self, now: Instant, local: IpAddr) -> Result<WorkerStart> {
         let options = WorkerOptions {
             policy: self.options.policy()?,
@@ -112,20 +112,20 @@ impl Replicator {
             ..WorkerOptions::default()
         };
         let (count, start_workers) = (self.options.workers, self.start_workers);
-        let (told, outcome) = bounded(1);
+        let (sender, outcome) = bounded(1);
         let bell = Arc::clone(&self.service_context.bell);
         std::thread::Builder::new()
             .name("fabricast-open".into())
             .spawn(move || {
-                // If nothing waits for it any more, it is closed again here.
-                let _ = told.send(start_workers(count, &options, local));
+                // If nothing waits any more, the workers are closed here.
+                let _ = sender.send(start_workers(count, &options, local));
                 bell.ring();
             })
             .map_err(|error| Error::of("open a provider", error))?;
         Ok(WorkerStart { local, since: now, outcome, is_late: false })
     }
 
-    /// Other nodes do not wait for a provider that takes long.
+    /// Other nodes do not wait for a provider that is slow to open.
     fn check_start_timeout(&mut self, now: Instant) {
         let longest = self.start_timeout();
         let Some(worker_start) = self.worker_start.as_mut().filter(|it| !it.is_late) else {
@@ -150,14 +150,14 @@ impl Replicator {
         self.options.lost_after / 2
     }
 
-    /// When it is to be looked again at a provider that is being opened, if nothing tells before.
+    /// When to check a provider that is being opened, unless it opens before.
     pub(super) fn start_deadline(&self) -> Option<Instant> {
         let worker_start = self.worker_start.as_ref().filter(|it| !it.is_late)?;
         Some(worker_start.since + self.start_timeout())
     }
 
-    /// Those that have come are told what there is here, unless it is about to be known by what
-    /// messages go: who knows that nothing can go here does not keep anything for this node.
+    /// Sends the interests of this node to new nodes, unless its provider is about to be known. A
+    /// node that knows that its messages cannot be sent here retains none.
     pub(super) fn announce_unless_starting(&mut self) {
         if self.worker_start.as_ref().is_none_or(|it| it.is_late) {
             self.announce_to_all();
@@ -184,7 +184,7 @@ impl Replicator {
                 self.start_error = None;
             }
             Err(error) => {
-                // It is tried again and again: said once is enough.
+                // The start is retried: one error line is enough.
                 let why = error.to_string();
                 match self.start_error.as_ref() == Some(&why) {
                     true => tracing::debug!(why, %local, "still cannot start replication"),
@@ -200,7 +200,7 @@ impl Replicator {
         self.enqueue_all();
     }
 
-    /// Lets go of the workers, which may take a while; others go on with all that they did.
+    /// Drains the workers, which may take a while; other workers take over their topics.
     fn drain_workers(&mut self) {
         let Some(workers) = self.workers.take() else { return };
         for (number, replicated) in &mut self.replicated_topics {
@@ -215,30 +215,29 @@ impl Replicator {
         self.draining_workers.retain(|draining_worker| !draining_worker.is_finished());
         match draining_worker {
             Ok(draining_worker) => self.draining_workers.push(draining_worker),
-            // They ended here, then.
+            // The workers ended here.
             Err(error) => tracing::debug!(%error, "no thread to drain workers"),
         }
     }
 
-    /// Tells the worker of a topic something. If it has ended others take its place, and are told all
-    /// anew.
-    pub(super) fn tell(&self, number: u32, what: impl FnOnce(&Worker) -> Result<()>) {
+    /// Runs a command on a topic's worker. If the worker has ended, its successor gets all commands
+    /// again.
+    pub(super) fn with_worker(&self, number: u32, command: impl FnOnce(&Worker) -> Result<()>) {
         let Some(workers) = &self.workers else { return };
-        if let Err(error) = what(workers.of(key(number))) {
+        if let Err(error) = command(workers.of(key(number))) {
             tracing::debug!(%error, "a worker did not take a command");
         }
     }
 
-    /// Tells all workers of a node that is gone, before it is connected to anew.
+    /// Reports a disconnected node to all workers, before it connects again.
     pub(super) fn lose_node(&self, node: NodeId) {
         for worker in self.workers.iter().flat_map(Workers::all) {
             let _ = worker.tell(Command::NodeLost(node));
         }
     }
 
-    /// The connection with a node was lost, and is back. What the workers' connections with it have on
-    /// their way the system sends again when it likes, which is the later the longer the link was
-    /// down: other ones begin at once.
+    /// A lost session is back. The system retransmits data in flight on the workers' connections
+    /// only after a delay that grows with the outage: new connections start at once.
     pub(super) fn renew_connections(&self, node: NodeId) {
         for worker in self.workers.iter().flat_map(Workers::all) {
             let _ = worker.tell(Command::NodeReturned(node));
@@ -246,11 +245,11 @@ impl Replicator {
     }
 
     pub(super) fn handle_worker_events(&mut self, now: Instant) {
-        let (mut reports, mut has_ended) = (Vec::new(), false);
+        let (mut events, mut has_ended) = (Vec::new(), false);
         for worker in self.workers.iter().flat_map(Workers::all) {
             for count in 0..=EVENTS_PER_WORKER {
                 match worker.try_report() {
-                    Ok(Some(report)) => reports.push(report),
+                    Ok(Some(event)) => events.push(event),
                     Ok(None) => break,
                     Err(_) => {
                         has_ended = true;
@@ -260,8 +259,8 @@ impl Replicator {
                 self.has_more_work |= count == EVENTS_PER_WORKER;
             }
         }
-        for report in reports {
-            self.handle_worker_event(now, report);
+        for event in events {
+            self.handle_worker_event(now, event);
         }
         if has_ended {
             tracing::error!("a replication worker ended; starting another one");
@@ -273,23 +272,26 @@ impl Replicator {
         }
     }
 
-    fn handle_worker_event(&mut self, now: Instant, report: WorkerEvent) {
+    fn handle_worker_event(&mut self, now: Instant, event: WorkerEvent) {
         let number = |key: TopicKey| key.0 as u32;
-        match report {
-            WorkerEvent::ControlMessage { key, node, terms } => {
+        match event {
+            WorkerEvent::ControlMessage { key, node, terms: message } => {
                 let Some(replicated) = self.replicated_topics.get(&number(key)) else { return };
-                let topic = replicated.facts.topic.name().to_owned();
-                self.write(node, &ControlMessage::ConnectionMessage { topic, terms });
+                let topic = replicated.local_topic.topic.name().to_owned();
+                self.send_control_message(
+                    node,
+                    &ControlMessage::ConnectionMessage { topic, message },
+                );
             }
             WorkerEvent::Connected { key, node, side } => {
-                tracing::debug!(?key, %node, ?side, "a topic is connected");
+                tracing::debug!(?key, %node, ?side, "connection of a topic established");
                 if let Some(replicated) = self.replicated_topics.get(&number(key)) {
                     self.incompatible_topics
-                        .clear_failure(replicated.facts.topic.name(), (node, side));
+                        .clear_failure(replicated.local_topic.topic.name(), (node, side));
                 }
             }
             WorkerEvent::Disconnected { key, node, side, reason } => {
-                tracing::debug!(?key, %node, ?side, %reason, "a topic's connection broke");
+                tracing::debug!(?key, %node, ?side, %reason, "connection of a topic lost");
                 if side == Side::Writer {
                     self.plan.connection_broke(now, number(key), node);
                     self.reconcile_queue.enqueue(number(key));
@@ -301,17 +303,23 @@ impl Replicator {
             WorkerEvent::Failed { key, node: Some(node), side, error } => {
                 let (number, node) = (number(key), node);
                 let label = self.seen_nodes.label(node);
-                tracing::error!(%error, ?key, %node, label, ?side, "a topic cannot be replicated between two nodes");
-                // Of one that is gone nothing is noted that only its coming back would end.
-                let is_there = self.nodes.contains_key(&node);
-                if let Some(replicated) = self.replicated_topics.get(&number).filter(|_| is_there) {
-                    let topic = replicated.facts.topic.name();
-                    self.incompatible_topics.fails(topic, (node, side), &error.to_string());
+                tracing::error!(%error, ?key, %node, label, ?side, "replication of a topic with a node failed");
+                // A failure of a disconnected node is not recorded: only its return would clear it.
+                let is_connected = self.nodes.contains_key(&node);
+                if let Some(replicated) =
+                    self.replicated_topics.get(&number).filter(|_| is_connected)
+                {
+                    let topic = replicated.local_topic.topic.name();
+                    self.incompatible_topics.record_failure(
+                        topic,
+                        (node, side),
+                        &error.to_string(),
+                    );
                 }
                 match side {
                     Side::Reader => self.stop_receiving(number, node),
                     Side::Writer => {
-                        if is_there {
+                        if is_connected {
                             self.plan.mark_unsendable(number, node);
                         }
                         self.reconcile_queue.enqueue(number);
@@ -319,40 +327,40 @@ impl Replicator {
                 }
             }
             WorkerEvent::Failed { key, node: None, error, .. } => {
-                tracing::error!(%error, ?key, "a topic is not replicated for now");
-                // Whoever publishes must not wait for what nobody takes.
+                tracing::error!(%error, ?key, "replication of a topic failed; it is retried");
+                // A publisher must not wait for messages that no worker takes.
                 if let Some(replicated) = self.replicated_topics.get_mut(&number(key)) {
                     self.publish_listener.stop_listening(number(key));
-                    replicated.fails(now);
+                    replicated.source_failed(now);
                     self.reconcile_queue.enqueue(number(key));
                 }
             }
         }
     }
 
-    /// Sends a letter to a node, if it is there.
-    pub(super) fn write(&self, node: NodeId, letter: &ControlMessage) {
-        let Some(there) = self.nodes.get(&node) else { return };
-        if let Err(error) = self.peers.tell(node, there.session, letter.encode()) {
+    /// Sends a control message to a node, if it is connected.
+    pub(super) fn send_control_message(&self, node: NodeId, message: &ControlMessage) {
+        let Some(remote) = self.nodes.get(&node) else { return };
+        if let Err(error) = self.peers.send(node, remote.session, message.encode()) {
             tracing::debug!(%error, %node, "a control message was not sent");
         }
     }
 
-    /// How long a destination may take nothing while others wait because of that: longer than it
-    /// takes to find out that its node is gone, or to remove there who is in the way.
+    /// How long a destination may take nothing while publishers wait for it. This exceeds the time
+    /// to detect its disconnection, and to evict a stalled subscriber there.
     pub(crate) fn stall_timeout(&self, number: u32) -> Duration {
         let replicated = self.replicated_topics.get(&number);
         let release =
-            replicated.map(|replicated| replicated.facts.topic.settings().release_deadline());
+            replicated.map(|replicated| replicated.local_topic.topic.settings().release_deadline());
         2 * (self.options.lost_after + release.unwrap_or_default())
     }
 
-    /// What other nodes are owed of a topic is in the way, and has been for as long as that may be.
+    /// Retained messages of a topic have blocked publishers for as long as is allowed.
     pub(crate) fn backlog_blocks_publishers(&mut self, number: u32) {
         let Some(replicated) = self.replicated_topics.get(&number) else { return };
         if replicated.is_replicated() {
-            // It knows who takes nothing.
-            self.tell(number, |worker| worker.tell(Command::ReportLagging(key(number))));
+            // The worker knows which destinations lag.
+            self.with_worker(number, |worker| worker.tell(Command::ReportLagging(key(number))));
             return;
         }
         let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();
@@ -365,8 +373,10 @@ impl Replicator {
         let stall_timeout = self.stall_timeout(number);
         if self.plan.suspend_if_stalled(now, (number, node), stall_timeout) {
             self.reconcile_queue.enqueue(number);
-            let topic =
-                self.replicated_topics.get(&number).map(|replicated| replicated.facts.topic.name());
+            let topic = self
+                .replicated_topics
+                .get(&number)
+                .map(|replicated| replicated.local_topic.topic.name());
             tracing::warn!(
                 topic, %node, label = self.seen_nodes.label(node), ?stall_timeout,
                 "a node blocked publishers for too long: it will miss messages"
@@ -380,16 +390,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_at_the_loopback_is_reached_from_there_only() {
-        let [loopback, near, far] =
+    fn loopback_address_is_reached_from_the_same_machine_only() {
+        let [loopback, mapped, remote] =
             ["127.0.0.1", "::ffff:127.0.0.1", "10.0.0.1"].map(|it| it.parse::<IpAddr>().unwrap());
         assert!(
             is_reachable_from(loopback, loopback)
-                && is_reachable_from(loopback, near)
-                && is_reachable_from(far, loopback)
+                && is_reachable_from(loopback, mapped)
+                && is_reachable_from(remote, loopback)
         );
-        assert!(!is_reachable_from(loopback, far) && !is_reachable_from(near, far));
-        // Where this machine cannot be reached, whatever it was.
-        assert!(!is_reachable_from("192.0.2.1".parse().unwrap(), far));
+        assert!(!is_reachable_from(loopback, remote) && !is_reachable_from(mapped, remote));
+        // An address that is not of this machine any more.
+        assert!(!is_reachable_from("192.0.2.1".parse().unwrap(), remote));
     }
 }

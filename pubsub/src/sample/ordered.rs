@@ -1,4 +1,4 @@
-//! What a sample says of a message that a stream writes.
+//! Samples of messages that a stream writes.
 
 use std::time::Instant;
 
@@ -12,9 +12,9 @@ use crate::subscriber::DeferredRelease;
 use crate::topic::Entry;
 
 impl Sample {
-    /// Is it written? Of one that was [published on a stream](crate::Loan::publish_on) and
-    /// [pulled on one](crate::Subscriber::pull_on): asked after the latter has passed the message
-    /// it tells whether what was read there was right.
+    /// Whether it is written. A message that was [published on a stream](crate::Loan::publish_on)
+    /// may be [pulled on one](crate::Subscriber::pull_on). Call this after the latter stream has
+    /// read it, to know whether the data was valid.
     ///
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more.
@@ -22,7 +22,7 @@ impl Sample {
         let operation = "check a message";
         let Some(sync_point) = self.entry.sync_point else { return Ok(Readiness::Ready) };
         let found = self.pool().control().readiness(self.entry.block, sync_point);
-        // Afterwards: what was found while it was held is right.
+        // Afterwards: a state that was read while it was held is valid.
         self.check(operation)?;
         found.ok_or_else(|| {
             let detail = "the block holds another message";
@@ -31,16 +31,15 @@ impl Sample {
         })
     }
 
-    /// Releases it when all is done that was begun on this stream so far, and waits for nothing:
-    /// for what reads it there.
+    /// Releases it once all work that was begun on this stream so far is done, without waiting.
     ///
-    /// Until then it is held, as any message, and nobody else gets its memory, not even if its
-    /// subscriber is evicted for that; if this process dies, when it is dead. That the stream has
-    /// come so far is seen within some milliseconds, or when this process pulls, or waits for room.
-    /// The end of a subscription waits for that, ten seconds at most: a stream that takes longer
-    /// keeps this process at its node until it has come so far.
+    /// Until then it is held like any message, and its block is not reused, not even if its
+    /// subscriber is evicted; if this process dies, it is released with it. The end of the work is
+    /// detected within some milliseconds, or when this process pulls, or waits for room. The end of
+    /// a subscription waits for it, at most ten seconds. A stream that takes longer keeps this
+    /// process a member of its node until it has finished.
     ///
-    /// So it is, too, where messages lie on the host: a stream of any device may read there.
+    /// This holds for host memory, too: a stream of any device may read it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -48,16 +47,16 @@ impl Sample {
     /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-release-on-{}", std::process::id()));
     /// # let path = directory.clone();
     /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
-    /// # let patience = Duration::from_secs(10);
+    /// # let timeout = Duration::from_secs(10);
     /// let device = gpu::Device::open("emulated:0".parse()?)?;
     /// let memory = MemoryLocation::Device(device.name());
     /// let topic = node.topic("frames", &TopicSettings { memory, ..TopicSettings::default() })?;
     /// let (publisher, mut subscriber) = (topic.publisher()?, topic.subscriber()?);
     /// # let (frame, producing) = (device.allocate(4096)?, device.stream()?);
-    /// # publisher.push_on(&producing, &frame.whole(), patience)?;
+    /// # publisher.push_on(&producing, &frame.whole(), timeout)?;
     ///
     /// let (result, stream) = (device.allocate(4096)?, device.stream()?);
-    /// let sample = subscriber.pull_on(&stream, patience)?;
+    /// let sample = subscriber.pull_on(&stream, timeout)?;
     /// stream.copy(&result.whole(), sample.slice())?;
     /// sample.release_on(&stream)?; // after the copy
     /// # drop((subscriber, publisher, topic, node));
@@ -66,16 +65,16 @@ impl Sample {
     /// ```
     ///
     /// # Errors
-    /// [`Evicted`](ErrorKind::Evicted): the subscriber was evicted before, and what the stream
-    /// reads may be another message. If the device refuses, the message is held for as long as
-    /// its subscriber is there.
+    /// [`Evicted`](ErrorKind::Evicted): the subscriber was evicted before, and the stream may read
+    /// another message. If the device fails the call, the message is held as long as its subscriber
+    /// exists.
     pub fn release_on(mut self, stream: &Stream) -> Result<()> {
         let operation = "release in stream order";
         self.shared.context.node.check_not_forked(operation)?;
         let (direction, block) = (self.direction, self.entry.block);
         let control = self.pool().control();
-        // Before it is looked whether it is still held: who is not removed then is not before this
-        // is seen by who removes it.
+        // Before the check: if the subscription is still active then, a later eviction sees this
+        // mark.
         let place = self.shared.subscription_id(direction).index();
         control.begin_stream_read(block, self.shared.context.topic.number(), place);
         let read = stream.point();
@@ -101,7 +100,7 @@ impl Sample {
         self.shared.defer_release(DeferredRelease { direction, position, block, read });
     }
 
-    /// Waits until it is written, for as long as a device may take for anything.
+    /// Waits until it is written, at most for the timeout of a device.
     pub(super) fn await_ready(&self, operation: &'static str) -> Result<()> {
         let deadline = Instant::now() + gpu::DEFAULT_TIMEOUT;
         let mut backoff = PollBackoff::NEW;

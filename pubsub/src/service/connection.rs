@@ -1,4 +1,4 @@
-//! A connection that never holds up the service: what cannot be sent now waits.
+//! A connection that never blocks the service: messages that cannot be sent now are queued.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,37 +8,37 @@ use ipc::{Channel, ChannelError, Participant};
 
 use super::protocol::{self, Notice};
 
-/// Messages that may wait for one who does not listen.
+/// Queued messages for a client that does not receive.
 const MAX_QUEUED_MESSAGES: usize = 4096;
-/// Their bytes: more than any report has.
+/// Bytes of queued messages: more than any report has.
 const MAX_QUEUED_BYTES: usize = 16 << 20;
-/// Their descriptors, which all others would lack: those of all lives, and as many more.
+/// Queued descriptors: the pidfds of all participants, and as many more.
 const MAX_QUEUED_DESCRIPTORS: usize = 2 * Participant::SLOTS as usize;
 
-/// Descriptors that may wait for all together: a process has 1024, if nothing else was set up.
+/// Queued descriptors of all clients together: a process has 1024 by default.
 const MAX_QUEUED_DESCRIPTORS_TOTAL: usize = 2 * Participant::SLOTS as usize;
-/// And those of such as have taken nothing for a while: one that joins is told all lives at once,
-/// and takes them.
+/// Queued descriptors of clients that have received nothing for a while. A joining client gets all
+/// pidfds at once, and receives them.
 const MAX_QUEUED_DESCRIPTORS_STALLED: usize = Participant::SLOTS as usize / 4;
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Descriptors on their way to one who does not take them. The system counts those of all
-/// processes of a user together, also those sent to one that is stopped: if there were too many,
-/// nobody could be sent any more.
+/// Sent descriptors that a client has not received. The system counts those of all processes of a
+/// user together, also those sent to a stopped process: beyond the limit no process could send any
+/// more.
 const MAX_DESCRIPTORS_IN_FLIGHT: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Connection {
     channel: Channel,
-    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
-    /// Of all that waits.
+    queued: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    /// Bytes of all queued messages.
     bytes: usize,
     files: usize,
-    /// When something went out last, or began to wait.
+    /// When a message was last sent, or the first one queued.
     last_progress: Instant,
-    /// Descriptors that were sent since all had been taken.
+    /// Descriptors sent since the client had received all of them.
     descriptors_in_flight: usize,
-    /// What waits does so until descriptors have arrived, here or elsewhere: nothing tells when.
+    /// The queue waits until clients have received descriptors, which no event reports.
     is_stalled: bool,
     is_broken: bool,
 }
@@ -47,7 +47,7 @@ impl Connection {
     pub(super) fn new(channel: Channel) -> Self {
         Self {
             channel,
-            waiting: VecDeque::new(),
+            queued: VecDeque::new(),
             bytes: 0,
             files: 0,
             last_progress: Instant::now(),
@@ -61,20 +61,20 @@ impl Connection {
         &self.channel
     }
 
-    /// Sends, now or later, in order.
+    /// Sends now or later, in order.
     pub(super) fn send(&mut self, notice: &Notice, descriptors: Vec<OwnedFd>) {
         if self.is_broken {
             return;
         }
         let bytes = protocol::encode(notice);
-        if self.waiting.is_empty() {
+        if self.queued.is_empty() {
             self.last_progress = Instant::now();
         }
         self.bytes += bytes.len();
         self.files += descriptors.len();
-        self.waiting.push_back((bytes, descriptors));
+        self.queued.push_back((bytes, descriptors));
         self.flush();
-        let is_too_much = self.waiting.len() > MAX_QUEUED_MESSAGES
+        let is_too_much = self.queued.len() > MAX_QUEUED_MESSAGES
             || self.bytes > MAX_QUEUED_BYTES
             || self.files > MAX_QUEUED_DESCRIPTORS;
         if is_too_much {
@@ -82,16 +82,16 @@ impl Connection {
         }
     }
 
-    /// Sends what waits, as far as there is room. True if something was sent.
+    /// Sends queued messages, as far as there is room. True if one was sent.
     pub(super) fn flush(&mut self) -> bool {
-        let waited = self.waiting.len();
+        let waited = self.queued.len();
         self.send_waiting();
-        self.waiting.len() < waited
+        self.queued.len() < waited
     }
 
     fn send_waiting(&mut self) {
         self.is_stalled = false;
-        while let Some((bytes, descriptors)) = self.waiting.front() {
+        while let Some((bytes, descriptors)) = self.queued.front() {
             let descriptors_in_flight = self.descriptors_in_flight + descriptors.len();
             if !descriptors.is_empty() && descriptors_in_flight > MAX_DESCRIPTORS_IN_FLIGHT {
                 self.is_stalled = self.channel.has_unreceived();
@@ -107,7 +107,7 @@ impl Connection {
                     self.files -= descriptors.len();
                     self.descriptors_in_flight += descriptors.len();
                     self.last_progress = Instant::now();
-                    self.waiting.pop_front();
+                    self.queued.pop_front();
                 }
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
                 Err(ChannelError::TooManyDescriptorsInFlight) => {
@@ -119,42 +119,42 @@ impl Connection {
         }
     }
 
-    /// The other side cannot be told what it has to know: it comes back, and is told all.
+    /// The client has lost a message, so it has to rejoin, which restores its state.
     pub(super) fn mark_broken(&mut self) {
         (self.is_broken, self.is_stalled) = (true, false);
-        self.waiting.clear();
+        self.queued.clear();
         (self.bytes, self.files) = (0, 0);
     }
 
-    /// Ends the connection for both sides, also where a child of either keeps a copy of it open.
+    /// Ends the connection for both sides, even if a child of either holds a duplicate.
     pub(super) fn end(&mut self) {
         self.flush();
         self.channel.end();
     }
 
-    /// Is there something to be sent as soon as there is room?
+    /// Whether queued messages can be sent as soon as there is room.
     pub(super) fn has_queued(&self) -> bool {
-        !self.waiting.is_empty() && !self.is_stalled
+        !self.queued.is_empty() && !self.is_stalled
     }
 
-    /// Is there something to be sent at another time, of which nobody tells?
+    /// Whether queued messages have to be tried again later, without an event.
     pub(super) fn is_stalled(&self) -> bool {
         self.is_stalled
     }
 
-    /// Do descriptors wait?
+    /// Whether descriptors are queued.
     pub(super) fn has_queued_descriptors(&self) -> bool {
         self.files > 0
     }
 
-    /// Is the other side gone, or so far behind that it is given up?
+    /// Whether the client has exited, or its queue has overflowed.
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken
     }
 }
 
-/// Gives up those for which too many descriptors wait together, so that the service does not run out
-/// of them: first those for which most do.
+/// Drops connections while too many descriptors are queued together, so that the service does not
+/// run out of them. The longest queues go first.
 pub(super) fn drop_stalled<'a>(
     now: Instant,
     connections: impl Iterator<Item = &'a mut Connection>,
@@ -192,7 +192,7 @@ impl AsFd for Connection {
 mod tests {
     use super::*;
 
-    /// What waits for one who does not listen, before and after it is given up.
+    /// Queue sizes of a client that does not receive, just before it is dropped.
     fn send_until_broken(notice: &Notice, files: usize) -> (usize, usize, usize) {
         let (near, _far) = Channel::pair().unwrap();
         let mut connection = Connection::new(near);
@@ -201,7 +201,7 @@ mod tests {
         let mut most = (0, 0, 0);
         while !connection.is_broken() {
             let Connection { bytes, files, .. } = connection;
-            most = most.max((connection.waiting.len(), bytes, files));
+            most = most.max((connection.queued.len(), bytes, files));
             connection.send(notice, copies());
         }
         assert!(!connection.has_queued());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_one_who_does_not_listen_is_bounded() {
+    fn queue_of_a_silent_client_is_bounded() {
         let left = Notice::Left;
         let (messages, ..) = send_until_broken(&left, 0);
         assert_eq!(messages, MAX_QUEUED_MESSAGES);
@@ -230,7 +230,7 @@ mod tests {
         );
     }
 
-    /// Receives all that is there, as the number of a participant each.
+    /// Receives all messages, as one participant number each.
     fn taken(far: &Channel) -> Vec<u32> {
         let mut all = Vec::new();
         while let Ok(message) = far.receive(Duration::ZERO) {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_takes_nothing_has_few_descriptors_on_their_way() {
+    fn silent_client_has_few_descriptors_in_flight() {
         let (near, far) = Channel::pair().unwrap();
         let mut connection = Connection::new(near);
         let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
@@ -264,10 +264,10 @@ mod tests {
     }
 
     #[test]
-    fn those_that_take_nothing_do_not_use_up_all_descriptors_together() {
+    fn silent_clients_do_not_exhaust_descriptors_together() {
         let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        // For each of them so many wait.
-        let waits = |files: usize| {
+        // A client with this number of queued descriptors.
+        let client = |files: usize| {
             let (near, far) = Channel::pair().unwrap();
             let mut connection = Connection::new(near);
             for _ in 0..MAX_DESCRIPTORS_IN_FLIGHT + files {
@@ -278,13 +278,13 @@ mod tests {
             (connection, far)
         };
         let all_of =
-            |files: [usize; 3]| -> (Vec<_>, Vec<_>) { files.map(waits).into_iter().unzip() };
+            |files: [usize; 3]| -> (Vec<_>, Vec<_>) { files.map(client).into_iter().unzip() };
         let broken = |all: &[Connection]| all.iter().map(Connection::is_broken).collect::<Vec<_>>();
         let (mut all, fars) = all_of([20, 200, 100]);
         let now = Instant::now();
         drop_stalled(now, all.iter_mut());
-        assert_eq!(broken(&all), [false; 3], "they have their time");
-        // One of them goes on.
+        assert_eq!(broken(&all), [false; 3], "before the timeout");
+        // One of them has received messages.
         all[2].last_progress = now + STALL_TIMEOUT;
         drop_stalled(now + STALL_TIMEOUT, all.iter_mut());
         assert_eq!(broken(&all), [false, true, false]);
@@ -292,11 +292,11 @@ mod tests {
         drop((all, fars));
         let (mut all, _fars) = all_of([200, 20, 300]);
         drop_stalled(Instant::now(), all.iter_mut());
-        assert_eq!(broken(&all), [false, false, true], "too many for any time");
+        assert_eq!(broken(&all), [false, false, true], "too many even before the timeout");
     }
 
     #[test]
-    fn nothing_is_counted_that_was_sent() {
+    fn sent_messages_are_not_counted() {
         let (near, far) = Channel::pair().unwrap();
         let mut connection = Connection::new(near);
         for _ in 0..3 * MAX_QUEUED_MESSAGES {

@@ -1,17 +1,16 @@
-//! Which process serves a node: the one that holds a lock in the node's directory.
+//! Election of a node's service: the process that holds the leader lock in the node's directory.
 //!
-//! It is a record lock, which belongs to the process and to nobody else: the kernel takes it
-//! from the dead, and a forked child does not have it. Within one process, which could take
-//! such a lock twice, a set of directories keeps order.
+//! It is a record lock, which belongs to one process: the kernel releases it at the process's
+//! death, and a forked child does not inherit it. A process could take such a lock twice, so a set
+//! of held files prevents that.
 //!
-//! Who is to serve for as long as it is there holds a lock beside it, the *claim*, also while
-//! somebody else still has the office: who serves in passing gives way to who holds it, and who
-//! could serve in passing leaves a vacant office to it for a while. The kernel takes it from the
-//! dead, too, so nobody waits for one that is no more.
+//! A dedicated service also holds the priority lock, even while an embedded service still holds the
+//! leader lock. The embedded service hands over to it, and other candidates leave a free leader
+//! lock to it for a while. The kernel releases the priority lock of a dead process, too.
 //!
-//! Every member of a node holds another lock, together with the others. While anybody holds
-//! it there is a hall, and a new service waits for somebody to bring it. Which hall that is
-//! stands in the file: one who was away may bring the hall of a node that is no more.
+//! Every member of a node shares the member lock. While it is held the node segment exists, and a
+//! new service waits for a member to return it. The file has the identity of that node: a process
+//! that was disconnected may return the segment of an earlier node.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -34,18 +33,18 @@ const PRIORITY_FILE: &str = "node.priority";
 const MEMBERS_FILE: &str = "node.members";
 const SOCKET_FILE: &str = "node.sock";
 
-/// Where processes join.
+/// The socket for joining processes.
 pub(crate) fn socket_path(directory: &Path) -> PathBuf {
     directory.join(SOCKET_FILE)
 }
 
-/// The lock of who serves.
+/// The file of the leader lock.
 pub(crate) fn lock_path(directory: &Path) -> PathBuf {
     directory.join(LOCK_FILE)
 }
 
-/// Makes the directory of a node, or refuses one that others could tamper with, or that no socket
-/// can be in.
+/// Creates the directory of a node. Rejects one that other users may write to, or whose path is too
+/// long for a socket.
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
     Channel::check_path(&socket_path(directory))
         .map_err(|error| Error::because(operation, ErrorKind::InvalidArgument, error))?;
@@ -65,7 +64,7 @@ fn directory_error(operation: &'static str, directory: &Path, error: io::Error) 
     Error::because(operation, kind, error).on(directory.display())
 }
 
-/// Refuses a directory that others could tamper with. That none is there is for others to say.
+/// Rejects a directory that other users may write to. A missing directory is accepted here.
 pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     let found = match fs::symlink_metadata(directory) {
         Ok(found) => found,
@@ -74,7 +73,7 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     };
     let (own, mode) = (Credentials::of_this_process().user, found.mode() & 0o7777);
     let detail = if found.is_symlink() {
-        "it is a symbolic link, and not a directory".to_owned()
+        "it is a symbolic link, not a directory".to_owned()
     } else if !found.is_dir() {
         "it is not a directory".to_owned()
     } else if found.uid() != own {
@@ -87,13 +86,13 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     Err(Error::new(operation, ErrorKind::Denied, detail).on(directory.display()))
 }
 
-/// A file, by device and number.
+/// A file, by device and inode.
 type FileId = (u64, u64);
 
-/// The locks that this process holds. A forked child finds its parent's here.
+/// The locks that this process holds. A forked child sees its parent's here.
 static HELD: Mutex<BTreeMap<FileId, ForkGeneration>> = Mutex::new(BTreeMap::new());
 
-/// A lock of a file in a node's directory, of this process and nobody else.
+/// A record lock of a file in a node's directory, held by this process.
 #[derive(Debug)]
 pub(crate) struct RecordLock<const IS_PRIORITY: bool> {
     file: Option<File>,
@@ -101,9 +100,9 @@ pub(crate) struct RecordLock<const IS_PRIORITY: bool> {
     fork_generation: ForkGeneration,
 }
 
-/// The right to serve a node.
+/// Its holder is the service of the node.
 pub(crate) type LeaderLock = RecordLock<false>;
-/// Says that this process is to serve the node for as long as it is there.
+/// Its holder is the dedicated service of the node.
 pub(crate) type PriorityLock = RecordLock<true>;
 
 fn failed(operation: &'static str, directory: &Path) -> impl Fn(io::Error) -> Error + Copy {
@@ -124,11 +123,11 @@ fn open(directory: &Path, name: &str) -> io::Result<File> {
 impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
     const NAME: &str = if IS_PRIORITY { PRIORITY_FILE } else { LOCK_FILE };
 
-    /// Takes it, if nobody has it.
+    /// Takes it, if it is free.
     pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
         let failed = failed(operation, directory);
-        // Kept until it is known whose the lock is. Closing any descriptor of the file would
-        // take the lock from this process, so it is not even opened if this process has it.
+        // Locked until the holder is known. Closing any descriptor of the file would release this
+        // process's lock, so the file is not even opened if this process holds it.
         let mut held = lock(&HELD);
         if is_own(&held, directory, Self::NAME) {
             return Ok(None);
@@ -147,10 +146,10 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
         }
     }
 
-    /// The process that has it, if any has; 0 if that cannot be seen from here.
+    /// The process that holds it, if any; 0 for a process of another PID namespace.
     pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
         let failed = failed(operation, directory);
-        // As above: it is closed again.
+        // As above: closing the file would release this process's lock.
         let held = lock(&HELD);
         if is_own(&held, directory, Self::NAME) {
             return Ok(Some(std::process::id()));
@@ -168,7 +167,7 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
     }
 }
 
-/// Does this process hold the lock of a file?
+/// Whether this process holds the lock of a file.
 fn is_own(held: &BTreeMap<FileId, ForkGeneration>, directory: &Path, name: &str) -> bool {
     let found = fs::metadata(directory.join(name));
     let holder = found.ok().and_then(|found| held.get(&(found.dev(), found.ino())).copied());
@@ -190,7 +189,7 @@ impl<const IS_PRIORITY: bool> Drop for RecordLock<IS_PRIORITY> {
     fn drop(&mut self) {
         let file = self.file.take();
         if !self.fork_generation.is_current() {
-            // Closing it would take the lock from this child, if it has it by itself.
+            // Closing it would release the lock of this child, if it holds one.
             std::mem::forget(file);
             return;
         }
@@ -202,15 +201,15 @@ impl<const IS_PRIORITY: bool> Drop for RecordLock<IS_PRIORITY> {
     }
 }
 
-/// Held by every member of a node.
+/// Shared by all members of a node.
 #[derive(Debug)]
 pub(crate) struct MemberLock(Option<Flock<File>>, ForkGeneration);
 
 impl MemberLock {
-    /// Nobody holds it alone for longer than it takes to see that this can be.
+    /// A service holds it exclusively only for a check, so this is ample.
     const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// Holds it, together with others.
+    /// Takes a share of it.
     pub(crate) fn hold(operation: &'static str, directory: &Path) -> Result<Self> {
         let failed = failed(operation, directory);
         let mut file = open(directory, MEMBERS_FILE).map_err(failed)?;
@@ -218,7 +217,7 @@ impl MemberLock {
         loop {
             match Flock::lock(file, FlockArg::LockSharedNonblock) {
                 Ok(lock) => return Ok(Self(Some(lock), ForkGeneration::current())),
-                // A service looks whether anybody is there.
+                // A service checks for members.
                 Err((back, nix::errno::Errno::EAGAIN)) if Instant::now() < end => file = back,
                 Err((_, error)) => return Err(failed(error.into())),
             }
@@ -226,12 +225,12 @@ impl MemberLock {
         }
     }
 
-    /// Of which node, by the last service that founded one.
+    /// The node that the last new service recorded in the file.
     pub(crate) fn node(&self) -> Option<NodeId> {
         self.0.as_ref().and_then(|file| identity_in(file))
     }
 
-    /// The node that was founded in this directory last.
+    /// The node that was created last in this directory.
     pub(crate) fn read_node_id(
         operation: &'static str,
         directory: &Path,
@@ -239,8 +238,8 @@ impl MemberLock {
         Ok(identity_in(&open(directory, MEMBERS_FILE).map_err(failed(operation, directory))?))
     }
 
-    /// Says which node it is, before anybody becomes a member of it. By who holds the
-    /// [office](Office).
+    /// Records the identity of the node, before any process becomes a member. Called by the holder
+    /// of the [leader lock](LeaderLock).
     pub(crate) fn write_node_id(
         operation: &'static str,
         directory: &Path,
@@ -252,13 +251,13 @@ impl MemberLock {
         file.write_all_at(&node.map_or([0; 16], |node| node.0), 0).map_err(failed)
     }
 
-    /// Does anybody hold it? To be asked by who holds the [office](Office).
+    /// Whether any process holds it. Called by the holder of the [leader lock](LeaderLock).
     pub(crate) fn is_held(operation: &'static str, directory: &Path) -> Result<bool> {
         let failed = failed(operation, directory);
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
         let file = match options.open(directory.join(MEMBERS_FILE)) {
-            // Nobody has ever been there; asking changes nothing about that.
+            // No process was ever a member; this check creates no file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(failed)?,
         };
@@ -279,7 +278,7 @@ fn identity_in(file: &File) -> Option<NodeId> {
 impl Drop for MemberLock {
     fn drop(&mut self) {
         if !self.1.is_current() {
-            // The lock is the parent's, who shares the file with its child.
+            // The lock is the parent's, which shares the file with its child.
             std::mem::forget(self.0.take());
         }
     }
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn one_serves_at_a_time_also_within_a_process() {
+    fn leader_lock_is_exclusive_even_within_a_process() {
         let directory = directory("election");
         let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
         assert!(LeaderLock::take("test", &directory).unwrap().is_none());
@@ -306,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_who_claims_to_serve() {
+    fn priority_lock_names_its_holder() {
         let directory = directory("claim");
         assert_eq!(PriorityLock::holder("test", &directory).unwrap(), None);
-        assert!(!directory.join(PRIORITY_FILE).exists(), "asking leaves nothing behind");
+        assert!(!directory.join(PRIORITY_FILE).exists(), "the check creates no file");
         let priority_lock = PriorityLock::take("test", &directory).unwrap().unwrap();
         assert!(PriorityLock::take("test", &directory).unwrap().is_none());
         assert_eq!(PriorityLock::holder("test", &directory).unwrap(), Some(std::process::id()));
-        // They are not each other's.
+        // The two locks are independent.
         let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
         drop(leader_lock);
         assert_eq!(PriorityLock::holder("test", &directory).unwrap(), Some(std::process::id()));
@@ -323,10 +322,10 @@ mod tests {
     }
 
     #[test]
-    fn members_are_seen_while_they_are_there() {
+    fn member_lock_is_held_until_its_last_member_leaves() {
         let directory = directory("members");
         assert!(!MemberLock::is_held("test", &directory).unwrap());
-        assert!(!directory.join(MEMBERS_FILE).exists(), "asking leaves nothing behind");
+        assert!(!directory.join(MEMBERS_FILE).exists(), "the check creates no file");
         let one = MemberLock::hold("test", &directory).unwrap();
         let other = MemberLock::hold("test", &directory).unwrap();
         drop(one);
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_members_know_of_which_node_they_are() {
+    fn member_lock_file_names_its_node() {
         let directory = directory("named");
         let node = NodeId([7; 16]);
         let member = MemberLock::hold("test", &directory).unwrap();
@@ -352,16 +351,16 @@ mod tests {
 
     #[test]
     #[allow(unsafe_code)]
-    fn a_child_may_serve_when_its_parent_does_not_any_more() {
+    fn forked_child_takes_the_lock_after_its_parent() {
         let directory = directory("forked");
         let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
         let (read, write) = nix::unistd::pipe().unwrap();
-        // SAFETY: the child takes no lock but the one of this module, which nobody holds: the
-        // tests of one process that use it run before and after.
+        // SAFETY: the child takes no lock but the one of this module, which is free: the tests of
+        // one process that use it run before and after.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
                 drop(write);
-                // Until its parent has let go.
+                // Until the parent has released the lock.
                 let _ = nix::unistd::read(&read, &mut [0]);
                 let taken = LeaderLock::take("test", &directory).is_ok_and(|taken| taken.is_some());
                 // SAFETY: ends the child at once.
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_others_is_refused_and_why_is_told() {
+    fn directory_of_other_users_is_rejected_with_a_reason() {
         let directory = directory("open");
         let refused = |directory: &Path| {
             let error = check("test", directory).unwrap_err();
@@ -389,7 +388,7 @@ mod tests {
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         fs::set_permissions(&directory, open).unwrap();
         assert_eq!(prepare("test", &directory).unwrap_err().kind(), ErrorKind::Denied);
-        assert_eq!(refused(&directory), "others may write in it (mode 777): chmod go-w it");
+        assert_eq!(refused(&directory), "it is writable for other users (mode 777). chmod go-w it");
         let (file, link) = (directory.join("file"), directory.join("link"));
         fs::write(&file, "").unwrap();
         assert_eq!(refused(&file), "it is not a directory");
@@ -398,7 +397,7 @@ mod tests {
         let others = directory.join("others");
         fs::create_dir(&others).unwrap();
         let user = Credentials::of_this_process().user + 1;
-        // Who may do everything can make one that is another's.
+        // Only a privileged user can create one of another user.
         if std::os::unix::fs::chown(&others, Some(user), None).is_ok() {
             let reason = refused(&others);
             assert!(reason.contains(&format!("another user's (user {user},")), "{reason}");

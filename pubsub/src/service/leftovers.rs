@@ -1,5 +1,5 @@
-//! What a killed service left in the directory of its node, removed on request: the next one
-//! does it, too, but there may be none.
+//! Removes on request the files that a killed service left in the directory of its node. The next
+//! service does the same, but there may be none.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,35 +10,33 @@ use ipc::{ChannelListener, Credentials, DirectoryLock};
 use super::election::{self, LeaderLock, MemberLock, lock_path, socket_path};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How a node is, as far as its directory tells.
+/// State of a node, as its directory shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
-    /// Nothing is there that would have to be removed.
+    /// There is nothing to remove.
     Clean,
-    /// Nobody is there any more, and these files were removed; or would have been, if only that
-    /// was asked.
+    /// The node is dead, and these files were removed; or would have been, in a dry run.
     Dead(Vec<PathBuf>),
-    /// Somebody is there, and this file was not touched. With who.
+    /// The node is alive, and this file was left; with the reason.
     Alive(PathBuf, String),
-    /// Nobody can say, and this file was not touched. With what is in the way.
+    /// The state is unknown, and this file was left; with the reason.
     Unknown(PathBuf, String),
 }
 
-/// Refuses what no node's directory can be, as [joining](crate::Node::join) there would: one that is
-/// another user's, or in which others may write. One that is not there may yet be made.
+/// Rejects a directory that no node may use, as [joining](crate::Node::join) would: one that
+/// belongs to another user, or that others may write to. A missing directory is accepted.
 ///
 /// # Errors
-/// [`Denied`](ErrorKind::Denied); [`Failed`](ErrorKind::Failed) if it cannot be looked at.
+/// [`Denied`](ErrorKind::Denied); [`Failed`](ErrorKind::Failed) if it cannot be read.
 pub fn check_directory(directory: &Path) -> Result<()> {
     election::check("read the directory of a node", directory)
 }
 
-/// Removes what processes left in the directory of a node that nobody is at any more; or only
-/// says what it would remove. Nothing is removed that anybody could be alive for.
+/// Removes files that processes left in the directory of a dead node; a dry run only lists them. No
+/// file of a living process is removed.
 ///
-/// The three lock files stay: by them those that come find out who else is there, so nobody can
-/// ever be sure that a new one is not just about to lock them.
+/// The three lock files stay: a joining process may be about to lock them at any time.
 ///
 /// ```
 /// use pubsub::{Condition, Node, NodeOptions};
@@ -53,8 +51,8 @@ pub fn check_directory(directory: &Path) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// [`Failed`](ErrorKind::Failed) if the directory cannot be looked into;
-/// [`Denied`](ErrorKind::Denied) if others may write in it.
+/// [`Failed`](ErrorKind::Failed) if the directory cannot be read; [`Denied`](ErrorKind::Denied) if
+/// others may write to it.
 pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
     const OPERATION: &str = "clean up after a node";
     let failed = |error: std::io::Error| Error::of(OPERATION, error).on(directory.display());
@@ -65,16 +63,16 @@ pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
         Err(error) => return Err(failed(error)),
     };
     if found.uid() != Credentials::of_this_process().user {
-        let reason = "it is another user's";
+        let reason = "it belongs to another user";
         return Ok(Condition::Unknown(socket, reason.to_owned()));
     }
-    // Where others may write anybody can have put it there.
+    // Where others may write, any user may have created it.
     election::check(OPERATION, directory)?;
     if fs::symlink_metadata(lock_path(directory)).is_err() {
-        let reason = "no lock file of a node beside it";
+        let reason = "there is no lock file of a node beside it";
         return Ok(Condition::Unknown(socket, reason.to_owned()));
     }
-    // As long as this has the office, nobody begins to serve.
+    // While this holds the leader lock, no service starts.
     let Some(_leader_lock) = LeaderLock::take(OPERATION, directory)? else {
         return Ok(Condition::Alive(socket, "a process serves the node".to_owned()));
     };
@@ -88,7 +86,7 @@ pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
     if !ChannelListener::is_stale(&socket) {
         let reason = match ChannelListener::non_socket_kind(&socket) {
             Some(found) => format!("it is {found}, not a socket"),
-            None => "a process that is no member of the node listens at it".to_owned(),
+            None => "a process that is not a member of the node listens on it".to_owned(),
         };
         return Ok(Condition::Unknown(socket, reason));
     }
@@ -106,13 +104,13 @@ mod tests {
     use crate::service::election::prepare;
 
     #[test]
-    fn only_what_nobody_is_alive_for_is_removed() {
+    fn only_files_of_dead_processes_are_removed() {
         let name = format!("fabricast-leftovers-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         prepare("test", &directory).unwrap();
         let socket = socket_path(&directory);
         assert_eq!(clean(&directory, false).unwrap(), Condition::Clean);
-        // As a killed one leaves it: the standard library does not remove it.
+        // As a killed service leaves it: the standard library does not remove it.
         drop(UnixListener::bind(&socket).unwrap());
         let is_unknown = |found| matches!(found, Condition::Unknown(..));
         assert!(is_unknown(clean(&directory, false).unwrap()), "there was never a node");
@@ -125,10 +123,10 @@ mod tests {
         assert!(socket.exists());
         let dead = Condition::Dead(vec![socket.clone()]);
         assert_eq!(clean(&directory, true).unwrap(), dead);
-        assert!(socket.exists(), "a rehearsal removes nothing");
+        assert!(socket.exists(), "a dry run removes nothing");
         assert_eq!(clean(&directory, false).unwrap(), dead);
         assert!(!socket.exists());
-        // Somebody else's game.
+        // A socket of another program.
         let listener = UnixListener::bind(&socket).unwrap();
         assert!(is_unknown(clean(&directory, false).unwrap()));
         drop(listener);

@@ -1,9 +1,9 @@
-//! The service of a node: the role that founds it, lets processes in, makes topics and pools,
-//! and cleans up after the dead.
+//! The service of a node: creates the node, admits processes, creates topics and pools, and
+//! reclaims after dead processes.
 //!
-//! It runs in a thread, of a process of its own or of the first that joins. Whoever holds the
-//! office may end or be killed at any moment: the members hold the descriptors of all that
-//! there is, elect another service, and hand them over.
+//! It runs in a thread of a dedicated process or of the first member. It may end or be killed at
+//! any moment: members hold the descriptors of all segments, elect another service, and return them
+//! to it.
 
 mod connection;
 pub(crate) mod election;
@@ -38,25 +38,25 @@ use crate::wake::WakeFd;
 
 const SERVING: &str = "serve a node";
 
-/// What a service is told when it starts.
+/// Options of a service.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceOptions {
     pub(crate) directory: PathBuf,
     pub(crate) label: String,
     pub(crate) budgets: Budgets,
     pub(crate) network: Option<NetworkOptions>,
-    /// This process has the [claim](election::Claim): the office is given to nobody else.
+    /// This process holds the [priority lock](election::PriorityLock): no other service takes over.
     pub(crate) has_priority: Arc<AtomicBool>,
-    /// Until then it is given to nobody at all.
+    /// Until then no other service takes over, whatever its priority.
     pub(crate) min_term_until: Option<Instant>,
-    /// Of the node, if it is founded anew.
+    /// Identity of the node, if the service creates it.
     pub(crate) identity: NodeId,
 }
 
-/// The service of a node, as long as it is held.
+/// The service of a node; dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct ServiceThread {
-    /// True if it could not go on.
+    /// True if it failed.
     thread: Option<JoinHandle<bool>>,
     is_over: Arc<AtomicBool>,
     bell: Arc<WakeFd>,
@@ -64,7 +64,7 @@ pub(crate) struct ServiceThread {
 }
 
 impl ServiceThread {
-    /// Serves the node of a directory, unless another one does.
+    /// Serves the node of a directory, unless another process does.
     pub(crate) fn start(options: ServiceOptions) -> Result<Option<Self>> {
         election::prepare(SERVING, &options.directory)?;
         let Some(leader_lock) = LeaderLock::take(SERVING, &options.directory)? else {
@@ -81,7 +81,7 @@ impl ServiceThread {
             .spawn(move || {
                 block_file_size_signal();
                 let has_failed = service.serve();
-                // Only now may another one serve.
+                // Only now may another process serve the node.
                 drop(leader_lock);
                 has_failed
             })
@@ -94,12 +94,12 @@ impl ServiceThread {
         }))
     }
 
-    /// Has it ended by itself?
+    /// Whether it has ended by itself.
     pub(crate) fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends it, if it has not ended. True if that was because it could not go on.
+    /// Ends it, if it runs. True if it has failed.
     pub(crate) fn has_failed(mut self) -> bool {
         self.end()
     }
@@ -120,8 +120,8 @@ impl ServiceThread {
     }
 }
 
-/// A provider that makes a file in shared memory beyond the limit of this process is refused it, and
-/// does not end the process: threads that are started by this one inherit the mask.
+/// A provider that exceeds the file size limit in shared memory gets an error instead of a fatal
+/// signal. Threads that this one starts inherit the mask.
 fn block_file_size_signal() {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGXFSZ);
@@ -130,8 +130,8 @@ fn block_file_size_signal() {
     }
 }
 
-/// Listens, by who holds the office: whatever socket is there nobody answers at, also if a
-/// child of the last service keeps it open.
+/// Listens, as the holder of the leader lock. An existing socket is stale, even if a child of the
+/// last service keeps it open.
 fn listen(path: &Path) -> Result<ChannelListener> {
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(path);

@@ -1,4 +1,5 @@
-//! The process that serves a node, as others see it: also one that is stopped, and does not answer.
+//! The process that serves a node, as other processes see it, also if it is stopped and does not
+//! answer.
 
 use std::fmt;
 use std::path::Path;
@@ -10,14 +11,14 @@ use crate::error::Result;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServiceProcess {
-    /// Its number; 0 if it cannot be seen from here.
+    /// Process ID; 0 for a process of another PID namespace.
     pub number: u32,
-    /// Is it stopped, by a signal or a debugger? False if that cannot be seen.
+    /// Whether it is stopped, by a signal or a debugger; false if that is unknown.
     pub is_stopped: bool,
 }
 
 impl ServiceProcess {
-    /// The one that serves the node of a directory now, if any does. It is not asked.
+    /// The process that now serves the node of a directory, if any. No message is sent to it.
     ///
     /// ```
     /// use pubsub::{Node, NodeOptions, ServiceProcess};
@@ -32,13 +33,13 @@ impl ServiceProcess {
     /// ```
     ///
     /// # Errors
-    /// [`Failed`](crate::ErrorKind::Failed) if the lock of the service cannot be looked at.
+    /// [`Failed`](crate::ErrorKind::Failed) if the lock of the service cannot be read.
     pub fn of(directory: &Path) -> Result<Option<Self>> {
         let number = LeaderLock::holder("find the process that serves a node", directory)?;
         Ok(number.map(|number| Self { number, is_stopped: is_stopped(number) }))
     }
 
-    /// Why it may not answer, in words: that it is stopped, or may be.
+    /// Why it may not answer: it is stopped, or may be.
     #[must_use]
     pub fn state(&self) -> &'static str {
         if self.is_stopped { "it is stopped" } else { "it may be stopped" }
@@ -54,9 +55,9 @@ impl fmt::Display for ServiceProcess {
     }
 }
 
-fn is_stopped(process: u32) -> bool {
+pub(super) fn is_stopped(process: u32) -> bool {
     let line = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // Behind its name, which may have anything in it.
+    // Behind the name, which may contain any characters.
     let state = line.rsplit_once(')').map(|(_, rest)| rest.trim_start());
     state.is_some_and(|state| state.starts_with(['T', 't']))
 }

@@ -1,7 +1,7 @@
-//! What a process and the service of its node say to each other, by a Unix socket.
+//! The protocol between a process and the service of its node, over a Unix socket.
 //!
-//! Each message is a version and then one value, in the encoding of [`control::codec`]; descriptors
-//! come along in the order in which the value speaks of them. What comes is bounded by the channel.
+//! Each message is a version and one value, in the encoding of [`control::codec`]. Descriptors are
+//! attached in the order in which the value refers to them. The channel limits the length.
 
 use std::os::fd::OwnedFd;
 
@@ -16,84 +16,84 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 use crate::text::shortened;
 
-/// The version of these messages.
+/// Version of the protocol.
 pub(crate) const VERSION: u8 = 8;
-/// The longest label.
+/// Maximum length of a label.
 pub(crate) const MAX_LABEL: usize = 64;
-/// Lives in one message, with room for what else it may carry.
+/// Pidfds in one message, with room for other descriptors.
 pub(crate) const MAX_PIDFDS_PER_MESSAGE: usize = 32;
 
-/// What a process says to the service.
+/// A message of a process to the service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// The first: it joins. With its life.
+    /// First message: the process joins. With its pidfd.
     Hello { label: String },
-    /// The first: it was a member of the node that another service served. With its life and
-    /// the hall; [`Pidfds`](Self::Lives), [`Pool`](Self::Pool)s, [`Topic`](Self::Topic)s and
-    /// [`RejoinDone`](Self::Returned) follow.
+    /// First message: the process was a member under an earlier service. With its pidfd and the
+    /// node segment; [`Pidfds`](Self::Pidfds), [`Pool`](Self::Pool)s, [`Topic`](Self::Topic)s and
+    /// [`RejoinDone`](Self::RejoinDone) follow.
     Rejoin { label: String, participant: u32 },
-    /// Whom it knows. With their lives.
+    /// Participants that it knows. With their pidfds.
     Pidfds { participants: Vec<u32> },
-    /// A pool that it uses. With the books.
+    /// A pool that it uses. With the control segment.
     Pool { pool: PoolId },
-    /// Its pieces, from one on: length and name of each. With their memory.
+    /// Pieces of the pool, from `first` on: length and name of each. With their memory.
     Pieces { pool: PoolId, first: u32, pieces: Vec<(u64, u64)> },
     /// A topic that it uses. With its segment.
     Topic { number: u32 },
-    /// That was all that it has.
+    /// Ends the objects that it returns.
     RejoinDone,
-    /// It wants to use a topic, and made it if settings are given.
+    /// Opens a topic, or creates it if settings are given.
     Open { request: u64, name: String, settings: Option<SharedSettings> },
-    /// It needs a topic so many times less than it was given to it.
+    /// Ends `granted` uses of a topic.
     CloseTopic { number: u32, granted: u64 },
     /// A loan did not fit into a pool.
     Grow { pool: PoolId, bytes: u64 },
-    /// Its publishers or subscribers of a topic came or went.
+    /// Its publishers or subscribers of a topic joined or left.
     ParticipantsChanged { number: u32 },
-    /// It has all that was sent up to this.
+    /// It has received all pieces up to this ticket.
     AcknowledgePieces { ticket: u64 },
-    /// Who is there? May be asked by who has not joined.
+    /// Requests a report; allowed without joining.
     Report { request: u64 },
     /// It leaves, and uses nothing any more.
     Leave,
     /// A publisher of a topic waits for room, or found none.
     PublisherBlocked { number: u32 },
-    /// It is to serve the node for as long as it is there, and has the
-    /// [claim](super::election::Claim): who serves in passing is to give the office up.
+    /// It is a dedicated service, and holds the [priority lock](super::election::PriorityLock): an
+    /// embedded service is to hand over.
     TakeOver,
-    /// It has made a publisher of a topic, by this line: memory for its loans is to be reserved.
+    /// It has claimed a publisher slot of a topic: reserve memory for its loans.
     AdmitPublisher { request: u64, number: u32, publisher: u64 },
 }
 
-/// What the service says to a process.
+/// A message of the service to a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Notice {
-    /// It is one of us, and knows the lives of all others by now. With the hall, and with the
-    /// service's life.
+    /// The process is a member, and has received the pidfds of all others. With the node segment
+    /// and the service's pidfd.
     Welcome { participant: u32 },
-    /// Who is there. With their lives.
+    /// Participants. With their pidfds.
     Pidfds { participants: Vec<u32> },
-    /// A pool. With its books.
+    /// A pool. With its control segment.
     Pool { pool: PoolId },
-    /// A piece of it, to be kept and acknowledged. With the memory.
+    /// A piece of a pool, to be stored and acknowledged. With the memory.
     Piece { pool: PoolId, number: u32, length: u64, name: u64, ticket: u64 },
     /// All pieces that were sent are in use now.
     PoolGrown { pool: PoolId },
     /// A topic; its pools were sent before. With its segment.
     Topic { request: u64, number: u32 },
-    /// A request cannot be fulfilled.
+    /// A request failed.
     Refused { request: u64, reason: Refusal },
-    /// Rows of a report; the last ones say so.
+    /// Rows of a report.
     Rows { request: u64, rows: Vec<Row>, is_last: bool },
-    /// The node's service ends the connection, and why.
+    /// The service ends the connection, with the reason.
     Rejected { reason: Refusal },
-    /// It may go.
+    /// The process has left.
     Left,
     /// A publisher may publish.
     Admitted { request: u64 },
 }
 
-/// Why something was refused, as it travels.
+/// The error of a failed request, as it is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     kind: ErrorKind,
@@ -101,7 +101,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// The longest explanation, in bytes.
+    /// Maximum length of the detail in bytes.
     const MAX_DETAIL: usize = 1000;
 
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
@@ -126,7 +126,7 @@ impl Refusal {
         &self.detail
     }
 
-    /// As the error of who asked.
+    /// The error for the caller.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
         Error::new(operation, self.kind, self.detail)
     }
@@ -151,7 +151,7 @@ pub(crate) fn decode<T: Serialize + DeserializeOwned>(
     })
 }
 
-/// The lives that came with the names of whose they are. Names of nobody are passed over.
+/// The pidfds of a message with their participants; invalid numbers are skipped.
 pub(crate) fn pidfds(
     participants: &[u32],
     descriptors: Vec<OwnedFd>,
@@ -165,7 +165,7 @@ pub(crate) fn pidfds(
     for (number, descriptor) in participants.iter().zip(descriptors) {
         let pidfd = PidFd::from_fd(descriptor)
             .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
-        pidfds.extend(Participant::from_number(*number).map(|who| (who, pidfd)));
+        pidfds.extend(Participant::from_number(*number).map(|participant| (participant, pidfd)));
     }
     Ok(pidfds)
 }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_one_value_and_nothing_else() {
+    fn message_is_exactly_one_value() {
         let request = Request::Open { request: 7, name: "camera".into(), settings: None };
         let mut bytes = encode(&request);
         assert_eq!(decode::<Request>("test", &bytes).unwrap(), request);
@@ -190,10 +190,10 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_arrives_as_the_error_that_it_was() {
+    fn refusal_is_received_as_the_original_error() {
         let error = Error::new("open a topic", ErrorKind::OverBudget, "1 of 2 bytes");
-        let there = Refusal::of(&error).into_error("open a topic");
-        assert_eq!(there.to_string(), error.to_string());
+        let received = Refusal::of(&error).into_error("open a topic");
+        assert_eq!(received.to_string(), error.to_string());
         let long = Refusal::new(ErrorKind::Failed, "é".repeat(4000));
         assert!(long.detail.len() <= Refusal::MAX_DETAIL);
     }

@@ -1,4 +1,4 @@
-//! The topics and pools of a node, and who uses which.
+//! The topics and pools of a node, and their users.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -16,23 +16,24 @@ use crate::settings::{MAX_TOPIC_NAME, Reserve, SharedLocation, SharedSettings};
 use crate::text::counted;
 use crate::topic::Topic;
 
-/// Bytes by which a pool grows at least, and as many as it is worth to ask for at once.
+/// Minimum and maximum size of a piece that is created in advance.
 const MIN_PIECE: u64 = 4 << 20;
 const MAX_PIECE: u64 = 1 << 30;
-/// Blocks of a pool, free ones too. Of books that large only what is used takes memory.
+/// Blocks of a pool, free ones included. Unused parts of such a large control segment take no
+/// memory.
 const MAX_BLOCKS: u32 = 1 << 19;
-/// How long a pool's new piece waits for all to have it. One who did not take it in this time
-/// is stopped, or starved: it gets it later, and what lies there waits for it.
+/// How long a new piece waits for acknowledgements. A process that is later is stopped or starved:
+/// it receives the piece later, and messages in it wait until then.
 const PIECE_ACK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A topic, and who uses it.
+/// A topic and its users.
 #[derive(Debug)]
 pub(super) struct TopicEntry {
     pub(super) topic: Arc<Topic>,
     users: BTreeSet<Participant>,
-    /// The process that it was made for, unless another service made it.
+    /// The process that it was created for, if this service created it.
     creator: Option<String>,
-    /// Somebody publishes, or subscribes, on this node.
+    /// Whether it has publishers, or subscribers, on this node.
     pub(super) publishes: bool,
     pub(super) subscribes: bool,
 }
@@ -43,25 +44,25 @@ impl TopicEntry {
     }
 }
 
-/// A pool, and whether it is growing.
+/// A pool, and its growth.
 #[derive(Debug)]
 pub(super) struct PoolEntry {
     pub(super) pool: Arc<Pool>,
     pub(super) pending_piece: Option<PendingPiece>,
 }
 
-/// A piece that is not used yet, since not all have mapped it.
+/// A piece that is not in use yet, since some processes have not acknowledged it.
 #[derive(Debug)]
 pub(super) struct PendingPiece {
     pub(super) number: usize,
-    /// From those that are named here an acknowledgement of this is awaited.
+    /// Acknowledgements of this ticket are awaited from the following participants.
     pub(super) ticket: u64,
     pub(super) awaiting: BTreeSet<Participant>,
     pub(super) since: Instant,
 }
 
 impl PendingPiece {
-    /// Had those that are awaited their time?
+    /// Whether the time for acknowledgements is over.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) >= PIECE_ACK_TIMEOUT
     }
@@ -71,19 +72,19 @@ impl PendingPiece {
 pub(super) struct Registry {
     pub(super) topics: BTreeMap<u32, TopicEntry>,
     by_name: HashMap<String, u32>,
-    /// Topics that nobody uses.
+    /// Topics without users.
     unused: BTreeSet<u32>,
     pub(super) pools: HashMap<PoolId, PoolEntry>,
     budgets: Budgets,
     max_topics: usize,
 }
 
-/// The pools that a topic draws from.
+/// The pools of a topic's memory location.
 pub(super) fn pools_of(place: SharedLocation) -> [PoolId; 2] {
     Direction::BOTH.map(|direction| PoolId { place, direction })
 }
 
-/// How many messages a pool can keep, whatever free blocks lie between them and in each piece.
+/// The number of messages that always fit into a pool, in spite of fragmentation.
 fn block_capacity(max_blocks: u32) -> u64 {
     (u64::from(max_blocks) / 2).saturating_sub(MAX_PIECES as u64)
 }
@@ -104,7 +105,7 @@ impl Registry {
         self.by_name.get(name).and_then(|number| self.topics.get(number))
     }
 
-    /// Finds a topic, or makes it, with its pools.
+    /// Finds a topic, or creates it with its pools.
     pub(super) fn open(
         &mut self,
         name: &str,
@@ -117,20 +118,20 @@ impl Registry {
                 format!("a name has 1 to {MAX_TOPIC_NAME} bytes and no control characters in it");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        if let Some(kept) = self.named(name) {
-            let found = kept.topic.settings();
+        if let Some(entry) = self.named(name) {
+            let found = entry.topic.settings();
             return match settings {
                 Some(requested) if found.differences_within_node(&requested).next().is_some() => {
                     let differs =
                         found.differences_within_node(&requested).collect::<Vec<_>>().join(", ");
                     let detail = format!(
-                        "it is {found}{}; asked for was {requested}: another {differs}. Opened without settings \
-                         it is taken as it is; it can be made anew when no process uses it any more",
-                        kept.created_by()
+                        "{differs}: the topic has {found}{}; requested was {requested}. Open it without \
+                         settings to use it as it is, or close it in all processes first",
+                        entry.created_by()
                     );
                     Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name))
                 }
-                _ => Ok(kept.topic.number()),
+                _ => Ok(entry.topic.number()),
             };
         }
         let Some(settings) = settings else {
@@ -157,53 +158,53 @@ impl Registry {
     fn insert(&mut self, topic: Topic) -> u32 {
         let number = topic.number();
         self.by_name.insert(topic.name().to_owned(), number);
-        let kept = TopicEntry {
+        let entry = TopicEntry {
             topic: Arc::new(topic),
             users: BTreeSet::new(),
             creator: None,
             publishes: false,
             subscribes: false,
         };
-        self.topics.insert(number, kept);
+        self.topics.insert(number, entry);
         self.unused.insert(number);
         number
     }
 
-    /// Takes note of the process, or node, that a topic was made for.
+    /// Records the process, or node, that a topic was created for.
     pub(super) fn set_creator(&mut self, number: u32, creator: String) {
-        if let Some(kept) = self.topics.get_mut(&number) {
-            kept.creator = Some(creator);
+        if let Some(entry) = self.topics.get_mut(&number) {
+            entry.creator = Some(creator);
         }
     }
 
-    /// A process uses a topic. True if nobody did.
-    pub(super) fn add_user(&mut self, number: u32, who: Participant) -> bool {
-        let Some(kept) = self.topics.get_mut(&number) else { return false };
-        kept.users.insert(who);
+    /// Adds a user of a topic. True if it is the first one.
+    pub(super) fn add_user(&mut self, number: u32, participant: Participant) -> bool {
+        let Some(entry) = self.topics.get_mut(&number) else { return false };
+        entry.users.insert(participant);
         self.unused.remove(&number)
     }
 
-    /// A process does not use a topic any more. True if it did.
-    pub(super) fn remove_user(&mut self, number: u32, who: Participant) -> bool {
-        let Some(kept) = self.topics.get_mut(&number) else { return false };
-        let has_used = kept.users.remove(&who);
-        if kept.users.is_empty() {
+    /// Removes a user of a topic. True if the process used it.
+    pub(super) fn remove_user(&mut self, number: u32, participant: Participant) -> bool {
+        let Some(entry) = self.topics.get_mut(&number) else { return false };
+        let has_used = entry.users.remove(&participant);
+        if entry.users.is_empty() {
             self.unused.insert(number);
         }
         has_used
     }
 
-    /// A process uses none of these topics any more; gives those that it did use.
+    /// Removes a user of these topics; returns those that it used.
     pub(super) fn remove_user_from(
         &mut self,
-        who: Participant,
+        participant: Participant,
         of: impl Fn(u32) -> bool,
     ) -> Vec<u32> {
         let of = self.topics.keys().copied().filter(|number| of(*number)).collect::<Vec<_>>();
-        of.into_iter().filter(|number| self.remove_user(*number, who)).collect()
+        of.into_iter().filter(|number| self.remove_user(*number, participant)).collect()
     }
 
-    /// Topics that nobody uses, and that are kept all the same.
+    /// Topics without users that still exist.
     pub(super) fn unused(&self) -> impl Iterator<Item = u32> {
         self.unused.iter().copied()
     }
@@ -212,20 +213,20 @@ impl Registry {
         self.unused.contains(&number)
     }
 
-    /// What topics may reserve of a place's memory; nothing if that cannot be told.
+    /// The budget of a memory location; 0 if it cannot be determined.
     pub(super) fn budget(&self, place: SharedLocation) -> u64 {
         self.budgets.of(place).unwrap_or_default()
     }
 
-    /// Reserves memory for the loans of one publisher more of a topic, for as long as it is one.
-    /// The first one's were reserved with the topic. Done again it is harmless.
-    pub(super) fn admit_publisher(&self, number: u32, who: Participant, id: u64) -> Result<()> {
-        let operation = "make a publisher";
-        let gone = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
-        let topic = &self.topics.get(&number).ok_or_else(gone)?.topic;
+    /// Reserves memory for the loans of another publisher of a topic, as long as it exists. Those
+    /// of the first publisher were reserved with the topic. Idempotent.
+    pub(super) fn admit_publisher(&self, number: u32, owner: Participant, id: u64) -> Result<()> {
+        let operation = "create a publisher";
+        let removed = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
+        let topic = &self.topics.get(&number).ok_or_else(removed)?.topic;
         let slot = topic.publisher(id);
-        if !slot.is_of(who, id) {
-            return Err(gone().on(topic.name()));
+        if !slot.is_of(owner, id) {
+            return Err(removed().on(topic.name()));
         }
         if slot.has_reservation() {
             return Ok(());
@@ -236,10 +237,10 @@ impl Registry {
         if more > 0 {
             self.check_budget(operation, settings, more).map_err(|error| error.on(topic.name()))?;
         }
-        if slot.reserve(who) { Ok(()) } else { Err(gone().on(topic.name())) }
+        if slot.reserve(owner) { Ok(()) } else { Err(removed().on(topic.name())) }
     }
 
-    /// Refuses so many messages more that the budget cannot bear together with what there is.
+    /// Fails if the budget does not allow this many more messages.
     fn check_budget(
         &self,
         operation: &'static str,
@@ -247,7 +248,7 @@ impl Registry {
         requested: u64,
     ) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
-        let topics = self.topics.values().map(|kept| &*kept.topic);
+        let topics = self.topics.values().map(|entry| &*entry.topic);
         let taken = topics
             .filter(|other| other.settings().place == settings.place)
             .map(|other| other.settings().reserves(other.reserved_publishers()))
@@ -256,8 +257,8 @@ impl Registry {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {
             return refuse(format!(
-                "{} waiting or on loan × {} = {}, where topics reserve {} of a budget of {budget} \
-                 bytes already",
+                "{} for queue and loans × {} = {}; topics already reserve {} of a budget of {budget} \
+                 bytes",
                 counted(requested, "message"),
                 counted(settings.largest, "byte"),
                 counted(bytes, "byte"),
@@ -270,8 +271,8 @@ impl Registry {
         let block_capacity = block_capacity.unwrap_or_else(|| self::block_capacity(MAX_BLOCKS));
         if taken.blocks.saturating_add(requested) > block_capacity {
             return refuse(format!(
-                "{} waiting or on loan, where topics reserve {} of the {block_capacity} that a pool keeps \
-                 already",
+                "{} for queue and loans; topics already reserve {} of the {block_capacity} that a pool \
+                 has",
                 counted(requested, "message"),
                 taken.blocks
             ));
@@ -281,7 +282,7 @@ impl Registry {
 
     fn make_pool(&mut self, id: PoolId) -> Result<()> {
         if !self.pools.contains_key(&id) {
-            // Some more than topics may need: what is free lies between what is not.
+            // Somewhat more than topics may need, for fragmentation.
             let budget = self.budgets.of(id.place)?;
             let pool = Pool::create(id, budget.saturating_add(budget / 4), MAX_BLOCKS)?;
             self.pools.insert(id, PoolEntry { pool: Arc::new(pool), pending_piece: None });
@@ -289,14 +290,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes back a pool that another service made.
+    /// Restores a pool of an earlier service.
     pub(super) fn restore_pool(&mut self, id: PoolId, control_segment: OwnedFd) -> Result<()> {
         let operation = "restore a pool";
         if let Some(pool_entry) = self.pools.get(&id) {
             if pool_entry.pool.has_control_segment(control_segment.as_fd())? {
                 return Ok(());
             }
-            let detail = "another one was created before this process rejoined";
+            let detail = "another pool was created before this process rejoined";
             return Err(Error::new(operation, ErrorKind::Closed, detail).on(id));
         }
         let pool = Pool::keep(control_segment)?;
@@ -305,14 +306,14 @@ impl Registry {
             return Err(Error::new(operation, ErrorKind::Malformed, detail));
         }
         if pool.device().is_none() {
-            tracing::warn!(pool = %id, "the service does not see the device; it only forwards the pool");
+            tracing::warn!(pool = %id, "the service does not see the device; it only distributes the pool");
         }
         self.pools.insert(id, PoolEntry { pool: Arc::new(pool), pending_piece: None });
         Ok(())
     }
 
-    /// Takes back pieces of a pool. Gives how many of the first ones whoever brings these has,
-    /// as far as they are the right ones; and from which on others may have wrong ones.
+    /// Restores pieces of a pool. Returns how many of the first pieces the process has, if they are
+    /// the right ones, and from which number on other processes may have wrong ones.
     pub(super) fn restore_pieces(
         &mut self,
         id: PoolId,
@@ -335,7 +336,7 @@ impl Registry {
         Ok((has, replaced))
     }
 
-    /// Takes back a topic that another service made. The same one is left as it is.
+    /// Restores a topic of an earlier service. A topic that is restored already stays.
     pub(super) fn restore_topic(&mut self, number: u32, segment: OwnedFd) -> Result<()> {
         let operation = "restore a topic";
         if self.topics.contains_key(&number) {
@@ -349,7 +350,7 @@ impl Registry {
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(topic.name()));
         }
         if self.by_name.contains_key(topic.name()) {
-            let detail = "a topic of that name was created in the meantime";
+            let detail = "a topic with that name was created in the meantime";
             return Err(Error::new(operation, ErrorKind::Closed, detail).on(topic.name()));
         }
         self.insert(topic);
@@ -363,17 +364,17 @@ impl Registry {
         Some((topic, [&self.pools.get(&local)?.pool, &self.pools.get(&inbound)?.pool]))
     }
 
-    /// Lets a topic go that nobody uses. True if it went.
+    /// Removes a topic without users. True if it was removed.
     pub(super) fn remove_unused(&mut self, number: u32) -> bool {
         let is_unused = self.unused.remove(&number);
-        if is_unused && let Some(kept) = self.topics.remove(&number) {
-            self.by_name.remove(kept.topic.name());
+        if is_unused && let Some(entry) = self.topics.remove(&number) {
+            self.by_name.remove(entry.topic.name());
         }
         is_unused
     }
 
-    /// Finds a piece for a pool that is to hold so many bytes more: one that it does not use
-    /// yet, or a new one. None if it is growing already, or may not.
+    /// Finds a piece for a pool that needs more memory: one that is not in use yet, or a new one.
+    /// None if the pool is growing already, or has reached its limit.
     pub(super) fn grow(
         &mut self,
         caller: &Caller<'_>,
@@ -393,30 +394,30 @@ impl Registry {
             let detail = "a piece of the pool is held by processes that have not rejoined";
             return Err(Error::new("grow a pool", ErrorKind::NotFound, detail).on(id));
         }
-        // Twice as much as there was, so that many loans need few pieces.
+        // Doubles the pool, so that many loans need few pieces.
         let generous = pool.length().clamp(MIN_PIECE, MAX_PIECE).max(bytes);
         let at_least = if pool.may_grow(generous) { generous } else { bytes };
-        let kept = pool.store_piece(held, pool.make_piece(at_least)?);
-        Ok((kept != PieceStored::Rejected).then_some(held))
+        let stored = pool.store_piece(held, pool.make_piece(at_least)?);
+        Ok((stored != PieceStored::Rejected).then_some(held))
     }
 
-    /// Lets the pool use a piece that all have. If that cannot be done now, it is still growing.
+    /// Admits a piece that all processes have. If that fails now, the pool is still growing.
     pub(super) fn admit_piece(&mut self, caller: &Caller<'_>, id: PoolId) -> Result<()> {
         let Some(pool_entry) = self.pools.get_mut(&id) else { return Ok(()) };
         let Some(pending_piece) = &pool_entry.pending_piece else { return Ok(()) };
         let admitted = pool_entry.pool.admit_piece(caller, pending_piece.number);
-        // Whoever holds the allocator's lock lets it go, or dies.
+        // The holder of the allocator's lock will release it, or die.
         if !admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
             pool_entry.pending_piece = None;
         }
         admitted
     }
 
-    /// Those in whose names there is anything.
+    /// All participants that own blocks, slots or subscriptions.
     pub(super) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
         let mut owners = BTreeSet::new();
-        for kept in self.topics.values() {
-            owners.extend(kept.topic.owners());
+        for entry in self.topics.values() {
+            owners.extend(entry.topic.owners());
         }
         for pool_entry in self.pools.values() {
             owners.extend(pool_entry.pool.owners(caller)?);
@@ -424,35 +425,35 @@ impl Registry {
         Ok(owners)
     }
 
-    /// Removes from topics and pools all that belongs to one who is dead or has left.
-    pub(super) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> Result<()> {
-        // Topics first: a message that was published belongs to its topic, and whether it was
-        // is told by the topic's books. One whose lock is held keeps what is in its pools, and
-        // nothing of other topics. No time is spent on a second one.
-        let (mut outcome, mut kept) = (Ok(()), BTreeSet::new());
+    /// Removes everything of a participant that is dead or has left.
+    pub(super) fn reclaim(&self, caller: &Caller<'_>, dead: Participant) -> Result<()> {
+        // Topics first: whether a message was published, and so belongs to its topic, is recorded
+        // there. If the lock of a topic is held, the pools of its memory location are left as well,
+        // but no other topics. The second held lock is not waited for.
+        let (mut outcome, mut locked) = (Ok(()), BTreeSet::new());
         let brief = Caller { timeout: Duration::ZERO, ..*caller };
         for number in self.topics.keys() {
             let Some((topic, [local, inbound])) = self.topic_and_pools(*number) else { continue };
             let caller = if outcome.is_ok() { caller } else { &brief };
-            let reclaimed = topic.reclaim_in(caller, who, local.control(), inbound.control());
+            let reclaimed = topic.reclaim_in(caller, dead, local.control(), inbound.control());
             if reclaimed.is_err() {
-                kept.insert(topic.settings().place);
+                locked.insert(topic.settings().place);
                 outcome = outcome.and(reclaimed);
             }
         }
-        for pool_entry in self.pools.values().filter(|it| !kept.contains(&it.pool.id().place)) {
+        for pool_entry in self.pools.values().filter(|it| !locked.contains(&it.pool.id().place)) {
             let caller = if outcome.is_ok() { caller } else { &brief };
-            outcome = outcome.and(pool_entry.pool.reclaim(caller, who).map(drop));
+            outcome = outcome.and(pool_entry.pool.reclaim(caller, dead).map(drop));
         }
         outcome
     }
 
-    /// The descriptor of a piece, to be sent.
+    /// Duplicates a piece for a message.
     pub(super) fn piece(&self, id: PoolId, number: usize) -> Result<Option<Piece>> {
         self.pools.get(&id).map_or(Ok(None), |pool_entry| pool_entry.pool.piece(number))
     }
 
-    /// A pool's books, to be sent.
+    /// Duplicates the descriptor of a pool's control segment.
     pub(super) fn control_segment(&self, id: PoolId) -> Result<OwnedFd> {
         let control_segment = self
             .pools
@@ -461,15 +462,15 @@ impl Registry {
         sendable("send a pool", control_segment)
     }
 
-    /// A topic's segment, to be sent.
+    /// Duplicates the descriptor of a topic's segment.
     pub(super) fn segment(&self, number: u32) -> Result<OwnedFd> {
         let segment =
-            self.topics.get(&number).map(|kept| kept.topic.segment().try_clone_to_owned());
+            self.topics.get(&number).map(|entry| entry.topic.segment().try_clone_to_owned());
         sendable("send a topic", segment)
     }
 }
 
-/// A copy of the descriptor of what there is.
+/// A duplicated descriptor, if its object exists.
 fn sendable(operation: &'static str, copy: Option<io::Result<OwnedFd>>) -> Result<OwnedFd> {
     match copy {
         Some(copy) => copy.map_err(|error| Error::of(operation, error)),

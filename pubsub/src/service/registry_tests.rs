@@ -30,14 +30,14 @@ fn shared(settings: &TopicSettings) -> SharedSettings {
     SharedSettings::of(settings).unwrap()
 }
 
-/// One with a topic, and so with pools.
+/// A registry with a topic and its pools.
 fn with_a_topic() -> Registry {
     let mut registry = registry();
     registry.open("first", Some(shared(&SETTINGS)), || 7).unwrap();
     registry
 }
 
-/// A service that takes over, and to which nobody handed over any piece.
+/// A service that takes over, before any piece is returned to it.
 fn successor(last: &Registry) -> Registry {
     let mut next = registry();
     for id in last.pools.keys() {
@@ -52,21 +52,21 @@ fn is_growing(registry: &mut Registry, number: usize) {
     registry.pools.get_mut(&LOCAL).unwrap().pending_piece = Some(pending_piece);
 }
 
-fn brought(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
+fn pieces_of(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
     (0..pool.held()).map(|number| pool.piece(number).unwrap().unwrap())
 }
 
 #[test]
-fn a_pool_that_cannot_use_a_piece_yet_uses_it_later() {
+fn piece_is_admitted_once_the_lock_is_free() {
     let mut registry = with_a_topic();
     let number = registry.grow(&me(), LOCAL, 1).unwrap().unwrap();
     is_growing(&mut registry, number);
     let pool = Arc::clone(&registry.pools[&LOCAL].pool);
-    // Somebody is stopped who has the allocator's lock.
+    // A stopped process holds the allocator's lock.
     is_held_by(&pool, Participant::new(9, 1));
     let error = registry.admit_piece(&me(), LOCAL).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    assert!(registry.pools[&LOCAL].pending_piece.is_some(), "it is not tried again");
+    assert!(registry.pools[&LOCAL].pending_piece.is_some(), "the piece is not admitted later");
     assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), None);
     is_held_by(&pool, None);
     registry.admit_piece(&me(), LOCAL).unwrap();
@@ -75,10 +75,10 @@ fn a_pool_that_cannot_use_a_piece_yet_uses_it_later() {
 }
 
 #[test]
-fn pieces_that_are_not_used_yet_come_before_new_ones() {
+fn unused_pieces_are_admitted_before_new_ones() {
     let mut registry = with_a_topic();
     assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
-    // As if its maker had died, and another came who has it late.
+    // As if its creator had died, and a process returned it late.
     assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
     is_growing(&mut registry, 0);
     registry.admit_piece(&me(), LOCAL).unwrap();
@@ -86,39 +86,39 @@ fn pieces_that_are_not_used_yet_come_before_new_ones() {
 }
 
 #[test]
-fn no_piece_is_made_in_place_of_one_that_is_used() {
+fn admitted_piece_is_never_recreated() {
     let mut last = with_a_topic();
     last.grow(&me(), LOCAL, 1).unwrap();
     is_growing(&mut last, 0);
     last.admit_piece(&me(), LOCAL).unwrap();
     let mut next = successor(&last);
     assert_eq!(next.grow(&me(), LOCAL, 1).unwrap_err().kind(), ErrorKind::NotFound);
-    // Whoever has it is back.
+    // The process that has it rejoins.
     let pool = Arc::clone(&last.pools[&LOCAL].pool);
-    assert_eq!(next.restore_pieces(LOCAL, 0, brought(&pool)).unwrap(), (1, None));
+    assert_eq!(next.restore_pieces(LOCAL, 0, pieces_of(&pool)).unwrap(), (1, None));
     assert_eq!(next.grow(&me(), LOCAL, 1).unwrap(), Some(1));
 }
 
 #[test]
-fn one_who_comes_late_with_another_piece_gets_the_right_one() {
+fn late_process_with_a_wrong_piece_gets_the_right_one() {
     let mut last = with_a_topic();
     last.grow(&me(), LOCAL, 1).unwrap();
     let mut next = successor(&last);
     next.grow(&me(), LOCAL, 1).unwrap();
     let late = Arc::clone(&last.pools[&LOCAL].pool);
-    assert_eq!(next.restore_pieces(LOCAL, 0, brought(&late)).unwrap(), (0, None));
+    assert_eq!(next.restore_pieces(LOCAL, 0, pieces_of(&late)).unwrap(), (0, None));
     is_growing(&mut next, 0);
     next.admit_piece(&me(), LOCAL).unwrap();
-    assert_eq!(next.restore_pieces(LOCAL, 0, brought(&late)).unwrap(), (0, None));
-    // The same is seen where the wrong one comes first.
+    assert_eq!(next.restore_pieces(LOCAL, 0, pieces_of(&late)).unwrap(), (0, None));
+    // The result is the same if the wrong piece is returned first.
     let mut third = successor(&next);
     let right = Arc::clone(&next.pools[&LOCAL].pool);
-    assert_eq!(third.restore_pieces(LOCAL, 0, brought(&late)).unwrap(), (0, None));
-    assert_eq!(third.restore_pieces(LOCAL, 0, brought(&right)).unwrap(), (1, None));
+    assert_eq!(third.restore_pieces(LOCAL, 0, pieces_of(&late)).unwrap(), (0, None));
+    assert_eq!(third.restore_pieces(LOCAL, 0, pieces_of(&right)).unwrap(), (1, None));
 }
 
 #[test]
-fn another_pool_of_the_same_kind_is_not_taken_for_the_one_there_is() {
+fn another_pool_of_the_same_identity_is_rejected() {
     let (mut one, other) = (with_a_topic(), with_a_topic());
     one.restore_pool(LOCAL, one.control_segment(LOCAL).unwrap()).unwrap();
     let error = one.restore_pool(LOCAL, other.control_segment(LOCAL).unwrap()).unwrap_err();
@@ -126,7 +126,7 @@ fn another_pool_of_the_same_kind_is_not_taken_for_the_one_there_is() {
 }
 
 #[test]
-fn messages_are_counted_and_not_only_their_bytes() {
+fn budget_limits_the_number_of_messages_too() {
     let deepest = TopicSettings { depth: TopicSettings::MAX_DEPTH, largest: 64, ..SETTINGS };
     let mut registry = registry();
     let mut opened = 0;
@@ -137,15 +137,15 @@ fn messages_are_counted_and_not_only_their_bytes() {
         }
     };
     assert_eq!((opened, error.kind()), (3, ErrorKind::OverBudget));
-    assert!(error.to_string().contains("65540 messages waiting or on loan"), "{error}");
-    // One that drops the oldest may have all of them held, and as many more waiting.
+    assert!(error.to_string().contains("65540 messages for queue and loans"), "{error}");
+    // With drop-oldest all of them may be held, and as many more queued.
     let dropping = TopicSettings { reliability: Reliability::DropOldest, ..deepest };
     assert_eq!(dropping.reserves(1).blocks, 2 * 65536 + 32 + 4);
     assert_eq!(dropping.reserves(1).bytes, (2 * 65536 + 36) * 256);
 }
 
 #[test]
-fn as_many_messages_fit_as_are_promised() {
+fn reserved_number_of_messages_fits() {
     let mut registry = registry();
     let deepest = TopicSettings { depth: TopicSettings::MAX_DEPTH, largest: 64, ..SETTINGS };
     registry.open("deep", Some(shared(&deepest)), || 1).unwrap();
@@ -162,7 +162,7 @@ fn as_many_messages_fit_as_are_promised() {
             }
         }
     }
-    // The worst: nothing lies beside what is free.
+    // Worst case: each free block is isolated.
     for block in blocks.iter().step_by(2) {
         pool.free(&me(), *block).unwrap();
     }
@@ -171,66 +171,66 @@ fn as_many_messages_fit_as_are_promised() {
     }
 }
 
-/// A publisher of the topic 7, admitted or not.
-fn publish(registry: &Registry, who: Participant) -> (u64, Result<()>) {
-    let id = registry.topic_and_pools(7).unwrap().0.claim(who).unwrap();
-    (id, registry.admit_publisher(7, who, id))
+/// A publisher of topic 7, and whether it was admitted.
+fn publish(registry: &Registry, participant: Participant) -> (u64, Result<()>) {
+    let id = registry.topic_and_pools(7).unwrap().0.claim(participant).unwrap();
+    (id, registry.admit_publisher(7, participant, id))
 }
 
 #[test]
-fn memory_for_the_loans_of_each_publisher_is_reserved() {
+fn loans_of_each_publisher_are_reserved() {
     // Room for 8 messages and the loans of two publishers.
     let mut registry = Registry::new(Budgets { host: Some(16 * 4096), device: None });
     registry.open("it", Some(shared(&SETTINGS)), || 7).unwrap();
     let refused = |error: Error| {
         assert_eq!((error.kind(), error.subject()), (ErrorKind::OverBudget, Some("it")));
-        assert!(error.to_string().contains("4 messages waiting or on loan × 4096"), "{error}");
+        assert!(error.to_string().contains("4 messages for queue and loans × 4096"), "{error}");
     };
-    let (who, other) = (Participant::new(5, 1).unwrap(), Participant::new(6, 1).unwrap());
-    let (first, admitted) = publish(&registry, who);
+    let (participant, other) = (Participant::new(5, 1).unwrap(), Participant::new(6, 1).unwrap());
+    let (first, admitted) = publish(&registry, participant);
     admitted.unwrap();
-    let (second, admitted) = publish(&registry, who);
+    let (second, admitted) = publish(&registry, participant);
     admitted.unwrap();
     // Once more, as after a takeover.
-    registry.admit_publisher(7, who, first).unwrap();
+    registry.admit_publisher(7, participant, first).unwrap();
     let (third, admitted) = publish(&registry, other);
     refused(admitted.unwrap_err());
-    // What it is about cannot be had by other topics either.
+    // Other topics cannot use the reserved memory either.
     let small = TopicSettings { depth: 1, loans: 1, ..SETTINGS };
     let error = registry.open("small", Some(shared(&small)), || 8).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     let topic = Arc::clone(registry.topic_and_pools(7).unwrap().0);
     topic.publisher(second).give_back();
     registry.admit_publisher(7, other, third).unwrap();
-    // And so is that of who died.
-    refused(publish(&registry, who).1.unwrap_err());
-    registry.reclaim(&me(), who).unwrap();
+    // So is the reservation of a dead process.
+    refused(publish(&registry, participant).1.unwrap_err());
+    registry.reclaim(&me(), participant).unwrap();
     let (_, admitted) = publish(&registry, other);
     admitted.unwrap();
     assert_eq!(topic.reserved_publishers(), 2);
 }
 
 #[test]
-fn a_publisher_that_has_gone_is_promised_nothing() {
+fn publisher_that_left_gets_no_reservation() {
     let registry = with_a_topic();
-    let who = Participant::new(5, 1).unwrap();
+    let participant = Participant::new(5, 1).unwrap();
     let topic = registry.topic_and_pools(7).unwrap().0;
-    let id = topic.claim(who).unwrap();
-    let unknown = |number, who, id| {
-        let error = registry.admit_publisher(number, who, id).unwrap_err();
+    let id = topic.claim(participant).unwrap();
+    let unknown = |number, participant, id| {
+        let error = registry.admit_publisher(number, participant, id).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert_eq!(topic.reserved_publishers(), 0);
     };
-    unknown(8, who, id);
+    unknown(8, participant, id);
     unknown(7, Participant::new(6, 1).unwrap(), id);
-    unknown(7, who, id + (1 << 8));
-    unknown(7, who, u64::MAX);
+    unknown(7, participant, id + (1 << 8));
+    unknown(7, participant, u64::MAX);
     topic.publisher(id).give_back();
-    unknown(7, who, id);
+    unknown(7, participant, id);
 }
 
 #[test]
-fn those_that_left_something_are_named() {
+fn owners_of_slots_and_subscriptions_are_listed() {
     let registry = with_a_topic();
     assert!(registry.owners(&me()).unwrap().is_empty());
     let other = Participant::new(5, 2).unwrap();
@@ -242,7 +242,7 @@ fn those_that_left_something_are_named() {
 }
 
 #[test]
-fn a_held_lock_of_one_topic_does_not_stop_the_clean_up_of_others() {
+fn held_lock_of_a_topic_does_not_stop_reclaim_of_others() {
     let mut registry = with_a_topic();
     registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
     let [dead, stopped] = [5, 6].map(|place| Participant::new(place, 1).unwrap());
@@ -257,28 +257,28 @@ fn a_held_lock_of_one_topic_does_not_stop_the_clean_up_of_others() {
         let participants = topic.participants();
         participants.publishers.is_empty() && participants.subscribers.is_empty()
     };
-    let (is_held, may_go_on) = (Barrier::new(2), Barrier::new(2));
+    let (is_held, may_continue) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let hold = |_| {
                 is_held.wait();
-                may_go_on.wait();
+                may_continue.wait();
             };
             first.local().find_entries(&Caller::new(stopped, &AlwaysAlive), hold).unwrap();
         });
         is_held.wait();
         let error = registry.reclaim(&me(), dead).unwrap_err();
         let (held, others) = (is_clean(&first), is_clean(&second));
-        may_go_on.wait();
+        may_continue.wait();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-        assert!(!held && others, "the others' clean-up waits for one lock");
+        assert!(!held && others, "the reclaim of other topics waits for one lock");
     });
     registry.reclaim(&me(), dead).unwrap();
     assert!(is_clean(&first));
 }
 
 #[test]
-fn a_node_has_a_bounded_number_of_topics() {
+fn node_has_a_limited_number_of_topics() {
     let mut registry = with_a_topic();
     registry.max_topics = 2;
     registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
@@ -291,7 +291,7 @@ fn a_node_has_a_bounded_number_of_topics() {
 }
 
 #[test]
-fn topic_of_another_type_is_refused_with_both_names_and_its_creator() {
+fn other_type_is_refused_with_both_names_and_the_creator() {
     let mut registry = registry();
     let of_type = |name: Option<&str>| {
         let type_name = name.map(|name| name.parse().unwrap());
@@ -301,10 +301,10 @@ fn topic_of_another_type_is_refused_with_both_names_and_its_creator() {
     registry.set_creator(7, "process 42 (\"pilot\")".to_owned());
     let error = registry.open("pose", of_type(Some("Twist")), || 8).unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
-    for part in ["type Pose", "made by process 42 (\"pilot\")", "type Twist", "another type"] {
+    for part in ["type Pose", "created by process 42 (\"pilot\")", "type Twist", "type: "] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
-    // One that names no type takes any.
+    // Without a type name any type is accepted.
     assert_eq!(registry.open("pose", of_type(None), || 8).unwrap(), 7);
     assert_eq!(registry.open("pose", None, || 8).unwrap(), 7);
     registry.open("bytes", of_type(None), || 9).unwrap();

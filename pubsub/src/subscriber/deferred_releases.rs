@@ -1,4 +1,4 @@
-//! Messages that are released when a stream has come to a point.
+//! Messages that are released once a stream has reached a point.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -13,9 +13,9 @@ use crate::lock::lock;
 use crate::pool::{Direction, PollBackoff, Pool, StreamPoller};
 use crate::topic::Topic;
 
-/// How long a subscription that ends waits for streams to release what they hold.
+/// How long the end of a subscription waits for streams that hold messages.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two looks at streams that take longer.
+/// Back-off between later polls of streams.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 /// A message that a stream holds.
@@ -24,12 +24,12 @@ pub(crate) struct DeferredRelease {
     pub(crate) direction: Direction,
     pub(crate) position: u64,
     pub(crate) block: Block,
-    /// All that reads it is before this; None if nobody can tell what is.
+    /// The point after all work that reads it; None if that is unknown.
     pub(crate) read: Option<Point>,
 }
 
-/// All of a subscription. They do not keep this process at its node: whoever looks after them may
-/// be the thread that has to end when it leaves.
+/// All of a subscription. They do not hold the membership: the polling thread may be the one that
+/// ends with it.
 #[derive(Debug)]
 pub(super) struct DeferredReleases {
     topic: Arc<Topic>,
@@ -73,7 +73,7 @@ impl DeferredReleases {
     fn is_released(&self, release: &DeferredRelease, pool: &Pool) -> bool {
         let is_read = match release.read.as_ref().map(Point::is_done) {
             Some(Ok(is_read)) => is_read,
-            // The device does nothing any more.
+            // The device has stopped.
             Some(Err(error)) => error.kind() == gpu::ErrorKind::DeviceFailed,
             None => false,
         };
@@ -82,7 +82,7 @@ impl DeferredReleases {
             let subscription_id = (release.direction, self.subscription_id(release.direction));
             pool.control().end_stream_read(release.block, subscription_id.1.index());
             self.topic.release_in(&caller, subscription_id, release.position, pool.control());
-            // It was left to the stream, if this one was removed meanwhile.
+            // The block is owned by streams, if the subscriber was evicted in the meantime.
             pool.control().free_if_idle(&caller, release.block);
         }
         is_read
@@ -103,7 +103,7 @@ impl StreamPoller for DeferredReleases {
 }
 
 impl Subscription {
-    /// The message is held until a stream has come to a point.
+    /// Holds the message until a stream has reached a point.
     pub(crate) fn defer_release(&self, release: DeferredRelease) {
         let pool = self.context.pool(release.direction);
         let mut all = lock(&self.deferred_releases.all);
@@ -115,14 +115,14 @@ impl Subscription {
         self.context.node.service.poll_streams();
     }
 
-    /// No stream of this one has to pass a message, which it holds no longer.
+    /// Ends the stream reads of a message that this subscription no longer holds.
     pub(crate) fn end_stream_read(&self, direction: Direction, block: Block) {
         let control = self.context.pool(direction).control();
         control.end_stream_read(block, self.subscription_id(direction).index());
         control.free_if_idle(&self.context.node.caller(), block);
     }
 
-    /// Releases what streams have come past. True if they hold something still.
+    /// Releases messages that streams have finished with. True if some are left.
     pub(super) fn poll_streams(&self) -> bool {
         for direction in Direction::BOTH {
             self.deferred_releases.poll_streams(self.context.pool(direction));
@@ -130,8 +130,9 @@ impl Subscription {
         self.deferred_releases.has_any()
     }
 
-    /// Waits for streams, at the end. If they take too long, a thread waits for them and ends the
-    /// subscription; until then the process stays at its node: somebody may read those messages.
+    /// Waits for streams at the end of the subscription. After a timeout a thread takes over, and
+    /// then ends the subscription. Until then the process stays a member of its node, since streams
+    /// may still read its messages.
     pub(super) fn drain_releases(&self) -> bool {
         let (mut backoff, deadline) = (PollBackoff::NEW, Instant::now() + DRAIN_TIMEOUT);
         while self.deferred_releases.has_any() && self.poll_streams() {
@@ -145,7 +146,7 @@ impl Subscription {
         true
     }
 
-    /// Ends the subscription when streams have released all that they hold, however long that takes.
+    /// Starts a thread that ends the subscription once streams have released all messages.
     fn transfer_to_streams(&self) {
         let topic = self.context.topic.name();
         tracing::warn!(

@@ -1,9 +1,9 @@
-//! What a subscriber misses, told by the numbers that publishers give their messages.
+//! Counts missed messages of a subscriber, by the sequence numbers of publishers.
 //!
-//! Each publisher numbers its messages from 1 on, whatever becomes of them. So a number that is skipped
-//! is a message that this subscriber does not get, wherever it was lost and why: dropped for want of
-//! room, dropped on the way from another node, never written, or published while the node that carries
-//! it had given this one up. Nothing else counts losses for readers.
+//! Each publisher numbers its messages from 1 on, delivered or not. So a skipped number is a
+//! message that this subscriber misses, wherever and why it was lost. It was dropped for lack of
+//! room or on the way from another node, never written, or published while its node had dropped
+//! this one as a destination. Nothing else counts losses for subscribers.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use ipc::Words;
 use crate::pool::SampleInfo;
 use crate::topic::{PUBLISHER_SLOTS, Published, RemoteHeartbeat};
 
-/// One that is known: its name, and the number of its next message.
+/// A publisher, and the number of its next message.
 #[derive(Debug, Clone, Copy, Default)]
 struct PublisherProgress {
     publisher: u64,
@@ -20,7 +20,7 @@ struct PublisherProgress {
 }
 
 impl PublisherProgress {
-    /// A message came; gives how many are missing before it.
+    /// Records a message; returns how many are missing before it.
     #[inline]
     fn on_local(&mut self, sequence: u64) -> u64 {
         let missed = sequence.saturating_sub(self.next);
@@ -29,13 +29,13 @@ impl PublisherProgress {
     }
 }
 
-/// From where on the messages of a publisher at another node are for this one, as far as it was told.
+/// The first message of a publisher on another node that is for this node, if known.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RemoteStart {
     node: [u8; 16],
-    /// The number of the first that is; 0 if that is not known.
+    /// Its number; 0 if unknown.
     first: u64,
-    /// Who subscribes from before this position of the arrivals on is to get all of them.
+    /// Subscribers from before this inbound position are to receive all of them.
     since: u64,
 }
 
@@ -44,32 +44,32 @@ impl RemoteStart {
         Self { node: heartbeat.node, first: heartbeat.first, since: heartbeat.since }
     }
 
-    /// As it is noted of a message.
+    /// As stored in a sample info.
     pub(crate) fn of<W: Words>(sample_info: &SampleInfo<'_, W>) -> Self {
         let (first, since) = sample_info.beginning();
         Self { node: sample_info.origin(), first, since }
     }
 }
 
-/// Publishers of other nodes that are known at a time: nodes come with ever new identities.
+/// Maximum number of remote publishers: restarted nodes have new identities.
 const MAX_REMOTE_PUBLISHERS: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct LossTracker {
-    /// Publishers of this node, by their lines: a line is one's at a time.
+    /// Publishers of this node by slot; a slot has one publisher at a time.
     local: [PublisherProgress; PUBLISHER_SLOTS],
-    /// The last publisher that had been made when this one subscribed.
+    /// Serial of the last publisher that had been created when this one subscribed.
     serial: u64,
-    /// Those of other nodes, by node and line there.
+    /// Publishers of other nodes, by node and slot there.
     remote: BTreeMap<([u8; 16], usize), PublisherProgress>,
-    /// The position of the first message of other nodes that was to come.
+    /// The inbound position at which it subscribed.
     since: u64,
-    /// Changes of what other nodes have published that were looked at.
+    /// The last handled change of the remote heartbeats.
     changes_seen: u64,
     missed: u64,
-    /// Of these, not told of yet.
+    /// Part of these that was not reported yet.
     unreported: u64,
-    /// Messages that publishers of this node dropped, as far as they were looked for.
+    /// The last handled count of drops by publishers of this node.
     drops_seen: u64,
 }
 
@@ -78,8 +78,8 @@ fn slot_of(publisher: u64) -> usize {
 }
 
 impl LossTracker {
-    /// From what was published before, here and elsewhere, and the position of the next message that
-    /// arrives.
+    /// From the messages published before, on this and on other nodes, and the next inbound
+    /// position.
     pub(crate) fn new(
         before: &Published,
         drops_seen: u64,
@@ -91,7 +91,7 @@ impl LossTracker {
             local[slot_of(*publisher)] =
                 PublisherProgress { publisher: *publisher, next: last.saturating_add(1) };
         }
-        // Of those of which messages came since, it is not known how far they had come.
+        // Without messages that were received since: their positions are unknown.
         let known = remote.iter().filter(|heartbeat| heartbeat.at == since);
         let remote = known.map(|heartbeat| {
             let known = PublisherProgress {
@@ -109,28 +109,28 @@ impl LossTracker {
         self.missed
     }
 
-    /// Of these, those that were not told of yet.
+    /// Missed messages that were not reported yet.
     pub(super) fn unreported(&self) -> u64 {
         self.unreported
     }
 
-    /// Those are told of now.
+    /// Marks them as reported.
     pub(super) fn take_unreported(&mut self) -> u64 {
         std::mem::take(&mut self.unreported)
     }
 
-    /// So many more are missing.
+    /// Adds missed messages.
     pub(super) fn add_missed(&mut self, count: u64) {
         self.missed = self.missed.wrapping_add(count);
         self.unreported = self.unreported.wrapping_add(count);
     }
 
-    /// A message of this node came. True if others are missing before it.
+    /// Records a message of this node. True if messages are missing before it.
     #[inline]
     pub(super) fn on_local(&mut self, publisher: u64, sequence: u64) -> bool {
         let known = &mut self.local[slot_of(publisher)];
         if known.publisher != publisher {
-            // One that came before this subscribed, and left since, is known by nothing.
+            // A publisher from before the subscription that has left since is unknown.
             let next = if publisher >> 8 > self.serial { 1 } else { sequence };
             *known = PublisherProgress { publisher, next };
         }
@@ -141,21 +141,21 @@ impl LossTracker {
         missed > 0
     }
 
-    /// A message of another node came. True if others are missing before it.
+    /// Records a message of another node. True if messages are missing before it.
     pub(crate) fn on_inbound(&mut self, start: RemoteStart, publisher: u64, sequence: u64) -> bool {
         let key = (start.node, slot_of(publisher));
         let next = self.first_of(&start).unwrap_or(sequence);
         let unknown = PublisherProgress { publisher, next };
         if self.remote.len() >= MAX_REMOTE_PUBLISHERS && !self.remote.contains_key(&key) {
-            // Of that one it is not counted what is missing before its next message.
+            // For the removed publisher, messages missing before its next one are not counted.
             self.remote.pop_first();
         }
         let known = self.remote.entry(key).or_insert(unknown);
         if known.publisher < publisher {
-            // It has the line of one that left.
+            // It has the slot of a publisher that left.
             *known = PublisherProgress { publisher, next: 1 };
         } else if known.publisher > publisher || sequence < known.next {
-            // The topic was made anew there.
+            // The topic was re-created on the other node.
             *known = PublisherProgress { publisher, next: sequence };
         }
         let missed = known.on_local(sequence);
@@ -165,17 +165,19 @@ impl LossTracker {
         missed > 0
     }
 
-    /// The first message of a publisher that is for this one, if nothing of it came yet and that was told.
+    /// The number of the first message for this subscriber, if none was received yet and the number
+    /// is known.
     fn first_of(&self, start: &RemoteStart) -> Option<u64> {
         (start.first != 0 && self.since <= start.since).then_some(start.first)
     }
 
-    /// Has it been noted what other nodes have published, and not been looked at yet?
+    /// Whether there are heartbeats that were not handled yet.
     pub(super) fn has_new_heartbeats(&self, changes: u64) -> bool {
         self.changes_seen != changes
     }
 
-    /// What is known of such a publisher, if nothing of it is to come of what was published up to then.
+    /// The progress of a publisher, given that none of its messages up to the heartbeat will be
+    /// delivered.
     fn known_of(&self, heartbeat: &RemoteHeartbeat) -> PublisherProgress {
         let behind = heartbeat.last.saturating_add(1);
         let start = RemoteStart::of_published(heartbeat);
@@ -184,7 +186,7 @@ impl LossTracker {
             Some(known) if known.publisher < heartbeat.publisher => {
                 PublisherProgress { publisher: heartbeat.publisher, next: 1 }
             }
-            // It has the line of that one by now.
+            // Its slot has another publisher now.
             Some(known) => *known,
             None => {
                 let next = self.first_of(&start).unwrap_or(behind);
@@ -193,18 +195,18 @@ impl LossTracker {
         }
     }
 
-    /// Is it about messages that were to come since this one subscribed?
+    /// Whether the heartbeat is about messages since this subscription.
     fn concerns(&self, heartbeat: &RemoteHeartbeat) -> bool {
         heartbeat.at >= self.since
     }
 
     fn missing_of_publisher(&self, heartbeat: &RemoteHeartbeat) -> u64 {
         let known = self.known_of(heartbeat);
-        let is_its_own = known.publisher == heartbeat.publisher && self.concerns(heartbeat);
-        if is_its_own { heartbeat.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
+        let is_own = known.publisher == heartbeat.publisher && self.concerns(heartbeat);
+        if is_own { heartbeat.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
     }
 
-    /// Nothing of other nodes is to come of what they had published: how many more are missing.
+    /// How many messages are missing, given that no more of these are delivered.
     pub(super) fn missing_remote(&self, heartbeat: &[RemoteHeartbeat]) -> u64 {
         heartbeat
             .iter()
@@ -231,18 +233,18 @@ impl LossTracker {
         self.changes_seen = changes;
     }
 
-    /// Have publishers of this node dropped messages that were not looked for yet?
+    /// Whether publishers of this node dropped messages that were not handled yet.
     pub(super) fn has_new_drops(&self, drops: u64) -> bool {
         self.drops_seen != drops
     }
 
-    /// Nothing of this node is to come of what was published up to now: how many more are missing.
+    /// How many messages are missing, given that no more of these are delivered.
     pub(super) fn missing_after_last(&self, settled: &[(u64, u64)]) -> u64 {
         let missing = settled.iter().map(|(publisher, last)| {
             let known = self.local[slot_of(*publisher)];
             let next = if known.publisher == *publisher { known.next } else { 1 };
-            let is_its_own = known.publisher == *publisher || publisher >> 8 > self.serial;
-            if is_its_own { last.saturating_add(1).saturating_sub(next) } else { 0 }
+            let is_own = known.publisher == *publisher || publisher >> 8 > self.serial;
+            if is_own { last.saturating_add(1).saturating_sub(next) } else { 0 }
         });
         missing.fold(0, u64::wrapping_add)
     }
@@ -282,16 +284,16 @@ mod tests {
     }
 
     #[test]
-    fn skipped_numbers_of_a_publisher_are_missed() {
+    fn skipped_numbers_of_a_local_publisher_are_missed() {
         let (old, new, next) = (id(2, 0), id(4, 1), id(5, 0));
         let mut loss_tracker = loss_tracker(&[(old, 9)], 3);
         for (publisher, sequence, missed) in [
             (old, 10, 0),
             (old, 13, 2),
-            // One that came later: all of its messages were to come.
+            // A later publisher: all of its messages are for this subscriber.
             (new, 3, 4),
             (old, 14, 4),
-            // It has the line of one that left.
+            // It has the slot of a publisher that left.
             (next, 1, 4),
             (next, 3, 5),
         ] {
@@ -302,16 +304,16 @@ mod tests {
             (loss_tracker.take_unreported(), loss_tracker.unreported(), loss_tracker.missed()),
             (5, 0, 5)
         );
-        // What was being published as this one subscribed may have been counted before.
+        // A message published during the subscription may have been counted before.
         loss_tracker.on_local(next, 2);
         loss_tracker.on_local(next, 4);
-        // One that left meanwhile is known by nothing.
+        // A publisher that left in the meantime is unknown.
         loss_tracker.on_local(id(1, 5), 70);
         assert_eq!(loss_tracker.missed(), 5);
     }
 
     #[test]
-    fn skipped_numbers_of_another_node_are_missed() {
+    fn skipped_numbers_of_a_remote_publisher_are_missed() {
         let heartbeat = RemoteStart { node: NODE, first: 5, since: 10 };
         let unreported = RemoteStart { first: 0, ..heartbeat };
         let late = RemoteStart { since: 9, ..heartbeat };
@@ -320,14 +322,15 @@ mod tests {
         for (start, publisher, sequence, missed) in [
             (heartbeat, id(1, 0), 8, 3),
             (unreported, id(1, 0), 9, 3),
-            // The connection was lost meanwhile, and what was kept for this node was not all.
+            // The connection was lost in the meantime, and not all messages were retained for this
+            // node.
             (unreported, id(1, 0), 3000, 2993),
             (unreported, id(1, 1), 7, 2993),
             (late, id(1, 2), 7, 2993),
             (other, id(1, 0), 40, 2993),
-            // A publisher that has another one's line is new.
+            // Another publisher in the same slot is new.
             (unreported, id(9, 0), 2, 2994),
-            // The topic was made anew.
+            // The topic was re-created.
             (unreported, id(1, 0), 1, 2994),
             (unreported, id(1, 0), 3, 2995),
         ] {
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_behind_the_last_one_is_counted_once() {
+    fn messages_missing_behind_the_last_are_counted_once() {
         let (old, new, early) = (id(2, 0), id(5, 1), id(1, 3));
         let mut loss_tracker = loss_tracker(&[(old, 9)], 4);
         loss_tracker.on_local(old, 10);
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_node_published_behind_the_last_arrival_is_missed_once() {
+    fn messages_behind_the_last_inbound_are_missed_once() {
         let start = RemoteStart { node: NODE, first: 0, since: 10 };
         let mut loss_tracker = loss_tracker(&[], 0);
         loss_tracker.on_inbound(start, id(3, 0), 7);
@@ -370,10 +373,10 @@ mod tests {
         // The next message is behind it.
         loss_tracker.on_inbound(start, id(3, 0), 14);
         assert_eq!(loss_tracker.missed(), 6);
-        // Told late, or of a publisher that left the line to another.
+        // A late heartbeat, or one of a publisher whose slot was reused.
         loss_tracker.settle_remote(&[published(id(3, 0), 12), published(id(2, 0), 50)], 2);
         assert_eq!(loss_tracker.missed(), 6);
-        // One that took the line: all of its messages were to come.
+        // Another publisher in the slot: all of its messages are for this subscriber.
         loss_tracker.settle_remote(&[published(id(4, 0), 3)], 3);
         loss_tracker.on_inbound(start, id(4, 0), 5);
         assert_eq!(loss_tracker.missed(), 10);
@@ -382,28 +385,28 @@ mod tests {
     #[test]
     fn all_messages_of_a_publisher_may_be_missed() {
         let mut loss_tracker = loss_tracker(&[], 0);
-        // Nothing is known of its first message.
+        // The number of its first message is unknown.
         loss_tracker.settle_remote(&[published(id(1, 0), 9)], 1);
         assert_eq!(loss_tracker.missed(), 0);
         loss_tracker.settle_remote(&[RemoteHeartbeat { first: 4, ..published(id(1, 1), 9) }], 2);
         assert_eq!(loss_tracker.missed(), 6);
-        // It subscribed after the first ones had come.
+        // The subscription is later than its first messages.
         let late = RemoteHeartbeat { first: 4, since: 9, ..published(id(1, 2), 9) };
         loss_tracker.settle_remote(&[late], 3);
         assert_eq!(loss_tracker.missed(), 6);
     }
 
     #[test]
-    fn what_was_missed_before_it_subscribed_is_not_counted() {
+    fn messages_lost_before_the_subscription_are_not_counted() {
         let before = Published { serial: 0, publishers: Vec::new() };
         let heartbeat = [
             RemoteHeartbeat { first: 1, ..published(id(1, 0), 9) },
-            // Messages came since.
+            // Messages were received since.
             RemoteHeartbeat { first: 1, since: 4, at: 9, ..published(id(1, 1), 9) },
         ];
         let mut loss_tracker = LossTracker::new(&before, 0, (&heartbeat, 2), 10);
         assert!(!loss_tracker.has_new_heartbeats(2));
-        // It is looked through again with each change.
+        // Each change is checked against all publishers.
         loss_tracker.settle_remote(&heartbeat, 3);
         let later = heartbeat.map(|heartbeat| RemoteHeartbeat {
             last: heartbeat.last + 3,
@@ -412,7 +415,7 @@ mod tests {
         });
         loss_tracker.settle_remote(&later[..1], 4);
         assert_eq!(loss_tracker.missed(), 3);
-        // Of the other one messages had come that nothing told of: 10 and 11.
+        // Messages 10 and 11 of the other publisher were not covered by a heartbeat.
         loss_tracker.on_inbound(RemoteStart { node: NODE, first: 1, since: 4 }, id(1, 1), 12);
         loss_tracker.settle_remote(&later, 5);
         assert_eq!(loss_tracker.missed(), 3);

@@ -1,4 +1,4 @@
-//! Reading what a stream is still writing.
+//! Pulling messages that a stream is still writing.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use crate::topic::Entry;
 const OPERATION: &str = "pull in stream order";
 
 impl Subscriber {
-    /// The next message, for what is begun on this stream afterwards: if it was
-    /// [published on a stream](crate::Loan::publish_on) and is not written yet, this stream waits
-    /// for it, and the caller does not. Waits for a message as [`pull`](Self::pull) does.
+    /// The next message, for work that is begun on this stream afterwards. If it was [published on
+    /// a stream](crate::Loan::publish_on) and is not written yet, this stream waits for it, and the
+    /// caller does not. Waits for a message as [`pull`](Self::pull) does.
     ///
-    /// The stream goes on also if the message will never be written, since its publisher died.
-    /// Only afterwards it is known [what came of it](Sample::readiness). The sample has to be
-    /// held until the stream is through with it, or be [released there](Sample::release_on).
+    /// The stream continues even if the message will never be written, since its publisher died.
+    /// Check [`readiness`](Sample::readiness) afterwards. Hold the sample until the stream has
+    /// finished with it, or [release it there](Sample::release_on).
     ///
     /// [`Publisher::push_on`](crate::Publisher::push_on) has an example.
     ///
     /// # Errors
-    /// As [`pull`](Self::pull); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a stream of
-    /// another kind of device than the one that messages lie on. If the device refuses, the
-    /// message is still the next one.
+    /// As [`pull`](Self::pull); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a stream
+    /// of another kind of device than that of the messages. If the device fails the call, the
+    /// message remains the next one.
     pub fn pull_on(&mut self, stream: &Stream, timeout: Duration) -> Result<Sample> {
         self.check_stream(stream)?;
         self.pull_in_time(OPERATION, timeout, Some(stream))
@@ -36,7 +36,7 @@ impl Subscriber {
     /// As [`pull_on`](Self::pull_on), if there is a message now.
     ///
     /// # Errors
-    /// As [`pull_on`](Self::pull_on), but for the deadline.
+    /// As [`pull_on`](Self::pull_on), except for the deadline.
     pub fn try_pull_on(&mut self, stream: &Stream) -> Result<Option<Sample>> {
         self.check_stream(stream)?;
         self.try_pull_with(Some(stream))
@@ -45,7 +45,7 @@ impl Subscriber {
     fn check_stream(&self, stream: &Stream) -> Result<()> {
         self.shared.context.node.check_not_forked(OPERATION)?;
         let pool = self.shared.context.pool(Direction::Local);
-        // Messages on the host are there when they are published.
+        // Messages in host memory are complete when they are published.
         if pool.control().is_stream_ordered() {
             pool.check_stream(OPERATION, stream)
         } else {
@@ -53,12 +53,12 @@ impl Subscriber {
         }
     }
 
-    /// Does anything go on that this one waits for, and that rings no bell?
+    /// Whether this subscriber waits for work that rings no doorbell.
     pub(super) fn is_waiting_for_streams(&self) -> bool {
         self.shared.deferred_releases.has_any() || self.is_next_unwritten()
     }
 
-    /// Is the next message one that a stream is still writing?
+    /// Whether a stream is still writing the next message.
     #[inline]
     pub(super) fn is_next_unwritten(&self) -> bool {
         let is_stream_ordered = |lookahead: &Option<(u64, Entry)>| {
@@ -67,8 +67,8 @@ impl Subscriber {
         self.lookahead.iter().any(is_stream_ordered)
     }
 
-    /// Of a message that a stream writes, and those behind it: the first that is there, or for
-    /// which this stream waits from now on. None if there is none yet.
+    /// From a message that a stream writes onwards: the first one that is written, or for which
+    /// this stream waits from now on. None if there is none yet.
     #[cold]
     pub(super) fn take_stream_ordered(
         &mut self,
@@ -87,11 +87,11 @@ impl Subscriber {
                         self.lookahead[direction as usize] = Some(taken);
                         return Ok(None);
                     };
-                    let waits = pool.sync_word(entry.block).and_then(|word| {
-                        let waits = stream.wait_for_word(&word, sync_point.ready());
-                        waits.map_err(|cause| error_mapping::from_device(OPERATION, cause))
+                    let wait = pool.sync_word(entry.block).and_then(|word| {
+                        let wait = stream.wait_for_word(&word, sync_point.ready());
+                        wait.map_err(|cause| error_mapping::from_device(OPERATION, cause))
                     });
-                    return match waits {
+                    return match wait {
                         Ok(()) => Ok(Some(taken)),
                         Err(error) => {
                             self.lookahead[direction as usize] = Some(taken);
@@ -99,7 +99,7 @@ impl Subscriber {
                         }
                     };
                 }
-                // It was removed, and what it had is gone; or this is no message. That is seen later.
+                // The subscriber was evicted, or this is no message: detected later.
                 None => return Ok(Some(taken)),
                 Some(Readiness::Poisoned) => {
                     self.shared.release(direction, position);

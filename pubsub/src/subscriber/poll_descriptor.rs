@@ -1,9 +1,9 @@
-//! Waiting for a subscriber by a descriptor, together with others.
+//! Descriptors of subscribers for `poll`.
 //!
-//! A publisher rings a bell in shared memory, which nobody can poll. So a thread of this
-//! process sleeps at the bells of all subscribers whose descriptors were asked for
-//! ([`ipc::Watch`]), and makes those readable. Who reads says at the bell that it waits, when it
-//! finds nothing, and looks once more: only then a publisher has somebody to wake.
+//! A publisher rings a doorbell in shared memory, which `poll` cannot wait for. So a thread of this
+//! process sleeps on the doorbells of all subscribers with a descriptor ([`ipc::DoorbellWatcher`]),
+//! and makes the descriptors readable. A reader that finds no message announces itself at the
+//! doorbell, and tries once more: only then a publisher rings.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::pool::Direction;
 use crate::sample::Sample;
 use crate::wake::WakeFd;
 
-/// What happened beside messages, as far as it was noticed: gaps and losses, in all.
+/// Totals of events that made the descriptor readable: gaps and losses.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PendingEvents {
     missed: u64,
@@ -31,7 +31,7 @@ pub(super) struct PendingEvents {
 struct Flag {
     descriptor: WakeFd,
     is_raised: AtomicBool,
-    /// Held while that changes, so that the two agree.
+    /// Locked during a change, so that both agree.
     changing: Mutex<()>,
 }
 
@@ -41,12 +41,11 @@ impl Flag {
         self.is_raised.load(Ordering::Acquire)
     }
 
-    /// Makes it readable: those are told that wait for that to change, too.
+    /// Makes it readable, also for edge-triggered pollers.
     fn raise(&self) {
         let _changing = lock(&self.changing);
         if !self.is_raised() {
-            // First: who is told, by an edge that does not come again, finds that it is to be
-            // lowered.
+            // First: a poller that is woken by the edge then finds that it has to lower the flag.
             self.is_raised.store(true, Ordering::Release);
             self.descriptor.ring();
         }
@@ -55,18 +54,18 @@ impl Flag {
     fn lower(&self) {
         let _changing = lock(&self.changing);
         if self.is_raised() {
-            // Somebody may have read it whose it is not.
+            // Another holder of the descriptor may have read it.
             self.descriptor.silence();
             self.is_raised.store(false, Ordering::Release);
         }
     }
 }
 
-/// What the watch has of a subscriber: gone at once when that is dropped.
+/// The doorbell listener of a subscriber, removed when that is dropped.
 #[derive(Debug)]
 struct BellListener {
-    /// In a forked child, where the watch's own is never dropped, the descriptor is closed with
-    /// the subscriber all the same.
+    /// Weak: in a forked child the watcher is never dropped, and the descriptor is closed with the
+    /// subscriber all the same.
     flag: Weak<Flag>,
     bell: Doorbell<WordRange<MappedWords>>,
     subscription: Arc<Subscription>,
@@ -92,8 +91,8 @@ impl DoorbellListener for BellListener {
 }
 
 impl Subscription {
-    /// Is there a message, or a reason why there will be none? Of messages that were pulled just
-    /// now other threads may not know yet.
+    /// Whether there is a message, or a reason why there will be none. Other threads may not yet
+    /// see messages as pulled.
     fn has_more(&self) -> bool {
         let Self { context, .. } = self;
         let has_more = |direction| {
@@ -121,7 +120,7 @@ impl PollDescriptor {
         let descriptor = WakeFd::new().map_err(failed)?;
         let is_raised = AtomicBool::new(false);
         let flag = Arc::new(Flag { descriptor, is_raised, changing: Mutex::default() });
-        // Who delivers what arrives rings there, too.
+        // Replication rings the same doorbell for inbound messages.
         let bell = context.topic.local().message_doorbell();
         let lookout = BellListener {
             flag: Arc::downgrade(&flag),
@@ -137,10 +136,10 @@ impl PollDescriptor {
 
 impl Drop for PollDescriptor {
     fn drop(&mut self) {
-        // From here on nobody else has it, or raises it.
+        // From here on no other thread uses or raises it.
         drop(self.listening.take());
-        // Where somebody else has a copy, as a forked child does, pollers go on after it is
-        // closed here. The child's own copy is the parent's to change.
+        // A duplicate, for instance in a forked child, keeps pollers active after this close. Only
+        // the parent may change the state of the child's duplicate.
         if self.fork_generation.is_current() {
             self.flag.lower();
         }
@@ -148,31 +147,30 @@ impl Drop for PollDescriptor {
 }
 
 impl Subscriber {
-    /// A descriptor that is readable as long as there may be something to pull, for `poll`,
-    /// `select`, `epoll` and what stands on these. Made when first asked for; closed with the
+    /// A descriptor that is readable as long as there may be a message, for `poll`, `select`,
+    /// `epoll` and libraries on top of these. Created on the first call; closed with the
     /// subscriber.
     ///
-    /// - *It is readable* when a message came, other nodes' included; when the subscriber was
-    ///   [evicted](crate::ErrorKind::Evicted) or its node [closed](crate::ErrorKind::Closed); and
-    ///   once more when there are [events](crate::Event) that were not asked for.
+    /// - *It becomes readable* for a message of any node; for an
+    ///   [eviction](crate::ErrorKind::Evicted), or when the node is
+    ///   [closed](crate::ErrorKind::Closed); and once for unread [events](crate::Event).
     /// - *It stays readable* until [`try_pull`](Self::try_pull), or a [`pull`](Self::pull) that
-    ///   waits, finds no message: so who pulls one each time is told of the next. After an error
-    ///   it stays so for good, as that of a connection that has ended.
-    /// - *With edge triggering*, too, every message that comes after a `try_pull` that gave None
-    ///   is told. So pull until None, and [ask for events](Self::poll_event), before waiting
-    ///   again.
-    /// - It can be readable for nothing: a `try_pull` that gives None then is no error. It stays
-    ///   so while the next message is one that a [stream writes](crate::Loan::publish_on), for
-    ///   who does not [pull on a stream](Self::pull_on), too.
+    ///   waits, finds no message: a reader that pulls one message each time is woken for the next
+    ///   one. After an error it stays readable for good, like an ended connection.
+    /// - *With edge triggering*, every message after a `try_pull` that returned None gives an edge.
+    ///   So pull until None, and [poll events](Self::poll_event), before waiting again.
+    /// - It may be readable without a message: then `try_pull` returns None. It stays so while a
+    ///   [stream writes](crate::Loan::publish_on) the next message, also for readers that do not
+    ///   [pull on a stream](Self::pull_on).
     ///
-    /// Never read, write or change it: it is close-on-exec and does not block. It may be watched
-    /// for reading by any number of pollers; take it from them before the subscriber is dropped.
-    /// In a forked child there is no subscriber: it watches its own. It stays the same: event loops
-    /// that want an owner of a descriptor, such as tokio's `AsyncFd`, take a struct of both.
+    /// Never read, write or change it: it is close-on-exec and non-blocking. Any number of pollers
+    /// may watch it for reading; remove it from them before the subscriber is dropped. A forked
+    /// child has no subscriber, and watches its own. The descriptor stays the same. Event loops
+    /// that own a descriptor, such as tokio's `AsyncFd`, take a struct of both.
     ///
-    /// A thread makes them readable, one for each 127 of a membership, on kernels before 5.16 one
-    /// for each; it wakes once a second when nothing happens. As long as no descriptor was asked
-    /// for there is none, and a publisher makes no call of the system for one that does not wait.
+    /// One thread serves 127 descriptors of a membership, on kernels before 5.16 one descriptor; it
+    /// wakes up once a second without messages. Without a descriptor there is no such thread, and a
+    /// publisher makes no system call for a subscriber that does not wait.
     ///
     /// ```
     /// use std::time::Duration;
@@ -180,33 +178,33 @@ impl Subscriber {
     /// use pubsub::{Error, Node, NodeOptions, Subscriber, TopicSettings};
     /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-poll-{}", std::process::id()));
     /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
-    /// let news = node.topic("news", &TopicSettings::default())?;
+    /// let traffic = node.topic("traffic", &TopicSettings::default())?;
     /// let weather = node.topic("weather", &TopicSettings::default())?;
-    /// let mut subscribers = [news.subscriber()?, weather.subscriber()?];
+    /// let mut subscribers = [traffic.subscriber()?, weather.subscriber()?];
     /// weather.publisher()?.push(b"rain", Duration::from_secs(5))?;
     ///
-    /// let mut heard = Vec::new();
-    /// while heard.is_empty() {
+    /// let mut received = Vec::new();
+    /// while received.is_empty() {
     ///     let entry = |subscriber| Ok(PollFd::new(Subscriber::descriptor(subscriber)?, PollFlags::POLLIN));
     ///     let mut entries = subscribers.iter().map(entry).collect::<Result<Vec<_>, Error>>()?;
     ///     assert!(poll(&mut entries, PollTimeout::from(5000_u16))? > 0);
     ///     let ready: Vec<_> = entries.iter().map(|entry| entry.any() == Some(true)).collect();
     ///     for (subscriber, _) in subscribers.iter_mut().zip(ready).filter(|(_, ready)| *ready) {
     ///         while let Some(sample) = subscriber.try_pull()? {
-    ///             heard.push((subscriber.topic().to_owned(), sample.to_vec()?));
+    ///             received.push((subscriber.topic().to_owned(), sample.to_vec()?));
     ///         }
     ///     }
     /// }
-    /// assert_eq!(heard, [("weather".to_owned(), b"rain".to_vec())]);
+    /// assert_eq!(received, [("weather".to_owned(), b"rain".to_vec())]);
     /// # let path = node.directory().to_owned();
-    /// # drop((node, news, weather, subscribers));
+    /// # drop((node, traffic, weather, subscribers));
     /// # std::fs::remove_dir_all(path).unwrap();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`Forked`](crate::ErrorKind::Forked); [`Failed`](crate::ErrorKind::Failed), if this
-    /// process can have no more descriptors or threads.
+    /// [`Forked`](crate::ErrorKind::Forked); [`Failed`](crate::ErrorKind::Failed), if this process
+    /// has reached its limit of descriptors or threads.
     pub fn descriptor(&self) -> Result<BorrowedFd<'_>> {
         Ok(self.ready()?.flag.descriptor.as_fd())
     }
@@ -217,12 +215,12 @@ impl Subscriber {
         if let Some(poll_descriptor) = self.poll_descriptor.get() {
             return Ok(poll_descriptor);
         }
-        // Of two threads that come here at once one was in vain.
+        // If two threads get here at once, one result is dropped.
         let made = PollDescriptor::new(operation, &self.shared)?;
         let poll_descriptor = self.poll_descriptor.get_or_init(|| made);
         poll_descriptor.bell.announce_waiter();
         let waits_for_memory = self.lookahead.iter().any(Option::is_some);
-        if waits_for_memory || self.shared.has_more() || self.news().is_some() {
+        if waits_for_memory || self.shared.has_more() || self.pending_events().is_some() {
             poll_descriptor.flag.raise();
         }
         Ok(poll_descriptor)
@@ -233,11 +231,11 @@ impl Subscriber {
         self.poll_descriptor.get().is_some_and(|poll_descriptor| poll_descriptor.flag.is_raised())
     }
 
-    /// Nothing was found, and the descriptor is readable: it should not be, and the next message
-    /// should make it so.
+    /// The descriptor is readable, but there is no message: lowers it, and lets the next message
+    /// raise it.
     #[cold]
     pub(super) fn rearm_and_pull(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
-        // A stream that writes the next one rings no bell: somebody has to look again.
+        // A stream that writes the next one rings no doorbell: the reader has to poll.
         if self.is_next_unwritten() {
             return Ok(None);
         }
@@ -245,25 +243,25 @@ impl Subscriber {
             poll_descriptor.flag.lower();
             poll_descriptor.bell.announce_waiter();
         }
-        // From here on whoever publishes rings; before, this look finds it.
+        // From here on publishers ring; earlier messages are found here.
         let pulled = self.take_next(stream);
         self.count_missing_after_last();
-        let news = self.news();
+        let pending_events = self.pending_events();
         if let Some(poll_descriptor) = self.poll_descriptor.get()
-            && (news.is_some() || !matches!(pulled, Ok(None)) || self.is_next_unwritten())
+            && (pending_events.is_some() || !matches!(pulled, Ok(None)) || self.is_next_unwritten())
         {
             poll_descriptor.flag.raise();
         }
-        self.announced = news.unwrap_or(self.announced);
+        self.announced = pending_events.unwrap_or(self.announced);
         pulled
     }
 
-    /// Events that were not asked for, if the descriptor was not made readable for them before.
-    fn news(&self) -> Option<PendingEvents> {
+    /// Unread events, if the descriptor was not made readable for them before.
+    fn pending_events(&self) -> Option<PendingEvents> {
         let topic = &self.shared.context.topic;
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
         let is_some = self.loss_tracker.unreported() > 0 || self.losses != losses;
-        let news = PendingEvents { missed: self.missed(), losses };
-        (is_some && news != self.announced).then_some(news)
+        let pending_events = PendingEvents { missed: self.missed(), losses };
+        (is_some && pending_events != self.announced).then_some(pending_events)
     }
 }

@@ -1,5 +1,4 @@
-//! Between a loan and the drop of its sample nothing is allocated, and nobody is called who
-//! need not be: an allocator that counts, for each thread.
+//! A counting allocator checks that nothing is allocated from loan to drop of the sample.
 
 use std::time::Instant;
 
@@ -11,7 +10,7 @@ use super::{TEST_TIMEOUT, TestNode, TopicSettings, WaitStrategy, settings};
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 #[test]
-fn nothing_is_allocated_per_message() {
+fn messages_are_delivered_without_allocations() {
     const ROUNDS: u32 = 10_000;
     let node = TestNode::new(&TopicSettings { depth: 8, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());

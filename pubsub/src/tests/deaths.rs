@@ -1,4 +1,4 @@
-//! Processes that die, or fork.
+//! Processes that die or fork.
 
 use std::os::fd::AsFd;
 use std::sync::Barrier;
@@ -15,7 +15,7 @@ pub(super) fn pidfd_of(child: &ForkedChild) -> PidFd {
 }
 
 impl TestNode {
-    /// As another process opens it, in the name of one that the parent admitted.
+    /// The node as another process opens it, with a participant that the parent admitted.
     pub(super) fn joined(&self, me: Participant) -> Self {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
         let node_segment = Segment::open(copy(self.node_segment.as_fd()), NODE_SEGMENT).unwrap();
@@ -38,34 +38,34 @@ impl TestNode {
         )
     }
 
-    /// A name for a child, who is to be born.
+    /// A participant for a child that is forked later.
     pub(super) fn admit(&self) -> Participant {
         self.service.roster.admit(PidFd::of_this_process().unwrap()).unwrap()
     }
 
-    /// What the service does when one is dead.
-    pub(super) fn reclaim(&self, who: Participant) {
-        while !self.service.roster.is_dead(Some(who)) {
+    /// Reclaims after a dead participant, as the service does.
+    pub(super) fn reclaim(&self, dead: Participant) {
+        while !self.service.roster.is_dead(Some(dead)) {
             std::thread::yield_now();
         }
         let caller = self.caller();
-        self.topic.reclaim_in(&caller, who, self.local.control(), self.inbound.control()).unwrap();
+        self.topic.reclaim_in(&caller, dead, self.local.control(), self.inbound.control()).unwrap();
         for pool in [&self.local, &self.inbound] {
-            pool.reclaim(&caller, who).unwrap();
+            pool.reclaim(&caller, dead).unwrap();
         }
-        assert!(self.service.roster.free_slot(who));
+        assert!(self.service.roster.free_slot(dead));
     }
 }
 
 #[test]
-fn another_process_reads_what_this_one_publishes_and_the_other_way_round() {
+fn two_processes_exchange_messages() {
     let node = TestNode::new(&settings());
     node.service.request_growth(node.local.id(), 1 << 20);
-    let who = node.admit();
+    let participant = node.admit();
     let publisher = node.publisher();
     let mut subscriber = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let mut subscriber = node.subscriber();
         let publisher = node.publisher();
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
@@ -75,27 +75,27 @@ fn another_process_reads_what_this_one_publishes_and_the_other_way_round() {
             assert_eq!(sample.to_vec().unwrap(), number.to_le_bytes());
         }
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     drop(subscriber);
     for number in 0..100_u32 {
         publisher.push(&number.to_le_bytes(), TEST_TIMEOUT).unwrap();
     }
     assert!(child.wait().success());
-    node.reclaim(who);
+    node.reclaim(participant);
     drop(publisher);
     assert_eq!(node.blocks_allocated(), 0);
 }
 
 #[test]
-fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
+fn killed_process_is_reclaimed_and_its_publisher_reported() {
     let node = TestNode::new(&TopicSettings { depth: 3, ..settings() });
     node.service.request_growth(node.local.id(), 1 << 20);
-    let who = node.admit();
+    let participant = node.admit();
     let publisher = node.publisher();
     let mut subscriber = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let mut subscriber = node.subscriber();
         let publisher = node.publisher();
         let loan = publisher.loan(100, TEST_TIMEOUT).unwrap();
@@ -103,12 +103,12 @@ fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
         let held = subscriber.pull(TEST_TIMEOUT).unwrap();
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
         loop {
-            // It holds a loan and a message, and one it has not read, until it is killed.
+            // It holds a loan and a message, and has an unread one, until it is killed.
             assert!(held.is_valid() && loan.length() == 100);
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     let last = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     assert_eq!(node.blocks_allocated(), 3);
@@ -116,13 +116,13 @@ fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     std::thread::scope(|scope| {
         publisher.set_wait_strategy(WaitStrategy::Block);
-        // No room, until the dead one's messages are let go of.
+        // There is no room until the messages of the dead process are released.
         let pushed = scope.spawn(|| publisher.push(b"y", TEST_TIMEOUT).unwrap().subscribers);
         while node.topic.backpressure().is_none() {
             std::thread::yield_now();
         }
         child.kill();
-        node.reclaim(who);
+        node.reclaim(participant);
         drop(last);
         assert_eq!(pushed.join().unwrap(), 1);
     });
@@ -136,7 +136,7 @@ fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
 }
 
 #[test]
-fn after_a_fork_handles_say_so_and_touch_nothing() {
+fn handles_in_a_forked_child_fail_without_effect() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
@@ -166,14 +166,14 @@ fn after_a_fork_handles_say_so_and_touch_nothing() {
     drop(handles);
 }
 
-/// What a participant that is stopped does, who holds the queue's lock.
+/// Simulates a stopped process that holds the queue's lock.
 #[test]
-fn a_publisher_waits_no_longer_than_it_says_for_one_that_holds_a_lock() {
+fn publisher_times_out_while_a_lock_is_held() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"first", TEST_TIMEOUT).unwrap();
     let loan = publisher.loan(4, TEST_TIMEOUT).unwrap();
-    let (is_held, may_go_on) = (Barrier::new(2), AtomicBool::new(false));
+    let (is_held, may_continue) = (Barrier::new(2), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut is_first = true;
@@ -182,7 +182,7 @@ fn a_publisher_waits_no_longer_than_it_says_for_one_that_holds_a_lock() {
                     is_held.wait();
                 }
                 let end = Instant::now() + TEST_TIMEOUT;
-                while !may_go_on.load(Acquire) && Instant::now() < end {
+                while !may_continue.load(Acquire) && Instant::now() < end {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             };
@@ -212,8 +212,8 @@ fn a_publisher_waits_no_longer_than_it_says_for_one_that_holds_a_lock() {
                 Attempt::Sent(sent) => panic!("{sent:?}"),
             }
         });
-        may_go_on.store(true, Release);
-        // It is as it was.
+        may_continue.store(true, Release);
+        // The loan is unchanged.
         loan.take().unwrap().publish(TEST_TIMEOUT).unwrap();
     });
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"first");
@@ -221,21 +221,21 @@ fn a_publisher_waits_no_longer_than_it_says_for_one_that_holds_a_lock() {
 }
 
 #[test]
-fn a_subscriber_dropped_while_a_lock_is_held_is_in_nothings_way_afterwards() {
+fn subscription_dropped_under_a_held_lock_ends_later() {
     let node = TestNode::new(&settings());
     let (mut subscriber, other) = (node.subscriber(), node.subscriber());
     let publisher = node.publisher();
     publisher.push(b"first", TEST_TIMEOUT).unwrap();
     publisher.push(b"second", TEST_TIMEOUT).unwrap();
     let sample = subscriber.pull(TEST_TIMEOUT).unwrap();
-    let (is_held, may_go_on) = (Barrier::new(2), Barrier::new(2));
+    let (is_held, may_continue) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut is_first = true;
             let hold = |_| {
                 if std::mem::take(&mut is_first) {
                     is_held.wait();
-                    may_go_on.wait();
+                    may_continue.wait();
                 }
             };
             let stopped = Caller::new(node.admit(), &*node.service.roster);
@@ -245,16 +245,16 @@ fn a_subscriber_dropped_while_a_lock_is_held_is_in_nothings_way_afterwards() {
         let start = Instant::now();
         drop((subscriber, other));
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-        assert!(node.retry() > 0, "nothing is left to be done while the lock is held");
-        may_go_on.wait();
+        assert!(node.retry() > 0, "the end of the subscription did not wait for the lock");
+        may_continue.wait();
     });
     assert_eq!(node.retry(), 0);
-    // It holds what it held, and nothing more is delivered to it.
+    // It still holds its sample, and receives no more messages.
     assert!(node.topic.participants().subscribers.is_empty());
     assert!(sample.is_valid());
     assert_eq!(sample.to_vec().unwrap(), b"first");
     for _ in 0..100 {
-        publisher.push(b"for nobody", TEST_TIMEOUT).unwrap();
+        publisher.push(b"unread", TEST_TIMEOUT).unwrap();
     }
     assert_eq!(node.blocks_allocated(), 1);
     drop(sample);

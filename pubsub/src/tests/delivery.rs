@@ -1,4 +1,4 @@
-//! What is published is read, by all, once, where it lies.
+//! Published messages are delivered to all subscribers, once, in place.
 
 use super::*;
 use crate::pool::Stage;
@@ -6,7 +6,7 @@ use crate::topic::{Delivery, Entry};
 use crate::{Attempt, DeliveryPath, MemoryLocation};
 
 #[test]
-fn all_read_one_copy_with_all_that_belongs_to_it() {
+fn all_subscribers_read_one_copy_with_its_sample_info() {
     let node = TestNode::new(&settings());
     let (mut first, mut second) = (node.subscriber(), node.subscriber());
     let publisher = node.publisher();
@@ -53,24 +53,24 @@ fn all_read_one_copy_with_all_that_belongs_to_it() {
 
 #[test]
 #[allow(unsafe_code)]
-fn bytes_of_the_host_are_reached_in_place() {
+fn host_memory_is_accessed_in_place() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let mut loan = publisher.loan(3, TEST_TIMEOUT).unwrap();
-    // SAFETY: nobody else is here.
+    // SAFETY: no other process accesses the node.
     unsafe { loan.bytes_mut() }.unwrap().copy_from_slice(b"abc");
     loan.publish(TEST_TIMEOUT).unwrap();
     let sample = subscriber.pull(TEST_TIMEOUT).unwrap();
-    // SAFETY: nobody writes.
+    // SAFETY: no process writes.
     assert_eq!(unsafe { sample.bytes() }.unwrap(), b"abc");
 }
 
 #[test]
-fn without_subscribers_a_message_goes_nowhere() {
+fn message_without_subscribers_is_freed_at_once() {
     let node = TestNode::new(&settings());
     let publisher = node.publisher();
     for sequence in 1..10 {
-        let sent = publisher.push(b"anybody?", TEST_TIMEOUT).unwrap();
+        let sent = publisher.push(b"unread", TEST_TIMEOUT).unwrap();
         assert_eq!((sent.position, sent.subscribers, sent.is_dropped), (None, 0, false));
         assert_eq!(publisher.counters().messages, sequence);
     }
@@ -79,7 +79,7 @@ fn without_subscribers_a_message_goes_nowhere() {
 }
 
 #[test]
-fn a_message_of_no_bytes_is_one() {
+fn empty_message_is_delivered() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(&[], TEST_TIMEOUT).unwrap();
@@ -88,7 +88,7 @@ fn a_message_of_no_bytes_is_one() {
 }
 
 #[test]
-fn samples_outlive_their_subscriber_and_loans_their_publisher() {
+fn samples_and_loans_outlive_their_handles() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"kept", TEST_TIMEOUT).unwrap();
@@ -116,7 +116,7 @@ fn samples_outlive_their_subscriber_and_loans_their_publisher() {
 }
 
 #[test]
-fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
+fn subscriber_alternates_between_local_and_inbound() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let caller = node.caller();
@@ -157,7 +157,7 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
     assert_eq!(far.to_vec().unwrap(), b"far");
     drop(pulled);
     assert_eq!(node.blocks_allocated(), 0);
-    // One who sleeps is woken by either.
+    // A sleeping subscriber is woken by either.
     subscriber.set_wait_strategy(WaitStrategy::Block);
     for number in 3..6 {
         std::thread::scope(|scope| {
@@ -170,7 +170,7 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
 }
 
 #[test]
-fn on_a_device_bytes_are_copied_in_and_out_by_it() {
+fn device_copies_messages_in_and_out() {
     let memory = MemoryLocation::Device("emulated:1".parse().unwrap());
     let node = TestNode::new(&TopicSettings { memory, ..settings() });
     assert!(matches!(node.local.id().place, SharedLocation::Device(_)));
@@ -178,12 +178,12 @@ fn on_a_device_bytes_are_copied_in_and_out_by_it() {
     publisher.push(b"by upload", TEST_TIMEOUT).unwrap();
     let sample = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!((sample.place(), sample.to_vec().unwrap()), (memory, b"by upload".to_vec()));
-    // From a message into another one.
+    // From one message into another.
     publisher.push_slice(sample.slice(), TEST_TIMEOUT).unwrap();
     let copied = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!(copied.to_vec().unwrap(), b"by upload");
     assert_ne!(copied.address(), sample.address());
-    // The same without waiting for room; the copy is waited for.
+    // The same without waiting for room; the call waits for the copy.
     assert_eq!(publisher.try_push_slice(copied.slice()).unwrap().unwrap().subscribers, 1);
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"by upload");
     while publisher.try_push_slice(copied.slice()).unwrap().is_some() {}
@@ -192,7 +192,7 @@ fn on_a_device_bytes_are_copied_in_and_out_by_it() {
 }
 
 #[test]
-fn from_a_device_to_the_host() {
+fn device_memory_is_published_to_a_host_topic() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let device = gpu::Device::open("emulated:1".parse().unwrap()).unwrap();
@@ -205,7 +205,7 @@ fn from_a_device_to_the_host() {
 }
 
 #[test]
-fn several_threads_publish_by_one_and_by_several_lines() {
+fn several_threads_publish_with_shared_publishers() {
     const EACH: u64 = 500;
     let node = TestNode::new(&settings());
     let mut subscribers = [node.subscriber(), node.subscriber()];
@@ -238,22 +238,22 @@ fn several_threads_publish_by_one_and_by_several_lines() {
 }
 
 #[test]
-fn flushing_waits_for_all_that_was_published_and_for_nothing_else() {
+fn flush_waits_only_for_messages_of_its_publisher() {
     let node = TestNode::new(&settings());
     let mut subscriber = node.subscriber();
     let (publisher, other) = (node.publisher(), node.publisher());
     publisher.flush(TEST_TIMEOUT).unwrap();
     other.push(b"of another", TEST_TIMEOUT).unwrap();
     publisher.flush(TEST_TIMEOUT).unwrap();
-    publisher.push(b"mine", TEST_TIMEOUT).unwrap();
+    publisher.push(b"own", TEST_TIMEOUT).unwrap();
     assert_eq!(publisher.flush(SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     let of_another = subscriber.pull(TEST_TIMEOUT).unwrap();
-    let mine = subscriber.pull(TEST_TIMEOUT).unwrap();
+    let own = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!(publisher.flush(SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     std::thread::scope(|scope| {
         let flushed = scope.spawn(|| publisher.flush(TEST_TIMEOUT));
         std::thread::yield_now();
-        drop(mine);
+        drop(own);
         flushed.join().unwrap().unwrap();
     });
     assert!(other.flush(SHORT_TIMEOUT).is_err());
@@ -262,18 +262,18 @@ fn flushing_waits_for_all_that_was_published_and_for_nothing_else() {
 }
 
 #[test]
-fn an_attempt_gives_the_loan_back() {
+fn full_topic_returns_the_loan() {
     let node = TestNode::new(&TopicSettings { depth: 1, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     assert!(
         publisher.try_push(b"1").unwrap().is_some() || {
-            // The first finds no memory, and asks for some.
+            // The first attempt finds no memory, and requests growth.
             publisher.try_push(b"1").unwrap().is_some()
         }
     );
     assert!(publisher.try_push(b"2").unwrap().is_none());
     let loan = publisher.loan(1, TEST_TIMEOUT).unwrap();
-    let Attempt::Full(mut loan) = loan.try_publish().unwrap() else { panic!("no room was there") };
+    let Attempt::Full(mut loan) = loan.try_publish().unwrap() else { panic!("there was room") };
     loan.write(0, b"3").unwrap();
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     assert!(matches!(loan.try_publish().unwrap(), Attempt::Sent(_)));
@@ -281,14 +281,14 @@ fn an_attempt_gives_the_loan_back() {
     assert_eq!((sample.to_vec().unwrap(), sample.sequence()), (b"3".to_vec(), 2));
 }
 
-/// One who was stopped while a pool grew: it has the notice before it has the memory.
+/// A process that was stopped while a pool grew has the notification before the memory.
 #[test]
-fn a_message_in_memory_that_is_still_to_come_is_waited_for() {
+fn pull_waits_for_memory_that_was_not_received_yet() {
     let node = TestNode::new(&settings());
     let publisher = node.publisher();
     drop(publisher.loan(1, TEST_TIMEOUT).unwrap());
     let late = node.joined(node.service.me);
-    // As the service gives it: nothing yet.
+    // The service has sent no piece yet.
     let pool =
         Arc::new(Pool::open(node.local.control_segment().try_clone_to_owned().unwrap()).unwrap());
     let late = TestNode { local: Arc::clone(&pool), ..late };
@@ -297,18 +297,18 @@ fn a_message_in_memory_that_is_still_to_come_is_waited_for() {
     publisher.push(b"later", TEST_TIMEOUT).unwrap();
     for _ in 0..3 {
         assert!(subscriber.try_pull().unwrap().is_none());
-        assert!(other.try_push(b"mine").unwrap().is_none());
+        assert!(other.try_push(b"own").unwrap().is_none());
     }
     assert_eq!(subscriber.pull(SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
-    assert_eq!(other.push(b"mine", SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(other.push(b"own", SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     pool.adopt_piece(0, node.local.piece(0).unwrap().unwrap()).unwrap();
-    other.push(b"mine", TEST_TIMEOUT).unwrap();
-    for expected in [&b"early"[..], b"later", b"mine"] {
+    other.push(b"own", TEST_TIMEOUT).unwrap();
+    for expected in [&b"early"[..], b"later", b"own"] {
         assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), expected);
     }
     assert_eq!(subscriber.poll_event(), None);
     assert_eq!(node.blocks_allocated(), 0);
-    // One that goes meanwhile lets go.
+    // A subscriber that is dropped in the meantime releases its messages.
     drop(subscriber);
     let late = TestNode {
         local: Arc::new(

@@ -8,13 +8,13 @@ use gpu::{Device, DeviceName, emulated};
 use super::*;
 use crate::MemoryLocation;
 
-/// Of which others in this process have to be patient.
+/// An emulated device that other tests of this process must not use.
 const SLOW: u32 = 1;
-/// Held by who tells it to be slow, or to fail.
+/// Locked by tests that configure faults.
 pub(super) static MISBEHAVING: Mutex<()> = Mutex::new(());
 
 #[test]
-fn what_a_device_still_writes_to_is_nobody_elses() {
+fn block_is_not_reused_while_a_device_writes_to_it() {
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let name = DeviceName::emulated(SLOW);
     let node = TestNode::new(&TopicSettings { memory: MemoryLocation::Device(name), ..settings() });
@@ -27,7 +27,7 @@ fn what_a_device_still_writes_to_is_nobody_elses() {
     let error = loan.copy(&from.whole(), SHORT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     emulated::configure_faults(SLOW, emulated::FaultConfig::default());
-    // Neither is it published, nor given back, as long as it is written to.
+    // It is neither published nor freed while the device writes to it.
     assert_eq!(loan.publish(TEST_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     node.local.free_completed(&node.caller());
     assert_eq!(node.blocks_allocated(), 1);
@@ -41,7 +41,7 @@ fn what_a_device_still_writes_to_is_nobody_elses() {
 }
 
 #[test]
-fn from_a_device_to_the_host_one_stream_is_enough() {
+fn device_to_host_copies_share_one_stream() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     for (number, byte) in [(0, 7), (0, 8), (1, 9)] {

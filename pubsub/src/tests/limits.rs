@@ -1,4 +1,4 @@
-//! What happens when there is no room, no memory, or no node any more.
+//! Limits: no room, no memory, or a closed node.
 
 use ipc::Block;
 
@@ -8,7 +8,7 @@ use crate::pool::GRANULE;
 use crate::topic::Entry;
 
 #[test]
-fn a_reliable_publisher_waits_until_there_is_room() {
+fn reliable_publisher_waits_for_room() {
     let node = TestNode::new(&TopicSettings { depth: 2, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     for _ in 0..2 {
@@ -18,7 +18,7 @@ fn a_reliable_publisher_waits_until_there_is_room() {
         publisher.push(b"x", SHORT_TIMEOUT).unwrap_err().kind(),
         ErrorKind::DeadlineExceeded
     );
-    // It may come again, and does so.
+    // A refused publisher counts as waiting, and succeeds later.
     assert!(publisher.counters().messages == 2 && node.topic.backpressure().is_some());
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
@@ -38,7 +38,7 @@ fn a_reliable_publisher_waits_until_there_is_room() {
 }
 
 #[test]
-fn others_drop_the_newest_or_the_oldest_and_count() {
+fn best_effort_topics_drop_and_count_messages() {
     for (reliability, first) in [(Reliability::DropNewest, 1), (Reliability::DropOldest, 7)] {
         let node = TestNode::new(&TopicSettings { reliability, ..settings() });
         let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
@@ -64,7 +64,7 @@ fn others_drop_the_newest_or_the_oldest_and_count() {
 const BEST_EFFORT: [Reliability; 2] = [Reliability::DropOldest, Reliability::DropNewest];
 
 #[test]
-fn idle_subscriber_costs_others_nothing_where_messages_are_dropped() {
+fn idle_subscriber_of_a_best_effort_topic_delays_no_other() {
     for reliability in BEST_EFFORT {
         let node = TestNode::new(&TopicSettings { reliability, ..settings() });
         let (mut idle, mut reader, publisher) =
@@ -75,7 +75,7 @@ fn idle_subscriber_costs_others_nothing_where_messages_are_dropped() {
             assert_eq!(sample.sequence(), number, "{reliability}");
         }
         assert_eq!((reader.missed(), reader.poll_event()), (0, None));
-        // What only the idle one had still to read has made room.
+        // Messages that only the idle subscriber had not read were dropped.
         assert_eq!(node.blocks_allocated(), 4, "{reliability}");
         let mut read = 0;
         while idle.try_pull().unwrap().is_some() {
@@ -88,16 +88,16 @@ fn idle_subscriber_costs_others_nothing_where_messages_are_dropped() {
 }
 
 #[test]
-fn subscriber_that_keeps_samples_is_told_and_costs_others_nothing() {
+fn subscriber_with_too_many_samples_delays_no_other() {
     for reliability in BEST_EFFORT {
         let node = TestNode::new(&TopicSettings { reliability, ..settings() });
-        let (mut keeps, mut reader, publisher) =
+        let (mut holder, mut reader, publisher) =
             (node.subscriber(), node.subscriber(), node.publisher());
-        let (mut kept, mut refused) = (Vec::new(), 0);
+        let (mut samples, mut refused) = (Vec::new(), 0);
         for number in 1..=400_u64 {
             publisher.push(&number.to_ne_bytes(), TEST_TIMEOUT).unwrap();
-            match keeps.try_pull() {
-                Ok(sample) => kept.extend(sample),
+            match holder.try_pull() {
+                Ok(sample) => samples.extend(sample),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::TooManySamples, "{error}");
                     refused += 1;
@@ -105,31 +105,31 @@ fn subscriber_that_keeps_samples_is_told_and_costs_others_nothing() {
             }
             assert_eq!(reader.try_pull().unwrap().unwrap().sequence(), number, "{reliability}");
         }
-        assert_eq!((kept.len(), refused, reader.missed()), (20, 380, 0), "{reliability}");
-        for (sample, number) in kept.iter().zip(1_u64..) {
+        assert_eq!((samples.len(), refused, reader.missed()), (20, 380, 0), "{reliability}");
+        for (sample, number) in samples.iter().zip(1_u64..) {
             assert_eq!(sample.to_vec().unwrap(), number.to_ne_bytes());
         }
-        kept.pop();
-        let sample = keeps.try_pull().unwrap().unwrap();
-        assert_eq!((sample.sequence(), keeps.missed()), (397, 376));
+        samples.pop();
+        let sample = holder.try_pull().unwrap().unwrap();
+        assert_eq!((sample.sequence(), holder.missed()), (397, 376));
     }
 }
 
 #[test]
-fn subscribers_that_keep_all_messages_of_a_best_effort_topic_are_evicted() {
+fn holders_of_all_messages_of_a_best_effort_topic_are_evicted() {
     for reliability in BEST_EFFORT {
         let node = TestNode::new(&TopicSettings { reliability, ..settings() });
         let publisher = node.publisher();
-        let mut keepers = Vec::new();
+        let mut holders = Vec::new();
         for _ in 0..2 {
-            let mut keeper = node.subscriber();
+            let mut holder = node.subscriber();
             let samples: Vec<_> = (0..20)
                 .map(|_| {
                     publisher.push(b"x", TEST_TIMEOUT).unwrap();
-                    keeper.pull(TEST_TIMEOUT).unwrap()
+                    holder.pull(TEST_TIMEOUT).unwrap()
                 })
                 .collect();
-            keepers.push((keeper, samples));
+            holders.push((holder, samples));
         }
         assert_eq!(
             (node.topic.backpressure(), node.service.publisher_blocked.load(Relaxed)),
@@ -140,31 +140,27 @@ fn subscribers_that_keep_all_messages_of_a_best_effort_topic_are_evicted() {
             publisher.push(b"y", TEST_TIMEOUT).unwrap().is_dropped,
             "{reliability}: there is no room"
         );
-        // The service is told, and finds out for how long that goes on.
+        // The service gets a report, and then measures the time.
         assert!(node.topic.backpressure().is_some());
         assert_eq!(node.service.publisher_blocked.load(Relaxed), 1);
         let (position, subscription_ids) =
             node.topic.blocking_subscribers(Direction::Local).unwrap();
-        assert_eq!(
-            (position, subscription_ids.len()),
-            (0, 1),
-            "{reliability}: the first of the two"
-        );
+        assert_eq!((position, subscription_ids.len()), (0, 1), "{reliability}: the first holder");
         let subscription_id = (Direction::Local, subscription_ids[0]);
         node.topic
             .evict_in(&node.caller(), subscription_id, SHORT_TIMEOUT, node.controls())
             .unwrap();
         assert!(!publisher.push(b"z", TEST_TIMEOUT).unwrap().is_dropped);
         assert_eq!(reader.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"z");
-        let error = keepers[0].0.try_pull().unwrap_err();
+        let error = holders[0].0.try_pull().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Evicted);
-        assert!(!keepers[0].1[0].is_valid() && keepers[1].1[0].is_valid());
+        assert!(!holders[0].1[0].is_valid() && holders[1].1[0].is_valid());
         assert_eq!(node.topic.blocking_subscribers(Direction::Local), None);
     }
 }
 
 #[test]
-fn memory_is_asked_for_when_it_is_needed_and_waited_for_when_there_is_no_more() {
+fn pool_grows_on_demand_and_publishers_wait_at_its_limit() {
     let largest = 2 << 20;
     let node = TestNode::with_limit(&TopicSettings { largest, depth: 64, ..settings() }, 4 << 20);
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
@@ -180,20 +176,20 @@ fn memory_is_asked_for_when_it_is_needed_and_waited_for_when_there_is_no_more() 
     for spin in [WaitStrategy::Block, WaitStrategy::Busy] {
         publisher.set_wait_strategy(spin);
         std::thread::scope(|scope| {
-            let publisher_blocked = scope.spawn(|| {
+            let blocked = scope.spawn(|| {
                 publisher.loan(largest, TEST_TIMEOUT).unwrap().publish(TEST_TIMEOUT).unwrap();
             });
             while node.topic.backpressure().is_none() {
                 std::thread::yield_now();
             }
             drop(subscriber.pull(TEST_TIMEOUT).unwrap());
-            publisher_blocked.join().unwrap();
+            blocked.join().unwrap();
         });
     }
 }
 
 #[test]
-fn who_holds_what_is_in_the_way_is_evicted_and_told() {
+fn blocking_subscriber_is_evicted_with_an_event() {
     let node = TestNode::new(&TopicSettings { depth: 1, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let mut other = node.subscriber();
@@ -219,17 +215,17 @@ fn who_holds_what_is_in_the_way_is_evicted_and_told() {
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
     let held_for = Some(Duration::from_millis(7));
     assert_eq!(subscriber.poll_event(), Some(Event::Evicted { held_for }));
-    // The other message it does not get.
+    // It misses the other message.
     assert_eq!(subscriber.poll_event(), Some(Event::Gap { missed: 1 }));
     assert_eq!((subscriber.poll_event(), subscriber.missed()), (None, 1));
-    // What it lets go of is not its own any more.
+    // Its released messages are not its own any more.
     drop((held, subscriber));
     assert_eq!(other.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"y");
     assert_eq!(node.blocks_allocated(), 0);
 }
 
 #[test]
-fn who_tries_again_and_again_waits_as_much_as_who_waits() {
+fn repeated_attempts_count_as_a_wait() {
     let release_deadline = Duration::from_secs(3600);
     let node = TestNode::new(&TopicSettings { depth: 1, release_deadline, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
@@ -244,23 +240,23 @@ fn who_tries_again_and_again_waits_as_much_as_who_waits() {
     assert_eq!(node.topic.blocking_subscribers(Direction::Local), None);
     publisher.push(b"y", TEST_TIMEOUT).unwrap();
     assert_eq!(node.topic.backpressure(), None);
-    // One of two threads gives up, and the other one waits on.
+    // One of two threads times out, and the other continues to wait.
     publisher.set_wait_strategy(WaitStrategy::Block);
     std::thread::scope(|scope| {
-        let publisher_blocked = scope.spawn(|| publisher.push(b"z", TEST_TIMEOUT));
+        let blocked = scope.spawn(|| publisher.push(b"z", TEST_TIMEOUT));
         while node.waiting() == 0 {
             std::thread::yield_now();
         }
         assert!(publisher.push(b"z", SHORT_TIMEOUT).is_err());
         assert_eq!(node.waiting(), 1);
         drop(subscriber.pull(TEST_TIMEOUT).unwrap());
-        publisher_blocked.join().unwrap().unwrap();
+        blocked.join().unwrap().unwrap();
     });
     assert_eq!(node.topic.backpressure(), None);
 }
 
 #[test]
-fn only_of_a_full_reliable_topic_somebody_is_in_the_way() {
+fn subscribers_block_only_a_full_topic() {
     for reliability in [Reliability::Reliable, Reliability::DropOldest, Reliability::DropNewest] {
         let largest = 2 << 20;
         let settings = TopicSettings { largest, depth: 64, reliability, ..settings() };
@@ -272,7 +268,7 @@ fn only_of_a_full_reliable_topic_somebody_is_in_the_way() {
                 subscriber.pull(TEST_TIMEOUT).unwrap()
             })
             .collect();
-        // There is no memory; but that need not be the fault of who holds some of it.
+        // Memory is exhausted, but the holder of some messages need not be the cause.
         assert!(publisher.try_loan(largest).unwrap().is_none());
         assert!(node.topic.backpressure().is_some());
         assert_eq!(node.topic.blocking_subscribers(Direction::Local), None);
@@ -282,7 +278,7 @@ fn only_of_a_full_reliable_topic_somebody_is_in_the_way() {
 }
 
 #[test]
-fn a_flush_that_fails_is_no_flush() {
+fn failed_flush_reports_nothing_as_flushed() {
     let node = TestNode::new(&TopicSettings { depth: 1, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
@@ -294,7 +290,7 @@ fn a_flush_that_fails_is_no_flush() {
             std::thread::yield_now();
         }
         assert!(node.topic.blocking_subscribers(Direction::Local).is_some());
-        // Closed meanwhile, it has not seen that all is released.
+        // The node is closed before all messages are released.
         node.close();
         node.topic.local().ring_room();
         assert_eq!(flushed.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
@@ -306,7 +302,7 @@ fn a_flush_that_fails_is_no_flush() {
 }
 
 #[test]
-fn what_is_noted_of_another_message_is_not_told_of_one_that_is_gone() {
+fn stale_sample_has_no_info_of_a_later_message() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let mut loan = publisher.loan(1, TEST_TIMEOUT).unwrap();
@@ -319,13 +315,13 @@ fn what_is_noted_of_another_message_is_not_told_of_one_that_is_gone() {
     node.topic.evict_in(&node.caller(), at, Duration::ZERO, node.controls()).unwrap();
     let mut loan = publisher.loan(1, TEST_TIMEOUT).unwrap();
     loan.set_metadata(b"another").unwrap();
-    assert_eq!(loan.address(), held.address(), "another comes to its place");
+    assert_eq!(loan.address(), held.address(), "the block is reused");
     assert!(held.metadata().is_empty() && !held.is_valid());
     assert_eq!(held.times(), crate::Times::default());
 }
 
 #[test]
-fn one_who_sleeps_hears_that_it_is_evicted() {
+fn eviction_wakes_a_sleeping_subscriber() {
     let node = TestNode::new(&settings());
     let mut subscriber = node.subscriber();
     subscriber.set_wait_strategy(WaitStrategy::Block);
@@ -341,7 +337,7 @@ fn one_who_sleeps_hears_that_it_is_evicted() {
 }
 
 #[test]
-fn a_closed_node_delivers_what_it_has_and_no_more() {
+fn closed_node_delivers_only_queued_messages() {
     let node = TestNode::new(&TopicSettings { depth: 1, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"last", TEST_TIMEOUT).unwrap();
@@ -356,7 +352,7 @@ fn a_closed_node_delivers_what_it_has_and_no_more() {
 }
 
 #[test]
-fn one_taken_for_dead_publishes_nothing_in_anothers_name() {
+fn publisher_marked_dead_does_not_use_a_reused_slot() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let loan = publisher.loan(1, TEST_TIMEOUT).unwrap();
@@ -369,31 +365,31 @@ fn one_taken_for_dead_publishes_nothing_in_anothers_name() {
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
     let next = node.publisher();
     drop(publisher);
-    assert_eq!(node.topic.participants().publishers.len(), 1, "the line is another's");
+    assert_eq!(node.topic.participants().publishers.len(), 1, "the slot is reused");
     next.push(b"x", TEST_TIMEOUT).unwrap();
     assert_eq!(node.blocks_allocated(), 0);
 }
 
 #[test]
-fn entries_of_nonsense_are_refused_and_let_go() {
-    // One is held all the time, and those after it keep their places.
+fn invalid_entries_are_rejected_and_released() {
+    // One message is held all the time, so later ones keep their positions.
     let node = TestNode::new(&TopicSettings { depth: 128, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
-    // Before there is any memory, and as soon as there is.
-    let whatever = [u64::MAX; 6];
+    // Before and after memory is admitted.
+    let invalid = [u64::MAX; 6];
     let refused = |subscriber: &mut Subscriber, words| {
         node.topic.local().publish(&node.caller(), words, |_| {}).unwrap();
         let kind = subscriber.try_pull().map(|sample| sample.map(|it| it.length()));
         assert_eq!(kind.unwrap_err().kind(), ErrorKind::Malformed, "{words:x?}");
         assert!(subscriber.try_pull().unwrap().is_none());
     };
-    refused(&mut subscriber, whatever);
+    refused(&mut subscriber, invalid);
     publisher.push(b"a message", TEST_TIMEOUT).unwrap();
     let held = subscriber.pull(TEST_TIMEOUT).unwrap();
     let end = node.local.length();
     assert!(end > 0 && end.is_multiple_of(GRANULE));
     let entry = |offset: u64, length: u64| {
-        // A block that there cannot be yet, or it would be let go of.
+        // An invalid block, or it would be released.
         let (block, publisher, sequence) = (Block::from_bits(1 << 40), 0, 0);
         let (published_at, metadata, has_origin) = (0, 0, false);
         let sync_point = None;
@@ -421,28 +417,27 @@ fn entries_of_nonsense_are_refused_and_let_go() {
         (end + GRANULE, 0),
         (0, longest),
         (end - GRANULE, longest),
-        // Only the upper bits of the place.
+        // Only the upper bits of the offset.
         (0xff << 32, 1),
         (far, 1),
         (far, longest),
     ] {
         let words = entry(offset, length);
         refused(&mut subscriber, words);
-        // With all flags and whatever stands beside them, but for the turn of a stream.
+        // With all flags and arbitrary neighbouring bits, but without a sync point.
         let flags = [words[5] | 0xffff, words[5] | 1 << 16 | 0xffff, words[5] | 0xfe << 16];
         for flags in flags {
             let [_, place, ..] = words;
             refused(&mut subscriber, [u64::MAX, place, u64::MAX, 0, u64::MAX, flags & !(1 << 17)]);
         }
-        // Whatever stands where the turn of a stream would, and whichever of its publisher's it says
-        // that it is.
+        // Arbitrary bits in place of a sync point, and arbitrary publishers and sequences.
         let beside = u64::from(u32::MAX) << 32;
         refused(&mut subscriber, [words[0], words[1], 0, 0, 0, words[5] | beside]);
         for (publisher, sequence) in [(1 << 20, u64::MAX), (u64::MAX, 0), (1 << 20, 1)] {
             refused(&mut subscriber, [words[0], words[1], publisher, sequence, 0, words[5]]);
         }
     }
-    refused(&mut subscriber, whatever);
+    refused(&mut subscriber, invalid);
     assert_eq!(held.to_vec().unwrap(), b"a message");
     assert_eq!(node.blocks_allocated(), 1);
     drop(held);
@@ -452,7 +447,7 @@ fn entries_of_nonsense_are_refused_and_let_go() {
 }
 
 #[test]
-fn handles_go_where_they_are_needed() {
+fn handles_are_send_and_sync() {
     fn moves<T: Send>() {}
     fn is_shared<T: Sync>() {}
     moves::<Publisher>();
@@ -464,32 +459,32 @@ fn handles_go_where_they_are_needed() {
 }
 
 #[test]
-fn the_service_is_told_once_that_somebody_waits_until_nobody_does() {
+fn wait_of_publishers_is_reported_once() {
     let node = TestNode::new(&TopicSettings { depth: 2, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
-    // The first of all had to wait for memory.
+    // The first publish had to wait for memory.
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
     assert!(node.topic.clear_if_unblocked());
     let before = node.service.publisher_blocked.load(Relaxed);
-    let told = || node.service.publisher_blocked.load(Relaxed) - before;
+    let reports = || node.service.publisher_blocked.load(Relaxed) - before;
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
-    // There was room, and nobody said anything.
-    assert_eq!(told(), 0);
+    // There was room, so no wait is reported.
+    assert_eq!(reports(), 0);
     for _ in 0..3 {
         assert!(publisher.try_push(b"x").unwrap().is_none());
         publisher.push(b"x", SHORT_TIMEOUT).unwrap_err();
         publisher.flush(SHORT_TIMEOUT).unwrap_err();
     }
-    assert_eq!(told(), 1);
-    assert!(!node.topic.clear_if_unblocked(), "one that was refused may come again");
+    assert_eq!(reports(), 1);
+    assert!(!node.topic.clear_if_unblocked(), "a refused publisher may try again");
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
-    assert_eq!(told(), 1);
+    assert_eq!(reports(), 1);
     assert!(node.topic.clear_if_unblocked());
     publisher.flush(SHORT_TIMEOUT).unwrap_err();
-    assert_eq!(told(), 2);
+    assert_eq!(reports(), 2);
     assert!(!node.topic.clear_if_unblocked());
-    // Where messages are dropped nobody is in anybody's way.
+    // Topics that drop messages report no wait.
     let node = TestNode::new(&TopicSettings {
         depth: 2,
         reliability: Reliability::DropNewest,
@@ -504,7 +499,7 @@ fn the_service_is_told_once_that_somebody_waits_until_nobody_does() {
 }
 
 #[test]
-fn a_wait_in_slices_is_told_as_a_whole() {
+fn wait_in_slices_is_reported_as_one() {
     let release_deadline = Duration::from_secs(3600);
     let node = TestNode::new(&TopicSettings { depth: 1, release_deadline, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
@@ -513,22 +508,22 @@ fn a_wait_in_slices_is_told_as_a_whole() {
     let slice = Duration::from_millis(5);
     let since = || {
         std::thread::scope(|scope| {
-            let publisher_blocked = scope.spawn(|| publisher.push(b"z", slice).is_err());
+            let blocked = scope.spawn(|| publisher.push(b"z", slice).is_err());
             let mut since = None;
-            while !publisher_blocked.is_finished() {
+            while !blocked.is_finished() {
                 since = node.topic.publisher(publisher.id().as_u64()).seen().unwrap().waits_since;
                 if since.is_some() {
                     break;
                 }
             }
-            assert!(publisher_blocked.join().unwrap());
+            assert!(blocked.join().unwrap());
             since
         })
     };
     let first = std::iter::repeat_with(since).find_map(|since| since).unwrap();
     let again = std::iter::repeat_with(since).find_map(|since| since).unwrap();
     assert_eq!(again, first);
-    // Room ends it.
+    // Room ends the wait.
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     publisher.push(b"y", TEST_TIMEOUT).unwrap();
     std::thread::sleep(slice);

@@ -1,4 +1,4 @@
-//! How many loans a publisher may have.
+//! The limit of a publisher's loans.
 
 use std::time::Instant;
 
@@ -20,38 +20,38 @@ fn refused(publisher: &Publisher) {
     ] {
         let error = refused.unwrap_err();
         assert_eq!((error.kind(), error.subject()), (ErrorKind::TooManyLoans, Some("test")));
-        assert!(error.detail().contains("the 2 that"), "{error}");
+        assert!(error.detail().contains("its 2 loans"), "{error}");
     }
 }
 
 #[test]
-fn no_publisher_has_more_than_its_topic_allows() {
+fn publisher_has_no_more_loans_than_its_topic_allows() {
     let node = TestNode::new(&TopicSettings { loans: 2, depth: 2, ..settings() });
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     let one = publisher.loan(8, TEST_TIMEOUT).unwrap();
     let other = publisher.try_loan(8).unwrap().unwrap();
     refused(&publisher);
-    // Nor is anything taken by the attempt; and what others may have is their own.
+    // A refused attempt allocates nothing, and other publishers have their own loans.
     assert_eq!(node.blocks_allocated(), 2);
     node.publisher().push(b"another's", TEST_TIMEOUT).unwrap();
-    // Given back when it is dropped, and when it is published.
+    // A loan is returned when it is dropped, and when it is published.
     drop(one);
     let one = publisher.loan(8, TEST_TIMEOUT).unwrap();
     refused(&publisher);
     one.publish(TEST_TIMEOUT).unwrap();
     let one = publisher.loan(8, TEST_TIMEOUT).unwrap();
     refused(&publisher);
-    // What could not be published and came back is still one; what did not is none.
-    let Attempt::Full(one) = one.try_publish().unwrap() else { panic!("there is no room") };
+    // A loan that a full topic returned still counts; one that timed out does not.
+    let Attempt::Full(one) = one.try_publish().unwrap() else { panic!("there was room") };
     refused(&publisher);
     let Attempt::Full(one) = one.publish_within(SHORT_TIMEOUT).unwrap() else {
-        panic!("there is no room")
+        panic!("there was room")
     };
     refused(&publisher);
     assert_eq!(one.publish(SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     let one = publisher.loan(8, TEST_TIMEOUT).unwrap();
     refused(&publisher);
-    // Nor is one that nobody wanted.
+    // Nor does one that was published without subscribers.
     for _ in 0..2 {
         drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     }
@@ -60,7 +60,7 @@ fn no_publisher_has_more_than_its_topic_allows() {
     let _one = publisher.loan(8, TEST_TIMEOUT).unwrap();
     refused(&publisher);
     drop(other);
-    // Pushing has one for as long as it takes.
+    // A push has a loan only during the call.
     for _ in 0..10 {
         publisher.push(b"x", TEST_TIMEOUT).unwrap();
         publisher.try_push(b"x").unwrap().unwrap();
@@ -70,7 +70,7 @@ fn no_publisher_has_more_than_its_topic_allows() {
 }
 
 #[test]
-fn what_found_no_memory_is_no_loan() {
+fn attempt_without_memory_is_no_loan() {
     let largest = 2 << 20;
     let settings = TopicSettings { largest, loans: 1, ..settings() };
     let node = TestNode::with_limit(&settings, 2 << 20);
@@ -86,14 +86,14 @@ fn what_found_no_memory_is_no_loan() {
 }
 
 #[test]
-fn threads_that_push_wait_for_each_other() {
+fn pushing_threads_wait_for_each_others_loans() {
     let node = TestNode::new(&TopicSettings { loans: 2, depth: 1, ..settings() });
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     publisher.push(b"first", TEST_TIMEOUT).unwrap();
     std::thread::scope(|scope| {
         let pushing: Vec<_> =
             (0..6).map(|_| scope.spawn(|| publisher.push(b"x", TEST_TIMEOUT))).collect();
-        // Two have all that there may be, and wait for room; they will not for ever.
+        // Two threads have all loans, and wait for room; they will return them.
         while node.blocks_allocated() < 3 {
             std::thread::yield_now();
         }
@@ -114,7 +114,7 @@ fn threads_that_push_wait_for_each_other() {
 }
 
 #[test]
-fn one_who_waits_for_those_that_push_hears_that_the_node_is_closed() {
+fn closing_the_node_ends_the_wait_for_a_loan() {
     let node = TestNode::new(&TopicSettings { loans: 1, depth: 1, ..settings() });
     let (publisher, _subscriber) = (node.publisher(), node.subscriber());
     publisher.push(b"first", TEST_TIMEOUT).unwrap();
@@ -134,7 +134,7 @@ fn one_who_waits_for_those_that_push_hears_that_the_node_is_closed() {
 }
 
 #[test]
-fn what_a_stream_still_writes_and_nobody_wants_counts_until_it_has() {
+fn unread_message_is_a_loan_until_its_stream_has_finished() {
     let (node, device) = node_with(&TopicSettings { loans: 2, ..on_a_device() });
     let (publisher, stream) = (node.publisher(), device.stream().unwrap());
     let from = device.allocate(4096).unwrap();
@@ -144,7 +144,7 @@ fn what_a_stream_still_writes_and_nobody_wants_counts_until_it_has() {
         assert_eq!(publisher.push_on(&stream, &from.whole(), TEST_TIMEOUT).unwrap().subscribers, 0);
     }
     assert_eq!(node.blocks_allocated(), 2);
-    // It comes back by itself, so it is waited for.
+    // The loan returns by itself, so the call waits for it.
     assert!(publisher.try_push_on(&stream, &from.whole()).unwrap().is_none());
     assert!(publisher.try_loan(8).unwrap().is_none());
     let error = publisher.push_on(&stream, &from.whole(), SHORT_TIMEOUT).unwrap_err();
@@ -156,7 +156,7 @@ fn what_a_stream_still_writes_and_nobody_wants_counts_until_it_has() {
         waiting.join().unwrap().unwrap();
     });
     stream.synchronize(TEST_TIMEOUT).unwrap();
-    // A caller's as well: it is the device that has it now.
+    // The same for a caller's loan: now the device has it.
     gate_stream(&node, &publisher, &device);
     drop((publisher, from));
     node.local.free_completed(&node.caller());
@@ -174,7 +174,7 @@ fn gate_stream(node: &TestNode, publisher: &Publisher, device: &Device) {
     assert!(publisher.try_loan(8).unwrap().is_none());
     gate.open();
     stream.synchronize(TEST_TIMEOUT).unwrap();
-    // At once: who asks looks whether the device has done with it.
+    // At once: the attempt polls the device.
     let loans = [publisher.try_loan(8).unwrap(), publisher.try_loan(8).unwrap()];
     assert!(loans.iter().all(Option::is_some));
     drop(loans);
@@ -182,7 +182,7 @@ fn gate_stream(node: &TestNode, publisher: &Publisher, device: &Device) {
 }
 
 #[test]
-fn what_streams_write_and_was_published_is_no_loan() {
+fn published_message_of_a_stream_is_no_loan() {
     let (node, device) = node_with(&TopicSettings { loans: 1, depth: 8, ..on_a_device() });
     assert_eq!(device.name(), DeviceName::emulated(0));
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
@@ -200,10 +200,10 @@ fn what_streams_write_and_was_published_is_no_loan() {
 }
 
 #[test]
-fn a_forked_child_that_drops_a_loan_waits_for_nobody() {
+fn forked_child_drops_a_loan_without_waiting() {
     let loans = LoanLimit::new(1);
     loans.take(Borrower::Transient).unwrap().detach();
-    // Forked while a thread of the parent's looks, which the child does not have.
+    // Forked while a thread of the parent waits, which the child does not have.
     let has_ended = loans.wait(Instant::now(), || {
         let child = ForkedChild::new(|| loans.give_back(Borrower::Transient));
         let (pidfd, end) = (pidfd_of(&child), Instant::now() + TEST_TIMEOUT / 4);

@@ -1,4 +1,4 @@
-//! Publishers and subscribers in one process or a few, with a emulated for the node service.
+//! Publishers and subscribers in one or several processes, with a fake node service.
 
 mod allocations;
 mod deaths;
@@ -31,9 +31,9 @@ use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;
 use crate::{Publisher, Reliability, Subscriber, TopicSettings};
 
-/// Reached only if something is wrong.
+/// Reached only on failure.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Waited for in vain.
+/// Timeout of waits that fail.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
 const LIMIT: u64 = 64 << 20;
 
@@ -41,7 +41,7 @@ fn settings() -> TopicSettings {
     TopicSettings { depth: 4, largest: 1 << 20, ..TopicSettings::default() }
 }
 
-/// Does at once, and in the same process, what the node service does.
+/// Does what the node service does, at once and in the same process.
 #[derive(Debug)]
 struct FakeService {
     me: Participant,
@@ -94,7 +94,7 @@ impl ServiceClient for FakeService {
 
     fn check(&self) -> Result<()> {
         if self.is_closed.load(Acquire) {
-            return Err(Error::new("use a node", ErrorKind::Closed, "it was left"));
+            return Err(Error::new("use a node", ErrorKind::Closed, "the node is closed"));
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ impl TestNode {
         taken(&self.local) + taken(&self.inbound)
     }
 
-    /// Tries again what a lock was in the way of; gives how much is left.
+    /// Repeats operations that failed for a held lock; returns how many are left.
     fn retry(&self) -> usize {
         let mut attempts = self.service.attempts.0.lock().unwrap();
         let caller = Caller { timeout: SHORT_TIMEOUT, ..self.caller() };
@@ -212,7 +212,7 @@ impl TestNode {
         self.service.is_closed.store(false, Release);
     }
 
-    /// How many publishers wait for something at this moment.
+    /// The number of publishers that wait at this moment.
     fn waiting(&self) -> usize {
         let publishers = self.topic.participants().publishers;
         publishers.into_iter().filter(|seen| seen.waits_since.is_some()).count()

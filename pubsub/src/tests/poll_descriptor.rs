@@ -1,4 +1,4 @@
-//! Subscribers that are waited for by their descriptors.
+//! Poll descriptors of subscribers.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -25,7 +25,7 @@ fn polled(descriptor: BorrowedFd<'_>, longest: Duration) -> bool {
 fn wait_for(subscriber: &Subscriber) {
     assert!(
         polled(subscriber.descriptor().unwrap(), TEST_TIMEOUT),
-        "nobody says that there is something"
+        "the descriptor is not readable"
     );
 }
 
@@ -33,7 +33,7 @@ fn is_readable(subscriber: &Subscriber) -> bool {
     polled(subscriber.descriptor().unwrap(), Duration::ZERO)
 }
 
-/// The next message, as one who polls gets it.
+/// The next message, as a poller pulls it.
 #[track_caller]
 fn next(subscriber: &mut Subscriber) -> Vec<u8> {
     let end = Instant::now() + TEST_TIMEOUT;
@@ -42,11 +42,12 @@ fn next(subscriber: &mut Subscriber) -> Vec<u8> {
         if let Some(sample) = subscriber.try_pull().unwrap() {
             return sample.to_vec().unwrap();
         }
-        assert!(Instant::now() < end, "it is readable, and there is nothing");
+        assert!(Instant::now() < end, "the descriptor is readable, but there is no message");
     }
 }
 
-/// Nothing is left, and the descriptor says so. It may be told of what was pulled already.
+/// No message is left, and the descriptor becomes unreadable. It may first signal messages that
+/// were pulled already.
 #[track_caller]
 fn assert_drained(subscriber: &mut Subscriber) {
     let end = Instant::now() + TEST_TIMEOUT;
@@ -55,13 +56,13 @@ fn assert_drained(subscriber: &mut Subscriber) {
         if !polled(subscriber.descriptor().unwrap(), SHORT_TIMEOUT) {
             return;
         }
-        assert!(Instant::now() < end, "it stays readable");
+        assert!(Instant::now() < end, "the descriptor stays readable");
     }
 }
 
 impl TestNode {
-    /// A message of another node, with this number there.
-    fn arrive(&self, number: u64, bytes: &[u8]) {
+    /// Delivers a message of another node with this number.
+    fn deliver_inbound(&self, number: u64, bytes: &[u8]) {
         self.service.request_growth(self.inbound.id(), 1 << 20);
         let (caller, length) = (self.caller(), bytes.len() as u64);
         let (block, place) = self.inbound.allocate(&caller, length).unwrap();
@@ -92,15 +93,15 @@ fn epoll() -> Epoll {
 const LEVEL: EpollFlags = EpollFlags::EPOLLIN;
 const EDGE: EpollFlags = EpollFlags::EPOLLIN.union(EpollFlags::EPOLLET);
 
-/// Which of those in it are told of within this time.
-fn told(loops: &Epoll, longest: Duration) -> Vec<u64> {
+/// The ready entries within this time.
+fn ready(loops: &Epoll, longest: Duration) -> Vec<u64> {
     let mut events = [EpollEvent::empty(); 16];
     let count = loops.wait(&mut events, EpollTimeout::try_from(longest).unwrap()).unwrap();
     events[..count].iter().map(EpollEvent::data).collect()
 }
 
 #[test]
-fn it_is_readable_from_a_message_on_until_none_is_found() {
+fn descriptor_is_readable_until_no_message_is_found() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     assert!(!is_readable(&subscriber));
@@ -108,13 +109,13 @@ fn it_is_readable_from_a_message_on_until_none_is_found() {
     publisher.push(b"one", TEST_TIMEOUT).unwrap();
     publisher.push(b"two", TEST_TIMEOUT).unwrap();
     wait_for(&subscriber);
-    // One each time is enough.
+    // One pull for each wake-up is enough.
     assert_eq!(subscriber.try_pull().unwrap().unwrap().to_vec().unwrap(), b"one");
     assert!(is_readable(&subscriber));
     assert_eq!(subscriber.try_pull().unwrap().unwrap().to_vec().unwrap(), b"two");
-    assert!(is_readable(&subscriber), "that nothing is left was not found yet");
+    assert!(is_readable(&subscriber), "the reader has not found the topic empty yet");
     assert_drained(&mut subscriber);
-    // Pulled by waiting it is the same.
+    // The same with a pull that waits.
     publisher.push(b"three", TEST_TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"three");
     assert_eq!(subscriber.pull(SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
@@ -124,7 +125,7 @@ fn it_is_readable_from_a_message_on_until_none_is_found() {
 }
 
 #[test]
-fn what_was_there_before_is_told_of() {
+fn descriptor_is_readable_for_earlier_messages() {
     let node = TestNode::new(&settings());
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"early", TEST_TIMEOUT).unwrap();
@@ -134,19 +135,19 @@ fn what_was_there_before_is_told_of() {
 }
 
 #[test]
-fn messages_of_other_nodes_are_told_of() {
+fn descriptor_is_readable_for_messages_of_other_nodes() {
     let node = TestNode::new(&settings());
     let mut subscriber = node.subscriber();
     assert!(!is_readable(&subscriber));
     for number in 1..=3 {
-        node.arrive(number, b"from afar");
+        node.deliver_inbound(number, b"from afar");
         assert_eq!(next(&mut subscriber), b"from afar");
         assert_drained(&mut subscriber);
     }
 }
 
 #[test]
-fn with_edge_triggering_each_message_after_none_is_told_of() {
+fn each_message_after_an_empty_pull_gives_an_edge() {
     let node = TestNode::new(&settings());
     let mut subscriber = node.subscriber();
     let publisher = node.publisher();
@@ -159,27 +160,27 @@ fn with_edge_triggering_each_message_after_none_is_told_of() {
         }
         let mut found = Vec::new();
         while found.len() < 1 + usize::from(number % 3 == 0) {
-            assert_eq!(told(&loops, TEST_TIMEOUT), [7], "before message {number}");
+            assert_eq!(ready(&loops, TEST_TIMEOUT), [7], "before message {number}");
             while let Some(sample) = subscriber.try_pull().unwrap() {
                 found.push(sample.to_vec().unwrap());
             }
         }
         assert_eq!(found[0], number.to_le_bytes());
     }
-    // One that was told of and is not pulled is not told of again.
+    // Messages that were signalled and not pulled give no further edge.
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
     while subscriber.try_pull().unwrap().is_none() {
-        assert_eq!(told(&loops, TEST_TIMEOUT), [7]);
+        assert_eq!(ready(&loops, TEST_TIMEOUT), [7]);
     }
 }
 
 #[test]
-fn of_several_in_one_epoll_those_are_told_of_that_have_something() {
-    let homes: Vec<_> = (0..3).map(|_| TestNode::new(&settings())).collect();
-    let publishers: Vec<_> = homes.iter().map(TestNode::publisher).collect();
+fn epoll_reports_only_subscribers_with_messages() {
+    let nodes: Vec<_> = (0..3).map(|_| TestNode::new(&settings())).collect();
+    let publishers: Vec<_> = nodes.iter().map(TestNode::publisher).collect();
     let loops = epoll();
-    // Two of each topic, at one desk.
-    let mut subscribers: Vec<Subscriber> = homes
+    // Two subscribers of each topic.
+    let mut subscribers: Vec<Subscriber> = nodes
         .iter()
         .map(TestNode::context)
         .flat_map(|context| [context.clone(), context])
@@ -188,31 +189,31 @@ fn of_several_in_one_epoll_those_are_told_of_that_have_something() {
     for (subscriber, number) in subscribers.iter().zip(0..) {
         loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(LEVEL, number)).unwrap();
     }
-    assert!(told(&loops, SHORT_TIMEOUT).is_empty());
+    assert!(ready(&loops, SHORT_TIMEOUT).is_empty());
     for topic in [1, 0, 2, 2, 1] {
         publishers[topic].push(&[topic as u8], TEST_TIMEOUT).unwrap();
         let mut missing = vec![2 * topic, 2 * topic + 1];
         while !missing.is_empty() {
-            for number in told(&loops, TEST_TIMEOUT) {
+            for number in ready(&loops, TEST_TIMEOUT) {
                 let number = usize::try_from(number).unwrap();
                 while let Some(sample) = subscribers[number].try_pull().unwrap() {
                     assert_eq!(sample.to_vec().unwrap(), [topic as u8]);
-                    missing.retain(|waited_for| *waited_for != number);
+                    missing.retain(|expected| *expected != number);
                 }
             }
         }
     }
     subscribers.iter_mut().for_each(|subscriber| assert_drained(subscriber));
-    assert!(told(&loops, SHORT_TIMEOUT).is_empty());
-    // One that is dropped leaves by itself, whatever it had.
+    assert!(ready(&loops, SHORT_TIMEOUT).is_empty());
+    // A dropped subscriber leaves the epoll, even with unread messages.
     publishers[0].push(b"x", TEST_TIMEOUT).unwrap();
     wait_for(&subscribers[1]);
     wait_for(&subscribers[0]);
     drop(subscribers.drain(..2));
-    assert!(told(&loops, SHORT_TIMEOUT).is_empty());
+    assert!(ready(&loops, SHORT_TIMEOUT).is_empty());
 }
 
-/// Counts the times that somebody was woken.
+/// Counts how often the listener was woken.
 #[derive(Debug, Default)]
 struct Counter(AtomicU64);
 
@@ -224,7 +225,7 @@ impl DoorbellListener for Counter {
 }
 
 #[test]
-fn a_publisher_pays_only_for_one_that_waits() {
+fn publisher_wakes_only_waiting_subscribers() {
     let node = TestNode::new(&TopicSettings { depth: 100, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let (watch, wakes) = (DoorbellWatcher::new(), Arc::new(Counter::default()));
@@ -233,7 +234,7 @@ fn a_publisher_pays_only_for_one_that_waits() {
     let until = |count| {
         let end = Instant::now() + TEST_TIMEOUT;
         while wakes.0.load(Relaxed) < count {
-            assert!(Instant::now() < end, "nobody is woken");
+            assert!(Instant::now() < end, "the listener is not woken");
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(wakes.0.load(Relaxed), count);
@@ -244,7 +245,7 @@ fn a_publisher_pays_only_for_one_that_waits() {
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
     wait_for(&subscriber);
     until(1);
-    // It is readable already.
+    // The descriptor is readable already.
     for _ in 0..50 {
         publisher.push(b"x", TEST_TIMEOUT).unwrap();
     }
@@ -256,7 +257,7 @@ fn a_publisher_pays_only_for_one_that_waits() {
 }
 
 #[test]
-fn the_thread_is_there_for_as_long_as_somebody_has_a_descriptor() {
+fn watcher_thread_exists_while_there_is_a_descriptor() {
     let node = TestNode::new(&settings());
     let context = node.context();
     let watch = &context.node.watch;
@@ -272,7 +273,7 @@ fn the_thread_is_there_for_as_long_as_somebody_has_a_descriptor() {
 }
 
 #[test]
-fn eviction_is_told_of_and_stays() {
+fn descriptor_stays_readable_after_an_eviction() {
     let node = TestNode::new(&settings());
     let mut subscriber = node.subscriber();
     assert!(!is_readable(&subscriber));
@@ -283,11 +284,11 @@ fn eviction_is_told_of_and_stays() {
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
     assert_eq!(subscriber.poll_event(), Some(Event::Evicted { held_for: Some(held_for) }));
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
-    assert!(is_readable(&subscriber), "as a connection that has ended");
+    assert!(is_readable(&subscriber), "like an ended connection");
 }
 
 #[test]
-fn that_the_node_is_closed_is_told_of() {
+fn descriptor_is_readable_once_the_node_is_closed() {
     let node = TestNode::new(&settings());
     let mut subscriber = node.subscriber();
     assert!(!is_readable(&subscriber));
@@ -295,7 +296,7 @@ fn that_the_node_is_closed_is_told_of() {
     wait_for(&subscriber);
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Closed);
     assert!(is_readable(&subscriber));
-    // One that is asked for afterwards is so at once.
+    // A descriptor that is created afterwards is readable at once.
     node.open();
     let late = node.subscriber();
     node.close();
@@ -303,20 +304,20 @@ fn that_the_node_is_closed_is_told_of() {
 }
 
 #[test]
-fn a_gap_is_told_of_once_whether_it_is_asked_for_or_not() {
+fn gap_makes_the_descriptor_readable_once() {
     let settings = TopicSettings { reliability: Reliability::DropOldest, ..settings() };
     let node = TestNode::new(&settings);
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     assert!(!is_readable(&subscriber));
-    for asked in [true, false, true] {
+    for polls_event in [true, false, true] {
         for _ in 0..10 {
             publisher.push(b"x", TEST_TIMEOUT).unwrap();
         }
         wait_for(&subscriber);
-        assert_eq!(subscriber.poll_event(), None, "it is not known yet");
+        assert_eq!(subscriber.poll_event(), None, "the gap is not detected yet");
         while subscriber.try_pull().unwrap().is_some() {}
-        assert!(is_readable(&subscriber), "there is something to be asked for");
-        if asked {
+        assert!(is_readable(&subscriber), "there is an unread event");
+        if polls_event {
             assert!(matches!(subscriber.poll_event(), Some(Event::Gap { .. })));
         }
         assert_drained(&mut subscriber);
@@ -325,36 +326,36 @@ fn a_gap_is_told_of_once_whether_it_is_asked_for_or_not() {
 }
 
 #[test]
-fn the_death_of_a_publisher_is_told_of() {
+fn death_of_a_publisher_makes_the_descriptor_readable() {
     let node = TestNode::new(&settings());
     node.service.request_growth(node.local.id(), 1 << 20);
-    let who = node.admit();
+    let participant = node.admit();
     let mut subscriber = node.subscriber();
     let loops = epoll();
     loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(EDGE, 1)).unwrap();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let publisher = node.publisher();
         publisher.push(b"its last", TEST_TIMEOUT).unwrap();
         std::thread::sleep(TEST_TIMEOUT);
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     assert_eq!(next(&mut subscriber), b"its last");
     assert_drained(&mut subscriber);
-    assert!(told(&loops, SHORT_TIMEOUT).len() < 2);
+    assert!(ready(&loops, SHORT_TIMEOUT).len() < 2);
     child.kill();
     assert!(child.was_killed());
-    node.reclaim(who);
-    assert_eq!(told(&loops, TEST_TIMEOUT), [1]);
-    // One who asks first, and then finds nothing to pull, is told once more.
+    node.reclaim(participant);
+    assert_eq!(ready(&loops, TEST_TIMEOUT), [1]);
+    // The event is unread, so an empty pull gives another edge.
     assert!(subscriber.try_pull().unwrap().is_none());
-    assert_eq!(told(&loops, TEST_TIMEOUT), [1]);
+    assert_eq!(ready(&loops, TEST_TIMEOUT), [1]);
     assert!(matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. })));
     assert_drained(&mut subscriber);
 }
 
 #[test]
-fn a_forked_child_is_told_so_and_does_not_touch_its_parents() {
+fn forked_child_does_not_change_the_parents_descriptor() {
     let node = TestNode::new(&settings());
     let (subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
@@ -364,19 +365,19 @@ fn a_forked_child_is_told_so_and_does_not_touch_its_parents() {
     let child = ForkedChild::new(|| {
         let mut subscriber = handles.take().unwrap();
         assert_eq!(subscriber.descriptor().unwrap_err().kind(), ErrorKind::Forked);
-        // SAFETY: it is open as long as the subscriber is there.
+        // SAFETY: open as long as the subscriber exists.
         let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
-        // It can be polled, and says no more than that.
+        // The child can poll it, and nothing else.
         assert!(polled(descriptor, Duration::ZERO));
         assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Forked);
         drop(subscriber);
-        // SAFETY: asks about a number that may be no descriptor.
+        // SAFETY: queries a number that may be no descriptor.
         let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
         assert_eq!(flags, -1, "it is closed with the child's subscriber");
     });
     assert!(child.wait().success());
     let mut subscriber = handles.take().unwrap();
-    assert!(is_readable(&subscriber), "it was not the child's to change");
+    assert!(is_readable(&subscriber), "the child changed the parent's descriptor");
     assert_eq!(next(&mut subscriber), b"x");
     assert_drained(&mut subscriber);
     publisher.push(b"y", TEST_TIMEOUT).unwrap();
@@ -384,7 +385,7 @@ fn a_forked_child_is_told_so_and_does_not_touch_its_parents() {
 }
 
 #[test]
-fn one_that_is_dropped_is_not_readable_for_pollers_that_a_child_keeps() {
+fn dropped_descriptor_is_unreadable_for_remaining_pollers() {
     let node = TestNode::new(&settings());
     let (subscriber, publisher) = (node.subscriber(), node.publisher());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
@@ -392,37 +393,38 @@ fn one_that_is_dropped_is_not_readable_for_pollers_that_a_child_keeps() {
     let loops = epoll();
     let copy = subscriber.descriptor().unwrap().try_clone_to_owned().unwrap();
     loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(LEVEL, 1)).unwrap();
-    assert_eq!(told(&loops, TEST_TIMEOUT), [1]);
+    assert_eq!(ready(&loops, TEST_TIMEOUT), [1]);
     drop(subscriber);
-    assert!(told(&loops, SHORT_TIMEOUT).is_empty());
+    assert!(ready(&loops, SHORT_TIMEOUT).is_empty());
     drop(copy);
 }
 
-/// Messages of `who` from `first` on, each with bytes that follow from its number.
-fn message(who: u64, number: u64) -> Vec<u8> {
+/// Message `number` of `process`, with bytes that depend on both.
+fn message(process: u64, number: u64) -> Vec<u8> {
     let length = 16 + (number * 37 % 1000) as usize;
-    let mut bytes = who.to_le_bytes().to_vec();
+    let mut bytes = process.to_le_bytes().to_vec();
     bytes.extend(number.to_le_bytes());
-    bytes.extend((16..length).map(|at| (at as u64 ^ number ^ who) as u8));
+    bytes.extend((16..length).map(|at| (at as u64 ^ number ^ process) as u8));
     bytes
 }
 
 fn origin_of(bytes: &[u8]) -> (u64, u64) {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    let (who, number) = (word(0), word(8));
-    assert_eq!(bytes, message(who, number), "other bytes than were published");
-    (who, number)
+    let (process, number) = (word(0), word(8));
+    assert_eq!(bytes, message(process, number), "other bytes than were published");
+    (process, number)
 }
 
 #[test]
-fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
+fn messages_of_killed_processes_are_all_signalled() {
     const MESSAGES: u64 = 4000;
     let node = TestNode::new(&settings());
     node.service.request_growth(node.local.id(), 8 << 20);
-    let names = [node.admit(), node.admit(), node.admit()];
+    let participants = [node.admit(), node.admit(), node.admit()];
     let loops = epoll();
     let context = node.context();
-    // One is waited for by level, one by edge, and one pulls a single message each time.
+    // One subscriber is edge-triggered, one level-triggered, and one pulls a single message each
+    // time.
     let mut subscribers: Vec<_> = [EDGE, LEVEL, LEVEL]
         .into_iter()
         .zip(0..)
@@ -432,38 +434,38 @@ fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
             subscriber
         })
         .collect();
-    let mut children: Vec<_> = names
+    let mut children: Vec<_> = participants
         .iter()
         .zip(0_u64..)
-        .map(|(name, who)| {
+        .map(|(participant, process)| {
             Some(ForkedChild::new(|| {
-                let node = node.joined(*name);
+                let node = node.joined(*participant);
                 let publisher = node.publisher();
-                // The last one goes on until it is killed.
-                let last = if who == 2 { u64::MAX } else { MESSAGES };
+                // The last one continues until it is killed.
+                let last = if process == 2 { u64::MAX } else { MESSAGES };
                 for at in 0..last {
-                    publisher.push(&message(who, at), TEST_TIMEOUT).unwrap();
+                    publisher.push(&message(process, at), TEST_TIMEOUT).unwrap();
                 }
                 publisher.flush(TEST_TIMEOUT).unwrap();
             }))
         })
         .collect();
-    for (name, child) in names.iter().zip(&children) {
-        node.service.roster.add_pidfd(*name, pidfd_of(child.as_ref().unwrap()));
+    for (participant, child) in participants.iter().zip(&children) {
+        node.service.roster.add_pidfd(*participant, pidfd_of(child.as_ref().unwrap()));
     }
     let mut expected = [[0; 3]; 3];
     let is_done = |expected: &[[u64; 3]; 3]| {
         expected.iter().all(|counts| counts[0] == MESSAGES && counts[1] == MESSAGES)
     };
     while !is_done(&expected) {
-        let events = told(&loops, TEST_TIMEOUT);
-        assert!(!events.is_empty(), "nothing is told of after {expected:?}");
+        let events = ready(&loops, TEST_TIMEOUT);
+        assert!(!events.is_empty(), "no event after {expected:?}");
         for number in events {
             let number = usize::try_from(number).unwrap();
             while let Some(sample) = subscribers[number].try_pull().unwrap() {
-                let (who, at) = origin_of(&sample.to_vec().unwrap());
-                let expected = &mut expected[number][who as usize];
-                assert_eq!(at, *expected, "of {who} for {number}");
+                let (process, at) = origin_of(&sample.to_vec().unwrap());
+                let expected = &mut expected[number][process as usize];
+                assert_eq!(at, *expected, "of {process} for {number}");
                 *expected += 1;
                 if number == 2 {
                     break;
@@ -475,19 +477,19 @@ fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
         {
             child.kill();
             assert!(child.was_killed());
-            node.reclaim(names[2]);
+            node.reclaim(participants[2]);
         }
     }
-    for (name, child) in names.iter().zip(children) {
+    for (participant, child) in participants.iter().zip(children) {
         if let Some(child) = child {
             for subscriber in &mut subscribers {
                 while subscriber.try_pull().unwrap().is_some() {}
             }
-            if *name == names[2] {
+            if *participant == participants[2] {
                 child.kill();
             }
             child.wait();
-            node.reclaim(*name);
+            node.reclaim(*participant);
         }
     }
     for subscriber in &mut subscribers {
@@ -498,9 +500,9 @@ fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
     assert_eq!(node.blocks_allocated(), 0);
 }
 
-/// What a stream does rings no bell: it is looked for until it is done.
+/// Streams ring no doorbell: the reader polls until the write is done.
 #[test]
-fn who_polls_gets_what_a_stream_writes() {
+fn descriptor_stays_readable_while_a_stream_writes() {
     let (node, device) = node_with(&on_a_device());
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
@@ -510,7 +512,7 @@ fn who_polls_gets_what_a_stream_writes() {
     publisher.push_on(&stream, &from.whole(), TEST_TIMEOUT).unwrap();
     for _ in 0..3 {
         wait_for(&subscriber);
-        assert!(subscriber.try_pull().unwrap().is_none(), "it is not written yet");
+        assert!(subscriber.try_pull().unwrap().is_none(), "the message is not written yet");
     }
     gate.open();
     assert_eq!(next(&mut subscriber).len(), 4096);

@@ -1,4 +1,4 @@
-//! Messages in the order of streams.
+//! Messages in stream order.
 
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::devices::MISBEHAVING;
 use super::*;
 use crate::{Attempt, Event, MemoryLocation, Readiness};
 
-/// One that is told to fail.
+/// An emulated device that is made to fail.
 const FRAGILE: u32 = 1;
 
 pub(super) fn on_a_device() -> TopicSettings {
@@ -17,7 +17,7 @@ pub(super) fn on_a_device() -> TopicSettings {
     TopicSettings { memory, ..settings() }
 }
 
-/// A home, with memory, and a device.
+/// A node with memory, and a device.
 pub(super) fn node_with(settings: &TopicSettings) -> (TestNode, Device) {
     let node = TestNode::new(settings);
     node.service.request_growth(node.local.id(), 4 << 20);
@@ -25,7 +25,7 @@ pub(super) fn node_with(settings: &TopicSettings) -> (TestNode, Device) {
     (node, Device::open(DeviceName::emulated(0)).unwrap())
 }
 
-/// Streams wait here until it is opened.
+/// Blocks streams until it is opened.
 pub(super) struct Gate {
     word: Memory,
     key: Stream,
@@ -69,9 +69,9 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 impl TestNode {
-    /// Everything is given back, at the latest when streams are through.
+    /// Everything is freed, at the latest once streams have finished.
     fn assert_nothing_allocated(&self) {
-        until("everything to be given back", || {
+        until("all blocks to be freed", || {
             self.local.free_completed(&self.caller());
             self.inbound.free_completed(&self.caller());
             self.blocks_allocated() == 0
@@ -80,7 +80,7 @@ impl TestNode {
 }
 
 #[test]
-fn a_message_is_there_at_once_and_its_bytes_in_order() {
+fn message_is_received_at_once_and_its_bytes_in_order() {
     let (node, device) = node_with(&on_a_device());
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     let (producing, consuming) = (device.stream().unwrap(), device.stream().unwrap());
@@ -90,7 +90,7 @@ fn a_message_is_there_at_once_and_its_bytes_in_order() {
     gate.stop(&producing);
     let sent = publisher.push_on(&producing, &from.whole(), TEST_TIMEOUT).unwrap();
     assert_eq!(sent.subscribers, 1);
-    // What is begun afterwards is not what is sent.
+    // Later work on the stream does not change the message.
     producing.fill(&from.whole(), 8).unwrap();
     let sample = subscriber.pull_on(&consuming, TEST_TIMEOUT).unwrap();
     assert_eq!((sample.length(), sample.readiness().unwrap()), (4096, Readiness::Pending));
@@ -108,7 +108,7 @@ fn a_message_is_there_at_once_and_its_bytes_in_order() {
 }
 
 #[test]
-fn who_pulls_on_the_host_waits_until_it_is_written_and_loses_nothing() {
+fn pull_waits_until_the_message_is_written() {
     let (node, device) = node_with(&on_a_device());
     let (publisher, other) = (node.publisher(), node.publisher());
     let mut subscriber = node.subscriber();
@@ -131,7 +131,7 @@ fn who_pulls_on_the_host_waits_until_it_is_written_and_loses_nothing() {
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"second");
     assert_eq!((subscriber.missed(), subscriber.poll_event()), (0, None));
     node.assert_nothing_allocated();
-    // One that was taken ahead and never read.
+    // A message that was taken ahead and never read.
     let gate = Gate::new(&device);
     gate.stop(&stream);
     publisher.push_on(&stream, &filled(&device, 1).whole(), TEST_TIMEOUT).unwrap();
@@ -143,7 +143,7 @@ fn who_pulls_on_the_host_waits_until_it_is_written_and_loses_nothing() {
 }
 
 #[test]
-fn memory_that_a_stream_is_going_to_write_is_nobody_elses() {
+fn block_is_not_reused_before_its_stream_write() {
     let settings = TopicSettings { reliability: Reliability::DropOldest, ..on_a_device() };
     let (node, device) = node_with(&settings);
     let publisher = node.publisher();
@@ -170,7 +170,7 @@ fn memory_that_a_stream_is_going_to_write_is_nobody_elses() {
     waiting.synchronize(TEST_TIMEOUT).unwrap();
     while subscriber.pull(SHORT_TIMEOUT).is_ok() {}
     node.assert_nothing_allocated();
-    // Again and again in the same memory, in whatever order streams come by.
+    // Repeatedly in the same memory, in any order of streams.
     for number in 0..50 {
         stream.fill(&from.whole(), number).unwrap();
         publisher.push_on(&stream, &from.whole(), TEST_TIMEOUT).unwrap();
@@ -180,7 +180,7 @@ fn memory_that_a_stream_is_going_to_write_is_nobody_elses() {
 }
 
 #[test]
-fn what_is_not_published_is_kept_until_the_stream_is_through() {
+fn unpublished_block_is_retained_until_its_stream_has_finished() {
     let settings = TopicSettings { depth: 1, loans: 8, ..on_a_device() };
     let (node, device) = node_with(&settings);
     let publisher = node.publisher();
@@ -188,13 +188,13 @@ fn what_is_not_published_is_kept_until_the_stream_is_through() {
     let from = filled(&device, 1);
     let gate = Gate::new(&device);
     gate.stop(&stream);
-    // Nobody wants it.
+    // A publish without subscribers.
     let sent = publisher.push_on(&stream, &from.whole(), TEST_TIMEOUT).unwrap();
     assert_eq!((sent.position, sent.subscribers), (None, 0));
     assert_eq!(node.blocks_allocated(), 1);
     let mut subscriber = node.subscriber();
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
-    // No room, tried once, and within a time.
+    // There is no room for an attempt, or before the timeout.
     assert!(publisher.try_push_on(&stream, &from.whole()).unwrap().is_none());
     let error = publisher.push_on(&stream, &from.whole(), SHORT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
@@ -208,7 +208,7 @@ fn what_is_not_published_is_kept_until_the_stream_is_through() {
     }
     assert_eq!(node.blocks_allocated(), 5);
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
-    // What a stream is at cannot be published as if it were there.
+    // A block that a stream uses cannot be published as complete.
     let mut other = publisher.loan(4096, TEST_TIMEOUT).unwrap();
     drop(subscriber);
     subscriber = node.subscriber();
@@ -224,7 +224,7 @@ fn what_is_not_published_is_kept_until_the_stream_is_through() {
 }
 
 #[test]
-fn what_the_driver_will_not_announce_is_kept_until_the_stream_is_through() {
+fn unsignalled_write_is_retained_until_its_stream_has_finished() {
     let name = DeviceName::emulated(FRAGILE);
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = MemoryLocation::Device(name);
@@ -243,7 +243,7 @@ fn what_the_driver_will_not_announce_is_kept_until_the_stream_is_through() {
     let error = loan.publish_on(&stream, TEST_TIMEOUT).unwrap_err();
     emulated::refuse_words(FRAGILE, false);
     assert_eq!(error.kind(), ErrorKind::Failed);
-    // It was published, and the stream goes on writing there.
+    // It was published, and the stream continues to write.
     let sample = subscriber.pull_on(&waiting, TEST_TIMEOUT).unwrap();
     node.local.free_completed(&node.caller());
     assert_eq!(sample.readiness().unwrap(), Readiness::Pending);
@@ -259,12 +259,12 @@ fn what_the_driver_will_not_announce_is_kept_until_the_stream_is_through() {
     gate.open();
     node.assert_nothing_allocated();
     waiting.synchronize(TEST_TIMEOUT).unwrap();
-    // Once more, for one that reads on the host.
+    // Once more, for a reader on the host.
     let loan = publisher.loan(4096, TEST_TIMEOUT).unwrap();
     emulated::refuse_words(FRAGILE, true);
     assert!(loan.publish_on(&stream, TEST_TIMEOUT).is_err());
     emulated::refuse_words(FRAGILE, false);
-    until("it to be poisoned", || {
+    until("the message to be poisoned", || {
         node.local.free_completed(&node.caller());
         assert!(subscriber.try_pull().unwrap().is_none());
         subscriber.missed() == 1
@@ -274,7 +274,7 @@ fn what_the_driver_will_not_announce_is_kept_until_the_stream_is_through() {
 }
 
 #[test]
-fn what_nobody_can_tell_to_be_written_is_passed_over_and_kept() {
+fn undetectable_write_is_skipped_and_its_block_retained() {
     let name = DeviceName::emulated(FRAGILE);
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = MemoryLocation::Device(name);
@@ -295,14 +295,14 @@ fn what_nobody_can_tell_to_be_written_is_passed_over_and_kept() {
     emulated::refuse_points(FRAGILE, false);
     emulated::refuse_words(FRAGILE, false);
     assert_eq!(published.unwrap_err().kind(), ErrorKind::Failed);
-    // Nobody waits for it, though its place in the queue is wanted.
+    // No reader waits for it, though its entry blocks the queue.
     assert!(subscriber.try_pull().unwrap().is_none());
     assert_eq!(subscriber.missed(), 1);
     publisher.push(b"next", TEST_TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"next");
-    // But the stream may still write there, and who could say that it does not?
-    for is_through in [false, true] {
-        if is_through {
+    // The stream may still write to the block, and no call can tell when it ends.
+    for has_finished in [false, true] {
+        if has_finished {
             gate.open();
             stream.synchronize(TEST_TIMEOUT).unwrap();
         }
@@ -311,7 +311,7 @@ fn what_nobody_can_tell_to_be_written_is_passed_over_and_kept() {
         let loans: Vec<_> = (0..20).map(|_| publisher.loan(4096, TEST_TIMEOUT).unwrap()).collect();
         assert!(loans.iter().all(|loan| loan.address() != address));
     }
-    // Nobody looks for it any more, and its process does not leave.
+    // The message is not polled any more, and its process stays a member.
     assert!(!node.local.is_waiting_for_streams() && !node.local.poll_streams(&node.caller()));
     assert!(!node.local.drain_streams(&node.caller(), Instant::now() + TEST_TIMEOUT));
     drop((publisher, subscriber));
@@ -320,7 +320,7 @@ fn what_nobody_can_tell_to_be_written_is_passed_over_and_kept() {
 }
 
 #[test]
-fn what_a_stream_cannot_publish_is_kept_until_it_is_through() {
+fn failed_publish_retains_its_block_until_the_stream_finished() {
     let (node, device) = node_with(&on_a_device());
     let (publisher, _subscriber) = (node.publisher(), node.subscriber());
     let stream = device.stream().unwrap();
@@ -328,7 +328,7 @@ fn what_a_stream_cannot_publish_is_kept_until_it_is_through() {
     gate.stop(&stream);
     let loan = publisher.loan(4096, TEST_TIMEOUT).unwrap();
     stream.fill(loan.slice(), 1).unwrap();
-    // As one of another kind of device.
+    // As for a stream of another kind of device.
     let refused = Error::new("test", ErrorKind::InvalidArgument, "a stream of another kind");
     let error = loan.publish_if(Err(refused), &stream, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -339,7 +339,7 @@ fn what_a_stream_cannot_publish_is_kept_until_it_is_through() {
 }
 
 #[test]
-fn a_device_that_fails_poisons_what_it_was_to_write() {
+fn failed_device_poisons_its_unwritten_messages() {
     let name = DeviceName::emulated(FRAGILE);
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = MemoryLocation::Device(name);
@@ -348,7 +348,7 @@ fn a_device_that_fails_poisons_what_it_was_to_write() {
     device.enable_peer(&other).unwrap();
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     let (failing, waiting) = (device.stream().unwrap(), device.stream().unwrap());
-    // Its key is another device's, which does not fail.
+    // The gate belongs to another device, which does not fail.
     let gate = Gate::new(&other);
     gate.stop(&failing);
     let loan = publisher.loan(100, TEST_TIMEOUT).unwrap();
@@ -360,7 +360,7 @@ fn a_device_that_fails_poisons_what_it_was_to_write() {
     gate.open();
     assert!(failing.synchronize(TEST_TIMEOUT).is_err());
     assert!(!waiting.is_done().unwrap());
-    // Found out at the next call, or at the end.
+    // The failure is detected by the next call, or at the end.
     drop(publisher);
     waiting.synchronize(TEST_TIMEOUT).unwrap();
     assert_eq!(sample.readiness().unwrap(), Readiness::Poisoned);
@@ -368,7 +368,7 @@ fn a_device_that_fails_poisons_what_it_was_to_write() {
     drop(sample);
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"afterwards");
     node.assert_nothing_allocated();
-    // A stream that has failed is refused before anything is published.
+    // A failed stream is rejected before the publish.
     let publisher = node.publisher();
     let loan = publisher.loan(100, TEST_TIMEOUT).unwrap();
     let _ = loan.publish_on(&failing, TEST_TIMEOUT);
@@ -376,7 +376,7 @@ fn a_device_that_fails_poisons_what_it_was_to_write() {
 }
 
 #[test]
-fn a_stream_releases_what_it_has_read() {
+fn stream_releases_the_messages_that_it_has_read() {
     let (node, device) = node_with(&TopicSettings { depth: 2, ..on_a_device() });
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     let reading = device.stream().unwrap();
@@ -386,7 +386,7 @@ fn a_stream_releases_what_it_has_read() {
         publisher.push(b"x", TEST_TIMEOUT).unwrap();
         subscriber.pull_on(&reading, TEST_TIMEOUT).unwrap().release_on(&reading).unwrap();
     }
-    // They are held: there is no room.
+    // The messages are held: there is no room.
     assert!(publisher.try_push(b"y").unwrap().is_none());
     assert_eq!(
         publisher.push(b"y", SHORT_TIMEOUT).unwrap_err().kind(),
@@ -401,7 +401,7 @@ fn a_stream_releases_what_it_has_read() {
         gate.open();
         assert_eq!(pushed.join().unwrap().subscribers, 1);
     });
-    // Who waits for messages sees it as well; and who has no more to do, at the end.
+    // A waiting subscriber detects the release, too, and so does the end of the subscription.
     subscriber.pull_on(&reading, TEST_TIMEOUT).unwrap().release_on(&reading).unwrap();
     assert!(subscriber.pull(SHORT_TIMEOUT).is_err());
     publisher.push(b"z", TEST_TIMEOUT).unwrap();
@@ -410,9 +410,9 @@ fn a_stream_releases_what_it_has_read() {
     node.assert_nothing_allocated();
 }
 
-/// Longer than the end of a subscription waits.
+/// A stream that takes longer than the end of a subscription waits.
 #[test]
-fn slow_stream_releases_what_it_holds_after_its_subscriber_ended() {
+fn slow_stream_releases_messages_after_its_subscriber_ended() {
     let (node, device) = node_with(&TopicSettings { depth: 2, ..on_a_device() });
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     let reading = device.stream().unwrap();
@@ -430,7 +430,7 @@ fn slow_stream_releases_what_it_holds_after_its_subscriber_ended() {
 }
 
 #[test]
-fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
+fn stream_releases_host_messages_without_a_wait() {
     let node = TestNode::new(&TopicSettings { depth: 2, ..settings() });
     let device = Device::open(DeviceName::emulated(0)).unwrap();
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
@@ -441,7 +441,7 @@ fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
         publisher.push(b"x", TEST_TIMEOUT).unwrap();
         subscriber.pull_on(&reading, TEST_TIMEOUT).unwrap().release_on(&reading).unwrap();
     }
-    // They are held: there is no room.
+    // The messages are held: there is no room.
     assert!(publisher.try_push(b"y").unwrap().is_none());
     assert_eq!(
         publisher.push(b"y", SHORT_TIMEOUT).unwrap_err().kind(),
@@ -456,7 +456,7 @@ fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
     });
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     node.assert_nothing_allocated();
-    // One that is removed meanwhile: nobody gets that memory.
+    // The subscriber is evicted in the meantime: the blocks are not reused.
     let gate = Gate::new(&device);
     gate.stop(&reading);
     for _ in 0..2 {
@@ -475,7 +475,7 @@ fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
 }
 
 #[test]
-fn who_is_removed_keeps_its_streams_memory() {
+fn eviction_does_not_free_blocks_that_a_stream_reads() {
     let settings = TopicSettings { depth: 1, loans: 200, ..on_a_device() };
     let (node, device) = node_with(&settings);
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
@@ -493,7 +493,7 @@ fn who_is_removed_keeps_its_streams_memory() {
     let held_for = Duration::from_secs(1);
     node.topic.evict_in(&node.caller(), at, held_for, node.controls()).unwrap();
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
-    // All the memory that is free, but not that.
+    // All free blocks, but not this one.
     let mut loans = Vec::new();
     while let Some(loan) = publisher.try_loan(4096).unwrap() {
         assert_ne!(loan.address(), address);
@@ -510,7 +510,7 @@ fn who_is_removed_keeps_its_streams_memory() {
     assert_eq!(bytes, [6; 4096]);
     drop(subscriber);
     node.assert_nothing_allocated();
-    // Who was removed before is told, and nothing stays behind.
+    // A sample of an evicted subscriber gets an error, and leaves nothing behind.
     let mut subscriber = node.subscriber();
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
     let sample = subscriber.pull(TEST_TIMEOUT).unwrap();
@@ -523,7 +523,7 @@ fn who_is_removed_keeps_its_streams_memory() {
 }
 
 #[test]
-fn who_holds_what_is_not_written_is_in_nobodys_way() {
+fn holder_of_an_unwritten_message_is_not_blocking() {
     let (node, device) = node_with(&TopicSettings { depth: 1, ..on_a_device() });
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());
     let stream = device.stream().unwrap();
@@ -541,7 +541,7 @@ fn who_holds_what_is_not_written_is_in_nobodys_way() {
 }
 
 #[test]
-fn on_the_host_streams_are_waited_for() {
+fn publish_to_host_memory_waits_for_the_stream() {
     let node = TestNode::new(&settings());
     let device = Device::open(DeviceName::emulated(0)).unwrap();
     let (publisher, mut subscriber) = (node.publisher(), node.subscriber());

@@ -1,4 +1,4 @@
-//! Processes that die while streams are at messages.
+//! Processes that die while their streams use messages.
 
 use gpu::{Device, DeviceName};
 use testkit::children::ForkedChild;
@@ -16,13 +16,13 @@ fn sleep_for_ever() -> ! {
 }
 
 #[test]
-fn a_stream_goes_on_when_the_publisher_it_waits_for_is_killed() {
+fn stream_continues_after_the_death_of_its_publisher() {
     let (node, device) = node_with(&TopicSettings { depth: 8, ..on_a_device() });
-    let who = node.admit();
+    let participant = node.admit();
     let mut subscriber = node.subscriber();
     let mut slow = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let device = Device::open(DeviceName::emulated(0)).unwrap();
         let (publisher, stream) = (node.publisher(), device.stream().unwrap());
         let from = device.allocate(4096).unwrap();
@@ -35,19 +35,19 @@ fn a_stream_goes_on_when_the_publisher_it_waits_for_is_killed() {
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
         sleep_for_ever();
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     let waiting = device.stream().unwrap();
     let first = subscriber.pull(TEST_TIMEOUT).unwrap();
     let lost = subscriber.pull_on(&waiting, TEST_TIMEOUT).unwrap();
     let released = subscriber.pull_on(&waiting, TEST_TIMEOUT).unwrap();
     released.release_on(&waiting).unwrap();
-    // One that is pulled and dropped.
+    // A message that is pulled and dropped.
     drop(subscriber.pull_on(&waiting, TEST_TIMEOUT).unwrap());
     let last = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!(last.to_vec().unwrap(), b"ready");
     assert!(!waiting.is_done().unwrap());
     child.kill();
-    node.reclaim(who);
+    node.reclaim(participant);
     waiting.synchronize(TEST_TIMEOUT).unwrap();
     assert!(child.was_killed());
     assert_eq!(lost.readiness().unwrap(), Readiness::Poisoned);
@@ -56,7 +56,7 @@ fn a_stream_goes_on_when_the_publisher_it_waits_for_is_killed() {
     assert_eq!(first.length(), 4096);
     drop((first, lost, last));
     assert!(subscriber.try_pull().unwrap().is_none());
-    // Who comes later passes over what was never written.
+    // A slow reader skips messages that were never written.
     assert_eq!(slow.pull(TEST_TIMEOUT).unwrap().length(), 4096);
     assert_eq!(slow.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     assert_eq!(slow.missed(), 3);
@@ -66,13 +66,13 @@ fn a_stream_goes_on_when_the_publisher_it_waits_for_is_killed() {
 }
 
 #[test]
-fn what_the_stream_of_a_dead_reader_held_is_given_back() {
+fn messages_held_by_a_dead_readers_stream_are_freed() {
     let (node, _device) = node_with(&TopicSettings { depth: 4, ..on_a_device() });
-    let who = node.admit();
+    let participant = node.admit();
     let publisher = node.publisher();
     let mut witness = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let device = Device::open(DeviceName::emulated(0)).unwrap();
         let (mut subscriber, stream) = (node.subscriber(), device.stream().unwrap());
         let publisher = node.publisher();
@@ -85,27 +85,27 @@ fn what_the_stream_of_a_dead_reader_held_is_given_back() {
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
         sleep_for_ever();
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     drop(witness.pull(TEST_TIMEOUT).unwrap());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
     publisher.push(b"y", TEST_TIMEOUT).unwrap();
     for _ in 0..3 {
         drop(witness.pull(TEST_TIMEOUT).unwrap());
     }
-    // One of them is taken from it before it dies.
+    // One of them is taken from it by an eviction before it dies.
     let (_, subscription_ids) = (0, node.topic.local().subscription_ids().collect::<Vec<_>>());
     let subscription_id = subscription_ids
         .into_iter()
-        .find(|subscription_id| subscription_id.who() == Some(who))
+        .find(|subscription_id| subscription_id.who() == Some(participant))
         .unwrap();
     let held_for = Duration::from_secs(1);
     node.topic
         .evict_in(&node.caller(), (Direction::Local, subscription_id), held_for, node.controls())
         .unwrap();
     node.local.free_completed(&node.caller());
-    assert_eq!(node.blocks_allocated(), 2, "its stream is at them");
+    assert_eq!(node.blocks_allocated(), 2, "its stream reads them");
     child.kill();
-    node.reclaim(who);
+    node.reclaim(participant);
     assert!(child.was_killed());
     assert_eq!(node.blocks_allocated(), 0);
 }

@@ -1,9 +1,9 @@
-//! Waiting for subscribers, and messages one after the other.
+//! Waiting for subscribers, and iterators of samples.
 
 use super::*;
 
 #[test]
-fn publisher_waits_until_enough_subscribe() {
+fn publisher_waits_for_enough_subscribers() {
     let node = TestNode::new(&settings());
     let publisher = node.publisher();
     let error = publisher.wait_for_subscribers(1, SHORT_TIMEOUT).unwrap_err();
@@ -12,14 +12,14 @@ fn publisher_waits_until_enough_subscribe() {
     let first = node.subscriber();
     assert_eq!(publisher.wait_for_subscribers(1, TEST_TIMEOUT).unwrap(), 1);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| publisher.wait_for_subscribers(2, TEST_TIMEOUT).unwrap());
+        let waiting = scope.spawn(|| publisher.wait_for_subscribers(2, TEST_TIMEOUT).unwrap());
         let _second = node.subscriber();
-        assert_eq!(waits.join().unwrap(), 2);
+        assert_eq!(waiting.join().unwrap(), 2);
     });
     drop(first);
     node.service.is_closed.store(true, Release);
     let error = publisher.wait_for_subscribers(2, TEST_TIMEOUT).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Closed, "a node that was left is not waited for");
+    assert_eq!(error.kind(), ErrorKind::Closed, "the wait ends when the node is closed");
 }
 
 #[test]
@@ -37,6 +37,6 @@ fn samples_end_with_the_error_of_the_deadline() {
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     publisher.push(&[3], TEST_TIMEOUT).unwrap();
     assert!(samples.next().is_none(), "the error was the last");
-    // Another iteration goes on.
+    // Another iterator continues.
     assert_eq!(subscriber.samples(SHORT_TIMEOUT).next().unwrap().unwrap().to_vec().unwrap(), [3]);
 }

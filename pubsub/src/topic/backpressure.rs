@@ -1,4 +1,4 @@
-//! Who waits for room, and since when: so that who is in the way can be asked to leave.
+//! Waiting publishers, and since when they wait: needed to evict blocking subscribers.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use ipc::Words;
 
 use crate::clock;
 
-/// How many wait: the lowest bits of the word. Above: since when, in milliseconds since 1970.
+/// Number of waiting threads in the lowest bits; above: since when, in milliseconds since 1970.
 const WAITERS: u64 = 0xff;
 const SINCE: u32 = 8;
 
-/// The word in which a publisher says how many of its threads wait for room, and since when it
-/// has found none; 0 as long as it finds some.
+/// How many threads of a publisher wait for room, and since when the publisher has found none; 0
+/// while it finds room.
 ///
-/// One that does not wait but tries again and again waits all the same: what it says holds for
-/// a while.
+/// A publisher that retries instead of waiting counts as waiting, too, for some time after each
+/// attempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backpressure<'a, W> {
     pub(super) words: &'a W,
@@ -30,14 +30,14 @@ impl<W: Words> Backpressure<'_, W> {
         }
     }
 
-    /// One more waits, until this [ends](Self::end).
+    /// Another thread waits, until [`end`](Self::end).
     #[cfg(test)]
     pub(crate) fn begin(&self) {
         self.begin_since(clock::now());
     }
 
-    /// One more waits, until this [ends](Self::end), and has done so since then, in nanoseconds since
-    /// 1970, but for pauses.
+    /// Another thread waits, until [`end`](Self::end), and has done so since this time in
+    /// nanoseconds since 1970, apart from pauses.
     pub(crate) fn begin_since(&self, since: u64) {
         let since = since / 1_000_000;
         self.update(|word| match word & WAITERS {
@@ -47,7 +47,7 @@ impl<W: Words> Backpressure<'_, W> {
         });
     }
 
-    /// One that waited has found room, or has given up.
+    /// A thread stops to wait, with success or not.
     pub(crate) fn end(&self, has_found: bool) {
         let since = if has_found { 0 } else { now() };
         self.update(|word| match word & WAITERS {
@@ -57,7 +57,7 @@ impl<W: Words> Backpressure<'_, W> {
         });
     }
 
-    /// One found no room, and does not wait.
+    /// An attempt found no room, and does not wait.
     pub(crate) fn refused(&self) {
         let now = now();
         self.update(|word| if word & WAITERS == 0 { now << SINCE } else { word });
@@ -76,13 +76,13 @@ impl<W: Words> Backpressure<'_, W> {
         self.update(|word| if word & WAITERS == 0 { 0 } else { word });
     }
 
-    /// Nobody's from now on.
+    /// The slot has no publisher any more.
     pub(crate) fn clear(&self) {
         self.words.store(self.at, 0, Relaxed);
     }
 
-    /// Since when somebody waits, in nanoseconds since 1970; None if nobody does. What one says
-    /// that does not wait holds for so long.
+    /// Since when a publisher waits, in nanoseconds since 1970; None if none does. A refused
+    /// attempt counts for this duration.
     pub(crate) fn since(&self, holds: Duration) -> Option<u64> {
         let word = self.words.load(self.at, Relaxed);
         let since = Duration::from_millis(word >> SINCE);
@@ -105,7 +105,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn it_lasts_as_long_as_one_waits_or_was_refused_lately() {
+    fn backpressure_lasts_while_waiting_and_after_a_refusal() {
         let words = LocalWords::zeroed(1);
         let backpressure = Backpressure { words: &words, at: 0 };
         assert_eq!(backpressure.since(LONG), None);
@@ -113,14 +113,14 @@ mod tests {
         backpressure.begin();
         let since = backpressure.since(Duration::ZERO);
         assert!(since.is_some());
-        // One finds room, and the other one waits on.
+        // One thread finds room, and the other one continues to wait.
         backpressure.end(true);
         backpressure.relieved();
         backpressure.refused();
         assert_eq!(backpressure.since(Duration::ZERO), since);
         backpressure.end(true);
         assert_eq!(backpressure.since(LONG), None);
-        // One that gives up may come again.
+        // A thread that timed out may try again.
         backpressure.begin();
         backpressure.end(false);
         assert!(backpressure.since(LONG).is_some() && backpressure.since(Duration::ZERO).is_none());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_may_wait() {
+    fn number_of_waiting_threads_saturates() {
         let words = LocalWords::zeroed(1);
         let backpressure = Backpressure { words: &words, at: 0 };
         (0..1000).for_each(|_| backpressure.begin());

@@ -1,4 +1,4 @@
-//! Nodes to which a topic's messages are owed, noted for whoever serves this node next.
+//! Nodes for which a topic's messages are retained, stored for later services.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -8,20 +8,20 @@ use super::layout::{DESTINATIONS, MAX_DESTINATIONS, REPLICATED};
 use super::words::TopicWords;
 use crate::pool::{id_from_words, id_to_words};
 
-/// Words of a destination: its node, or zeros. The second half is written first, and what is
-/// half written names nobody.
+/// Words of a destination: its node, or zeros. The second half is written first, so a half-written
+/// slot is empty.
 const WORDS: usize = 2;
 
 impl<W: Words + Clone> TopicWords<W> {
-    fn destination_at(&self, place: usize) -> [u64; WORDS] {
-        [0, 1].map(|half| self.words().load(DESTINATIONS + place * WORDS + half, Acquire))
+    fn destination_at(&self, slot: usize) -> [u64; WORDS] {
+        [0, 1].map(|half| self.words().load(DESTINATIONS + slot * WORDS + half, Acquire))
     }
 
-    /// The nodes that are noted.
+    /// The stored nodes.
     pub(crate) fn destinations(&self) -> Vec<[u8; 16]> {
         (0..MAX_DESTINATIONS)
-            .filter(|place| !self.is_being_given_up(*place))
-            .map(|place| self.destination_at(place))
+            .filter(|slot| !self.is_being_given_up(*slot))
+            .map(|slot| self.destination_at(slot))
             .filter(|words| words[0] != 0)
             .map(id_from_words)
             .collect()
@@ -29,41 +29,41 @@ impl<W: Words + Clone> TopicWords<W> {
 
     pub(super) fn destination_slot(&self, node: &[u8; 16]) -> Option<usize> {
         let words = id_to_words(node);
-        (0..MAX_DESTINATIONS).find(|place| self.destination_at(*place) == words)
+        (0..MAX_DESTINATIONS).find(|slot| self.destination_at(*slot) == words)
     }
 
-    /// Notes a node; false if there is no place for one more. By who serves the node.
+    /// Stores a node; false if there is no free slot. Called by the service.
     pub(crate) fn add_destination(&self, node: &[u8; 16]) -> bool {
         self.finish_giving_up();
         if self.destination_slot(node).is_some() {
             return true;
         }
-        let is_free = |place: &usize| self.destination_at(*place)[0] == 0;
-        let Some(place) = (0..MAX_DESTINATIONS).find(is_free) else { return false };
-        let (words, at) = (id_to_words(node), DESTINATIONS + place * WORDS);
+        let is_free = |slot: &usize| self.destination_at(*slot)[0] == 0;
+        let Some(slot) = (0..MAX_DESTINATIONS).find(is_free) else { return false };
+        let (words, at) = (id_to_words(node), DESTINATIONS + slot * WORDS);
         self.words().store(at + 1, words[1], Release);
-        // An identity whose first half is zero would be nobody's: there is none of random bits.
+        // An identity whose first half is zero would look like an empty slot; random bits make that
+        // negligible.
         self.words().store(at, words[0], Release);
         true
     }
 
-    /// Nothing is owed to it any more: it does not want it. One that wants it is
-    /// [given up](Self::give_up).
+    /// Removes a node that unsubscribed. A node that still subscribes is [dropped](Self::give_up).
     pub(crate) fn remove_destination(&self, node: &[u8; 16]) {
         self.finish_giving_up();
-        if let Some(place) = self.destination_slot(node) {
-            self.clear_destination(place as u64);
+        if let Some(slot) = self.destination_slot(node) {
+            self.clear_destination(slot as u64);
         }
     }
 
-    /// Which of those that there are, if it is one.
-    pub(super) fn clear_destination(&self, place: u64) {
-        if let Some(place) = (0..MAX_DESTINATIONS).find(|known| *known as u64 == place) {
-            self.words().store(DESTINATIONS + place * WORDS, 0, Release);
+    /// Clears the slot, if the number is valid.
+    pub(super) fn clear_destination(&self, slot: u64) {
+        if let Some(slot) = (0..MAX_DESTINATIONS).find(|known| *known as u64 == slot) {
+            self.words().store(DESTINATIONS + slot * WORDS, 0, Release);
         }
     }
 
-    /// Are messages kept for other nodes? Then whoever publishes tells who carries them.
+    /// Whether messages are retained for other nodes. Then publishers ring replication.
     #[inline]
     pub(crate) fn is_replicated(&self) -> bool {
         self.words().load(REPLICATED, Acquire) != 0

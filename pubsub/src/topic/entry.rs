@@ -1,4 +1,4 @@
-//! What stands in a topic's queues for a message.
+//! Entries of a topic's queues: one for each message.
 
 use ipc::Block;
 
@@ -8,44 +8,44 @@ use crate::settings::MAX_METADATA;
 /// Words of an entry.
 pub(crate) const WORDS: usize = 6;
 
-/// What allocators count in: see the books. All places begin at a multiple of it.
+/// Unit of allocators: see the control segment. All offsets are multiples of it.
 const GRANULE_BITS: u32 = 8;
-/// The number of granules has 32 bits: as many bytes have 40. Above the length stand the lower
-/// bits of the place.
+/// The number of granules has 32 bits, so a length in bytes has 40. The low bits of the offset are
+/// stored above the length.
 const LENGTH_BITS: u32 = 32 + GRANULE_BITS;
 const LENGTH: u64 = (1 << LENGTH_BITS) - 1;
-const PLACE_BITS: u32 = u64::BITS - LENGTH_BITS;
-/// The others, in the word of flags.
-const PLACE_ABOVE: u32 = 24;
-const ABOVE: u64 = 0xff;
+const LOW_BITS: u32 = u64::BITS - LENGTH_BITS;
+/// The high bits of the offset are stored in the word of flags.
+const HIGH_SHIFT: u32 = 24;
+const HIGH_MASK: u64 = 0xff;
 
 const METADATA: u64 = 0xffff;
 const HAS_ORIGIN: u64 = 1 << 16;
-/// The upper half says which turn of its block's word tells when it is there.
+/// The upper half of the word is a sync point.
 const IS_ORDERED: u64 = 1 << 17;
 
-/// Stands for a message. All else about it is in its block's note.
+/// A queue entry of a message. Everything else is in the sample info of its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What its bytes are called in the books.
+    /// Its block in the allocator.
     pub(crate) block: Block,
-    /// Where they begin in the pool: a block does not move while it is taken. It stands here so
-    /// that readers need not look into the books, where its publisher wrote just before, and all
-    /// of them would have to wait for the same line of memory after this one.
+    /// Offset in the pool: a block does not move while it is allocated. It is stored here so that
+    /// readers need not load the allocator's words: the publisher has just written these, and all
+    /// readers would wait for that cache line.
     pub(crate) offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub(crate) length: u64,
-    /// Its publisher: the how manieth of the topic on its node, and its line.
+    /// Its publisher: serial and slot.
     pub(crate) publisher: u64,
-    /// The how manieth of its publisher it is.
+    /// Its number among its publisher's messages.
     pub(crate) sequence: u64,
     /// When it was published, in nanoseconds since 1970.
     pub(crate) published_at: u64,
-    /// Bytes of metadata in its note.
+    /// Length of the metadata in the sample info.
     pub(crate) metadata: u16,
-    /// Does the note tell which node it comes from?
+    /// Whether the sample info has the node of its publisher.
     pub(crate) has_origin: bool,
-    /// A stream writes it, and says in this turn of its block's word that it has.
+    /// A stream writes it, and signals this sync point.
     pub(crate) sync_point: Option<SyncPoint>,
 }
 
@@ -56,26 +56,26 @@ impl Entry {
         let sync_point = self
             .sync_point
             .map_or(0, |sync_point| u64::from(sync_point.to_bits()) << 32 | IS_ORDERED);
-        let place = self.offset >> GRANULE_BITS;
-        let above = (place >> PLACE_BITS & ABOVE) << PLACE_ABOVE;
+        let granule = self.offset >> GRANULE_BITS;
+        let high = (granule >> LOW_BITS & HIGH_MASK) << HIGH_SHIFT;
         [
             self.block.to_bits(),
-            self.length & LENGTH | place << LENGTH_BITS,
+            self.length & LENGTH | granule << LENGTH_BITS,
             self.publisher,
             self.sequence,
             self.published_at,
-            u64::from(self.metadata) | origin | above | sync_point,
+            u64::from(self.metadata) | origin | high | sync_point,
         ]
     }
 
     #[inline]
     pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
         let metadata = (words[5] & METADATA) as u16;
-        let place = words[1] >> LENGTH_BITS | (words[5] >> PLACE_ABOVE & ABOVE) << PLACE_BITS;
+        let granule = words[1] >> LENGTH_BITS | (words[5] >> HIGH_SHIFT & HIGH_MASK) << LOW_BITS;
         let (is_stream_ordered, upper) = (words[5] & IS_ORDERED != 0, (words[5] >> 32) as u32);
         Self {
             block: Block::from_bits(words[0]),
-            offset: place << GRANULE_BITS,
+            offset: granule << GRANULE_BITS,
             length: words[1] & LENGTH,
             publisher: words[2],
             sequence: words[3],
@@ -93,7 +93,7 @@ mod tests {
     use crate::pool::GRANULE;
 
     #[test]
-    fn an_entry_is_what_it_was() {
+    fn entry_is_read_back_from_its_words() {
         assert_eq!(1 << GRANULE_BITS, GRANULE);
         let largest = u64::from(u32::MAX) << GRANULE_BITS;
         for (offset, length) in [(0, 0), (GRANULE, 1), (largest, largest), (1 << 32, 1 << 39)] {

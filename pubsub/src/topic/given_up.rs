@@ -1,13 +1,12 @@
-//! Nodes that are given up, and the messages that they did not get: counted where publishers see
-//! it.
+//! Dropped destinations, and the messages that they missed, counted for publishers.
 //!
-//! A node that is given up is no destination any more, and what it missed is added to the sums. Both
-//! happen at once, whoever dies on the way: the new sums are written beside the old ones, then one
-//! store says which destination they are about, and from there on whoever comes next finishes it.
-//! It is done before anything that was kept for the node is let go of: so a message is kept, was
-//! taken, or is counted.
+//! Dropping a destination removes it, and adds its missed messages to the sums. Both take effect at
+//! once, even if a process dies in between. The new sums are written beside the old ones, then one
+//! store names the destination, and the next process that looks finishes the rest. All this happens
+//! before any retained message of the node is released: so a message is retained, was received, or
+//! is counted.
 //!
-//! All of it is done by who serves the node, one at a time.
+//! Only the service does this, one at a time.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -18,40 +17,40 @@ use super::entry::Entry;
 use super::layout::{CACHE_LINE_WORDS, MISSED, MISSED_NEXT, MISSED_WORDS, PUBLISHER_SLOTS};
 use crate::settings::Reliability;
 
-/// Of all together.
+/// Sums of all publishers.
 const MESSAGES: usize = 0;
 const NODES: usize = 1;
-/// In the new sums: which destination they are about, and one; 0 if they are none yet.
+/// In the new sums: the slot of the destination plus one; 0 if there are none.
 const BEGUN: usize = 2;
-/// Of a publisher, by its line in their table: how many, and then which it is, so that who finds
-/// its name finds a number of its own.
+/// Words of a publisher, by its slot: first the count, then its identifier, so that a reader that
+/// finds the identifier also finds its count.
 const COUNT: usize = 0;
 const PUBLISHER: usize = 1;
-/// Stands for a destination that found no place in the table.
+/// A destination that found no slot in the table.
 const NO_SLOT: u64 = u64::MAX;
 
-/// What nodes missed of a topic that were given up.
+/// Messages of a topic that dropped destinations missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct NodesMissed {
     /// Messages, counted for each node that misses them.
     pub(crate) messages: u64,
-    /// How often a node was given up that missed some.
+    /// How often a destination with missed messages was dropped.
     pub(crate) nodes: u64,
 }
 
-/// Where the sums of a publisher are.
+/// Offset of the words of a publisher.
 fn of_publisher(publisher: u64) -> usize {
     CACHE_LINE_WORDS + (publisher & 0xff) as usize % PUBLISHER_SLOTS * 2
 }
 
 impl<W: Words + Clone> TopicWords<W> {
-    /// What nodes missed that were given up: of all messages that were published here.
+    /// The sums of all messages that were published on this node.
     pub(crate) fn missed_by_nodes(&self) -> NodesMissed {
         let word = |which| self.words().load(MISSED + which, Acquire);
         NodesMissed { messages: word(MESSAGES), nodes: word(NODES) }
     }
 
-    /// The same, of one publisher's messages.
+    /// The count of one publisher's messages.
     pub(crate) fn missed_by_nodes_of(&self, publisher: u64) -> u64 {
         let at = MISSED + of_publisher(publisher);
         match self.words().load(at + PUBLISHER, Acquire) == publisher {
@@ -60,12 +59,11 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
-    /// A node is no destination any more, though messages may be owed to it that are in the name of
-    /// this role, from a position on; gives how many that are. Where not all messages have to
-    /// arrive none is owed.
+    /// Drops a destination. It misses the messages from a position on that are retained in the name
+    /// of this role; returns their number. Topics that drop messages retain none.
     ///
-    /// While there are no other destinations, nothing may be
-    /// [delivered](ipc::Queue::halt) to the role any more: nobody would count it.
+    /// Without other destinations the role's queue must have been [halted](ipc::Queue::halt): later
+    /// messages would not be counted.
     pub(crate) fn give_up(&self, node: &[u8; 16], role: Participant, from: u64) -> u64 {
         self.finish_giving_up();
         let mut sums: [u64; MISSED_WORDS] =
@@ -88,14 +86,14 @@ impl<W: Words + Clone> TopicWords<W> {
         for (which, sum) in sums.into_iter().enumerate().filter(|(which, _)| *which != BEGUN) {
             self.set_sum(MISSED_NEXT + which, sum);
         }
-        let place = self.destination_slot(node).map_or(NO_SLOT, |place| place as u64 + 1);
-        // One store: this is the moment.
-        self.words().store(MISSED_NEXT + BEGUN, place, Release);
+        let slot = self.destination_slot(node).map_or(NO_SLOT, |slot| slot as u64 + 1);
+        // One store commits.
+        self.words().store(MISSED_NEXT + BEGUN, slot, Release);
         self.finish_giving_up();
         missed
     }
 
-    /// What was begun by one that died.
+    /// Finishes what a dead process has begun.
     pub(crate) fn finish_giving_up(&self) {
         let begun = self.words().load(MISSED_NEXT + BEGUN, Acquire);
         if begun == 0 {
@@ -109,12 +107,12 @@ impl<W: Words + Clone> TopicWords<W> {
         self.words().store(MISSED_NEXT + BEGUN, 0, Release);
     }
 
-    /// Is a node about to be given up that is noted at this place?
-    pub(super) fn is_being_given_up(&self, place: usize) -> bool {
-        self.words().load(MISSED_NEXT + BEGUN, Acquire) == place as u64 + 1
+    /// Whether the destination in this slot is about to be dropped.
+    pub(super) fn is_being_given_up(&self, slot: usize) -> bool {
+        self.words().load(MISSED_NEXT + BEGUN, Acquire) == slot as u64 + 1
     }
 
-    /// Most are as they were, and never touched.
+    /// Most sums are unchanged, and their words are not written.
     fn set_sum(&self, at: usize, sum: u64) {
         if self.words().load(at, Acquire) != sum {
             self.words().store(at, sum, Release);
@@ -122,15 +120,15 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 }
 
-/// One more message of a publisher was missed. What is known of those that had its line before makes
-/// room; a message of one of these is counted with all only.
+/// Counts a missed message of a publisher. An earlier publisher of the same slot is forgotten;
+/// messages of an earlier one only count in the total.
 fn count(sums: &mut [u64; MISSED_WORDS], publisher: u64) {
     let at = of_publisher(publisher);
-    let Some([count, known]) = sums.get_mut(at..at + 2) else { return };
-    if *known < publisher {
-        (*count, *known) = (0, publisher);
+    let Some([count, counted]) = sums.get_mut(at..at + 2) else { return };
+    if *counted < publisher {
+        (*count, *counted) = (0, publisher);
     }
-    if *known == publisher {
+    if *counted == publisher {
         *count = count.wrapping_add(1);
     }
 }

@@ -1,8 +1,8 @@
-//! Handing a block over to a topic, so that no death on the way loses it.
+//! Transfer of a block to a topic, so that no death in between loses it.
 //!
-//! A block belongs to who allocated it until it is published, and then to the topic, whose
-//! readers free it. Between the two it belongs to the topic and is in no queue: whoever hands
-//! one over notes before which one it is, its *intent*, and who cleans up after it looks there.
+//! A block belongs to its allocating process until it is published, and then to the topic, whose
+//! readers free it. In between it belongs to the topic, but is in no queue. The publisher therefore
+//! stores the block before as its *intent*, and a reclaim looks there.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -14,14 +14,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::pool::PoolControl;
 
-/// The word in which one who hands blocks over says which one it is about to.
+/// The word with the block that a publisher is about to transfer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Intent<'a, W> {
     pub(super) words: &'a W,
     pub(super) at: usize,
 }
 
-/// Between whom blocks go.
+/// Parties of a transfer.
 #[derive(Debug)]
 pub(super) struct BlockHandoff<'a, W: Words + Clone> {
     pub(super) intent: Intent<'a, W>,
@@ -31,7 +31,7 @@ pub(super) struct BlockHandoff<'a, W: Words + Clone> {
 }
 
 impl<W: Words> Intent<'_, W> {
-    /// One more than the block's name: all bits set name none.
+    /// Stored plus one: no block has all bits set.
     fn declare(&self, block: Block) {
         self.words.store(self.at, block.to_bits().wrapping_add(1), Release);
     }
@@ -47,9 +47,9 @@ impl<W: Words> Intent<'_, W> {
 }
 
 impl<W: Words + Clone> BlockHandoff<'_, W> {
-    /// Publishes a message whose block is the caller's; then it is the topic's. `record` is
-    /// told its position when it is certain that it will be delivered unless the caller dies.
-    /// Nobody else may use the same intent meanwhile.
+    /// Publishes a message whose block is the caller's; then it is the topic's. `record` gets its
+    /// position once only the death of the caller can prevent the delivery. No other thread may use
+    /// the same intent at that time.
     #[inline]
     pub(super) fn publish(
         &self,
@@ -60,9 +60,9 @@ impl<W: Words + Clone> BlockHandoff<'_, W> {
         let handoff = |position| {
             record(position);
             self.intent.declare(entry.block);
-            let mine = Owner::participant(caller.me);
-            if let Err(error) = self.control.transfer(entry.block, mine, self.topic) {
-                // It stays the caller's, and is freed with all that is the caller's.
+            let own = Owner::participant(caller.me);
+            if let Err(error) = self.control.transfer(entry.block, own, self.topic) {
+                // It stays the caller's, and is freed with all its blocks.
                 tracing::error!(block = ?entry.block, %error, "a message's block is not its publisher's");
             }
         };
@@ -72,16 +72,17 @@ impl<W: Words + Clone> BlockHandoff<'_, W> {
         Ok(published)
     }
 
-    /// After a death: what was handed over and not delivered is freed. May be done again.
+    /// After a death: frees a block that was transferred and not delivered. Idempotent.
     pub(super) fn recover(&self, caller: &Caller<'_>) -> Result<()> {
-        let operation = "clean up after a publisher";
+        let operation = "reclaim after a publisher";
         let Some(block) = self.intent.block() else { return Ok(()) };
-        // Still its own, and freed with all that is; or delivered, read and freed already.
+        // Otherwise it still belongs to the dead process, and is freed with its blocks; or it was
+        // delivered, read and freed.
         if self.control.owner(block) == Ok(self.topic) {
             let mut is_delivered = false;
             let each = |words: [u64; WORDS]| is_delivered |= words[0] == block.to_bits();
-            let looked = self.queue.find_entries(caller, each);
-            looked.map_err(|cause| error_mapping::from_queue(operation, cause))?;
+            let searched = self.queue.find_entries(caller, each);
+            searched.map_err(|cause| error_mapping::from_queue(operation, cause))?;
             if !is_delivered && !self.control.retire(caller, block, self.topic) {
                 let detail = "a block could not be freed";
                 return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
@@ -91,7 +92,7 @@ impl<W: Words + Clone> BlockHandoff<'_, W> {
         Ok(())
     }
 
-    /// Frees what nobody reads any more.
+    /// Frees a block without readers.
     #[inline]
     pub(super) fn dispose(&self, caller: &Caller<'_>, words: [u64; WORDS]) {
         self.control.retire(caller, Block::from_bits(words[0]), self.topic);

@@ -1,22 +1,22 @@
-//! Where everything lies in a topic's words.
+//! Layout of a topic's words.
 //!
 //! ```text
-//!   0 number, and what it is like        64 publishers: 64 slots
-//!  34 publishers' serials              576 origins: 64 slots
-//!  35 who delivers what arrives       1088 alarms: 32 slots
-//!  36 its intent                      1344 destinations: 32 of 2 words
-//!  38 is it carried                   1408 what nodes missed: 17 slots
-//!  39 uses of origins                 1544 that, as it is about to be: 17 slots
-//!  40 publishers lost, local           1680 the last lost, local: 16 of 3 words
-//!  41 and elsewhere                   1728 and elsewhere
-//!  42 subscribers evicted             1776 changes of what follows
-//!  43 losses that others were told of 1784 what was published elsewhere: 64 slots
-//!  44 loans of each publisher         2296 the queue of what is published local
-//!  45 messages that publishers dropped     the queue of what arrives
-//!  46 the type of its values
+//!   0 number and settings                 64 publishers: 64 slots
+//!  34 serial of the last publisher       576 origins: 64 slots
+//!  35 inbound writer                    1088 subscribers: 32 slots
+//!  36 its intent                        1344 destinations: 32 of 2 words
+//!  38 is the topic replicated           1408 messages missed by nodes: 17 slots
+//!  39 uses of origins                   1544 the next values of these: 17 slots
+//!  40 publishers lost, local            1680 the last lost, local: 16 of 3 words
+//!  41 and remote                        1728 and remote
+//!  42 evictions                         1776 changes of the remote heartbeats
+//!  43 losses sent to other nodes        1784 remote heartbeats: 64 slots
+//!  44 loans of each publisher           2296 local queue
+//!  45 messages dropped by publishers         inbound queue
+//!  46 type of its values
 //! ```
 //!
-//! A line is 8 words, so that no two share one of the processor's.
+//! A slot is 8 words, so that no two share a cache line.
 
 pub(super) const NUMBER: usize = 0;
 pub(super) const NAME_LENGTH: usize = 1;
@@ -31,44 +31,44 @@ pub(super) const SERIAL: usize = 34;
 pub(super) const WRITER: usize = 35;
 pub(super) const INBOUND_INTENT: usize = 36;
 pub(super) const REPLICATED: usize = 38;
-/// How often lines of origins were used.
+/// How often slots of origins were used.
 pub(super) const ORIGIN_USES: usize = 39;
 pub(super) const LOST: usize = 40;
 pub(super) const EVICTIONS: usize = 42;
 pub(super) const LOSSES_SENT: usize = 43;
 pub(super) const LOANS: usize = 44;
-/// How often publishers here found no room, and dropped a message.
+/// How often publishers of this node found no room, and dropped a message.
 pub(super) const DROPS: usize = 45;
-/// The length of the type's name, 0 if there is none, and the name.
+/// Length of the type name, 0 without one, and the name.
 pub(super) const TYPE_LENGTH: usize = 46;
 pub(super) const TYPE: usize = 47;
 pub(super) const MAX_REMEMBERED_LOSSES: usize = 16;
 
 pub(super) const CACHE_LINE_WORDS: usize = 8;
 pub(super) const PUBLISHERS: usize = 64;
-/// Publishers of a topic at a time on one node.
+/// Publishers of a topic on one node at a time.
 pub(crate) const PUBLISHER_SLOTS: usize = 64;
 pub(super) const ORIGINS: usize = PUBLISHERS + PUBLISHER_SLOTS * CACHE_LINE_WORDS;
-/// Topics of other nodes of which it is known what was delivered.
+/// Topics of other nodes whose last delivered message is recorded.
 pub(crate) const MAX_ORIGINS: usize = 64;
 pub(super) const SUBSCRIBERS: usize = ORIGINS + MAX_ORIGINS * CACHE_LINE_WORDS;
-/// As many as a queue has places for.
+/// As many as a queue has subscriptions.
 pub(super) const MAX_SUBSCRIBERS: usize = 32;
 pub(super) const DESTINATIONS: usize = SUBSCRIBERS + MAX_SUBSCRIBERS * CACHE_LINE_WORDS;
-/// Nodes that a topic may be owed to.
+/// Nodes for which messages of a topic may be retained.
 pub(super) const MAX_DESTINATIONS: usize = 32;
 pub(super) const MISSED: usize = DESTINATIONS + 2 * MAX_DESTINATIONS;
-/// A line for all together, and two words for each publisher.
+/// A slot for the totals, and two words for each publisher.
 pub(super) const MISSED_WORDS: usize = CACHE_LINE_WORDS + 2 * PUBLISHER_SLOTS;
 pub(super) const MISSED_NEXT: usize = MISSED + MISSED_WORDS;
 pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
-/// A node, and a publisher's name there.
+/// A node, and a publisher of it.
 pub(super) const LOST_WORDS: usize = 3;
-/// How often a line of what was published elsewhere was written.
+/// How often a slot of the remote heartbeats was written.
 pub(super) const REMOTE_HEARTBEAT_CHANGES: usize =
     LAST_LOST + 2 * MAX_REMEMBERED_LOSSES * LOST_WORDS;
 pub(super) const REMOTE_HEARTBEATS: usize = REMOTE_HEARTBEAT_CHANGES + CACHE_LINE_WORDS;
-/// Publishers of other nodes of which the number of the last message is noted.
+/// Publishers of other nodes whose heartbeat is recorded.
 pub(super) const MAX_REMOTE_HEARTBEATS: usize = 64;
 pub(super) const QUEUES: usize = REMOTE_HEARTBEATS + MAX_REMOTE_HEARTBEATS * CACHE_LINE_WORDS;
 

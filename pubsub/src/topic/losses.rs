@@ -1,5 +1,5 @@
-//! Publishers that died: those of this node, of which other nodes are told, and those of others, of
-//! which this one was told. By who serves the node, one at a time.
+//! Lost publishers: those of this node, which are reported to other nodes, and those that other
+//! nodes reported. Only the service writes them, one at a time.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -12,9 +12,9 @@ use crate::pool::{Direction, id_from_words, id_to_words};
 /// A publisher that died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LostPublisher {
-    /// Of no node, if it was here.
+    /// Zeros for a publisher of this node.
     pub(crate) node: [u8; 16],
-    /// Its name among all that the topic ever had there.
+    /// Its identifier on that node.
     pub(crate) publisher: u64,
 }
 
@@ -34,8 +34,8 @@ impl LostPublisher {
 }
 
 impl<W: Words + Clone> TopicWords<W> {
-    /// A publisher died here, or another node says that one there did. Once more is harmless, as long
-    /// as it is among the last. True if it was not known.
+    /// Records a lost publisher of this node, or one that another node reported. Idempotent while
+    /// it is among the last ones. True if it is new.
     pub(crate) fn record_loss(&self, direction: Direction, lost: LostPublisher) -> bool {
         let count = self.publishers_lost(direction);
         let first = count.saturating_sub(MAX_REMEMBERED_LOSSES as u64);
@@ -46,7 +46,7 @@ impl<W: Words + Clone> TopicWords<W> {
         for (which, word) in lost.words().into_iter().enumerate() {
             self.words().store(at + which, word, Release);
         }
-        // One store: this is the moment.
+        // One store commits.
         self.words().store(LOST + direction as usize, count.wrapping_add(1), Release);
         true
     }
@@ -57,13 +57,13 @@ impl<W: Words + Clone> TopicWords<W> {
         LAST_LOST + slot * LOST_WORDS
     }
 
-    /// How many publishers were lost so far; those of other nodes as far as these have told.
+    /// The number of lost publishers so far; of other nodes, as far as these have reported.
     #[inline]
     pub(crate) fn publishers_lost(&self, direction: Direction) -> u64 {
         self.words().load(LOST + direction as usize, Acquire)
     }
 
-    /// Which was lost as the `number`th, if that is still known.
+    /// The `number`th lost publisher, if it is still recorded.
     pub(crate) fn publisher_lost(
         &self,
         direction: Direction,
@@ -72,17 +72,17 @@ impl<W: Words + Clone> TopicWords<W> {
         let at = Self::loss_slot(direction, number);
         let words = [0, 1, 2].map(|which| self.words().load(at + which, Acquire));
         let count = self.words().load(LOST + direction as usize, Relaxed);
-        // The oldest one may be about to be written over.
-        let is_known = number < count && count - number < MAX_REMEMBERED_LOSSES as u64;
-        is_known.then(|| LostPublisher::from_words(words))
+        // The oldest slot may be about to be overwritten.
+        let is_recorded = number < count && count - number < MAX_REMEMBERED_LOSSES as u64;
+        is_recorded.then(|| LostPublisher::from_words(words))
     }
 
-    /// How many of the publishers that were lost here other nodes were told of.
+    /// How many of this node's lost publishers were reported to other nodes.
     pub(crate) fn losses_sent(&self) -> u64 {
         self.words().load(LOSSES_SENT, Acquire)
     }
 
-    /// Other nodes were told of so many, or there are none.
+    /// Records how many were reported, or that there are no other nodes.
     pub(crate) fn set_losses_sent(&self, count: u64) {
         self.words().store(LOSSES_SENT, count, Release);
     }

@@ -1,5 +1,5 @@
-//! A topic, as it lies in shared memory: what it is like, who publishes, what other nodes sent,
-//! and two queues of messages.
+//! A topic in shared memory: settings, publishers, subscribers, origins, and two queues of
+//! messages.
 
 mod backpressure;
 mod destinations;
@@ -37,7 +37,7 @@ pub(crate) use self::publishers::{Published, PublisherSlot};
 pub(crate) use self::remote_heartbeats::RemoteHeartbeat;
 pub(crate) use self::words::{TopicQueue, TopicWords};
 
-/// Of so many publishers that died, the last, a topic remembers who they were.
+/// Number of last lost publishers that a topic remembers.
 pub(crate) const MAX_REMEMBERED_LOSSES: u64 = layout::MAX_REMEMBERED_LOSSES as u64;
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 9);
 
@@ -46,7 +46,7 @@ pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 9);
 pub(crate) struct Topic {
     segment: Segment,
     words: TopicWords<MappedWords>,
-    /// The service is told again and again that publishers of this process wait.
+    /// Waiting publishers of this process are being reported to the service.
     is_blocked: AtomicBool,
 }
 
@@ -60,18 +60,18 @@ impl Deref for Topic {
 }
 
 impl Topic {
-    /// Makes one. Its number is its node's to give, below 2²⁹, and is not given again while
-    /// messages of the one that had it before may be about.
+    /// Creates a topic. The node assigns the number, below 2²⁹, and does not reuse it while
+    /// messages of an earlier topic may exist.
     pub(crate) fn create(number: u32, name: &str, settings: &SharedSettings) -> Result<Self> {
         let count = TopicWords::<MappedWords>::required_words(settings);
         let segment = Segment::create(LAYOUT, count * size_of::<u64>())
-            .map_err(|cause| error_mapping::from_segment("make a topic", cause).on(name))?;
+            .map_err(|cause| error_mapping::from_segment("create a topic", cause).on(name))?;
         let words = TopicWords::format(segment.words(), number, name, settings)?;
         segment.mark_ready();
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
     }
 
-    /// What another process made.
+    /// Maps a topic of another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
         let segment = Segment::open(file, LAYOUT);
         let segment =
@@ -80,38 +80,38 @@ impl Topic {
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
     }
 
-    /// For others to open.
+    /// The segment, for other processes to map.
     pub(crate) fn segment(&self) -> BorrowedFd<'_> {
         self.segment.as_fd()
     }
 
-    /// Said after the pressure of a publisher has begun. True if the service has to be told.
+    /// Called after the backpressure of a publisher has begun. True if the service needs a report.
     pub(crate) fn mark_blocked(&self) -> bool {
-        // Either this sees that nobody tells it any more, or that one sees the pressure.
+        // Either this sees that reports have stopped, or the reporting thread sees the
+        // backpressure.
         fence(Ordering::SeqCst);
         !self.is_blocked.load(Ordering::Relaxed) && !self.is_blocked.swap(true, Ordering::SeqCst)
     }
 
-    /// True if nobody waits: then the service is told no more, until somebody
-    /// [begins](Self::mark_blocked) to.
+    /// True if no publisher waits: then reports stop, until [`mark_blocked`](Self::mark_blocked).
     pub(crate) fn clear_if_unblocked(&self) -> bool {
         if self.backpressure().is_some() {
             return false;
         }
         self.is_blocked.store(false, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // If another one has seen that meanwhile, it tells.
+        // If another thread has seen that in the meantime, it reports.
         self.backpressure().is_none() || self.is_blocked.swap(true, Ordering::SeqCst)
     }
 
-    /// From here on nothing is kept in the name of this role; what was stays.
+    /// No later messages are retained for this role; earlier ones stay.
     pub(crate) fn halt(&self, caller: &Caller<'_>, role: Participant) -> Result<()> {
         let halted = self.local().halt(caller, role);
-        halted.map_err(|cause| self.queue_error("keep no more for other nodes", cause))
+        halted.map_err(|cause| self.queue_error("stop retaining messages for other nodes", cause))
     }
 
-    /// Ends what is carried in the name of this role. Who was [to have](Self::give_up) what is left
-    /// is counted before.
+    /// Ends the replication in the name of this role. Its remaining messages were
+    /// [counted](Self::give_up) before.
     pub(crate) fn stop_replication(
         &self,
         caller: &Caller<'_>,
@@ -122,25 +122,25 @@ impl Topic {
             self.dispose(caller, local.control(), words);
         };
         let expelled = self.local().remove_participant(caller, role, dispose);
-        expelled.map(drop).map_err(|cause| self.queue_error("stop carrying a topic", cause))
+        expelled.map(drop).map_err(|cause| self.queue_error("stop replicating a topic", cause))
     }
 
-    /// The subscription in the name of this role to what is published here: the one that
-    /// there is, from the oldest message on that it has not released, or a new one.
+    /// The local subscription in the name of this role: the existing one, from its oldest
+    /// unreleased message on, or a new one.
     pub(crate) fn subscribe_for_replication(
         &self,
         caller: &Caller<'_>,
         role: Participant,
         local: &Pool,
     ) -> Result<ipc::Subscriber> {
-        let refused = |cause| self.queue_error("carry a topic", cause);
+        let refused = |cause| self.queue_error("replicate a topic", cause);
         let dispose = |words| {
             self.dispose(caller, local.control(), words);
         };
         if let Some(resumed) = self.local().resume(caller, role, dispose).map_err(refused)? {
             return Ok(resumed);
         }
-        // One whose making or ending was cut short.
+        // The creation or end of a subscription was interrupted.
         self.stop_replication(caller, role, local)?;
         self.local().subscribe_as(caller, role).map_err(refused)
     }

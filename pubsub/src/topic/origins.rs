@@ -1,11 +1,12 @@
-//! Delivering what other nodes send, each message once.
+//! Delivery of messages of other nodes, each message once.
 //!
-//! A message's number is its position in its own node's queue. A line for each topic of a node
-//! keeps the last number that was delivered, and where: written before the delivery, it counts
-//! only if that happened. Two copies, so that what was delivered before is known until then.
+//! A message's number is its position in its own node's queue. A slot for each topic of a node has
+//! the last delivered number, with its position here. It is written before the delivery, and valid
+//! only if the delivery happened. There are two copies, so that the earlier number is known until
+//! then.
 //!
-//! When there is no free line, that of one from which nothing comes now is taken. If that one
-//! comes again, it may bring a message again that it was not told had arrived; none is lost.
+//! Without a free slot, the slot of an inactive origin is reused. If that origin becomes active
+//! again, it may deliver a message again that it had no acknowledgement for; none is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -19,33 +20,33 @@ use crate::error_mapping;
 use crate::lock::lock;
 use crate::pool::{PoolControl, id_to_words};
 
-/// Its node, and its number there.
+/// Its node, and its topic number there.
 const IDENTITY: usize = 0;
 const STATE: usize = 3;
 const COPIES: usize = 4;
-/// Words of a copy: the message's number, and where it was delivered.
+/// Words of a copy: the message's number, and its position here.
 const COPY: usize = 2;
 
-/// No node's line. Else the lower bits say which copy holds, and the others when it was used.
+/// A free slot. Otherwise the lower bits name the valid copy, and the others the time of use.
 const FREE: u64 = 0;
-/// The first of the copies holds; the next number stands for the second.
+/// The first copy is valid; the next number stands for the second one.
 const FIRST: u64 = 1;
-/// Above these bits is the number of uses of all lines, as it was when this one was used.
+/// Above these bits: the count of uses of all slots at the last use of this slot.
 const COPY_BITS: u32 = 2;
 /// No message.
 const NONE: u64 = u64::MAX;
-/// Nowhere, since nobody wanted it: it counts.
+/// Without subscribers there is no position, but the message counts as delivered.
 const NO_POSITION: u64 = u64::MAX;
-/// Lines that one node has at most: those of topics that it made anew take each other's place.
+/// Maximum number of slots of a node: topics that it re-created replace each other.
 pub(super) const MAX_ORIGINS_PER_NODE: usize = 8;
 
-/// Where messages come from: a topic of a node. One that the node makes anew under the same name
-/// is another, since its messages begin from 0 on again.
+/// The origin of messages: a topic of a node. A topic that is re-created under the same name is
+/// another one, since its positions begin at 0 again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OriginId {
     /// The node.
     pub(crate) node: [u8; 16],
-    /// The topic's number there.
+    /// The topic's number on that node.
     pub(crate) topic: u64,
 }
 
@@ -56,14 +57,14 @@ impl OriginId {
     }
 }
 
-/// What became of a message from another node.
+/// Result of the delivery of a message of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// It was delivered, and its block is the topic's.
+    /// It was delivered, and its block belongs to the topic.
     Delivered(Published),
-    /// Nobody subscribes: it counts as delivered, and the block is still the caller's.
+    /// There are no subscribers: it counts as delivered, and the block still belongs to the caller.
     NoSubscribers,
-    /// It, or a later one, was delivered before; the block is still the caller's.
+    /// This message, or a later one, was delivered before; the block still belongs to the caller.
     Duplicate,
 }
 
@@ -83,10 +84,10 @@ impl<'a, W: Words> Origin<'a, W> {
         Self::all(words).find(|slot| slot.state() != FREE && slot.identity() == identity)
     }
 
-    /// A line for one that has none. `tracked_origins` is what nobody may lose.
+    /// A slot for a new origin. Slots of `tracked_origins` are not reused.
     fn make(words: &'a W, origin: &OriginId, tracked_origins: &[OriginId]) -> Option<Self> {
-        let slot = Self::place_for(words, origin, tracked_origins)?;
-        // Whoever dies in the middle of this leaves a line that is nobody's.
+        let slot = Self::slot_for(words, origin, tracked_origins)?;
+        // A process that dies in the middle of this leaves a free slot.
         words.store(slot.at + STATE, FREE, Release);
         for (at, word) in origin.words().into_iter().enumerate() {
             words.store(slot.at + IDENTITY + at, word, Release);
@@ -97,10 +98,9 @@ impl<'a, W: Words> Origin<'a, W> {
         Some(slot)
     }
 
-    /// A free line; else that of one that nothing comes from now: the longest unused, but
-    /// first of those that have a later one of the same node beside them. A node that has many
-    /// already takes one of its own.
-    fn place_for(words: &'a W, origin: &OriginId, tracked_origins: &[OriginId]) -> Option<Self> {
+    /// A free slot; otherwise that of an inactive origin: the longest unused, but first those of
+    /// nodes that have a later one. A node with the maximum number of slots reuses one of its own.
+    fn slot_for(words: &'a W, origin: &OriginId, tracked_origins: &[OriginId]) -> Option<Self> {
         let node = &origin.words()[..2];
         let of_node = Self::all(words).filter(|slot| slot.is_of(node)).count();
         if of_node < MAX_ORIGINS_PER_NODE
@@ -133,28 +133,28 @@ impl<'a, W: Words> Origin<'a, W> {
         self.words.load(self.at + STATE, Acquire)
     }
 
-    /// How often any line was used up to when this one was last.
+    /// The count of uses of all slots at the last use of this one.
     fn uses(&self) -> u64 {
         self.state() >> COPY_BITS
     }
 
-    /// The state in which this copy holds, used now.
+    /// The state with this copy valid, used now.
     fn used(&self, copy: usize) -> u64 {
         let all = self.words.load(ORIGIN_USES, Acquire);
-        let mut mine = self.uses();
-        // As long as no other is used, this one is the last that was.
-        if mine == 0 || mine != all {
-            mine = all.wrapping_add(1);
-            self.words.store(ORIGIN_USES, mine, Release);
+        let mut own_uses = self.uses();
+        // While no other slot is used, this one is the last used.
+        if own_uses == 0 || own_uses != all {
+            own_uses = all.wrapping_add(1);
+            self.words.store(ORIGIN_USES, own_uses, Release);
         }
-        self.holds(copy, mine)
+        self.holds(copy, own_uses)
     }
 
     fn holds(&self, copy: usize, uses: u64) -> u64 {
         uses << COPY_BITS | (FIRST + copy as u64)
     }
 
-    /// Which copy holds.
+    /// The valid copy.
     fn current(&self) -> usize {
         usize::from(self.state() & ((1 << COPY_BITS) - 1) != FIRST)
     }
@@ -164,9 +164,9 @@ impl<'a, W: Words> Origin<'a, W> {
         (word(0), word(1))
     }
 
-    /// The last message that was delivered. The other copy is looked at only if what the current
-    /// one says did not happen: what is in it otherwise is about to be said, or was taken back,
-    /// and where that was to be another's message may be now.
+    /// The last delivered message. The other copy is only read if the delivery of the current one
+    /// did not happen. Otherwise it may be about to be written, or was invalidated, and its
+    /// position may belong to another message now.
     pub(super) fn last(&self, queue: &TopicQueue<W>) -> Option<u64> {
         let current = self.current();
         let (number, position) = self.copy(current);
@@ -180,7 +180,8 @@ impl<'a, W: Words> Origin<'a, W> {
         (number != NONE).then_some(number)
     }
 
-    /// This message is about to be delivered at this position. What was said before counts.
+    /// Records that this message is about to be delivered at this position. The earlier copy is
+    /// valid now.
     pub(super) fn record(&self, number: u64, position: u64) {
         let next = 1 - self.current();
         let at = self.at + COPIES + next * COPY;
@@ -189,40 +190,39 @@ impl<'a, W: Words> Origin<'a, W> {
         self.words.store(self.at + STATE, self.used(next), Release);
     }
 
-    /// What was said and did not happen is taken back. Nobody has delivered anything since.
+    /// Invalidates a record whose delivery did not happen. No process has delivered anything since.
     fn mark_disposed(&self, queue: &TopicQueue<W>) {
         let current = self.current();
         let (number, position) = self.copy(current);
-        let happened = number == NONE || position == NO_POSITION || queue.was_delivered(position);
-        if self.state() != FREE && !happened {
+        let is_done = number == NONE || position == NO_POSITION || queue.was_delivered(position);
+        if self.state() != FREE && !is_done {
             self.words.store(self.at + STATE, self.holds(1 - current, self.uses()), Release);
         }
     }
 }
 
 impl<W: Words + Clone> TopicWords<W> {
-    /// The last message of a node's topic that was delivered.
+    /// The last delivered message of a node's topic.
     pub(crate) fn delivered(&self, origin: &OriginId) -> Option<u64> {
         Origin::find(self.words(), origin)?.last(self.inbound())
     }
 
-    /// This process receives it from now on: what was delivered of it stays known, whoever
-    /// else comes.
+    /// This process receives the origin from now on: its slot is not reused.
     pub(crate) fn track_origin(&self, origin: OriginId) {
         lock(&self.tracked_origins).push(origin);
     }
 
-    /// It does not any more.
+    /// This process no longer receives the origin.
     pub(crate) fn untrack_origin(&self, origin: &OriginId) {
         let mut all = lock(&self.tracked_origins);
-        if let Some(place) = all.iter().position(|one| one == origin) {
-            all.swap_remove(place);
+        if let Some(index) = all.iter().position(|one| one == origin) {
+            all.swap_remove(index);
         }
     }
 
-    /// No message of this one will come any more.
+    /// No more messages of this origin will be received.
     pub(crate) fn remove_origin(&self, origin: &OriginId) {
-        // Its line must not be given to another meanwhile.
+        // Its slot must not be reused in the meantime.
         let _all = lock(&self.tracked_origins);
         if let Some(slot) = Origin::find(self.words(), origin) {
             self.words().store(slot.at + STATE, FREE, Release);
@@ -230,7 +230,7 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 
     /// Delivers a message of another node, whose block is the caller's, unless that was done
-    /// before. One process at a time delivers: who serves the node.
+    /// before. One process at a time delivers: the service.
     ///
     /// `WouldBlock` means that there is no room.
     pub(crate) fn deliver_in(
@@ -244,10 +244,10 @@ impl<W: Words + Clone> TopicWords<W> {
         if slot.last(self.inbound()).is_some_and(|last| number <= last) {
             return Ok(Delivery::Duplicate);
         }
-        let way = self.inbound_handoff(inbound);
-        match way.publish(caller, entry, |position| slot.record(number, position)) {
+        let handoff = self.inbound_handoff(inbound);
+        match handoff.publish(caller, entry, |position| slot.record(number, position)) {
             Ok(published) => {
-                // Those that wait for messages wait there.
+                // Subscribers wait at this doorbell.
                 self.local().ring_messages();
                 Ok(Delivery::Delivered(published))
             }
@@ -261,7 +261,7 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
-    /// A message that is dropped, for want of room, counts as delivered.
+    /// A message that is dropped for lack of room counts as delivered.
     pub(crate) fn skip_in(
         &self,
         caller: &Caller<'_>,
@@ -295,27 +295,27 @@ impl<W: Words + Clone> TopicWords<W> {
         })
     }
 
-    /// After the one who delivered has died: what it was about to deliver and did not.
+    /// Repairs the unfinished delivery of a dead service.
     pub(super) fn settle_inbound(
         &self,
         caller: &Caller<'_>,
         inbound: &PoolControl<W>,
     ) -> Result<()> {
-        let operation = "clean up after a replication writer";
-        // Whoever takes the lock from the dead finishes what was delivered.
-        let looked = self.inbound().find_entries(caller, |_| {});
-        looked.map_err(|cause| error_mapping::from_queue(operation, cause).on(self.name()))?;
+        let operation = "reclaim after a replication writer";
+        // The process that takes the lock of a dead one finishes its delivery.
+        let searched = self.inbound().find_entries(caller, |_| {});
+        searched.map_err(|cause| error_mapping::from_queue(operation, cause).on(self.name()))?;
         Origin::all(self.words()).for_each(|slot| slot.mark_disposed(self.inbound()));
         self.inbound_handoff(inbound).recover(caller)?;
         Ok(())
     }
 
-    /// Has this one delivered, or been about to?
-    pub(super) fn is_inbound_writer(&self, who: ipc::Participant) -> bool {
-        self.words().load(WRITER, Acquire) == u64::from(who.number())
+    /// Whether this process was the last writer of the inbound queue.
+    pub(super) fn is_inbound_writer(&self, participant: ipc::Participant) -> bool {
+        self.words().load(WRITER, Acquire) == u64::from(participant.number())
     }
 
-    /// The last that delivered, or was about to.
+    /// The process that last delivered, or was about to.
     pub(super) fn writer(&self) -> Option<ipc::Participant> {
         ipc::Participant::from_number(self.words().load(WRITER, Acquire) as u32)
     }

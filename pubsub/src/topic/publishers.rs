@@ -1,4 +1,4 @@
-//! The publishers' table: a line for each.
+//! Table of publishers.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
@@ -18,77 +18,77 @@ const MESSAGES: usize = 4;
 const BYTES: usize = 5;
 const WAITS: usize = 6;
 const DROPPED: usize = 7;
-/// Beside the number of a publisher: it is at the line no more. What it did is known until the next.
-const GONE: u64 = 1 << 63;
-/// Beside the name of whose it is: the service has reserved memory for its loans.
+/// Flag of a serial: the publisher has left. Its counters stay until the next one.
+const HAS_LEFT: u64 = 1 << 63;
+/// Flag of an owner: the service has reserved memory for its loans.
 const RESERVED: u64 = 1 << 32;
 
-/// One publisher's line.
+/// The slot of a publisher.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PublisherSlot<'a, W> {
     words: &'a W,
     index: usize,
 }
 
-/// What a line says.
+/// Content of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PublisherInfo {
-    /// In whose name.
-    pub(crate) who: Participant,
-    /// Its name among all publishers that the topic ever had on this node.
+    /// Its process.
+    pub(crate) participant: Participant,
+    /// Its identifier among all publishers that the topic ever had on this node.
     pub(crate) id: u64,
-    /// Of its last message; 0 before the first.
+    /// Sequence of its last message; 0 before the first.
     pub(crate) sequence: u64,
     /// Messages that it published.
     pub(crate) messages: u64,
-    /// Their bytes.
+    /// Bytes of these messages.
     pub(crate) bytes: u64,
-    /// Messages that found no room, and were dropped.
+    /// Messages that were dropped for lack of room.
     pub(crate) dropped: u64,
     /// Since when it waits for room; None while it does not.
     pub(crate) waits_since: Option<u64>,
 }
 
-/// What was published of a topic on this node up to now.
+/// The last sequences of a topic's publishers on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// The serial of the last publisher that was made.
+    /// The serial of the last publisher.
     pub(crate) serial: u64,
-    /// Those that are there, each with the number of its last message; 0 before the first.
+    /// The present publishers, each with its last sequence; 0 before the first.
     pub(crate) publishers: Vec<(u64, u64)>,
 }
 
 impl Published {
-    /// The how manieth of its topic a publisher is.
+    /// The serial of a publisher.
     pub(crate) fn serial_of(publisher: u64) -> u64 {
         publisher >> 8
     }
 }
 
-/// The serial of the last publisher that was made.
+/// The serial of the last publisher.
 pub(super) fn last_serial<W: Words>(words: &W) -> u64 {
     words.load(SERIAL, Acquire)
 }
 
-/// The lines of all publishers.
+/// The slots of all publishers.
 pub(super) fn slots<W: Words>(words: &W) -> impl Iterator<Item = PublisherSlot<'_, W>> {
     (0..PUBLISHER_SLOTS).map(|index| PublisherSlot { words, index })
 }
 
-/// A line for one publisher more; with the serial that it has now. Of those that are free the one that
-/// was left first: what the last publisher of a line did is known for a while.
+/// Claims a slot for a new publisher; returns it with its serial. The slot that was freed first is
+/// used, so that counters of publishers that left stay for a while.
 pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherSlot<'_, W>, u64)> {
     let free = |slot: &PublisherSlot<'_, W>| {
         words.compare_exchange(slot.at(OWNER), 0, u64::from(me.number())).is_ok()
     };
     let mut all: Vec<_> = slots(words).collect();
-    all.sort_by_key(|slot| slot.word(NUMBER) & !GONE);
+    all.sort_by_key(|slot| slot.word(NUMBER) & !HAS_LEFT);
     let Some(slot) = all.into_iter().find(free) else {
         let detail =
             format!("the topic has {PUBLISHER_SLOTS} publishers on this node, the maximum");
-        return Err(Error::new("make a publisher", ErrorKind::TooMany, detail));
+        return Err(Error::new("create a publisher", ErrorKind::TooMany, detail));
     };
-    // First: whoever sees something of what follows sees that it is not the last one's.
+    // First: a reader of the following stores sees that they are not the last publisher's.
     words.store(slot.at(NUMBER), 0, Release);
     for which in [SEQUENCE, MESSAGES, BYTES, WAITS, DROPPED] {
         words.store(slot.at(which), 0, Release);
@@ -99,7 +99,7 @@ pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherSl
 }
 
 impl<'a, W: Words> PublisherSlot<'a, W> {
-    /// The line of a publisher's id.
+    /// The slot of a publisher.
     #[inline]
     pub(crate) fn of(words: &'a W, id: u64) -> Self {
         Self { words, index: (id & 0xff) as usize % PUBLISHER_SLOTS }
@@ -115,26 +115,26 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         self.words.load(self.at(which), Relaxed)
     }
 
-    /// The publisher's id, with this serial.
+    /// The identifier of the publisher with this serial.
     pub(crate) fn id(&self, serial: u64) -> u64 {
         serial << 8 | self.index as u64
     }
 
-    /// Is it still this publisher's?
+    /// Whether the slot still belongs to this publisher.
     #[inline]
     pub(crate) fn is_of(&self, me: Participant, id: u64) -> bool {
         self.word(OWNER) as u32 == me.number() && self.word(NUMBER) == id >> 8
     }
 
-    /// Has memory been reserved for its loans?
+    /// Whether memory was reserved for its loans.
     pub(crate) fn has_reservation(&self) -> bool {
         self.words.load(self.at(OWNER), Acquire) & RESERVED != 0
     }
 
-    /// Memory is reserved for its loans until it [is given back](Self::give_back). False if it is
-    /// not this one's any more.
-    pub(crate) fn reserve(&self, who: Participant) -> bool {
-        let unreserved = u64::from(who.number());
+    /// Marks memory as reserved for its loans until [`give_back`](Self::give_back). False if the
+    /// slot belongs to another publisher.
+    pub(crate) fn reserve(&self, participant: Participant) -> bool {
+        let unreserved = u64::from(participant.number());
         let reserved_publishers = unreserved | RESERVED;
         match self.words.compare_exchange(self.at(OWNER), unreserved, reserved_publishers) {
             Ok(_) => true,
@@ -142,7 +142,7 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         }
     }
 
-    pub(super) fn who(&self) -> Option<Participant> {
+    pub(super) fn participant(&self) -> Option<Participant> {
         Participant::from_number(self.words.load(self.at(OWNER), Acquire) as u32)
     }
 
@@ -154,14 +154,14 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         Backpressure { words: self.words, at: self.at(WAITS) }
     }
 
-    /// A message of this number is about to be published, or dropped. Who subscribes from here on
-    /// does not expect it.
+    /// A message with this number is about to be published, or dropped. Later subscribers do not
+    /// expect it.
     #[inline]
     pub(crate) fn begin(&self, sequence: u64) {
         self.words.store(self.at(SEQUENCE), sequence, Relaxed);
     }
 
-    /// One more was published.
+    /// Counts a published message.
     #[inline]
     pub(crate) fn count(&self, bytes: u64) {
         let words = self.words;
@@ -170,40 +170,40 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         self.backpressure().relieved();
     }
 
-    /// One found no room.
+    /// Counts a message that found no room.
     pub(crate) fn count_dropped(&self) {
         self.words.fetch_add(self.at(DROPPED), 1);
         self.words.fetch_add(DROPS, 1);
     }
 
-    /// Is it, or was it, a publisher's?
+    /// Whether the slot has, or had, a publisher.
     pub(super) fn is_used(&self) -> bool {
         self.word(NUMBER) != 0
     }
 
-    /// The publisher whose line it is, or was last, and the number of its last message, if it is at none
-    /// now: nothing before is still to be delivered.
+    /// The present or last publisher of the slot, and its last sequence, if it is not publishing:
+    /// no earlier message remains to be delivered.
     pub(super) fn settled(&self) -> Option<(u64, u64)> {
         let (publisher, last) = self.last()?;
         let word = |which| self.words.load(self.at(which), Acquire);
-        // One that died at a message has published it, or never will.
+        // A publisher that died during a publish has delivered the message, or never will.
         let is_idle = word(OWNER) == 0 || word(SEQUENCE) == last;
-        (is_idle && word(NUMBER) & !GONE == publisher >> 8).then_some((publisher, last))
+        (is_idle && word(NUMBER) & !HAS_LEFT == publisher >> 8).then_some((publisher, last))
     }
 
-    /// As [`settled`](Self::settled), also if it is at the next one now.
+    /// As [`settled`](Self::settled), also while it is publishing the next message.
     pub(super) fn last(&self) -> Option<(u64, u64)> {
         let word = |which| self.words.load(self.at(which), Acquire);
-        let serial = word(NUMBER) & !GONE;
+        let serial = word(NUMBER) & !HAS_LEFT;
         let last = word(MESSAGES).wrapping_add(word(DROPPED));
         (serial != 0).then(|| (self.id(serial), last))
     }
 
     pub(crate) fn seen(&self) -> Option<PublisherInfo> {
-        let who = self.who()?;
+        let participant = self.participant()?;
         let serial = self.words.load(self.at(NUMBER), Acquire);
-        (serial != 0 && serial & GONE == 0).then(|| PublisherInfo {
-            who,
+        (serial != 0 && serial & HAS_LEFT == 0).then(|| PublisherInfo {
+            participant,
             id: self.id(serial),
             sequence: self.word(SEQUENCE),
             messages: self.word(MESSAGES),
@@ -213,14 +213,14 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         })
     }
 
-    /// For the next publisher. Its intent is settled, and nothing is promised to it any more. What it
-    /// did stays known until there is another one.
+    /// Frees the slot. Its intent is settled, and its reservation ends. The counters stay until the
+    /// next publisher.
     pub(crate) fn give_back(&self) {
         self.backpressure().clear();
-        // First: who dies with the line in its name, before it has made it its own, is another one.
+        // First: a process that dies right after it has claimed the slot is another publisher.
         let number = self.word(NUMBER);
         if number != 0 {
-            self.words.store(self.at(NUMBER), number | GONE, Release);
+            self.words.store(self.at(NUMBER), number | HAS_LEFT, Release);
         }
         self.words.store(self.at(OWNER), 0, Release);
     }
@@ -233,18 +233,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn killed_while_it_takes_a_used_line_it_is_not_the_last_publisher() {
+    fn process_killed_while_claiming_a_slot_is_no_publisher() {
         let words = &LocalWords::zeroed(PUBLISHERS + PUBLISHER_SLOTS * CACHE_LINE_WORDS);
         let [first, second] = [1, 2].map(|place| Participant::new(place, 1).unwrap());
         let (slot, serial) = claim(&words, first).unwrap();
         slot.count(8);
-        assert_eq!(slot.seen().map(|seen| (seen.who, seen.id)), Some((first, slot.id(serial))));
+        assert_eq!(slot.seen().map(|it| (it.participant, it.id)), Some((first, slot.id(serial))));
         slot.give_back();
-        // It has taken the line, and nothing more.
+        // The next process has claimed the slot, and done nothing more.
         words.compare_exchange(slot.at(OWNER), 0, u64::from(second.number())).unwrap();
-        assert_eq!((slot.who(), slot.seen()), (Some(second), None));
+        assert_eq!((slot.participant(), slot.seen()), (Some(second), None));
         assert!(!slot.is_of(second, slot.id(serial)));
-        // What the last one did is known all the same.
+        // The counters of the last publisher stay all the same.
         assert_eq!(slot.last(), Some((slot.id(serial), 1)));
         slot.give_back();
         assert_eq!(slot.settled(), Some((slot.id(serial), 1)));

@@ -1,4 +1,4 @@
-//! Cleaning up after those that died, and removing those that are in the way.
+//! Reclaim after dead participants, and eviction of subscribers.
 
 use std::time::Duration;
 
@@ -14,52 +14,51 @@ use crate::pool::{Direction, PoolControl, Readiness};
 use crate::settings::Reliability;
 
 impl<W: Words + Clone> TopicWords<W> {
-    /// Cleans up after one who is dead, or leaves: publishers, subscriptions, and what it was
-    /// about to hand over. Afterwards its loans are [reclaimed](crate::pool::Pool::reclaim), pool by
-    /// pool, when that was done for all topics. May be done again, if it was cut short.
+    /// Reclaims after a participant that is dead or leaves: publishers, subscriptions, and an
+    /// unfinished transfer. Afterwards its loans are [reclaimed](crate::pool::Pool::reclaim), pool
+    /// by pool, once that was done for all topics. Idempotent, also after an interruption.
     pub(crate) fn reclaim_in(
         &self,
         caller: &Caller<'_>,
-        who: Participant,
+        dead: Participant,
         local: &PoolControl<W>,
         inbound: &PoolControl<W>,
     ) -> Result<()> {
-        for slot in publishers::slots(self.words()).filter(|slot| slot.who() == Some(who)) {
+        for slot in publishers::slots(self.words()).filter(|it| it.participant() == Some(dead)) {
             self.handoff(slot.intent(), self.local(), local).recover(caller)?;
             if let Some(seen) = slot.seen() {
                 self.record_loss(Direction::Local, LostPublisher::local(seen.id));
             }
             slot.give_back();
         }
-        if self.is_inbound_writer(who) {
+        if self.is_inbound_writer(dead) {
             self.settle_inbound(caller, inbound)?;
             self.clear_inbound_writer();
         }
-        // What its streams were at is anybody's: they ended with it. First, while it is known which
-        // places it had.
+        // Stream reads end with the process. First, while its subscription indices are known.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
             let places = queue
-                .subscriptions_of(who)
+                .subscriptions_of(dead)
                 .fold(0, |places, subscription_id| places | 1 << subscription_id.index());
             control.end_all_stream_reads(self.number(), places);
         }
         self.finish_evictions(caller, [local, inbound])?;
-        // Last: this wakes those that wait for what was done here.
+        // Last: this wakes processes that wait for the above.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
-            let expelled = queue.remove_participant(caller, who, |words| {
+            let expelled = queue.remove_participant(caller, dead, |words| {
                 self.dispose(caller, control, words);
             });
-            expelled.map_err(|cause| self.queue_error("clean up after a participant", cause))?;
+            expelled.map_err(|cause| self.queue_error("reclaim after a participant", cause))?;
         }
         Ok(())
     }
 
-    /// Where there is no room: those that hold messages, or have still to read some, each with the
-    /// position of the oldest. Who holds the oldest of all is in the way of those that
-    /// [wait](Self::pressure) for room, if it stays so; the others may come to be.
+    /// In a full topic: subscribers that hold messages, or have unread ones, each with the position
+    /// of the oldest. The holder of the very oldest blocks publishers that
+    /// [wait](Self::backpressure); the others may be next.
     ///
-    /// Nobody is in the way of anybody as long as there is room: memory that is wanting then is taken
-    /// by loans, or by other topics. Where messages are dropped only those that are held are in the way.
+    /// Empty while there is room: missing memory is then used by loans, or other topics. Topics
+    /// that drop messages are blocked by held messages only.
     pub(crate) fn holders(&self, direction: Direction) -> Vec<(SubscriptionId, u64)> {
         let queue = self.queue(direction);
         match self.settings().reliability {
@@ -69,7 +68,7 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
-    /// The position of the oldest message of all, and who holds it.
+    /// The position of the oldest message, and its holders.
     #[cfg(test)]
     pub(crate) fn blocking_subscribers(
         &self,
@@ -83,7 +82,7 @@ impl<W: Words + Clone> TopicWords<W> {
         Some((oldest, holders.into_iter().filter_map(is_oldest).collect()))
     }
 
-    /// Is it a stream that has still to write this message? Then who holds it is in nobody's way.
+    /// Whether a stream still has to write this message. Then its holder does not block publishers.
     pub(crate) fn is_being_written(&self, position: u64, local: &PoolControl<W>) -> bool {
         let is_pending = |words| {
             let entry = Entry::from_words(words);
@@ -91,32 +90,32 @@ impl<W: Words + Clone> TopicWords<W> {
                 local.readiness(entry.block, sync_point) == Some(Readiness::Pending)
             })
         };
-        // Of this position or, if it was released meanwhile, of one that comes later.
-        let mut looks = 0;
+        // The message at this position or, if it was released, a later one.
+        let mut visited = 0;
         let first = |words| {
-            looks += 1;
-            looks > 1 || is_pending(words)
+            visited += 1;
+            visited > 1 || is_pending(words)
         };
         self.local().find_unreleased(position, first) == Some(position)
     }
 
-    /// For how long what was refused and does not wait counts as if it did: it has to come again for
-    /// somebody to be in its way for as long as messages may be held.
+    /// How long a refused attempt counts as waiting. It is shorter than the release deadline, so
+    /// that a single attempt evicts no subscriber.
     pub(crate) fn refusal_window(&self) -> Duration {
         self.settings().release_deadline() / 4 * 3
     }
 
-    /// Since when a publisher waits for room, the longest of all; None if none does. One that
-    /// was refused and does not wait counts [for a while](Self::refusal_window).
+    /// Since when the longest waiting publisher waits for room; None if none does. A refused
+    /// attempt counts [for a while](Self::refusal_window).
     pub(crate) fn backpressure(&self) -> Option<u64> {
         let holds = self.refusal_window();
-        let waiting = publishers::slots(self.words()).filter(|slot| slot.who().is_some());
+        let waiting = publishers::slots(self.words()).filter(|slot| slot.participant().is_some());
         waiting.filter_map(|slot| slot.backpressure().since(holds)).min()
     }
 
-    /// Removes one that lives from both queues, and tells it why. Its places are its own until it
-    /// ends its subscription by itself. Whoever [cleans up](Self::reclaim_in) after one that died
-    /// here does the rest.
+    /// Evicts a living subscriber from both queues, with the reason. It keeps its subscriptions
+    /// until it ends them itself. The [reclaim](Self::reclaim_in) after a process that died here
+    /// does the rest.
     pub(crate) fn evict_in(
         &self,
         caller: &Caller<'_>,
@@ -127,36 +126,36 @@ impl<W: Words + Clone> TopicWords<W> {
         let Some(slot) =
             SubscriberSlot::find(self.words(), subscription_id, direction == Direction::Inbound)
         else {
-            // It has not come so far that the two are joined.
+            // Its two subscriptions are not joined yet.
             return self.evict_from(caller, direction, subscription_id, controls);
         };
         let subscription_ids = slot.subscription_ids();
         if subscription_ids[(direction == Direction::Inbound) as usize] != subscription_id.to_bits()
         {
-            // It has ended its subscription by itself, and another one has come.
+            // It has ended its subscription itself, and the slot was reused.
             return Ok(());
         }
-        // First, so that it knows why when it sees that it is removed.
+        // First: the subscriber then finds the reason when it detects the eviction.
         slot.evict(subscription_ids[0], held_for);
-        // And before there is room, so that who waited for it knows what made it.
+        // Before there is room: a publisher that gets the room then sees the eviction.
         slot.count(subscription_ids[0]);
         let evicted = self.evict_both(caller, subscription_ids, controls);
-        if evicted.is_err() && self.are_seated(subscription_ids) {
+        if evicted.is_err() && self.are_active(subscription_ids) {
             slot.undo_eviction();
         }
         evicted
     }
 
-    fn are_seated(&self, subscription_ids: [u64; 2]) -> bool {
+    fn are_active(&self, subscription_ids: [u64; 2]) -> bool {
         [self.local(), self.inbound()].into_iter().zip(subscription_ids).all(|(queue, bits)| {
-            // Its place is still its own when it is evicted.
+            // A subscription stays its own when it is evicted.
             queue
                 .find_subscription(bits)
                 .is_some_and(|subscription_id| queue.is_subscription_active(subscription_id))
         })
     }
 
-    /// What was begun by one that died, or could not get a lock.
+    /// Finishes evictions of processes that died, or could not get a lock.
     fn finish_evictions(&self, caller: &Caller<'_>, controls: [&PoolControl<W>; 2]) -> Result<()> {
         let slots = SubscriberSlot::all(self.words());
         let mut begun = slots.filter_map(|slot| {
@@ -196,7 +195,7 @@ impl<W: Words + Clone> TopicWords<W> {
             self.dispose(caller, control, words);
         };
         match self.queue(direction).evict(caller, subscription_id, dispose) {
-            // Or it has ended its subscription by itself.
+            // Or it has ended its subscription itself.
             Ok(()) | Err(QueueError::NotSubscribed) => Ok(()),
             Err(cause) => Err(self.queue_error("evict a subscriber", cause)),
         }

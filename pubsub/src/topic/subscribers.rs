@@ -1,4 +1,4 @@
-//! What is told to subscribers in other processes: that they were removed.
+//! Table of subscribers: joined subscriptions, missed messages, and evictions.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
@@ -10,47 +10,47 @@ use super::layout::{CACHE_LINE_WORDS, EVICTIONS, MAX_SUBSCRIBERS, SUBSCRIBERS};
 const LOCAL: usize = 0;
 const INBOUND: usize = 1;
 const EVICTED_AFTER: usize = 2;
-/// Whom that is about: by the seat at the queue of what is published here.
+/// The evicted subscription, by its identifier in the local queue.
 const EVICTED_SUBSCRIPTION: usize = 3;
-/// The how manieth eviction of the topic that of this seat was.
+/// Ordinal of this eviction in the topic.
 const EVICTION: usize = 4;
 const EVICTION_SUBSCRIPTION: usize = 5;
-/// How many messages it missed, as it says itself.
+/// Number of missed messages, as the subscriber reports itself.
 const MISSED: usize = 6;
 
-/// A subscriber has a seat at each of the topic's queues; its line joins the two, and says
-/// why it was removed. It has the number of its seat at the queue of what is published here.
+/// A subscriber has a subscription of each of the topic's queues. Its slot joins the two, and has
+/// the reason of an eviction. The slot has the index of the local subscription.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SubscriberSlot<'a, W> {
     words: &'a W,
-    place: usize,
+    index: usize,
 }
 
 impl<'a, W: Words> SubscriberSlot<'a, W> {
     pub(super) fn of(words: &'a W, local: SubscriptionId) -> Self {
-        Self { words, place: local.index() as usize % MAX_SUBSCRIBERS }
+        Self { words, index: local.index() as usize % MAX_SUBSCRIBERS }
     }
 
-    /// The line of the subscriber that has one of the two seats.
+    /// The slot of the subscriber with one of these subscriptions.
     pub(super) fn find(
         words: &'a W,
         subscription_id: SubscriptionId,
-        is_arrivals: bool,
+        is_inbound: bool,
     ) -> Option<Self> {
-        let which = if is_arrivals { INBOUND } else { LOCAL };
+        let which = if is_inbound { INBOUND } else { LOCAL };
         Self::all(words)
             .find(|slot| words.load(slot.at(which), Acquire) == subscription_id.to_bits())
     }
 
     fn at(&self, which: usize) -> usize {
-        SUBSCRIBERS + self.place * CACHE_LINE_WORDS + which
+        SUBSCRIBERS + self.index * CACHE_LINE_WORDS + which
     }
 
     pub(super) fn all(words: &'a W) -> impl Iterator<Item = Self> {
-        (0..MAX_SUBSCRIBERS).map(move |place| Self { words, place })
+        (0..MAX_SUBSCRIBERS).map(move |index| Self { words, index })
     }
 
-    /// Joins two seats.
+    /// Joins two subscriptions.
     pub(super) fn join_subscriptions(&self, local: SubscriptionId, inbound: SubscriptionId) {
         self.words.store(self.at(LOCAL), 0, Release);
         self.words.store(self.at(EVICTED_SUBSCRIPTION), 0, Release);
@@ -67,20 +67,20 @@ impl<'a, W: Words> SubscriberSlot<'a, W> {
         self.words.load(self.at(MISSED), Acquire)
     }
 
-    /// The names of both seats.
+    /// The identifiers of both subscriptions.
     pub(super) fn subscription_ids(&self) -> [u64; 2] {
         [LOCAL, INBOUND].map(|which| self.words.load(self.at(which), Acquire))
     }
 
-    /// Tells the subscriber that has this seat that it is removed, and how long it was in the
-    /// way. Another one that comes to this line meanwhile is not told.
+    /// Stores that this subscriber is evicted, and how long it blocked publishers. A later
+    /// subscriber of this slot is not affected.
     pub(super) fn evict(&self, local: u64, held_for: Duration) {
         let held_for = u64::try_from(held_for.as_nanos()).unwrap_or(u64::MAX);
         self.words.store(self.at(EVICTED_AFTER), held_for, Release);
         self.words.store(self.at(EVICTED_SUBSCRIPTION), local, Release);
     }
 
-    /// It is about to be removed, and counted: not twice, however often that is done, or cut short.
+    /// Counts an eviction. Idempotent, also after an interruption.
     pub(super) fn count(&self, local: u64) {
         if self.words.load(self.at(EVICTION_SUBSCRIPTION), Acquire) != local {
             self.words.store(self.at(EVICTION), evictions(self.words).wrapping_add(1), Release);
@@ -92,7 +92,7 @@ impl<'a, W: Words> SubscriberSlot<'a, W> {
         }
     }
 
-    /// It could not be removed.
+    /// Takes the eviction back: it failed.
     pub(super) fn undo_eviction(&self) {
         let number = self.words.load(self.at(EVICTION), Acquire);
         if number == evictions(self.words) {
@@ -102,22 +102,22 @@ impl<'a, W: Words> SubscriberSlot<'a, W> {
         self.words.store(self.at(EVICTED_SUBSCRIPTION), 0, Release);
     }
 
-    /// The seats of the subscriber that is here now, if that is about to be removed, or was. Looked
-    /// at once: another one may come here at any time.
+    /// The subscriptions of this slot, if the present subscriber is about to be evicted, or was.
+    /// Both are read at once, since the slot may be reused at any time.
     pub(super) fn evicted_subscriptions(&self) -> Option<[u64; 2]> {
         let subscription_ids = self.subscription_ids();
-        let whom = self.words.load(self.at(EVICTED_SUBSCRIPTION), Acquire);
-        (whom != 0 && whom == subscription_ids[0]).then_some(subscription_ids)
+        let evicted = self.words.load(self.at(EVICTED_SUBSCRIPTION), Acquire);
+        (evicted != 0 && evicted == subscription_ids[0]).then_some(subscription_ids)
     }
 
-    /// How long it was in the way, if that is why it was removed.
+    /// How long the subscriber blocked publishers, if it was evicted for that.
     pub(super) fn evicted(&self, local: SubscriptionId) -> Option<Duration> {
-        let is_mine = self.words.load(self.at(EVICTED_SUBSCRIPTION), Acquire) == local.to_bits();
-        is_mine.then(|| Duration::from_nanos(self.words.load(self.at(EVICTED_AFTER), Acquire)))
+        let is_own = self.words.load(self.at(EVICTED_SUBSCRIPTION), Acquire) == local.to_bits();
+        is_own.then(|| Duration::from_nanos(self.words.load(self.at(EVICTED_AFTER), Acquire)))
     }
 }
 
-/// How many subscribers were removed since they were in somebody's way.
+/// Number of evictions.
 pub(super) fn evictions<W: Words>(words: &W) -> u64 {
     words.load(EVICTIONS, Acquire)
 }

@@ -89,7 +89,7 @@ impl World {
 }
 
 #[test]
-fn a_topic_is_what_it_was_made() {
+fn opened_topic_has_its_name_and_settings() {
     let topic = Topic::create(7, "images/left", &SETTINGS).unwrap();
     let file = topic.segment().try_clone_to_owned().unwrap();
     let opened = Topic::open(file).unwrap();
@@ -104,9 +104,9 @@ fn a_topic_is_what_it_was_made() {
 }
 
 #[test]
-fn nonsense_is_no_topic() {
+fn invalid_topic_segments_are_rejected() {
     let world = World::new();
-    let scribbles = [
+    let corruptions = [
         (layout::PLACE, 3),
         (layout::RELIABILITY, 9),
         (layout::DEPTH, 0),
@@ -117,11 +117,11 @@ fn nonsense_is_no_topic() {
         (layout::NAME, u64::MAX),
         (layout::NUMBER, u64::MAX),
         (layout::TYPE_LENGTH, 65),
-        // A name of zero bytes, which are no text.
+        // A type name of zero bytes, which are control characters.
         (layout::TYPE_LENGTH, 4),
         (layout::QUEUES, 1),
     ];
-    for (at, value) in scribbles {
+    for (at, value) in corruptions {
         let was = ipc::Words::swap(&world.topic, at, value);
         let error = TopicWords::attach(&world.topic).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed, "{at}: {error}");
@@ -131,7 +131,7 @@ fn nonsense_is_no_topic() {
 }
 
 #[test]
-fn publishers_have_lines_and_names_that_do_not_come_again() {
+fn publisher_slots_are_reused_with_new_identifiers() {
     let world = World::new();
     let topic = world.topic();
     let ids: Vec<_> = (0..64).map(|_| topic.claim(caller(1).me).unwrap()).collect();
@@ -145,7 +145,7 @@ fn publishers_have_lines_and_names_that_do_not_come_again() {
 }
 
 #[test]
-fn the_census_tells_who_is_there_and_the_pressure_who_waits() {
+fn participants_and_backpressure_are_reported() {
     let world = World::new();
     let (topic, [local, _]) = (world.topic(), world.controls());
     let me = caller(1);
@@ -159,12 +159,12 @@ fn the_census_tells_who_is_there_and_the_pressure_who_waits() {
     assert_eq!((topic.activity(), participants.publishers.len()), ((true, true), 1));
     let seen = participants.publishers[0];
     assert_eq!((seen.id, seen.sequence, seen.messages, seen.bytes), (id, 3, 3, 1500));
-    let seen = participants.subscribers[0];
-    assert_eq!((seen.who, seen.cursor, seen.unread, seen.held), (Some(caller(2).me), 1, 2, 1));
+    let it = participants.subscribers[0];
+    assert_eq!((it.participant, it.cursor, it.unread, it.held), (Some(caller(2).me), 1, 2, 1));
     assert_eq!(topic.backpressure(), None);
     topic.publisher(id).backpressure().begin();
     assert!(topic.backpressure().is_some());
-    assert_eq!(topic.blocking_subscribers(Direction::Local), None, "there is room still");
+    assert_eq!(topic.blocking_subscribers(Direction::Local), None, "there is still room");
     topic.publish_in(&caller(1), world.entry(caller(1).me, 0, id, 4), &local).unwrap();
     assert_eq!(
         topic.blocking_subscribers(Direction::Local),
@@ -178,7 +178,7 @@ fn the_census_tells_who_is_there_and_the_pressure_who_waits() {
 }
 
 #[test]
-fn who_dies_leaves_nothing_behind() {
+fn reclaim_frees_everything_of_a_dead_process() {
     let world = World::new();
     let (topic, [local, inbound]) = (world.topic(), world.controls());
     let (dead, alive) = (caller(1), caller(2));
@@ -201,7 +201,7 @@ fn who_dies_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_lost_are_remembered_for_a_while() {
+fn last_lost_publishers_are_remembered() {
     let world = World::new();
     let topic = world.topic();
     for number in 0..20 {
@@ -216,10 +216,10 @@ fn the_lost_are_remembered_for_a_while() {
 }
 
 #[test]
-fn what_was_published_elsewhere_is_noted_for_each_publisher() {
+fn remote_heartbeats_are_recorded_for_each_publisher() {
     let world = World::new();
     let topic = world.topic();
-    let told = |publisher: u64, last| RemoteHeartbeat {
+    let heartbeat = |publisher: u64, last| RemoteHeartbeat {
         node: [publisher as u8; 16],
         publisher,
         last,
@@ -228,30 +228,30 @@ fn what_was_published_elsewhere_is_noted_for_each_publisher() {
         at: 3,
     };
     assert!(topic.remote_heartbeats().is_empty());
-    // The same again is no news, wherever the arrivals are by then.
-    for (told, is_news) in [
-        (told(1, 5), true),
-        (RemoteHeartbeat { at: 4, ..told(1, 5) }, false),
-        (told(2, 1), true),
-        (told(1, 6), true),
-        // It has the line of the one before at its node.
-        (RemoteHeartbeat { publisher: 0x101, ..told(1, 2) }, true),
+    // The same heartbeat again is no change, at any inbound position.
+    for (heartbeat, is_new) in [
+        (heartbeat(1, 5), true),
+        (RemoteHeartbeat { at: 4, ..heartbeat(1, 5) }, false),
+        (heartbeat(2, 1), true),
+        (heartbeat(1, 6), true),
+        // The next publisher in the same slot of its node.
+        (RemoteHeartbeat { publisher: 0x101, ..heartbeat(1, 2) }, true),
     ] {
-        assert_eq!(topic.record_remote_heartbeat(&told), is_news, "{told:?}");
+        assert_eq!(topic.record_remote_heartbeat(&heartbeat), is_new, "{heartbeat:?}");
     }
-    let expected = [RemoteHeartbeat { publisher: 0x101, ..told(1, 2) }, told(2, 1)];
+    let expected = [RemoteHeartbeat { publisher: 0x101, ..heartbeat(1, 2) }, heartbeat(2, 1)];
     assert_eq!((topic.remote_heartbeats(), topic.remote_heartbeat_changes()), (expected.into(), 4));
-    // Those that were noted longest ago give way.
+    // The oldest heartbeats are replaced.
     for publisher in 3..=66 {
-        assert!(topic.record_remote_heartbeat(&told(publisher, 1)));
+        assert!(topic.record_remote_heartbeat(&heartbeat(publisher, 1)));
     }
     let mut found: Vec<_> = topic.remote_heartbeats();
-    found.sort_by_key(|told| told.publisher);
-    assert_eq!(found, (3..=66).map(|publisher| told(publisher, 1)).collect::<Vec<_>>());
+    found.sort_by_key(|heartbeat| heartbeat.publisher);
+    assert_eq!(found, (3..=66).map(|publisher| heartbeat(publisher, 1)).collect::<Vec<_>>());
 }
 
 #[test]
-fn one_in_the_way_is_evicted_from_both_queues_and_told() {
+fn blocking_subscriber_is_evicted_from_both_queues() {
     for direction in Direction::BOTH {
         let world = World::new();
         let (topic, [local, inbound]) = (world.topic(), world.controls());
@@ -275,13 +275,13 @@ fn one_in_the_way_is_evicted_from_both_queues_and_told() {
         topic.evict_in(&me, (direction, holders[0]), held_for, [&local, &inbound]).unwrap();
         assert_eq!(topic.evicted(subscription_ids[0].subscription_id()), Some(held_for));
         assert_eq!(topic.evictions(), 1);
-        // Who cleans up after another looks whether that was in the middle of it.
+        // A reclaim after another process checks for unfinished evictions.
         topic.reclaim_in(&me, caller(3).me, &local, &inbound).unwrap();
         assert_eq!(topic.evictions(), 1);
         assert!(!topic.local().is_subscribed(&subscription_ids[0]));
         assert!(!topic.inbound().is_subscribed(&subscription_ids[1]));
         assert!(world.is_empty());
-        // Another at the same places is not told.
+        // Another subscriber with the same index is not affected.
         topic.local().unsubscribe(&me, &subscription_ids[0], |_| {}).unwrap();
         let next = topic.local().subscribe(&me).unwrap();
         assert_eq!((next.index(), topic.evicted(next.subscription_id())), (0, None));
@@ -289,7 +289,7 @@ fn one_in_the_way_is_evicted_from_both_queues_and_told() {
 }
 
 #[test]
-fn one_that_only_holds_is_evicted_from_both_queues() {
+fn stopped_subscriber_is_evicted_from_both_queues() {
     let world = World::new();
     let (topic, [local, inbound]) = (world.topic(), world.controls());
     let me = caller(1);
@@ -317,7 +317,7 @@ fn one_that_only_holds_is_evicted_from_both_queues() {
 }
 
 #[test]
-fn who_comes_while_another_is_evicted_is_not_told() {
+fn later_subscriber_of_the_slot_is_not_evicted() {
     let world = World::new();
     let (topic, [local, inbound]) = (world.topic(), world.controls());
     let me = caller(1);
@@ -325,7 +325,7 @@ fn who_comes_while_another_is_evicted_is_not_told() {
     let before = subscribe();
     topic.join_subscriptions(before[0].subscription_id(), before[1].subscription_id());
     let slot = SubscriberSlot::of(topic.words(), before[0].subscription_id());
-    // It leaves by itself while it is noted that it is evicted.
+    // It leaves by itself while its eviction is recorded.
     for (queue, subscriber) in [topic.local(), topic.inbound()].into_iter().zip(&before) {
         queue.unsubscribe(&me, subscriber, |_| {}).unwrap();
     }
@@ -333,14 +333,14 @@ fn who_comes_while_another_is_evicted_is_not_told() {
     assert_eq!(next[0].index(), before[0].index());
     topic.join_subscriptions(next[0].subscription_id(), next[1].subscription_id());
     slot.evict(before[0].subscription_id().to_bits(), Duration::from_secs(1));
-    // Nor is it removed when the one that was evicting is cleaned up after.
+    // Nor is it evicted by the reclaim after the evicting process.
     topic.reclaim_in(&me, caller(2).me, &local, &inbound).unwrap();
     assert_eq!(topic.evicted(next[0].subscription_id()), None);
     assert!(topic.local().is_subscribed(&next[0]) && topic.inbound().is_subscribed(&next[1]));
 }
 
 #[test]
-fn what_comes_from_another_node_comes_once() {
+fn inbound_message_is_delivered_once() {
     let world = World::new();
     let (topic, [_, inbound]) = (world.topic(), world.controls());
     let (first, second) = (caller(1), caller(2));
@@ -376,8 +376,8 @@ fn what_comes_from_another_node_comes_once() {
 }
 
 #[test]
-fn the_role_goes_on_where_it_was() {
-    let topic = Topic::create(1, "carried", &SETTINGS).unwrap();
+fn role_continues_at_its_oldest_unreleased_message() {
+    let topic = Topic::create(1, "replicated", &SETTINGS).unwrap();
     let pool = |direction| {
         let pool =
             Pool::create(PoolId { place: SharedLocation::Host, direction }, 1 << 20, 64).unwrap();

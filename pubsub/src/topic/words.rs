@@ -1,4 +1,4 @@
-//! What stands in a topic's words, whatever they are words of.
+//! A topic's words: creation, access, publishing and subscribing.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -24,7 +24,7 @@ use crate::type_name::TypeName;
 /// A topic's queue.
 pub(crate) type TopicQueue<W> = Queue<WordRange<W>, { entry::WORDS }>;
 
-/// A topic.
+/// A topic in words of any kind of memory.
 #[derive(Debug)]
 pub(crate) struct TopicWords<W> {
     words: W,
@@ -34,7 +34,7 @@ pub(crate) struct TopicWords<W> {
     owner: Owner,
     local: TopicQueue<W>,
     inbound: TopicQueue<W>,
-    /// What this process receives from: nobody else gets the line of one of these.
+    /// Origins that this process receives from: their slots are not reused.
     pub(super) tracked_origins: Mutex<Vec<OriginId>>,
 }
 
@@ -57,14 +57,14 @@ impl<W: Words + Clone> TopicWords<W> {
         layout::QUEUES + 2 * Self::queue_words(settings)
     }
 
-    /// A topic over zeroed words.
+    /// Formats zeroed words.
     pub(crate) fn format(
         words: W,
         number: u32,
         name: &str,
         settings: &SharedSettings,
     ) -> Result<Self> {
-        let operation = "make a topic";
+        let operation = "create a topic";
         let invalid = |detail: String| {
             Error::new(operation, ErrorKind::InvalidArgument, detail).on(name.escape_debug())
         };
@@ -73,7 +73,7 @@ impl<W: Words + Clone> TopicWords<W> {
             return Err(invalid(detail));
         }
         if Owner::other(number).is_none_or(|owner| owner == OWNED_BY_STREAMS) {
-            return Err(invalid(format!("the number {number}")));
+            return Err(invalid(format!("the topic number {number} is out of range")));
         }
         for part in Self::queues(&words, settings)? {
             TopicQueue::format_zeroed(part, Self::setup(settings))
@@ -118,7 +118,7 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
-    /// What is in these words, which anybody may have written.
+    /// Reads these words, which any process may have written.
     pub(crate) fn attach(words: W) -> Result<Self> {
         let word = |at| words.load(at, Acquire);
         let place = [layout::PLACE, layout::UUID, layout::UUID + 1].map(word);
@@ -179,13 +179,13 @@ impl<W: Words + Clone> TopicWords<W> {
         &self.settings
     }
 
-    /// What is published on this node.
+    /// The queue of messages that are published on this node.
     #[inline]
     pub(crate) fn local(&self) -> &TopicQueue<W> {
         &self.local
     }
 
-    /// What comes from other nodes.
+    /// The queue of messages of other nodes.
     #[inline]
     pub(crate) fn inbound(&self) -> &TopicQueue<W> {
         &self.inbound
@@ -218,26 +218,26 @@ impl<W: Words + Clone> TopicWords<W> {
 
     // --------------------------------------------------------- publishing
 
-    /// A line in the publishers' table; gives the publisher's id.
+    /// Claims a publisher slot; returns the publisher's identifier.
     pub(crate) fn claim(&self, me: Participant) -> Result<u64> {
         let (slot, serial) =
             publishers::claim(&self.words, me).map_err(|error| error.on(&self.name))?;
         Ok(slot.id(serial))
     }
 
-    /// For how many publishers' loans memory is reserved.
+    /// The number of publishers with reserved loans.
     pub(crate) fn reserved_publishers(&self) -> u64 {
         publishers::slots(&self.words).filter(PublisherSlot::has_reservation).count() as u64
     }
 
-    /// The line of a publisher.
+    /// The slot of a publisher.
     #[inline]
     pub(crate) fn publisher(&self, id: u64) -> PublisherSlot<'_, W> {
         PublisherSlot::of(&self.words, id)
     }
 
-    /// Publishes on this node a message whose block is the caller's. Nobody else may publish
-    /// by the same line meanwhile.
+    /// Publishes a message on this node whose block is the caller's. No other thread may publish
+    /// with the same slot at that time.
     #[inline]
     pub(crate) fn publish_in(
         &self,
@@ -246,7 +246,7 @@ impl<W: Words + Clone> TopicWords<W> {
         local: &PoolControl<W>,
     ) -> std::result::Result<Published, QueueError> {
         let slot = self.publisher(entry.publisher);
-        // First: one that subscribes meanwhile and does not get it knows that it came before.
+        // First: a subscriber that subscribes in the meantime then does not expect the message.
         slot.begin(entry.sequence);
         let published =
             self.handoff(slot.intent(), &self.local, local).publish(caller, entry, |_| {})?;
@@ -254,7 +254,7 @@ impl<W: Words + Clone> TopicWords<W> {
         Ok(published)
     }
 
-    /// Frees what nobody reads any more.
+    /// Frees a message without readers.
     #[inline]
     pub(crate) fn dispose(
         &self,
@@ -265,8 +265,8 @@ impl<W: Words + Clone> TopicWords<W> {
         control.retire(caller, Entry::from_words(words).block, self.owner)
     }
 
-    /// Lets go of a message that was taken from one of the queues; frees it, if nobody else
-    /// has it. By whoever took it, or any other thread.
+    /// Releases a message that was taken from one of the queues, and frees it if it was the last
+    /// holder. Any thread may call this.
     #[inline]
     pub(crate) fn release_in(
         &self,
@@ -285,22 +285,22 @@ impl<W: Words + Clone> TopicWords<W> {
 
     // ------------------------------------------------------- subscribing
 
-    /// Joins a subscriber's seats at the two queues.
+    /// Joins a subscriber's subscriptions of the two queues.
     pub(crate) fn join_subscriptions(&self, local: SubscriptionId, inbound: SubscriptionId) {
         SubscriberSlot::of(&self.words, local).join_subscriptions(local, inbound);
     }
 
-    /// A subscriber says how many messages it missed, for reports.
+    /// Stores a subscriber's number of missed messages, for reports.
     pub(crate) fn report_missed(&self, local: SubscriptionId, count: u64) {
         SubscriberSlot::of(&self.words, local).report_missed(count);
     }
 
-    /// How long a subscriber was in somebody's way, if it was evicted for that.
+    /// How long a subscriber blocked publishers, if it was evicted for that.
     pub(crate) fn evicted(&self, local: SubscriptionId) -> Option<Duration> {
         SubscriberSlot::of(&self.words, local).evicted(local)
     }
 
-    /// How many subscribers were evicted so far since they were in somebody's way.
+    /// Number of evicted subscribers so far.
     pub(crate) fn evictions(&self) -> u64 {
         subscribers::evictions(&self.words)
     }

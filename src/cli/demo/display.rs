@@ -116,7 +116,7 @@ pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
     let one = |member: &DemoProcess| {
         let Role::Subscribe(topic) = member.part else { return None };
         let publisher = members.iter().find(|it| it.part == Role::Publish(topic));
-        let known = publisher.into_iter().chain([member]).flat_map(|it| &it.last_report.latencies);
+        let known = publisher.into_iter().chain([member]).flat_map(|it| &it.last_report.stages);
         let known: Vec<&Latency> = known.collect();
         let latency = |name| known.iter().find(|one| one.stage == name).copied().cloned();
         let latencies = stages().filter_map(latency).collect();
@@ -127,7 +127,7 @@ pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
             name: member.label.clone(),
             is_local: member.node == from,
             rate: member.rate(),
-            last_report: ProcessReport { latencies, ..member.last_report.clone() },
+            last_report: ProcessReport { stages: latencies, ..member.last_report.clone() },
         })
     };
     members.iter().filter_map(one).collect()
@@ -150,7 +150,7 @@ pub(super) fn table(readers: &[SubscriberRow], is_over: bool) -> String {
         head.extend(["per s", "GiB/s"]);
     }
     // One that nobody's messages have is left out: without devices nothing is copied out.
-    let known = || readers.iter().flat_map(|it| &it.last_report.latencies);
+    let known = || readers.iter().flat_map(|it| &it.last_report.stages);
     let stages: Vec<_> = stages().filter(|name| known().any(|it| it.stage == *name)).collect();
     head.extend(&stages);
     head.extend(["path", "data"]);
@@ -164,7 +164,7 @@ pub(super) fn table(readers: &[SubscriberRow], is_over: bool) -> String {
             row.push(format!("{:.2}", reader.bytes_per_s() / f64::from(1 << 30)));
         }
         row.extend(stages.iter().map(|name| {
-            let one = last_report.latencies.iter().find(|one| one.stage == *name);
+            let one = last_report.stages.iter().find(|one| one.stage == *name);
             one.map_or_else(String::new, |one| time(one.p50_us))
         }));
         row.push(last_report.paths.join(", "));

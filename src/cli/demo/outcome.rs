@@ -188,7 +188,7 @@ fn slowest(subscribers: &[SubscriberRow]) -> Vec<SlowestStage> {
     let mut all: Vec<SlowestStage> = Vec::new();
     for reader in subscribers {
         let Some(path) = reader.last_report.paths.first() else { continue };
-        for Latency { stage, p50_us, .. } in &reader.last_report.latencies {
+        for Latency { stage, p50_us, .. } in &reader.last_report.stages {
             let known = all.iter_mut().find(|known| known.path == *path);
             let is_longest = known.as_ref().is_none_or(|known| *p50_us > known.p50_us);
             if stage == TOTAL || !is_longest {
@@ -220,10 +220,7 @@ mod tests {
             rate: 0.0,
             last_report: ProcessReport {
                 paths: vec![path.to_owned()],
-                latencies: stages
-                    .iter()
-                    .map(|(name, p50_us)| Latency::new(name, *p50_us))
-                    .collect(),
+                stages: stages.iter().map(|(name, p50_us)| Latency::new(name, *p50_us)).collect(),
                 ..ProcessReport::default()
             },
         };

@@ -68,7 +68,7 @@ pub(super) struct ProcessReport {
     #[serde(default)]
     pub(super) paths: Vec<String>,
     #[serde(rename(serialize = "stages"))]
-    pub(super) latencies: Vec<Latency>,
+    pub(super) stages: Vec<Latency>,
 }
 
 /// A process, as far as it is known.

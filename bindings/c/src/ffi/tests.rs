@@ -22,7 +22,7 @@ fn a_panic_becomes_a_status() {
     assert_eq!(failure::last_status(), Status::Panicked);
     // SAFETY: the text stays until the next failure.
     let message = unsafe { CStr::from_ptr(failure::last_message()) };
-    assert_eq!(message, c"test: a fault in the library: at once");
+    assert_eq!(message, c"test failed: internal error: at once");
     let pointer: *mut u8 = call(c"test", || panic!("again"));
     assert!(pointer.is_null());
 }

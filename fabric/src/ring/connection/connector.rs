@@ -1,4 +1,4 @@
-//! The writer's side before there is a ring: it connects, and goes through the handshake.
+//! The writer's side of the handshake.
 
 use std::io::ErrorKind as IoKind;
 use std::net::{SocketAddr, TcpStream};
@@ -14,11 +14,11 @@ use super::{OPERATION, RingWriter, provider_choice};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Policy, Result};
 
-/// Pauses between attempts to connect.
+/// Pause between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Connects to the first of these addresses where something listens, which the user calls `name`. Tries
-/// again as long as that is of use: while nothing listens at one of them, or does not answer.
+/// Connects to the first of these addresses where a program listens; errors name the peer `name`.
+/// Tries again while nothing listens at one of them, or it does not answer.
 pub(super) fn connect(
     policy: &Policy,
     addresses: &[SocketAddr],
@@ -26,8 +26,8 @@ pub(super) fn connect(
     timeout: Duration,
 ) -> Result<RingWriter> {
     let deadline = Deadline::after(timeout);
-    // Libfabric takes seconds to load its providers on some machines, and a connection that says
-    // nothing for so long may have to give way to others.
+    // Libfabric takes seconds to load its providers on some machines, and a connection that stays
+    // silent for so long may be evicted.
     provider_choice::usable_providers(None, policy)?;
     let stream = open_stream(addresses, name, &deadline, timeout)?;
     let named = |error: Error| error.with_peer(name);
@@ -53,21 +53,21 @@ fn open_stream(
             _ => return Err(Error::from_io_error(OPERATION, &name, &error)),
         };
         if deadline.has_passed() {
-            let detail = format!("{name}: {why}, for {timeout:?}");
+            let detail = format!("{name}: {why} (tried for {timeout:?})");
             return Err(Error::new(kind, OPERATION, detail));
         }
         std::thread::sleep(PAUSE.min(deadline.left()));
     }
 }
 
-/// Tries each address once, with an equal share of the time that is left. Of the failures it gives the
-/// one that tells most.
+/// Tries each address once, with an equal share of the remaining time. Returns the most informative
+/// failure.
 fn connect_to_one(addresses: &[SocketAddr], deadline: &Deadline) -> std::io::Result<TcpStream> {
     let mut failure = std::io::Error::from(IoKind::TimedOut);
     for (address, untried) in addresses.iter().zip((1..=addresses.len() as u32).rev()) {
         let share = (deadline.left() / untried).max(Duration::from_millis(1));
         let error = match TcpStream::connect_timeout(address, share) {
-            // Where nothing listens, a port that was picked by chance can meet itself.
+            // Where nothing listens, a randomly picked local port can connect to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 IoKind::ConnectionRefused.into()
             }
@@ -81,7 +81,7 @@ fn connect_to_one(addresses: &[SocketAddr], deadline: &Deadline) -> std::io::Res
     Err(failure)
 }
 
-/// How much a failure to connect tells. A program may yet begin to listen where a connection was refused.
+/// How informative a failure is. Where a connection was refused, a program may yet begin to listen.
 fn rank(error: &std::io::Error) -> u8 {
     match error.kind() {
         IoKind::TimedOut => 0,
@@ -102,14 +102,14 @@ fn run_handshake(
     let framed = FramedStream::new(stream).map_err(failed)?;
     let mut frames = HandshakeFrames { framed, deadline, timeout };
 
-    let ours = provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
-    let providers = ours.iter().map(|(wire, _)| wire.clone()).collect();
+    let usable = provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
+    let providers = usable.iter().map(|(wire, _)| wire.clone()).collect();
     frames.framed.send(&Frame::Hello { providers })?;
     let Frame::Selected { provider, address } = frames.receive("the choice of a provider")? else {
         return Err(unexpected_frame());
     };
     let (provider, offer) =
-        provider_choice::common_provider(ours, std::slice::from_ref(&provider))?;
+        provider_choice::common_provider(usable, std::slice::from_ref(&provider))?;
     let mut local_port = provider_choice::open(&offer)?;
     let reader = local_port.addresses.insert(&address)?;
     frames.framed.send(&Frame::Address(local_port.port.endpoint().address()?))?;
@@ -156,7 +156,7 @@ impl HandshakeFrames<'_> {
                 None if self.deadline.has_passed() => {
                     let timeout = self.timeout;
                     let detail = format!(
-                        "waited {timeout:?} for {what}: the program that listens may not accept now"
+                        "no answer within {timeout:?}, waiting for {what}: the listening program may not accept now"
                     );
                     return Err(Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
                 }

@@ -1,4 +1,4 @@
-//! Frames of the handshake, on a socket that never blocks.
+//! Frames of the handshake, on a non-blocking socket.
 //!
 //! ```text
 //! offset  size  field (little endian)
@@ -17,8 +17,8 @@
 //! | 5 | `Answer` | |
 //! | 6 | | `Ready` |
 //!
-//! Instead of any of these comes `Refused`. All of it comes from outside: a frame has a bounded length,
-//! exactly one encoding, and what it says is checked where it is used.
+//! `Refused` may take the place of each of these. Everything comes from a peer: frames have a
+//! bounded length and exactly one encoding, and their contents are checked where they are used.
 
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::net::TcpStream;
@@ -31,23 +31,24 @@ use super::super::ring_offer::{RingAnswer, RingOffer};
 use super::OPERATION;
 use crate::{Address, Error, ErrorKind, Result};
 
-/// Of all that is said here.
+/// Version of the handshake.
 pub(super) const VERSION: u8 = 1;
 const MAGIC: [u8; 4] = *b"FcRn";
 const FRAME_HEADER_LEN: usize = 8;
-/// The longest frame, without its head. The longest that is sent has some addresses and descriptors.
+/// The longest frame without its header. The longest one sent has some addresses and descriptors.
 pub(super) const MAX_FRAME_LEN: usize = 16 << 10;
-/// The longest reason of a refusal, in letters.
+/// Longest reason of a refusal, in characters.
 const MAX_REASON_CHARS: usize = 400;
-/// The most providers that a side names.
+/// Providers that a side may list.
 pub(super) const MAX_PROVIDERS: usize = 64;
-/// How long a machine that is gone may stay unnoticed: 5 s of silence, and 5 questions a second apart.
+/// TCP keepalive, to detect an unreachable machine: after 5 s of silence 5 probes, one a second.
 const KEEPALIVE: (u32, u32, u32) = (5, 1, 5);
 
-/// What both sides of a ring have to have in common.
+/// What both sides of a ring must have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProviderProtocol {
-    /// The provider, or its fabric where that does not understand the provider's others.
+    /// The provider; or its fabric, if that provider does not interoperate with other providers'
+    /// peers.
     pub(super) name: String,
     pub(super) protocol: u32,
     pub(super) address_format: u32,
@@ -73,7 +74,7 @@ impl Frame {
     }
 }
 
-/// The bytes of a frame.
+/// Encodes a frame.
 pub(super) fn encode(frame: &Frame) -> Vec<u8> {
     let body = codec::encode(VERSION, frame);
     let mut bytes = Vec::with_capacity(FRAME_HEADER_LEN + body.len());
@@ -83,17 +84,17 @@ pub(super) fn encode(frame: &Frame) -> Vec<u8> {
     bytes
 }
 
-/// Takes the first frame off these bytes, if all of it is there.
+/// Takes the first frame off these bytes, if it is complete.
 pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
     let there = received.len().min(MAGIC.len());
     if received[..there] != MAGIC[..there] {
-        return Err(malformed("the peer does not speak the ring handshake"));
+        return Err(malformed("the peer does not use the ring handshake"));
     }
     let Some(head) = received.get(MAGIC.len()..FRAME_HEADER_LEN) else { return Ok(None) };
     let length = head.iter().rev().fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte));
     if length == 0 || length > MAX_FRAME_LEN {
         return Err(malformed(format!(
-            "a frame of {length} bytes: 1 to {MAX_FRAME_LEN} is possible"
+            "frame length {length} is not in 1 to {MAX_FRAME_LEN} bytes"
         )));
     }
     if received.len() < FRAME_HEADER_LEN + length {
@@ -105,14 +106,14 @@ pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
         Ok(frame) => Ok(Some(frame)),
         Err(DecodeError::Tag { found, expected }) => {
             let detail =
-                format!("it speaks version {found} of the handshake, this build {expected}");
+                format!("the peer speaks handshake version {found}, this build {expected}");
             Err(Error::new(ErrorKind::VersionMismatch, OPERATION, detail))
         }
         Err(error) => Err(malformed(error.to_string())),
     }
 }
 
-/// A TCP connection that frames are exchanged by.
+/// A TCP connection that carries frames.
 #[derive(Debug)]
 pub(super) struct FramedStream {
     stream: TcpStream,
@@ -120,7 +121,7 @@ pub(super) struct FramedStream {
 }
 
 impl FramedStream {
-    /// Over a connection, which never blocks from now on.
+    /// Makes the connection non-blocking.
     pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -136,7 +137,7 @@ impl FramedStream {
         &self.stream
     }
 
-    /// The next frame, if all of it is there.
+    /// The next frame, if it is complete.
     pub(super) fn next(&mut self) -> Result<Option<Frame>> {
         loop {
             if let Some(frame) = take_frame(&mut self.received)? {
@@ -144,7 +145,7 @@ impl FramedStream {
             }
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {
-                Ok(0) => return Err(connection_lost("the other side closed the connection")),
+                Ok(0) => return Err(connection_lost("the peer closed the connection")),
                 Ok(length) => self.received.extend_from_slice(&piece[..length]),
                 Err(error) if error.kind() == IoKind::Interrupted => {}
                 Err(error) if error.kind() == IoKind::WouldBlock => return Ok(None),
@@ -153,16 +154,16 @@ impl FramedStream {
         }
     }
 
-    /// Sends a frame. A connection has room for all of a handshake, so it does not have to wait.
+    /// Sends a frame. The socket buffer holds a whole handshake, so this never waits.
     pub(super) fn send(&mut self, frame: &Frame) -> Result<()> {
         self.stream.write_all(&encode(frame)).map_err(|error| connection_lost(error.to_string()))
     }
 
-    /// The connection, once the handshake is over and nothing more is to come.
+    /// The connection after the handshake, when no more bytes may follow.
     pub(super) fn into_stream(self) -> Result<TcpStream> {
         match self.received.is_empty() {
             true => Ok(self.stream),
-            false => Err(malformed("bytes follow the handshake")),
+            false => Err(malformed("unexpected bytes after the handshake")),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The reader's side before there is a ring: it listens, and answers handshakes.
+//! The reader's side of the handshake.
 //!
-//! Several handshakes go on at a time, each as far as its frames have come, so a connection that says
-//! nothing holds up no other one. There are at most 16; further connections wait in the system's
-//! backlog. While one waits, a handshake gives way that sent no `Hello` for a second, and never one
-//! that did. Each handshake has 10 s; only the time inside [`RingListener::accept`] counts.
+//! Several handshakes progress concurrently, so a silent connection does not delay others. There
+//! are at most 16; further connections wait in the system's backlog. While one waits, a handshake
+//! that sent no `Hello` for a second is evicted, and never one that did. Each handshake has 10 s;
+//! only the time inside [`RingListener::accept`] counts.
 
 use std::io::ErrorKind as IoKind;
 use std::mem;
@@ -23,19 +23,19 @@ use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Peer, Result};
 
 const ACCEPT: &str = "accepting a ring's writer";
-/// Handshakes at a time.
+/// Concurrent handshakes.
 const MAX_HANDSHAKES: usize = 16;
-/// How long one may take.
+/// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections that are no writer's must not fill the log: one line in this time.
+/// One line in this time, so that other connections do not fill the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
-/// How long one may send no `Hello` while further connections wait.
+/// Time without `Hello` after which a handshake may be evicted.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Listens for the writers of rings: see [`listen`](super::listen).
 ///
-/// A listener answers while [`accept`](Self::accept) runs. Several rings may come of it, one after the
-/// other, each with an endpoint and a thread of its own.
+/// Handshakes progress while [`accept`](Self::accept) runs. Several rings can be accepted one after
+/// the other, each with its own endpoint and thread.
 #[derive(Debug)]
 pub struct RingListener {
     setup: RingSetup,
@@ -44,24 +44,24 @@ pub struct RingListener {
     handshakes: Vec<Handshake>,
     /// When the last call of `accept` returned.
     last_accept_end: Instant,
-    /// Why the last handshake that failed did.
+    /// Why the last failed handshake was refused.
     refused: Option<String>,
-    /// When a refusal was logged last, and how many were not since.
+    /// When a refusal was last logged, and the number suppressed since.
     logged: Option<Instant>,
     suppressed: u64,
 }
 
-/// A writer that connects.
+/// The handshake of a writer that connects.
 #[derive(Debug)]
 struct Handshake {
     framed: FramedStream,
     from: SocketAddr,
-    /// When it began, later by the time that passed between calls of `accept`.
+    /// When it began, plus the time between calls of `accept`.
     since: Instant,
     stage: Stage,
 }
 
-/// What is to come from the writer next.
+/// The frame expected next.
 #[derive(Debug)]
 enum Stage {
     Hello,
@@ -92,20 +92,20 @@ impl RingListener {
         }
     }
 
-    /// The address that it listens at.
+    /// The address at which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the next writer. What connects and is no writer, or has no provider in common, is
-    /// refused and logged, and holds up no writer.
+    /// Waits for the next writer. Other connections, and writers without a common provider, are
+    /// refused and logged, and do not delay writers.
     ///
     /// # Errors
-    /// `DeadlineExceeded`, with why the last writer was refused, if one was; what the system says.
+    /// `DeadlineExceeded`, with the reason of the last refusal, if any; errors of the system.
     pub fn accept(&mut self, timeout: Duration) -> Result<RingReader> {
         let deadline = Deadline::after(timeout);
-        // Nothing answered the handshakes meanwhile.
+        // Handshakes made no progress meanwhile.
         let pause = self.last_accept_end.elapsed();
         self.handshakes.iter_mut().for_each(|handshake| handshake.since += pause);
         let accepted = self.accept_until(&deadline, timeout);
@@ -115,7 +115,7 @@ impl RingListener {
 
     fn accept_until(&mut self, deadline: &Deadline, timeout: Duration) -> Result<RingReader> {
         loop {
-            // Before connections are taken: a handshake whose frame has come is not silent.
+            // Before connections are taken: a handshake whose frame has arrived is not silent.
             if let Some(reader) = self.advance() {
                 return Ok(reader);
             }
@@ -135,9 +135,9 @@ impl RingListener {
         }
     }
 
-    /// Takes connections that the system has, as long as there is a place for their handshakes.
+    /// Accepts connections as long as there is room for their handshakes.
     fn take_connections(&mut self) -> Result<()> {
-        // Connections that come all the time must not keep the others from going on.
+        // Bounded, so that new connections do not starve the handshakes.
         for _ in 0..MAX_HANDSHAKES {
             if self.is_full() && self.evictable(Instant::now()).is_none() {
                 break;
@@ -154,12 +154,13 @@ impl RingListener {
     }
 
     fn begin(&mut self, stream: TcpStream, from: SocketAddr) {
-        // A connection that has ended already is not logged.
+        // A connection that was already closed is not logged.
         let Ok(framed) = FramedStream::new(stream) else { return };
         let now = Instant::now();
         if self.is_full() {
             let Some(evictable) = self.evictable(now) else { return };
-            let detail = format!("it sent nothing for {HELLO_TIMEOUT:?}, while others waited");
+            let detail =
+                format!("no handshake frame for {HELLO_TIMEOUT:?}, while connections waited");
             self.refuse(evictable, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
         }
         self.handshakes.push(Handshake { framed, from, since: now, stage: Stage::Hello });
@@ -169,10 +170,10 @@ impl RingListener {
         self.handshakes.len() >= MAX_HANDSHAKES
     }
 
-    /// The handshake that gives way to another one, if one does: the oldest without a `Hello`.
+    /// The handshake that may be evicted: the oldest without a `Hello`.
     fn evictable(&self, now: Instant) -> Option<usize> {
-        let gives_way = |it: &Handshake| it.awaits_hello() && it.age(now) >= HELLO_TIMEOUT;
-        self.handshakes.iter().position(gives_way)
+        let is_evictable = |it: &Handshake| it.awaits_hello() && it.age(now) >= HELLO_TIMEOUT;
+        self.handshakes.iter().position(is_evictable)
     }
 
     /// Refuses the handshakes whose time is over.
@@ -186,7 +187,7 @@ impl RingListener {
         }
     }
 
-    /// Goes on with all handshakes, until one is over.
+    /// Continues all handshakes, until one is complete.
     fn advance(&mut self) -> Option<RingReader> {
         let mut at = 0;
         while let Some(handshake) = self.handshakes.get_mut(at) {
@@ -206,10 +207,10 @@ impl RingListener {
         None
     }
 
-    /// Ends a handshake, and tells the other side why.
+    /// Ends a handshake, and sends the reason to the peer.
     fn refuse(&mut self, at: usize, error: &Error) {
         let mut refused = self.handshakes.remove(at);
-        // A side that is gone is not told.
+        // A peer that has disconnected gets no reason.
         let _ = refused.framed.send(&Frame::refusal(error));
         self.record_refusal(refused.from, error);
     }
@@ -226,10 +227,10 @@ impl RingListener {
             );
             self.logged = Some(now);
         }
-        self.refused = Some(format!("the last one, from {from}, was refused: {error}"));
+        self.refused = Some(format!("the last writer, from {from}, was refused: {error}"));
     }
 
-    /// Sleeps until something came, the time of a handshake is over, or one gives way to others.
+    /// Sleeps until an event, or until the time of a handshake is over or one may be evicted.
     fn wait(&self, deadline: &Deadline) -> Result<()> {
         let now = Instant::now();
         let takes = !self.is_full() || self.evictable(now).is_some();
@@ -239,7 +240,7 @@ impl RingListener {
         };
         let next = self.handshakes.iter().map(until_next).min();
         let left = next.unwrap_or(HANDSHAKE_TIMEOUT).min(deadline.left());
-        // A connection that cannot be taken now would end every sleep at once.
+        // A connection that cannot be accepted now would end every sleep at once.
         let listener = takes.then(|| self.listener.as_fd());
         let links = self.handshakes.iter().map(|it| it.framed.stream().as_fd());
         let mut entries: Vec<_> = listener
@@ -261,12 +262,12 @@ impl Handshake {
         now.saturating_duration_since(self.since)
     }
 
-    /// Did no whole frame come?
+    /// Has no whole frame arrived?
     fn awaits_hello(&self) -> bool {
         matches!(self.stage, Stage::Hello)
     }
 
-    /// Answers what has come. True if the ring is there.
+    /// Answers the frames that have arrived. True if the ring is established.
     fn advance(&mut self, setup: &RingSetup) -> Result<bool> {
         while let Some(frame) = self.framed.next()? {
             self.stage = match (mem::replace(&mut self.stage, Stage::Finished), frame) {
@@ -294,17 +295,17 @@ impl Handshake {
         Ok(false)
     }
 
-    fn choose(&mut self, setup: &RingSetup, theirs: &[ProviderProtocol]) -> Result<Stage> {
-        if theirs.len() > MAX_PROVIDERS {
-            return Err(malformed(format!("{} providers", theirs.len())));
+    fn choose(&mut self, setup: &RingSetup, offered: &[ProviderProtocol]) -> Result<Stage> {
+        if offered.len() > MAX_PROVIDERS {
+            return Err(malformed(format!("{} providers exceed the limit", offered.len())));
         }
         let local = self.framed.stream().local_addr();
         let local = local.map_err(|error| Error::from_io_error(OPERATION, &self.from, &error))?;
-        let ours = provider_choice::usable_providers(
+        let usable = provider_choice::usable_providers(
             provider_choice::bind_address(local),
             setup.provider_policy(),
         )?;
-        let (provider, offer) = provider_choice::common_provider(ours, theirs)?;
+        let (provider, offer) = provider_choice::common_provider(usable, offered)?;
         let local_port = Box::new(provider_choice::open(&offer)?);
         let address = local_port.port.endpoint().address()?;
         self.framed.send(&Frame::Selected { provider: provider.clone(), address })?;
@@ -327,7 +328,7 @@ impl Handshake {
 
     fn into_reader(self, setup: &RingSetup) -> Result<RingReader> {
         let Stage::Answer { local_port, provider, ring, .. } = self.stage else {
-            return Err(malformed("the handshake is not over"));
+            return Err(malformed("the handshake is incomplete"));
         };
         let stream = self.framed.into_stream()?;
         RingReader::start(
@@ -350,13 +351,13 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(100);
 
-    /// Makes the listener's past longer: the beginning of its handshakes, and the end of its last call.
+    /// Ages the handshakes, and the end of the last call.
     fn age(listener: &mut RingListener, began: Duration, last_accept_end: Duration) {
         listener.handshakes.iter_mut().for_each(|it| it.since -= began);
         listener.last_accept_end -= last_accept_end;
     }
 
-    /// What the reader says before it ends a connection.
+    /// The reason that the reader sends before it closes a connection.
     fn refusal(stream: &mut TcpStream) -> String {
         stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).unwrap();
         let mut bytes = Vec::new();
@@ -374,16 +375,16 @@ mod tests {
     }
 
     #[test]
-    fn handshake_has_its_time_only_while_accept_runs() {
+    fn handshake_timeout_counts_only_while_accept_runs() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
         let mut evictable = TcpStream::connect(listener.address()).unwrap();
         accept_in_vain(&mut listener);
-        // As if no call had run for longer than a handshake has.
+        // As if no call had run for longer than the time limit.
         age(&mut listener, HANDSHAKE_TIMEOUT + SHORT, HANDSHAKE_TIMEOUT + SHORT);
         let error = accept_in_vain(&mut listener);
         assert!(!error.contains("refused"), "{error}");
         assert_eq!(listener.handshakes.len(), 1);
-        // As if calls had.
+        // As if calls had run for that time.
         age(&mut listener, HANDSHAKE_TIMEOUT, Duration::ZERO);
         let error = accept_in_vain(&mut listener);
         assert!(error.contains("took longer than 10s"), "{error}");
@@ -394,7 +395,7 @@ mod tests {
     #[test]
     fn refusals_are_logged_once_a_second() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
-        let error = malformed("it does not speak the protocol of rings");
+        let error = malformed("the peer does not use the ring handshake");
         let from = listener.address();
         for _ in 0..1000 {
             listener.record_refusal(from, &error);
@@ -407,11 +408,11 @@ mod tests {
     }
 
     #[test]
-    fn silent_handshakes_give_way_only_to_waiting_connections() {
+    fn silent_handshakes_are_evicted_only_for_waiting_connections() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
         let connect = |_| TcpStream::connect(listener.address()).unwrap();
         let mut first: Vec<_> = (0..MAX_HANDSHAKES).map(connect).collect();
-        let further: Vec<_> = (0..3).map(connect).collect();
+        let waiting: Vec<_> = (0..3).map(connect).collect();
         let error = accept_in_vain(&mut listener);
         assert!(!error.contains("refused"), "{error}");
         assert_eq!(listener.handshakes.len(), MAX_HANDSHAKES);
@@ -420,11 +421,11 @@ mod tests {
         accept_in_vain(&mut listener);
         assert_eq!(listener.handshakes.len(), MAX_HANDSHAKES);
         for stream in &mut first[..3] {
-            assert_eq!(refusal(stream), "it sent nothing for 1s, while others waited");
+            assert_eq!(refusal(stream), "no handshake frame for 1s, while connections waited");
         }
         // Nothing waits any more, so the others stay.
         let stays = |at: usize| listener.handshakes[at].from == first[at + 3].local_addr().unwrap();
         assert!((0..MAX_HANDSHAKES - 3).all(stays));
-        drop(further);
+        drop(waiting);
     }
 }

@@ -1,19 +1,19 @@
-//! A ring between two programs, made over a TCP connection: the reader listens at an address, the
-//! writer connects to it.
+//! A ring between two programs, established over a TCP connection: the reader listens at an
+//! address, the writer connects to it.
 //!
-//! The TCP connection carries the handshake: which providers there are, addresses, the terms of the
-//! ring. After that it carries nothing, and its end tells each side that the other one is gone.
-//! Messages go by the fabric.
+//! The TCP connection carries the handshake: providers, addresses, ring offer and answer.
+//! Afterwards it carries nothing, and its end tells each side that the other has exited. Messages
+//! go over the fabric.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! |---|---|
 //! | `setup` | the options; listening and connecting |
-//! | `frame` | frames of the handshake, on a socket that never blocks |
-//! | `offers` | the provider that both sides have |
+//! | `frame` | frames of the handshake, on a non-blocking socket |
+//! | `provider_choice` | the provider that both sides have |
 //! | `listener` | handshakes of the reader's side, several at a time |
 //! | `connector` | the handshake of the writer's side |
 //! | `progress_thread` | the thread that drives a ring while its user does not |
-//! | `reader`, `writer` | the two sides, as a user has them |
+//! | `reader`, `writer` | the public handles of the two sides |
 
 mod connector;
 mod frame;

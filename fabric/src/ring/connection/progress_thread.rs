@@ -1,15 +1,15 @@
-//! The thread that drives a ring while its user does not.
+//! The thread that drives a ring between calls of its user.
 //!
-//! Most providers move data only while their queue is looked at. A user of the ring does that in its
-//! calls; between them this thread does. It leaves the port alone while calls follow each other: so a
-//! call finds the lock free and costs what it costs without the thread. About a millisecond after the
-//! last call it takes the port, sleeps in the queue, and goes on with what comes; the next call wakes
-//! it, and has the port as soon as that is done.
+//! Most providers move data only while their queue is polled. Calls of the user poll it, and
+//! between calls this thread does. While calls follow each other it leaves the port alone, so a
+//! call finds the lock free at no extra cost. About a millisecond after the last call it locks the
+//! port, sleeps in the queue and handles completions. The next call wakes it and gets the port
+//! right after.
 //!
-//! Some rings have to be looked after though the queue has nothing: those that are told of by messages.
-//! The thread does so all the time while they move, and in pauses that grow to 10 ms once they do not.
+//! Rings in message mode need polling besides the queue. The thread polls without pauses while
+//! messages move, and then in intervals that grow to 10 ms.
 //!
-//! It also looks whether the TCP connection to the other side has ended.
+//! It also checks whether the TCP connection has ended.
 
 use std::io::{ErrorKind as IoKind, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -24,24 +24,23 @@ use super::OPERATION;
 use crate::waiting::Backoff;
 use crate::{Error, ErrorKind, Result, Waker};
 
-/// How long after the last call the thread takes the port.
+/// How long after the last call the thread locks the port.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
-/// The same while one call goes on and on: its end wakes the thread.
+/// The same during one long call, whose end wakes the thread.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a sleep in the queue is, at most.
+/// Longest sleep in the queue.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
-/// Pauses of the thread where a provider has nothing to sleep on.
+/// Pauses of the thread where the provider has no wait object.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How long a ring that nothing wakes the thread for is looked after without pauses, once nothing of it
-/// moves any more.
+/// How long a ring without wake-ups is polled without pauses after its last event.
 const ACTIVE_PERIOD: Duration = Duration::from_millis(5);
-/// Pauses after that: the first one, and the longest.
+/// Pauses after that: the first, and the longest.
 const SLEEP_STEPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
-/// Turns without anything after which a call that waits may sleep.
+/// Steps without an event after which a call may sleep.
 const IDLE_POLLS: u32 = 200;
-/// How long after the end of the TCP connection something may still come by the fabric.
+/// How long after the end of the TCP connection data may still arrive over the fabric.
 const DISCONNECT_GRACE: Duration = Duration::from_millis(200);
-/// How long a call waits in one go, before it looks whether the other side is gone.
+/// How long a call waits before it checks whether the peer has exited.
 pub(super) const WAIT_SLICE: Duration = Duration::from_millis(20);
 
 /// A port with its thread.
@@ -64,18 +63,18 @@ struct JoinOnDrop {
 struct Shared {
     port: Mutex<Port>,
     waker: Waker,
-    /// A call waits for the port that the thread has.
+    /// A call waits for the port, which the thread has locked.
     is_port_wanted: AtomicBool,
     stop_requested: AtomicBool,
-    /// Calls that have ended.
+    /// Number of calls that have returned.
     calls: AtomicU64,
-    /// The thread sleeps for longer than a tick, and wants to know of the end of a call.
+    /// The thread sleeps for longer than a tick: the end of a call must wake it.
     is_in_long_sleep: AtomicBool,
-    /// Since when the TCP connection is known to have ended.
+    /// When the end of the TCP connection was detected.
     disconnected_at: OnceLock<Instant>,
 }
 
-/// The port, during a call.
+/// The locked port, during a call.
 #[derive(Debug)]
 pub(super) struct PortGuard<'a> {
     port: MutexGuard<'a, Port>,
@@ -118,12 +117,11 @@ impl ProgressThread {
         &self.provider
     }
 
-    /// Takes the port for a call.
+    /// Locks the port for a call.
     ///
     /// # Errors
-    /// `NotSupported` in a forked child: it does not have the thread that may hold the port, so it would
-    /// wait for it without end.
-    pub(super) fn call(&self, operation: &'static str) -> Result<PortGuard<'_>> {
+    /// `NotSupported` in a forked child: the thread that may hold the lock does not exist there.
+    pub(super) fn lock_port(&self, operation: &'static str) -> Result<PortGuard<'_>> {
         let shared = &*self.shared;
         if shared.waker.is_inherited() {
             let detail =
@@ -135,7 +133,7 @@ impl ProgressThread {
             Err(TryLockError::Poisoned(port)) => port.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 shared.is_port_wanted.store(true, Ordering::SeqCst);
-                // Where the thread cannot be woken it looks soon.
+                // A thread that cannot be woken checks soon.
                 shared.waker.wake_best_effort();
                 let port = shared.port.lock().unwrap_or_else(PoisonError::into_inner);
                 shared.is_port_wanted.store(false, Ordering::SeqCst);
@@ -145,7 +143,7 @@ impl ProgressThread {
         Ok(PortGuard { port, progress_thread: self })
     }
 
-    /// An error of this operation, about the other side.
+    /// An error of this operation, with provider and peer.
     pub(super) fn error(
         &self,
         kind: ErrorKind,
@@ -156,20 +154,18 @@ impl ProgressThread {
         error.with_provider(&self.provider).with_peer(self.peer.to_string())
     }
 
-    /// Refuses to wait for a side that is gone, once nothing of it can be on its way any more.
+    /// Fails if the peer has exited and none of its data can be in flight any more.
     pub(super) fn check_peer(&self, operation: &'static str) -> Result<()> {
         match self.shared.disconnected_at.get() {
             Some(since) if since.elapsed() >= DISCONNECT_GRACE => Err(self.error(
                 ErrorKind::ConnectionLost,
                 operation,
-                "the other side is gone and did not close the ring: its program ended, or its \
-                 connection broke",
+                "the peer did not close the ring: its program exited, or the connection broke",
             )),
             _ => Ok(()),
         }
     }
 
-    /// Ends the thread, and closes the endpoint.
     pub(super) fn close(self) -> Result<()> {
         let Self { thread, shared, .. } = self;
         drop(thread);
@@ -184,7 +180,7 @@ impl ProgressThread {
 
 impl Drop for JoinOnDrop {
     fn drop(&mut self) {
-        // A forked child has no such thread, which it would wait for without end.
+        // A forked child does not have the thread and would wait for it forever.
         if self.shared.waker.is_inherited() {
             std::mem::forget(self.handle.take());
             return;
@@ -193,14 +189,14 @@ impl Drop for JoinOnDrop {
         self.shared.waker.wake_best_effort();
         if let Some(handle) = self.handle.take() {
             handle.thread().unpark();
-            // It does not panic; if it did, there is nothing to be done for it here.
+            // It does not panic; if it did, nothing can be done here.
             let _ = handle.join();
         }
     }
 }
 
 impl PortGuard<'_> {
-    /// Waits for something to do, by turns: first it looks, then it sleeps.
+    /// Waits for an event: polls first, then sleeps.
     pub(super) fn progress(&mut self, idle: &mut u32, longest: Duration) -> Result<()> {
         let is_idle = *idle >= IDLE_POLLS;
         let progress = if is_idle { self.port.wait(longest)? } else { self.port.progress()? };
@@ -256,7 +252,7 @@ impl Shared {
                 continue;
             }
             match self.port.try_lock() {
-                // What failed fails again, and is told to the user by its next call.
+                // An error occurs again in the user's next call, which reports it.
                 Ok(mut port) => {
                     tick = if self.drive(&mut port, stream) {
                         CHECK_INTERVAL
@@ -270,34 +266,34 @@ impl Shared {
         }
     }
 
-    /// Drives the port until a call wants it. False if the queue is of no use.
+    /// Drives the port until a call needs it. False if the queue has failed.
     fn drive(&self, port: &mut Port, stream: &TcpStream) -> bool {
         let is_port_wanted = || {
             self.is_port_wanted.load(Ordering::SeqCst) || self.stop_requested.load(Ordering::SeqCst)
         };
         port.parts().1.set_max_pause(PAUSE);
-        let mut works = true;
-        let (mut moved, mut nap) = (Instant::now(), None);
-        while works && !is_port_wanted() {
-            match port.wait_with_max_sleep(MAX_SLEEP, nap) {
+        let mut is_ok = true;
+        let (mut last, mut sleep) = (Instant::now(), None);
+        while is_ok && !is_port_wanted() {
+            match port.wait_with_max_sleep(MAX_SLEEP, sleep) {
                 Ok(PortEvent::Idle) => {
                     self.watch(stream);
-                    if moved.elapsed() >= ACTIVE_PERIOD {
-                        nap =
-                            Some(nap.map_or(SLEEP_STEPS.0, |nap: Duration| {
-                                (2 * nap).min(SLEEP_STEPS.1)
+                    if last.elapsed() >= ACTIVE_PERIOD {
+                        sleep =
+                            Some(sleep.map_or(SLEEP_STEPS.0, |step: Duration| {
+                                (2 * step).min(SLEEP_STEPS.1)
                             }));
                     }
                 }
-                Ok(PortEvent::Ring | PortEvent::Other(_)) => (moved, nap) = (Instant::now(), None),
-                Err(_) => works = false,
+                Ok(PortEvent::Ring | PortEvent::Other(_)) => (last, sleep) = (Instant::now(), None),
+                Err(_) => is_ok = false,
             }
         }
         port.parts().1.set_max_pause(Backoff::MAX_PAUSE);
-        works
+        is_ok
     }
 
-    /// Looks whether the TCP connection has ended. Nothing comes by it, so that whatever does is an end,
+    /// Checks whether the TCP connection has ended. No data is expected, so data counts as its end,
     /// too.
     fn watch(&self, mut stream: &TcpStream) {
         if self.disconnected_at.get().is_some() {

@@ -1,4 +1,4 @@
-//! The provider that both sides of a ring have, and an endpoint of it.
+//! Chooses the provider that both sides have, and opens its endpoint.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,22 +11,21 @@ use crate::{
     Locality, Offer, Policy, Query, QueueOptions, Requirements, Result, Verdict, select,
 };
 
-/// A port, and where its peer's address is inserted.
+/// A port, and the address vector for its peer.
 #[derive(Debug)]
 pub(super) struct LocalPort {
     pub(super) port: Port,
     pub(super) addresses: AddressVector,
 }
 
-/// The address that an endpoint is to be bound to, if that is known yet.
+/// The address to bind an endpoint to, if it is known yet.
 pub(super) fn bind_address(local: SocketAddr) -> Option<IpAddr> {
     let local = local.ip().to_canonical();
     (!local.is_unspecified()).then_some(local)
 }
 
-/// What may be taken at an address of this machine, best first. What never leaves the machine may be
-/// taken only if it is required: a TCP connection between two containers of one machine says nothing of
-/// memory that they share.
+/// Usable providers at a local address, best first. A provider that stays on the machine is used
+/// only if it is required: a TCP connection between two containers does not imply shared memory.
 pub(super) fn usable_providers(
     local: Option<IpAddr>,
     policy: &Policy,
@@ -36,7 +35,7 @@ pub(super) fn usable_providers(
     let is_near = is_asked || local.is_none_or(|local| local.is_loopback());
     let reach = if is_near { Locality::SameMachine } else { Locality::OtherMachines };
     let (mut found, mut refused) = (Vec::new(), Vec::new());
-    // Without immediates there are still messages.
+    // Providers without immediates can still use messages.
     for immediate_bytes in [4, 0] {
         let need = Requirements { immediate_bytes, ..Requirements::ring(reach) };
         let mut query = Query::new(EndpointKind::Rdm).caps(need.caps);
@@ -75,28 +74,28 @@ pub(super) fn usable_providers(
     Ok(found)
 }
 
-fn provider_protocol_of(facts: &Capabilities) -> ProviderProtocol {
+fn provider_protocol_of(capabilities: &Capabilities) -> ProviderProtocol {
     ProviderProtocol {
-        name: facts.wire_name().to_owned(),
-        protocol: facts.protocol,
-        address_format: facts.address_format,
+        name: capabilities.wire_name().to_owned(),
+        protocol: capabilities.protocol,
+        address_format: capabilities.address_format,
     }
 }
 
-/// The best one here that the other side has, too.
+/// The best local provider that the peer has, too.
 pub(super) fn common_provider(
-    ours: Vec<(ProviderProtocol, Offer)>,
-    theirs: &[ProviderProtocol],
+    usable: Vec<(ProviderProtocol, Offer)>,
+    offered: &[ProviderProtocol],
 ) -> Result<(ProviderProtocol, Offer)> {
     let names = |wires: &mut dyn Iterator<Item = &ProviderProtocol>| {
         let names: Vec<_> = wires.map(|wire| wire.name.escape_debug().to_string()).collect();
         names.join(", ")
     };
-    let here = names(&mut ours.iter().map(|(wire, _)| wire));
-    ours.into_iter().find(|(wire, _)| theirs.contains(wire)).ok_or_else(|| {
+    let here = names(&mut usable.iter().map(|(wire, _)| wire));
+    usable.into_iter().find(|(wire, _)| offered.contains(wire)).ok_or_else(|| {
         let detail = format!(
-            "the reader may take {here}, the writer {}: none in common",
-            names(&mut theirs.iter())
+            "the reader permits {here}, the writer {}: none in common",
+            names(&mut offered.iter())
         );
         Error::new(ErrorKind::NoProvider, OPERATION, detail)
     })

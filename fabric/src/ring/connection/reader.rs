@@ -1,4 +1,4 @@
-//! The reading side of a ring between two programs.
+//! The reader of a ring between two programs.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -15,25 +15,25 @@ const CLOSE: &str = "closing a ring";
 
 /// Reads the messages of a ring that another program writes: see [`listen`](super::listen).
 ///
-/// A thread of its own drives the ring while no call does, so that the writer goes on while this program
-/// does something else, as far as the ring has room.
+/// A background thread drives the ring between calls, so the writer can continue as far as the ring
+/// has room.
 ///
-/// The errors of its calls say what became of the writer:
+/// Errors report the state of the writer:
 ///
-/// - [`Closed`](ErrorKind::Closed): the writer closed the ring, and everything was read
-/// - [`ConnectionLost`](ErrorKind::ConnectionLost): the writer ended without that, or the connection
-///   broke. What came before was given out first; at most a last message is missing in part or whole,
-///   and those that were still on their way
+/// - [`Closed`](ErrorKind::Closed): the writer closed the ring, and every message was read
+/// - [`ConnectionLost`](ErrorKind::ConnectionLost): the writer exited without closing, or the
+///   connection broke. Complete messages that had arrived are returned first; a partial last
+///   message and messages in flight are lost
 ///
-/// A forked child cannot use its parent's: `NotSupported`. What it drops stays as it is.
+/// A forked child cannot use its parent's reader: `NotSupported`. Dropping it there has no effect.
 #[derive(Debug)]
 pub struct RingReader {
     progress_thread: ProgressThread,
     ring: ReceiverId,
     largest: u64,
-    /// What came so far of a message that is put together.
+    /// The part of a message received so far.
     partial: Vec<u8>,
-    /// Is a message given out in chunks, and not to its end yet?
+    /// Was a part of a message returned by `receive_chunk`?
     is_chunked: bool,
 }
 
@@ -50,15 +50,15 @@ impl RingReader {
         Ok(Self { progress_thread, ring, largest, partial: Vec::new(), is_chunked: false })
     }
 
-    /// Waits for the next message, and gives it whole.
+    /// Waits for the next message and returns it.
     ///
     /// # Errors
-    /// `Closed`, `ConnectionLost`: see [`RingReader`]; `DeadlineExceeded`, after which the message goes
-    /// on with the next call; `InvalidArgument` if the message's first part was taken by
-    /// [`receive_chunk`](Self::receive_chunk).
+    /// `Closed`, `ConnectionLost`: see [`RingReader`]; `DeadlineExceeded`, after which the next
+    /// call continues the message; `InvalidArgument` if [`receive_chunk`](Self::receive_chunk) took
+    /// the first part of the message.
     pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>> {
         if self.is_chunked {
-            let detail = "a message was taken in part by receive_chunk: take the rest by that, too";
+            let detail = "receive_chunk took a part of the message. Continue with receive_chunk";
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let deadline = Deadline::after(timeout);
@@ -70,15 +70,15 @@ impl RingReader {
             if view.is_last() {
                 return Ok(std::mem::take(&mut self.partial));
             }
-            // Also where chunks come all the time.
+            // Checked here, too, since chunks may arrive without a break.
             if deadline.has_passed() {
                 return Err(self.deadline_exceeded(timeout));
             }
         }
     }
 
-    /// Waits for the next chunk of a message, and gives it where it lies: without a copy, and also of
-    /// messages that are longer than the ring. Its place is the writer's again when the view is dropped.
+    /// Waits for the next chunk of a message and returns it in place: without a copy, and also of
+    /// messages that are longer than the ring. Dropping the view releases its part of the ring.
     ///
     /// ```
     /// use std::time::Duration;
@@ -106,10 +106,10 @@ impl RingReader {
     /// ```
     ///
     /// # Errors
-    /// As [`receive`](Self::receive); `InvalidArgument` if a message came in part by that.
+    /// As [`receive`](Self::receive); `InvalidArgument` if `receive` took a part of the message.
     pub fn receive_chunk(&mut self, timeout: Duration) -> Result<ChunkView> {
         if !self.partial.is_empty() {
-            let detail = "a message came in part by receive: take the rest by that, too";
+            let detail = "receive took a part of the message. Continue with receive";
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let view = self.next(&Deadline::after(timeout), timeout)?;
@@ -118,12 +118,12 @@ impl RingReader {
     }
 
     fn next(&mut self, deadline: &Deadline, timeout: Duration) -> Result<ChunkView> {
-        let mut call = self.progress_thread.call(READ)?;
+        let mut port = self.progress_thread.lock_port(READ)?;
         loop {
-            match call.receive(self.ring, WAIT_SLICE.min(deadline.left())) {
+            match port.receive(self.ring, WAIT_SLICE.min(deadline.left())) {
                 Ok(view) if view.header().length > self.largest => {
                     let detail = format!(
-                        "the writer sent a message of {} bytes, where at most {} are agreed",
+                        "the message has {} bytes, the limit is {}",
                         view.header().length,
                         self.largest
                     );
@@ -143,12 +143,12 @@ impl RingReader {
     fn deadline_exceeded(&self, timeout: Duration) -> Error {
         let received = self.partial.len();
         let detail = format!(
-            "the next message did not arrive within {timeout:?}: {received} bytes of it are here"
+            "the next message did not arrive within {timeout:?}: {received} bytes of it arrived"
         );
         self.progress_thread.error(ErrorKind::DeadlineExceeded, READ, detail)
     }
 
-    /// Where the writer is.
+    /// The writer's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.progress_thread.peer()
@@ -160,29 +160,29 @@ impl RingReader {
         self.progress_thread.provider()
     }
 
-    /// Closes the ring: the writer is told that nothing is read any more. What was not read is lost.
-    /// A reader that is dropped without that is one that died, to its writer.
+    /// Closes the ring and notifies the writer. Unread messages are lost. If a reader is dropped
+    /// instead, its writer gets `ConnectionLost`.
     ///
     /// # Errors
-    /// `DeadlineExceeded` if the writer does not answer; the ring is closed all the same.
+    /// `DeadlineExceeded` if the writer does not answer; the ring is closed in any case.
     pub fn close(self, timeout: Duration) -> Result<ReceiverStatistics> {
         let deadline = Deadline::after(timeout);
-        let mut call = self.progress_thread.call(CLOSE)?;
-        let statistics = call.close_receiver(self.ring)?;
+        let mut port = self.progress_thread.lock_port(CLOSE)?;
+        let statistics = port.close_receiver(self.ring)?;
         let mut idle = 0;
         let closed = loop {
-            if call.rings().0 == 0 || self.progress_thread.check_peer(CLOSE).is_err() {
+            if port.rings().0 == 0 || self.progress_thread.check_peer(CLOSE).is_err() {
                 break Ok(());
             }
             if deadline.has_passed() {
                 let detail = format!("the writer did not answer within {timeout:?}");
                 break Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
             }
-            if let Err(error) = call.progress(&mut idle, WAIT_SLICE.min(deadline.left())) {
+            if let Err(error) = port.progress(&mut idle, WAIT_SLICE.min(deadline.left())) {
                 break Err(error);
             }
         };
-        drop(call);
+        drop(port);
         self.progress_thread.close().and(closed)?;
         Ok(statistics)
     }

@@ -1,4 +1,4 @@
-//! Options of a ring between two programs, and its two beginnings: listening and connecting.
+//! Options of a ring between two programs; listening and connecting.
 
 use std::fmt::Display;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -9,14 +9,14 @@ use super::{OPERATION, RingListener, RingWriter, connector, provider_choice};
 use crate::{Error, ErrorKind, Policy, Result};
 
 const LISTEN: &str = "listening for a ring's writer";
-/// What it means that a ring leads beyond this machine.
-const INSECURE: &str = "rings are not authenticated and nothing is encrypted yet, so whatever can \
-    connect writes messages that the reader takes for its writer's";
+/// Why a ring beyond this machine needs consent.
+const INSECURE: &str = "rings are not authenticated or encrypted yet: any program that can connect \
+    can write messages";
 
-/// Listens for the writers of rings at an address, as `host:port`, with usual options. Each ring is
-/// read by this program, and written by the program that connects.
+/// Listens for writers of rings at an address, as `host:port`, with default options. This program
+/// reads each ring; the program that connects writes it.
 ///
-/// Beyond the loopback address this needs consent: [`RingSetup::insecure`].
+/// Addresses beyond loopback need consent: [`RingSetup::insecure`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,7 +25,7 @@ const INSECURE: &str = "rings are not authenticated and nothing is encrypted yet
 /// let timeout = Duration::from_secs(10);
 /// let mut listener = ring::listen("127.0.0.1:0")?;
 /// let address = listener.address();
-/// // Another process or machine, as a rule.
+/// // Usually another process or machine.
 /// let writing = std::thread::spawn(move || {
 ///     let mut writer = ring::connect(address, timeout)?;
 ///     writer.send(b"hello", timeout)?;
@@ -45,8 +45,9 @@ pub fn listen(address: impl ToSocketAddrs + Display) -> Result<RingListener> {
     RingSetup::new().listen(address)
 }
 
-/// Connects to a program that [listens](listen) at an address, as `host:port`, with usual options.
-/// This program writes the ring. Until the deadline it tries again while nothing listens there.
+/// Connects to a program that [listens](listen) at an address, as `host:port`, with default
+/// options. This program writes the ring. Tries again until the deadline while nothing listens
+/// there.
 ///
 /// # Errors
 /// As [`RingSetup::connect`].
@@ -54,7 +55,7 @@ pub fn connect(address: impl ToSocketAddrs + Display, timeout: Duration) -> Resu
     RingSetup::new().connect(address, timeout)
 }
 
-/// Options of a ring that is made by listening and connecting.
+/// Options of a ring between two programs.
 ///
 /// ```
 /// use fabric::ring::RingSetup;
@@ -81,55 +82,55 @@ impl Default for RingSetup {
 }
 
 impl RingSetup {
-    /// A ring of 8 MiB for messages of up to 1 GiB, by the best provider that both sides have and
-    /// that reaches other machines, on loopback addresses only.
+    /// A ring of 8 MiB for messages of up to 1 GiB, by the best common provider that reaches other
+    /// machines, on loopback addresses only.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Which providers may be taken, of those that both sides have: the reader's preference counts.
-    /// A provider that never leaves the machine (shm) is taken only if it is required.
+    /// The providers that may be used, of those that both sides have; the reader's preference
+    /// decides. A provider that stays on the machine (shm) is used only if it is required.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// Bytes of the ring, in the reader's memory: of no meaning for the writer.
+    /// Bytes of the ring, in the reader's memory. The writer ignores it.
     #[must_use]
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
         self
     }
 
-    /// The longest message that the reader takes, in bytes, however much the ring has room for: of no
-    /// meaning for the writer, whose longer messages are refused.
+    /// The longest message that the reader accepts, in bytes, independent of the ring's capacity.
+    /// The writer ignores it and refuses longer messages.
     #[must_use]
     pub fn largest(mut self, bytes: u64) -> Self {
         self.largest = bytes;
         self
     }
 
-    /// Addresses beyond loopback, though the other side is not authenticated and nothing is
-    /// encrypted yet. Also on loopback, each user of the machine can connect.
+    /// Allows addresses beyond loopback, although peers are not authenticated and nothing is
+    /// encrypted yet. On loopback, any user of the machine can connect.
     #[must_use]
     pub fn insecure(mut self) -> Self {
         self.insecure = true;
         self
     }
 
-    /// Listens at an address, as `host:port`; port 0 is any, which
-    /// [`address`](RingListener::address) tells.
+    /// Listens at an address, as `host:port`; with port 0 the system picks a port, which
+    /// [`address`](RingListener::address) returns.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address that is none, one beyond loopback without
-    /// [consent](Self::insecure), or a capacity that no ring has; `NoProvider` if no provider here
-    /// may be taken; what the system says.
+    /// `InvalidArgument` for an invalid address, one beyond loopback without
+    /// [consent](Self::insecure), or an impossible capacity; `NoProvider` if no local provider may
+    /// be used; errors of the system.
     pub fn listen(&self, address: impl ToSocketAddrs + Display) -> Result<RingListener> {
         if RingGeometry::new(self.capacity, 0).is_none() {
             let detail = format!(
-                "there is no ring of {} bytes: from 1 KiB to 1 TiB, and two halves of whole granules",
+                "a ring of {} bytes is impossible. Use 1 KiB to 1 TiB, and a multiple of two granules",
                 self.capacity
             );
             return Err(Error::new(ErrorKind::InvalidArgument, LISTEN, detail));
@@ -139,21 +140,21 @@ impl RingSetup {
         let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        // Refused now rather than at the first writer.
+        // Fails now rather than at the first writer.
         provider_choice::usable_providers(provider_choice::bind_address(local), &self.policy)?;
         self.warn_if_insecure(local);
         Ok(RingListener::new(self.clone(), listener, local))
     }
 
-    /// Connects to a program that listens at an address, as `host:port`, and makes a ring with it.
-    /// Until the deadline it tries again while nothing listens there. Looking up a name takes as long
-    /// as the system lets it.
+    /// Connects to a program that listens at an address, as `host:port`, and establishes a ring.
+    /// Tries again until the deadline while nothing listens there. The time to resolve a name is
+    /// not bounded by the deadline.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address that is none, or one beyond loopback without
-    /// [consent](Self::insecure); `ConnectionRefused` if nothing listens there, or the other side
-    /// refuses; `NoProvider` without a provider in common; `VersionMismatch`; `MalformedDescriptor`
-    /// if it is no ring that listens there; `DeadlineExceeded`.
+    /// `InvalidArgument` for an invalid address, or one beyond loopback without
+    /// [consent](Self::insecure); `ConnectionRefused` if nothing listens there, or the reader
+    /// refuses; `NoProvider` without a common provider; `VersionMismatch`; `MalformedDescriptor` if
+    /// another kind of program listens there; `DeadlineExceeded`.
     pub fn connect(
         &self,
         address: impl ToSocketAddrs + Display,
@@ -176,7 +177,7 @@ impl RingSetup {
         self.largest
     }
 
-    /// What an address means, if it may be used: at least one.
+    /// Resolves an address and checks that it may be used: at least one.
     fn addresses(
         &self,
         operation: &'static str,
@@ -188,13 +189,13 @@ impl RingSetup {
         };
         let addresses: Vec<_> = match address.to_socket_addrs() {
             Ok(addresses) => addresses.collect(),
-            Err(error) => return refuse(format!("{error}. Name one as host:port")),
+            Err(error) => return refuse(format!("{error}. Use the form host:port")),
         };
         if addresses.is_empty() {
             return refuse("the name resolves to no address".to_owned());
         }
         if !self.insecure && addresses.iter().any(leaves_loopback) {
-            return refuse(format!("{INSECURE}. Allow it: RingSetup::insecure"));
+            return refuse(format!("{INSECURE}. To allow this: RingSetup::insecure"));
         }
         Ok(addresses)
     }

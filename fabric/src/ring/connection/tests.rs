@@ -1,4 +1,5 @@
-//! Frames of the handshake: whole, in pieces, and from outside. Rings as no handshake here makes them.
+//! Tests of handshake frames (complete, in pieces, malformed), and of rings that the handshake
+//! would not choose.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::{Address, ErrorKind, Policy};
 const TIMEOUT: Duration = Duration::from_secs(20);
 const LARGEST: u64 = 1 << 20;
 
-/// The reader's side of a ring, without a thread that drives it.
+/// The reader's side of a ring, without a progress thread.
 struct Reading {
     local_port: LocalPort,
     ring: ReceiverId,
@@ -25,7 +26,7 @@ struct Reading {
     writer: SocketAddr,
 }
 
-/// Both sides of a ring whose reader is told in this form.
+/// Both sides of a ring with this notify mode.
 fn pair_by(notify: NotifyMode) -> (Reading, RingWriter) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -52,7 +53,7 @@ fn pair_by(notify: NotifyMode) -> (Reading, RingWriter) {
     (Reading { local_port: reader, ring, stream: from_reader, writer: peer }, writer.unwrap())
 }
 
-/// Processor time of all threads of rings in this process.
+/// Processor time of all progress threads of rings in this process.
 fn time_of_threads() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let name_of = |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm"));
@@ -63,12 +64,12 @@ fn time_of_threads() -> Duration {
         let ticks = behind_name.split_whitespace().skip(11).take(2);
         ticks.map(|it| it.parse::<u64>().unwrap()).sum::<u64>()
     });
-    // A hundred a second, on all machines that there are.
+    // USER_HZ is 100 on all supported machines.
     Duration::from_millis(10 * ticks.sum::<u64>())
 }
 
 #[test]
-fn idle_ring_told_by_messages_takes_little_processor_time() {
+fn idle_ring_in_message_mode_uses_little_cpu() {
     let (Reading { local_port, ring, stream, writer: peer }, mut writer) =
         pair_by(NotifyMode::Message);
     let provider = "any".to_owned();
@@ -77,7 +78,7 @@ fn idle_ring_told_by_messages_takes_little_processor_time() {
     for message in [b"first", b"other"] {
         writer.send(message, TIMEOUT).unwrap();
         assert_eq!(reader.receive(TIMEOUT).unwrap(), message);
-        // Long enough for the threads to have their longest pauses.
+        // Long enough for the threads to reach their longest pauses.
         std::thread::sleep(Duration::from_millis(200));
     }
     let before = time_of_threads();
@@ -91,7 +92,7 @@ fn idle_ring_told_by_messages_takes_little_processor_time() {
 }
 
 #[test]
-fn writer_closes_in_time_where_only_tcp_tells_that_its_reader_is_gone() {
+fn writer_closes_in_time_after_only_tcp_disconnected() {
     let (Reading { mut local_port, ring, stream, .. }, mut writer) = pair_by(NotifyMode::Immediate);
     let writing = std::thread::spawn(move || {
         writer.send(b"message", TIMEOUT).unwrap();
@@ -103,7 +104,7 @@ fn writer_closes_in_time_where_only_tcp_tells_that_its_reader_is_gone() {
         let _ = local_port.port.wait(Duration::from_millis(1)).unwrap();
     }
     let writer = writing.join().unwrap();
-    // From now on the endpoint is there and answers nothing.
+    // From now on the endpoint exists and does not answer.
     drop(stream);
     let before = Instant::now();
     assert_eq!(writer.close(TIMEOUT).unwrap().messages, 1);
@@ -144,10 +145,10 @@ fn frames_arrive_in_any_pieces() {
 }
 
 #[test]
-fn frames_that_are_none_are_refused() {
+fn malformed_frames_are_refused() {
     let kind = |bytes: &[u8]| take_frame(&mut bytes.to_vec()).unwrap_err().kind();
     let good = encode(&Frame::Ready);
-    // At the first byte, not once a whole head is there.
+    // At the first byte, not once a whole header has arrived.
     for garbage in [&b"G"[..], b"FcRg\0\0\0\0", b"GET / HTTP/1.1\r\n"] {
         assert_eq!(kind(garbage), ErrorKind::MalformedDescriptor, "{garbage:?}");
     }
@@ -174,7 +175,7 @@ proptest! {
     #[test]
     fn any_bytes_are_a_frame_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = take_frame(&mut bytes.clone());
-        // With a good head, so that the frame itself is looked at.
+        // With a valid header, so that the frame itself is decoded.
         let length = (bytes.len() as u32).to_le_bytes();
         bytes.splice(0..0, [b"FcRn".as_slice(), &length].concat());
         let _ = take_frame(&mut bytes);

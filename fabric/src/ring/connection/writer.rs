@@ -1,4 +1,4 @@
-//! The writing side of a ring between two programs.
+//! The writer of a ring between two programs.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -16,29 +16,28 @@ const FLUSH: &str = "flushing a ring";
 const CLOSE: &str = "closing a ring";
 /// Bytes of a slot: the longest chunk.
 pub(super) const SLOT_LEN: usize = 64 << 10;
-/// Slots that messages are copied into, to be written from: the provider is busy with some while others
-/// are filled.
+/// Slots that messages are copied into: the provider reads some while others are filled.
 const SLOT_COUNT: usize = 16;
 
 /// Writes messages into a ring that another program reads: see [`connect`](super::connect).
 ///
-/// A message for which [`send`](Self::send) returned arrives without further calls: a thread of its own
-/// drives the ring while no call does. [`close`](Self::close) makes sure that everything was read.
+/// A sent message arrives without further calls: a background thread drives the ring between calls.
+/// [`close`](Self::close) waits until everything was read.
 ///
-/// The errors of its calls say what became of the reader:
+/// Errors report the state of the reader:
 ///
 /// - [`Closed`](ErrorKind::Closed): the reader closed the ring
-/// - [`ConnectionLost`](ErrorKind::ConnectionLost): the reader ended without that, or the connection
-///   broke; what it did not read is lost
+/// - [`ConnectionLost`](ErrorKind::ConnectionLost): the reader exited without closing, or the
+///   connection broke; unread messages are lost
 ///
-/// A forked child cannot use its parent's: `NotSupported`. What it drops stays as it is.
+/// A forked child cannot use its parent's writer: `NotSupported`. Dropping it there has no effect.
 #[derive(Debug)]
 pub struct RingWriter {
     progress_thread: ProgressThread,
     ring: SenderId,
     largest: u64,
     staging: Staging,
-    /// A message that is written in part.
+    /// A message that is partly written.
     unfinished: Option<Message>,
 }
 
@@ -46,7 +45,7 @@ pub struct RingWriter {
 #[derive(Debug)]
 struct Staging {
     region: MemoryRegion,
-    /// For each slot, the position up to which the provider has to be done before it is free.
+    /// Chunks up to this position must be locally complete before the slot is free.
     busy_to: [u64; SLOT_COUNT],
     next: usize,
 }
@@ -69,47 +68,47 @@ impl RingWriter {
         Ok(Self { progress_thread, ring, largest, staging, unfinished: None })
     }
 
-    /// Sends a message, of any length up to what the reader takes. The bytes may be changed as soon as
-    /// the call returns. It waits while the ring has no room, which is the reader's to make.
+    /// Sends a message, of any length that the reader accepts. The bytes may be changed as soon as
+    /// the call returns. Waits while the ring has no room.
     ///
     /// # Errors
-    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `Truncated` for a message that is longer than the
-    /// reader takes; `DeadlineExceeded`, after which the same message is to be sent again: what was
-    /// written of it already is not written twice. `InvalidArgument` if it is another one.
+    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `Truncated` if the message is longer than
+    /// the reader accepts; `DeadlineExceeded`, after which the same message must be sent again:
+    /// bytes already written are not written twice. `InvalidArgument` for another message.
     pub fn send(&mut self, message: &[u8], timeout: Duration) -> Result<()> {
         let deadline = Deadline::after(timeout);
         let length = message.len() as u64;
         if length > self.largest {
             let detail =
-                format!("a message of {length} bytes, where the reader takes {}", self.largest);
+                format!("message of {length} bytes, the reader takes at most {}", self.largest);
             return Err(self.progress_thread.error(ErrorKind::Truncated, WRITE, detail));
         }
-        let mut call = self.progress_thread.call(WRITE)?;
-        // The reader's own word comes first.
-        if call.sender(self.ring)?.broken().is_none() {
+        let mut port = self.progress_thread.lock_port(WRITE)?;
+        // The reader's close notice takes precedence.
+        if port.sender(self.ring)?.broken().is_none() {
             self.progress_thread.check_peer(WRITE)?;
         }
         let mut begun = match self.unfinished.take() {
             Some(begun) if begun.length() == length => begun,
             Some(begun) => {
                 let detail = format!(
-                    "{} of {} bytes of the last message are written: send that again first",
+                    "{} of {} bytes of the last message are written. Send that message again first",
                     begun.written(),
                     begun.length()
                 );
                 self.unfinished = Some(begun);
                 return Err(self.progress_thread.error(ErrorKind::InvalidArgument, WRITE, detail));
             }
-            None => call.begin(self.ring, 0, length)?,
+            None => port.begin(self.ring, 0, length)?,
         };
-        let written = write(&mut call, self.ring, &mut self.staging, &mut begun, message, |busy| {
+        let written = write(&mut port, self.ring, &mut self.staging, &mut begun, message, |why| {
             self.progress_thread.check_peer(WRITE)?;
             if !deadline.has_passed() {
                 return Ok(());
             }
             let detail = format!(
                 "{} of {length} bytes were written within {timeout:?}, waiting for {}",
-                busy.written, busy.with
+                why.written, why.waiting_for
             );
             Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, WRITE, detail))
         });
@@ -122,66 +121,66 @@ impl RingWriter {
     /// Waits until the reader has read everything that was sent.
     ///
     /// # Errors
-    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `DeadlineExceeded`; `InvalidArgument` while a
-    /// message is written in part.
+    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `DeadlineExceeded`; `InvalidArgument` while
+    /// a message is partly written.
     pub fn flush(&mut self, timeout: Duration) -> Result<()> {
         if let Some(begun) = &self.unfinished {
             let detail =
-                format!("{} bytes of a message are missing", begun.length() - begun.written());
+                format!("{} bytes of a message are unsent", begun.length() - begun.written());
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, FLUSH, detail));
         }
         let deadline = Deadline::after(timeout);
-        let mut call = self.progress_thread.call(FLUSH)?;
+        let mut port = self.progress_thread.lock_port(FLUSH)?;
         loop {
-            match call.flush(self.ring, WAIT_SLICE.min(deadline.left())) {
+            match port.flush(self.ring, WAIT_SLICE.min(deadline.left())) {
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
                 done => return done,
             }
             self.progress_thread.check_peer(FLUSH)?;
             if deadline.has_passed() {
-                let unread = call.sender(self.ring)?.writer().unread();
-                let detail = format!("{unread} chunks are not read, after {timeout:?}");
+                let unread = port.sender(self.ring)?.writer().unread();
+                let detail = format!("{unread} chunks were not read within {timeout:?}");
                 return Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, FLUSH, detail));
             }
         }
     }
 
-    /// Waits until the reader has read everything, and tells it that nothing more comes. A reader that
-    /// ended by itself once it had read everything is not told, which is no error. A writer that is
-    /// dropped without being closed is one that died, to its reader.
+    /// Waits until the reader has read everything, and sends it the end notice. It is no error if
+    /// the reader has exited after reading everything. If a writer is dropped without closing, its
+    /// reader gets `ConnectionLost`.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush). The ring is closed all the same, as if the writer had died: the reader
-    /// is given what arrived, and then `ConnectionLost`; or `Closed`, if only the answer of the reader
-    /// was late.
+    /// As [`flush`](Self::flush). The ring is closed in any case, as if the writer had exited: the
+    /// reader gets what arrived, and then `ConnectionLost`; or `Closed`, if only its answer was
+    /// late.
     pub fn close(mut self, timeout: Duration) -> Result<SenderStatistics> {
         let deadline = Deadline::after(timeout);
         self.flush(timeout)?;
-        let mut call = self.progress_thread.call(CLOSE)?;
-        let sender = call.sender(self.ring)?;
-        let (statistics, is_there) = (sender.statistics(), sender.broken().is_none());
-        call.begin_close(self.ring, is_there);
+        let mut port = self.progress_thread.lock_port(CLOSE)?;
+        let sender = port.sender(self.ring)?;
+        let (statistics, is_alive) = (sender.statistics(), sender.broken().is_none());
+        port.begin_close(self.ring, is_alive);
         let mut idle = 0;
-        while call.rings().1 > 0 {
+        while port.rings().1 > 0 {
             if self.progress_thread.check_peer(CLOSE).is_err() {
-                // Not by `ProgressThread::close`, which would try to tell the reader for a while.
+                // Not by `ProgressThread::close`, which would repeat the end notice for a while.
                 return Ok(statistics);
             }
             if deadline.has_passed() {
                 let detail = format!(
-                    "everything was read, but the reader did not answer within {timeout:?}: it may \
-                     not know that nothing more comes"
+                    "everything was read, but the reader did not answer within {timeout:?} \
+                     and may not have received the end notice"
                 );
                 return Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
             }
-            call.progress(&mut idle, WAIT_SLICE.min(deadline.left()))?;
+            port.progress(&mut idle, WAIT_SLICE.min(deadline.left()))?;
         }
-        drop(call);
+        drop(port);
         self.progress_thread.close()?;
         Ok(statistics)
     }
 
-    /// Where the reader is.
+    /// The reader's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.progress_thread.peer()
@@ -194,30 +193,31 @@ impl RingWriter {
     }
 }
 
-/// What a message waits for.
-struct Busy {
-    with: &'static str,
+/// The reason of a wait.
+struct WaitCause {
+    waiting_for: &'static str,
     written: u64,
 }
 
-/// Writes what is left of a message. Where that has to wait, `may_wait` is asked first.
+/// Writes the rest of a message. Before each wait, `may_wait` is called.
 fn write(
-    call: &mut PortGuard<'_>,
+    port: &mut PortGuard<'_>,
     ring: SenderId,
     staging: &mut Staging,
     message: &mut Message,
     bytes: &[u8],
-    may_wait: impl Fn(Busy) -> Result<()>,
+    may_wait: impl Fn(WaitCause) -> Result<()>,
 ) -> Result<()> {
     let mut idle = 0;
     while !message.is_written() {
-        // Marks say it all: what was read is not kept to be asked for.
-        while call.next_read(ring)?.is_some() {}
+        // Positions are enough here, so the numbers of read messages are discarded.
+        while port.next_read(ring)?.is_some() {}
         let slot = staging.next;
-        if call.sender(ring)?.completed_to() < staging.busy_to[slot] {
-            let busy = Busy { with: "the provider to be done", written: message.written() };
-            wait(call, &mut idle, busy, &may_wait)?;
-            if let Some(broken) = call.sender(ring)?.broken() {
+        if port.sender(ring)?.completed_to() < staging.busy_to[slot] {
+            let cause =
+                WaitCause { waiting_for: "earlier chunks to complete", written: message.written() };
+            wait(port, &mut idle, cause, &may_wait)?;
+            if let Some(broken) = port.sender(ring)?.broken() {
                 return Err(broken.clone());
             }
             continue;
@@ -230,22 +230,22 @@ fn write(
         let end = at + piece.len() as u64;
         let mut pushed = Ok(());
         while !message.is_written() && (message.written() < end || end == 0) {
-            let with = match call.push_part(ring, message, &part, at)? {
+            let waiting_for = match port.push_part(ring, message, &part, at)? {
                 Pushed::Posted(_) | Pushed::Written => {
                     idle = 0;
                     continue;
                 }
                 Pushed::Blocked(_) => "the reader to release chunks",
-                Pushed::Busy => "room in the queue of the provider",
+                Pushed::Busy => "room in the provider's queue",
             };
-            let busy = Busy { with, written: message.written() };
-            pushed = wait(call, &mut idle, busy, &may_wait);
+            let cause = WaitCause { waiting_for, written: message.written() };
+            pushed = wait(port, &mut idle, cause, &may_wait);
             if pushed.is_err() {
                 break;
             }
         }
         if message.written() > at {
-            staging.busy_to[slot] = call.sender(ring)?.writer().tail();
+            staging.busy_to[slot] = port.sender(ring)?.writer().tail();
             staging.next = (slot + 1) % SLOT_COUNT;
         }
         pushed?;
@@ -254,11 +254,11 @@ fn write(
 }
 
 fn wait(
-    call: &mut PortGuard<'_>,
+    port: &mut PortGuard<'_>,
     idle: &mut u32,
-    busy: Busy,
-    may_wait: &impl Fn(Busy) -> Result<()>,
+    cause: WaitCause,
+    may_wait: &impl Fn(WaitCause) -> Result<()>,
 ) -> Result<()> {
-    may_wait(busy)?;
-    call.progress(idle, WAIT_SLICE)
+    may_wait(cause)?;
+    port.progress(idle, WAIT_SLICE)
 }

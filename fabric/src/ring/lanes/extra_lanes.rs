@@ -1,7 +1,7 @@
-//! Lanes that a port has beside its own endpoint, for large messages of all its rings.
+//! Lanes of a port in addition to its own endpoint, for large messages of all its rings.
 //!
-//! Each has a thread, which writes the chunks that it is given and hears the notices that come by
-//! it. Everything else is the port's: the order of chunks, credit, ends.
+//! Each has a thread, which posts chunks and receives the notices that arrive on its endpoint. The
+//! order of chunks, credit and closing remain with the port.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -23,16 +23,16 @@ use crate::{
 
 const OPERATION: &str = "opening a port's lanes";
 
-/// The lanes of a port but for its own endpoint. They are numbered from 1 on.
+/// The lanes of a port without its own endpoint, numbered from 1.
 #[derive(Debug)]
 pub(in super::super) struct ExtraLanes {
     lanes: Vec<ExtraLane>,
     events: Receiver<LaneEvent>,
     port_waker: Arc<PortWaker>,
     retained: RetainedMemory,
-    /// Jobs that there was no place for, and that have to be done.
+    /// Jobs that did not fit a lane's job queue.
     pending_jobs: VecDeque<(usize, LaneJob)>,
-    /// Why they are of no use any more.
+    /// Why a lane failed.
     pub(in super::super) broken: Option<Error>,
 }
 
@@ -46,8 +46,8 @@ struct ExtraLane {
     peers: PeerCache,
 }
 
-/// Peers of a lane, by their addresses: what they are called stays with the lane's endpoint, whether
-/// they do or not, so there are not more than a peer should need that comes again and again.
+/// Peers of a lane, by address. They stay until the endpoint is closed, so their number is bounded,
+/// and reconnecting peers share an entry.
 #[derive(Debug, Default)]
 struct PeerCache(HashMap<Address, Peer>);
 
@@ -76,18 +76,18 @@ impl PeerCache {
 }
 
 impl ExtraLanes {
-    /// Starts these lanes' threads. Who sleeps in a queue with this waker is woken by them.
+    /// Starts the threads of these lanes, which wake the queue of this waker.
     pub(in super::super) fn start(lane_set: LaneSet, waker: Waker) -> Result<Self> {
         let refuse =
             |detail: &'static str| Err(Error::new(ErrorKind::NotSupported, OPERATION, detail));
         let all = &lane_set.lanes;
-        let facts = || all.iter().map(|lane| lane.endpoint.domain().capabilities());
-        if facts().any(|facts| facts.mr_mode.contains(MrMode::ENDPOINT)) {
+        let capabilities = || all.iter().map(|lane| lane.endpoint.domain().capabilities());
+        if capabilities().any(|capabilities| capabilities.mr_mode.contains(MrMode::ENDPOINT)) {
             return refuse(
                 "this provider binds memory to an endpoint (FI_MR_ENDPOINT). Use one lane",
             );
         }
-        if facts().any(|facts| NotifyMode::Immediate.check(facts).is_err()) {
+        if capabilities().any(|capabilities| NotifyMode::Immediate.check(capabilities).is_err()) {
             return refuse("this provider has no immediates of 32 bits with writes. Use one lane");
         }
         if all.iter().any(|lane| lane.queue.waker().wake().is_err()) {
@@ -104,7 +104,7 @@ impl ExtraLanes {
                 (opened.posted_receives(), opened.endpoint.address()?);
             let OpenLane { mut endpoint, mut queue, addresses, credit_memory } = opened;
             let domain = endpoint.domain().clone();
-            posted_receives.expect(&endpoint, NotifyMode::Immediate)?;
+            posted_receives.prepare_for(&endpoint, NotifyMode::Immediate)?;
             posted_receives.refill(&mut endpoint, &mut queue)?;
             let (held, retained) = (credit_memory.clone(), RetainedMemory::clone(&retained));
             let resources =
@@ -129,7 +129,7 @@ impl ExtraLanes {
         self.lanes.len()
     }
 
-    /// Where each can be reached.
+    /// The address of each lane.
     pub(in super::super) fn addresses(&self) -> impl Iterator<Item = &Address> {
         self.lanes.iter().map(|one| &one.address)
     }
@@ -138,7 +138,7 @@ impl ExtraLanes {
         self.lanes.get(lane.checked_sub(1)?).map(|one| &one.domain)
     }
 
-    /// Where memory is registered that is written through the first so many of them.
+    /// Where to register memory that is written through the first `count` lanes.
     pub(in super::super) fn registration_scopes(&self, count: usize) -> Vec<RegistrationScope<'_>> {
         self.lanes
             .iter()
@@ -147,7 +147,7 @@ impl ExtraLanes {
             .collect()
     }
 
-    /// Where notices without a chunk are written.
+    /// Targets of notices without a chunk.
     pub(in super::super) fn credit_memories(&self) -> impl Iterator<Item = &MemoryRegion> {
         self.lanes.iter().map(|one| &one.credit_memory)
     }
@@ -156,23 +156,23 @@ impl ExtraLanes {
         self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A ring's memory is given out to be written through them.
+    /// Keeps a ring's memory until no lane can write it.
     pub(in super::super) fn retain_memory(&self, memory: Arc<RingMemory>) {
         self.sweep();
         self.retained().push(memory);
     }
 
-    /// Lets go of what nobody else has: that was let go of when nothing more could come.
+    /// Frees memory that only the lanes hold: its ring closed when nothing was in flight.
     pub(in super::super) fn sweep(&self) {
         self.retained().retain(|memory| Arc::strong_count(memory) > 1);
     }
 
-    /// The most addresses of peers that one of them has.
+    /// The most peer addresses that a lane holds.
     pub(in super::super) fn max_peers(&self) -> usize {
         self.lanes.iter().map(|one| one.peers.0.len()).max().unwrap_or(0)
     }
 
-    /// Takes note of who will write by the first of them, from these addresses.
+    /// Inserts the addresses of a writer on the first lanes.
     pub(in super::super) fn insert_addresses(&mut self, writer: &[Address]) -> Result<()> {
         for (one, address) in self.lanes.iter_mut().zip(writer) {
             one.peers.find(address, |address| one.addresses.insert(address))?;
@@ -180,7 +180,7 @@ impl ExtraLanes {
         Ok(())
     }
 
-    /// Opens a ring's writing side on the first of them, to the peers at these addresses.
+    /// Opens a ring's sender on the first lanes, to the peers at these addresses.
     pub(in super::super) fn open(
         &mut self,
         peers: &[Address],
@@ -188,8 +188,8 @@ impl ExtraLanes {
         instance: SenderInstance,
     ) -> Result<()> {
         let geometry = offer.geometry()?;
-        let further: Vec<&LaneOffer> = offer.lanes.iter().skip(1).collect();
-        let is_possible = further.len() == peers.len()
+        let extra: Vec<&LaneOffer> = offer.lanes.iter().skip(1).collect();
+        let is_possible = extra.len() == peers.len()
             && peers.len() <= self.lanes.len()
             && offer.notify == NotifyMode::Immediate;
         if !is_possible {
@@ -203,7 +203,7 @@ impl ExtraLanes {
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let mut chunk_posters = Vec::with_capacity(peers.len());
-        for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(further) {
+        for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(extra) {
             let peer = one.peers.find(address, |address| one.addresses.insert(address))?;
             let (scope, mode) =
                 (RegistrationScope::domain_only(&one.domain), (offer.notify, offer.tagged));
@@ -216,7 +216,7 @@ impl ExtraLanes {
         Ok(())
     }
 
-    /// Gives a lane a chunk to write. False if it has too much to do.
+    /// Passes a chunk to a lane. False if its job queue is full.
     pub(in super::super) fn write(
         &self,
         lane: usize,
@@ -224,21 +224,21 @@ impl ExtraLanes {
         chunk: Chunk,
         payload: Option<(MemoryRegion, usize)>,
     ) -> bool {
-        // What is owed may be that the ring is opened there.
+        // A pending job may be the one that opens the ring.
         let is_job_pending = self.pending_jobs.iter().any(|(number, _)| *number == lane);
-        let one = lane.checked_sub(1).and_then(|place| self.lanes.get(place));
+        let one = lane.checked_sub(1).and_then(|index| self.lanes.get(index));
         !is_job_pending
             && one.is_some_and(|one| {
                 one.lane.send_job(LaneJob::Write { instance, chunk, payload }).is_ok()
             })
     }
 
-    /// Nothing more will be given to be written to a ring.
+    /// Stops writing to a ring.
     pub(in super::super) fn stop(&mut self, instance: SenderInstance) {
         (1..=self.lanes.len()).for_each(|number| self.queue_job(number, LaneJob::Stop(instance)));
     }
 
-    /// A ring is gone.
+    /// Closes a ring.
     pub(in super::super) fn close(&mut self, instance: SenderInstance) {
         (1..=self.lanes.len()).for_each(|number| self.queue_job(number, LaneJob::Close(instance)));
     }
@@ -248,7 +248,7 @@ impl ExtraLanes {
         self.send_pending();
     }
 
-    /// Gives what is owed, in its order.
+    /// Passes pending jobs on, in order.
     fn send_pending(&mut self) {
         while let Some((number, job)) = self.pending_jobs.pop_front() {
             let Some(one) = self.lanes.get(number - 1) else { continue };
@@ -262,7 +262,7 @@ impl ExtraLanes {
         }
     }
 
-    /// The next thing that a lane told.
+    /// The next event of a lane.
     #[inline]
     pub(in super::super) fn next(&mut self) -> Option<LaneEvent> {
         if !self.pending_jobs.is_empty() {
@@ -271,13 +271,12 @@ impl ExtraLanes {
         self.events.try_recv().ok()
     }
 
-    /// Has something to be done that nobody wakes us for?
+    /// Are jobs pending, for which no wake-up arrives?
     pub(in super::super) fn needs_polling(&self) -> bool {
         !self.pending_jobs.is_empty()
     }
 
-    /// Says that the port is about to sleep in its queue, and looks at what there is once more
-    /// after this; or that it does not any more.
+    /// Set before the port handles events a last time and sleeps in its queue; cleared afterwards.
     pub(in super::super) fn set_sleeping(&self, is_asleep: bool) {
         self.port_waker.set_sleeping(is_asleep);
     }
@@ -285,11 +284,12 @@ impl ExtraLanes {
     /// Ends the threads and closes the endpoints.
     ///
     /// # Errors
-    /// `DeadlineExceeded` if one hangs in the provider. It keeps what peers may write to.
+    /// `DeadlineExceeded` if a thread hangs in the provider. It keeps the memory that peers may
+    /// write.
     pub(in super::super) fn shut_down(mut self) -> Result<()> {
         self.lanes.iter().for_each(|one| one.lane.request_stop());
-        let hang = self.lanes.iter_mut().filter_map(|one| (!one.lane.shut_down()).then_some(()));
-        match hang.count() {
+        let hung = self.lanes.iter_mut().filter_map(|one| (!one.lane.shut_down()).then_some(()));
+        match hung.count() {
             0 => Ok(()),
             count => {
                 let detail = format!("{count} threads hang in the provider");
@@ -311,7 +311,7 @@ mod tests {
     use crate::{CompletionQueue, Endpoint, EndpointKind, Query};
 
     #[test]
-    fn there_is_an_end_to_addresses() {
+    fn peer_addresses_of_a_lane_are_bounded() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let domain = Domain::open(&offer).unwrap();
         let addresses = AddressVector::open(&domain).unwrap();
@@ -326,8 +326,8 @@ mod tests {
         }
         let refused = peers.find(&address(PeerCache::MAX_PEERS), |_| Ok(some)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
-        // Those that are known come again.
-        let never = |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "it is known"));
+        // Known addresses are still found.
+        let never = |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "known peer"));
         assert_eq!(peers.find(&address(0), never).unwrap(), some);
     }
 }

@@ -1,8 +1,8 @@
 //! A lane: an endpoint with its queue, and the thread that drives them.
 //!
-//! The thread takes jobs from one bounded channel and tells what happened in another. When
-//! there is nothing to do for a while it sleeps in the queue, and who gives it a job wakes it; it
-//! wakes its owner, too, if that sleeps in a queue of its own.
+//! The thread takes jobs from one bounded channel and reports events in another. When idle for a
+//! while it sleeps in the queue, and a new job wakes it. Its events wake the port if that sleeps in
+//! its own queue.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -22,54 +22,53 @@ use crate::{
 
 /// Jobs that may wait for a lane.
 const JOB_QUEUE_LEN: usize = 64;
-/// Looks that find nothing before a lane goes to sleep: it is woken for whatever there is to do,
-/// and others want the core.
+/// Polls without an event before a lane sleeps: every job wakes it, and other threads need the
+/// core.
 const SPIN_POLLS: u32 = 200;
-/// Longest sleep of a lane that has nothing to do, and of one that waits for room.
+/// Longest sleep of an idle lane, and of one that waits for room in the provider.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 const SHORT_SLEEP: Duration = Duration::from_micros(100);
-/// How long a lane waits before it looks again whether its owner listens.
+/// Pause before a full event channel is tried again.
 const RETRY_PAUSE: Duration = Duration::from_micros(100);
 
-/// Turns that a lane makes at most once its owner is gone, and how many it makes in any case:
-/// what was injected leaves with them.
+/// Polls after the port has stopped the lane: the maximum, and the minimum that injected writes
+/// need to leave.
 const MAX_DRAIN_POLLS: u32 = 5000;
 const MIN_DRAIN_POLLS: u32 = 64;
 
-/// What a lane is told to do.
+/// A job for a lane.
 #[derive(Debug)]
 pub(super) enum LaneJob {
-    /// Chunks of a ring will come.
+    /// Open a ring.
     Open(Box<ChunkPoster>),
     /// Write a chunk of a ring, with payload from an offset of a region.
     Write { instance: SenderInstance, chunk: Chunk, payload: Option<(MemoryRegion, usize)> },
-    /// No more chunks of a ring will come: those that came are still written, if that does not take
-    /// long.
+    /// No more chunks of the ring follow. Earlier ones are still written, if that takes less than a
+    /// second.
     Stop(SenderInstance),
-    /// The same, and nobody wants to hear of them.
+    /// The same, and no event of the ring is wanted any more.
     Close(SenderInstance),
 }
 
-/// What a lane tells.
+/// An event of a lane.
 #[derive(Debug)]
 pub(in super::super) enum LaneEvent {
-    /// A notice came.
+    /// A notice arrived.
     ReceivedNotice(ReceivedNotice),
-    /// A chunk with so many bytes of payload is done, and with it all that the lane was given of
-    /// its ring up to a position.
+    /// A chunk with this payload is locally complete, and so are all chunks on this lane that end
+    /// at or below the position.
     Completed { lane: usize, instance: SenderInstance, bytes: u64, completed_to: u64 },
-    /// A chunk was not written, and no later one of its ring will be. What the lane was given up to
-    /// that position is not read any more.
+    /// A chunk was not written, and no later one of its ring will be. Source memory of chunks that
+    /// end at or below the position may be reused.
     WriteFailed { lane: usize, instance: SenderInstance, completed_to: u64, error: Error },
-    /// The lane is of no use any more.
+    /// The lane has stopped.
     LaneFailed(Error),
 }
 
-/// Memory that peers write through lanes: it stays for as long as the thread of one of them does,
-/// even if that has to be left behind.
+/// Memory that peers write through lanes: it stays as long as a thread does, even one that hangs.
 pub(super) type RetainedMemory = Arc<Mutex<Vec<Arc<RingMemory>>>>;
 
-/// What a lane's thread owns. In this order: memory that peers write goes after the endpoint.
+/// Resources of a lane's thread. Drop order: the endpoint before the memory that peers write.
 pub(super) struct LaneResources {
     pub(super) endpoint: Endpoint,
     pub(super) queue: CompletionQueue,
@@ -80,7 +79,7 @@ pub(super) struct LaneResources {
     pub(super) retained: RetainedMemory,
 }
 
-/// Who a lane tells: wakes it, if it sleeps in a queue.
+/// Wakes the thread of the port, if it sleeps in its queue.
 #[derive(Debug)]
 pub(super) struct PortWaker {
     is_asleep: AtomicBool,
@@ -92,16 +91,15 @@ impl PortWaker {
         Self { is_asleep: AtomicBool::new(false), waker }
     }
 
-    /// Says that it is about to sleep, and looks once more at what it was told after this; or that
-    /// it does not any more.
+    /// Set before the thread reads events a last time and sleeps; cleared afterwards.
     pub(super) fn set_sleeping(&self, is_asleep: bool) {
         self.is_asleep.store(is_asleep, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// After it was told something.
+    /// To be called after an event was sent.
     fn wake(&self) {
-        // Either this sees that it sleeps, or it sees what it was told before it does.
+        // Either this sees the thread asleep, or the thread sees the event before it sleeps.
         fence(Ordering::SeqCst);
         if self.is_asleep.load(Ordering::SeqCst) && self.is_asleep.swap(false, Ordering::SeqCst) {
             self.waker.wake_best_effort();
@@ -109,14 +107,14 @@ impl PortWaker {
     }
 }
 
-/// How a lane tells what happened.
+/// Sends events to the port.
 #[derive(Debug, Clone)]
 pub(super) struct EventSender {
     pub(super) events: SyncSender<LaneEvent>,
     pub(super) port_waker: Arc<PortWaker>,
 }
 
-/// What a lane's owner has of it.
+/// The port's handle of a lane.
 #[derive(Debug)]
 pub(super) struct Lane {
     jobs: Option<SyncSender<LaneJob>>,
@@ -128,12 +126,11 @@ pub(super) struct Lane {
 #[derive(Debug, Default)]
 struct LaneShared {
     is_asleep: AtomicBool,
-    /// The owner is gone, or going.
+    /// The port stops the lane.
     is_stopped: AtomicBool,
 }
 
 impl Lane {
-    /// Starts a lane's thread.
     pub(super) fn start(
         number: usize,
         resources: LaneResources,
@@ -155,13 +152,13 @@ impl Lane {
             .name(format!("ring lane {number}"))
             .spawn(move || worker.run())
             .map_err(|error| {
-                let detail = format!("no thread for a lane: {error}");
+                let detail = format!("cannot start the thread of a lane: {error}");
                 Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
             })?;
         Ok(Self { jobs: Some(sender), waker, shared, thread: Some(thread) })
     }
 
-    /// Gives the lane a job; gives it back if it has too many.
+    /// Sends a job to the lane; returns it if the job queue is full.
     pub(super) fn send_job(&self, job: LaneJob) -> std::result::Result<(), LaneJob> {
         let Some(jobs) = &self.jobs else { return Err(job) };
         match jobs.try_send(job) {
@@ -176,19 +173,19 @@ impl Lane {
         Ok(())
     }
 
-    /// Lets the thread end soon, without waiting for it: so that several end at the same time.
+    /// Asks the thread to end without waiting, so that several can end at the same time.
     pub(super) fn request_stop(&self) {
         self.shared.is_stopped.store(true, Ordering::Release);
         self.waker.wake_best_effort();
     }
 
-    /// Did the thread end?
+    /// Has the thread ended?
     pub(super) fn is_stopped(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends the thread, which may hang in the provider, if the peer died at the wrong moment: then
-    /// it stays behind, with what it owns, and this is false. Else it ends within a sleep.
+    /// Ends the thread within a sleep. False if it hangs in the provider, which can happen if a
+    /// peer dies: then the thread and its resources are leaked.
     pub(super) fn shut_down(&mut self) -> bool {
         self.jobs = None;
         self.request_stop();
@@ -207,7 +204,7 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         if self.waker.is_inherited() {
-            // A forked child: it does not have the thread.
+            // A forked child does not have the thread.
             std::mem::forget((self.jobs.take(), self.thread.take()));
             return;
         }
@@ -218,24 +215,24 @@ impl Drop for Lane {
 struct LaneThread {
     number: usize,
     resources: LaneResources,
-    /// What is written, by the numbers of titles.
+    /// Open rings, by sender instance.
     send_queues: HashMap<u32, LaneSendQueue>,
-    /// Those that have something to be written.
+    /// Rings with chunks to post.
     writing: Vec<u32>,
     jobs: Receiver<LaneJob>,
     reporter: LaneReporter,
-    /// A job that was taken just before it would have slept.
+    /// A job that was taken just before sleeping.
     next: Option<LaneJob>,
 }
 
-/// The thread's way to its owner.
+/// Reports events to the port.
 struct LaneReporter {
     event_sender: EventSender,
     shared: Arc<LaneShared>,
 }
 
 impl LaneReporter {
-    /// To an owner that listens, or is gone.
+    /// Waits for room, unless the port has stopped the lane.
     fn report(&self, event: LaneEvent) {
         let mut event = event;
         loop {
@@ -287,7 +284,7 @@ impl LaneThread {
         }
     }
 
-    /// The owner has gone: what it gave before is still done, if that does not take long.
+    /// The port has stopped the lane: earlier jobs are still done, for a limited time.
     fn drain(&mut self) -> Result<()> {
         let mut idle = 0;
         for _ in 0..MAX_DRAIN_POLLS {
@@ -306,7 +303,7 @@ impl LaneThread {
         Ok(())
     }
 
-    /// Does all jobs that there are, and writes what there is room for. True if anything was done.
+    /// Does all jobs, and posts as far as there is room. True if anything was done.
     fn do_jobs(&mut self) -> bool {
         let mut has_worked = false;
         while let Some(job) = self.next.take().or_else(|| self.jobs.try_recv().ok()) {
@@ -344,7 +341,7 @@ impl LaneThread {
         }
     }
 
-    /// Writes what there is room for. No ring holds up another one.
+    /// Posts as far as there is room; a ring without room does not block the others.
     fn write(&mut self) -> bool {
         let (mut has_written, mut at) = (false, 0);
         while let Some(number) = self.writing.get(at).copied() {
@@ -365,7 +362,7 @@ impl LaneThread {
         has_written
     }
 
-    /// Forgets a ring that is closed, once nothing of it is on its way.
+    /// Removes a ring that is closed, once none of its chunks is in flight.
     fn forget(&mut self, number: u32) {
         if self.send_queues.get(&number).is_some_and(LaneSendQueue::is_stopped) {
             self.send_queues.remove(&number);
@@ -402,7 +399,7 @@ impl LaneThread {
                 self.forget(instance.number());
             }
         } else if PostedReceives::owns_token(failure.token) && kind == ErrorKind::Truncated {
-            // Somebody sent a message that is too long for a notice.
+            // A peer sent a message that is too long for a notice.
             self.resources.posted_receives.receive_failed(failure.token);
         } else if failure.operation.is_some()
             || !matches!(
@@ -412,7 +409,8 @@ impl LaneThread {
         {
             return Err(failure.error);
         }
-        // Else something was lost that nobody can name: nothing that matters is injected here.
+        // Otherwise a lost injected write, which the provider does not identify: lanes inject
+        // nothing that matters.
         Ok(())
     }
 
@@ -420,11 +418,11 @@ impl LaneThread {
         let shared = &self.reporter.shared;
         shared.is_asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        // Who gave a job before that did not see it, and woke nobody.
+        // The sender of an earlier job may not have seen this thread asleep, and did not wake it.
         self.next = self.jobs.try_recv().ok();
         let is_stopped = shared.is_stopped.load(Ordering::Acquire);
         let is_idle = self.next.is_none() && self.writing.is_empty() && !is_stopped;
-        // Something that there is no room for: nothing tells when there is.
+        // No wake-up arrives when the provider has room again.
         let longest = if is_idle { MAX_SLEEP } else { SHORT_SLEEP };
         let outcome = self.resources.queue.wait_or_wake(longest);
         self.reporter.shared.is_asleep.store(false, Ordering::Relaxed);

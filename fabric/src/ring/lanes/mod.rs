@@ -1,11 +1,11 @@
-//! Lanes that a port has beside its own endpoint: each an endpoint with its queue, its domain and a
-//! thread.
+//! Lanes: an endpoint each, with its queue, its domain and a thread, in addition to the port's own
+//! endpoint.
 //!
-//! One connection does not always fill the wire, or the memory that stands for one: a
-//! software provider is bound to what one thread copies, a machine may have several cards.
-//! The ring stays one: one memory, registered with each lane's domain, one order of chunks,
-//! one credit. A chunk goes by the lane that is expected to be done with it first. Whoever
-//! owns the port plans and takes; the lanes post and listen.
+//! One connection does not always fill the network or the memory bandwidth: a software provider is
+//! limited to what one thread copies, and a machine may have several NICs. A ring on lanes stays
+//! one ring: one memory, registered with each lane's domain, one order of chunks, one credit. A
+//! chunk goes by the lane that is expected to complete it first. The port plans chunks and takes
+//! them; lanes post them and receive notices.
 
 mod extra_lanes;
 mod lane;
@@ -28,13 +28,13 @@ use crate::{
 /// Lanes of a ring, at most.
 const MAX_LANES: usize = 64;
 
-/// Lanes that are open and belong to no port yet: see [`Port::add_lanes`](super::Port::add_lanes).
+/// Open lanes that belong to no port yet: see [`Port::add_lanes`](super::Port::add_lanes).
 #[derive(Debug)]
 pub struct LaneSet {
     lanes: Vec<OpenLane>,
 }
 
-/// A lane before it has a thread.
+/// A lane without its thread.
 #[derive(Debug)]
 struct OpenLane {
     endpoint: Endpoint,
@@ -44,23 +44,20 @@ struct OpenLane {
 }
 
 impl LaneSet {
-    /// Opens a lane on each of these domains: what is registered with them can be written through
-    /// it. A domain that is there several times has several lanes. Their threads sleep at once when
-    /// there is nothing to do.
+    /// Opens a lane on each of these domains, to write memory registered with them. A domain may be
+    /// given repeatedly for several lanes. Idle threads sleep at once.
     ///
     /// # Errors
-    /// What cannot be opened; `InvalidArgument` for no domains, more than 64, or connected ones.
+    /// Errors of libfabric; `InvalidArgument` for no domains, more than 64, or connection-oriented
+    /// ones.
     pub fn open_on(domains: &[Domain]) -> Result<Self> {
         let refuse =
             |why: String| Err(Error::new(ErrorKind::InvalidArgument, "opening lanes", why));
         if domains.is_empty() || domains.len() > MAX_LANES {
-            return refuse(format!(
-                "{} lanes were asked for, 1 to {MAX_LANES} are possible",
-                domains.len()
-            ));
+            return refuse(format!("{} lanes were requested. Use 1 to {MAX_LANES}", domains.len()));
         }
         if domains.iter().any(|domain| domain.capabilities().endpoint != EndpointKind::Rdm) {
-            return refuse("lanes are connectionless endpoints".to_owned());
+            return refuse("lanes need connectionless endpoints".to_owned());
         }
         let mut lanes = Vec::with_capacity(domains.len());
         for domain in domains {
@@ -76,7 +73,7 @@ impl LaneSet {
         Ok(Self { lanes })
     }
 
-    /// What is known of each lane's provider, and the entries of its queue.
+    /// Capabilities of each lane's provider, and the entries of its queue.
     pub(super) fn queues(&self) -> impl Iterator<Item = (&Capabilities, usize)> {
         self.lanes.iter().map(|lane| (lane.endpoint.domain().capabilities(), lane.queue.size()))
     }
@@ -88,22 +85,22 @@ impl OpenLane {
     }
 }
 
-/// How many lanes are sensible, for these offers of one provider: those that a policy chose for
-/// the same peer, one for each card or address.
+/// A sensible number of lanes for these offers of one provider: those that a policy chose for the
+/// same peer, one for each NIC or address.
 ///
-/// A card fills its wire by one lane, so there is a lane for each. Without a card the provider
-/// copies, and one thread does not copy as fast as the memory is: then there are several,
-/// unless there are too few cores for as many threads on both sides. A provider that never
-/// leaves the machine writes straight into the peer's memory, and a second lane would only
-/// contend with the first.
+/// A NIC fills its link with one lane, so each NIC has one. Without a NIC the provider copies, and
+/// one thread copies slower than the memory: then there are several lanes, as far as there are
+/// cores for the threads of both sides. A provider that stays on the machine writes directly into
+/// the peer's memory, and a second lane would only contend with the first.
 #[must_use]
 pub fn default_lane_count(offers: &[Capabilities], cores: usize) -> usize {
     let Some(first) = offers.first() else { return 1 };
-    let mut cards: Vec<_> = offers.iter().filter_map(|facts| facts.nic.as_ref()).collect();
-    cards.sort_by(|a, b| (&a.pci, &a.name).cmp(&(&b.pci, &b.name)));
-    cards.dedup_by(|a, b| (&a.pci, &a.name) == (&b.pci, &b.name));
-    if !cards.is_empty() {
-        return cards.len().min(MAX_LANES);
+    let mut nics: Vec<_> =
+        offers.iter().filter_map(|capabilities| capabilities.nic.as_ref()).collect();
+    nics.sort_by(|a, b| (&a.pci, &a.name).cmp(&(&b.pci, &b.name)));
+    nics.dedup_by(|a, b| (&a.pci, &a.name) == (&b.pci, &b.name));
+    if !nics.is_empty() {
+        return nics.len().min(MAX_LANES);
     }
     if !first.reaches_other_machines {
         return 1;
@@ -111,8 +108,8 @@ pub fn default_lane_count(offers: &[Capabilities], cores: usize) -> usize {
     (cores * 3 / 8).clamp(1, MAX_COPYING_LANES)
 }
 
-/// The most lanes of a provider that copies that were measured to bring more, on as many cores as are
-/// for both sides: see docs/ring.md.
+/// The largest number of lanes of a copying provider that improved measurements, with cores for
+/// both sides: see docs/ring.md.
 const MAX_COPYING_LANES: usize = 8;
 
 #[cfg(test)]
@@ -121,7 +118,7 @@ mod tests {
     use crate::Query;
 
     #[test]
-    fn lanes_follow_cards_and_cores() {
+    fn default_lane_count_follows_nics_and_cores() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let mut copying = offer.capabilities().clone();
         (copying.nic, copying.reaches_other_machines) = (None, true);
@@ -130,7 +127,7 @@ mod tests {
         assert_eq!(counts, [1, 1, 3, 6, 8, 8]);
         let local = Capabilities { reaches_other_machines: false, ..copying.clone() };
         assert_eq!(default_lane_count(&[local], 64), 1);
-        let card = |name: &str| {
+        let nic = |name: &str| {
             let nic = crate::Nic {
                 name: Some(name.to_owned()),
                 pci: None,
@@ -139,7 +136,7 @@ mod tests {
             };
             Capabilities { nic: Some(nic), ..copying.clone() }
         };
-        assert_eq!(default_lane_count(&[card("mlx5_0"), card("mlx5_1"), card("mlx5_0")], 4), 2);
+        assert_eq!(default_lane_count(&[nic("mlx5_0"), nic("mlx5_1"), nic("mlx5_0")], 4), 2);
         assert_eq!(default_lane_count(&[], 64), 1);
     }
 }

@@ -1,28 +1,27 @@
-//! Which lane a chunk goes by: no threads, no clock, no wire.
+//! Chooses the lane of a chunk: no threads, clock or I/O.
 //!
-//! Each lane's rate is what it was seen to complete while it had something to do. A chunk
-//! goes where it is expected to be done first. So a lane that is half as fast gets half as
-//! much, and one that stands still gets nothing more than what it has.
+//! A lane's rate is measured from the bytes that it completes while it is busy. A chunk goes to the
+//! lane that is expected to complete it first. So a lane with half the rate gets half the bytes,
+//! and a lane that stalls gets no more than it has.
 
-/// How much a lane completes before its rate is looked at again.
+/// Bytes that a lane completes before its rate is updated.
 const RATE_WINDOW: u64 = 1 << 20;
-/// How much of the old rate is kept.
+/// Weight of the old rate in the new one.
 const OLD_RATE_WEIGHT: f64 = 0.75;
 
 #[derive(Debug, Clone)]
 struct LaneRate {
-    /// Bytes that were posted and are not done.
+    /// Bytes posted and not completed.
     in_flight: u64,
-    /// Bytes per nanosecond. None: nothing is known yet.
+    /// Bytes per nanosecond. None: not known yet.
     rate: Option<f64>,
-    /// Bytes that were done since the rate was last looked at, and the time that it took,
-    /// without that in which there was nothing to do.
+    /// Bytes completed since the last update of the rate, and the time in which the lane was busy.
     done: u64,
     busy: u64,
     busy_since: u64,
 }
 
-/// Spreads chunks over lanes.
+/// Distributes chunks over lanes.
 #[derive(Debug)]
 pub(in super::super) struct LaneScheduler {
     lanes: Vec<LaneRate>,
@@ -32,15 +31,16 @@ pub(in super::super) struct LaneScheduler {
 }
 
 impl LaneScheduler {
-    /// Over so many lanes, from this one on, each with so much on its way at most (or one chunk).
+    /// Distributes chunks over the lanes from `first` on, each with at most `most_in_flight` bytes,
+    /// or one chunk.
     pub(super) fn new(lanes: usize, first: usize, most_in_flight: u64) -> Self {
         let lane = LaneRate { in_flight: 0, rate: None, done: 0, busy: 0, busy_since: 0 };
         Self { lanes: vec![lane; lanes], most_in_flight, first }
     }
 
-    /// The lane for a chunk of so many bytes; None if all have enough to do.
+    /// The lane for a chunk of this many bytes; None if all lanes are full.
     pub(super) fn pick_lane(&self, length: u64) -> Option<usize> {
-        // Of a lane that nothing is known of the best is expected: so it is tried.
+        // A lane with unknown rate is assumed to be as fast as the best, so it is tried.
         let lanes = || self.lanes.iter().enumerate().skip(self.first);
         let rates = lanes().filter_map(|(_, lane)| lane.rate);
         let best =
@@ -60,17 +60,17 @@ impl LaneScheduler {
         picked.map(|(number, _)| number)
     }
 
-    /// A chunk was given to a lane, at this time in nanoseconds.
+    /// A chunk was posted on a lane, at this time in nanoseconds.
     pub(super) fn posted(&mut self, lane: usize, length: u64, now: u64) {
         let lane = &mut self.lanes[lane];
         if lane.in_flight == 0 {
             lane.busy_since = now;
         }
-        // Also a chunk of nothing is something to do.
+        // An empty chunk keeps the lane busy, too.
         lane.in_flight += length.max(1);
     }
 
-    /// A chunk is done, at this time in nanoseconds.
+    /// A chunk is complete, at this time in nanoseconds.
     pub(super) fn done(&mut self, lane: usize, length: u64, now: u64) {
         let lane = &mut self.lanes[lane];
         lane.in_flight = lane.in_flight.saturating_sub(length.max(1));
@@ -92,12 +92,12 @@ impl LaneScheduler {
 mod tests {
     use super::*;
 
-    /// Lanes that take a fixed time for a byte each, in simulated time; gives the share of the
-    /// bytes that each got, and how long it took.
+    /// Simulates lanes with a fixed time per byte. Returns each lane's share of the bytes, and the
+    /// time.
     fn run(nanoseconds_per_byte: &[f64], chunks: u64, length: u64) -> (Vec<f64>, u64) {
         let mut scheduler = LaneScheduler::new(nanoseconds_per_byte.len(), 0, 4 * length);
         let mut queues: Vec<Vec<u64>> = vec![Vec::new(); nanoseconds_per_byte.len()];
-        let mut got = vec![0_u64; nanoseconds_per_byte.len()];
+        let mut carried = vec![0_u64; nanoseconds_per_byte.len()];
         let mut now = 0;
         let mut sent = 0;
         while sent < chunks || queues.iter().any(|queue| !queue.is_empty()) {
@@ -108,10 +108,10 @@ mod tests {
                 let start = queues[lane].last().copied().unwrap_or(now).max(now);
                 queues[lane].push(start + time);
                 scheduler.posted(lane, length, now);
-                got[lane] += length;
+                carried[lane] += length;
                 sent += 1;
             }
-            // The next that is done.
+            // The next chunk to complete.
             let ends = queues.iter().enumerate();
             let next = ends.filter_map(|(lane, queue)| queue.first().map(|end| (*end, lane))).min();
             let Some((end, lane)) = next else { break };
@@ -120,15 +120,15 @@ mod tests {
             scheduler.done(lane, length, now);
         }
         assert!(scheduler.lanes.iter().all(|lane| lane.in_flight == 0));
-        let total: u64 = got.iter().sum();
-        (got.iter().map(|bytes| *bytes as f64 / total as f64).collect(), now)
+        let total: u64 = carried.iter().sum();
+        (carried.iter().map(|bytes| *bytes as f64 / total as f64).collect(), now)
     }
 
     #[test]
     fn equal_lanes_get_equal_shares() {
         let (shares, took) = run(&[1.0; 4], 4000, 1 << 18);
         assert!(shares.iter().all(|share| (share - 0.25).abs() < 0.01), "{shares:?}");
-        // A fourth of what one lane would take.
+        // A quarter of the time of one lane.
         assert!((took as f64) < 1.02 * 1000.0 * f64::from(1 << 18), "{took}");
     }
 
@@ -143,20 +143,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_lanes_that_are_never_picked_does_not_count() {
+    fn rates_of_excluded_lanes_are_ignored() {
         let mut scheduler = LaneScheduler::new(3, 1, 4 << 20);
-        // The first one is much faster than both others, whatever goes by it, and has nothing to do.
+        // The first lane is much faster than the others, and idle.
         for now in 0..10 {
             scheduler.posted(0, 1 << 20, now * 1000);
             scheduler.done(0, 1 << 20, now * 1000 + 1);
         }
-        let mut got = [0; 3];
+        let mut carried = [0; 3];
         while let Some(lane) = scheduler.pick_lane(1 << 20) {
             scheduler.posted(lane, 1 << 20, 20_000);
-            got[lane] += 1;
+            carried[lane] += 1;
         }
-        assert_eq!(got, [0, 4, 4]);
-        // Of the third nothing is known: it is taken to be like the second, not like the first.
+        assert_eq!(carried, [0, 4, 4]);
+        // The third has an unknown rate: it is assumed to be like the second, not like the first.
         for now in [1, 2, 3, 4] {
             scheduler.done(1, 1 << 20, 20_000 + now * 1_000_000);
         }
@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_stands_still_holds_up_no_more_than_it_has() {
+    fn stalled_lane_gets_no_more_chunks() {
         let mut scheduler = LaneScheduler::new(2, 0, 4 << 20);
-        let mut to_the_dead = 0;
+        let mut to_stalled = 0;
         for now in 0..1000 {
             while let Some(lane) = scheduler.pick_lane(1 << 20) {
                 scheduler.posted(lane, 1 << 20, now * 1000);
                 if lane == 1 {
-                    to_the_dead += 1;
+                    to_stalled += 1;
                 }
                 if lane == 0 {
                     break;
@@ -185,6 +185,6 @@ mod tests {
                 scheduler.done(0, 1 << 20, now * 1000);
             }
         }
-        assert!(to_the_dead <= 4, "{to_the_dead}");
+        assert!(to_stalled <= 4, "{to_stalled}");
     }
 }

@@ -1,4 +1,4 @@
-//! What one lane has of one ring that is written.
+//! The send queue of one ring on one lane.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use super::super::writer_state::Chunk;
 use super::lane::LaneEvent;
 use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion};
 
-/// How long what was given for a ring that is not written any more may wait for room in the
-/// provider, which never makes any for a peer that is gone.
+/// How long chunks of a stopped ring wait for room in the provider, which never has any for a dead
+/// peer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A lane's share of a ring.
+/// The send queue of one ring on one lane.
 #[derive(Debug)]
 pub(super) struct LaneSendQueue {
     chunk_poster: ChunkPoster,
-    /// What is still to be posted.
+    /// Chunks to be posted.
     waiting: VecDeque<(Chunk, Option<(MemoryRegion, usize)>)>,
-    /// A chunk was not written: no later one is.
+    /// A chunk was not written, so no later one is.
     is_broken: bool,
     is_closed: bool,
-    /// No more chunks will be given; those that are still to be posted then are not.
+    /// The ring is stopped; chunks not posted by then are dropped.
     stop_deadline: Option<Instant>,
 }
 
@@ -31,22 +31,23 @@ impl LaneSendQueue {
         Self { chunk_poster, waiting, is_broken: false, is_closed: false, stop_deadline: None }
     }
 
-    /// A chunk that is to be written. True if it is the only one.
+    /// Queues a chunk. True if it is the only one.
     pub(super) fn push(&mut self, chunk: Chunk, payload: Option<(MemoryRegion, usize)>) -> bool {
         if self.is_broken {
-            // Whoever gave it does not know yet, and will hear that nothing is read any more.
+            // The port does not know yet; the failure event tells it that no chunk is read any
+            // more.
             return false;
         }
         self.waiting.push_back((chunk, payload));
         self.waiting.len() == 1
     }
 
-    /// No more chunks will come.
+    /// No more chunks follow.
     pub(super) fn stop(&mut self) {
         self.stop_deadline.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
     }
 
-    /// And nobody wants to hear of those that came.
+    /// Stops, and no event is wanted any more.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.stop();
@@ -56,7 +57,7 @@ impl LaneSendQueue {
         !self.waiting.is_empty()
     }
 
-    /// Is nothing on its way, or waiting to be?
+    /// Is no chunk in flight or queued?
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.chunk_poster.unfinished() == 0
     }
@@ -65,7 +66,7 @@ impl LaneSendQueue {
         self.is_closed && self.is_idle()
     }
 
-    /// Posts what there is room for. True if anything was.
+    /// Posts as far as there is room. True if anything was posted.
     pub(super) fn write(
         &mut self,
         endpoint: &mut Endpoint,
@@ -77,13 +78,13 @@ impl LaneSendQueue {
         while let Some((chunk, payload)) = self.waiting.front() {
             let body = payload.as_ref().map(|(region, from)| (region, *from));
             match self.chunk_poster.post(endpoint, queue, chunk, body) {
-                Ok(Posted::No) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
+                Ok(Posted::Full) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
                     let detail = "the provider had no room within 1 s after the ring was closed";
                     let error = Error::new(ErrorKind::Closed, "writing to a ring", detail);
                     report(self.write_failed(lane, error));
                     break;
                 }
-                Ok(Posted::No) => break,
+                Ok(Posted::Full) => break,
                 Ok(Posted::Sent) => {}
                 Ok(Posted::Copied) => {
                     let bytes = chunk.header.payload.into();
@@ -100,17 +101,17 @@ impl LaneSendQueue {
         has_written
     }
 
-    /// One of a slot's writes completed.
+    /// A write of this slot completed.
     pub(super) fn completed(&mut self, lane: usize, slot: u16) -> Option<LaneEvent> {
         match self.chunk_poster.completed(slot) {
             Some(bytes) => Some(self.done(lane, bytes.into())),
-            // It may be the first of two, of a chunk whose second one nobody will post: then there
-            // is nothing that would tell that nothing is read any more.
+            // It may be the first write of a chunk whose second is never posted: then no other
+            // event reports that the memory is free.
             None => (self.is_broken && self.is_idle()).then(|| self.done(lane, 0)),
         }
     }
 
-    /// One of a slot's writes failed.
+    /// A write of this slot failed.
     pub(super) fn failed(&mut self, lane: usize, slot: u16, error: Error) -> LaneEvent {
         self.chunk_poster.failed(slot);
         self.write_failed(lane, error)
@@ -138,7 +139,7 @@ impl LaneSendQueue {
 
     fn completed_to(&self) -> u64 {
         match self.is_broken && self.is_idle() {
-            // Of what was not posted nothing will be.
+            // Chunks that were not posted never will be.
             true => u64::MAX,
             false => self.chunk_poster.completed_to(),
         }
@@ -158,10 +159,10 @@ mod tests {
 
     const RING: u64 = 64 << 10;
 
-    /// Of a ring in the memory of a device, of which headers are written first: that of a chunk was,
-    /// and there was no room for its payload, nor ever will be.
+    /// Separate headers are written first: the header of a chunk was posted, and there is never
+    /// room for its payload.
     #[test]
-    fn a_chunk_that_was_half_posted_holds_up_nobody_once_it_is_given_up() {
+    fn abandoned_partial_chunk_does_not_block_its_lane() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let domain = Domain::open(&offer).unwrap();
         let addresses = AddressVector::open(&domain).unwrap();
@@ -192,7 +193,7 @@ mod tests {
         let slot = send_queue.chunk_poster.begin_partial_chunk(&chunks[0]).unwrap();
         assert_eq!(chunks.map(|chunk| send_queue.push(chunk, None)), [true, false]);
         send_queue.close();
-        let error = Error::new(ErrorKind::Closed, "test", "not wanted any more");
+        let error = Error::new(ErrorKind::Closed, "test", "the ring is closed");
         // Its header may still be read.
         match send_queue.write_failed(1, error) {
             LaneEvent::WriteFailed { completed_to: 0, .. } => {}

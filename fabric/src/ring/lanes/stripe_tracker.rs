@@ -1,38 +1,37 @@
-//! What of a ring's chunks went by which lane, and which of it the provider is done with: no
-//! threads, no clock, no wire.
+//! Tracks which chunks of a ring went by which lane, and which are locally complete: no threads,
+//! clock or I/O.
 
 use std::collections::VecDeque;
 
 use super::scheduler::LaneScheduler;
 
-/// Chunks that a lane may have on its way.
+/// Chunks that a lane may have in flight.
 const MAX_IN_FLIGHT: u64 = 4;
 
-/// Further lanes from which on chunks are not spread over the first one as well.
+/// Number of extra lanes from which on lane 0 carries no stripes.
 ///
-/// The port's thread drives that: while the provider copies a chunk in a call of it nothing else is
-/// done, neither for rings nor by the port's owner, who has to keep all lanes busy. Three or more
-/// copy faster than such an owner gives them chunks while it copies, too: 64 MiB between two
-/// devices took twice as long as alone by five lanes of which each further one was idle for most
-/// of it. Two would miss the share of the first.
+/// Lane 0 is driven by the port's thread. While the provider copies a chunk in one of its calls,
+/// neither rings nor the owner of the port make progress, and the owner has to feed all lanes.
+/// Three or more lanes copy faster than such an owner feeds them: 64 MiB between two devices took
+/// twice as long by five lanes, of which the extra ones were mostly idle. With two the stripe of
+/// lane 0 would be missed.
 const EXTRA_LANES_ALONE: usize = 3;
 
-/// The first lane of so many that chunks are spread over.
+/// The first lane that carries stripes.
 fn first_striped_lane(lanes: usize) -> usize {
     usize::from(lanes > EXTRA_LANES_ALONE)
 }
 
-/// The chunks of a ring's writing side, by lanes: the first one is the port's own.
+/// The chunks of a ring by lane; lane 0 is the port's endpoint.
 #[derive(Debug)]
 pub(in super::super) struct StripeTracker {
     scheduler: LaneScheduler,
-    /// For each lane, in their order: where a chunk begins and ends in the ring that the provider
-    /// may still read from.
+    /// For each lane in order: start and end of the chunks that the provider may still read.
     in_flight: Vec<VecDeque<(u64, u64)>>,
 }
 
 impl StripeTracker {
-    /// Over so many lanes, for chunks of at most so many bytes.
+    /// Tracks this many lanes, for chunks of at most `longest` bytes.
     pub(in super::super) fn new(lanes: usize, longest: u64) -> Self {
         let in_flight = vec![VecDeque::with_capacity(MAX_IN_FLIGHT as usize * 2); lanes];
         let scheduler =
@@ -44,13 +43,13 @@ impl StripeTracker {
         self.in_flight.len()
     }
 
-    /// The lane that is expected to be done with a chunk first; None if all have enough to do.
-    /// With several further ones it is never the first.
+    /// The lane that is expected to complete a chunk first; None if all are full. With several
+    /// extra lanes it is never lane 0.
     pub(in super::super) fn pick_lane(&self, length: u64) -> Option<usize> {
         self.scheduler.pick_lane(length)
     }
 
-    /// A chunk with so many bytes of payload was given to a lane, at this time in nanoseconds.
+    /// A chunk with this payload was posted on a lane, at this time in nanoseconds.
     pub(in super::super) fn posted(
         &mut self,
         lane: usize,
@@ -62,8 +61,8 @@ impl StripeTracker {
         self.scheduler.posted(lane, payload, now);
     }
 
-    /// A lane is done with a chunk's payload, and with all that it was given and that ends no
-    /// further than this.
+    /// A lane has completed a chunk with this payload, and all its chunks that end at or below the
+    /// position.
     pub(in super::super) fn done(
         &mut self,
         lane: usize,
@@ -78,13 +77,14 @@ impl StripeTracker {
         self.scheduler.done(lane, payload, now);
     }
 
-    /// Up to here the provider is done with all chunks, of which the last one ends at `tail`.
+    /// All chunks that end at or below this position are locally complete; `tail` is the end of the
+    /// last one.
     pub(in super::super) fn completed_to(&self, tail: u64) -> u64 {
         let firsts = self.in_flight.iter().filter_map(|in_flight| in_flight.front());
         firsts.map(|(start, _)| *start).min().unwrap_or(tail)
     }
 
-    /// Chunks that a lane is not done with.
+    /// Chunks in flight on lanes.
     pub(in super::super) fn unfinished(&self) -> usize {
         self.in_flight.iter().map(VecDeque::len).sum()
     }
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Chunks that each lane gets before one is done.
+    /// Chunks that each lane gets before one completes.
     fn in_flight(lanes: usize) -> Vec<usize> {
         let mut stripe_tracker = StripeTracker::new(lanes, 1 << 19);
         let mut tail = 0;
@@ -108,9 +108,9 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_many_lanes_is_left_to_what_is_no_share_of_a_large_message() {
+    fn lane_0_carries_no_stripes_beside_three_extra_lanes() {
         for lanes in 1..=3 {
-            assert_eq!(in_flight(lanes), vec![MAX_IN_FLIGHT as usize; lanes], "few are all wanted");
+            assert_eq!(in_flight(lanes), vec![MAX_IN_FLIGHT as usize; lanes], "all carry stripes");
         }
         for lanes in 4..=8 {
             let mut expected = vec![MAX_IN_FLIGHT as usize; lanes];
@@ -119,10 +119,9 @@ mod tests {
         }
     }
 
-    /// What goes by the first one all the same, such as headers, counts as before, and keeps no
-    /// chunk from others.
+    /// Other chunks on lane 0, such as headers, count as before and do not delay other lanes.
     #[test]
-    fn what_goes_by_the_first_of_many_lanes_is_waited_for() {
+    fn completed_to_includes_chunks_on_lane_0() {
         let mut stripe_tracker = StripeTracker::new(5, 1 << 19);
         stripe_tracker.posted(0, (0, 64), 40, 0);
         for at in 0..16 {
@@ -139,10 +138,10 @@ mod tests {
     }
 
     proptest! {
-        /// Lanes that are done in any order among each other, each in its own: what is said to
-        /// have left is what has, up to the first that has not.
+        /// Lanes complete in any order, each its own chunks in sequence. The completed position is
+        /// the start of the first incomplete chunk.
         #[test]
-        fn what_has_left_is_told_from_all_lanes(
+        fn completed_to_is_the_first_incomplete_chunk_of_all_lanes(
             chunks in proptest::collection::vec((0..4_usize, 1..1000_u64, 0..3_u64), 1..60),
             order in proptest::collection::vec(0..4_usize, 0..200),
         ) {

@@ -1,4 +1,4 @@
-//! Which rings something happened for: a list, for who has many rings and looks after few.
+//! Ready events of rings: for applications with many rings, most of them idle.
 
 use std::collections::VecDeque;
 
@@ -6,30 +6,30 @@ use super::super::receiver::RingReceiver;
 use super::super::sender::RingSender;
 use super::{Port, ReceiverId, SenderId};
 
-/// A ring for which something happened.
+/// A ring that became ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RingEvent {
-    /// Something may be there to be read, or it is broken.
+    /// Chunks may be ready to read, or the ring is broken.
     Receiver(ReceiverId),
-    /// Something left, was read, or failed.
+    /// Chunks completed or were read, or the ring failed.
     Sender(SenderId),
 }
 
 impl Port {
-    /// From now on [`next_event`](Self::next_event) tells which rings something happened for: for
-    /// who has many of them, and wants to look after none that nothing happened for.
+    /// Enables [`next_event`](Self::next_event), for applications with many rings that want to
+    /// service only ready ones.
     pub fn enable_events(&mut self) {
         self.events.get_or_insert_default();
     }
 
-    /// A ring that something happened for since it was last given here.
+    /// A ring with an event since it was last returned here.
     #[inline]
     pub fn next_event(&mut self) -> Option<RingEvent> {
-        let events = self.events.as_mut()?.pop_front()?;
-        match events {
+        let event = self.events.as_mut()?.pop_front()?;
+        match event {
             RingEvent::Receiver(id) => {
-                let place = self.receivers.get_mut(usize::from(id.ring));
-                if let Some(Some(receiver)) = place
+                let slot = self.receivers.get_mut(usize::from(id.ring));
+                if let Some(Some(receiver)) = slot
                     && receiver.creation_epoch() == id.creation_epoch
                 {
                     receiver.is_event_queued = false;
@@ -41,11 +41,11 @@ impl Port {
                 }
             }
         }
-        Some(events)
+        Some(event)
     }
 }
 
-/// Takes note that something happened for a ring.
+/// Queues an event, once per ring.
 #[inline]
 pub(super) fn queue_sender_event(
     events: &mut Option<VecDeque<RingEvent>>,

@@ -1,4 +1,4 @@
-//! Further lanes: endpoints with a domain and a thread each, for large messages of all rings.
+//! Extra lanes: endpoints with a domain and a thread each, for large messages of all rings.
 
 use super::super::lanes::{ExtraLanes, LaneEvent, LaneSet};
 use super::super::notify::NotifyMode;
@@ -8,14 +8,13 @@ use super::super::sender::Pushed;
 use super::super::writer_state::Message;
 use super::events::{queue_receiver_event, queue_sender_event};
 use super::opening::free_index;
-use super::{Port, PortEvent, ReceiverId, SenderId, find};
+use super::{Port, PortEvent, ReceiverId, SenderId, sender_mut};
 use crate::{Address, Domain, Error, ErrorKind, Memory, Peer, RegionSlice, Result};
 
 impl Port {
-    /// Starts further lanes, each a thread with an endpoint of its own, by which large messages of
-    /// all rings can go beside the port's endpoint: of rings that are
-    /// [offered](Self::offer_on_lanes) and [accepted](Self::accept_on_lanes) so. The threads sleep while
-    /// nothing happens.
+    /// Starts extra lanes, each a thread with its own endpoint. They carry large messages of rings
+    /// that were [offered](Self::offer_on_lanes) and [accepted](Self::accept_on_lanes) on lanes.
+    /// Idle threads sleep.
     ///
     /// ```
     /// use std::time::Duration;
@@ -29,19 +28,19 @@ impl Port {
     /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
     /// let peer = addresses.insert(&endpoint.address()?)?;
     /// let mut port = Port::new(endpoint, queue);
-    /// let further = Domain::open(&offer)?;
-    /// port.add_lanes(LaneSet::open_on(&[further])?)?;
-    /// // To itself, for once.
+    /// let extra = Domain::open(&offer)?;
+    /// port.add_lanes(LaneSet::open_on(&[extra])?)?;
+    /// // A ring to itself.
     /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
     /// let reading = port.offer_on_lanes(&options, 2, HostMemory::zeroed(1 << 20)?)?;
-    /// let (ring_offer, further) = (port.ring_offer(reading)?, port.lane_addresses());
-    /// let (writing, answer) = port.accept_on_lanes(peer, &further, &ring_offer, 64 << 10)?;
+    /// let (ring_offer, addresses) = (port.ring_offer(reading)?, port.lane_addresses());
+    /// let (writing, answer) = port.accept_on_lanes(peer, &addresses, &ring_offer, 64 << 10)?;
     /// port.connect(reading, peer, &answer)?;
     ///
     /// // Memory is registered for each lane that writes from it.
     /// let memory = std::sync::Arc::new(HostMemory::from_vec(vec![7; 512 << 10])?);
     /// let regions = (0..port.lanes()).map(|lane| {
-    ///     let domain = port.lane_domain(lane).expect("there are so many");
+    ///     let domain = port.lane_domain(lane).expect("the lane exists");
     ///     domain.register(std::sync::Arc::clone(&memory), Access::WRITE)
     /// });
     /// let regions = regions.collect::<Result<Vec<_>>>()?;
@@ -59,51 +58,50 @@ impl Port {
     /// ```
     ///
     /// # Errors
-    /// `InvalidArgument` if there are some already; `NotSupported` where memory belongs to an
-    /// endpoint, where immediates are not told, or where nothing wakes a thread that sleeps.
+    /// `InvalidArgument` if the port has extra lanes; `NotSupported` where memory is bound to an
+    /// endpoint, where writes carry no immediates, or where a sleeping thread cannot be woken.
     pub fn add_lanes(&mut self, lanes: LaneSet) -> Result<()> {
         if self.extra_lanes.is_some() {
             let detail = "the port has extra lanes already";
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a port's lanes", detail));
         }
-        for (facts, entries) in lanes.queues() {
-            self.queue_budget.limit(facts, entries);
+        for (capabilities, entries) in lanes.queues() {
+            self.queue_budget.limit(capabilities, entries);
         }
         self.extra_lanes = Some(Box::new(ExtraLanes::start(lanes, self.queue.waker())?));
         Ok(())
     }
 
-    /// How many lanes there are, with the port's endpoint. As long as none of them
-    /// [broke](Self::lane_error): then there is but that.
+    /// Number of lanes with the port's endpoint; 1 after an extra lane [failed](Self::lane_error).
     #[must_use]
     pub fn lanes(&self) -> usize {
         let usable = self.extra_lanes.as_ref().filter(|lanes| lanes.broken.is_none());
         1 + usable.map_or(0, |lanes| lanes.len())
     }
 
-    /// Why further lanes are of no use any more, if they are not. All rings that went by them are
-    /// broken. What they were given is only certainly not read or written any more when the port is
-    /// [renewed](Self::renew), or closed.
+    /// Why extra lanes failed, if they did. All rings on them are broken. Memory given to them may
+    /// still be read or written until the endpoint is [replaced](Self::replace_endpoint) or the
+    /// port closed.
     #[must_use]
     pub fn lane_error(&self) -> Option<&Error> {
         self.extra_lanes.as_ref()?.broken.as_ref()
     }
 
-    /// Where the further lanes can be reached, in their order.
+    /// Addresses of the extra lanes, in their order.
     #[must_use]
     pub fn lane_addresses(&self) -> Vec<Address> {
         self.extra_lanes.iter().flat_map(|lanes| lanes.addresses().cloned()).collect()
     }
 
-    /// Addresses of peers' lanes that the further lanes have, the most of one: they stay, and are
-    /// bounded, until the port is [renewed](Self::renew).
+    /// The most peer addresses that an extra lane holds: they stay until the endpoint is
+    /// [replaced](Self::replace_endpoint), and their number is bounded.
     #[must_use]
     pub fn lane_peer_count(&self) -> usize {
         self.extra_lanes.as_ref().map_or(0, |lanes| lanes.max_peers())
     }
 
-    /// The domain of a lane, of which the port's own is the first: memory that is written by a
-    /// lane is registered there.
+    /// The domain of a lane; lane 0 is the port's endpoint. Memory to be written on a lane is
+    /// registered with its domain.
     #[must_use]
     pub fn lane_domain(&self, lane: usize) -> Option<&Domain> {
         match lane {
@@ -112,9 +110,9 @@ impl Port {
         }
     }
 
-    /// As [`offer`](Self::offer), in memory that the caller made: of a device, or shared with other
-    /// processes. To be written by so many lanes, of which the endpoint is the first; by fewer, if
-    /// there are not so many, or the ring is not told of by immediates.
+    /// As [`offer`](Self::offer), in the caller's memory, which may be device or shared memory. To
+    /// be written on at most `lanes` lanes including the endpoint, and fewer if the port has fewer
+    /// or the ring does not use immediates.
     ///
     /// # Errors
     /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
@@ -124,7 +122,7 @@ impl Port {
         lanes: usize,
         memory: impl Memory,
     ) -> Result<ReceiverId> {
-        let further = match options.notify {
+        let extra = match options.notify {
             NotifyMode::Immediate => lanes.min(self.lanes()).saturating_sub(1),
             NotifyMode::Message | NotifyMode::Polling => 0,
         };
@@ -133,67 +131,66 @@ impl Port {
         let registration_scopes = self
             .extra_lanes
             .as_ref()
-            .map(|lanes| lanes.registration_scopes(further))
+            .map(|lanes| lanes.registration_scopes(extra))
             .unwrap_or_default();
         let receiver =
             RingReceiver::open(&self.endpoint, &registration_scopes, sender_index, limits, memory)?;
-        if let Some(lanes) = self.extra_lanes.as_ref().filter(|_| further > 0) {
+        if let Some(lanes) = self.extra_lanes.as_ref().filter(|_| extra > 0) {
             lanes.retain_memory(receiver.memory());
         }
         self.insert_receiver(sender_index.0, receiver)
     }
 
-    /// Takes note of who will write by the further lanes, from these addresses: its
-    /// [lanes](Self::lane_addresses), in their order. Some providers drop what comes from an
-    /// endpoint whose address they do not have. So this comes before a ring's
-    /// [terms](Self::terms) are given to its writer, whose own address is
-    /// [inserted](crate::AddressVector::insert) by then.
+    /// Inserts the addresses of a writer's [extra lanes](Self::lane_addresses), in their order.
+    /// Some providers drop data from unknown addresses. So call this before sending a [ring
+    /// offer](Self::ring_offer) to the writer, whose own address must be
+    /// [inserted](crate::AddressVector::insert), too.
     ///
     /// # Errors
-    /// What the provider says of an address; `ResourceExhausted` if there were too many of them.
+    /// Errors of the provider for an address; `ResourceExhausted` if a lane has too many addresses.
     pub fn insert_lane_addresses(&mut self, writer: &[Address]) -> Result<()> {
         self.extra_lanes.as_mut().map_or(Ok(()), |lanes| lanes.insert_addresses(writer))
     }
 
-    /// As [`accept`](Self::accept), for a ring that is to be written by several lanes: as many as
-    /// the offer has, which reach the peer at these addresses beside that of its endpoint.
+    /// As [`accept`](Self::accept), for a ring on several lanes: all lanes of the offer, whose
+    /// extra ones are at these addresses.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept); `MalformedDescriptor` for another number of addresses, or more
-    /// than there are lanes here; `ResourceExhausted` if there were too many of them.
+    /// As [`accept`](Self::accept); `MalformedDescriptor` if the number of addresses does not fit
+    /// the offer or exceeds the lanes here; `ResourceExhausted` if a lane has too many addresses.
     pub fn accept_on_lanes(
         &mut self,
         peer: Peer,
-        further: &[Address],
+        extra: &[Address],
         offer: &RingOffer,
         max_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
-        if further.len() >= self.lanes() || offer.lanes.len() != further.len() + 1 {
+        if extra.len() >= self.lanes() || offer.lanes.len() != extra.len() + 1 {
             let detail = format!(
                 "{} addresses of extra lanes for a ring of {} lanes, {} lanes here",
-                further.len(),
+                extra.len(),
                 offer.lanes.len(),
                 self.lanes()
             );
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let (id, answer) = self.accept(peer, offer, max_payload)?;
-        if !further.is_empty()
+        if !extra.is_empty()
             && let Some(lanes) = &mut self.extra_lanes
         {
-            let sender = find(&mut self.senders, id.0)?;
-            if let Err(error) = lanes.open(further, offer, sender.instance()) {
+            let sender = sender_mut(&mut self.senders, id.0)?;
+            if let Err(error) = lanes.open(extra, offer, sender.instance()) {
                 self.drop_sender(id);
                 return Err(error);
             }
-            sender.stripe_over(further.len() + 1);
+            sender.stripe_over(extra.len() + 1);
         }
         Ok((id, answer))
     }
 
-    /// By which lane the next chunk of a ring is to go, of about so many bytes; None if all have
-    /// enough to do. Of four and more it is never the first: who drives the port has the others to
-    /// look after, and what small messages, credit and ends go by is not kept waiting.
+    /// The lane for the next chunk of a ring, of about this many bytes; None if all lanes are full.
+    /// Of four or more lanes it is never lane 0: that carries small messages, credit and end
+    /// notices, and the port's thread has the other lanes to serve.
     ///
     /// # Errors
     /// `Closed` if there is no such ring.
@@ -202,10 +199,10 @@ impl Port {
         Ok(self.sender(id)?.pick_lane(bytes))
     }
 
-    /// As [`push_part`](Self::push_part), by this lane: the part is memory of its domain.
+    /// As [`push_part`](Self::push_part), on this lane, whose domain has the part registered.
     ///
     /// # Errors
-    /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane by which the ring does not go.
+    /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane that the ring does not use.
     #[inline]
     pub fn push_on_lane(
         &mut self,
@@ -215,39 +212,40 @@ impl Port {
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
-        let sender = find(&mut self.senders, id.0)?;
+        let sender = sender_mut(&mut self.senders, id.0)?;
         match &self.extra_lanes {
             Some(lanes) if lane > 0 => sender.push_on_lane((lanes, lane), message, part, at),
             _ => self.push_part(id, message, part, at),
         }
     }
 
-    /// Nothing more will be written to a ring, whose reader may be gone: what was given to lanes,
-    /// and was not posted since the provider has no room for it, is let go of within a second. So
-    /// [`unfinished`](super::super::RingSender::unfinished) says nothing, sooner or later.
+    /// Stops writing to a ring whose reader may be dead: chunks that lanes could not post for lack
+    /// of room are dropped within a second. So [`unfinished`](super::super::RingSender::unfinished)
+    /// reaches 0 eventually.
     pub fn stop_sender(&mut self, id: SenderId) {
-        if let (Some(lanes), Ok(sender)) = (&mut self.extra_lanes, find(&mut self.senders, id.0))
+        if let (Some(lanes), Ok(sender)) =
+            (&mut self.extra_lanes, sender_mut(&mut self.senders, id.0))
             && sender.stop()
         {
             lanes.stop(sender.instance());
         }
     }
 
-    /// Every other turn is the lanes', if they told something.
+    /// Every other step handles a lane event, if there is one.
     pub(super) fn progress_lanes(&mut self) -> Option<PortEvent> {
         self.are_lanes_next = !self.are_lanes_next;
         (self.are_lanes_next && self.handle_lane_event()).then_some(PortEvent::Ring)
     }
 
-    /// Is something to be done for the lanes that nobody wakes us for?
+    /// Have the lanes pending jobs, for which no wake-up arrives?
     pub(super) fn has_pending_lane_jobs(&self) -> bool {
         self.extra_lanes.as_ref().is_some_and(|lanes| lanes.needs_polling())
     }
 
-    /// Has the lanes wake the queue's sleeper. True if one told something just now.
+    /// Makes the lanes wake the thread in the queue. True if an event was handled just now.
     pub(super) fn set_lanes_sleeping(&mut self) -> bool {
         let Some(lanes) = &self.extra_lanes else { return false };
-        // Of rings that were closed while somebody had views of them.
+        // Of rings that were closed while views existed.
         lanes.sweep();
         lanes.set_sleeping(true);
         self.handle_lane_event()
@@ -259,7 +257,7 @@ impl Port {
         }
     }
 
-    /// Takes note of one thing that a lane told. False if there is none.
+    /// Handles one event of a lane. False if there is none.
     pub(super) fn handle_lane_event(&mut self) -> bool {
         let Some(lanes) = &mut self.extra_lanes else { return false };
         let Some(event) = lanes.next() else { return false };
@@ -287,7 +285,7 @@ impl Port {
         true
     }
 
-    /// A lane has ended. What it was given may be on its way for all that is known.
+    /// A lane has stopped. Its chunks may still be in flight.
     #[cold]
     fn handle_lane_failure(&mut self, error: Error) {
         if let Some(lanes) = &mut self.extra_lanes {
@@ -308,7 +306,6 @@ impl Port {
         self.needs_polling = true;
     }
 
-    /// Closes the further lanes, if there are any.
     pub(super) fn close_lanes(&mut self) -> Result<()> {
         self.are_lanes_next = false;
         self.extra_lanes.take().map_or(Ok(()), |lanes| lanes.shut_down())

@@ -1,8 +1,7 @@
-//! One endpoint with its queue, and all the rings that end on it.
+//! An endpoint with its completion queue, and all rings on it.
 //!
-//! Whoever owns a port drives it: [`progress`](Port::turn) takes one thing from the queue and gives
-//! it to the ring that it concerns. The calls that wait do it by turns, so that all rings of
-//! the port go on meanwhile. One thread, no lock.
+//! The owner of a port drives it: [`progress`](Port::progress) takes one completion and passes it
+//! to its ring. The calls that wait make progress for all rings of the port. One thread, no lock.
 
 mod closing;
 mod events;
@@ -33,41 +32,40 @@ use crate::{
 use closing::QuarantinedMemory;
 use events::{queue_receiver_event, queue_sender_event};
 
-/// Turns without anything after which it is quiet: writers are told what was released, and
-/// whoever waits may sleep.
+/// Steps without an event after which a port is idle: credit is returned, and calls that wait may
+/// sleep.
 const IDLE_POLLS: u32 = 200;
 
-/// A ring that this side writes.
+/// A ring that this port writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SenderId(u16);
 
-/// A ring that this side reads. When it is gone no other one is called so, though its number may be
-/// another's.
+/// A ring that this port reads. An id is never reused, though its ring index may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReceiverId {
     ring: u16,
-    /// The epoch that it was made in, of all rings of the port.
+    /// The epoch in which it was created, unique on the port.
     creation_epoch: u32,
 }
 
-/// What a turn did.
+/// Outcome of one step.
 #[derive(Debug)]
-#[must_use = "what is no ring's business is the caller's"]
+#[must_use = "outcomes of the caller's operations are returned here"]
 pub enum PortEvent {
-    /// Nothing.
+    /// Nothing happened.
     Idle,
-    /// Something for a ring.
+    /// Something happened for a ring.
     Ring,
     /// The outcome of an operation that the caller posted.
     Other(Outcome),
 }
 
-/// An endpoint with its queue, and the rings that end on it.
+/// An endpoint with its completion queue, and the rings on it.
 ///
-/// Every immediate that comes to the endpoint is taken for a ring's, and tokens whose upper bits
-/// are those of a ring's operations (0x5269, 0x5263_7620, 0x5361_6964, 0x4c61_7374, 0x4372_6564)
-/// are not for the caller's own. A peer that has a ring on the port can give notices for the rings of others:
-/// those who do not trust each other want ports of their own.
+/// Every immediate that arrives at the endpoint is taken for a ring's. The caller must not use
+/// tokens whose upper bits are those of rings (0x5269, 0x5263_7620, 0x5361_6964, 0x4c61_7374,
+/// 0x4372_6564). A peer with a ring on the port can forge notices for the other rings: peers that
+/// do not trust each other need separate ports.
 ///
 /// ```
 /// use std::time::Duration;
@@ -79,7 +77,7 @@ pub enum PortEvent {
 /// let addresses = AddressVector::open(&domain)?;
 /// let mut queue = CompletionQueue::open(&domain)?;
 /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
-/// // To itself, for once; two processes would exchange address, offer and answer.
+/// // A ring to itself; two processes would exchange address, offer and answer.
 /// let peer = addresses.insert(&endpoint.address()?)?;
 /// let mut port = Port::new(endpoint, queue);
 /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
@@ -95,53 +93,52 @@ pub enum PortEvent {
 /// let mut bytes = [0; 7];
 /// view.read(0, &mut bytes)?;
 /// assert_eq!(&bytes, b"payload");
-/// // Dropped, its place is the writer's again, who is told by and by.
+/// // Dropping the view releases its part of the ring.
 /// drop(view);
 /// port.flush(writing, timeout)?;
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Port {
-    // Closed before the memory below goes.
+    // Closed before the memory below is freed.
     endpoint: Endpoint,
     queue: CompletionQueue,
     posted_receives: PostedReceives,
-    /// Further lanes, and whether they come first at the next turn.
+    /// Extra lanes, and whether the next step begins with them.
     extra_lanes: Option<Box<ExtraLanes>>,
     are_lanes_next: bool,
-    /// By number.
+    /// By ring index.
     receivers: Vec<Option<Box<RingReceiver>>>,
-    /// By name.
+    /// By sender index.
     senders: Vec<Option<Box<RingSender>>>,
-    /// Some rings may want more than to be told of what the queue gave: those that are polled,
-    /// or have notices to send, or end. Looked at, and found out anew, when the queue is empty.
+    /// Some rings may need polling besides the completion queue: those in polling mode, with
+    /// notices to send, or being closed. Serviced and computed anew when the queue is empty.
     needs_polling: bool,
-    /// Peers that cannot be told of ends now.
+    /// Peers that cannot take end notices now.
     retries: Retries,
-    /// Where notices without a chunk are written, and credit.
+    /// Target of notices without a chunk, and of credit.
     credit_memory: Option<MemoryRegion>,
     generation: u16,
     quarantine: QuarantinedMemory,
-    /// The number of the next ring, if it is free. All take their turns, as names do: a notice
-    /// has four bits of the epoch.
+    /// Index of the next ring, if it is free. Indexes are used round robin, since a notice has only
+    /// four bits of the epoch.
     next_ring: u16,
-    /// The name of the next sender, if it is free. All take their turns: readers count epochs
-    /// each by itself, so credit that is late could not be told from that of another reader
-    /// whose ring has the same name.
+    /// Index of the next sender, if it is free. Indexes are used round robin: each reader counts
+    /// its own epochs, so a late credit would be valid for the next ring with the same index.
     next_sender_index: u16,
     epoch: u32,
-    /// Notices for rings that there are none of.
+    /// Notices for unknown rings.
     unmatched_notices: u64,
-    /// Outcomes of what the caller posted, that came while something else was waited for.
+    /// Outcomes of the caller's operations that completed during a call that waits.
     caller_outcomes: VecDeque<Outcome>,
-    /// Rings that something happened for, each once, if somebody wants to know.
+    /// Events of rings, at most one of each, if enabled.
     events: Option<VecDeque<RingEvent>>,
-    /// Room for notices in the queue.
+    /// Entries of the queue that notices may use.
     queue_budget: QueueBudget,
 }
 
 impl Port {
-    /// A port on an endpoint that reports to this queue, and has no other.
+    /// A port on an endpoint that reports to this queue and no other.
     #[must_use]
     pub fn new(endpoint: Endpoint, queue: CompletionQueue) -> Self {
         let posted_receives = PostedReceives::new(endpoint.domain());
@@ -175,17 +172,17 @@ impl Port {
         &self.endpoint
     }
 
-    /// Endpoint and queue, to post other operations with. What the queue gives must be
-    /// fetched by [`progress`](Self::turn).
+    /// Endpoint and queue, to post other operations. Their completions are returned by
+    /// [`progress`](Self::progress).
     pub fn parts(&mut self) -> (&mut Endpoint, &mut CompletionQueue) {
         (&mut self.endpoint, &mut self.queue)
     }
 
-    /// Takes one thing from the queue, and does what is to be done for the rings.
+    /// Takes one completion, and does what follows for the rings.
     ///
     /// # Errors
-    /// What concerns all rings: receives that cannot be posted. What concerns one is
-    /// told when that one is used.
+    /// Errors that concern all rings, such as receives that cannot be posted. An error of one ring
+    /// is reported by the next call for that ring.
     #[inline]
     pub fn progress(&mut self) -> Result<PortEvent> {
         if let Some(other) = self.caller_outcomes.pop_front() {
@@ -208,7 +205,6 @@ impl Port {
         }
     }
 
-    /// The queue had nothing.
     #[inline]
     fn idle(&mut self) -> Result<PortEvent> {
         let is_due = || self.retries.next().is_some_and(|next| Instant::now() >= next);
@@ -243,7 +239,7 @@ impl Port {
         Ok(PortEvent::Ring)
     }
 
-    /// The last word to a reader came, or never will.
+    /// The end notice to a reader has arrived, or never will.
     fn end_notice_completed(&mut self, instance: SenderInstance) {
         if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
             sender.end_notice_completed(instance);
@@ -251,25 +247,25 @@ impl Port {
         }
     }
 
-    /// A credit that the next one waits for arrived, or was lost.
+    /// A credit with a completion has arrived, or was lost.
     fn credit_completed(&mut self, number: u32, lost: Option<&Error>) {
         if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16))
             && receiver.credit_completed(number, lost)
         {
-            // The next one may be told.
+            // The next one may be sent.
             self.needs_polling |= receiver.is_closing();
             queue_receiver_event(&mut self.events, number as u16, receiver);
         }
     }
 
-    /// Gives a notice to whom it concerns.
+    /// Passes a notice to its ring.
     #[inline]
     fn handle_notice(&mut self, notice: ReceivedNotice) {
         let immediate = Immediate::decode(notice.bits);
-        let place = usize::from(immediate.ring);
+        let index = usize::from(immediate.ring);
         match immediate.notice {
             RingNotice::Chunk { .. } | RingNotice::WriterClosed { .. } => {
-                match self.receivers.get_mut(place) {
+                match self.receivers.get_mut(index) {
                     Some(Some(receiver)) => {
                         if let Err(error) = receiver.handle_notice(&immediate, notice.length) {
                             receiver.fail(error);
@@ -281,11 +277,11 @@ impl Port {
                 }
             }
             RingNotice::Credit { .. } | RingNotice::ReaderClosed => {
-                match self.senders.get_mut(place) {
+                match self.senders.get_mut(index) {
                     Some(Some(sender)) => {
                         sender.handle_notice(&immediate, notice.credit);
                         queue_sender_event(&mut self.events, immediate.ring, sender);
-                        // One that is gone may have waited for its last credit.
+                        // A closed sender may have waited for its last credit.
                         self.needs_polling |=
                             immediate.notice == RingNotice::ReaderClosed || sender.is_closing();
                     }
@@ -295,7 +291,7 @@ impl Port {
         }
     }
 
-    /// A failure is one ring's, the caller's, or the queue's.
+    /// A failure belongs to one ring, the caller, or the queue.
     #[cold]
     fn dispatch_failure(&mut self, outcome: Outcome) -> Result<PortEvent> {
         let Err(failure) = &outcome else { return Ok(PortEvent::Other(outcome)) };
@@ -324,15 +320,15 @@ impl Port {
             return Ok(PortEvent::Ring);
         }
         if failure.token == NOTICE_TOKEN {
-            // Credit to a writer that is gone: which one shows when it is told next.
+            // Credit to a dead writer: the next credit finds out which one.
             return Ok(PortEvent::Ring);
         }
         if PostedReceives::owns_token(failure.token) {
-            // The receives of an endpoint fail when it is closed, or its one peer is gone.
+            // The receives of an endpoint fail when it is closed, or its only peer disconnects.
             if failure.error.kind() != ErrorKind::Truncated {
                 return Err(failure.error.clone());
             }
-            // Somebody sent a message that is too long for a notice.
+            // A peer sent a message that is too long for a notice.
             self.posted_receives.receive_failed(failure.token);
             self.unmatched_notices += 1;
             self.posted_receives.refill(&mut self.endpoint, &mut self.queue)?;
@@ -341,8 +337,8 @@ impl Port {
         Ok(PortEvent::Other(outcome))
     }
 
-    /// Something that was injected did not leave; whose it was is not said. It may have been
-    /// for a peer that is gone, and the rings of all others go on.
+    /// An injected write was lost; the provider does not report which. It may have been for a dead
+    /// peer, so all rings continue.
     pub(super) fn handle_lost_injects(&mut self, error: &Error) -> PortEvent {
         for (sender_index, sender) in (0..).zip(&mut self.senders) {
             let Some(sender) = sender else { continue };
@@ -359,7 +355,7 @@ impl Port {
         PortEvent::Ring
     }
 
-    /// For rings that nobody tells: what they want to be looked after.
+    /// Services rings that need polling.
     fn service_rings(&mut self) -> Result<PortEvent> {
         let mut has_moved = false;
         for sender_index in 0..self.senders.len() {
@@ -367,7 +363,7 @@ impl Port {
         }
         has_moved |= self.progress_close();
         if self.events.is_some() {
-            // Nobody tells of these.
+            // These get no notice.
             for (ring, receiver) in (0..).zip(&mut self.receivers) {
                 let Some(receiver) = receiver else { continue };
                 if receiver.notify() == NotifyMode::Polling || receiver.awaits_header() {
@@ -398,9 +394,8 @@ impl Port {
         has_moved
     }
 
-    /// Begins a message of so many bytes in a ring, to be [pushed](Self::push). It can be let go of
-    /// until a chunk of it was posted; after that it must be written to its end before another
-    /// one is.
+    /// Begins a message of `length` bytes, to be [pushed](Self::push). It can be abandoned until a
+    /// chunk of it was posted; afterwards it must be written to its end before another one.
     ///
     /// # Errors
     /// `Closed` if there is no such ring.
@@ -409,11 +404,11 @@ impl Port {
         Ok(self.sender(id)?.writer().begin(topic, length))
     }
 
-    /// Posts a message's next chunk, if there is room for it. `payload` is the whole message.
+    /// Posts a message's next chunk, if there is room. `payload` is the whole message.
     ///
     /// # Errors
-    /// Why nothing more can be written to this ring; `OutOfBounds` if the payload is shorter
-    /// than the message; `InvalidArgument` if it is not this message's turn.
+    /// Why the ring is broken; `OutOfBounds` if the payload is shorter than the message;
+    /// `InvalidArgument` if another message has to be written first.
     #[inline]
     pub fn push(
         &mut self,
@@ -421,12 +416,12 @@ impl Port {
         message: &mut Message,
         payload: &RegionSlice,
     ) -> Result<Pushed> {
-        let sender = find(&mut self.senders, id.0)?;
+        let sender = sender_mut(&mut self.senders, id.0)?;
         sender.push(&mut self.endpoint, &mut self.queue, message, payload)
     }
 
-    /// The same, where `part` is what lies in the message from byte `at` on: so a message is put
-    /// together from pieces of several memories, such as a header and what it is about.
+    /// The same, where `part` begins at byte `at` of the message: so a message can be assembled
+    /// from several memories, such as a header and a payload.
     ///
     /// # Errors
     /// As [`push`](Self::push); `OutOfBounds` if the next byte to be written is not in the part.
@@ -438,27 +433,26 @@ impl Port {
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
-        let sender = find(&mut self.senders, id.0)?;
+        let sender = sender_mut(&mut self.senders, id.0)?;
         sender.push_part(&mut self.endpoint, &mut self.queue, message, part, at)
     }
 
-    /// The next message that the reader let go of: its memory is free.
+    /// The next message that the reader has released: its memory is free.
     ///
     /// # Errors
     /// `Closed` if there is no such ring.
     #[inline]
     pub fn next_read(&mut self, id: SenderId) -> Result<Option<u64>> {
-        Ok(find(&mut self.senders, id.0)?.next_read())
+        Ok(sender_mut(&mut self.senders, id.0)?.next_read())
     }
 
-    /// The next chunk of a ring, if it is there.
+    /// The next chunk of a ring, if it has arrived.
     ///
     /// # Errors
-    /// Why nothing more can be read from this ring; `Closed` once the writer is done and
-    /// everything is taken.
+    /// Why the ring is broken; `Closed` once the writer has closed it and every chunk was taken.
     #[inline]
     pub fn take(&mut self, id: ReceiverId) -> Result<Option<ChunkView>> {
-        let receiver = open(&mut self.receivers, id)?;
+        let receiver = receiver_mut(&mut self.receivers, id)?;
         match receiver.take()? {
             None if receiver.is_end_of_stream() => Err(end_of_stream()),
             None if receiver.credit_error().is_some() => self.take_remaining(id),
@@ -470,15 +464,15 @@ impl Port {
         }
     }
 
-    /// The writer cannot be told any more, so it is most likely gone. What it wrote before is in
-    /// the ring, and may not have been heard yet.
+    /// Credit cannot be sent, so the writer is probably dead. Its last chunks are in the ring, but
+    /// their notices may still be in the queue.
     #[cold]
     fn take_remaining(&mut self, id: ReceiverId) -> Result<Option<ChunkView>> {
-        /// Others may keep us busy without end; our caller has a deadline.
+        /// Other rings may be busy without end, and the caller has a deadline.
         const MAX_POLLS: usize = 4096;
         for _ in 0..MAX_POLLS {
             let progress = self.progress_queue()?;
-            let receiver = open(&mut self.receivers, id)?;
+            let receiver = receiver_mut(&mut self.receivers, id)?;
             if let Some(view) = receiver.take()? {
                 return Ok(Some(view));
             }
@@ -491,21 +485,19 @@ impl Port {
         Ok(None)
     }
 
-    /// Tells a ring's writer what was released, if it is time: a watermark was passed, or, if
-    /// it is quiet, something was released at all. The calls that wait do this by themselves.
-    /// True if something was told.
+    /// Returns credit to a ring's writer if it is due: the watermark was passed, or, if `is_idle`,
+    /// anything was released. The calls that wait do this themselves. True if credit was sent.
     ///
     /// # Errors
-    /// `Closed` if there is no such ring; what the fabric says.
+    /// `Closed` if there is no such ring; errors of the provider.
     #[inline]
     pub fn return_credit(&mut self, id: ReceiverId, is_idle: bool) -> Result<bool> {
-        let receiver = open(&mut self.receivers, id)?;
+        let receiver = receiver_mut(&mut self.receivers, id)?;
         let was_returned = receiver.return_credit(&mut self.endpoint, &mut self.queue, is_idle);
         was_returned.inspect_err(|error| receiver.set_credit_error(error.clone()))
     }
 
-    /// The same for all rings. A writer that cannot be told does not keep others from it; that
-    /// ring is broken.
+    /// The same for all rings. If credit cannot be sent, only that ring is broken.
     pub fn return_all_credit(&mut self, is_idle: bool) -> bool {
         let mut has_returned = false;
         for (ring, receiver) in (0..).zip(&mut self.receivers) {
@@ -521,14 +513,14 @@ impl Port {
         has_returned
     }
 
-    /// What to do between two turns that find nothing, in a loop that polls all the time: see
+    /// To be called between two steps without an event, in a loop that polls: see
     /// [`CompletionQueue::pause`].
     #[inline]
     pub fn pause(&self) {
         self.queue.pause();
     }
 
-    /// A ring's writing side.
+    /// The sender of a ring.
     ///
     /// # Errors
     /// `Closed` if there is no such ring.
@@ -537,7 +529,7 @@ impl Port {
         sender.filter(|sender| !sender.is_closing()).ok_or_else(no_ring)
     }
 
-    /// A ring's reading side.
+    /// The receiver of a ring.
     ///
     /// # Errors
     /// `Closed` if there is no such ring.
@@ -548,13 +540,13 @@ impl Port {
             .ok_or_else(no_ring)
     }
 
-    /// How many rings are read and written here, with those that are being closed.
+    /// Number of receivers and senders, including those being closed.
     #[must_use]
     pub fn rings(&self) -> (usize, usize) {
         (self.receivers.iter().flatten().count(), self.senders.iter().flatten().count())
     }
 
-    /// Notices for rings that there are none of.
+    /// Notices for unknown rings.
     #[must_use]
     pub fn unmatched_notices(&self) -> u64 {
         self.unmatched_notices
@@ -565,7 +557,7 @@ impl Port {
         self.with_peer_name(error, self.sender(id).ok().map(RingSender::peer))
     }
 
-    /// Adds to an error whom it is about.
+    /// Adds provider and peer to an error.
     #[cold]
     fn with_peer_name(&self, error: Error, peer: Option<Peer>) -> Error {
         let error = self.endpoint.domain().add_provider(error);
@@ -576,19 +568,22 @@ impl Port {
     }
 }
 
-/// A writing side that its user has not let go of.
+/// A sender that is not being closed.
 #[inline]
-fn find(places: &mut [Option<Box<RingSender>>], place: u16) -> Result<&mut RingSender> {
-    match places.get_mut(usize::from(place)) {
+fn sender_mut(senders: &mut [Option<Box<RingSender>>], index: u16) -> Result<&mut RingSender> {
+    match senders.get_mut(usize::from(index)) {
         Some(Some(sender)) if !sender.is_closing() => Ok(sender),
         _ => Err(no_ring()),
     }
 }
 
-/// A ring that is not being closed.
+/// A receiver that is not being closed.
 #[inline]
-fn open(places: &mut [Option<Box<RingReceiver>>], id: ReceiverId) -> Result<&mut RingReceiver> {
-    match places.get_mut(usize::from(id.ring)) {
+fn receiver_mut(
+    receivers: &mut [Option<Box<RingReceiver>>],
+    id: ReceiverId,
+) -> Result<&mut RingReceiver> {
+    match receivers.get_mut(usize::from(id.ring)) {
         Some(Some(it)) if it.creation_epoch() == id.creation_epoch && !it.is_closing() => Ok(it),
         _ => Err(no_ring()),
     }
@@ -596,7 +591,7 @@ fn open(places: &mut [Option<Box<RingReceiver>>], id: ReceiverId) -> Result<&mut
 
 #[cold]
 fn no_ring() -> Error {
-    Error::new(ErrorKind::Closed, "using a ring", "there is no such ring on this port")
+    Error::new(ErrorKind::Closed, "using a ring", "the port has no such ring")
 }
 
 #[cold]

@@ -1,4 +1,4 @@
-//! Calls that wait, by turns, with a deadline.
+//! Calls that wait, with a deadline, and make progress meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -9,40 +9,40 @@ use super::{IDLE_POLLS, Port, PortEvent, ReceiverId, SenderId};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, RegionSlice, Result};
 
-/// Longest sleep while something is to be done that nothing wakes us for.
+/// Longest sleep while there is work for which no wake-up arrives.
 const SHORT_SLEEP: Duration = Duration::from_micros(50);
 /// Longest sleep otherwise.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
 impl Port {
-    /// Waits until the queue has something, in the way it was opened with, or until something
-    /// is to be done that nothing wakes us for. Gives what a turn would; `Idle` after so
-    /// long, or if another thread [woke](crate::Waker::wake) the queue's sleeper.
+    /// Waits in the queue, with the wait strategy it was opened with, for at most `longest` or
+    /// until there is work without a wake-up. Returns the event of a step. `Idle` means that time
+    /// is over, or that another thread [woke](crate::Waker::wake) this one.
     ///
     /// # Errors
-    /// As [`progress`](Self::turn).
+    /// As [`progress`](Self::progress).
     pub fn wait(&mut self, longest: Duration) -> Result<PortEvent> {
         self.wait_with_max_sleep(longest, None)
     }
 
-    /// The same, with sleeps of this length, if one is given, while something is to be done that
-    /// nothing wakes us for: that may come late by as much. What the queue has still ends a sleep.
+    /// The same with another limit of sleeps while there is work without a wake-up, which may be
+    /// late by that much. Completions still end a sleep.
     pub(in super::super) fn wait_with_max_sleep(
         &mut self,
         longest: Duration,
-        nap: Option<Duration>,
+        short_sleep: Option<Duration>,
     ) -> Result<PortEvent> {
         match self.caller_outcomes.pop_front() {
             Some(other) => Ok(PortEvent::Other(other)),
-            None => self.wait_for_queue(longest, nap.unwrap_or(SHORT_SLEEP)),
+            None => self.wait_for_queue(longest, short_sleep.unwrap_or(SHORT_SLEEP)),
         }
     }
 
-    fn wait_for_queue(&mut self, longest: Duration, nap: Duration) -> Result<PortEvent> {
-        // Whoever drops a view from now on wakes us.
+    fn wait_for_queue(&mut self, longest: Duration, short_sleep: Duration) -> Result<PortEvent> {
+        // Dropping a view wakes this thread from now on.
         self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping());
         self.return_all_credit(true);
-        let longest = longest.min(self.max_sleep(nap));
+        let longest = longest.min(self.max_sleep(short_sleep));
         let has_event = self.set_lanes_sleeping();
         let outcome = if has_event { None } else { self.queue.wait_or_wake(longest) };
         self.clear_lanes_sleeping();
@@ -56,26 +56,25 @@ impl Port {
         }
     }
 
-    /// How long nothing is to be done that nothing wakes us for.
-    fn max_sleep(&self, nap: Duration) -> Duration {
+    /// How long no work without a wake-up is due.
+    fn max_sleep(&self, short_sleep: Duration) -> Duration {
         if self.needs_polling || self.has_pending_lane_jobs() {
-            return nap;
+            return short_sleep;
         }
-        // Credit that there was no room for for long may wait an eighth of that once more.
+        // Long-pending credit may wait an eighth of its age once more.
         let unsent = self.receivers.iter().flatten().filter_map(|it| it.credit_unsent_for());
         let unsent = unsent.map(|waited| (waited / 8).max(SHORT_SLEEP)).min();
         let ends = self.retries.next().map(|next| next.saturating_duration_since(Instant::now()));
         unsent.into_iter().chain(ends).min().unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
     }
 
-    /// Writes a whole message and gives its number. The payload must stay as it is until
-    /// [`next_read`](Self::next_read) names it.
+    /// Writes a whole message and returns its number. The payload must not change until
+    /// [`next_read`](Self::next_read) returns that number.
     ///
     /// # Errors
-    /// Why nothing more can be written to this ring; `DeadlineExceeded`, with how much was
-    /// written and what was waited for. If that is nothing at all, it can be sent again; else
-    /// the ring takes no other, so use [`finish`](Self::finish) where
-    /// that may happen.
+    /// Why the ring is broken; `DeadlineExceeded`, with the bytes written and what the call waited
+    /// for. If no byte was written, the message can be sent again. Otherwise the ring accepts no
+    /// other message, so use [`finish`](Self::finish) where that may happen.
     pub fn send(
         &mut self,
         id: SenderId,
@@ -88,11 +87,11 @@ impl Port {
         Ok(message.number())
     }
 
-    /// Writes what is left of a message. What the caller posted and what ends meanwhile is
-    /// given by later [turns](Self::turn).
+    /// Writes the rest of a message. Completions of the caller's operations are returned by later
+    /// calls of [`progress`](Self::progress).
     ///
     /// # Errors
-    /// As [`send`](Self::send); but the message can be taken up again.
+    /// As [`send`](Self::send); but the call can be repeated to continue the message.
     pub fn finish(
         &mut self,
         id: SenderId,
@@ -107,7 +106,7 @@ impl Port {
                 Pushed::Posted(_) if message.is_written() => return Ok(()),
                 Pushed::Posted(_) => continue,
                 Pushed::Blocked(_) => "the reader to release chunks",
-                Pushed::Busy => "room in the queue of the provider",
+                Pushed::Busy => "room in the provider's queue",
             };
             if !wait.progress(self)? {
                 let (written, length) = (message.written(), message.length());
@@ -121,10 +120,10 @@ impl Port {
         }
     }
 
-    /// Waits until the reader has let go of all that was written.
+    /// Waits until the reader has released everything that was written.
     ///
     /// # Errors
-    /// `DeadlineExceeded`, with how much it has not; why the ring is broken.
+    /// `DeadlineExceeded`, with the bytes not released; why the ring is broken.
     pub fn flush(&mut self, id: SenderId, timeout: Duration) -> Result<()> {
         let mut wait = Wait::new(timeout);
         loop {
@@ -152,7 +151,7 @@ impl Port {
     /// Waits for the next chunk of a ring.
     ///
     /// # Errors
-    /// As [`take`](Self::take); `DeadlineExceeded`, with how much there is of the message.
+    /// As [`take`](Self::take); `DeadlineExceeded`, with the bytes received of the message.
     pub fn receive(&mut self, id: ReceiverId, timeout: Duration) -> Result<ChunkView> {
         let mut wait = Wait::new(timeout);
         loop {
@@ -173,21 +172,21 @@ impl Port {
     }
 }
 
-/// A wait by turns: for a while it looks, then it sleeps.
+/// A wait with progress: it polls for a while, then sleeps.
 pub(super) struct Wait {
     deadline: Deadline,
-    turns: u32,
+    steps: u32,
     idle: u32,
 }
 
 impl Wait {
     pub(super) fn new(timeout: Duration) -> Self {
-        Self { deadline: Deadline::after(timeout), turns: 0, idle: 0 }
+        Self { deadline: Deadline::after(timeout), steps: 0, idle: 0 }
     }
 
-    /// False once the time is over.
+    /// False once the deadline has passed.
     pub(super) fn progress(&mut self, port: &mut Port) -> Result<bool> {
-        self.turns = self.turns.wrapping_add(1);
+        self.steps = self.steps.wrapping_add(1);
         let is_idle = self.idle >= IDLE_POLLS;
         let progress = match is_idle {
             true => port.wait_for_queue(self.deadline.left(), SHORT_SLEEP)?,
@@ -203,9 +202,9 @@ impl Wait {
         } else if !is_idle {
             port.queue.pause();
         }
-        // The clock costs as much as a turn, and others may keep the port busy.
-        let is_time_to_look = is_idle || self.turns.is_multiple_of(IDLE_POLLS);
-        Ok(!is_time_to_look || !self.deadline.has_passed())
+        // Reading the clock costs as much as a step, and other rings may keep the port busy.
+        let checks_clock = is_idle || self.steps.is_multiple_of(IDLE_POLLS);
+        Ok(!checks_clock || !self.deadline.has_passed())
     }
 }
 

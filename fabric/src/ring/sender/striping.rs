@@ -1,4 +1,4 @@
-//! What goes by lanes beside the endpoint.
+//! Chunks on extra lanes.
 
 use super::super::chunk_poster::SenderInstance;
 use super::super::lanes::{ExtraLanes, StripeTracker};
@@ -6,16 +6,16 @@ use super::super::writer_state::{Chunk, Message};
 use super::{EndNotice, Pushed, RingSender, not_in_part};
 use crate::{Error, MemoryRegion, RegionSlice, Result};
 
-/// What came of planning a chunk.
+/// Outcome of planning a chunk.
 pub(super) enum Planned<'a> {
-    /// This, with payload from there.
+    /// A chunk, with the region and offset of its payload.
     Chunk(Chunk, Option<(&'a MemoryRegion, usize)>),
-    /// There is none now.
-    No(Pushed),
+    /// None can be planned now.
+    NotPlanned(Pushed),
 }
 
 impl RingSender {
-    /// As [`push_part`](Self::push_part), by one of the lanes beside the endpoint.
+    /// As [`push_part`](Self::push_part), on an extra lane.
     pub(in super::super) fn push_on_lane(
         &mut self,
         (lanes, lane): (&ExtraLanes, usize),
@@ -34,7 +34,7 @@ impl RingSender {
         let most = end.saturating_sub(message.written());
         let (chunk, body) = match self.plan(message, (part, at), most)? {
             Planned::Chunk(chunk, body) => (chunk, body),
-            Planned::No(pushed) => return Ok(pushed),
+            Planned::NotPlanned(pushed) => return Ok(pushed),
         };
         let body = body.map(|(region, from)| (region.clone(), from));
         if !lanes.write(lane, self.chunk_poster.instance(), chunk, body) {
@@ -46,25 +46,25 @@ impl RingSender {
         Ok(Pushed::Posted(chunk.header.payload.into()))
     }
 
-    /// From now on chunks go by so many lanes, of which the endpoint is the first.
+    /// Stripes chunks over this many lanes, of which the port's endpoint is lane 0.
     pub(in super::super) fn stripe_over(&mut self, lanes: usize) {
         self.stripe_tracker = Some(Box::new(StripeTracker::new(lanes, self.writer.max_payload())));
     }
 
-    /// Endpoints that it is written through.
+    /// Lanes of the ring.
     #[must_use]
     pub fn lanes(&self) -> usize {
         self.stripe_tracker.as_ref().map_or(1, |stripe_tracker| stripe_tracker.lanes())
     }
 
-    /// Nothing more is written. True the first time, if there are lanes to be told so.
+    /// Stops writing. True the first time, if lanes have to be notified.
     pub(in super::super) fn stop(&mut self) -> bool {
         let is_new = self.stripe_tracker.is_some() && !self.is_stopped;
         self.is_stopped |= is_new;
         is_new
     }
 
-    /// By which lane a chunk of so many bytes is to go; None if all have enough to do.
+    /// The lane for a chunk of this many bytes; None if all lanes are full.
     pub(in super::super) fn pick_lane(&self, bytes: u64) -> Option<usize> {
         let Some(stripe_tracker) = &self.stripe_tracker else { return Some(0) };
         stripe_tracker.pick_lane(bytes.min(self.writer.max_payload()))
@@ -78,7 +78,7 @@ impl RingSender {
         }
     }
 
-    /// A lane is done with a chunk, and with all up to there.
+    /// A lane has completed a chunk, and all its chunks up to this position.
     pub(in super::super) fn lane_completed(&mut self, lane: usize, completed_to: u64, bytes: u64) {
         let now = self.now();
         if let Some(stripe_tracker) = &mut self.stripe_tracker {
@@ -86,7 +86,7 @@ impl RingSender {
         }
     }
 
-    /// A chunk was not written by a lane, which reads nothing more up to there.
+    /// A lane failed to write a chunk, and reads nothing more below this position.
     pub(in super::super) fn lane_failed(&mut self, lane: usize, completed_to: u64, error: Error) {
         self.lane_completed(lane, completed_to, 0);
         self.end = EndNotice::Sent;
@@ -97,7 +97,7 @@ impl RingSender {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Whose chunks are whose, at the lanes.
+    /// Identifies the sender's chunks on the lanes.
     pub(in super::super) fn instance(&self) -> SenderInstance {
         self.chunk_poster.instance()
     }

@@ -1,4 +1,4 @@
-//! A peer that says whatever it likes, for the fuzzers and the replay of their corpora.
+//! A hostile peer, for the fuzzers and the replay of their corpora.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,24 +7,24 @@ use super::admission::Limits;
 use super::connection_protocol::Timing;
 use super::event::PeerEvent;
 use super::identity::{NodeId, ServiceInstance};
-use super::interests::{Interest, MAX_INTERESTS, PeerInterests, collect};
+use super::interests::{Interest, MAX_INTERESTS, PeerInterests, collect_interests};
 use super::mesh::{Action, Mesh, Start};
 use super::protocol::{self, Frame, Hello};
 use super::session_arbitration::ConnectionId;
 use crate::error::Result;
 use crate::settings::{SharedSettings, TopicSettings};
 
-/// What a node heard of such a peer.
+/// What a node received from such a peer.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct FuzzOutcome {
-    /// Events.
+    /// Number of events.
     pub events: usize,
-    /// The connection was ended.
+    /// The connection was closed.
     pub is_over: bool,
 }
 
 impl Interest {
-    /// An interest in a topic that is like this.
+    /// An interest in a topic with these settings.
     pub(crate) fn new(
         topic: impl Into<String>,
         publishes: bool,
@@ -36,12 +36,12 @@ impl Interest {
     }
 }
 
-/// A node to which one has connected.
+/// A node with one accepted connection.
 fn node() -> (Mesh, ConnectionId) {
     let start = Start {
-        // The decider: others claim.
+        // The greater id is the acceptor: peers claim.
         identity: NodeId([0xff; 16]),
-        run: ServiceInstance { started: 1, chance: 1 },
+        instance: ServiceInstance { started: 1, nonce: 1 },
         label: "node".to_owned(),
         listens: None,
         peers: Vec::new(),
@@ -51,11 +51,11 @@ fn node() -> (Mesh, ConnectionId) {
     };
     let mut mesh = Mesh::new(start, Duration::ZERO);
     let interest = Interest::new("topic", true, true, &TopicSettings::default());
-    if let Ok(interests) = interest.and_then(|interest| collect([interest])) {
+    if let Ok(interests) = interest.and_then(|interest| collect_interests([interest])) {
         mesh.set_interests(interests, Duration::ZERO);
     }
     let address = SocketAddr::from(([127, 0, 0, 1], 7000));
-    // The first finds room.
+    // The first connection is within the limits.
     let connection = mesh.accepted(address, address, Duration::ZERO).unwrap_or(ConnectionId(0));
     (mesh, connection)
 }
@@ -66,13 +66,13 @@ fn on_the_wire(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// How one begins who means well.
+/// A valid hello and claim.
 #[must_use]
 pub fn valid_handshake() -> Vec<u8> {
     let hello = Hello {
         identity: NodeId([1; 16]),
-        run: ServiceInstance { started: 1, chance: 1 },
-        label: "guest".to_owned(),
+        instance: ServiceInstance { started: 1, nonce: 1 },
+        label: "peer".to_owned(),
         capabilities: 0,
         lost_after: 3000,
         listens: None,
@@ -82,18 +82,18 @@ pub fn valid_handshake() -> Vec<u8> {
     bytes
 }
 
-/// These bytes come over a connection, a few at a time.
+/// Delivers these bytes over a connection, in small parts.
 ///
 /// # Panics
-/// If events come in an order that those who use peers do not expect.
+/// If events arrive in an order that users of peers do not expect.
 #[must_use]
-pub fn hear(bytes: &[u8]) -> FuzzOutcome {
+pub fn fuzz_session(bytes: &[u8]) -> FuzzOutcome {
     let (mut mesh, connection) = node();
     let mut now = Duration::ZERO;
-    let mut heard = FuzzOutcome::default();
+    let mut outcome = FuzzOutcome::default();
     let mut session = None;
     for (index, some) in bytes.chunks(61).enumerate() {
-        // All at once, too.
+        // An odd length is delivered at once.
         let some = if index == 0 && bytes.len() % 2 == 1 { bytes } else { some };
         now += Duration::from_millis(1);
         mesh.received(connection, some, now);
@@ -102,8 +102,8 @@ pub fn hear(bytes: &[u8]) -> FuzzOutcome {
         mesh.sent(connection, waiting, now);
         while let Some(action) = mesh.next_action() {
             match action {
-                Action::Tell(event) => {
-                    heard.events += 1;
+                Action::Report(event) => {
+                    outcome.events += 1;
                     let (is_first, is_last, number) = match event {
                         PeerEvent::Connected { session, .. } => (true, false, session),
                         PeerEvent::Disconnected { session, .. } => (false, true, session),
@@ -120,24 +120,27 @@ pub fn hear(bytes: &[u8]) -> FuzzOutcome {
                     }
                 }
                 Action::Close { .. } => {
-                    heard.is_over = true;
+                    outcome.is_over = true;
                 }
-                Action::Dial { address } => unreachable!("nobody is wanted: {address}"),
+                Action::Dial { address } => unreachable!("no peer was configured: {address}"),
             }
         }
-        assert!(!heard.is_over || session.is_none(), "it is over, and nobody was told");
-        if heard.is_over || some.len() == bytes.len() {
+        assert!(
+            !outcome.is_over || session.is_none(),
+            "the connection was closed without a Disconnected event"
+        );
+        if outcome.is_over || some.len() == bytes.len() {
             break;
         }
     }
-    heard
+    outcome
 }
 
-/// These bytes are what a peer says it publishes and subscribes: frames, each with its
-/// length (two bytes, little endian) before it. Gives how many were accepted.
+/// Decodes the interests of a peer: frames, each with its length before it (two bytes, little
+/// endian). Returns the number of accepted frames.
 ///
 /// # Panics
-/// If what was accepted cannot be said again in the same way, or is too much.
+/// If an accepted frame is encoded differently, or exceeds the limits.
 #[must_use]
 pub fn fuzz_interests(mut bytes: &[u8]) -> usize {
     let mut peer_interests = PeerInterests::default();
@@ -147,7 +150,7 @@ pub fn fuzz_interests(mut bytes: &[u8]) -> usize {
         bytes = rest;
         let Ok(frame) = protocol::decode(body) else { break };
         let again = protocol::decode(&protocol::encode(&frame));
-        assert_eq!(again.as_ref(), Ok(&frame), "it is said otherwise the second time");
+        assert_eq!(again.as_ref(), Ok(&frame), "the second encoding differs");
         let Frame::Interests { number, changes } = frame else { break };
         if peer_interests.apply(number, &changes).is_err() {
             break;

@@ -36,12 +36,12 @@ fn control_segment() -> LocalWords {
     words
 }
 
-/// A message that a stream of `who` is to write, published.
-fn publish(control: &PoolControl<&LocalWords>, who: &Caller<'_>) -> (Block, SyncPoint) {
-    let mine = Owner::participant(who.me);
-    let (block, _) = control.allocate(who, mine, 100).unwrap();
-    let sync_point = control.begin_write(block, who.me);
-    control.transfer(block, mine, owner()).unwrap();
+/// Publishes a message that a stream of `writer` is to write.
+fn publish(control: &PoolControl<&LocalWords>, writer: &Caller<'_>) -> (Block, SyncPoint) {
+    let own = Owner::participant(writer.me);
+    let (block, _) = control.allocate(writer, own, 100).unwrap();
+    let sync_point = control.begin_write(block, writer.me);
+    control.transfer(block, own, owner()).unwrap();
     (block, sync_point)
 }
 
@@ -50,7 +50,7 @@ fn taken(control: &PoolControl<&LocalWords>) -> u64 {
 }
 
 #[test]
-fn words_for_streams_have_whole_pages_of_any_size() {
+fn sync_words_fill_whole_pages_of_any_size() {
     for page in [4 << 10, 16 << 10, 64 << 10].map(|bytes: usize| bytes / size_of::<u64>()) {
         for (max_blocks, before) in [(1, 0), (32, 1), (page as u32, page), (5000, 3 * page + 7)] {
             let range = range_of(max_blocks, before, page);
@@ -72,13 +72,13 @@ fn words_for_streams_have_whole_pages_of_any_size() {
 }
 
 #[test]
-fn what_is_let_go_of_before_it_is_written_is_freed_afterwards() {
+fn message_released_before_its_write_is_freed_after_it() {
     let words = control_segment();
     let control = PoolControl::attach(&words).unwrap();
     let (writer, reader) = (caller(1), caller(2));
     let (block, sync_point) = publish(&control, &writer);
     assert!(control.retire(&reader, block, owner()));
-    assert!(control.retire(&reader, block, owner()), "once more is harmless");
+    assert!(control.retire(&reader, block, owner()), "a second call has no effect");
     assert_eq!((control.collect(&reader).unwrap(), taken(&control)), (0, 1));
     control.end_write(block, sync_point);
     assert_eq!(control.readiness(block, sync_point), Some(Readiness::Ready));
@@ -86,16 +86,16 @@ fn what_is_let_go_of_before_it_is_written_is_freed_afterwards() {
     assert_eq!((control.collect(&reader).unwrap(), taken(&control)), (1, 0));
     assert_eq!((control.collect(&reader).unwrap(), control.has_stream_owned()), (0, false));
     assert_eq!(control.readiness(block, sync_point), None);
-    // The next one in the same block is another one.
+    // The next message in the same block has another sync point.
     let (again, next) = publish(&control, &writer);
     assert_eq!(again.number(), block.number());
     assert_eq!(control.readiness(again, next), Some(Readiness::Pending));
     assert_eq!(control.readiness(block, sync_point), None);
-    // Nothing comes of the one before any more.
+    // The earlier sync point has no effect any more.
     control.end_write(again, sync_point);
     control.poison(again, sync_point);
     assert_eq!(control.readiness(again, next), Some(Readiness::Pending));
-    // Who waits for what is over goes on.
+    // A wait for the earlier sync point ends.
     control.end_write(again, next);
     assert!(next.ready().wrapping_sub(sync_point.ready()) as i32 >= 0);
     assert!(control.retire(&reader, again, owner()));
@@ -103,39 +103,39 @@ fn what_is_let_go_of_before_it_is_written_is_freed_afterwards() {
 }
 
 #[test]
-fn one_that_died_poisons_its_own_and_no_others() {
+fn reclaim_poisons_only_messages_of_the_dead_process() {
     let words = control_segment();
     let control = PoolControl::attach(&words).unwrap();
     let (dead, alive) = (caller(1), caller(2));
-    let (lost, lost_turn) = publish(&control, &dead);
-    let (done, done_turn) = publish(&control, &dead);
-    control.end_write(done, done_turn);
-    let (other, other_turn) = publish(&control, &alive);
-    // Of which nothing was published.
-    let mine = Owner::participant(dead.me);
-    let (loan, _) = control.allocate(&dead, mine, 100).unwrap();
+    let (lost, lost_point) = publish(&control, &dead);
+    let (done, done_point) = publish(&control, &dead);
+    control.end_write(done, done_point);
+    let (other, other_point) = publish(&control, &alive);
+    // A loan that was not published.
+    let own = Owner::participant(dead.me);
+    let (loan, _) = control.allocate(&dead, own, 100).unwrap();
     control.begin_write(loan, dead.me);
-    // Its reader let go of it before it died, or died itself.
+    // Its reader released it before the publisher died, or died itself.
     let (left, _) = publish(&control, &dead);
     assert!(control.retire(&alive, left, owner()));
     assert_eq!(taken(&control), 5);
     control.reclaim(&alive, dead.me).unwrap();
-    assert_eq!(control.readiness(lost, lost_turn), Some(Readiness::Poisoned));
-    assert_eq!(control.readiness(done, done_turn), Some(Readiness::Ready));
-    assert_eq!(control.readiness(other, other_turn), Some(Readiness::Pending));
+    assert_eq!(control.readiness(lost, lost_point), Some(Readiness::Poisoned));
+    assert_eq!(control.readiness(done, done_point), Some(Readiness::Ready));
+    assert_eq!(control.readiness(other, other_point), Some(Readiness::Pending));
     assert_eq!(taken(&control), 3);
     for block in [lost, done] {
         assert!(control.retire(&alive, block, owner()));
     }
     assert_eq!(taken(&control), 1);
-    // A block of one who died is not taken for its, once it is another's.
-    let (next, next_turn) = publish(&control, &alive);
+    // A reused block no longer belongs to the dead process.
+    let (next, next_point) = publish(&control, &alive);
     control.reclaim(&alive, dead.me).unwrap();
-    assert_eq!(control.readiness(next, next_turn), Some(Readiness::Pending));
+    assert_eq!(control.readiness(next, next_point), Some(Readiness::Pending));
 }
 
 #[test]
-fn what_nobody_can_tell_to_be_written_is_kept_until_its_publisher_is_dead() {
+fn unsignalled_write_retains_its_block_until_its_publisher_dies() {
     let words = control_segment();
     let control = PoolControl::attach(&words).unwrap();
     let (writer, reader) = (caller(1), caller(2));
@@ -145,11 +145,11 @@ fn what_nobody_can_tell_to_be_written_is_kept_until_its_publisher_is_dead() {
         control.poison_and_retain(*block, *sync_point);
         assert_eq!(control.readiness(*block, *sync_point), Some(Readiness::Poisoned));
     }
-    // It died before it had poisoned the last one.
+    // The publisher died before it had poisoned the last one.
     let (block, sync_point) = all[2];
     let at = control.at(block.number(), WRITER);
     words.store(at, words.load(at, Acquire) | u64::from(RETAINED), Release);
-    // The first one is still read.
+    // The first one still has a reader.
     for (block, _) in &all[1..] {
         assert!(control.retire(&reader, *block, owner()));
     }
@@ -161,35 +161,35 @@ fn what_nobody_can_tell_to_be_written_is_kept_until_its_publisher_is_dead() {
     assert_eq!(taken(&control), 2);
     assert!(control.retire(&reader, all[0].0, owner()) && control.retire(&reader, other, owner()));
     assert_eq!(taken(&control), 0);
-    // What is said of it too late is said of no other message.
-    let (next, next_turn) = publish(&control, &writer);
+    // A late call has no effect on another message.
+    let (next, next_point) = publish(&control, &writer);
     for (block, sync_point) in all {
         control.poison_and_retain(block, sync_point);
     }
     control.poison_and_retain(block, sync_point);
-    assert_eq!(control.readiness(next, next_turn), Some(Readiness::Pending));
-    control.end_write(next, next_turn);
+    assert_eq!(control.readiness(next, next_point), Some(Readiness::Pending));
+    control.end_write(next, next_point);
     assert!(control.retire(&reader, next, owner()));
     assert_eq!(taken(&control), 0);
 }
 
 #[test]
-fn a_turn_that_came_to_nothing_is_in_nobodys_way() {
+fn ended_write_does_not_block_a_later_publish() {
     let words = control_segment();
     let control = PoolControl::attach(&words).unwrap();
     let me = caller(1);
-    let mine = Owner::participant(me.me);
-    let (block, _) = control.allocate(&me, mine, 100).unwrap();
+    let own = Owner::participant(me.me);
+    let (block, _) = control.allocate(&me, own, 100).unwrap();
     let sync_point = control.begin_write(block, me.me);
     control.end_write(block, sync_point);
     // Published without a stream after all.
-    control.transfer(block, mine, owner()).unwrap();
+    control.transfer(block, own, owner()).unwrap();
     assert!(control.retire(&me, block, owner()));
     assert_eq!(taken(&control), 0);
 }
 
 #[test]
-fn nobody_gets_what_a_readers_stream_has_not_passed() {
+fn pending_stream_reads_keep_a_block_from_reuse() {
     let words = control_segment();
     let control = PoolControl::attach(&words).unwrap();
     let me = caller(1);
@@ -197,7 +197,7 @@ fn nobody_gets_what_a_readers_stream_has_not_passed() {
     control.end_write(block, sync_point);
     control.begin_stream_read(block, TOPIC, 31);
     control.begin_stream_read(block, TOPIC, 0);
-    // Evicted, both of them.
+    // Both subscribers were evicted.
     assert!(control.retire(&me, block, owner()));
     control.end_stream_read(block, 0);
     assert!(control.free_if_idle(&me, block));
@@ -207,7 +207,7 @@ fn nobody_gets_what_a_readers_stream_has_not_passed() {
     control.end_all_stream_reads(TOPIC, 1 << 31);
     assert_eq!(control.collect(&me).unwrap(), 1);
     assert_eq!(taken(&control), 0);
-    // A name of nothing is harmless.
+    // An invalid block has no effect.
     let nothing = Block::from_bits(u64::MAX);
     control.begin_stream_read(nothing, TOPIC, 200);
     control.end_stream_read(nothing, 200);
@@ -216,7 +216,7 @@ fn nobody_gets_what_a_readers_stream_has_not_passed() {
 }
 
 #[test]
-fn who_comes_too_late_says_nothing_of_what_is_anothers() {
+fn stale_stream_reads_do_not_affect_a_reused_block() {
     const OTHER: u32 = TOPIC + 1;
     let words = control_segment();
     let control = PoolControl::attach(&words).unwrap();
@@ -226,28 +226,28 @@ fn who_comes_too_late_says_nothing_of_what_is_anothers() {
         control.end_write(block, sync_point);
         block
     };
-    // Its reader was evicted, and has a stale sample.
-    let gone = again();
-    assert!(control.retire(&me, gone, owner()));
+    // Its reader was evicted, and holds a stale sample.
+    let stale = again();
+    assert!(control.retire(&me, stale, owner()));
     let block = again();
-    assert_eq!(block.number(), gone.number());
+    assert_eq!(block.number(), stale.number());
     control.begin_stream_read(block, OTHER, 3);
-    control.begin_stream_read(gone, TOPIC, 3);
-    control.end_stream_read(gone, 3);
+    control.begin_stream_read(stale, TOPIC, 3);
+    control.end_stream_read(stale, 3);
     control.end_all_stream_reads(TOPIC, 1 << 3);
     assert!(control.retire(&me, block, owner()));
     assert_eq!((control.collect(&me).unwrap(), taken(&control)), (0, 1));
-    control.begin_stream_read(gone, TOPIC, 4);
+    control.begin_stream_read(stale, TOPIC, 4);
     control.end_stream_read(block, 3);
     assert!(control.free_if_idle(&me, block));
     assert_eq!(taken(&control), 0);
-    // Nor of one of which nothing was said yet.
+    // Nor a block without any stream reads.
     let next = again();
     control.begin_stream_read(block, OTHER, 3);
-    control.begin_stream_read(gone, TOPIC, 4);
+    control.begin_stream_read(stale, TOPIC, 4);
     assert!(control.retire(&me, next, owner()));
     assert_eq!(taken(&control), 0);
-    // Who is dead had that place, and another one of another topic has it.
+    // A dead subscriber had this index, and a subscriber of another topic has it now.
     let last = again();
     control.begin_stream_read(last, TOPIC, 3);
     assert!(control.retire(&me, last, owner()));
@@ -257,9 +257,9 @@ fn who_comes_too_late_says_nothing_of_what_is_anothers() {
     assert_eq!((control.collect(&me).unwrap(), taken(&control)), (1, 0));
 }
 
-/// However many messages had a block since a stream of a reader was at one there.
+/// Independent of how often the block was reused since.
 #[test]
-fn what_was_said_long_ago_is_no_later_blocks() {
+fn stream_reads_of_old_generations_are_ignored() {
     let words = control_segment();
     let control = PoolControl::attach(&words).unwrap();
     let me = caller(1);
@@ -267,8 +267,8 @@ fn what_was_said_long_ago_is_no_later_blocks() {
     control.end_write(block, sync_point);
     for long_ago in [1, u32::MAX / 2, u32::MAX / 2 + 2, u32::MAX] {
         for which in [READS_PENDING, READS_TOPIC] {
-            let said = u64::from(generation(block).wrapping_sub(long_ago)) << 32 | 0xff;
-            words.store(control.at(block.number(), which), said, Relaxed);
+            let word = u64::from(generation(block).wrapping_sub(long_ago)) << 32 | 0xff;
+            words.store(control.at(block.number(), which), word, Relaxed);
         }
         assert!(!control.is_busy(block));
         control.begin_stream_read(block, TOPIC, 9);
@@ -279,9 +279,9 @@ fn what_was_said_long_ago_is_no_later_blocks() {
 }
 
 proptest! {
-    /// Whatever came of earlier turns, and wherever numbers go round.
+    /// For any earlier sync points, and with wrap-around.
     #[test]
-    fn a_turn_is_pending_until_its_own_word_is_written(bits: u32, later in 0_u32..1 << 20) {
+    fn sync_point_is_pending_until_its_own_word_is_written(bits: u32, later in 0_u32..1 << 20) {
         let sync_point = SyncPoint::from_bits(bits);
         let before = SyncPoint::from_bits(bits.wrapping_sub(1));
         for phase in [PENDING, READY, POISONED] {

@@ -1,4 +1,4 @@
-//! Which messages are kept, for whom, and when they are let go of.
+//! Which messages are retained, for which destinations, and when they are released.
 
 use std::ops::Range;
 
@@ -7,13 +7,13 @@ use super::{
     UnacknowledgedMessage,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::replication::{Now, OutgoingMessage, Source};
+use crate::replication::{ClockReading, OutgoingMessage, Source};
 
-/// There is no room for one more message, and nothing that could make it.
+/// The limit of retained messages is reached, and no entry can be dropped.
 struct Full;
 
 impl<R> Destination<R> {
-    /// Up to this entry all that was written has left, or was copied.
+    /// Entries before this one are written and completed, or were copied.
     fn left_to(&self) -> u64 {
         let is_free = |(end, unacknowledged): &&(u64, UnacknowledgedMessage)| {
             *end <= self.left || unacknowledged.is_copied
@@ -22,11 +22,11 @@ impl<R> Destination<R> {
         left.map_or(self.delivered, |(_, unacknowledged)| unacknowledged.entry)
     }
 
-    /// The entries that were begun, and that our provider may still read.
-    pub(super) fn on_its_way(&self) -> Range<u64> {
+    /// The entries that the local provider may still read.
+    pub(super) fn in_flight_entries(&self) -> Range<u64> {
         let end = match &self.in_progress {
             Some(MessageInProgress::Long { .. }) => self.next + 1,
-            // They were copied already.
+            // These messages were copied already.
             Some(MessageInProgress::Batch { messages, .. }) => self.next.saturating_sub(*messages),
             None => self.next,
         };
@@ -35,7 +35,7 @@ impl<R> Destination<R> {
 }
 
 impl<W: OutboundTransport> Outbound<W> {
-    /// Tells the source how far each destination is.
+    /// Reports the position of each destination to the source.
     pub(super) fn report_delivered(
         &mut self,
         source: &mut (impl Source<W::PayloadLocation> + ?Sized),
@@ -55,7 +55,7 @@ impl<W: OutboundTransport> Outbound<W> {
         }
     }
 
-    /// Lets go of what all have.
+    /// Releases the messages that all destinations have.
     pub(super) fn release(
         &mut self,
         source: &mut (impl Source<W::PayloadLocation> + ?Sized),
@@ -90,10 +90,10 @@ impl<W: OutboundTransport> Outbound<W> {
         }
     }
 
-    /// Takes messages while somebody may write them soon.
+    /// Reads messages that a destination may write soon.
     pub(super) fn read_source(
         &mut self,
-        now: Now,
+        now: ClockReading,
         source: &mut (impl Source<W::PayloadLocation> + ?Sized),
         wire: &mut W,
     ) -> Result<bool> {
@@ -101,15 +101,15 @@ impl<W: OutboundTransport> Outbound<W> {
         let connected = self.destinations.iter().filter(|destination| destination.ring.is_some());
         let leader = match connected.map(|destination| destination.next).max() {
             Some(leader) => leader,
-            // Where not all is kept nobody here has to wait because nobody there is connected: the
-            // newest are kept.
+            // Where only the newest messages are retained, publishers do not wait for an
+            // unconnected destination.
             None if self.options.max_retained.is_some() && !self.destinations.is_empty() => {
                 has_moved |= self.drain(source);
                 self.end()
             }
             None => return Ok(false),
         };
-        // No further than that whoever is ahead misses nothing.
+        // A bounded read-ahead, so that the destination that leads misses no message.
         let ahead = self
             .options
             .max_retained
@@ -119,11 +119,11 @@ impl<W: OutboundTransport> Outbound<W> {
                 self.on_full(now, wire);
                 return Ok(has_moved);
             };
-            let Some(OutgoingMessage { header, place }) = source.next()? else { break };
+            let Some(OutgoingMessage { header, place: payload }) = source.next()? else { break };
             if let Some(victim) = victim {
                 self.drop_entry(victim, source);
             }
-            let is_staged = header.length > 0 && wire.is_staged(&place);
+            let is_staged = header.length > 0 && wire.is_staged(&payload);
             let pieces = if is_staged { header.length.div_ceil(self.options.piece) } else { 0 };
             let piece_index = self.next_piece;
             self.next_piece += pieces;
@@ -131,7 +131,7 @@ impl<W: OutboundTransport> Outbound<W> {
             self.taken_to = header.position + 1;
             self.entries.push_back(Entry {
                 header,
-                place,
+                payload,
                 piece_index,
                 pieces,
                 copy_begun,
@@ -143,23 +143,23 @@ impl<W: OutboundTransport> Outbound<W> {
         Ok(has_moved)
     }
 
-    /// Is there room for one more, and which entry makes it? Where not all is kept, the oldest
-    /// that nobody is in the middle of does, and those that had not begun with it miss it. What
-    /// was written whole, and has left, is not kept any longer either: should that ring be lost,
-    /// it is missed, too. But who is ahead of all misses nothing.
+    /// Finds the entry to drop for a new one, if one must be dropped. Where not all messages are
+    /// retained, it is the oldest that no destination is writing: destinations that have not begun
+    /// with it miss it. A message that was written and completed is dropped, too, and missed should
+    /// that ring be lost. The destination that leads misses nothing.
     fn make_room(&self, leader: u64) -> std::result::Result<Option<u64>, Full> {
         match self.options.max_retained {
             Some(max_retained) if self.entries.len() - self.dropped >= max_retained => {}
             _ => return Ok(None),
         }
-        let may_go = |number: &u64| {
+        let is_droppable = |number: &u64| {
             self.entry(*number).is_some_and(|entry| !entry.is_dropped) && !self.is_in_use(*number)
         };
-        (self.first..leader).find(may_go).map(Some).ok_or(Full)
+        (self.first..leader).find(is_droppable).map(Some).ok_or(Full)
     }
 
-    /// Lets go of the oldest as soon as as many are held as may be: while all of them are, nobody
-    /// here can publish one that would take its place. True if any went.
+    /// Drops the oldest entries while the limit is reached. Otherwise publishers of this node could
+    /// publish nothing that replaces them. True if any was dropped.
     fn drain(&mut self, source: &mut (impl Source<W::PayloadLocation> + ?Sized)) -> bool {
         let most = self.options.max_retained.unwrap_or(usize::MAX);
         let mut has_moved = false;
@@ -184,20 +184,21 @@ impl<W: OutboundTransport> Outbound<W> {
         }
     }
 
-    /// Did nobody make room when it had its turn last? Then it wants to be looked after.
+    /// Whether no entry could be dropped at its last turn: then it needs polling.
     pub(crate) fn is_stalled(&self) -> bool {
         self.full_since.is_some()
     }
 
-    /// Does somebody read an entry, or may a provider or a device still?
+    /// Whether a destination, a provider or a device may still read an entry.
     fn is_in_use(&self, number: u64) -> bool {
-        self.destinations.iter().any(|destination| destination.on_its_way().contains(&number))
+        self.destinations
+            .iter()
+            .any(|destination| destination.in_flight_entries().contains(&number))
             || self.retiring.iter().any(|retiring| retiring.entries.contains(&number))
             || self.staging.is_copying(number)
     }
 
-    /// Forgets entries that are gone, as long as nothing is in front of them. True if there were
-    /// any.
+    /// Removes dropped entries at the front. True if there were any.
     fn trim(&mut self) -> bool {
         let before = self.first;
         while self.entries.front().is_some_and(|entry| entry.is_dropped) {
@@ -206,7 +207,7 @@ impl<W: OutboundTransport> Outbound<W> {
             self.first += 1;
         }
         for destination in &mut self.destinations {
-            // Those that were written and left are still on their way to be delivered.
+            // Entries that were written and completed are still to be acknowledged.
             if destination.next < self.first {
                 let missed = self.first - destination.next;
                 destination.skip_missed(missed);
@@ -215,45 +216,46 @@ impl<W: OutboundTransport> Outbound<W> {
         self.first > before
     }
 
-    /// Nobody makes room. Who is in the way for too long is not written to any more: what it may
-    /// still read is waited for then, or the endpoint closed.
-    fn on_full(&mut self, now: Now, wire: &mut W) {
+    /// No entry can be dropped. After the timeout, the destinations that block are disconnected;
+    /// their writes in flight are waited for, or the endpoint is closed.
+    fn on_full(&mut self, now: ClockReading, wire: &mut W) {
         let since = *self.full_since.get_or_insert(now.monotonic);
         if now.monotonic - since <= self.options.timeout {
             return;
         }
         self.full_since = None;
-        let is_in_the_way = |destination: &Destination<_>| {
-            destination.ring.is_some() && !destination.on_its_way().is_empty()
+        let blocks = |destination: &Destination<_>| {
+            destination.ring.is_some() && !destination.in_flight_entries().is_empty()
         };
-        let lowest = self.destinations.iter().filter(|one| is_in_the_way(one));
-        let Some(lowest) = lowest.map(|destination| destination.on_its_way().start).min() else {
+        let lowest = self.destinations.iter().filter(|one| blocks(one));
+        let Some(lowest) = lowest.map(|destination| destination.in_flight_entries().start).min()
+        else {
             return;
         };
-        for place in 0..self.destinations.len() {
-            let destination = &self.destinations[place];
-            if is_in_the_way(destination) && destination.on_its_way().start == lowest {
-                let detail = "it does not read, and blocks all other nodes";
+        for index in 0..self.destinations.len() {
+            let destination = &self.destinations[index];
+            if blocks(destination) && destination.in_flight_entries().start == lowest {
+                let detail = "the node does not read, and blocks all other nodes";
                 let error = Error::new("write to a node", ErrorKind::DeadlineExceeded, detail);
-                self.disconnect_failed(place, error, wire);
+                self.disconnect_failed(index, error, wire);
             }
         }
     }
 }
 
 impl<R> Destination<R> {
-    /// It does not get so many, which are next.
+    /// The next `count` entries are missed by this destination.
     pub(super) fn skip_missed(&mut self, count: u64) {
         self.counters.missed += count;
         self.skip(count);
     }
 
-    /// It needs nothing of so many that are next.
+    /// The next `count` entries are not needed by this destination.
     pub(super) fn skip(&mut self, count: u64) {
         self.next += count;
         match self.unacknowledged.back_mut() {
             Some((_, unacknowledged)) => unacknowledged.entry = self.next,
-            // While it is in the middle of something, that says so when it is written.
+            // A message in progress includes the skipped entries when it is written.
             None if self.in_progress.is_none() => self.delivered = self.next,
             None => {}
         }

@@ -1,8 +1,8 @@
 //! Which pieces of a topic's messages lie in slots of pinned memory.
 //!
-//! Pieces are numbered through a topic: its *serials*. A piece is copied out once and written to
-//! all destinations that are near it; one that is far behind has its pieces copied again, so that
-//! it holds up nobody.
+//! Pieces are numbered through a topic. A piece is copied out once, and written to all destinations
+//! that need it soon. For a destination that lags far its pieces are copied again, so that it
+//! blocks no other.
 
 use std::ops::Range;
 
@@ -13,41 +13,41 @@ pub(in crate::replication) struct StagedPiece<T> {
     /// The number of its message's entry.
     pub(in crate::replication) entry: u64,
     pub(in crate::replication) slot: u32,
-    /// Which copy of the topic it was: given when it is put.
+    /// Order of its copy among the topic's copies; set by `put`.
     pub(in crate::replication) order: u64,
     pub(in crate::replication) state: CopyState<T>,
-    /// Writes from it that the provider is not done with.
+    /// Writes from it that the provider has not completed.
     pub(in crate::replication) pending_writes: u32,
-    /// Writes from it were given up, but may go on: nobody else may use the slot.
+    /// Writes from it were abandoned, but may continue: the slot must not be reused.
     pub(in crate::replication) is_quarantined: bool,
 }
 
 #[derive(Debug)]
 pub(in crate::replication) enum CopyState<T> {
-    /// Being copied since then.
+    /// Being copied since this time.
     Copying(T, u64),
     Ready,
 }
 
-/// Who will want pieces: from this serial on.
+/// The pieces that a destination will need: from this one on.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::replication) struct PieceDemand {
     pub(in crate::replication) from: u64,
-    /// It cannot go on now.
+    /// It has no credit now.
     pub(in crate::replication) is_blocked: bool,
 }
 
-/// How badly a piece is wanted.
+/// Priority of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::replication) enum PiecePriority {
     Unneeded,
-    /// Those who cannot go on now.
+    /// Needed by destinations without credit.
     Blocked,
-    /// Somebody, much later.
+    /// Needed by a destination, much later.
     Later,
-    /// Somebody, soon.
+    /// Needed by a destination soon.
     Soon,
-    /// Somebody, now.
+    /// Needed by a destination now.
     Now,
 }
 
@@ -55,9 +55,9 @@ pub(in crate::replication) enum PiecePriority {
 #[derive(Debug)]
 pub(in crate::replication) struct StagingArea<T> {
     items: Vec<StagedPiece<T>>,
-    /// Copies that were begun.
+    /// Number of copies begun.
     begun: u64,
-    /// Slots that a topic has at most, and pieces that are copied ahead.
+    /// Limit of a topic's slots, and of pieces copied ahead.
     max_slots: usize,
 }
 
@@ -86,10 +86,12 @@ impl<T> StagingArea<T> {
         self.items.iter().any(|item| item.piece_index == piece_index)
     }
 
-    /// Does a device read this entry?
+    /// Whether a device reads this entry.
     pub(in crate::replication) fn is_copying(&self, entry: u64) -> bool {
-        let is_it = |item: &StagedPiece<T>| item.entry == entry;
-        self.items.iter().any(|item| is_it(item) && matches!(item.state, CopyState::Copying(..)))
+        let is_of_entry = |item: &StagedPiece<T>| item.entry == entry;
+        self.items
+            .iter()
+            .any(|item| is_of_entry(item) && matches!(item.state, CopyState::Copying(..)))
     }
 
     pub(in crate::replication) fn items(&mut self) -> &mut [StagedPiece<T>] {
@@ -101,14 +103,14 @@ impl<T> StagingArea<T> {
         self.begun += 1;
     }
 
-    /// The piece whose copy was begun first, of those that are being copied.
+    /// The piece whose copy began first, among copies in progress.
     pub(in crate::replication) fn oldest_copy(&mut self) -> Option<&mut StagedPiece<T>> {
         let copies =
             self.items.iter_mut().filter(|item| matches!(item.state, CopyState::Copying(..)));
         copies.min_by_key(|item| item.order)
     }
 
-    /// A write from a piece is over, as far as we know. With whether it may go on all the same.
+    /// A write from a piece has ended, as far as is known; `may_go_on` if it may still continue.
     pub(in crate::replication) fn write_finished(&mut self, piece_index: u64, may_go_on: bool) {
         if let Some(item) = self.find(piece_index) {
             item.pending_writes -= 1;
@@ -116,7 +118,7 @@ impl<T> StagingArea<T> {
         }
     }
 
-    /// How badly a piece is wanted by these.
+    /// The priority of a piece among these demands.
     fn priority(&self, piece_index: u64, demands: &[PieceDemand]) -> PiecePriority {
         let of = |demand: &PieceDemand| match piece_index.checked_sub(demand.from) {
             None => PiecePriority::Unneeded,
@@ -132,43 +134,43 @@ impl<T> StagingArea<T> {
         item.pending_writes == 0 && matches!(item.state, CopyState::Ready)
     }
 
-    /// Takes out a slot that nobody needs.
+    /// Removes a slot that no destination needs.
     pub(in crate::replication) fn unneeded(
         &mut self,
         demands: &[PieceDemand],
     ) -> Option<StagedPiece<T>> {
-        let is_it = |item: &StagedPiece<T>| {
+        let is_unneeded = |item: &StagedPiece<T>| {
             Self::is_free(item)
                 && self.priority(item.piece_index, demands) == PiecePriority::Unneeded
         };
-        let place = self.items.iter().position(is_it)?;
-        Some(self.items.swap_remove(place))
+        let index = self.items.iter().position(is_unneeded)?;
+        Some(self.items.swap_remove(index))
     }
 
-    /// Takes out the slot that is needed least, if less than this.
+    /// Removes the slot of lowest priority, if below this one.
     pub(in crate::replication) fn victim(
         &mut self,
         demands: &[PieceDemand],
         below: PiecePriority,
     ) -> Option<StagedPiece<T>> {
         let free = self.items.iter().enumerate().filter(|(_, item)| Self::is_free(item));
-        let ranked = free.map(|(place, item)| {
-            (self.priority(item.piece_index, demands), std::cmp::Reverse(item.piece_index), place)
+        let ranked = free.map(|(index, item)| {
+            (self.priority(item.piece_index, demands), std::cmp::Reverse(item.piece_index), index)
         });
-        let (priority, _, place) = ranked.min()?;
-        (priority < below).then(|| self.items.swap_remove(place))
+        let (priority, _, index) = ranked.min()?;
+        (priority < below).then(|| self.items.swap_remove(index))
     }
 
-    /// Takes out one of the pieces of entries that are no more.
+    /// Removes one of the pieces of released entries.
     pub(in crate::replication) fn outside_entries(
         &mut self,
         entries: &Range<u64>,
     ) -> Option<StagedPiece<T>> {
-        let place = self
+        let index = self
             .items
             .iter()
             .position(|item| Self::is_free(item) && !entries.contains(&item.entry))?;
-        Some(self.items.swap_remove(place))
+        Some(self.items.swap_remove(index))
     }
 }
 
@@ -197,22 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_least_goes_first() {
+    fn least_needed_piece_is_evicted_first() {
         let mut staging = staging(&[3, 5, 6, 20]);
         let demands = [demand(5), PieceDemand { from: 2, is_blocked: true }];
         let order: Vec<_> = std::iter::from_fn(|| {
             staging.victim(&demands, PiecePriority::Now).map(|item| item.piece_index)
         })
         .collect();
-        assert_eq!(order, [3, 20, 6], "and never the one that is wanted now");
+        assert_eq!(order, [3, 20, 6], "the piece needed now is never evicted");
         assert!(staging.has(5));
     }
 
     #[test]
-    fn copies_are_looked_at_in_the_order_in_which_they_began() {
+    fn copies_are_polled_in_the_order_in_which_they_began() {
         let mut staging = staging(&[3, 1, 2]);
         staging.items().iter_mut().for_each(|item| item.state = CopyState::Copying((), 0));
-        // One that is taken out changes the places of others.
+        // Removing an item changes the indices of others.
         staging.items()[0].state = CopyState::Ready;
         assert_eq!(staging.unneeded(&[demand(4)]).map(|item| item.piece_index), Some(3));
         let mut order = Vec::new();
@@ -224,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn what_all_have_written_is_unneeded() {
+    fn piece_written_to_all_destinations_is_unneeded() {
         let mut staging = staging(&[3, 4, 5]);
         staging.items()[1].pending_writes = 1;
         let demands = [demand(5)];
         assert_eq!(staging.unneeded(&demands).map(|item| item.piece_index), Some(3));
-        assert!(staging.unneeded(&demands).is_none(), "one is still being written from");
+        assert!(staging.unneeded(&demands).is_none(), "a write from piece 4 is pending");
         staging.write_finished(4, true);
         assert!(staging.unneeded(&demands).is_some_and(|item| item.is_quarantined));
     }

@@ -1,4 +1,4 @@
-//! What an outbound topic writes, and from what.
+//! Writing an outbound topic: batches, long messages, and the copying of staged pieces.
 
 use fabric::ring::Pushed;
 
@@ -11,26 +11,26 @@ use crate::error::Result;
 use crate::replication::message_header::{
     MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
 };
-use crate::replication::{Now, Progress};
+use crate::replication::{ClockReading, Progress};
 
 impl<W: OutboundTransport> Outbound<W> {
     pub(super) fn write(
         &mut self,
-        place: usize,
-        now: Now,
+        index: usize,
+        now: ClockReading,
         wire: &mut W,
         progress: &mut Progress,
     ) -> std::result::Result<(), OutboundFailure> {
         for _ in 0..CHUNKS_PER_TURN {
-            let Some(ring) = self.destinations[place].ring else { break };
-            if self.destinations[place].in_progress.is_none()
-                && !self.begin(place, ring, now, wire)?
+            let Some(ring) = self.destinations[index].ring else { break };
+            if self.destinations[index].in_progress.is_none()
+                && !self.begin(index, ring, now, wire)?
             {
                 break;
             }
-            let destination = &mut self.destinations[place];
+            let destination = &mut self.destinations[index];
             let Some(in_progress) = &mut destination.in_progress else { break };
-            let (message, part, at, hold) = match in_progress {
+            let (message, part, at, source) = match in_progress {
                 MessageInProgress::Batch { message, batch_buffer, length, .. } => {
                     let part = Part::BatchBuffer { batch_buffer: *batch_buffer, length: *length };
                     (message, part, 0, Some(WriteSource::BatchBuffer(*batch_buffer)))
@@ -46,7 +46,7 @@ impl<W: OutboundTransport> Outbound<W> {
                     let Some(entry) = self.entries.get(number) else { break };
                     let prefix = *prefix as u64;
                     if entry.pieces == 0 {
-                        (message, Part::Direct(&entry.place), prefix, None)
+                        (message, Part::Direct(&entry.payload), prefix, None)
                     } else {
                         let piece = self.options.piece;
                         let number = ((message.written() - prefix) / piece).min(entry.pieces - 1);
@@ -83,16 +83,16 @@ impl<W: OutboundTransport> Outbound<W> {
             progress.has_moved = true;
             let is_written = message.is_written();
             destination.end_blocked(now);
-            // If the ring broke just now, what was given to it is on its way all the same.
+            // A ring that just broke may still have the write in flight.
             let ring_progress = wire.ring_progress(ring);
             let tail = ring_progress.as_ref().map_or(u64::MAX, |ring_progress| ring_progress.tail);
-            if let Some(hold) = hold {
-                if let WriteSource::Piece(piece_index) = hold
+            if let Some(source) = source {
+                if let WriteSource::Piece(piece_index) = source
                     && let Some(item) = self.staging.find(piece_index)
                 {
                     item.pending_writes += 1;
                 }
-                destination.in_flight_writes.push_back((tail, hold));
+                destination.in_flight_writes.push_back((tail, source));
             }
             if is_written {
                 let (messages, is_copied) = match destination.in_progress.take() {
@@ -111,18 +111,18 @@ impl<W: OutboundTransport> Outbound<W> {
         Ok(())
     }
 
-    /// Begins with the next message, or with several small ones. False if there is none, or no
-    /// sheet.
+    /// Begins with the next message, or with several small ones. False if there is none, or no free
+    /// batch buffer.
     fn begin(
         &mut self,
-        place: usize,
+        index: usize,
         ring: W::Ring,
-        now: Now,
+        now: ClockReading,
         wire: &mut W,
     ) -> std::result::Result<bool, OutboundFailure> {
         let (first, end) = (self.first, self.end());
-        let destination = &mut self.destinations[place];
-        // What it has from an earlier life of ours, and what is gone.
+        let destination = &mut self.destinations[index];
+        // Entries that it has from an earlier connection, and dropped ones.
         while destination.next < end {
             let entry = &self.entries[(destination.next - first) as usize];
             if entry.header.position < destination.from {
@@ -139,9 +139,9 @@ impl<W: OutboundTransport> Outbound<W> {
         let is_first = !destination
             .in_flight_writes
             .iter()
-            .any(|(_, hold)| matches!(hold, WriteSource::BatchBuffer(_)));
+            .any(|(_, source)| matches!(source, WriteSource::BatchBuffer(_)));
         let Some(batch_buffer) = wire.take_batch_buffer(is_first) else { return Ok(false) };
-        let filled = self.fill(place, ring, batch_buffer, now, wire);
+        let filled = self.fill(index, ring, batch_buffer, now, wire);
         if filled.is_err() {
             // Nothing was written from it.
             wire.release_batch_buffer(batch_buffer, false);
@@ -149,17 +149,17 @@ impl<W: OutboundTransport> Outbound<W> {
         filled.map(|()| true)
     }
 
-    /// Puts what is next on a batch buffer.
+    /// Fills a batch buffer with the next message or messages.
     fn fill(
         &mut self,
-        place: usize,
+        index: usize,
         ring: W::Ring,
         batch_buffer: u32,
-        now: Now,
+        now: ClockReading,
         wire: &mut W,
     ) -> std::result::Result<(), OutboundFailure> {
         let (first, end) = (self.first, self.end());
-        let destination = &mut self.destinations[place];
+        let destination = &mut self.destinations[index];
         let entry_of = |number: u64| &self.entries[(number - first) as usize];
         let limit =
             wire.max_single_chunk(ring).map_err(OutboundFailure::Peer)?.min(BATCH_BUFFER_LENGTH);
@@ -193,7 +193,7 @@ impl<W: OutboundTransport> Outbound<W> {
                 .map_err(OutboundFailure::Topic)?;
             let length = header.length as usize;
             if length > 0 {
-                wire.gather(batch_buffer, at + prefix, &entry.place, length)
+                wire.gather(batch_buffer, at + prefix, &entry.payload, length)
                     .map_err(OutboundFailure::Topic)?;
             }
             let filled = prefix + length;
@@ -217,7 +217,7 @@ impl<W: OutboundTransport> Outbound<W> {
         Ok(())
     }
 
-    /// Where a destination is among the pieces.
+    /// The first piece that a destination still needs.
     fn cursor(&self, destination: &Destination<W::Ring>) -> u64 {
         let Some(entry) = self.entry(destination.next) else { return self.next_piece };
         match &destination.in_progress {
@@ -229,10 +229,10 @@ impl<W: OutboundTransport> Outbound<W> {
         }
     }
 
-    /// Has pieces copied that are wanted now or soon.
+    /// Begins copies of pieces that are needed now or soon.
     pub(super) fn stage_more(
         &mut self,
-        now: Now,
+        now: ClockReading,
         wire: &mut W,
         progress: &mut Progress,
     ) -> Result<bool> {
@@ -248,25 +248,25 @@ impl<W: OutboundTransport> Outbound<W> {
         let mut has_moved = false;
         let ahead = self.staging.ahead();
         let (count, turn) = (demands.len(), self.turn);
-        let mut room = COPIES_PER_TURN;
-        // First what is wanted now, by everybody; then what will be.
+        let mut budget = COPIES_PER_TURN;
+        // Pieces needed now come first, then those needed later.
         'all: for distance in 0..ahead {
-            for place in (0..count).map(|place| (place + turn) % count) {
-                let piece_index = demands[place].from + distance;
+            for index in (0..count).map(|offset| (offset + turn) % count) {
+                let piece_index = demands[index].from + distance;
                 if piece_index >= self.next_piece || self.staging.has(piece_index) {
                     continue;
                 }
-                if demands[place].is_blocked && distance > 0 {
+                if demands[index].is_blocked && distance > 0 {
                     continue;
                 }
-                if room == 0 {
+                if budget == 0 {
                     break 'all;
                 }
                 let below = if distance == 0 { PiecePriority::Now } else { PiecePriority::Soon };
                 match self.copy(piece_index, &demands, below, now, wire) {
                     Ok(begun) => {
                         has_moved |= begun;
-                        room -= usize::from(begun);
+                        budget -= usize::from(begun);
                         progress.is_waiting |= !begun && distance == 0;
                     }
                     Err(error) => {
@@ -280,13 +280,13 @@ impl<W: OutboundTransport> Outbound<W> {
         Ok(has_moved)
     }
 
-    /// Begins to copy a piece, if there is a slot for it, or one whose piece is needed less.
+    /// Begins to copy a piece, if there is a slot for it, or a slot whose piece is needed less.
     fn copy(
         &mut self,
         piece_index: u64,
         demands: &[PieceDemand],
         below: PiecePriority,
-        now: Now,
+        now: ClockReading,
         wire: &mut W,
     ) -> Result<bool> {
         let number =
@@ -296,17 +296,17 @@ impl<W: OutboundTransport> Outbound<W> {
         };
         let mut slot = None;
         if self.staging.has_free_slot() {
-            slot = wire.take_slot(&entry.place, self.staging.is_empty())?;
+            slot = wire.take_slot(&entry.payload, self.staging.is_empty())?;
         }
         if slot.is_none() {
             let Some(victim) = self.staging.victim(demands, below) else { return Ok(false) };
             wire.release_slot(victim.slot, victim.is_quarantined);
-            slot = wire.take_slot(&entry.place, self.staging.is_empty())?;
+            slot = wire.take_slot(&entry.payload, self.staging.is_empty())?;
         }
         let Some(slot) = slot else { return Ok(false) };
         let offset = (piece_index - entry.piece_index) * self.options.piece;
         let length = self.options.piece.min(entry.header.length - offset);
-        let copy_handle = match wire.copy_out(slot, &entry.place, offset, length) {
+        let copy_handle = match wire.copy_out(slot, &entry.payload, offset, length) {
             Ok(copy_handle) => copy_handle,
             Err(error) => {
                 wire.release_slot(slot, true);

@@ -1,6 +1,6 @@
-//! What other nodes said that topics are like: those that are not here, and those that are other
-//! ones here, or that cannot go there for another reason, whose messages do not go there, or do not
-//! come from there, and both nodes say why.
+//! Interests of other nodes in topics, and why topics are not exchanged with them. A topic may
+//! exist at other nodes only, may have other settings there, or may fail for another reason. Both
+//! nodes report the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::replication::routing::provider_mismatch::ProviderMismatch;
 use crate::report::Row;
 use crate::settings::{SharedLocation, SharedSettings};
 
-/// Topics of other nodes that are told of, to those that ask.
+/// Limit of reported topics of other nodes.
 const MAX_REPORTED_TOPICS: usize = 4096;
 
 /// A topic of this node.
@@ -23,13 +23,14 @@ pub(in crate::replication) struct LocalUse<'a> {
 }
 
 impl LocalUse<'_> {
-    /// Does somebody there want what is published here, and somebody here what is published there?
+    /// Whether a subscriber there wants messages published here, and a subscriber here messages
+    /// published there.
     fn wanted(&self, remote: &Interest) -> (bool, bool) {
         (self.publishes && remote.subscribes, self.subscribes && remote.publishes)
     }
 }
 
-/// What came of it when a topic was to go to another node, or to come from there.
+/// Why sending a topic to a node, or receiving it, failed.
 #[derive(Debug, Default, Clone)]
 struct TransferFailures {
     remote: Option<String>,
@@ -47,30 +48,30 @@ impl TransferFailures {
 
 type Key = (String, NodeId);
 
-/// What other nodes said, and what does not fit.
+/// Interests of other nodes, and what is incompatible.
 #[derive(Debug, Default)]
 pub(in crate::replication) struct IncompatibleTopics {
     remote_interests: BTreeMap<NodeId, BTreeMap<String, Interest>>,
-    /// What may fit, or not, since the last look: all else is as it was.
+    /// Topics to be checked again; all others are unchanged.
     changed: BTreeSet<Key>,
-    /// Those whose provider is another one.
+    /// Nodes with another provider.
     provider_mismatch: BTreeMap<NodeId, ProviderMismatch>,
-    /// What could not go to a node that is there, or come from there, and why.
+    /// Topics that could not be sent to a connected node, or received from it.
     failed: BTreeMap<NodeId, BTreeMap<String, TransferFailures>>,
-    /// Logged already, as long as the other node has anything to do with the topic.
+    /// Differences logged already, until the node loses interest in the topic.
     logged: BTreeMap<Key, (SharedSettings, SharedSettings)>,
 }
 
 impl IncompatibleTopics {
-    /// A node has this interest in a topic from now on.
+    /// Sets a node's interest in a topic.
     pub(in crate::replication) fn set_interest(&mut self, node: NodeId, interest: Interest) {
-        // What it wants is another matter now: it is tried again.
+        // The interest may be another one: the failure is cleared for a retry.
         self.failed.remove(&node);
         self.changed.insert((interest.topic.clone(), node));
         self.remote_interests.entry(node).or_default().insert(interest.topic.clone(), interest);
     }
 
-    /// It has none any more.
+    /// Removes a node's interest in a topic.
     pub(in crate::replication) fn remove_interest(&mut self, node: NodeId, topic: &str) {
         if let Some(remote_interests) = self.remote_interests.get_mut(&node)
             && remote_interests.remove(topic).is_some()
@@ -80,8 +81,8 @@ impl IncompatibleTopics {
         }
     }
 
-    /// A topic could not go to a node that is there, or come from there.
-    pub(in crate::replication) fn fails(
+    /// Records that sending a topic to a connected node, or receiving it, failed.
+    pub(in crate::replication) fn record_failure(
         &mut self,
         topic: &str,
         (node, side): (NodeId, Side),
@@ -91,7 +92,7 @@ impl IncompatibleTopics {
         *of_node.entry(topic.to_owned()).or_default().of(side) = Some(why.to_owned());
     }
 
-    /// It does go there, or come from there.
+    /// The topic is sent, or received, again.
     pub(in crate::replication) fn clear_failure(
         &mut self,
         topic: &str,
@@ -103,7 +104,7 @@ impl IncompatibleTopics {
         }
     }
 
-    /// Why nothing can go to a node, or come from there, whatever the topic.
+    /// Why nothing can be exchanged with a node, for any topic.
     pub(in crate::replication) fn provider_mismatch(
         &self,
         node: NodeId,
@@ -122,7 +123,7 @@ impl IncompatibleTopics {
         }
     }
 
-    /// It is gone, or says all anew.
+    /// Forgets a node that disconnected, or that will send all its interests again.
     pub(in crate::replication) fn forget(&mut self, node: NodeId) {
         self.failed.remove(&node);
         self.provider_mismatch.remove(&node);
@@ -130,7 +131,7 @@ impl IncompatibleTopics {
         self.changed.extend(remote_interests.into_keys().map(|topic| (topic, node)));
     }
 
-    /// A topic of this node is another one, or is used in another way, or is gone.
+    /// A topic of this node was created, changed or removed.
     pub(in crate::replication) fn local_topic_changed(&mut self, topic: &str) {
         let nodes = self
             .remote_interests
@@ -139,8 +140,8 @@ impl IncompatibleTopics {
         self.changed.extend(nodes.map(|(node, _)| (topic.to_owned(), *node)));
     }
 
-    /// Topics that are other ones there, and were not so before: to be logged. All else that does not
-    /// fit was logged where it was found.
+    /// Topics with newly differing settings, to be logged. Other failures were logged when they
+    /// occurred.
     fn find<'a>(
         &mut self,
         local: impl Fn(&str) -> Option<LocalUse<'a>>,
@@ -169,8 +170,8 @@ impl IncompatibleTopics {
         new
     }
 
-    /// Looks what does not fit now, and logs it once.
-    pub(in crate::replication) fn look<'a>(
+    /// Checks changed topics, and logs each new difference once.
+    pub(in crate::replication) fn check<'a>(
         &mut self,
         local: impl Fn(&str) -> Option<LocalUse<'a>>,
         label: impl Fn(NodeId) -> &'a str,
@@ -178,15 +179,14 @@ impl IncompatibleTopics {
         for ((topic, node), ours, theirs) in self.find(local) {
             tracing::warn!(
                 topic, %node, label = label(node), local = %ours.replicated_settings(), remote = %theirs.replicated_settings(),
-                differs = ours.differs(&theirs).collect::<Vec<_>>().join(", "),
-                "a topic is another one at another node: its messages do not go between them, until both \
-                 say the same of it, or one of them nothing"
+                    "topic has other settings at another node: no messages are exchanged. Use the same \
+                                 settings at both nodes, or give them at only one"
             );
         }
     }
 
-    /// What a topic is like at other nodes, if it is at any: as most have it that publish, or else
-    /// that subscribe. In whose memory it lies there is no matter here.
+    /// The settings of a topic at other nodes: those of most publishing nodes, or else of most
+    /// subscribing nodes. The memory that it uses there does not matter here.
     pub(in crate::replication) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
         let mut all: Vec<(SharedSettings, (usize, usize))> = Vec::new();
         for remote in self
@@ -203,20 +203,20 @@ impl IncompatibleTopics {
                 None => all.push((remote.settings, (publishes, subscribes))),
             }
         }
-        // Of those that are as many, what the first node has: the same for all that look.
+        // On a tie, the settings of the first node, so that all callers get the same.
         all.reverse();
         let (settings, _) = all.into_iter().max_by_key(|(_, count)| *count)?;
         Some(SharedSettings { place: SharedLocation::Host, ..settings })
     }
 
-    /// Topics that are at other nodes only; if they are too many, as many of each node at most.
+    /// Topics of other nodes only; if there are too many, an equal share of each node at most.
     pub(in crate::replication) fn remote_only_topics(
         &self,
-        is_here: impl Fn(&str) -> bool,
+        is_local: impl Fn(&str) -> bool,
     ) -> Vec<Row> {
         let most = (MAX_REPORTED_TOPICS / self.remote_interests.len().max(1)).max(1);
         let others = self.remote_interests.iter().flat_map(|(node, remote_interests)| {
-            let others = remote_interests.values().filter(|it| !is_here(&it.topic));
+            let others = remote_interests.values().filter(|it| !is_local(&it.topic));
             others.take(most).map(move |it| (node, it))
         });
         let others = others.take(MAX_REPORTED_TOPICS);
@@ -233,8 +233,7 @@ impl IncompatibleTopics {
         others.map(row).collect()
     }
 
-    /// A row for each topic that would be exchanged with a node, were it the same there, and could it
-    /// go there.
+    /// Rows of topics that are not exchanged with a node though one side wants them.
     pub(in crate::replication) fn rows<'a>(
         &self,
         local: impl Fn(&str) -> Option<LocalUse<'a>>,
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_of_an_exchange_hear_of_it_once() {
+    fn settings_that_differ_are_found_once_on_both_sides() {
         let mut incompatible_topics = IncompatibleTopics::default();
         let find = |incompatible_topics: &mut IncompatibleTopics, local| {
             incompatible_topics.local_topic_changed("numbers");
@@ -308,7 +307,7 @@ mod tests {
         };
         incompatible_topics.set_interest(NODE, remote(4, false, true));
         assert_eq!(find(&mut incompatible_topics, local(true, false)), 1);
-        // Publishers come and go.
+        // Publishers may come and go.
         assert_eq!(find(&mut incompatible_topics, local(false, true)), 0);
         assert_eq!(incompatible_topics.rows(|_| Some(local(false, true))).count(), 0);
         assert_eq!(find(&mut incompatible_topics, local(true, false)), 0);
@@ -317,7 +316,7 @@ mod tests {
             Some(Row::IncompatibleTopic { is_wanted_remotely: true, is_wanted_locally: false, differs, .. })
                 if differs == ["depth"]
         ));
-        // Other settings are another matter, and so is another node's next life.
+        // Changed settings, or a node that reconnected, are found again.
         incompatible_topics.set_interest(NODE, remote(5, false, true));
         assert_eq!(find(&mut incompatible_topics, local(true, false)), 1);
         incompatible_topics.forget(NODE);
@@ -329,47 +328,50 @@ mod tests {
         assert_eq!(incompatible_topics.rows(|_| Some(local(false, true))).count(), 0);
     }
 
-    /// What is told of the only one that there is.
-    fn told(
+    /// The only row.
+    fn only_row(
         incompatible_topics: &mut IncompatibleTopics,
         local: LocalUse<'static>,
     ) -> Option<(Vec<String>, String, String)> {
-        assert!(incompatible_topics.find(|_| Some(local)).is_empty(), "it was logged before");
-        let told = |row| match row {
+        assert!(
+            incompatible_topics.find(|_| Some(local)).is_empty(),
+            "the difference was not logged before"
+        );
+        let fields = |row| match row {
             Row::IncompatibleTopic { differs, local, remote, .. } => (differs, local, remote),
             other => panic!("{other:?}"),
         };
-        incompatible_topics.rows(|_| Some(local)).map(told).next()
+        incompatible_topics.rows(|_| Some(local)).map(fields).next()
     }
 
     #[test]
-    fn nodes_with_other_providers_exchange_nothing_whatever_the_topic_is_like() {
+    fn nodes_with_different_providers_exchange_no_topic() {
         let mut incompatible_topics = IncompatibleTopics::default();
         incompatible_topics.set_interest(NODE, remote(8, false, true));
-        assert_eq!(told(&mut incompatible_topics, local(true, false)), None);
+        assert_eq!(only_row(&mut incompatible_topics, local(true, false)), None);
         let provider_mismatch =
             ProviderMismatch { local: "net".to_owned(), remote: "tcp".to_owned() };
         incompatible_topics.set_provider_mismatch(NODE, Some(provider_mismatch));
-        let (differs, here_it_is, there_it_is) =
-            told(&mut incompatible_topics, local(true, false)).unwrap();
-        assert_eq!((&*differs.join(" "), &*here_it_is, &*there_it_is), ("provider", "net", "tcp"));
-        // All that differs is told at once.
+        let (differs, here, there) =
+            only_row(&mut incompatible_topics, local(true, false)).unwrap();
+        assert_eq!((&*differs.join(" "), &*here, &*there), ("provider", "net", "tcp"));
+        // All differences are in one row.
         incompatible_topics.set_interest(NODE, remote(4, false, true));
         assert_eq!(incompatible_topics.find(|_| Some(local(true, false))).len(), 1);
-        let (differs, _, there_it_is) = told(&mut incompatible_topics, local(true, false)).unwrap();
+        let (differs, _, there) = only_row(&mut incompatible_topics, local(true, false)).unwrap();
         assert_eq!(differs, ["depth", "provider"]);
-        assert!(there_it_is.starts_with("reliable, 4 messages"), "{there_it_is}");
-        assert!(there_it_is.ends_with(", by tcp"), "{there_it_is}");
+        assert!(there.starts_with("reliable, 4 messages"), "{there}");
+        assert!(there.ends_with(", by tcp"), "{there}");
         incompatible_topics.set_interest(NODE, remote(8, false, true));
         incompatible_topics.set_provider_mismatch(NODE, None);
-        assert_eq!(told(&mut incompatible_topics, local(true, false)), None);
+        assert_eq!(only_row(&mut incompatible_topics, local(true, false)), None);
     }
 
     #[test]
-    fn what_could_not_go_is_told_until_it_is_another_matter() {
+    fn failure_is_reported_until_it_is_cleared() {
         let mut incompatible_topics = IncompatibleTopics::default();
         incompatible_topics.set_interest(NODE, remote(8, false, true));
-        for ends in [
+        for clear in [
             |incompatible_topics: &mut IncompatibleTopics| {
                 incompatible_topics.clear_failure("numbers", (NODE, Side::Writer))
             },
@@ -377,27 +379,27 @@ mod tests {
                 incompatible_topics.set_interest(NODE, remote(8, true, true))
             },
             |incompatible_topics: &mut IncompatibleTopics| {
-                incompatible_topics.remove_interest(NODE, "letters")
+                incompatible_topics.remove_interest(NODE, "images")
             },
             |incompatible_topics: &mut IncompatibleTopics| incompatible_topics.forget(NODE),
         ] {
             incompatible_topics
-                .set_interest(NODE, Interest { topic: "letters".into(), ..remote(8, false, true) });
+                .set_interest(NODE, Interest { topic: "images".into(), ..remote(8, false, true) });
             incompatible_topics.set_interest(NODE, remote(8, false, true));
-            incompatible_topics.fails("numbers", (NODE, Side::Writer), "no memory");
-            // That it comes from there is another matter, and that it does not as well.
+            incompatible_topics.record_failure("numbers", (NODE, Side::Writer), "no memory");
+            // The other direction is independent.
             incompatible_topics.clear_failure("numbers", (NODE, Side::Reader));
             let all = (Vec::new(), String::new(), "no memory".to_owned());
-            assert_eq!(told(&mut incompatible_topics, local(true, false)), Some(all));
-            ends(&mut incompatible_topics);
-            assert_eq!(told(&mut incompatible_topics, local(true, false)), None);
-            incompatible_topics.fails("numbers", (NODE, Side::Reader), "no memory");
-            assert_eq!(told(&mut incompatible_topics, local(true, false)), None);
+            assert_eq!(only_row(&mut incompatible_topics, local(true, false)), Some(all));
+            clear(&mut incompatible_topics);
+            assert_eq!(only_row(&mut incompatible_topics, local(true, false)), None);
+            incompatible_topics.record_failure("numbers", (NODE, Side::Reader), "no memory");
+            assert_eq!(only_row(&mut incompatible_topics, local(true, false)), None);
         }
     }
 
     #[test]
-    fn a_topic_is_like_most_have_it_that_publish() {
+    fn remote_settings_are_those_of_most_publishers() {
         let [one, two, three] = [1, 2, 3].map(|number| NodeId([number; 16]));
         let mut incompatible_topics = IncompatibleTopics::default();
         let depth = |incompatible_topics: &IncompatibleTopics| {
@@ -416,7 +418,7 @@ mod tests {
         incompatible_topics.set_interest(three, on_device);
         let remote_settings = incompatible_topics.remote_settings("numbers").unwrap();
         assert_eq!((remote_settings.depth, remote_settings.place), (5, SharedLocation::Host));
-        // As many as publish elsewhere, and the first.
+        // On a tie, the settings of the first node.
         incompatible_topics.set_interest(one, remote(6, true, false));
         assert_eq!(depth(&incompatible_topics), Some(6));
         incompatible_topics.set_interest(two, remote(5, false, true));
@@ -425,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_of_values_of_different_types_are_different_topics() {
+    fn topics_of_different_types_are_incompatible() {
         let typed = |name: Option<&str>| Interest {
             settings: SharedSettings {
                 type_name: name.map(|name| name.parse().unwrap()),
@@ -444,14 +446,14 @@ mod tests {
         let Some(Row::IncompatibleTopic { differs, local, remote, .. }) =
             incompatible_topics.rows(|_| local()).next()
         else {
-            panic!("they are the same");
+            panic!("no difference in type");
         };
         assert_eq!(differs, ["type"]);
         assert!(
             local.ends_with("type Pose") && remote.ends_with("type Twist"),
             "{local}, {remote}"
         );
-        // A topic that is made as it is elsewhere has the type, as soon as one node names it.
+        // Remote settings include the type as soon as one node names it.
         incompatible_topics.set_interest(NODE, typed(None));
         incompatible_topics.set_interest(NodeId([2; 16]), typed(Some("Pose")));
         let name = incompatible_topics
@@ -461,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_that_are_elsewhere_only_are_told_of_and_no_more_than_may_be() {
+    fn topics_of_other_nodes_are_reported_up_to_the_limit() {
         let mut incompatible_topics = IncompatibleTopics::default();
         incompatible_topics.set_interest(NODE, remote(4, true, false));
         assert!(incompatible_topics.remote_only_topics(|name| name == "numbers").is_empty());
@@ -478,7 +480,7 @@ mod tests {
             );
         }
         assert_eq!(incompatible_topics.remote_only_topics(|_| false).len(), MAX_REPORTED_TOPICS);
-        // One that has many does not hide what others have.
+        // A node with many topics does not hide topics of others.
         const OTHER: NodeId = NodeId([2; 16]);
         incompatible_topics.set_interest(OTHER, remote(4, true, false));
         let rows = incompatible_topics.remote_only_topics(|_| false);
@@ -491,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_or_what_fits_is_no_misfit() {
+    fn unwanted_or_compatible_topic_is_not_reported() {
         let mut incompatible_topics = IncompatibleTopics::default();
         for (depth, publishes, subscribes) in [(4, true, false), (8, false, true), (8, true, true)]
         {
@@ -501,44 +503,44 @@ mod tests {
     }
 
     #[test]
-    fn a_word_about_one_topic_is_no_reason_to_look_at_others() {
+    fn only_changed_topics_are_checked() {
         const OTHER: NodeId = NodeId([2; 16]);
         let mut incompatible_topics = IncompatibleTopics::default();
         let interest = |topic: &str| Interest { topic: topic.into(), ..remote(4, false, true) };
-        let look = |incompatible_topics: &mut IncompatibleTopics| {
-            let looked = std::cell::RefCell::new(Vec::new());
+        let check = |incompatible_topics: &mut IncompatibleTopics| {
+            let checked = std::cell::RefCell::new(Vec::new());
             let of = |topic: &str| {
-                looked.borrow_mut().push(topic.to_owned());
+                checked.borrow_mut().push(topic.to_owned());
                 (topic != "gone").then(|| local(true, false))
             };
             let new = incompatible_topics.find(of).len();
-            (looked.into_inner().join(" "), new)
+            (checked.into_inner().join(" "), new)
         };
-        for topic in ["gone", "letters", "numbers"] {
+        for topic in ["gone", "images", "numbers"] {
             incompatible_topics.set_interest(NODE, interest(topic));
             incompatible_topics.set_interest(OTHER, interest(topic));
         }
-        let all = "gone gone letters letters numbers numbers".to_owned();
-        assert_eq!(look(&mut incompatible_topics), (all, 4));
-        assert_eq!(look(&mut incompatible_topics), (String::new(), 0));
+        let all = "gone gone images images numbers numbers".to_owned();
+        assert_eq!(check(&mut incompatible_topics), (all, 4));
+        assert_eq!(check(&mut incompatible_topics), (String::new(), 0));
         incompatible_topics.set_interest(
             NODE,
-            Interest { settings: SharedSettings::of_depth(5), ..interest("letters") },
+            Interest { settings: SharedSettings::of_depth(5), ..interest("images") },
         );
-        assert_eq!(look(&mut incompatible_topics), ("letters".to_owned(), 1));
+        assert_eq!(check(&mut incompatible_topics), ("images".to_owned(), 1));
         incompatible_topics.local_topic_changed("numbers");
-        incompatible_topics.local_topic_changed("nobody says anything of it");
-        assert_eq!(look(&mut incompatible_topics), ("numbers numbers".to_owned(), 0));
+        incompatible_topics.local_topic_changed("unknown");
+        assert_eq!(check(&mut incompatible_topics), ("numbers numbers".to_owned(), 0));
         incompatible_topics.remove_interest(OTHER, "numbers");
-        incompatible_topics.remove_interest(OTHER, "never said");
+        incompatible_topics.remove_interest(OTHER, "unknown");
         let of = |topic: &str| (topic != "gone").then(|| local(true, false));
         assert_eq!(
-            (look(&mut incompatible_topics), incompatible_topics.rows(of).count()),
+            (check(&mut incompatible_topics), incompatible_topics.rows(of).count()),
             ((String::new(), 0), 3)
         );
         incompatible_topics.forget(NODE);
         assert_eq!(
-            (look(&mut incompatible_topics), incompatible_topics.rows(of).count()),
+            (check(&mut incompatible_topics), incompatible_topics.rows(of).count()),
             ((String::new(), 0), 1)
         );
         assert_eq!(incompatible_topics.logged.len(), 1);

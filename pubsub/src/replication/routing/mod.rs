@@ -1,13 +1,13 @@
-//! Which topics go to which nodes: decided from facts, without doing anything.
+//! Which topics are sent to which nodes: this module decides, and has no effects.
 //!
-//! A node that subscribes to a topic that there is here is a *destination* of it. From then on
-//! its messages are kept for that node (they are *carried*), and when somebody publishes, or
-//! has published, they are sent. A destination whose node vanished is waited for during a
-//! grace, over the end of this node's service, too: then all others have been sent it, and it
-//! alone has to be told what it missed.
+//! A node that subscribes to a topic of this node is a *destination* of it. From then on messages
+//! are retained for that node (the topic is *replicated*), and sent once there are any. The plan
+//! waits for the return of a disconnected destination during a grace period, also across a takeover
+//! of this node's service. Other destinations have received those messages already: only the
+//! returning one is told what it missed.
 //!
-//! The plan says how it stands with each destination, and not what is to be done about it: that is
-//! seen from the plan and from what was done so far.
+//! The plan holds the state of each destination. The next step follows from the plan and from what
+//! was done so far.
 
 pub(in crate::replication) mod incompatible_topics;
 pub(in crate::replication) mod provider_mismatch;
@@ -23,13 +23,13 @@ use crate::peers::NodeId;
 use crate::replication::retry_backoff::RetryBackoff;
 use crate::settings::SharedSettings;
 
-/// How long to wait until a line that broke between nodes that know each other is tried again.
+/// Backoff of a broken connection between connected nodes.
 const RECONNECT_BACKOFF: (Duration, Duration) =
     (Duration::from_millis(100), Duration::from_millis(6400));
-/// How long a node that is there may take to say what it subscribes to: its service may have taken
-/// over, and waits until all its processes are back.
+/// Timeout for a connected node's interests: its service may have taken over, and waits until all
+/// its processes have rejoined.
 const INTERESTS_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a destination that was in the way of others is none.
+/// How long a destination that blocked others is suspended.
 const SUSPENSION: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// A topic of this node.
@@ -37,22 +37,22 @@ const SUSPENSION: (Duration, Duration) = (Duration::from_secs(30), Duration::fro
 pub(super) struct RoutedTopic {
     pub(super) number: u32,
     pub(super) settings: SharedSettings,
-    /// Somebody publishes, or messages are still owed.
+    /// A publisher exists, or messages are still retained.
     pub(super) has_messages: bool,
-    /// The destinations that are noted in its books.
+    /// Destinations recorded in the topic.
     pub(super) recorded: Vec<NodeId>,
 }
 
-/// How it stands with a destination.
+/// State of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DestinationState {
-    /// It is there; nothing is sent yet.
+    /// Connected; nothing is sent yet.
     Idle,
-    /// What is published is to be sent to it, since then.
+    /// Published messages are sent to it, since then.
     Sending { since: Instant },
-    /// The line broke, and is tried again then.
+    /// The connection broke; retried at `until`.
     Broken { since: Instant, until: Instant },
-    /// Its node is gone, or has not said yet what it wants; it is waited for until then.
+    /// Its node is disconnected, or has not sent its interests; waited for until then.
     WaitingForReturn { since: Instant, until: Instant },
 }
 
@@ -65,41 +65,41 @@ impl DestinationState {
 #[derive(Debug)]
 struct Destination {
     destination_state: DestinationState,
-    /// Since the line broke last.
+    /// Backoff since the connection broke last.
     broken: Option<RetryBackoff>,
 }
 
 #[derive(Debug)]
 struct RemoteNode {
     appeared: Instant,
-    /// When it first said what it subscribes to.
+    /// When it first sent its interests.
     interests_at: Option<Instant>,
-    /// Its provider is none that this node's understands.
+    /// Its provider differs from the local one.
     is_incompatible: bool,
-    /// What it subscribes to.
+    /// The topics that it subscribes to.
     subscribes: BTreeMap<String, SharedSettings>,
 }
 
 #[derive(Debug)]
 pub(super) struct RoutingPlan {
     grace: Duration,
-    /// Something can be sent at all. As long as nothing can, nobody is there.
+    /// Whether anything can be sent; while not, all nodes count as disconnected.
     can_send: bool,
     nodes: BTreeMap<NodeId, RemoteNode>,
     topics: BTreeMap<u32, BTreeMap<NodeId, Destination>>,
-    /// What cannot be sent, and would not be if it were tried again.
+    /// Topics that cannot be sent to a node; a retry would fail, too.
     unsendable: BTreeSet<(u32, NodeId)>,
-    /// Those that were in the way of others.
+    /// Destinations that blocked others.
     suspended: BTreeMap<(u32, NodeId), RetryBackoff>,
 }
 
-/// Can messages of a topic go to a topic of another node? In whose memory they lie is each
-/// node's own matter.
+/// Whether messages can be exchanged between topics of these settings. The memory that they use is
+/// local to each node.
 pub(super) fn are_compatible(ours: &SharedSettings, theirs: &SharedSettings) -> bool {
     ours.differs(theirs).next().is_none()
 }
 
-/// All that is kept of a topic by its number and a node.
+/// The range of all keys of a topic.
 pub(super) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeId)> {
     (number, NodeId([0; 16]))..=(number, NodeId([u8::MAX; 16]))
 }
@@ -148,8 +148,7 @@ impl RoutingPlan {
         }
     }
 
-    /// A node has said what it subscribes to, or that it is as before.
-    /// True if it had not before.
+    /// A node has sent its interests. True if they are its first.
     pub(super) fn interests_received(&mut self, now: Instant, node: NodeId) -> bool {
         let remote = self.nodes.get_mut(&node);
         remote.is_some_and(|remote| {
@@ -157,7 +156,7 @@ impl RoutingPlan {
         })
     }
 
-    /// Whether anything can go to a node at all, by its provider and this node's.
+    /// Whether nothing can be sent to a node because the providers differ.
     pub(super) fn set_incompatible(&mut self, node: NodeId, is_incompatible: bool) {
         if let Some(remote) = self.nodes.get_mut(&node) {
             remote.is_incompatible = is_incompatible;
@@ -176,14 +175,14 @@ impl RoutingPlan {
         unsendable.map(|(number, _)| *number)
     }
 
-    /// What a node subscribes to has changed.
-    pub(super) fn subscribes(
+    /// Sets or removes a node's subscription.
+    pub(super) fn set_subscription(
         &mut self,
         node: NodeId,
         topic: &str,
         settings: Option<SharedSettings>,
     ) {
-        // What it wants is another matter now, and so is whether it can have it.
+        // The new interest may be sendable.
         self.unsendable.retain(|(_, unsendable)| *unsendable != node);
         let Some(remote) = self.nodes.get_mut(&node) else { return };
         match settings {
@@ -196,22 +195,22 @@ impl RoutingPlan {
         self.topics.get_mut(&topic)?.get_mut(&node)
     }
 
-    /// The line to a destination broke, though its node is there.
+    /// The connection to a destination broke, though its node is connected.
     pub(super) fn connection_broke(&mut self, now: Instant, topic: u32, node: NodeId) {
         let Some(destination) = self.destination(topic, node) else { return };
         let DestinationState::Sending { since } = destination.destination_state else { return };
-        let rest = RetryBackoff::after(destination.broken, now, RECONNECT_BACKOFF);
-        destination.broken = Some(rest);
-        destination.destination_state = DestinationState::Broken { since, until: rest.until() };
+        let backoff = RetryBackoff::after(destination.broken, now, RECONNECT_BACKOFF);
+        destination.broken = Some(backoff);
+        destination.destination_state = DestinationState::Broken { since, until: backoff.until() };
     }
 
-    /// A topic cannot be sent to a node, and not because of the line.
+    /// A topic cannot be sent to a node, for a reason other than the connection.
     pub(super) fn mark_unsendable(&mut self, topic: u32, node: NodeId) {
         self.unsendable.insert((topic, node));
     }
 
-    /// Others wait because of a destination that does not go on. It has had its time if it was one
-    /// for so long: then it is none for a while. True if that is so.
+    /// A destination makes no progress, and others wait for it. If it has been one for at least
+    /// `timeout`, it is suspended for a while. True if so.
     pub(super) fn suspend_if_stalled(
         &mut self,
         now: Instant,
@@ -232,17 +231,16 @@ impl RoutingPlan {
         true
     }
 
-    /// Has a node said itself that it does not want a topic, as it is here? Then it misses nothing
-    /// when it is no destination any more. Of one that is gone, or cannot be sent it, nobody knows
-    /// better than that it wants it.
+    /// Whether a node has reported that it does not want a topic with these settings. Then it
+    /// misses nothing when it is removed. A disconnected or unsendable node has reported nothing,
+    /// and may still want it.
     pub(super) fn has_unsubscribed(&self, name: &str, ours: &SharedSettings, node: NodeId) -> bool {
         let Some(remote) = self.nodes.get(&node) else { return false };
         let wants = remote.subscribes.get(name).is_some_and(|theirs| are_compatible(ours, theirs));
         remote.interests_at.is_some() && !wants
     }
 
-    /// The destinations of a topic, and how it stands with each. Its messages are to be kept if
-    /// there is any.
+    /// The destinations of a topic, with their states. Messages are retained if there is any.
     pub(super) fn destinations(
         &self,
         topic: u32,
@@ -251,32 +249,33 @@ impl RoutingPlan {
         nodes.map(|(node, destination)| (*node, destination.destination_state))
     }
 
-    /// The topic itself is gone, and its books with it; or it is not to go anywhere for a while.
+    /// The topic is removed with its records, or is not replicated for a while.
     pub(super) fn forget(&mut self, number: u32) {
         self.topics.remove(&number);
         self.unsendable.retain(|(unsendable, _)| *unsendable != number);
         self.suspended.retain(|(suspended, _), _| *suspended != number);
     }
 
-    /// Brings the plan of a topic up to date.
+    /// Updates the plan of a topic.
     pub(super) fn update(&mut self, now: Instant, name: &str, local: &RoutedTopic) {
         let number = local.number;
         let (grace, can_send) = (self.grace, self.can_send);
         let (unsendable, suspended, remotes) = (&self.unsendable, &self.suspended, &self.nodes);
-        let there = |node: &NodeId| remotes.get(node).filter(|_| can_send);
+        let connected = |node: &NodeId| remotes.get(node).filter(|_| can_send);
         let wants = |node: &NodeId| {
-            let rests = suspended.get(&(number, *node)).is_some_and(|rest| !rest.is_over(now));
-            if rests || unsendable.contains(&(number, *node)) {
+            let is_suspended =
+                suspended.get(&(number, *node)).is_some_and(|backoff| !backoff.is_over(now));
+            if is_suspended || unsendable.contains(&(number, *node)) {
                 return false;
             }
-            there(node)
+            connected(node)
                 .filter(|remote| !remote.is_incompatible)
                 .and_then(|remote| remote.subscribes.get(name))
                 .is_some_and(|theirs| are_compatible(&local.settings, theirs))
         };
         let destination = |destination_state| Destination { destination_state, broken: None };
         let nodes = self.topics.entry(number).or_default();
-        // What an earlier service of this node promised.
+        // Destinations that an earlier service of this node promised to retain messages for.
         for node in &local.recorded {
             nodes.entry(*node).or_insert_with(|| {
                 destination(DestinationState::WaitingForReturn { since: now, until: now + grace })
@@ -300,19 +299,19 @@ impl RoutingPlan {
                 }
                 return true;
             }
-            let remote = there(node);
+            let remote = connected(node);
             let (since, until) = match (*destination_state, remote) {
                 (DestinationState::WaitingForReturn { since, until }, Some(remote)) => {
                     match remote.interests_at {
                         None => (since, until.max(remote.appeared + INTERESTS_TIMEOUT)),
-                        // Some of its processes may come back later than others.
+                        // Some of its processes may rejoin later than others.
                         Some(interests_at) => (since, until.min(interests_at + grace)),
                     }
                 }
                 (DestinationState::WaitingForReturn { since, until }, None) => (since, until),
-                // It does not subscribe any more, or cannot have what it wants.
+                // It does not subscribe any more, or has incompatible settings.
                 (_, Some(_)) => return false,
-                // It may be there, but nothing can be sent.
+                // Nothing can be sent, whether it is connected or not.
                 (_, None) => (now, now + grace),
             };
             let until = until.min(since + grace + INTERESTS_TIMEOUT);
@@ -324,17 +323,17 @@ impl RoutingPlan {
         }
     }
 
-    /// When a topic has to be brought up to date at the latest, though nothing happens.
+    /// When a topic has to be updated at the latest, without any event.
     pub(super) fn deadline(&self, now: Instant, number: u32) -> Option<Instant> {
-        let standings = self.destinations(number).map(|(_, destination_state)| destination_state);
-        let standings = standings.filter_map(|destination_state| match destination_state {
+        let states = self.destinations(number).map(|(_, destination_state)| destination_state);
+        let states = states.filter_map(|destination_state| match destination_state {
             DestinationState::Broken { until, .. }
             | DestinationState::WaitingForReturn { until, .. } => Some(until),
             DestinationState::Idle | DestinationState::Sending { .. } => None,
         });
-        let rests = self.suspended.range(of_topic(number)).map(|(_, rest)| rest);
-        let rests = rests.filter(|rest| !rest.is_over(now)).map(RetryBackoff::until);
-        standings.chain(rests).min()
+        let backoffs = self.suspended.range(of_topic(number)).map(|(_, backoff)| backoff);
+        let backoffs = backoffs.filter(|backoff| !backoff.is_over(now)).map(RetryBackoff::until);
+        states.chain(backoffs).min()
     }
 }
 
@@ -355,31 +354,31 @@ mod tests {
         }
     }
 
-    /// How it stands with the only destination that there is.
+    /// The state of the only destination.
     fn destination_state(plan: &RoutingPlan) -> Option<DestinationState> {
         let all: Vec<_> = plan.destinations(7).collect();
         assert!(all.iter().all(|(node, _)| *node == NODE));
         all.first().map(|(_, destination_state)| *destination_state)
     }
 
-    /// What a node that subscribes says.
-    fn wanted(now: Instant, plan: &mut RoutingPlan) {
+    /// A node connects and subscribes.
+    fn subscribe(now: Instant, plan: &mut RoutingPlan) {
         plan.node_appeared(now, NODE);
-        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(8)));
+        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(8)));
         plan.interests_received(now, NODE);
     }
 
-    fn awaited(since: Instant, until: Instant) -> Option<DestinationState> {
+    fn waiting(since: Instant, until: Instant) -> Option<DestinationState> {
         Some(DestinationState::WaitingForReturn { since, until })
     }
 
     #[test]
-    fn a_subscribed_topic_is_kept_at_once_and_sent_when_there_is_something() {
+    fn subscribed_topic_is_retained_at_once_and_sent_on_publish() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
         plan.node_appeared(now, NODE);
         plan.update(now, "numbers", &local(false, &[]));
         assert_eq!(destination_state(&plan), None);
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         plan.update(now, "numbers", &local(false, &[]));
         assert_eq!(destination_state(&plan), Some(DestinationState::Idle));
         let later = now + GRACE;
@@ -387,38 +386,38 @@ mod tests {
         assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: later }));
         plan.update(later + GRACE, "numbers", &local(false, &[NODE]));
         assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: later }));
-        plan.subscribes(NODE, "numbers", None);
+        plan.set_subscription(NODE, "numbers", None);
         plan.update(later, "numbers", &local(true, &[NODE]));
         assert_eq!(destination_state(&plan), None);
     }
 
     #[test]
-    fn other_settings_do_not_fit_but_other_memory_does() {
+    fn different_settings_are_incompatible_different_memory_is_not() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
         plan.node_appeared(now, NODE);
-        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(9)));
+        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(9)));
         plan.update(now, "numbers", &local(true, &[]));
         assert_eq!(destination_state(&plan), None);
         let elsewhere = SharedSettings {
             place: SharedLocation::Device([3; 16]),
             ..SharedSettings::of_depth(8)
         };
-        plan.subscribes(NODE, "numbers", Some(elsewhere));
+        plan.set_subscription(NODE, "numbers", Some(elsewhere));
         plan.update(now, "numbers", &local(true, &[]));
         assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
     }
 
     #[test]
-    fn one_that_vanished_is_waited_for() {
+    fn disconnected_destination_is_waited_for_during_grace() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         plan.update(now, "numbers", &local(true, &[]));
         plan.node_vanished(now, NODE);
         plan.update(now, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), awaited(now, now + GRACE));
+        assert_eq!(destination_state(&plan), waiting(now, now + GRACE));
         assert_eq!(plan.deadline(now, 7), Some(now + GRACE));
-        // It comes back, and is nobody's destination until it says so.
-        wanted(now + GRACE / 2, &mut plan);
+        // It returns, and is a destination again once it subscribes.
+        subscribe(now + GRACE / 2, &mut plan);
         plan.update(now + GRACE / 2, "numbers", &local(true, &[NODE]));
         assert_eq!(
             destination_state(&plan),
@@ -426,31 +425,31 @@ mod tests {
         );
         plan.node_vanished(now + GRACE, NODE);
         plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), awaited(now + GRACE, now + 2 * GRACE));
+        assert_eq!(destination_state(&plan), waiting(now + GRACE, now + 2 * GRACE));
         plan.update(now + 2 * GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(destination_state(&plan), None);
     }
 
     #[test]
-    fn one_that_is_there_and_silent_is_waited_for_longer_but_not_for_ever() {
+    fn returned_node_without_interests_is_waited_for_bounded_time() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         plan.update(now, "numbers", &local(true, &[]));
         plan.node_vanished(now, NODE);
-        // Its service takes over, and gathers: that takes longer than the grace.
+        // Its service takes over, and waits for its processes: this takes longer than the grace.
         let back = now + GRACE / 2;
         plan.node_appeared(back, NODE);
         plan.update(now + 2 * GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), awaited(now, back + INTERESTS_TIMEOUT));
-        // One of its processes is back later than the others.
+        assert_eq!(destination_state(&plan), waiting(now, back + INTERESTS_TIMEOUT));
+        // One of its processes rejoins later than the others.
         let interests_at = now + 3 * GRACE;
         plan.interests_received(interests_at, NODE);
         plan.update(interests_at, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), awaited(now, interests_at + GRACE));
-        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(8)));
+        assert_eq!(destination_state(&plan), waiting(now, interests_at + GRACE));
+        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(8)));
         plan.update(interests_at, "numbers", &local(true, &[NODE]));
         assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
-        // It comes and goes and never says anything.
+        // It connects and disconnects repeatedly, and never sends interests.
         let mut time = interests_at;
         while destination_state(&plan).is_some() {
             plan.node_vanished(time, NODE);
@@ -463,69 +462,69 @@ mod tests {
     }
 
     #[test]
-    fn the_next_service_keeps_what_the_last_one_promised() {
+    fn next_service_retains_for_recorded_destinations() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
         plan.update(now, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), awaited(now, now + GRACE));
-        wanted(now, &mut plan);
+        assert_eq!(destination_state(&plan), waiting(now, now + GRACE));
+        subscribe(now, &mut plan);
         plan.update(now, "numbers", &local(true, &[NODE]));
         assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: now }));
-        // The topic goes.
+        // The topic is removed.
         plan.forget(7);
         assert_eq!(destination_state(&plan), None);
     }
 
     #[test]
-    fn while_nothing_can_be_sent_nobody_is_there() {
+    fn without_workers_no_node_counts_as_connected() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
         plan.set_can_send(false);
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         plan.update(now, "numbers", &local(true, &[]));
         assert_eq!(destination_state(&plan), None);
-        // What was promised is kept for the grace only.
+        // Messages of recorded destinations are retained for the grace only.
         plan.update(now, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), awaited(now, now + GRACE));
+        assert_eq!(destination_state(&plan), waiting(now, now + GRACE));
         plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(destination_state(&plan), None);
         plan.set_can_send(true);
         plan.update(now + GRACE, "numbers", &local(true, &[]));
         assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
-        // And so if it cannot any more.
+        // The same if sending becomes impossible later.
         plan.set_can_send(false);
         plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), awaited(now + GRACE, now + 2 * GRACE));
+        assert_eq!(destination_state(&plan), waiting(now + GRACE, now + 2 * GRACE));
     }
 
     #[test]
-    fn only_who_says_so_does_not_want_a_topic() {
+    fn only_a_reported_interest_unsubscribes_a_node() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
         let is_done = |plan: &RoutingPlan| {
             plan.has_unsubscribed("numbers", &SharedSettings::of_depth(8), NODE)
         };
-        // It was never met, or is gone.
+        // It was never connected.
         assert!(!is_done(&plan));
         plan.node_appeared(now, NODE);
-        // It has not said yet.
+        // Its interests are unknown.
         assert!(!is_done(&plan));
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         assert!(!is_done(&plan));
         plan.update(now, "numbers", &local(true, &[]));
         plan.mark_unsendable(7, NODE);
         plan.update(now, "numbers", &local(true, &[]));
-        // It wants it, and cannot be sent it.
+        // It wants the topic, which cannot be sent to it.
         assert!(destination_state(&plan).is_none() && !is_done(&plan));
-        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(9)));
-        assert!(is_done(&plan), "it is another one");
-        plan.subscribes(NODE, "numbers", None);
+        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(9)));
+        assert!(is_done(&plan), "the settings differ");
+        plan.set_subscription(NODE, "numbers", None);
         assert!(is_done(&plan));
         plan.node_vanished(now, NODE);
         assert!(!is_done(&plan));
     }
 
     #[test]
-    fn nothing_is_sent_to_a_stranger() {
+    fn nothing_is_sent_to_a_node_with_another_provider() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         for is_incompatible in [true, false] {
             plan.set_incompatible(NODE, is_incompatible);
             plan.update(now, "numbers", &local(true, &[]));
@@ -534,29 +533,29 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_is_not_tried_again() {
+    fn unsendable_topic_is_not_retried() {
         let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         plan.update(now, "numbers", &local(true, &[]));
         plan.mark_unsendable(7, NODE);
         for _ in 0..2 {
             plan.update(now, "numbers", &local(true, &[]));
             assert_eq!(destination_state(&plan), None);
         }
-        wanted(now, &mut plan);
+        subscribe(now, &mut plan);
         plan.update(now, "numbers", &local(true, &[]));
         assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
     }
 
     #[test]
-    fn a_line_that_breaks_is_tried_again_less_and_less_often() {
+    fn broken_connection_is_retried_with_growing_backoff() {
         let (start, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        wanted(start, &mut plan);
+        subscribe(start, &mut plan);
         plan.update(start, "numbers", &local(true, &[]));
         let mut now = start;
         for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * RECONNECT_BACKOFF.0) {
             plan.connection_broke(now, 7, NODE);
-            // It has ended by itself: nothing is to be paused. Once is enough.
+            // A second report of the same break changes nothing.
             plan.connection_broke(now, 7, NODE);
             plan.update(now, "numbers", &local(true, &[NODE]));
             let broken = DestinationState::Broken { since: start, until: now + pause };
@@ -571,12 +570,12 @@ mod tests {
     }
 
     #[test]
-    fn one_that_others_wait_for_has_its_time_and_is_left_alone_then() {
+    fn stalled_destination_is_suspended_after_timeout() {
         let (start, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        wanted(start, &mut plan);
+        subscribe(start, &mut plan);
         plan.update(start, "numbers", &local(true, &[]));
         assert!(!plan.suspend_if_stalled(start + GRACE / 2, (7, NODE), GRACE));
-        // Lines that break again and again give it no new time.
+        // Repeated breaks do not extend the timeout.
         plan.connection_broke(start + GRACE / 2, 7, NODE);
         plan.update(start + GRACE, "numbers", &local(true, &[NODE]));
         assert!(plan.suspend_if_stalled(start + GRACE, (7, NODE), GRACE));
@@ -586,7 +585,7 @@ mod tests {
         plan.update(start + GRACE + SUSPENSION.0, "numbers", &local(true, &[]));
         let again = DestinationState::Sending { since: start + GRACE + SUSPENSION.0 };
         assert_eq!(destination_state(&plan), Some(again));
-        // One who is awaited has its grace.
+        // A destination that is waited for keeps its grace.
         plan.node_vanished(start, NODE);
         assert!(!plan.suspend_if_stalled(start + 100 * GRACE, (7, NODE), GRACE));
     }

@@ -1,10 +1,10 @@
-//! Which providers carry messages here and at other nodes. Two that do not understand each other find
-//! that out before any topic is to go between them.
+//! The providers of this node and of others. Nodes with incompatible providers detect this before
+//! any topic is exchanged.
 //!
-//! A node tells another one what its provider is in the first letter, before it tells what it subscribes
-//! to: so nothing is ever kept for a node that nothing can go to. The same letter goes to all when it
-//! has another one, which may be so when its workers are begun anew at another address. What a node
-//! says of topics before it is taken for nothing.
+//! A node sends its provider in its first control message, before its interests: so no messages are
+//! ever retained for a node that nothing can be sent to. It sends the message to all nodes again
+//! when its provider changes, which may happen when its workers restart at another address.
+//! Connection messages that a node sends before its provider are ignored.
 
 use std::fmt;
 use std::time::Instant;
@@ -14,11 +14,11 @@ use crate::replication::Provider;
 use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;
 
-/// So often a node may say that its provider is another one while it is connected: each time all
-/// topics are looked at, and a line is logged.
+/// How often a node may change its provider while it is connected: each change reconciles all
+/// topics, and logs a line.
 const MAX_PROVIDER_CHANGES: u32 = 64;
 
-/// Two that do not understand each other.
+/// Two providers that do not interoperate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::replication) struct ProviderMismatch {
     pub(in crate::replication) local: String,
@@ -26,7 +26,7 @@ pub(in crate::replication) struct ProviderMismatch {
 }
 
 impl ProviderMismatch {
-    /// None as long as messages could go between the two, as far as it is known.
+    /// None as long as messages may be exchanged, as far as is known.
     fn of(ours: Option<&Provider>, theirs: Option<&Provider>) -> Option<Self> {
         let (ours, theirs) = (ours?, theirs?);
         (ours != theirs).then(|| Self { local: ours.to_string(), remote: theirs.to_string() })
@@ -36,16 +36,13 @@ impl ProviderMismatch {
 impl fmt::Display for ProviderMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { local, remote } = self;
-        write!(
-            f,
-            "no messages can go there, or come from there: its provider is {remote}, and that of "
-        )?;
-        write!(f, "this node {local}; choose one for both")
+        write!(f, "no messages can be exchanged: its provider is {remote}, ")?;
+        write!(f, "the provider of this node is {local}; choose one for both")
     }
 }
 
 impl Replicator {
-    /// Messages are carried by this provider from now on, which other nodes have to know.
+    /// Sets the provider of this node, and sends it to other nodes.
     pub(in crate::replication) fn set_local_provider(&mut self, ours: &Provider) {
         if self.provider.as_ref() == Some(ours) {
             return;
@@ -57,14 +54,15 @@ impl Replicator {
         }
     }
 
-    /// Tells a node that has just come, if there is something to tell; or else all are told later.
+    /// Sends the local provider to a newly connected node, if it is known; otherwise all nodes get
+    /// it later.
     pub(in crate::replication) fn send_provider(&self, node: NodeId) {
         if let Some(ours) = &self.provider {
-            self.write(node, &ControlMessage::Provider(ours.clone()));
+            self.send_control_message(node, &ControlMessage::Provider(ours.clone()));
         }
     }
 
-    /// Another node has this one.
+    /// Handles the provider of another node.
     pub(in crate::replication) fn handle_provider(&mut self, node: NodeId, theirs: Provider) {
         let theirs = Some(theirs);
         if let Some(remote) = self.nodes.get_mut(&node)
@@ -77,7 +75,7 @@ impl Replicator {
         }
     }
 
-    /// Has a node said that it has the same provider as this one?
+    /// Whether a node has reported the same provider as the local one.
     pub(in crate::replication) fn is_provider_compatible(&self, node: NodeId) -> bool {
         let theirs = self.nodes.get(&node).and_then(|remote| remote.provider.as_ref());
         theirs.is_some() && theirs == self.provider.as_ref()
@@ -97,10 +95,10 @@ impl Replicator {
                 let ProviderMismatch { local, remote } = provider_mismatch;
                 tracing::warn!(
                     %node, label, local, remote,
-                    "another node has another provider: no messages go between the two until both have the same"
+                    "provider mismatch: no messages are exchanged with this node. Start both with the same provider"
                 );
             }
-            None => tracing::info!(%node, "another node has the same provider now"),
+            None => tracing::info!(%node, "provider mismatch resolved"),
         }
         self.plan.set_incompatible(node, provider_mismatch.is_some());
         self.incompatible_topics.set_provider_mismatch(node, provider_mismatch);
@@ -117,16 +115,17 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_known_to_be_a_stranger_is_one() {
+    fn mismatch_needs_two_known_and_different_providers() {
         let (ours, other) = (provider("tcp", 25), provider("net", 25));
         for same in [None, Some(&ours)] {
             assert_eq!(ProviderMismatch::of(Some(&ours), same), None);
             assert_eq!(ProviderMismatch::of(same, Some(&ours)), None);
         }
-        assert_eq!(ProviderMismatch::of(None, Some(&other)), None, "nothing carries messages here");
+        assert_eq!(ProviderMismatch::of(None, Some(&other)), None, "the local provider is unknown");
         assert!(ProviderMismatch::of(Some(&provider("net", 26)), Some(&other)).is_some());
-        let said = ProviderMismatch::of(Some(&ours), Some(&other)).unwrap().to_string();
-        let words = "is net (protocol 25, addresses 2), and that of this node tcp (protocol 25, ";
-        assert!(said.contains(words) && said.ends_with("choose one for both"), "{said}");
+        let text = ProviderMismatch::of(Some(&ours), Some(&other)).unwrap().to_string();
+        let words =
+            "is net (protocol 25, addresses 2), the provider of this node is tcp (protocol 25, ";
+        assert!(text.contains(words) && text.ends_with("choose one for both"), "{text}");
     }
 }

@@ -1,9 +1,8 @@
-//! How far it is with each topic that may go to other nodes, and the next step to where the
-//! [plan](crate::replication::plan) wants it to be.
+//! The state of each replicated topic, and the next step towards the [plan](RoutingPlan).
 //!
-//! What is to be done is seen each time from what there is: what the plan says, what was done so
-//! far, and what lies in shared memory, where an earlier service may have left it at any point.
-//! A step that cannot be done now is seen to be missing the next time.
+//! Each pass derives the next step from the plan, from what was done so far, and from shared
+//! memory, where an earlier service may have stopped at any point. A step that fails now is found
+//! missing by the next pass.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,53 +27,53 @@ use crate::replication::{TopicOptions, TopicParameters};
 use crate::settings::Reliability;
 use crate::topic::Topic;
 
-/// How long to wait until what failed is tried again.
+/// Backoff of a topic whose replication failed.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
-/// A topic.
+/// Replication of one local topic.
 pub(in crate::replication) struct TopicReplication {
-    pub(in crate::replication) facts: LocalTopic,
+    pub(in crate::replication) local_topic: LocalTopic,
     /// The service does not have it any more.
     pub(in crate::replication) is_gone: bool,
     pub(in crate::replication) state: State,
-    /// How far its destinations are.
+    /// Positions that the destinations have acknowledged.
     delivered: Arc<DeliveredPositions>,
-    /// The last numbers of publishers that its destinations were told.
+    /// Last sequences reported to the destinations.
     pub(in crate::replication) reported: ReportedSequences,
-    /// It failed, and is tried again then.
+    /// Backoff after a failure.
     pub(in crate::replication) backoff: Option<RetryBackoff>,
-    /// What failed is not to be carried meanwhile: who publishes must not wait for it.
+    /// Not replicated until the backoff ends, so that publishers do not wait.
     pub(in crate::replication) is_given_up: bool,
-    /// And its destinations still have to be given up.
-    is_owed: bool,
+    /// Its destinations still have to be given up.
+    gives_up_destinations: bool,
     has_logged_failure: bool,
 }
 
 pub(in crate::replication) enum State {
-    /// Nothing is kept for other nodes.
-    None,
-    /// Something may be kept for them, by an earlier service or by a source that has ended.
+    /// Nothing is retained for other nodes.
+    Idle,
+    /// Messages may be retained, by an earlier service or by an ended source.
     Inherited,
     Replicating(Replicating),
-    /// Its source may still be at work. Whoever subscribes in the role's name next must not lose
-    /// that to the one before.
+    /// Its source may still be running. The next subscriber in the role's name must not start
+    /// before it ends.
     Stopping(Stopping),
 }
 
-/// A topic whose messages a worker has.
+/// A topic whose messages a worker sends.
 pub(in crate::replication) struct Replicating {
-    /// Nothing leaves before it is open.
+    /// No message is sent before it is open.
     gate: Arc<AtomicBool>,
-    /// As long as the source lives.
+    /// Alive as long as the source.
     source: Weak<AtomicBool>,
-    /// The destinations that the worker knows, and whether it was told to connect to them.
+    /// The destinations that the worker knows, and whether it has to connect to them.
     announced: BTreeMap<NodeId, bool>,
-    /// What was published before anything was kept.
+    /// Sequences published before anything was retained.
     start_sequences: StartSequences,
 }
 
 impl Replicating {
-    /// A node vanished: it is to be connected to anew.
+    /// A node disconnected: it needs a new connection.
     pub(in crate::replication) fn node_lost(&mut self, node: NodeId) {
         self.announced.entry(node).and_modify(|is_connected| *is_connected = false);
     }
@@ -82,36 +81,36 @@ impl Replicating {
 
 pub(in crate::replication) struct Stopping {
     source: Weak<AtomicBool>,
-    /// The next source goes on where this one stops.
+    /// The next source continues where this one stops.
     resumes: bool,
 }
 
 impl TopicReplication {
-    /// What the topic is like here, as long as it is.
+    /// The local use of the topic, unless it was removed.
     pub(in crate::replication) fn local(&self) -> Option<LocalUse<'_>> {
-        let LocalTopic { topic, publishes, subscribes, .. } = &self.facts;
+        let LocalTopic { topic, publishes, subscribes, .. } = &self.local_topic;
         let (settings, publishes, subscribes) = (topic.settings(), *publishes, *subscribes);
         (!self.is_gone).then_some(LocalUse { settings, publishes, subscribes })
     }
 
-    /// A topic that may have been carried by an earlier service.
-    pub(in crate::replication) fn new(facts: LocalTopic) -> Self {
+    /// A topic that an earlier service may have replicated.
+    pub(in crate::replication) fn new(local_topic: LocalTopic) -> Self {
         Self {
-            facts,
+            local_topic,
             is_gone: false,
             state: State::Inherited,
             delivered: Arc::default(),
             reported: ReportedSequences::default(),
             backoff: None,
             is_given_up: false,
-            is_owed: false,
+            gives_up_destinations: false,
             has_logged_failure: false,
         }
     }
 
     pub(in crate::replication) fn should_plan(&self, now: Instant) -> bool {
-        let rests = self.backoff.is_some_and(|backoff| !backoff.is_over(now));
-        let is_given_up = self.is_given_up && (rests || self.is_owed);
+        let backs_off = self.backoff.is_some_and(|backoff| !backoff.is_over(now));
+        let is_given_up = self.is_given_up && (backs_off || self.gives_up_destinations);
         !self.is_gone && !is_given_up
     }
 
@@ -119,63 +118,63 @@ impl TopicReplication {
         matches!(self.state, State::Replicating(_))
     }
 
-    /// Has somebody something to take of it yet?
+    /// Whether destinations still have messages to acknowledge.
     pub(in crate::replication) fn has_backlog(&self) -> bool {
-        !matches!(self.state, State::None) && has_backlog(&self.facts.topic)
+        !matches!(self.state, State::Idle) && has_backlog(&self.local_topic.topic)
     }
 
-    /// Is something of it owed to other nodes, or still being ended?
+    /// Whether messages are retained for other nodes, or its source is still ending.
     pub(in crate::replication) fn holds(&self) -> bool {
         match &self.state {
-            State::None => false,
-            State::Inherited => is_owed(&self.facts.topic),
-            State::Replicating(_) => has_backlog(&self.facts.topic),
+            State::Idle => false,
+            State::Inherited => is_owed(&self.local_topic.topic),
+            State::Replicating(_) => has_backlog(&self.local_topic.topic),
             State::Stopping(_) => true,
         }
     }
 
-    /// Its source has ended, or ends, together with its worker: another one is to go on with it.
+    /// Its worker ends, and its source with it: another worker continues.
     pub(in crate::replication) fn worker_stopped(&mut self) {
         match &mut self.state {
             State::Replicating(Replicating { source, .. }) => {
                 let source = Weak::clone(source);
                 self.state = State::Stopping(Stopping { source, resumes: true });
             }
-            State::Stopping(_) | State::None | State::Inherited => {}
+            State::Stopping(_) | State::Idle | State::Inherited => {}
         }
     }
 
-    /// The worker could not go on with it, and has ended it.
-    pub(in crate::replication) fn fails(&mut self, now: Instant) {
+    /// The worker failed on this topic, and has ended it.
+    pub(in crate::replication) fn source_failed(&mut self, now: Instant) {
         if let State::Replicating(Replicating { source, .. }) = &self.state {
             let source = Weak::clone(source);
             self.state = State::Stopping(Stopping { source, resumes: false });
-            (self.is_given_up, self.is_owed) = (true, true);
-            self.rests(now);
+            (self.is_given_up, self.gives_up_destinations) = (true, true);
+            self.back_off(now);
         }
     }
 
-    fn rests(&mut self, now: Instant) {
+    fn back_off(&mut self, now: Instant) {
         self.backoff = Some(RetryBackoff::after(self.backoff, now, RETRY_BACKOFF));
     }
 
-    /// Notes its destinations for the next service, before anything is kept for them.
+    /// Records its destinations for the next service, before anything is retained for them.
     fn record_destinations(&mut self, wanted: &BTreeMap<NodeId, DestinationState>) {
-        let topic = &self.facts.topic;
+        let topic = &self.local_topic.topic;
         let recorded: Vec<_> = topic.destinations().into_iter().map(NodeId).collect();
         let mut new = wanted.keys().filter(|node| !recorded.contains(node));
-        let is_noted = new.all(|node| topic.add_destination(&node.0));
-        if !is_noted && !std::mem::replace(&mut self.has_logged_failure, true) {
+        let is_recorded = new.all(|node| topic.add_destination(&node.0));
+        if !is_recorded && !std::mem::replace(&mut self.has_logged_failure, true) {
             tracing::warn!(
                 topic = topic.name(),
-                "more nodes want a topic than can be noted: some may miss messages if this \
-                 service ends"
+                "more nodes subscribe to a topic than can be recorded: some may miss messages if \
+                                 this service ends"
             );
         }
     }
 
-    /// Forgets who is no destination any more: who does not want the topic, and who is given up and
-    /// misses what it did not get.
+    /// Removes former destinations: nodes that do not want the topic any more, and given up nodes,
+    /// which miss the rest.
     fn drop_destinations(
         &mut self,
         plan: &RoutingPlan,
@@ -183,7 +182,7 @@ impl TopicReplication {
         wanted: &BTreeMap<NodeId, DestinationState>,
     ) -> Result<()> {
         self.drop_destinations_after_halt(service_context, seen_nodes)?;
-        let topic = &self.facts.topic;
+        let topic = &self.local_topic.topic;
         topic.finish_giving_up();
         let recorded = topic.destinations().into_iter().map(NodeId);
         let others: Vec<_> = recorded.filter(|node| !wanted.contains_key(node)).collect();
@@ -195,27 +194,27 @@ impl TopicReplication {
             self.delivered.forget(&node.0);
         }
         if !given_up.is_empty() && wanted.is_empty() {
-            // What is published from now on is for nobody elsewhere.
+            // Messages published from now on are for no other node.
             topic.halt(&service_context.caller(), service_context.role)?;
         }
         for node in given_up {
             give_up(topic, service_context.role, (node, seen_nodes), self.delivered.to(&node.0));
             self.delivered.forget(&node.0);
         }
-        self.is_owed = false;
+        self.gives_up_destinations = false;
         Ok(())
     }
 
-    /// A service died between halting and letting go of what was kept: nothing can go on from there.
-    /// Whom it had still to give up misses what was kept, also one that is there again. That is before
-    /// any other one is noted, and what is kept is let go of with it: so nothing is counted twice, and
-    /// nothing as missed by one that came later.
+    /// An earlier service died between halting and releasing the retained messages: nothing can
+    /// continue from there. Its remaining destinations are given up, and miss the retained
+    /// messages, even if connected again. This happens before any destination is recorded, and
+    /// releases the messages: so none is counted twice, or as missed by a later destination.
     fn drop_destinations_after_halt(
         &mut self,
         service_context: &ServiceContext,
         seen_nodes: &mut SeenNodes,
     ) -> Result<()> {
-        let (topic, role) = (&self.facts.topic, service_context.role);
+        let (topic, role) = (&self.local_topic.topic, service_context.role);
         let is_halted = matches!(self.state, State::Inherited)
             && topic.local().subscriptions_of(role).next().is_some()
             && !topic
@@ -227,29 +226,33 @@ impl TopicReplication {
             for node in topic.destinations() {
                 give_up(topic, role, (NodeId(node), &mut *seen_nodes), 0);
             }
-            stop_retaining(topic, &self.facts.local, &service_context.caller(), role)?;
+            stop_retaining(topic, &self.local_topic.local, &service_context.caller(), role)?;
         }
         Ok(())
     }
 
-    /// When there is something to do at the latest, of which nobody tells.
-    pub(in crate::replication) fn deadline(&self, now: Instant, look: Duration) -> Option<Instant> {
+    /// When the topic needs a pass at the latest, without any event.
+    pub(in crate::replication) fn deadline(
+        &self,
+        now: Instant,
+        interval: Duration,
+    ) -> Option<Instant> {
         let backoff =
             self.backoff.filter(|backoff| !backoff.is_over(now)).map(|backoff| backoff.until());
         match &self.state {
-            State::Stopping(_) => Some(now + look),
-            State::None | State::Inherited => backoff,
-            // What nobody publishes to any more, and is still owed.
-            State::Replicating(_) if !self.facts.publishes && self.has_backlog() => {
-                Some(now + look)
+            State::Stopping(_) => Some(now + interval),
+            State::Idle | State::Inherited => backoff,
+            // Retained messages of a topic without publishers.
+            State::Replicating(_) if !self.local_topic.publishes && self.has_backlog() => {
+                Some(now + interval)
             }
             State::Replicating(_) => None,
         }
     }
 }
 
-/// A node is no destination of a topic any more, and has it only up to a position. Counts what it
-/// misses, and says so.
+/// A node ends as a destination of a topic and has acknowledged it only up to a position. Counts
+/// and logs the messages that it misses.
 fn give_up(
     topic: &Topic,
     role: Participant,
@@ -263,13 +266,13 @@ fn give_up(
     } else {
         tracing::warn!(
             topic, %node, label, messages,
-            "a node was given up: it misses messages of a topic, which nobody keeps for it any more"
+            "destination given up: retained messages dropped"
         );
         seen_nodes.record_given_up(number, node, messages);
     }
 }
 
-/// The seats of those that carry it.
+/// The subscriptions of services that replicate it.
 fn subscription_ids(topic: &Topic) -> impl Iterator<Item = ipc::SubscriptionId> {
     topic
         .local()
@@ -281,19 +284,19 @@ pub(in crate::replication) fn has_backlog(topic: &Topic) -> bool {
     !is_delivered(topic, topic.local().position())
 }
 
-/// Was all before a position delivered to other nodes, or given up?
+/// Whether all messages before a position were delivered to other nodes, or given up.
 pub(in crate::replication) fn is_delivered(topic: &Topic, position: u64) -> bool {
     subscription_ids(topic)
         .all(|subscription_id| topic.local().oldest_unreleased(subscription_id) >= position)
 }
 
-/// Are messages of a topic kept for other nodes? Also if nobody carries it at the moment.
+/// Whether messages are retained for other nodes, even while no worker replicates them.
 pub(crate) fn is_owed(topic: &Topic) -> bool {
     !topic.destinations().is_empty() && has_backlog(topic)
 }
 
-/// Lets go of all that is kept of a topic for other nodes, by a service that cannot carry it there.
-/// Nobody else is carrying it. May be done again, if it was cut short or has failed.
+/// Releases all messages retained for other nodes, by a service that cannot replicate the topic. No
+/// worker may be replicating it. May be repeated after an interruption or a failure.
 pub(crate) fn release_retained(
     topic: &Topic,
     local: &Pool,
@@ -304,7 +307,7 @@ pub(crate) fn release_retained(
     let destinations = topic.destinations();
     if !destinations.is_empty() {
         topic.halt(caller, role)?;
-        // Nobody was met who could be called anything.
+        // No node was connected, so none has a label.
         let mut seen_nodes = SeenNodes::default();
         let nodes = destinations.iter().copied().map(NodeId);
         nodes.for_each(|node| give_up(topic, role, (node, &mut seen_nodes), 0));
@@ -312,15 +315,15 @@ pub(crate) fn release_retained(
     Ok(stop_retaining(topic, local, caller, role)? || !destinations.is_empty())
 }
 
-/// Lets go of what is kept of a topic for nodes that were given up, or are done with it.
+/// Releases messages retained for nodes that were given up, or need no more.
 fn stop_retaining(
     topic: &Topic,
     local: &Pool,
     caller: &Caller<'_>,
     role: Participant,
 ) -> Result<bool> {
-    let is_kept = topic.local().subscriptions_of(role).next().is_some();
-    if !is_kept && !topic.is_replicated() {
+    let is_retained = topic.local().subscriptions_of(role).next().is_some();
+    if !is_retained && !topic.is_replicated() {
         return Ok(false);
     }
     topic.set_replicated(false);
@@ -329,25 +332,25 @@ fn stop_retaining(
 }
 
 impl Replicator {
-    /// Looks at a topic, and brings it to where the plan wants it to be.
+    /// Reconciles a topic with the plan.
     pub(in crate::replication) fn reconcile(&mut self, now: Instant, number: u32) {
         let Some(mut replicated) = self.replicated_topics.remove(&number) else {
             return self.reconcile_queue.forget(number);
         };
         #[cfg(test)]
         {
-            self.looks += 1;
+            self.reconciliations += 1;
         }
-        self.send_lost_publishers(&replicated.facts.topic);
+        self.send_lost_publishers(&replicated.local_topic.topic);
         if replicated.should_plan(now) {
-            let facts = &replicated.facts;
-            let local = RoutedTopic {
+            let local = &replicated.local_topic;
+            let routed = RoutedTopic {
                 number,
-                settings: *facts.topic.settings(),
-                has_messages: facts.publishes || replicated.has_backlog(),
-                recorded: facts.topic.destinations().into_iter().map(NodeId).collect(),
+                settings: *local.topic.settings(),
+                has_messages: local.publishes || replicated.has_backlog(),
+                recorded: local.topic.destinations().into_iter().map(NodeId).collect(),
             };
-            self.plan.update(now, facts.topic.name(), &local);
+            self.plan.update(now, local.topic.name(), &routed);
         } else {
             self.plan.forget(number);
         }
@@ -357,7 +360,7 @@ impl Replicator {
             (&self.service_context, &mut self.seen_nodes),
             &wanted,
         ) {
-            // It stays one: nothing that it is owed may be let go of before it is counted.
+            // It stays a destination until its missed messages are counted.
             tracing::debug!(%error, "cannot give up a node yet");
             self.reconcile_queue.schedule(number, Some(now + POLL_INTERVAL));
             self.replicated_topics.insert(number, replicated);
@@ -366,7 +369,7 @@ impl Replicator {
         replicated.record_destinations(&wanted);
         while self.reconcile_step(now, number, &mut replicated, &wanted) {}
         self.send_last_sequences(&mut replicated, Vec::new());
-        if replicated.is_gone && matches!(replicated.state, State::None) {
+        if replicated.is_gone && matches!(replicated.state, State::Idle) {
             self.seen_nodes.forget_topic(number);
             return self.reconcile_queue.forget(number);
         }
@@ -376,7 +379,7 @@ impl Replicator {
         self.replicated_topics.insert(number, replicated);
     }
 
-    /// The next step of a topic. True if it was done, so that there may be one more.
+    /// Runs the next step of a topic. True if it did, so that another may follow.
     fn reconcile_step(
         &mut self,
         now: Instant,
@@ -385,30 +388,30 @@ impl Replicator {
         wanted: &BTreeMap<NodeId, DestinationState>,
     ) -> bool {
         match &mut replicated.state {
-            State::None if wanted.is_empty() => false,
+            State::Idle if wanted.is_empty() => false,
             State::Inherited if wanted.is_empty() => self.finish_stopping(replicated),
-            State::None | State::Inherited => self.start_replicating(now, number, replicated),
-            State::Replicating(carried) if wanted.is_empty() => {
-                let source = Weak::clone(&carried.source);
+            State::Idle | State::Inherited => self.start_replicating(now, number, replicated),
+            State::Replicating(replication) if wanted.is_empty() => {
+                let source = Weak::clone(&replication.source);
                 replicated.state = State::Stopping(Stopping { source, resumes: false });
-                replicated.facts.topic.set_replicated(false);
+                replicated.local_topic.topic.set_replicated(false);
                 self.publish_listener.stop_listening(number);
-                self.tell(number, |worker| worker.tell(Command::StopOutbound(key(number))));
+                self.with_worker(number, |worker| worker.tell(Command::StopOutbound(key(number))));
                 true
             }
-            State::Replicating(carried) => {
-                let is_kept =
-                    replicated.facts.topic.settings().reliability == Reliability::Reliable;
-                let topic = &replicated.facts.topic;
-                self.update_destinations(topic, carried, wanted, is_kept);
+            State::Replicating(replication) => {
+                let is_reliable =
+                    replicated.local_topic.topic.settings().reliability == Reliability::Reliable;
+                let topic = &replicated.local_topic.topic;
+                self.update_destinations(topic, replication, wanted, is_reliable);
                 false
             }
-            State::Stopping(ending) => {
-                ending.resumes &= !wanted.is_empty();
-                if ending.source.strong_count() > 0 {
+            State::Stopping(stopping) => {
+                stopping.resumes &= !wanted.is_empty();
+                if stopping.source.strong_count() > 0 {
                     return false;
                 }
-                if ending.resumes {
+                if stopping.resumes {
                     replicated.state = State::Inherited;
                     return true;
                 }
@@ -417,18 +420,18 @@ impl Replicator {
         }
     }
 
-    /// Nothing of a topic is to be kept, and nobody is at it.
+    /// Nothing of the topic is to be retained, and its source has ended.
     fn finish_stopping(&mut self, replicated: &mut TopicReplication) -> bool {
-        let topic = &replicated.facts.topic;
+        let topic = &replicated.local_topic.topic;
         let service_context = &self.service_context;
         match stop_retaining(
             topic,
-            &replicated.facts.local,
+            &replicated.local_topic.local,
             &service_context.caller(),
             service_context.role,
         ) {
             Ok(_) => {
-                replicated.state = State::None;
+                replicated.state = State::Idle;
                 true
             }
             Err(error) => {
@@ -439,7 +442,7 @@ impl Replicator {
         }
     }
 
-    /// Keeps a topic's messages for other nodes from now on.
+    /// Retains a topic's messages for other nodes from now on.
     fn start_replicating(
         &mut self,
         now: Instant,
@@ -450,18 +453,18 @@ impl Replicator {
         if replicated.backoff.is_some_and(|backoff| !backoff.is_over(now)) {
             return false;
         }
-        let (topic, gate) = (&replicated.facts.topic, Arc::new(AtomicBool::new(false)));
+        let (topic, gate) = (&replicated.local_topic.topic, Arc::new(AtomicBool::new(false)));
         let settings = topic.settings();
-        let is_kept = settings.reliability == Reliability::Reliable;
-        // Before anything is kept: what is published meanwhile is missing there.
+        let is_reliable = settings.reliability == Reliability::Reliable;
+        // Read before anything is retained: messages published in between are missed.
         let start_sequences = StartSequences::of(topic);
-        // Held by the source alone: when it is gone the source is.
+        // The source holds the only strong reference.
         let (source, made) = {
             let alive = Arc::new(AtomicBool::new(true));
             let source = Arc::downgrade(&alive);
-            let facts = (topic, &replicated.facts.local);
+            let parts = (topic, &replicated.local_topic.local);
             let service_context = &self.service_context;
-            (source, TopicSource::new(service_context, facts, &replicated.delivered, &gate, alive))
+            (source, TopicSource::new(service_context, parts, &replicated.delivered, &gate, alive))
         };
         let options = TopicOptions {
             facts: TopicParameters {
@@ -469,15 +472,15 @@ impl Replicator {
                 largest: settings.largest,
                 depth: settings.depth,
             },
-            max_retained: (!is_kept).then_some(settings.depth as usize),
+            max_retained: (!is_reliable).then_some(settings.depth as usize),
         };
-        workers.place(key(number), settings.largest);
+        workers.assign(key(number), settings.largest);
         let sent = made.and_then(|source| {
             workers.of(key(number)).send_topic(key(number), options, Box::new(source))
         });
         match sent {
             Ok(announcer) => {
-                tracing::debug!(topic = topic.name(), "carried");
+                tracing::debug!(topic = topic.name(), "replication of a topic started");
                 topic.set_replicated(true);
                 self.publish_listener.listen(topic, announcer);
                 let announced = BTreeMap::new();
@@ -491,9 +494,9 @@ impl Replicator {
                     let topic = topic.name();
                     tracing::error!(%error, topic, "cannot replicate a topic to other nodes");
                 }
-                // It may have begun: that is gone on with, or let go of.
+                // The source may exist: the next pass continues or releases it.
                 replicated.state = State::Inherited;
-                replicated.rests(now);
+                replicated.back_off(now);
                 false
             }
         }
@@ -502,26 +505,26 @@ impl Replicator {
     fn update_destinations(
         &mut self,
         topic: &Topic,
-        carried: &mut Replicating,
+        replication: &mut Replicating,
         wanted: &BTreeMap<NodeId, DestinationState>,
-        is_kept: bool,
+        is_reliable: bool,
     ) {
         let number = topic.number();
-        // From where on it is for those that are added now.
+        // Start sequences of destinations added in this pass.
         let mut start_sequences =
-            carried.announced.is_empty().then(|| carried.start_sequences.clone());
-        // Who is there and idle costs nothing yet. But as soon as something leaves, it has to go to
-        // all.
-        let is_open = carried.gate.load(Ordering::Acquire) || !is_kept;
+            replication.announced.is_empty().then(|| replication.start_sequences.clone());
+        // An idle destination costs nothing yet. Once any message is sent, all destinations have to
+        // be known.
+        let is_open = replication.gate.load(Ordering::Acquire) || !is_reliable;
         let mut has_new = false;
         for (node, destination_state) in wanted {
             let connects = destination_state.is_sending();
-            let is_to_be_told = match carried.announced.get(node) {
+            let is_new = match replication.announced.get(node) {
                 None => is_open || *destination_state != DestinationState::Idle,
                 Some(is_connected) => connects && !is_connected,
             };
-            if is_to_be_told {
-                if !carried.announced.contains_key(node) {
+            if is_new {
+                if !replication.announced.contains_key(node) {
                     let start_sequences =
                         start_sequences.get_or_insert_with(|| StartSequences::of(topic));
                     self.send_start_sequences(*node, topic, start_sequences);
@@ -529,22 +532,28 @@ impl Replicator {
                 let add = |worker: &crate::replication::Worker| {
                     worker.tell(Command::AddDestination(key(number), *node))
                 };
-                self.tell(number, add);
+                self.with_worker(number, add);
                 has_new = true;
-                carried.announced.insert(*node, connects);
+                replication.announced.insert(*node, connects);
             } else if !connects {
-                carried.node_lost(*node);
+                replication.node_lost(*node);
             }
         }
-        let others: Vec<_> =
-            carried.announced.keys().filter(|node| !wanted.contains_key(node)).copied().collect();
+        let others: Vec<_> = replication
+            .announced
+            .keys()
+            .filter(|node| !wanted.contains_key(node))
+            .copied()
+            .collect();
         for node in others {
-            self.tell(number, |worker| worker.tell(Command::RemoveDestination(key(number), node)));
-            carried.announced.remove(&node);
+            self.with_worker(number, |worker| {
+                worker.tell(Command::RemoveDestination(key(number), node))
+            });
+            replication.announced.remove(&node);
         }
-        // Those that are owed something are all known to the worker: it may begin.
-        if !is_kept || wanted.values().any(|destination_state| destination_state.is_sending()) {
-            has_new |= !carried.gate.swap(true, Ordering::AcqRel);
+        // The worker knows all destinations of retained messages: it may begin.
+        if !is_reliable || wanted.values().any(|destination_state| destination_state.is_sending()) {
+            has_new |= !replication.gate.swap(true, Ordering::AcqRel);
         }
         if has_new {
             self.publish_listener.announce_again(number);

@@ -1,5 +1,5 @@
-//! What is known of other nodes beyond the time for which they are there: what they call themselves,
-//! and which of them were given up.
+//! Data about other nodes that outlasts their sessions: their labels, and which nodes were given
+//! up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,65 +8,65 @@ use crate::log_limit::LogLimit;
 use crate::peers::{NodeId, ServiceInstance};
 use crate::report::Row;
 
-/// Names that are kept of nodes that are not there, at most.
+/// Limit of labels of disconnected nodes.
 const MAX_LABELS: usize = 1024;
-/// Nodes that are told of that missed messages of a topic.
+/// Limit of reported nodes that missed messages of a topic.
 const MAX_NODES_OF_TOPIC: usize = 64;
 
-/// As this service saw it: what an earlier one knew is gone with it.
+/// As seen by this service; data of an earlier service is lost with it.
 #[derive(Debug, Default)]
 pub(in crate::replication) struct SeenNodes {
     labels: BTreeMap<NodeId, String>,
-    /// The last start of their services.
+    /// The last instances of their services.
     instances: BTreeMap<NodeId, ServiceInstance>,
-    /// What may be logged of each, which may come and go without end.
+    /// Log limits per node: a node may connect and disconnect repeatedly.
     logs: BTreeMap<NodeId, LogLimit>,
-    /// By topic: what a node missed, each time that it was given up.
+    /// Messages missed by each given up node, by topic.
     given_up: BTreeMap<u32, BTreeMap<NodeId, u64>>,
 }
 
 impl SeenNodes {
-    /// A node is there, and calls itself so.
+    /// Stores the label of a connected node.
     pub(in crate::replication) fn set_label(
         &mut self,
         node: NodeId,
         label: String,
-        is_there: impl Fn(&NodeId) -> bool,
+        is_connected: impl Fn(&NodeId) -> bool,
     ) {
         if self.labels.len() >= MAX_LABELS {
-            self.labels.retain(|node, _| is_there(node));
+            self.labels.retain(|node, _| is_connected(node));
         }
         self.labels.insert(node, label);
     }
 
-    /// A node is there. True if it is the service that was there before: the connection with it was
-    /// lost, and it was not.
+    /// A node connects. True if its service instance is the previous one: only the session was
+    /// lost.
     pub(in crate::replication) fn returns(
         &mut self,
         node: NodeId,
-        run: ServiceInstance,
-        is_there: impl Fn(&NodeId) -> bool,
+        instance: ServiceInstance,
+        is_connected: impl Fn(&NodeId) -> bool,
     ) -> bool {
         if self.instances.len() >= MAX_LABELS {
-            self.instances.retain(|node, _| is_there(node));
+            self.instances.retain(|node, _| is_connected(node));
         }
-        self.instances.insert(node, run) == Some(run)
+        self.instances.insert(node, instance) == Some(instance)
     }
 
-    /// May one more line be logged of a node that comes or goes?
+    /// Whether one more log line about a connected or disconnected node is allowed.
     pub(in crate::replication) fn may_log(
         &mut self,
         node: NodeId,
         now: Duration,
-        is_there: impl Fn(&NodeId) -> bool,
+        is_connected: impl Fn(&NodeId) -> bool,
     ) -> bool {
         if self.logs.len() >= MAX_LABELS {
-            self.logs.retain(|node, _| is_there(node));
+            self.logs.retain(|node, _| is_connected(node));
         }
         self.logs.entry(node).or_insert_with(LogLimit::short).allows(now)
     }
 
-    /// What a node calls itself, or did when it was there last; empty if that is not known.
+    /// The last known label of a node; empty if unknown.
     pub(in crate::replication) fn label(&self, node: NodeId) -> &str {
         self.labels.get(&node).map_or("", String::as_str)
     }
@@ -84,7 +84,7 @@ impl SeenNodes {
         }
     }
 
-    /// The topic is gone, and with it what anybody missed.
+    /// Forgets a removed topic with its missed messages.
     pub(in crate::replication) fn forget_topic(&mut self, topic: u32) {
         self.given_up.remove(&topic);
     }
@@ -111,32 +111,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_given_up_is_named_as_long_as_there_is_the_topic() {
+    fn given_up_node_is_reported_until_the_topic_is_removed() {
         let node = |number: u8| NodeId([number; 16]);
         let mut seen_nodes = SeenNodes::default();
         seen_nodes.set_label(node(1), "one".to_owned(), |_| true);
         for number in [1, 2, 1] {
             seen_nodes.record_given_up(7, node(number), 5);
         }
-        let told = |seen_nodes: &SeenNodes| {
-            let rows = seen_nodes.rows([(7, "numbers"), (8, "letters")].into_iter());
-            let told = rows.map(|row| match row {
+        let reported = |seen_nodes: &SeenNodes| {
+            let rows = seen_nodes.rows([(7, "numbers"), (8, "images")].into_iter());
+            let rows = rows.map(|row| match row {
                 Row::GivenUp { topic, label, messages, .. } => {
                     assert_eq!(topic, "numbers");
                     (label, messages)
                 }
                 other => panic!("{other:?}"),
             });
-            told.collect::<Vec<_>>()
+            rows.collect::<Vec<_>>()
         };
         let expected = [("one".to_owned(), 10), (String::new(), 5)];
-        assert_eq!(told(&seen_nodes), expected);
+        assert_eq!(reported(&seen_nodes), expected);
         seen_nodes.forget_topic(7);
-        assert_eq!(told(&seen_nodes), []);
+        assert_eq!(reported(&seen_nodes), []);
     }
 
     #[test]
-    fn a_service_that_was_lost_and_is_back_is_told_from_the_next_one() {
+    fn returned_service_instance_is_distinguished_from_the_next() {
         let (node, mut seen_nodes) = (NodeId([1; 16]), SeenNodes::default());
         let mut returns = |run| seen_nodes.returns(node, run, |_| true);
         let [first, second] = [0, 1].map(ServiceInstance::new);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_those_that_are_gone_has_an_end() {
+    fn data_of_disconnected_nodes_is_bounded() {
         let mut seen_nodes = SeenNodes::default();
         for number in 0..2 * MAX_LABELS {
             let mut bytes = [0; 16];

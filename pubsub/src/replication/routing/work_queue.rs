@@ -1,23 +1,22 @@
-//! Which topics are to be looked at: a turn costs what there is to do, and not what there is.
+//! The topics to reconcile: a pass costs as much as has changed, not as much as exists.
 //!
-//! A topic is looked at when something has happened to it, when its time has come, and now and then
-//! all the same: since it is seen each time anew what is to be done, nothing is left undone for good
-//! of which nobody told.
+//! A topic is reconciled after an event, at its own deadline, and periodically. Each pass derives
+//! its work anew: so work that no event announced is done eventually.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How long it takes until each topic was looked at once more, if there are turns.
+/// Interval in which each topic is reconciled at least once.
 const FULL_ROUND: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(in crate::replication) struct ReconcileQueue {
-    /// Something happened to these.
+    /// Topics with events.
     pending: BTreeSet<u32>,
-    /// When each is to be looked at, if at a time of its own; and in the order of that.
+    /// Own deadlines of topics; `due` has them in order of time.
     times: BTreeMap<u32, Instant>,
     due: BTreeSet<(Instant, u32)>,
-    /// Where the round goes on, and how far it is.
+    /// Position and begin of the periodic round.
     next: u32,
     since: Instant,
 }
@@ -33,7 +32,7 @@ impl ReconcileQueue {
         }
     }
 
-    /// Something has happened to a topic.
+    /// Enqueues a topic after an event.
     pub(in crate::replication) fn enqueue(&mut self, number: u32) {
         self.pending.insert(number);
     }
@@ -42,7 +41,7 @@ impl ReconcileQueue {
         self.pending.extend(numbers);
     }
 
-    /// There is something to do for a topic then, of which nobody tells.
+    /// Sets the deadline of a topic, for work that no event announces.
     pub(in crate::replication) fn schedule(&mut self, number: u32, time: Option<Instant>) {
         let before = match time {
             Some(time) => self.times.insert(number, time),
@@ -54,13 +53,13 @@ impl ReconcileQueue {
         self.due.extend(time.map(|time| (time, number)));
     }
 
-    /// The topic is gone.
+    /// Forgets a removed topic.
     pub(in crate::replication) fn forget(&mut self, number: u32) {
         self.schedule(number, None);
         self.pending.remove(&number);
     }
 
-    /// Those that are to be looked at now, of these.
+    /// Takes the topics of `all` that are to be reconciled now.
     pub(in crate::replication) fn take<T>(
         &mut self,
         now: Instant,
@@ -77,7 +76,7 @@ impl ReconcileQueue {
         found
     }
 
-    /// The next ones of the round, as many as have their time.
+    /// The next topics of the periodic round, in proportion to the time passed.
     fn next_of_round<T>(&mut self, now: Instant, all: &BTreeMap<u32, T>) -> Vec<u32> {
         let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
         let passed = now.saturating_duration_since(self.since);
@@ -97,11 +96,14 @@ impl ReconcileQueue {
         some
     }
 
-    /// When there is something to look at next; but for what has happened already, for which it may
-    /// take so long.
-    pub(in crate::replication) fn deadline(&self, now: Instant, look: Duration) -> Option<Instant> {
+    /// When the next topic is due; `interval` from now if topics with events are pending.
+    pub(in crate::replication) fn deadline(
+        &self,
+        now: Instant,
+        interval: Duration,
+    ) -> Option<Instant> {
         let due = self.due.first().map(|(time, _)| *time);
-        due.into_iter().chain((!self.pending.is_empty()).then_some(now + look)).min()
+        due.into_iter().chain((!self.pending.is_empty()).then_some(now + interval)).min()
     }
 }
 
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_and_what_is_due_is_looked_at_once() {
+    fn topics_with_events_or_due_are_taken_once() {
         let (start, all) = (Instant::now(), topics(1000));
         let mut reconcile_queue = ReconcileQueue::new(start);
         assert_eq!(
@@ -161,22 +163,22 @@ mod tests {
     }
 
     #[test]
-    fn all_have_their_turn_though_nobody_told() {
+    fn all_topics_are_taken_periodically_without_events() {
         for (count, turns) in [(1, 3), (7, 100), (1000, 10), (1000, 1), (3, 1000), (1000, 10_000)] {
             let (start, all) = (Instant::now(), topics(count));
             let mut reconcile_queue = ReconcileQueue::new(start);
-            let mut looks = BTreeMap::new();
-            // Three rounds, in steps that do not fit.
+            let mut counts = BTreeMap::new();
+            // Three rounds, in steps that do not divide the interval.
             let step = FULL_ROUND / turns + Duration::from_nanos(1);
             for turn in 1..=3 * turns {
                 let some = reconcile_queue.take(start + step * turn, &all);
                 assert!(some.len() <= (count.div_ceil(turns) + 1) as usize);
-                some.into_iter().for_each(|number| *looks.entry(number).or_insert(0) += 1);
+                some.into_iter().for_each(|number| *counts.entry(number).or_insert(0) += 1);
             }
-            assert_eq!(looks.len(), count as usize, "some were left out");
-            assert!(looks.values().all(|times| (3..=4).contains(times)), "{looks:?}");
+            assert_eq!(counts.len(), count as usize, "some topics were never taken");
+            assert!(counts.values().all(|times| (3..=4).contains(times)), "{counts:?}");
         }
-        // New ones come and old ones go meanwhile.
+        // Topics are added and removed meanwhile.
         let start = Instant::now();
         let mut reconcile_queue = ReconcileQueue::new(start);
         assert!(taken(&mut reconcile_queue, start + FULL_ROUND, &topics(0)).is_empty());

@@ -1,4 +1,4 @@
-//! What comes: messages of other nodes, as the bridge brings them.
+//! Messages of other nodes, published at this node.
 
 pub(in crate::replication) mod received_topics;
 pub(in crate::replication) mod room_wait;
@@ -22,35 +22,37 @@ use crate::settings::{Reliability, SharedLocation};
 use crate::text::counted;
 use crate::topic::{Delivery, Entry, OriginId, Topic};
 
-/// How often it says that it waits for room.
+/// Interval of reports of waiting arrivals.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Puts the messages of one node's topic into this node's.
+/// Publishes the messages of one node's topic at this node.
 pub(super) struct TopicSink {
     service_context: Arc<ServiceContext>,
     topic: Arc<Topic>,
     pool: Arc<Pool>,
-    /// The node's topic, among all that have and had this name there.
+    /// The node's topic, among all topics of this name that existed there.
     origin: OriginId,
-    /// Each with where it begins in the pool.
+    /// Blocks of messages that began, with their offsets in the pool.
     begun: VecDeque<(Block, u64)>,
     start: ReplicationStart,
-    /// Whether it waits for some: then a subscriber that holds messages for too long is in its way.
+    /// Whether a message waits for capacity: then a subscriber that holds samples too long blocks
+    /// it.
     room_wait: Arc<RoomWait>,
-    /// When that was said last.
+    /// Time of the last report.
     last_reported: Option<Instant>,
-    /// Something was delivered: what another writer left is settled.
+    /// A message was delivered: arrivals left by another writer are repaired.
     has_repaired_arrivals: bool,
-    /// Gone with this.
+    /// Lives as long as this sink.
     _alive: Arc<()>,
 }
 
-/// Could a lock not be had now? It is held by one who lives, or is being found out to be dead.
+/// Whether a lock could not be taken: a living process holds it, or a dead holder is being
+/// detected.
 fn is_lock_busy(error: &Error) -> bool {
     error.kind() == ErrorKind::DeadlineExceeded
 }
 
-/// Notes when a message that is to be published now reached each stage of its way.
+/// Notes when a message reached each stage before it is published.
 fn note_stages<W: Words>(
     sample_info: &SampleInfo<'_, W>,
     header: &MessageHeader,
@@ -90,13 +92,13 @@ impl TopicSink {
         }
     }
 
-    /// A message waits for room until there is some.
+    /// A message waits for capacity.
     fn wait_for_room(&mut self) {
         self.room_wait.set_waiting();
         self.report_no_room();
     }
 
-    /// Says it at once, and again each second: a subscriber may be in the way.
+    /// Reports waiting at once, and again each second: a subscriber may block it.
     fn report_no_room(&mut self) {
         let now = Instant::now();
         if self.last_reported.is_none_or(|last_reported| {
@@ -108,7 +110,7 @@ impl TopicSink {
     }
 
     fn free(&self, block: Block) {
-        // What cannot be freed now is freed when this service is cleaned up after.
+        // A block that cannot be freed now is freed by the cleanup after this service.
         if let Err(error) = self.pool.free(&self.service_context.caller(), block) {
             tracing::warn!(%error, "cannot free the block of an abandoned message");
         }
@@ -116,7 +118,7 @@ impl TopicSink {
 
     fn first(&self, operation: &'static str) -> Result<(Block, u64)> {
         self.begun.front().copied().ok_or_else(|| {
-            let detail = "a message was finished that had not begun";
+            let detail = "a message was finished before it began";
             Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name())
         })
     }
@@ -128,11 +130,11 @@ impl Sink for TopicSink {
         let largest = self.topic.settings().largest;
         if header.length > largest {
             let length = counted(header.length, "byte");
-            let detail = format!("{length}, where {largest} is the most");
+            let detail = format!("{length} exceed the limit of {largest}");
             return Err(Error::new(operation, ErrorKind::TooLong, detail).on(self.topic.name()));
         }
         let bytes = header.length.max(1);
-        let (block, place) = match self.pool.allocate(&self.service_context.caller(), bytes) {
+        let (block, range) = match self.pool.allocate(&self.service_context.caller(), bytes) {
             Ok(allocated) => allocated,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if self.pool.should_request_growth(bytes) {
@@ -148,7 +150,7 @@ impl Sink for TopicSink {
         if self.topic.settings().reliability == Reliability::Reliable {
             self.room_wait.clear();
         }
-        let slice = match self.pool.slice(place, header.length) {
+        let slice = match self.pool.slice(range, header.length) {
             Ok(slice) => slice,
             Err(error) => {
                 self.free(block);
@@ -164,7 +166,7 @@ impl Sink for TopicSink {
             SharedLocation::Device(_) => DeliveryPath::StagedRing,
         });
         sample_info.set_metadata(&header.metadata);
-        self.begun.push_back((block, place.offset));
+        self.begun.push_back((block, range.offset));
         Ok(Some(payload_location(&self.pool, slice)))
     }
 
@@ -184,7 +186,7 @@ impl Sink for TopicSink {
         };
         let caller = self.service_context.caller();
         let origin = (&self.origin, header.position);
-        // The first delivery looks through what a dead one left, as who buries that one does.
+        // The first delivery repairs arrivals that a dead writer left, as its cleanup does.
         let arrival_repair_lock =
             (!self.has_repaired_arrivals).then(|| lock(&self.service_context.arrival_repair_lock));
         let delivered = self.topic.deliver_in(&caller, origin, entry, self.pool.control());
@@ -198,15 +200,15 @@ impl Sink for TopicSink {
                     self.wait_for_room();
                     return Ok(FinishOutcome::Retry);
                 }
-                // Best effort: the newest is dropped, as on its own node. But its publisher is not
-                // told: those that read here see by its number that it is missing.
+                // Best effort: the newest message is dropped, as on its own node. Its publisher is
+                // not told: readers here detect the gap in the sequence numbers.
                 match self.topic.skip_in(&caller, origin, self.pool.control()) {
                     Err(error) if is_lock_busy(&error) => return Ok(FinishOutcome::Retry),
-                    passed => passed?,
+                    skipped => skipped?,
                 }
                 self.free(block);
                 if !self.topic.inbound().has_room() {
-                    // Subscribers hold all messages that there may be: they may do so for a while.
+                    // Subscribers hold the maximum of messages, and may do so for a while.
                     self.room_wait.record_refusal();
                     self.report_no_room();
                     self.begun.pop_front();
@@ -245,7 +247,7 @@ mod tests {
     use crate::replication::Metadata;
 
     #[test]
-    fn stages_that_overlap_have_times_of_their_own() {
+    fn overlapping_stages_have_their_own_times() {
         let words = LocalWords::zeroed(64);
         let sample_info = SampleInfo::new(&words, 0);
         let header = MessageHeader {
@@ -257,7 +259,7 @@ mod tests {
             posted: 100,
             metadata: Metadata::NONE,
         };
-        // It was copied in from 500 to 900, and its last chunk came at 700.
+        // It was copied in from 500 to 900; its last chunk arrived at 700.
         let stages =
             StageDurations { copy_out: 300, copy_in: 400, after_copy: 50, after_arrival: 250 };
         note_stages(&sample_info, &header, &stages, 950);

@@ -1,4 +1,4 @@
-//! What comes from other nodes: their letters, and with them their topics.
+//! Control messages of other nodes, and the topics received from them.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -15,17 +15,17 @@ use crate::replication::{LocalTopic, Replicator, key};
 use crate::settings::SharedLocation;
 use crate::topic::{OriginId, Topic};
 
-/// Topics of other nodes that are to end at a worker, and have not yet, when none is begun anew.
+/// Limit of draining sinks; above it no further topic is received.
 const MAX_DRAINING_SINKS: usize = 1024;
 
-/// A topic that comes from a node.
+/// A topic received from a node.
 pub(in crate::replication) struct ReceivedTopic {
     origin: OriginId,
     start: ReplicationStart,
-    /// The writer's last wish.
+    /// The writer's last connection request.
     connection: u64,
     pub(in crate::replication) room_wait: Arc<RoomWait>,
-    /// As long as the sink lives.
+    /// Alive as long as the sink.
     sink: Weak<()>,
 }
 
@@ -35,23 +35,23 @@ impl ReceivedTopic {
     }
 }
 
-/// A sink that may still be at work, though its worker knows that it is to end.
+/// A sink that may still be running, though its worker knows that it is to end.
 pub(in crate::replication) struct DrainingSink {
     topic: Arc<Topic>,
-    /// Its worker ends, too: whoever follows is another thread.
+    /// Its worker ends, too: its successor is another thread.
     worker_ended: bool,
-    /// What comes after it is another topic of that node: this one's messages are no more.
+    /// The node's topic was replaced by another one: forget this origin at the end.
     forget: Option<OriginId>,
     sink: Weak<()>,
 }
 
 impl Replicator {
-    /// A letter of another node.
+    /// Handles a control message of another node.
     pub(in crate::replication) fn handle_control_message(&mut self, node: NodeId, bytes: &[u8]) {
         match ControlMessage::decode(bytes) {
             Ok(ControlMessage::Provider(theirs)) => self.handle_provider(node, theirs),
-            Ok(ControlMessage::ConnectionMessage { topic, terms }) => {
-                self.handle_connection_message(node, &topic, terms)
+            Ok(ControlMessage::ConnectionMessage { topic, message }) => {
+                self.handle_connection_message(node, &topic, message)
             }
             Ok(ControlMessage::StartSequences { topic, start_sequences }) => {
                 self.handle_start_sequences(node, &topic, start_sequences);
@@ -63,51 +63,54 @@ impl Replicator {
                 self.handle_lost_publishers(node, &topic, publishers);
             }
             Err(error) if self.may_log(Instant::now()) => {
-                tracing::warn!(%error, %node, "a control message could not be decoded");
+                tracing::warn!(%error, %node, "decoding a control message failed");
             }
             Err(_) => {}
         }
     }
 
-    /// What a bridge has to say about a topic.
-    fn handle_connection_message(&mut self, node: NodeId, topic: &str, terms: ConnectionMessage) {
-        let is_understood = self.is_provider_compatible(node);
-        let facts = self.facts(topic).cloned();
-        if let ConnectionMessage::ConnectRequest { connection, facts: theirs, .. } = &terms
-            && !facts.as_ref().is_some_and(|facts| {
-                is_understood && self.receive(node, facts, (theirs.number, *connection))
+    /// Handles a connection message about a topic.
+    fn handle_connection_message(&mut self, node: NodeId, topic: &str, message: ConnectionMessage) {
+        let is_compatible = self.is_provider_compatible(node);
+        let local = self.local_topic(topic).cloned();
+        if let ConnectionMessage::ConnectRequest { connection, facts: theirs, .. } = &message
+            && !local.as_ref().is_some_and(|local| {
+                is_compatible && self.receive(node, local, (theirs.number, *connection))
             })
         {
-            // Who wishes must not wait for nothing; it knows best whether to ask again.
+            // Otherwise the writer would wait without an answer; it decides whether to ask again.
             return self.request_restart(node, topic, *connection);
         }
-        if !is_understood && matches!(terms, ConnectionMessage::Offer { .. }) {
+        if !is_compatible && matches!(message, ConnectionMessage::Offer { .. }) {
             return;
         }
-        let Some(number) = facts.map(|facts| facts.topic.number()) else { return };
-        // One that is lost is asked for again, when it was waited for long enough.
-        self.tell(number, |worker| worker.tell(Command::ControlMessage(key(number), node, terms)));
+        let Some(number) = local.map(|local| local.topic.number()) else { return };
+        // A lost message is requested again after a timeout.
+        self.with_worker(number, |worker| {
+            worker.tell(Command::ControlMessage(key(number), node, message))
+        });
     }
 
-    /// The connection of a writer's wish is none, or not any more.
+    /// A writer's connection is unknown, or not known any more.
     fn request_restart(&self, node: NodeId, topic: &str, connection: u64) {
         let reason = "the topic is not received now".to_owned();
-        let (topic, terms) = (topic.to_owned(), ConnectionMessage::Restart { connection, reason });
-        self.write(node, &ControlMessage::ConnectionMessage { topic, terms });
+        let (topic, message) =
+            (topic.to_owned(), ConnectionMessage::Restart { connection, reason });
+        self.send_control_message(node, &ControlMessage::ConnectionMessage { topic, message });
     }
 
-    /// Receives a topic from a node, if anybody here subscribes.
+    /// Receives a topic from a node, if this node subscribes.
     fn receive(
         &mut self,
         node: NodeId,
-        facts: &LocalTopic,
+        local: &LocalTopic,
         (theirs, connection): (u64, u64),
     ) -> bool {
-        let topic = &facts.topic;
+        let topic = &local.topic;
         let number = topic.number();
-        // One thread at a time delivers to a topic.
-        let is_at_work = |it: &DrainingSink| it.worker_ended && it.topic.number() == number;
-        if self.draining_sinks.iter().any(|it| is_at_work(it) && it.sink.strong_count() > 0) {
+        // Only one thread may deliver to a topic.
+        let is_running = |it: &DrainingSink| it.worker_ended && it.topic.number() == number;
+        if self.draining_sinks.iter().any(|it| is_running(it) && it.sink.strong_count() > 0) {
             return false;
         }
         let origin = OriginId { node: node.0, topic: theirs };
@@ -116,21 +119,21 @@ impl Replicator {
                 known.connection = connection;
                 return true;
             }
-            // A worker that hangs in its provider ends nothing, and a node can ask without end.
+            // A worker that hangs in its provider ends no sink, and a node may ask without limit.
             if self.draining_sinks.len() >= MAX_DRAINING_SINKS {
                 return false;
             }
             self.end_sink(number, node, true);
         }
-        let Some(workers) = self.workers.as_mut().filter(|_| facts.subscribes) else {
+        let Some(workers) = self.workers.as_mut().filter(|_| local.subscribes) else {
             return false;
         };
         let device = match topic.settings().place {
             SharedLocation::Host => None,
-            SharedLocation::Device(_) => facts.inbound.device().cloned(),
+            SharedLocation::Device(_) => local.inbound.device().cloned(),
         };
         let room_wait = Arc::new(RoomWait::new());
-        let pool = &facts.inbound;
+        let pool = &local.inbound;
         let start_sequences = self.announced_starts.remove(&(number, node));
         let start_sequences =
             start_sequences.filter(|start_sequences| start_sequences.topic == theirs);
@@ -143,7 +146,7 @@ impl Replicator {
             (TopicSink::new(service_context, (topic, pool), origin, start, &room_wait, alive), weak)
         };
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
-        workers.place(key(number), topic.settings().largest);
+        workers.assign(key(number), topic.settings().largest);
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
             Ok(()) => {
@@ -153,13 +156,13 @@ impl Replicator {
                 true
             }
             Err(error) => {
-                tracing::error!(%error, "the messages of a node's topic cannot be received");
+                tracing::error!(%error, "receiving a topic of a node failed");
                 false
             }
         }
     }
 
-    /// Does this one receive a topic of a node, by its number there?
+    /// Whether this node receives a topic of a node, given by its number there.
     pub(in crate::replication) fn is_receiving(
         &self,
         number: u32,
@@ -183,42 +186,43 @@ impl Replicator {
         self.end_sink(number, node, false);
     }
 
-    /// Nothing more comes of topics that nobody here subscribes to. What their nodes publish until
-    /// somebody does again is no gap for that one: it gets a sink of its own.
+    /// Stops receiving topics without subscribers. Messages published until the next subscription
+    /// are no gap for that subscriber: it gets a sink of its own.
     pub(in crate::replication) fn stop_receiving_unwanted(&mut self) {
-        let is_wanted =
-            |replicated: &TopicReplication| !replicated.is_gone && replicated.facts.subscribes;
+        let is_wanted = |replicated: &TopicReplication| {
+            !replicated.is_gone && replicated.local_topic.subscribes
+        };
         let wanted = |number: &u32| self.replicated_topics.get(number).is_some_and(is_wanted);
         self.announced_starts.retain(|(number, _), _| wanted(number));
         let all = self.received.iter().filter(|((number, _), _)| !wanted(number));
         let all = all.map(|((number, node), known)| (*number, *node, known.connection));
         for (number, node, connection) in all.collect::<Vec<_>>() {
-            // It may hear too late that nobody does, or not at all, if somebody does again.
+            // A later subscription may come before the node learns that the interest ended.
             if let Some(replicated) = self.replicated_topics.get(&number) {
-                self.request_restart(node, replicated.facts.topic.name(), connection);
+                self.request_restart(node, replicated.local_topic.topic.name(), connection);
             }
             self.stop_receiving(number, node);
         }
     }
 
-    /// Ends what comes from a node of a topic.
+    /// Ends receiving a topic from a node.
     fn end_sink(&mut self, number: u32, node: NodeId, forgets: bool) {
         let Some(ReceivedTopic { origin, sink, .. }) = self.received.remove(&(number, node)) else {
             return;
         };
-        self.tell(number, |worker| worker.tell(Command::StopInbound(key(number), node)));
+        self.with_worker(number, |worker| worker.tell(Command::StopInbound(key(number), node)));
         if let Some(replicated) = self.replicated_topics.get(&number) {
-            let topic = Arc::clone(&replicated.facts.topic);
+            let topic = Arc::clone(&replicated.local_topic.topic);
             let forget = forgets.then_some(origin);
             self.draining_sinks.push(DrainingSink { topic, worker_ended: false, forget, sink });
         }
     }
 
-    /// The workers are gone, or will be soon: those that write to them are told to begin again.
+    /// The workers end: writers to them are asked to restart.
     pub(in crate::replication) fn stop_receiving_all(&mut self) {
         for ((number, node), known) in std::mem::take(&mut self.received) {
             let Some(replicated) = self.replicated_topics.get(&number) else { continue };
-            let topic = Arc::clone(&replicated.facts.topic);
+            let topic = Arc::clone(&replicated.local_topic.topic);
             self.request_restart(node, topic.name(), known.connection);
             let sink = known.sink;
             self.draining_sinks.push(DrainingSink {
@@ -228,19 +232,17 @@ impl Replicator {
                 sink,
             });
         }
-        self.draining_sinks
-            .iter_mut()
-            .for_each(|draining_sinks| draining_sinks.worker_ended = true);
+        self.draining_sinks.iter_mut().for_each(|sink| sink.worker_ended = true);
     }
 
-    /// What has ended is cleaned up after.
+    /// Removes ended sinks.
     pub(in crate::replication) fn reap_sinks(&mut self) {
-        self.draining_sinks.retain(|draining_sinks| {
-            let is_at_work = draining_sinks.sink.strong_count() > 0;
-            if let Some(origin) = draining_sinks.forget.filter(|_| !is_at_work) {
-                draining_sinks.topic.remove_origin(&origin);
+        self.draining_sinks.retain(|draining| {
+            let is_running = draining.sink.strong_count() > 0;
+            if let Some(origin) = draining.forget.filter(|_| !is_running) {
+                draining.topic.remove_origin(&origin);
             }
-            is_at_work
+            is_running
         });
     }
 }

@@ -1,9 +1,8 @@
-//! What publishers of a topic have published, told to the nodes that subscribe to it.
+//! Last sequences: for each publisher the last sequence number, reported to subscribing nodes.
 //!
-//! Readers see by the numbers of messages which of them are missing. No message comes behind the last
-//! one by which that could be seen. So once a publisher has published nothing for a second, and what it
-//! published was delivered or given up, its node tells the number of its last message, and tells it
-//! again to a node that comes back.
+//! Readers detect missing messages by gaps in sequence numbers, but no message follows the last
+//! one. So a node reports the last sequence once a publisher has been idle for a second, and its
+//! messages were delivered or given up. It reports it again to a node that returns.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +17,10 @@ use crate::topic::{PUBLISHER_SLOTS, RemoteHeartbeat, Topic};
 /// As many as can publish in a topic of a node.
 pub(in crate::replication) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
 
-/// Publishers, each with the number of its last message.
+/// Publishers, each with its last sequence.
 type PublisherSequences = Vec<(u64, u64)>;
 
-/// The number of each publisher's last message.
+/// The last sequence of each publisher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::replication) struct LastSequences {
     /// The topic's number at its node.
@@ -29,11 +28,11 @@ pub(in crate::replication) struct LastSequences {
     pub(in crate::replication) publishers: PublisherSequences,
 }
 
-/// How far a topic was at some time.
+/// State of a topic at some time.
 #[derive(Debug, PartialEq, Eq)]
 struct Snapshot {
     publishers: PublisherSequences,
-    /// All that was published by these lies before this position, or was dropped.
+    /// All messages of these publishers lie before this position, or were dropped.
     position: u64,
     drops: u64,
 }
@@ -46,19 +45,19 @@ impl Snapshot {
     }
 }
 
-/// Looks once a second for publishers of a topic that have become quiet.
+/// Finds publishers that have become idle; polled once a second.
 #[derive(Debug, Default)]
 pub(in crate::replication) struct IdlePublishers {
     before: Option<Snapshot>,
-    /// Nothing has happened since all were found to be quiet.
+    /// Nothing has happened since all were found idle.
     are_all_idle: bool,
     reported_before: BTreeSet<(u64, u64)>,
 }
 
 impl IdlePublishers {
-    /// Those that have become quiet since the last time, if all that they published has been delivered or
-    /// given up.
-    pub(in crate::replication) fn look(&mut self, topic: &Topic) -> PublisherSequences {
+    /// Publishers that have become idle since the last call, if all their messages were delivered
+    /// or given up.
+    pub(in crate::replication) fn poll(&mut self, topic: &Topic) -> PublisherSequences {
         let now = (topic.local().position(), topic.drops());
         let is_as_before = |before: &Snapshot| (before.position, before.drops) == now;
         if self.are_all_idle && self.before.as_ref().is_some_and(is_as_before) {
@@ -79,10 +78,10 @@ impl IdlePublishers {
     }
 }
 
-/// The last numbers that the nodes which subscribe to a topic were told.
+/// Last sequences that were reported to subscribing nodes.
 #[derive(Debug, Default)]
 pub(in crate::replication) struct ReportedSequences {
-    /// By their lines in the publishers' table.
+    /// By index in the table of publishers.
     publishers: BTreeMap<u64, (u64, u64)>,
     nodes: BTreeSet<NodeId>,
 }
@@ -92,34 +91,35 @@ impl ReportedSequences {
         self.nodes.remove(&node);
     }
 
-    /// What these nodes are to be told when this is news: who was told before the news, the others all.
-    fn tell(
+    /// What to send to these nodes: the changes to nodes that have the earlier sequences, all to
+    /// the others.
+    fn updates(
         &mut self,
         changes: PublisherSequences,
         nodes: impl Iterator<Item = NodeId>,
     ) -> Vec<(NodeId, PublisherSequences)> {
         self.publishers.extend(changes.iter().map(|it| (it.0 % PUBLISHER_SLOTS as u64, *it)));
         let all: PublisherSequences = self.publishers.values().copied().collect();
-        let mut what = |node| if self.nodes.insert(node) { all.clone() } else { changes.clone() };
-        let told = nodes.map(|node| (node, what(node)));
-        told.filter(|(_, numbers)| !numbers.is_empty()).collect()
+        let mut new_to = |node| if self.nodes.insert(node) { all.clone() } else { changes.clone() };
+        let updates = nodes.map(|node| (node, new_to(node)));
+        updates.filter(|(_, numbers)| !numbers.is_empty()).collect()
     }
 }
 
 impl Replicator {
-    /// Tells the nodes that are destinations of a topic of publishers that have become quiet; those that
-    /// were not told of any, of all that have.
+    /// Sends changed last sequences to the destinations of a topic; all of them to destinations
+    /// that have none yet.
     pub(in crate::replication) fn send_last_sequences(
         &self,
         replicated: &mut TopicReplication,
         changes: PublisherSequences,
     ) {
-        let topic = &replicated.facts.topic;
+        let topic = &replicated.local_topic.topic;
         let planned = self.plan.destinations(topic.number()).map(|(node, _)| node);
-        let there = planned.filter(|node| self.nodes.contains_key(node));
-        for (node, publishers) in replicated.reported.tell(changes, there) {
+        let connected = planned.filter(|node| self.nodes.contains_key(node));
+        for (node, publishers) in replicated.reported.updates(changes, connected) {
             let last = LastSequences { topic: u64::from(topic.number()), publishers };
-            self.write(
+            self.send_control_message(
                 node,
                 &ControlMessage::LastSequences { topic: topic.name().to_owned(), last },
             );
@@ -134,25 +134,25 @@ impl Replicator {
         }
     }
 
-    /// Another node tells what was published there.
+    /// Handles the last sequences of another node.
     pub(in crate::replication) fn handle_last_sequences(
         &self,
         node: NodeId,
         topic: &str,
         last: LastSequences,
     ) {
-        let Some(facts) = self.facts(topic).filter(|facts| facts.subscribes) else { return };
-        let topic = &facts.topic;
+        let Some(local) = self.local_topic(topic).filter(|it| it.subscribes) else { return };
+        let topic = &local.topic;
         let received = self.receiving_of(topic.number(), node, last.topic);
         let at = topic.inbound().position();
-        let mut is_news = false;
+        let mut is_new = false;
         for (publisher, last) in last.publishers {
             let (first, since) =
                 received.map_or((0, 0), |received| received.start().first_of(publisher));
-            let told = RemoteHeartbeat { node: node.0, publisher, last, first, since, at };
-            is_news |= topic.record_remote_heartbeat(&told);
+            let heartbeat = RemoteHeartbeat { node: node.0, publisher, last, first, since, at };
+            is_new |= topic.record_remote_heartbeat(&heartbeat);
         }
-        if is_news {
+        if is_new {
             topic.local().ring_messages();
         }
     }
@@ -169,23 +169,23 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_the_news_and_those_that_come_all() {
+    fn known_nodes_get_changes_and_new_nodes_get_all() {
         let [one, other] = [1, 2].map(|byte| NodeId([byte; 16]));
         let (first, second) = ((1 << 8 | 3, 7), (2 << 8 | 4, 9));
-        let mut told = ReportedSequences::default();
-        let mut tell = |changes: &[(u64, u64)], nodes: &[NodeId]| {
-            told.tell(changes.to_vec(), nodes.iter().copied())
+        let mut reported = ReportedSequences::default();
+        let mut updates = |changes: &[(u64, u64)], nodes: &[NodeId]| {
+            reported.updates(changes.to_vec(), nodes.iter().copied())
         };
-        assert_eq!(tell(&[], &[]), []);
-        assert_eq!(tell(&[first], &[one]), [(one, vec![first])]);
-        assert_eq!(tell(&[], &[one, other]), [(other, vec![first])]);
+        assert_eq!(updates(&[], &[]), []);
+        assert_eq!(updates(&[first], &[one]), [(one, vec![first])]);
+        assert_eq!(updates(&[], &[one, other]), [(other, vec![first])]);
         let both = [(one, vec![second]), (other, vec![second])];
-        assert_eq!(tell(&[second], &[one, other]), both);
-        assert_eq!(tell(&[], &[one, other]), []);
-        // Another one has the line of the first.
+        assert_eq!(updates(&[second], &[one, other]), both);
+        assert_eq!(updates(&[], &[one, other]), []);
+        // Another publisher takes the index of the first.
         let third = (5 << 8 | 3, 1);
-        assert_eq!(tell(&[third], &[one]), [(one, vec![third])]);
-        told.forget(other);
-        assert_eq!(told.tell(vec![], [other].into_iter()), [(other, vec![third, second])]);
+        assert_eq!(updates(&[third], &[one]), [(one, vec![third])]);
+        reported.forget(other);
+        assert_eq!(reported.updates(vec![], [other].into_iter()), [(other, vec![third, second])]);
     }
 }

@@ -1,9 +1,9 @@
-//! Publishers that died, told to the nodes that subscribe to what they published.
+//! Lost publishers, reported to the nodes that subscribe to their topics.
 //!
-//! A node says it once, when it has cleaned up after them, to the destinations that are there; as
-//! long as none of these is, it waits. What was told is noted in the topic, so the next service
-//! goes on from there. It may say something twice, and who hears it looks whether it is known. A
-//! letter that is lost with its connection is not written again.
+//! A node reports them once, after cleanup, to its connected destinations; while none is connected,
+//! it waits. The topic records what was reported, so the next service continues from there. A
+//! report may be repeated: the receiver ignores what it knows. A message lost with its connection
+//! is not sent again.
 
 use std::collections::BTreeSet;
 
@@ -14,66 +14,66 @@ use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;
 use crate::topic::{LostPublisher, Topic};
 
-/// As many as the topic of who hears of them is sure to remember.
+/// As many as the receiver's topic is sure to remember.
 pub(in crate::replication) const MAX_PUBLISHERS: usize = 15;
 
-/// From which number on there is something to tell of the publishers that were lost, and whom: perhaps
-/// nobody. None: nothing, or not yet. Decided from how many were lost, and how many told of; and which
-/// destinations there are, and whether they are there.
+/// The first lost publisher to report, and the nodes to report it to, perhaps none. Returns None if
+/// there is nothing to report, or not yet. `lost` and `sent` are counts; each destination comes
+/// with whether it is connected.
 fn due(
-    (lost, told): (u64, u64),
+    (lost, sent): (u64, u64),
     destinations: impl IntoIterator<Item = (NodeId, bool)>,
 ) -> Option<(u64, Vec<NodeId>)> {
-    let (mut has_any, mut there) = (false, Vec::new());
-    for (node, is_there) in destinations {
+    let (mut has_any, mut connected) = (false, Vec::new());
+    for (node, is_connected) in destinations {
         has_any = true;
-        there.extend(is_there.then_some(node));
+        connected.extend(is_connected.then_some(node));
     }
-    let is_due = lost != told && (!has_any || !there.is_empty());
-    // What was told is anybody's word.
-    is_due.then(|| (told.min(lost), there))
+    let is_due = lost != sent && (!has_any || !connected.is_empty());
+    // The count lies in shared memory: any process may have changed it.
+    is_due.then(|| (sent.min(lost), connected))
 }
 
 impl Replicator {
-    /// Tells the nodes that were destinations up to now of the publishers that died here.
+    /// Reports the publishers that died here to the destinations.
     pub(in crate::replication) fn send_lost_publishers(&self, topic: &Topic) {
         let lost = topic.publishers_lost(Direction::Local);
         if lost == topic.losses_sent() {
             return;
         }
         let planned = self.plan.destinations(topic.number()).map(|(node, _)| node);
-        // Those that an earlier service left may not be planned yet.
+        // Destinations that an earlier service left may not be planned yet.
         let recorded = topic.destinations().into_iter().map(NodeId);
         let destinations: BTreeSet<_> = planned.chain(recorded).collect();
         let destinations =
             destinations.into_iter().map(|node| (node, self.nodes.contains_key(&node)));
         let Some((first, nodes)) = due((lost, topic.losses_sent()), destinations) else { return };
-        // Of more than are remembered the last are told of.
+        // Of more than are remembered, report the last.
         let publishers: Vec<_> = (first.max(lost.saturating_sub(MAX_PUBLISHERS as u64))..lost)
             .filter_map(|number| topic.publisher_lost(Direction::Local, number))
             .map(|dead| dead.publisher)
             .collect();
         if !publishers.is_empty() {
-            let letter =
+            let message =
                 ControlMessage::PublisherLost { topic: topic.name().to_owned(), publishers };
-            nodes.into_iter().for_each(|node| self.write(node, &letter));
+            nodes.into_iter().for_each(|node| self.send_control_message(node, &message));
         }
         topic.set_losses_sent(lost);
     }
 
-    /// Another node tells of publishers of a topic that died there.
+    /// Handles a report of lost publishers of another node.
     pub(in crate::replication) fn handle_lost_publishers(
         &self,
         node: NodeId,
         topic: &str,
         publishers: Vec<u64>,
     ) {
-        let Some(facts) = self.facts(topic).filter(|facts| facts.subscribes) else { return };
+        let Some(local) = self.local_topic(topic).filter(|it| it.subscribes) else { return };
         for publisher in publishers {
             let lost = LostPublisher { node: node.0, publisher };
-            if facts.topic.record_loss(Direction::Inbound, lost) {
-                facts.topic.local().ring_messages();
-                let (topic, publisher) = (facts.topic.name(), PublisherId(publisher));
+            if local.topic.record_loss(Direction::Inbound, lost) {
+                local.topic.local().ring_messages();
+                let (topic, publisher) = (local.topic.name(), PublisherId(publisher));
                 tracing::info!(topic, %node, %publisher, "a publisher at another node died");
             }
         }
@@ -88,14 +88,14 @@ mod tests {
     const OTHER: NodeId = NodeId([2; 16]);
 
     #[test]
-    fn those_that_are_there_are_told_once() {
+    fn connected_nodes_get_the_report_once() {
         assert_eq!(due((3, 3), [(ONE, true)]), None);
         assert_eq!(due((4, 2), [(ONE, true), (OTHER, false)]), Some((2, vec![ONE])));
         assert_eq!(due((4, 2), [(ONE, true), (OTHER, true)]), Some((2, vec![ONE, OTHER])));
-        // It is waited for as long as it is a destination.
+        // A destination is waited for as long as it is one.
         assert_eq!(due((4, 2), [(ONE, false)]), None);
         assert_eq!(due((4, 2), []), Some((2, Vec::new())));
-        // What stands there makes no sense: from here on it does.
+        // An impossible count is corrected.
         assert_eq!(due((4, 9), [(ONE, true)]), Some((4, vec![ONE])));
     }
 }

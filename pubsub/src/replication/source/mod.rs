@@ -1,4 +1,4 @@
-//! What leaves: the messages of a topic, as the bridge takes them.
+//! The messages of a topic, as replication reads them.
 
 pub(in crate::replication) mod last_sequences;
 pub(in crate::replication) mod lost_publishers;
@@ -19,24 +19,24 @@ use crate::replication::{MessageHeader, NodeId, OutgoingMessage, PayloadLocation
 use crate::settings::SharedLocation;
 use crate::topic::{Entry, Topic};
 
-/// How far the destinations of a topic are, as it is told by who writes to them.
+/// The positions that the destinations of a topic have acknowledged, as its worker reports them.
 #[derive(Debug, Default)]
 pub(super) struct DeliveredPositions(Mutex<BTreeMap<[u8; 16], u64>>);
 
 impl DeliveredPositions {
-    /// The first position that a node does not have, as far as that is known.
+    /// The first position that a node lacks, as far as is known.
     pub(super) fn to(&self, node: &[u8; 16]) -> u64 {
         lock(&self.0).get(node).copied().unwrap_or(0)
     }
 
-    /// It is no destination any more. It may be one again, and lack what it has now.
+    /// Forgets a former destination. If it becomes one again, it may lack earlier messages.
     pub(super) fn forget(&self, node: &[u8; 16]) {
         lock(&self.0).remove(node);
     }
 }
 
-/// Reads in the name of the role that outlives this service. When it is dropped, what it
-/// took and did not release is as it was: the next one begins there.
+/// Reads in the name of the role, which outlives this service. Dropping it leaves messages that it
+/// took and did not release: the next source begins there.
 pub(super) struct TopicSource {
     service_context: Arc<ServiceContext>,
     topic: Arc<Topic>,
@@ -45,14 +45,14 @@ pub(super) struct TopicSource {
     subscription_id: SubscriptionId,
     /// Positions that were taken and not released, in order.
     held: VecDeque<u64>,
-    /// One that was taken, and that a stream is still writing.
+    /// A message that was taken, and that a stream is still writing.
     unwritten: Option<(u64, Entry)>,
-    /// It was not written when it was asked for, and nobody was told of that yet.
+    /// It was pending at the last call of `next`, and this was not reported yet.
     is_pending_unreported: bool,
     delivered: Arc<DeliveredPositions>,
-    /// Nothing leaves before it is known to whom it has to go.
+    /// No message is sent before all destinations are known.
     gate: Arc<AtomicBool>,
-    /// Gone with this.
+    /// Lives as long as this source.
     _alive: Arc<AtomicBool>,
 }
 
@@ -86,15 +86,15 @@ impl TopicSource {
 }
 
 impl TopicSource {
-    /// How far a message is. One that is none is found out later.
+    /// Whether a message is written. An invalid entry is detected later.
     fn readiness(&self, entry: &Entry) -> Readiness {
         let Some(sync_point) = entry.sync_point else { return Readiness::Ready };
         let found = self.pool.control().readiness(entry.block, sync_point);
         found.unwrap_or(Readiness::Ready)
     }
 
-    /// The next message, if it is written. Those that never will be are passed over: readers
-    /// elsewhere see by the number of what comes next that one is missing.
+    /// The next message, if it is written. Poisoned messages are skipped: remote readers detect the
+    /// gap in the sequence numbers.
     fn next_written(&mut self) -> Option<(u64, Entry)> {
         loop {
             let (position, entry) = match self.unwritten.take() {
@@ -126,7 +126,7 @@ impl TopicSource {
     }
 }
 
-/// Where bytes of a pool are, for the bridge.
+/// The location of bytes of a pool.
 pub(super) fn payload_location(pool: &Pool, slice: gpu::Slice) -> PayloadLocation {
     match pool.id().place {
         SharedLocation::Host => PayloadLocation::Host(slice),
@@ -150,8 +150,8 @@ impl Source for TopicSource {
         self.held.push_back(position);
         let control = self.pool.control();
         let found = control.find(entry.block);
-        let place = found.map_err(|cause| Error::of(operation, cause).on(self.topic.name()))?;
-        let slice = self.pool.slice(place, entry.length)?;
+        let range = found.map_err(|cause| Error::of(operation, cause).on(self.topic.name()))?;
+        let slice = self.pool.slice(range, entry.length)?;
         let metadata = control.sample_info(entry.block).metadata(usize::from(entry.metadata));
         let header = MessageHeader {
             position,
@@ -167,13 +167,13 @@ impl Source for TopicSource {
 
     fn is_write_pending(&mut self) -> bool {
         let Some((_, entry)) = self.unwritten else { return false };
-        // It may have been written since it was asked for: then nobody knows yet that it can be had.
+        // It may have been written since the last call of `next`, without any notification.
         let was_pending = std::mem::take(&mut self.is_pending_unreported);
         was_pending || self.readiness(&entry) == Readiness::Pending
     }
 
     fn note_delivered(&mut self, node: NodeId, before: u64) {
-        // One who begins to write anew does not know yet what it has.
+        // A new connection does not know yet what the node has.
         let mut all = lock(&self.delivered.0);
         let known = all.entry(node.0).or_default();
         *known = before.max(*known);
@@ -189,8 +189,8 @@ impl Source for TopicSource {
     }
 
     fn release_one(&mut self, position: u64) {
-        if let Ok(place) = self.held.binary_search(&position) {
-            self.held.remove(place);
+        if let Ok(index) = self.held.binary_search(&position) {
+            self.held.remove(index);
             let (caller, at) =
                 (self.service_context.caller(), (Direction::Local, self.subscription_id));
             self.topic.release_in(&caller, at, position, self.pool.control());

@@ -1,9 +1,9 @@
-//! Hears that somebody published what other nodes want.
+//! Listens for publications that other nodes want.
 //!
-//! Publishers of a topic that is carried mark it and ring a bell, both in the hall, which costs a look
-//! as long as nobody sleeps there. A thread sleeps there, and tells the workers which topics have
-//! something new. Each second it looks at all of them, for those whose publishers died before they
-//! had marked them, and for publishers that have become quiet.
+//! Publishers of a replicated topic mark it and ring a doorbell, both in the node segment; this is
+//! cheap while no thread sleeps there. The listener's thread sleeps there, and announces marked
+//! topics to the workers. Each second it checks all topics: for publishers that died before they
+//! marked them, and for idle publishers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -21,21 +21,21 @@ use crate::replication::source::last_sequences::IdlePublishers;
 use crate::topic::Topic;
 use crate::wake::WakeFd;
 
-/// How often it looks though the bell did not ring.
+/// Interval of checks without a doorbell.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A topic that is listened for.
+/// A topic with a listener.
 struct ListenedTopic {
     topic: Arc<Topic>,
     announcer: Announcer,
-    /// Up to where it was announced.
+    /// Announced up to this position.
     position: u64,
     idle: IdlePublishers,
 }
 
 impl ListenedTopic {
-    /// Announces what is new.
-    fn look(&mut self) {
+    /// Announces new messages.
+    fn poll(&mut self) {
         let position = self.topic.local().position();
         if position != self.position {
             self.position = position;
@@ -45,11 +45,11 @@ impl ListenedTopic {
 }
 
 struct Shared {
-    /// By their marks and numbers.
+    /// By mark and number.
     topics: Mutex<BTreeMap<(u32, u32), ListenedTopic>>,
-    /// Publishers of each topic that have become quiet, with the numbers of their last messages.
+    /// Newly idle publishers of each topic, with their last sequences.
     idle: Mutex<BTreeMap<u32, Vec<(u64, u64)>>>,
-    /// Wakes who tells that.
+    /// Wakes the service's thread, which sends them.
     bell: Arc<WakeFd>,
     is_stopping: AtomicBool,
 }
@@ -59,13 +59,13 @@ fn topic_key(number: u32) -> (u32, u32) {
 }
 
 impl Shared {
-    /// Announces what is new of the topics that are marked; None if none is.
-    fn look(&self, bell: &PublishDoorbell) -> Option<()> {
+    /// Announces new messages of marked topics; None if no topic is marked.
+    fn poll_marked(&self, bell: &PublishDoorbell) -> Option<()> {
         let mut topics = None;
         let has_any = bell.take(|mark| {
             let topics = topics.get_or_insert_with(|| lock(&self.topics));
             let marked = topics.range_mut((mark, 0)..=(mark, u32::MAX));
-            marked.for_each(|(_, listened)| listened.look());
+            marked.for_each(|(_, listened)| listened.poll());
         });
         drop(topics);
         if has_any {
@@ -77,8 +77,8 @@ impl Shared {
     fn check_all(&self) {
         let mut has_any = false;
         for ((_, number), listened) in &mut *lock(&self.topics) {
-            listened.look();
-            let idle = listened.idle.look(&listened.topic);
+            listened.poll();
+            let idle = listened.idle.poll(&listened.topic);
             if !idle.is_empty() {
                 has_any = true;
                 lock(&self.idle).entry(*number).or_default().extend(idle);
@@ -92,7 +92,7 @@ impl Shared {
     fn listen(&self, bell: &PublishDoorbell) {
         let (mut spin, mut next) = (WaitStrategy::default(), Instant::now() + CHECK_INTERVAL);
         while !self.is_stopping.load(Ordering::Acquire) {
-            bell.wait(&mut spin, next, || self.look(bell));
+            bell.wait(&mut spin, next, || self.poll_marked(bell));
             if Instant::now() >= next {
                 self.check_all();
                 next = Instant::now() + CHECK_INTERVAL;
@@ -108,7 +108,7 @@ pub(in crate::replication) struct PublishListener {
 }
 
 impl PublishListener {
-    /// Rings the service's bell when publishers have become [quiet](Self::take_idle).
+    /// Rings the service's bell when publishers have become [idle](Self::take_idle).
     pub(in crate::replication) fn start(
         bell: Arc<PublishDoorbell>,
         service: Arc<WakeFd>,
@@ -127,7 +127,7 @@ impl PublishListener {
         Ok(Self { shared, bell, thread: Some(thread) })
     }
 
-    /// Listens for a topic that is carried from now on, what there is already included.
+    /// Listens for a replicated topic from now on, existing messages included.
     pub(in crate::replication) fn listen(&self, topic: &Arc<Topic>, announcer: Announcer) {
         let mut listened = ListenedTopic {
             topic: Arc::clone(topic),
@@ -135,10 +135,11 @@ impl PublishListener {
             position: u64::MAX,
             idle: IdlePublishers::default(),
         };
-        // Who publishes and does not know yet that it is carried has done so before this look.
+        // A publisher that does not know yet that the topic is replicated has published before this
+        // poll.
         fence(Ordering::SeqCst);
         let mut topics = lock(&self.shared.topics);
-        listened.look();
+        listened.poll();
         topics.insert(topic_key(topic.number()), listened);
     }
 
@@ -146,13 +147,13 @@ impl PublishListener {
         lock(&self.shared.topics).remove(&topic_key(number));
     }
 
-    /// Publishers of each topic that have become quiet since this was asked last, with the numbers of
-    /// their last messages.
+    /// Publishers of each topic that have become idle since the last call, with their last
+    /// sequences.
     pub(in crate::replication) fn take_idle(&self) -> BTreeMap<u32, Vec<(u64, u64)>> {
         std::mem::take(&mut *lock(&self.shared.idle))
     }
 
-    /// Announces a topic anew: it may be sent only now.
+    /// Announces a topic again: it may be sendable only now.
     pub(in crate::replication) fn announce_again(&self, number: u32) {
         if let Some(listened) = lock(&self.shared.topics).get(&topic_key(number)) {
             listened.announcer.announce_waiter();

@@ -1,65 +1,63 @@
-//! Nodes that are given up, publishers that die: what is counted, and who is told.
+//! Given up nodes and lost publishers: what is counted, and which nodes get reports.
 
 use super::*;
 
 #[test]
-fn what_a_service_left_that_died_between_halting_and_giving_up_is_counted() {
-    let place = TestNode::new(1);
-    place.leave_backlog(&[2; 16]);
-    place.topic.halt(&place.caller(), place.role()).unwrap();
-    let mut replication = place.replication(&network());
+fn messages_halted_by_a_killed_service_are_counted_as_missed() {
+    let node = TestNode::new(1);
+    node.leave_backlog(&[2; 16]);
+    node.topic.halt(&node.caller(), node.role()).unwrap();
+    let mut replication = node.replication(&network());
     let _other = subscribing_peer(&replication, 2);
-    replication.set_topics(place.topics(true, false));
-    // It is there, and gets what is published from now on.
-    until("the topic to be replication started anew", &mut [&mut replication], || {
-        place.topic.activity().0 && place.topic.local().subscribers() == 1
+    replication.set_topics(node.topics(true, false));
+    // The node is connected, and gets messages published from now on.
+    until("the topic to be replicated again", &mut [&mut replication], || {
+        node.topic.activity().0 && node.topic.local().subscribers() == 1
     });
-    assert_eq!((place.missed(), place.topic.destinations()), ((DEPTH, 1), vec![[2; 16]]));
-    place.fill();
+    assert_eq!((node.missed(), node.topic.destinations()), ((DEPTH, 1), vec![[2; 16]]));
+    node.fill();
 }
 
 #[test]
-fn all_that_a_halted_topic_was_kept_for_are_counted_once_also_beside_one_that_comes() {
-    let place = TestNode::new(1);
-    place.leave_backlog(&[2; 16]);
-    assert!(place.topic.add_destination(&ABSENT_NODE));
-    place.topic.halt(&place.caller(), place.role()).unwrap();
-    // Two services died there, the second one after it had counted one of the two.
-    place.topic.give_up(&ABSENT_NODE, place.role(), 0);
-    let mut replication = place.replication(&network());
+fn destinations_of_a_halted_topic_are_counted_once() {
+    let node = TestNode::new(1);
+    node.leave_backlog(&[2; 16]);
+    assert!(node.topic.add_destination(&ABSENT_NODE));
+    node.topic.halt(&node.caller(), node.role()).unwrap();
+    // Two services died there, the second one after it had counted one node.
+    node.topic.give_up(&ABSENT_NODE, node.role(), 0);
+    let mut replication = node.replication(&network());
     let _others = [2, 3].map(|other| subscribing_peer(&replication, other));
-    replication.set_topics(place.topics(true, false));
-    until("the topic to be replication started anew", &mut [&mut replication], || {
-        let mut destinations = place.topic.destinations();
+    replication.set_topics(node.topics(true, false));
+    until("the topic to be replicated again", &mut [&mut replication], || {
+        let mut destinations = node.topic.destinations();
         destinations.sort_unstable();
-        place.topic.activity().0 && destinations == [[2; 16], [3; 16]]
+        node.topic.activity().0 && destinations == [[2; 16], [3; 16]]
     });
-    assert_eq!(place.missed(), (2 * DEPTH, 2));
-    // What is published from now on is kept, for both.
-    place.fill();
-    assert!(place.is_owed());
+    assert_eq!(node.missed(), (2 * DEPTH, 2));
+    // Messages published from now on are retained for both.
+    node.fill();
+    assert!(node.is_retained());
 }
 
 #[test]
-fn who_does_not_want_a_topic_any_more_misses_nothing() {
-    let place = TestNode::new(1);
-    let mut replication = place.replication(&network());
+fn node_that_unsubscribes_misses_nothing() {
+    let node = TestNode::new(1);
+    let mut replication = node.replication(&network());
     let other = subscribing_peer(&replication, 2);
-    replication.set_topics(place.topics(true, false));
-    until("the topic to be replication started", &mut [&mut replication], || {
-        place.topic.is_replicated()
-    });
-    place.fill();
+    replication.set_topics(node.topics(true, false));
+    until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
+    node.fill();
     other.set_interests([]).unwrap();
-    until("it to be let go of", &mut [&mut replication], || !place.is_owed());
-    place.assert_nothing_retained();
-    assert_eq!(place.missed(), (0, 0));
+    until("retained messages to be released", &mut [&mut replication], || !node.is_retained());
+    node.assert_nothing_retained();
+    assert_eq!(node.missed(), (0, 0));
 }
 
 #[test]
-fn one_that_is_given_up_misses_what_it_did_not_get_while_others_get_all() {
+fn given_up_node_misses_messages_that_others_get() {
     let (writing, reading) = (TestNode::new(1), TestNode::new(2));
-    // The next service waits for one that never comes, beside one that does.
+    // The next service waits for a node that never connects, beside one that does.
     assert!(writing.topic.add_destination(&ABSENT_NODE));
     writing
         .topic
@@ -80,25 +78,29 @@ fn one_that_is_given_up_misses_what_it_did_not_get_while_others_get_all() {
         next += taken.map_or(0, |entry| u64::from(entry.sequence == next));
         next == DEPTH
     });
-    until("the other one to be given up", &mut [&mut writer, &mut reader], || {
+    until("the absent node to be given up", &mut [&mut writer, &mut reader], || {
         writing.topic.destinations() == [[2; 16]]
     });
     assert_eq!(writing.missed(), (DEPTH, 1));
-    until("room", &mut [&mut writer, &mut reader], || writing.publish(next).is_ok());
-    until("one more", &mut [&mut writer, &mut reader], || reading.take(&mut subscriber).is_some());
-    // It has all: so it misses nothing when it goes.
-    until("that to be known", &mut [&mut writer, &mut reader], || {
+    until("queue capacity", &mut [&mut writer, &mut reader], || writing.publish(next).is_ok());
+    until("another message", &mut [&mut writer, &mut reader], || {
+        reading.take(&mut subscriber).is_some()
+    });
+    // It has all messages, and misses none when it disconnects.
+    until("the acknowledgement", &mut [&mut writer, &mut reader], || {
         !crate::replication::routing::reconcile::has_backlog(&writing.topic)
     });
     drop(reader);
-    until("it to be given up, too", &mut [&mut writer], || writing.topic.destinations().is_empty());
+    until("the reader to be given up, too", &mut [&mut writer], || {
+        writing.topic.destinations().is_empty()
+    });
     assert_eq!(writing.missed(), (DEPTH, 1));
 }
 
 #[test]
-fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
+fn lost_publisher_is_reported_to_subscribing_nodes() {
     let (writing, reading) = (TestNode::new(1), TestNode::new(2));
-    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let (mut writer, mut reader, mut subscriber) = replicators(&writing, &reading);
     let dead = writing.node_segment.roster().admit(PidFd::of_this_process().unwrap()).unwrap();
     let ids = [0, 1].map(|_| writing.topic.claim(dead).unwrap());
     writing.publish(0).unwrap();
@@ -107,7 +109,7 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
         .reclaim_in(&writing.caller(), dead, writing.local.control(), writing.inbound.control())
         .unwrap();
     writer.topics_changed(&[NUMBER].into());
-    until("both to be told of", &mut [&mut writer, &mut reader], || {
+    until("both to be reported", &mut [&mut writer, &mut reader], || {
         reading.topic.publishers_lost(Direction::Inbound) == 2
     });
     for (number, publisher) in ids.into_iter().enumerate() {
@@ -117,11 +119,11 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     until("the message", &mut [&mut writer, &mut reader], || {
         reading.take(&mut subscriber).is_some()
     });
-    // The next service says what the last one may not have said; who knows it takes no notice.
+    // The next service may repeat a report: the receiver ignores what it knows.
     writing.topic.set_losses_sent(0);
     writer.topics_changed(&[NUMBER].into());
     let late = writing.topic.claim(dead).unwrap();
-    until("it to be told again", &mut [&mut writer, &mut reader], || {
+    until("the report to be repeated", &mut [&mut writer, &mut reader], || {
         writing.topic.losses_sent() == 2
     });
     writing
@@ -129,12 +131,12 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
         .reclaim_in(&writing.caller(), dead, writing.local.control(), writing.inbound.control())
         .unwrap();
     writer.topics_changed(&[NUMBER].into());
-    until("one more", &mut [&mut writer, &mut reader], || {
+    until("another report", &mut [&mut writer, &mut reader], || {
         reading.topic.publishers_lost(Direction::Inbound) > 2
     });
     let lost = LostPublisher { node: [1; 16], publisher: late };
     assert_eq!(reading.topic.publisher_lost(Direction::Inbound, 2), Some(lost));
-    // One that died together with the service, which told nobody.
+    // A publisher that died together with the service, before any report.
     let listen = writer.listens().unwrap().parse().ok();
     drop(writer);
     let last = writing.topic.claim(dead).unwrap();
@@ -145,12 +147,12 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     let options = NetworkOptions { listen, lost_after: TEST_TIMEOUT, ..network() };
     let mut writer = writing.replication(&options);
     writer.set_topics(writing.topics(true, false));
-    until("the last one", &mut [&mut writer, &mut reader], || {
+    until("the last report", &mut [&mut writer, &mut reader], || {
         reading.topic.publishers_lost(Direction::Inbound) > 3
     });
     let lost = LostPublisher { node: [1; 16], publisher: last };
     assert_eq!(reading.topic.publisher_lost(Direction::Inbound, 3), Some(lost));
-    // Here nobody died.
+    // No publisher died at the reading node.
     assert_eq!(
         writing.topic.publishers_lost(Direction::Inbound)
             + reading.topic.publishers_lost(Direction::Local),
@@ -159,18 +161,18 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
 }
 
 #[test]
-fn all_that_is_dropped_on_the_way_is_counted_by_who_reads_also_before_the_first_that_comes() {
+fn reader_counts_dropped_messages_also_before_the_first() {
     let settings = SharedSettings { reliability: Reliability::DropOldest, ..settings() };
     let (writing, reading) = (TestNode::with(1, settings), TestNode::with(2, settings));
-    // What was published before is nothing that is waited for.
+    // Messages published before are not counted.
     let _local = writing.topic.local().subscribe(&writing.caller()).unwrap();
     (1..4).for_each(|number| writing.publish(number).unwrap());
-    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let (mut writer, mut reader, mut subscriber) = replicators(&writing, &reading);
     const LAST: u64 = 100 * DEPTH;
     let mut taken = 0;
     for number in 4..=LAST {
         writing.publish(number).unwrap();
-        // Some are dropped there, and of those that come some are, before they are read.
+        // Some messages are dropped there, and some of the received ones before they are read.
         if number > LAST / 2 && number % (2 * DEPTH + 1) == 0 {
             for _ in 0..10 {
                 writer.turn();
@@ -179,7 +181,7 @@ fn all_that_is_dropped_on_the_way_is_counted_by_who_reads_also_before_the_first_
             }
         }
     }
-    until("the last one", &mut [&mut writer, &mut reader], || {
+    until("the last message", &mut [&mut writer, &mut reader], || {
         let Some(entry) = reading.take(&mut subscriber) else { return false };
         taken += 1;
         entry.sequence == LAST

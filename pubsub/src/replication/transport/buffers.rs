@@ -1,4 +1,4 @@
-//! Memory that a worker's topics have in common: sheets, slots, and what is registered of theirs.
+//! Memory shared by all topics of a worker: batch buffers, staging slots, and registrations.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,54 +12,55 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::replication::outbound::BATCH_BUFFER_LENGTH;
 use crate::replication::transport::host_memory::{MappedSpan, SegmentMemory};
 
-/// Sheets that all topics of a worker have together.
+/// Limit of batch buffers of all topics of a worker.
 const MAX_BATCH_BUFFERS: usize = 64;
 const SLOT: Layout = Layout::new("replication slot", 1);
 
-/// A place in a list that is used again.
+/// Items by index; indices are reused.
 #[derive(Debug)]
 struct BufferSlab<T> {
-    places: Vec<Option<T>>,
+    items: Vec<Option<T>>,
     vacant: Vec<u32>,
     free: Vec<u32>,
 }
 
 impl<T> BufferSlab<T> {
     fn new() -> Self {
-        Self { places: Vec::new(), vacant: Vec::new(), free: Vec::new() }
+        Self { items: Vec::new(), vacant: Vec::new(), free: Vec::new() }
     }
 
-    fn put(&mut self, thing: T) -> u32 {
-        if let Some(place) = self.vacant.pop() {
-            self.places[place as usize] = Some(thing);
-            return place;
+    fn put(&mut self, item: T) -> u32 {
+        if let Some(index) = self.vacant.pop() {
+            self.items[index as usize] = Some(item);
+            return index;
         }
-        self.places.push(Some(thing));
-        self.places.len() as u32 - 1
+        self.items.push(Some(item));
+        self.items.len() as u32 - 1
     }
 
-    fn get(&self, place: u32) -> Option<&T> {
-        self.places.get(place as usize)?.as_ref()
+    fn get(&self, index: u32) -> Option<&T> {
+        self.items.get(index as usize)?.as_ref()
     }
 
-    /// Back among the free ones; or gone for good, if somebody may still use it.
-    fn release(&mut self, place: u32, is_quarantined: bool) {
+    /// Returns an item to the free ones; drops it if it is quarantined, since it may still be in
+    /// use.
+    fn release(&mut self, index: u32, is_quarantined: bool) {
         if is_quarantined {
-            self.places[place as usize] = None;
-            self.vacant.push(place);
+            self.items[index as usize] = None;
+            self.vacant.push(index);
         } else {
-            self.free.push(place);
+            self.free.push(index);
         }
     }
 
     fn count(&self) -> usize {
-        self.places.len() - self.vacant.len()
+        self.items.len() - self.vacant.len()
     }
 }
 
-/// Memory that is written from, as the lanes of a port know it: registered for each when that is to
-/// write from it first, for good. To pin a GiB takes half a second where a provider does that, so
-/// what is never written by a further lane is not registered for it.
+/// Memory that is written from, registered per lane on first use, for good. Pinning one GiB takes
+/// half a second where a provider does that. So memory that a further lane never writes is not
+/// registered for it.
 struct LaneRegistrations<M> {
     memory: Arc<M>,
     regions: Vec<Option<MemoryRegion>>,
@@ -80,23 +81,23 @@ impl<M: fabric::Memory> LaneRegistrations<M> {
         if self.regions.len() <= lane {
             self.regions.resize_with(lane + 1, || None);
         }
-        let place = &mut self.regions[lane];
-        if let Some(region) = place {
+        let slot = &mut self.regions[lane];
+        if let Some(region) = slot {
             return Ok(region);
         }
         let domain = port.lane_domain(lane).unwrap_or(port.endpoint().domain());
         let region = domain.register(Arc::clone(&self.memory), Access::WRITE)?;
         match lane {
             0 => region.enable_for(port.endpoint())?,
-            // Where memory belongs to an endpoint there are no further lanes.
+            // Where memory belongs to an endpoint, there are no further lanes.
             _ if region.is_registered() => region.enable()?,
             _ => {}
         }
-        Ok(place.insert(region))
+        Ok(slot.insert(region))
     }
 }
 
-/// Memory of the host that the fabric writes from, and small messages are put together in.
+/// Host memory that small messages are collected in, and written from.
 #[derive(Debug)]
 pub(in crate::replication) struct BatchBuffers(BufferSlab<MemoryRegion>);
 
@@ -105,7 +106,7 @@ impl BatchBuffers {
         Self(BufferSlab::new())
     }
 
-    /// One, if there is one, or it is the caller's first.
+    /// A free buffer, or a new one below the limit or if it is the caller's first.
     pub(in crate::replication) fn take(
         &mut self,
         is_first: bool,
@@ -134,18 +135,18 @@ impl BatchBuffers {
     }
 
     pub(in crate::replication) fn get(&self, batch_buffer: u32) -> Result<&MemoryRegion> {
-        self.0.get(batch_buffer).ok_or_else(|| missing("a batch buffer"))
+        self.0.get(batch_buffer).ok_or_else(|| missing("batch buffer"))
     }
 }
 
-/// Memory of the host that devices copy to and the fabric writes from.
+/// Host memory that devices copy to, and that is written from.
 #[derive(Debug)]
 struct Slot {
     memory: LaneRegistrations<SegmentMemory>,
     pinned: Memory,
 }
 
-/// Slots, of one kind of device each.
+/// Staging slots; each serves one kind of device.
 #[derive(Debug)]
 pub(in crate::replication) struct StagingSlots {
     slabs: HashMap<Implementation, BufferSlab<Slot>>,
@@ -153,9 +154,9 @@ pub(in crate::replication) struct StagingSlots {
     max_count: usize,
 }
 
-/// Which kind of device a slot is for goes into its number.
-fn slot_id(implementation: Implementation, place: u32) -> u32 {
-    place << 1 | u32::from(implementation == Implementation::Cuda)
+/// The id of a slot includes its kind of device.
+fn slot_id(implementation: Implementation, index: u32) -> u32 {
+    index << 1 | u32::from(implementation == Implementation::Cuda)
 }
 
 fn parse_slot_id(slot: u32) -> (Implementation, u32) {
@@ -177,13 +178,13 @@ impl StagingSlots {
     ) -> Result<Option<u32>> {
         let implementation = device.name().implementation;
         let slab = self.slabs.entry(implementation).or_insert_with(BufferSlab::new);
-        if let Some(place) = slab.free.pop() {
-            return Ok(Some(slot_id(implementation, place)));
+        if let Some(index) = slab.free.pop() {
+            return Ok(Some(slot_id(implementation, index)));
         }
         if slab.count() >= self.max_count && !is_first {
             return Ok(None);
         }
-        let operation = "make a slot";
+        let operation = "create a staging slot";
         let segment = Segment::create(SLOT, self.length).map_err(|e| Error::of(operation, e))?;
         segment.mark_ready();
         let pinned = transfer::pin(&segment, device).map_err(|e| Error::of(operation, e))?;
@@ -193,33 +194,33 @@ impl StagingSlots {
     }
 
     pub(in crate::replication) fn release(&mut self, slot: u32, is_quarantined: bool) {
-        let (implementation, place) = parse_slot_id(slot);
+        let (implementation, index) = parse_slot_id(slot);
         if let Some(slab) = self.slabs.get_mut(&implementation) {
-            slab.release(place, is_quarantined);
+            slab.release(index, is_quarantined);
         }
     }
 
     fn get(&self, slot: u32) -> Result<&Slot> {
-        let (implementation, place) = parse_slot_id(slot);
+        let (implementation, index) = parse_slot_id(slot);
         let slab = self.slabs.get(&implementation);
-        slab.and_then(|slab| slab.get(place)).ok_or_else(|| missing("a slot"))
+        slab.and_then(|slab| slab.get(index)).ok_or_else(|| missing("staging slot"))
     }
 
-    /// As a lane knows it.
+    /// The slot as a lane's registered region.
     pub(in crate::replication) fn region(
         &mut self,
         slot: u32,
         lane: usize,
         port: &Port,
     ) -> Result<&MemoryRegion> {
-        let (implementation, place) = parse_slot_id(slot);
+        let (implementation, index) = parse_slot_id(slot);
         let slab = self.slabs.get_mut(&implementation);
-        let slot = slab.and_then(|slab| slab.places.get_mut(place as usize)?.as_mut());
-        let slot = slot.ok_or_else(|| missing("a slot"))?;
+        let slot = slab.and_then(|slab| slab.items.get_mut(index as usize)?.as_mut());
+        let slot = slot.ok_or_else(|| missing("staging slot"))?;
         slot.memory.get(lane, port).map_err(|error| Error::of("write from a slot", error))
     }
 
-    /// As the device knows it.
+    /// The slot as the device's pinned memory.
     pub(in crate::replication) fn pinned(&self, slot: u32, length: u64) -> Result<Slice> {
         let slot = self.get(slot)?;
         slot.pinned.slice(0, length).map_err(|error| Error::of("copy a message out", error))
@@ -227,11 +228,15 @@ impl StagingSlots {
 }
 
 #[cold]
-fn missing(what: &str) -> Error {
-    Error::new("use common memory", ErrorKind::Closed, format!("{what} that is none"))
+fn missing(object: &str) -> Error {
+    Error::new(
+        "use shared memory of a worker",
+        ErrorKind::Closed,
+        format!("{object} does not exist"),
+    )
 }
 
-/// A stretch of memory, as the fabric knows it.
+/// A registered range of a memory.
 #[derive(Debug)]
 struct RegisteredRange {
     end: u64,
@@ -239,8 +244,8 @@ struct RegisteredRange {
     span: LaneRegistrations<MappedSpan>,
 }
 
-/// Memory of sources that messages are written from where they lie: registered once, in as many
-/// stretches as it grew by.
+/// Memory of sources that messages are written from directly. Each range is registered once; memory
+/// that grows gets more ranges.
 #[derive(Debug)]
 pub(in crate::replication) struct RegistrationCache {
     memories: HashMap<usize, Vec<RegisteredRange>>,
@@ -251,8 +256,7 @@ impl RegistrationCache {
         Self { memories: HashMap::new() }
     }
 
-    /// What lies there from byte `at` of a range on, as far as one registration goes, as a lane
-    /// knows it.
+    /// The bytes from `at` of a slice, up to the end of one registration, as a region of a lane.
     pub(in crate::replication) fn part(
         &mut self,
         slice: &Slice,
@@ -263,43 +267,44 @@ impl RegistrationCache {
         let operation = "write a message from where it lies";
         let (memory, from) = (slice.memory(), slice.offset() + at);
         let until = slice.offset() + slice.length();
-        let stretches = self.memories.entry(memory.identity()).or_default();
-        let mut place = stretches.iter().position(|one| (one.start..one.end).contains(&from));
-        if place.is_none() {
-            let start = stretches.last().map_or(0, |last| last.end);
+        let ranges = self.memories.entry(memory.identity()).or_default();
+        let mut index = ranges.iter().position(|one| (one.start..one.end).contains(&from));
+        if index.is_none() {
+            let start = ranges.last().map_or(0, |last| last.end);
             let end = memory.length();
-            let held = stretches.first().map(|first| first.span.memory.memory());
+            let held = ranges.first().map(|first| first.span.memory.memory());
             let held = held.unwrap_or_else(|| Arc::new(memory.clone()));
             let span = MappedSpan::new(held, start, end.saturating_sub(start));
             let Some(span) = span.filter(|_| (start..end).contains(&from)) else {
-                let detail = "memory that the processor does not reach";
+                let detail = "the CPU cannot access the memory";
                 return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
             };
-            place = Some(stretches.len());
-            stretches.push(RegisteredRange { start, end, span: LaneRegistrations::new(span) });
+            index = Some(ranges.len());
+            ranges.push(RegisteredRange { start, end, span: LaneRegistrations::new(span) });
         }
-        let stretch = place.and_then(|place| stretches.get_mut(place));
-        let stretch = stretch.ok_or_else(|| missing("memory"))?;
-        let range =
-            (from - stretch.start) as usize..(until.min(stretch.end) - stretch.start) as usize;
-        let region = stretch.span.get(lane, port).map_err(|error| Error::of(operation, error))?;
+        let registered = index.and_then(|index| ranges.get_mut(index));
+        let registered = registered.ok_or_else(|| missing("memory"))?;
+        let range = (from - registered.start) as usize
+            ..(until.min(registered.end) - registered.start) as usize;
+        let region =
+            registered.span.get(lane, port).map_err(|error| Error::of(operation, error))?;
         region.slice(range).map_err(|error| Error::of(operation, error))
     }
 
-    /// Lets go of memory that nobody else has a handle to.
+    /// Releases memory that no other part of the process has a handle to.
     pub(in crate::replication) fn release_unused(&mut self) {
-        self.memories.retain(|_, stretches| {
-            stretches.first().is_some_and(|stretch| stretch.span.memory.memory().is_shared())
+        self.memories.retain(|_, ranges| {
+            ranges.first().is_some_and(|first| first.span.memory.memory().is_shared())
         });
     }
 }
 
-/// Devices that were opened, and a stream of each for copies in one direction.
+/// A stream of each opened device, for copies in one direction.
 #[derive(Debug, Default)]
 pub(in crate::replication) struct CopyStreams(HashMap<DeviceName, gpu::Stream>);
 
 impl CopyStreams {
-    /// Begins a copy, which a device makes. What the point says is done is done.
+    /// Begins a copy by a device. The returned point is done when the copy is.
     pub(in crate::replication) fn copy(
         &mut self,
         on: &Device,
@@ -309,13 +314,13 @@ impl CopyStreams {
         let from_device = |error| Error::of("copy a message", error);
         let stream = match self.0.entry(on.name()) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(on.stream().map_err(from_device)?)
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(on.stream().map_err(from_device)?)
             }
         };
         stream.copy(to, from).map_err(from_device)?;
         stream.point().map_err(|error| {
-            // It was begun all the same, and its memory may be used again after this.
+            // The copy was begun, and its memory may be reused after this.
             let _ = stream.synchronize(gpu::DEFAULT_TIMEOUT);
             from_device(error)
         })

@@ -1,9 +1,10 @@
-//! Threads that copy for a bridge's own: large pieces of messages, from where they arrived to memory
-//! that the processor reaches.
+//! Threads of a worker that copy large pieces of messages from the ring into memory that the CPU
+//! reaches.
 //!
-//! One thread copies a fraction of what several lanes bring, and does nothing else meanwhile. So where
-//! there are lanes, there are threads that copy, too, as a device's engines do for memory of a device:
-//! a piece is begun, and asked for later. They sleep while there is nothing, and start with the first.
+//! One thread copies only a fraction of the throughput of several lanes, and does nothing else
+//! meanwhile. So a worker with several lanes has copy threads. They work as a device's copy engines
+//! do for device memory: a copy is begun, and polled later. The threads start with the first piece,
+//! and sleep while there is none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +18,15 @@ use gpu::Slice;
 use crate::error::Result;
 use crate::replication::transport::host_memory;
 
-/// Bytes from which on a piece is worth waking a thread.
+/// Shorter pieces are not worth waking a thread.
 pub(in crate::replication) const MIN_COPY_LENGTH: usize = 64 << 10;
-/// Pieces that may be under way.
+/// Limit of pending pieces.
 const MAX_COPY_JOBS: usize = 64;
-/// The most threads: they copy as much as eight lanes bring.
+/// Limit of threads: they copy as much as eight lanes deliver.
 const MAX_THREADS: usize = 4;
 
-/// One piece. It keeps both memories; that nobody writes there again meanwhile is for who begins it.
+/// A piece to copy. It keeps both memories alive; the submitter ensures that the target is not
+/// written.
 struct CopyJob {
     from: RegionSlice,
     to: Slice,
@@ -32,14 +34,14 @@ struct CopyJob {
     number: u64,
 }
 
-/// For each place, the piece that was done there last, and one more.
+/// For each slot, the number of the last piece copied there, plus one.
 type CompletedJobs = Arc<[AtomicU64; MAX_COPY_JOBS]>;
 
-fn place(number: u64) -> usize {
+fn slot_of(number: u64) -> usize {
     number as usize % MAX_COPY_JOBS
 }
 
-/// The threads, and what they were given.
+/// The copy threads and their queue.
 #[derive(Debug)]
 pub(in crate::replication) struct CopyThreads {
     thread_count: usize,
@@ -50,20 +52,20 @@ pub(in crate::replication) struct CopyThreads {
 }
 
 impl CopyThreads {
-    /// For a bridge of so many lanes: none where there is one.
+    /// For a worker with this number of lanes: none for one lane.
     pub(in crate::replication) fn of(lanes: usize) -> Self {
         Self {
             thread_count: (lanes / 2).min(MAX_THREADS),
             jobs: None,
             threads: Vec::new(),
-            // As if one had been done in each.
-            done: Arc::new(std::array::from_fn(|place| AtomicU64::new(place as u64 + 1))),
+            // As if one piece had been copied in each slot.
+            done: Arc::new(std::array::from_fn(|slot| AtomicU64::new(slot as u64 + 1))),
             next: MAX_COPY_JOBS as u64,
         }
     }
 
-    /// Begins to copy a part of a chunk, which has to be kept until that [is done](Self::is_done). None
-    /// if the caller had better do it: there are no threads, or they have enough.
+    /// Begins to copy a part of a chunk, which has to be kept until [`is_done`](Self::is_done).
+    /// None if the caller has to copy: there are no threads, or their queue is full.
     pub(in crate::replication) fn submit_chunk(
         &mut self,
         chunk: &ChunkView,
@@ -81,13 +83,13 @@ impl CopyThreads {
         }
     }
 
-    /// Are there no threads, or is what had the next place before not done?
+    /// Whether there are no threads, or the previous piece of the next slot is not copied.
     fn is_full(&self) -> bool {
         self.thread_count == 0 || !self.is_done(self.next - MAX_COPY_JOBS as u64)
     }
 
     fn submit(&mut self, from: RegionSlice, to: &Slice, at: u64) -> Result<Option<u64>> {
-        host_memory::check_room(from.len(), to, at)?;
+        host_memory::check_range(from.len(), to, at)?;
         if self.is_full() {
             return Ok(None);
         }
@@ -96,7 +98,7 @@ impl CopyThreads {
         }
         let Some(jobs) = &self.jobs else { return Ok(None) };
         let number = self.next;
-        // There is room for as many as there are places.
+        // The queue has as many entries as there are slots.
         if jobs.try_send(CopyJob { from, to: to.clone(), at, number }).is_err() {
             return Ok(None);
         }
@@ -104,10 +106,10 @@ impl CopyThreads {
         Ok(Some(number))
     }
 
-    /// Is a piece copied that was begun?
+    /// Whether a begun piece is copied.
     pub(in crate::replication) fn is_done(&self, number: u64) -> bool {
-        // A later one has its place only when it is done.
-        self.done[place(number)].load(Ordering::Acquire) > number
+        // A later piece takes the slot only when the earlier one is copied.
+        self.done[slot_of(number)].load(Ordering::Acquire) > number
     }
 
     fn start(&mut self) {
@@ -118,7 +120,7 @@ impl CopyThreads {
             match std::thread::Builder::new().name(name).spawn(move || run_jobs(&jobs, &done)) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot start a copy thread; large messages are copied by the worker");
+                    tracing::warn!(%error, "starting a copy thread failed; the worker copies large messages");
                     break;
                 }
             }
@@ -131,18 +133,18 @@ impl CopyThreads {
 fn run_jobs(jobs: &Receiver<CopyJob>, done: &CompletedJobs) {
     while let Ok(CopyJob { from, to, at, number }) = jobs.recv() {
         if let Err(error) = host_memory::unload_part(&from, &to, at) {
-            // Looked at before it was given; nobody may take it for copied.
-            tracing::error!(%error, "a piece of a message was not copied");
+            // The range was checked before; the piece must not count as copied.
+            tracing::error!(%error, "copying a piece of a message failed");
             continue;
         }
-        // What keeps the memories goes first: whoever sees that it is done has nobody beside it.
+        // Both memories are released before the piece counts as copied.
         drop((from, to));
-        done[place(number)].store(number + 1, Ordering::Release);
+        done[slot_of(number)].store(number + 1, Ordering::Release);
     }
 }
 
 impl Drop for CopyThreads {
-    /// What was begun is copied before.
+    /// Copies all pending pieces first.
     fn drop(&mut self) {
         self.jobs = None;
         for thread in self.threads.drain(..) {
@@ -194,9 +196,9 @@ mod tests {
         }
     }
 
-    /// More pieces than places, each to where it belongs, whichever thread has it.
+    /// More pieces than slots.
     #[test]
-    fn pieces_come_to_where_they_belong() {
+    fn pieces_are_copied_to_their_offsets() {
         let ((from, expected), to) = (filled(), memory());
         let mut copy_threads = CopyThreads::of(8);
         let (piece, mut begun, mut refused) = (4096, Vec::new(), 0);
@@ -213,12 +215,15 @@ mod tests {
         }
         begun.iter().for_each(|number| wait(&copy_threads, *number));
         assert_eq!(begun.len(), LENGTH / piece);
-        assert!(bytes_of(&to) == expected, "{refused} times there was no place");
-        assert!(!copy_threads.is_done(begun[begun.len() - 1] + 1), "none that was not begun");
+        assert!(bytes_of(&to) == expected, "{refused} times the queue was full");
+        assert!(
+            !copy_threads.is_done(begun[begun.len() - 1] + 1),
+            "a piece that was not begun is not done"
+        );
     }
 
     #[test]
-    fn what_was_begun_is_copied_before_they_go() {
+    fn pending_pieces_are_copied_before_drop() {
         let ((from, expected), to) = (filled(), memory());
         let mut copy_threads = CopyThreads::of(2);
         let mut begun = 0;
@@ -228,17 +233,17 @@ mod tests {
                 usize::from(copy_threads.submit(part, &to.whole(), at as u64).unwrap().is_some());
         }
         drop(copy_threads);
-        assert_eq!(begun, LENGTH / MIN_COPY_LENGTH, "there is a place for each");
+        assert_eq!(begun, LENGTH / MIN_COPY_LENGTH, "each piece has a slot");
         assert!(bytes_of(&to) == expected);
     }
 
     #[test]
-    fn none_are_there_for_one_lane_and_nothing_goes_beyond_an_end() {
+    fn one_lane_has_no_threads_and_no_copy_exceeds_the_target() {
         let (from, to) = (region(), memory());
         let part = |length| from.slice(0..length).unwrap();
         assert_eq!(CopyThreads::of(1).submit(part(MIN_COPY_LENGTH), &to.whole(), 0).unwrap(), None);
         let mut copy_threads = CopyThreads::of(2);
-        assert!(copy_threads.threads.is_empty(), "they start with the first piece");
+        assert!(copy_threads.threads.is_empty(), "threads start with the first piece");
         for at in [LENGTH as u64 - MIN_COPY_LENGTH as u64 + 1, u64::MAX] {
             let error = copy_threads.submit(part(MIN_COPY_LENGTH), &to.whole(), at).unwrap_err();
             assert_eq!(error.kind(), crate::error::ErrorKind::InvalidArgument);

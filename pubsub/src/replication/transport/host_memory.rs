@@ -1,4 +1,4 @@
-//! Bytes copied by the processor, and memory as the fabric knows it.
+//! Copies by the CPU, and host memory registered with the fabric.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use nix::libc;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A part of memory that the processor reaches.
+/// A range of memory that the CPU reaches.
 pub(in crate::replication) struct MappedSpan {
-    /// One handle for all parts of it.
+    /// One shared handle for all ranges of it.
     memory: Arc<Memory>,
     offset: u64,
     length: u64,
 }
 
 impl MappedSpan {
-    /// None if the processor does not reach it.
+    /// None if the CPU does not reach it.
     pub(in crate::replication) fn new(
         memory: Arc<Memory>,
         offset: u64,
@@ -30,15 +30,14 @@ impl MappedSpan {
         (is_inside && is_host(&memory)).then_some(Self { memory, offset, length })
     }
 
-    /// The memory that it is a part of.
+    /// The memory that contains the range.
     pub(in crate::replication) fn memory(&self) -> Arc<Memory> {
         Arc::clone(&self.memory)
     }
 }
 
-// SAFETY: memory stays where it is, mapped, until the last handle to it is gone, of which this
-// keeps one, and what was once mapped of it stays so; its bytes are reached by copying, never by
-// reference.
+// SAFETY: memory stays mapped at its address until its last handle is dropped, and this keeps one.
+// Its bytes are accessed by copying, never by reference.
 unsafe impl fabric::Memory for MappedSpan {
     fn as_ptr(&self) -> *mut u8 {
         (self.memory.address() + self.offset) as *mut u8
@@ -52,8 +51,8 @@ unsafe impl fabric::Memory for MappedSpan {
 /// The body of a segment of this process.
 pub(in crate::replication) struct SegmentMemory(pub(in crate::replication) Segment);
 
-// SAFETY: a segment never moves or changes its size, and stays mapped until the last handle to it
-// is gone, of which this is one. Its bytes are reached through pointers only.
+// SAFETY: a segment never moves or changes its size, and stays mapped until its last handle is
+// dropped, and this is one. Its bytes are accessed through pointers only.
 unsafe impl fabric::Memory for SegmentMemory {
     fn as_ptr(&self) -> *mut u8 {
         self.0.body()
@@ -64,7 +63,7 @@ unsafe impl fabric::Memory for SegmentMemory {
     }
 }
 
-/// Does the processor reach it?
+/// Whether the CPU reaches it.
 fn is_host(memory: &Memory) -> bool {
     memory.device().is_none_or(|device| device.implementation == Implementation::Emulated)
 }
@@ -73,18 +72,18 @@ const IN: &str = "copy a message in";
 
 #[cold]
 fn refuse(operation: &'static str) -> Error {
-    let detail = "memory that the processor does not reach, or too little of it";
+    let detail = "the range exceeds the memory, or the CPU cannot access it";
     Error::new(operation, ErrorKind::InvalidArgument, detail)
 }
 
-/// Is there room for so many bytes from there on, in memory that the processor reaches?
+/// Checks that a range lies inside memory that the CPU reaches.
 #[inline]
-pub(in crate::replication) fn check_room(length: usize, to: &Slice, at: u64) -> Result<()> {
+pub(in crate::replication) fn check_range(length: usize, to: &Slice, at: u64) -> Result<()> {
     let is_inside = at.checked_add(length as u64).is_some_and(|end| end <= to.length());
     if is_inside && is_host(to.memory()) { Ok(()) } else { Err(refuse(IN)) }
 }
 
-/// Copies bytes of a chunk to memory that the processor reaches.
+/// Copies bytes of a chunk to memory that the CPU reaches.
 #[inline]
 pub(in crate::replication) fn unload(
     view: &ChunkView,
@@ -96,16 +95,17 @@ pub(in crate::replication) fn unload(
     if from.checked_add(length).is_none_or(|end| end > view.len()) {
         return Err(refuse(IN));
     }
-    check_room(length, to, at)?;
+    check_range(length, to, at)?;
     let target = (to.address() + at) as *mut libc::c_void;
-    // SAFETY: both ranges are mapped and inside of what was checked; the view keeps its memory, and
-    // the slice its own. Others may look at either at the same time: so the copy is left to the C
-    // library, of which the compiler supposes nothing, and no reference to the bytes exists.
+    // SAFETY: both ranges are mapped and were checked; the view and the slice keep their memories.
+    // Other threads or devices may access both meanwhile: so the C library copies, of which the
+    // compiler assumes nothing, and no reference to the bytes exists.
     unsafe { libc::memmove(target, view.as_ptr().wrapping_add(from).cast(), length) };
     Ok(())
 }
 
-/// Bytes of a chunk, which keep its memory, but not its place; None if they are not of the host.
+/// Bytes of a chunk; they keep its memory alive, but not its space in the ring. None for device
+/// memory.
 pub(in crate::replication) fn part(
     view: &ChunkView,
     from: usize,
@@ -124,14 +124,14 @@ pub(in crate::replication) fn part(
 
 /// Copies such bytes, as [`unload`] does.
 pub(in crate::replication) fn unload_part(from: &RegionSlice, to: &Slice, at: u64) -> Result<()> {
-    check_room(from.len(), to, at)?;
+    check_range(from.len(), to, at)?;
     let target = (to.address() + at) as *mut libc::c_void;
     // SAFETY: as in `unload`; the slice of a region keeps its memory, too.
     unsafe { libc::memmove(target, from.as_ptr().cast(), from.len()) };
     Ok(())
 }
 
-/// Copies the start of a range that the processor reaches to a region of this process.
+/// Copies the start of a range that the CPU reaches to a region of this process.
 #[inline]
 pub(in crate::replication) fn gather(
     from: &Slice,

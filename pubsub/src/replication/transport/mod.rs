@@ -1,4 +1,4 @@
-//! What topics do things with: an endpoint's port, and the memory that they have in common.
+//! The transport of a worker's topics: the endpoint's port, and shared memory.
 
 pub(in crate::replication) mod buffers;
 pub(in crate::replication) mod copy_threads;
@@ -18,15 +18,15 @@ use crate::replication::transport::buffers::{
     BatchBuffers, CopyStreams, RegistrationCache, StagingSlots,
 };
 
-/// Bytes of a message from which on it goes by all lanes of its ring, not by the first alone: less
-/// is not worth waking a thread for.
+/// Shorter messages use only the first lane of their ring: striping them is not worth waking a
+/// thread.
 pub(super) const MIN_STRIPED_LENGTH: u64 = 1 << 20;
 const WRITE: &str = "write to a node";
 const READ: &str = "read from a node";
 
-/// All topics of a worker write through it.
+/// Port, completion queue and registered memory of a worker; all its topics write through it.
 pub(super) struct Transport {
-    // The endpoint goes before the memory.
+    // The endpoint is dropped before the memory.
     pub(super) port: Port,
     batch_buffers: BatchBuffers,
     slots: StagingSlots,
@@ -34,7 +34,7 @@ pub(super) struct Transport {
     out: CopyStreams,
     pub(super) into: CopyStreams,
     pub(super) copy_threads: CopyThreads,
-    /// Rings that topics let go of.
+    /// Rings that topics closed.
     pub(super) closed: Vec<SenderId>,
 }
 
@@ -52,12 +52,12 @@ impl Transport {
         }
     }
 
-    /// Lets go of memory that only we still have.
+    /// Releases memory that only this worker still uses.
     pub(super) fn release_unused(&mut self) {
         self.registrations.release_unused();
     }
 
-    /// Closes the endpoint, and then lets go of all memory.
+    /// Closes the endpoint, and then releases all memory.
     pub(super) fn close(self) -> Result<()> {
         self.port.close().map_err(|error| Error::of("close an endpoint", error))
     }
@@ -72,8 +72,8 @@ impl OutboundTransport for Transport {
     type PayloadLocation = PayloadLocation;
     type CopyHandle = Point;
 
-    fn is_staged(&self, place: &PayloadLocation) -> bool {
-        matches!(place, PayloadLocation::Device(_))
+    fn is_staged(&self, payload: &PayloadLocation) -> bool {
+        matches!(payload, PayloadLocation::Device(_))
     }
 
     fn begin(&self, ring: SenderId, form: RingMessageKind, length: u64) -> Result<Message> {
@@ -107,13 +107,13 @@ impl OutboundTransport for Transport {
             Part::Slot { slot, length } => {
                 (Self::start(self.slots.region(slot, lane, &self.port)?, length)?, at)
             }
-            Part::Direct(place) => {
+            Part::Direct(payload) => {
                 let written = message.written();
                 let from = written - at;
-                (self.registrations.part(place.slice(), from, lane, &self.port)?, written)
+                (self.registrations.part(payload.slice(), from, lane, &self.port)?, written)
             }
         };
-        // Marks say it all: what was read is not asked for one by one, and not kept to be.
+        // Positions suffice here: drop the acknowledgements of single messages.
         while self.port.next_read(ring).map_err(of_fabric)?.is_some() {}
         self.port.push_on_lane(lane, ring, message, &part, at).map_err(of_fabric)
     }
@@ -206,7 +206,7 @@ impl OutboundTransport for Transport {
     }
 }
 
-/// A chunk of a ring.
+/// A chunk received by a ring.
 pub(super) struct ReceivedChunk(ChunkView);
 
 impl Chunk for ReceivedChunk {
@@ -226,20 +226,20 @@ impl Chunk for ReceivedChunk {
     }
 }
 
-/// A copy into a message's place that was begun.
+/// A pending copy into a payload.
 #[derive(Debug)]
 pub(super) enum CopyHandle {
     Device(Point),
     CopyThread(u64),
 }
 
-/// What one inbound topic reads through, for a turn.
+/// Access of one inbound topic to the transport, for one turn.
 pub(super) struct RingInput<'a> {
     pub(super) port: &'a mut Port,
     pub(super) into: &'a mut CopyStreams,
     pub(super) copy_threads: &'a mut CopyThreads,
     pub(super) ring: Option<ReceiverId>,
-    /// The ring's memory, as the device of the topic knows it.
+    /// The ring's memory, pinned for the topic's device.
     pub(super) pinned: Option<&'a Memory>,
     pub(super) has_taken: bool,
 }
@@ -283,7 +283,7 @@ impl InboundTransport for RingInput<'_> {
         };
         let from_device = |error| Error::of("copy a message in", error);
         let (Some(pinned), Some(slice)) = (self.pinned, chunk.0.slice()) else {
-            let detail = "the sink returned device memory, but named no device";
+            let detail = "the sink returned device memory, but the topic has no device";
             return Err(Error::new("copy a message in", ErrorKind::InvalidArgument, detail));
         };
         let start = (slice.offset() + from) as u64;

@@ -1,4 +1,4 @@
-//! What a worker is told to do.
+//! Commands to a worker.
 
 use std::collections::HashMap;
 
@@ -12,10 +12,10 @@ use crate::replication::inbound::Inbound;
 use crate::replication::outbound::{Outbound, OutboundOptions};
 use crate::replication::transport::MIN_STRIPED_LENGTH;
 
-/// Commands between two looks at everything else.
+/// Commands handled in one turn.
 const COMMANDS_PER_TURN: usize = 64;
 
-/// How a topic is written.
+/// Options of an outbound topic.
 fn outbound_options(
     options: &WorkerOptions,
     topic: &TopicOptions,
@@ -50,25 +50,25 @@ impl WorkerLoop {
                         connections: HashMap::new(),
                         ready: ReadyState::default(),
                     };
-                    let place = self.outbound_topics.put(topic);
-                    self.topic_index.insert(name, place);
+                    let index = self.outbound_topics.put(topic);
+                    self.topic_index.insert(name, index);
                 }
                 Command::StopOutbound(key) => {
-                    if let Some(place) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() {
-                        self.stop_sending(place);
+                    if let Some(index) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() {
+                        self.stop_sending(index);
                     }
                 }
                 Command::AddDestination(key, node) => self.add(key, node),
                 Command::RemoveDestination(key, node) => {
-                    if let Some(place) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() {
-                        self.disconnect_writer(place, node, None);
-                        if let Some(topic) = self.outbound_topics.get(place) {
+                    if let Some(index) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() {
+                        self.disconnect_writer(index, node, None);
+                        if let Some(topic) = self.outbound_topics.get(index) {
                             topic.outbound.remove(node, &mut self.transport);
                         }
-                        self.ready(TopicSlot::Out(place));
+                        self.ready(TopicSlot::Out(index));
                     }
                 }
-                Command::AddInbound(key, origin, reception) => {
+                Command::AddInbound(key, origin, inbound_options) => {
                     let name = WorkerTopicKey::In(key, origin);
                     if self.is_duplicate(name, key, Some(origin)) {
                         continue;
@@ -77,9 +77,9 @@ impl WorkerLoop {
                     let topic = InboundTopic {
                         key,
                         origin,
-                        sink: reception.sink,
-                        device: reception.device,
-                        inbound: Inbound::new(reception.from, 0, timeout),
+                        sink: inbound_options.sink,
+                        device: inbound_options.device,
+                        inbound: Inbound::new(inbound_options.from, 0, timeout),
                         inbound_ring: None,
                         request: None,
                         previous_pinned: None,
@@ -87,29 +87,29 @@ impl WorkerLoop {
                         doublings: 0,
                         ready: ReadyState::default(),
                     };
-                    let place = self.inbound_topics.put(topic);
-                    self.topic_index.insert(name, place);
+                    let index = self.inbound_topics.put(topic);
+                    self.topic_index.insert(name, index);
                 }
                 Command::StopInbound(key, origin) => {
-                    if let Some(place) =
+                    if let Some(index) =
                         self.topic_index.get(&WorkerTopicKey::In(key, origin)).copied()
                     {
-                        self.stop_receiving(place, false);
+                        self.stop_receiving(index, false);
                     }
                 }
-                Command::ControlMessage(key, node, terms) => {
-                    self.handle_control_message(key, node, terms)
+                Command::ControlMessage(key, node, message) => {
+                    self.handle_control_message(key, node, message)
                 }
                 Command::NodeLost(node) => self.lose_node(node),
                 Command::NodeReturned(node) => self.handle_fault(node, NODE_RETURNED),
                 Command::ReportLagging(key) => self.report_lagging(key),
-                Command::GetCounters(answer) => {
-                    let _ = answer.try_send(self.count());
+                Command::GetCounters(reply) => {
+                    let _ = reply.try_send(self.count());
                 }
                 Command::Stop => self.is_stopping = true,
             }
         }
-        // Whoever held the other end is gone, and with it whoever could want something.
+        // If the sender was dropped, no further command can arrive.
         has_any
     }
 
@@ -117,18 +117,18 @@ impl WorkerLoop {
         let is_duplicate = self.topic_index.contains_key(&name);
         if is_duplicate {
             let detail = "the worker has the topic already";
-            let error = Error::new("begin with a topic", ErrorKind::InvalidArgument, detail);
+            let error = Error::new("add a topic to a worker", ErrorKind::InvalidArgument, detail);
             let side = if node.is_some() { Side::Reader } else { Side::Writer };
-            self.events.tell(WorkerEvent::Failed { key, node, side, error });
+            self.events.send(WorkerEvent::Failed { key, node, side, error });
         }
         is_duplicate
     }
 
     fn report_lagging(&mut self, key: TopicKey) {
-        let Some(place) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() else { return };
-        let Some(topic) = self.outbound_topics.get(place) else { return };
+        let Some(index) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() else { return };
+        let Some(topic) = self.outbound_topics.get(index) else { return };
         for node in topic.outbound.lagging() {
-            self.events.tell(WorkerEvent::Lagging { key, node });
+            self.events.send(WorkerEvent::Lagging { key, node });
         }
     }
 
@@ -136,7 +136,7 @@ impl WorkerLoop {
         let mut counters = Counters {
             quarantined_bytes: self.transport.port.quarantined_bytes(),
             renewals: self.renewal.count(),
-            sleeps: self.sleeps,
+            sleeps: self.sleep_count,
             ..Counters::default()
         };
         for topic in self.outbound_topics.iter() {

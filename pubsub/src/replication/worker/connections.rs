@@ -1,4 +1,4 @@
-//! Connections: what is wished for, offered, answered and lost.
+//! Connections: requested, offered, answered and lost.
 
 use fabric::Address;
 use fabric::ring::RingOptions;
@@ -24,15 +24,15 @@ const CONNECT: &str = "connect a topic to a node";
 const RING: Layout = Layout::new("replication ring", 1);
 
 impl WorkerLoop {
-    fn send_message(&mut self, key: TopicKey, node: NodeId, terms: ConnectionMessage) {
-        self.events.tell(WorkerEvent::ControlMessage { key, node, terms });
+    fn send_message(&mut self, key: TopicKey, node: NodeId, message: ConnectionMessage) {
+        self.events.send(WorkerEvent::ControlMessage { key, node, terms: message });
     }
 
     fn report_failure(&mut self, key: TopicKey, node: NodeId, side: Side, error: Error) {
-        self.events.tell(WorkerEvent::Failed { key, node: Some(node), side, error });
+        self.events.send(WorkerEvent::Failed { key, node: Some(node), side, error });
     }
 
-    /// The peer at an address, which is a node's.
+    /// The fabric peer at an address of a node.
     fn resolve_peer(&mut self, node: NodeId, address: Vec<u8>) -> Result<fabric::Peer> {
         self.renewal.faults.note_address(node, &address);
         if let Some(peer) = self.fabric_peers.get(&address) {
@@ -45,26 +45,26 @@ impl WorkerLoop {
         Ok(peer)
     }
 
-    /// A node wants a topic: a ring is wished for, unless there is one.
+    /// A node wants a topic: requests a ring, unless there is one.
     pub(super) fn add(&mut self, key: TopicKey, node: NodeId) {
-        let Some(place) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() else {
-            // It failed, and that was reported.
-            tracing::trace!(?key, %node, "a node wants a topic that is not sent any more");
+        let Some(index) = self.topic_index.get(&WorkerTopicKey::Out(key)).copied() else {
+            // The topic failed, which was reported.
+            tracing::trace!(?key, %node, "destination added to a topic that is not sent any more");
             return;
         };
         let (connection, from, since) =
             (self.last_connection + 1, self.address.clone(), self.now.monotonic);
-        let Some(topic) = self.outbound_topics.get(place) else { return };
+        let Some(topic) = self.outbound_topics.get(index) else { return };
         topic.outbound.add(node);
         if topic.connections.get(&node).is_some_and(|link| link.requested_since.is_none()) {
             return;
         }
         if !self.transport.port.can_accept() {
-            // A ring that is made and not taken would have to be kept at the reader.
+            // Otherwise the reader would have to keep a ring that is never accepted.
             let detail = "the endpoint has no capacity for another ring";
             let reason = Error::new(CONNECT, ErrorKind::TooMany, detail).on(node);
             self.note_ring_capacity(Some(&reason));
-            self.events.tell(WorkerEvent::Disconnected { key, node, side: Side::Writer, reason });
+            self.events.send(WorkerEvent::Disconnected { key, node, side: Side::Writer, reason });
             return;
         }
         topic.connections.insert(
@@ -85,7 +85,7 @@ impl WorkerLoop {
         );
     }
 
-    /// Where the lanes can be reached, of so many, but for the first.
+    /// Addresses of as many lanes, without the first.
     fn further_lane_addresses(&self, lanes: usize) -> Vec<Vec<u8>> {
         let addresses = self.transport.port.lane_addresses().into_iter();
         let lane_addresses =
@@ -93,7 +93,7 @@ impl WorkerLoop {
         fit_addresses(&self.address, lane_addresses)
     }
 
-    /// By how many lanes messages of such a topic could go.
+    /// Number of lanes for messages of such a topic.
     fn lane_count_for(&self, facts: &TopicParameters) -> u8 {
         let lanes = u8::try_from(self.transport.port.lanes()).unwrap_or(MAX_LANES).min(MAX_LANES);
         if facts.largest < MIN_STRIPED_LENGTH { 1 } else { lanes }
@@ -103,29 +103,29 @@ impl WorkerLoop {
         &mut self,
         key: TopicKey,
         node: NodeId,
-        terms: ConnectionMessage,
+        message: ConnectionMessage,
     ) {
-        let name = match terms.side() {
+        let name = match message.side() {
             Side::Writer => WorkerTopicKey::In(key, node),
             Side::Reader => WorkerTopicKey::Out(key),
         };
-        let Some(place) = self.topic_index.get(&name).copied() else {
-            return self.answer_unknown_topic(key, node, &terms);
+        let Some(index) = self.topic_index.get(&name).copied() else {
+            return self.answer_unknown_topic(key, node, &message);
         };
-        match terms {
+        match message {
             ConnectionMessage::ConnectRequest { connection, facts, from, lane_addresses } => {
                 let old =
-                    self.inbound_topics.get(place).and_then(|topic| topic.inbound_ring.as_ref());
-                let is_gone = old.is_some_and(|inbound_ring| inbound_ring.request.from != from);
-                self.close_inbound_ring(place, is_gone);
-                if let Some(topic) = self.inbound_topics.get(place) {
+                    self.inbound_topics.get(index).and_then(|topic| topic.inbound_ring.as_ref());
+                let is_obsolete = old.is_some_and(|inbound_ring| inbound_ring.request.from != from);
+                self.close_inbound_ring(index, is_obsolete);
+                if let Some(topic) = self.inbound_topics.get(index) {
                     topic.request =
                         Some(ConnectRequest { connection, facts, from, lane_addresses });
                 }
-                self.ready(TopicSlot::In(place));
+                self.ready(TopicSlot::In(index));
             }
             ConnectionMessage::Answer { connection, answer } => {
-                let Some(topic) = self.inbound_topics.get(place) else { return };
+                let Some(topic) = self.inbound_topics.get(index) else { return };
                 let Some(inbound_ring) = &topic.inbound_ring else { return };
                 if inbound_ring.request.connection != connection || inbound_ring.is_connected {
                     return;
@@ -138,55 +138,55 @@ impl WorkerLoop {
                 match connected {
                     Ok(()) => {
                         if let Some(inbound_ring) =
-                            self.inbound_topics.get(place).and_then(|t| t.inbound_ring.as_mut())
+                            self.inbound_topics.get(index).and_then(|t| t.inbound_ring.as_mut())
                         {
                             inbound_ring.is_connected = true;
                         }
                         let side = Side::Reader;
-                        self.events.tell(WorkerEvent::Connected { key, node, side });
-                        self.ready(TopicSlot::In(place));
+                        self.events.send(WorkerEvent::Connected { key, node, side });
+                        self.ready(TopicSlot::In(index));
                     }
-                    Err(error) => self.disconnect_inbound_ring(place, error),
+                    Err(error) => self.disconnect_inbound_ring(index, error),
                 }
             }
             ConnectionMessage::StallCheck { connection, chunks, read } => {
-                self.handle_stall_check(place, connection, (chunks, read));
+                self.handle_stall_check(index, connection, (chunks, read));
             }
             ConnectionMessage::Offer { connection, ring, position, from, lane_addresses } => {
-                let Some(topic) = self.outbound_topics.get(place) else { return };
-                let is_wished = |link: &OutboundConnection| {
+                let Some(topic) = self.outbound_topics.get(index) else { return };
+                let is_requested = |link: &OutboundConnection| {
                     link.connection == connection && link.requested_since.is_some()
                 };
-                if !topic.connections.get(&node).is_some_and(is_wished) {
+                if !topic.connections.get(&node).is_some_and(is_requested) {
                     return;
                 }
                 if let Err(error) =
-                    self.accept(place, node, (connection, position), &ring, (from, lane_addresses))
+                    self.accept(index, node, (connection, position), &ring, (from, lane_addresses))
                 {
-                    self.disconnect_writer(place, node, Some(error));
+                    self.disconnect_writer(index, node, Some(error));
                 }
             }
             ConnectionMessage::Refused { connection, reason } => {
-                if self.is_current(place, node, connection) {
-                    self.disconnect_writer(place, node, None);
+                if self.is_current(index, node, connection) {
+                    self.disconnect_writer(index, node, None);
                     let error = Error::new(CONNECT, ErrorKind::Denied, reason).on(node);
                     self.report_failure(key, node, Side::Writer, error);
                 }
             }
             ConnectionMessage::Restart { connection, reason } => {
-                if self.is_current(place, node, connection) {
+                if self.is_current(index, node, connection) {
                     let reason = Error::new(CONNECT, ErrorKind::Closed, reason).on(node);
-                    self.disconnect_writer(place, node, Some(reason));
+                    self.disconnect_writer(index, node, Some(reason));
                 }
             }
         }
     }
 
-    /// A letter about a topic that is not here, or not any more: what was under way when it went is
-    /// of no interest. Who wishes for a ring is told to ask again, so that it does not wait.
-    fn answer_unknown_topic(&mut self, key: TopicKey, node: NodeId, terms: &ConnectionMessage) {
-        tracing::trace!(?key, %node, ?terms, "a letter about a topic that is not here");
-        if let ConnectionMessage::ConnectRequest { connection, .. } = terms {
+    /// A message about a topic that the worker does not have, or not any more: it is ignored. A
+    /// connect request is answered with a restart, so that the writer does not wait.
+    fn answer_unknown_topic(&mut self, key: TopicKey, node: NodeId, message: &ConnectionMessage) {
+        tracing::trace!(?key, %node, ?message, "connection message about an unknown topic");
+        if let ConnectionMessage::ConnectRequest { connection, .. } = message {
             let reason = "the topic is not received now".to_owned();
             self.send_message(
                 key,
@@ -196,23 +196,23 @@ impl WorkerLoop {
         }
     }
 
-    /// Is it the connection that there is to a node?
-    fn is_current(&mut self, place: usize, node: NodeId, connection: u64) -> bool {
-        let link = self.outbound_topics.get(place).and_then(|topic| topic.connections.get(&node));
+    /// Whether this is the current connection to a node.
+    fn is_current(&mut self, index: usize, node: NodeId, connection: u64) -> bool {
+        let link = self.outbound_topics.get(index).and_then(|topic| topic.connections.get(&node));
         link.is_some_and(|link| link.connection == connection)
     }
 
-    /// Takes a ring that was offered.
+    /// Accepts an offered ring.
     fn accept(
         &mut self,
-        place: usize,
+        index: usize,
         node: NodeId,
         (connection, position): (u64, u64),
         offer: &fabric::ring::RingOffer,
         (from, lane_addresses): (Vec<u8>, Vec<Vec<u8>>),
     ) -> Result<()> {
         if offer.capacity < MIN_RING_SIZE / 2 {
-            let detail = format!("a ring of {} bytes", offer.capacity);
+            let detail = format!("offered ring of {} bytes is too small", offer.capacity);
             return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
         }
         let peer = self.resolve_peer(node, from)?;
@@ -225,7 +225,7 @@ impl WorkerLoop {
             .map_err(of_fabric);
         self.note_ring_capacity(accepted.as_ref().err());
         let (ring, answer) = accepted?;
-        let Some(topic) = self.outbound_topics.get(place) else { return Ok(()) };
+        let Some(topic) = self.outbound_topics.get(index) else { return Ok(()) };
         topic.connections.insert(
             node,
             OutboundConnection {
@@ -236,27 +236,27 @@ impl WorkerLoop {
         );
         topic.outbound.connect(node, ring, position, &mut self.transport);
         let key = topic.key;
-        self.sender_topics.insert(ring, place);
+        self.sender_topics.insert(ring, index);
         self.send_message(key, node, ConnectionMessage::Answer { connection, answer });
-        self.events.tell(WorkerEvent::Connected { key, node, side: Side::Writer });
-        self.ready(TopicSlot::Out(place));
+        self.events.send(WorkerEvent::Connected { key, node, side: Side::Writer });
+        self.ready(TopicSlot::Out(index));
         Ok(())
     }
 
-    /// Makes a ring for a topic whose writer wishes for one.
-    pub(super) fn offer_ring(&mut self, place: usize) {
+    /// Offers a ring for a topic whose writer requested one.
+    pub(super) fn offer_ring(&mut self, index: usize) {
         let (from, largest_ring) = (self.address.clone(), self.largest_ring());
-        let Some(topic) = self.inbound_topics.get(place) else { return };
+        let Some(topic) = self.inbound_topics.get(index) else { return };
         let (key, node) = (topic.key, topic.origin);
         if !self.renewal.may_offer_ring(node, largest_ring) {
-            // It waits until there is a new endpoint.
+            // The request waits for a new endpoint.
             return;
         }
         let Some(request) = topic.request.take() else { return };
         let connection = request.connection;
         topic.inbound.set_largest(request.facts.largest);
         let position = topic.inbound.expected();
-        let made = self.make_inbound_ring(place, request);
+        let made = self.make_inbound_ring(index, request);
         self.note_ring_capacity(made.as_ref().err());
         match made {
             Ok(ring) => {
@@ -268,14 +268,14 @@ impl WorkerLoop {
                 );
             }
             Err(reason) if reason.kind() == ErrorKind::TooMany => {
-                // There may be room later: its writer wishes again, ever less often.
+                // Capacity may be free later: the writer requests again, with growing backoff.
                 let detail = shortened(&reason.to_string(), MAX_REASON_LENGTH).to_owned();
                 self.send_message(
                     key,
                     node,
                     ConnectionMessage::Restart { connection, reason: detail },
                 );
-                self.events.tell(WorkerEvent::Disconnected {
+                self.events.send(WorkerEvent::Disconnected {
                     key,
                     node,
                     side: Side::Reader,
@@ -292,25 +292,25 @@ impl WorkerLoop {
 
     fn make_inbound_ring(
         &mut self,
-        place: usize,
+        index: usize,
         request: ConnectRequest,
     ) -> Result<fabric::ring::RingOffer> {
         let since = self.now.monotonic;
         let lanes =
             usize::from(self.lane_count_for(&request.facts)).min(1 + request.lane_addresses.len());
-        // No more than can be told.
+        // Only as many lanes as a message has space for.
         let lanes = 1 + self.further_lane_addresses(lanes).len();
-        let Some(node) = self.inbound_topics.get(place).map(|topic| topic.origin) else {
+        let Some(node) = self.inbound_topics.get(index).map(|topic| topic.origin) else {
             return Err(unknown());
         };
-        // Before the writer knows of the ring.
+        // Before the writer knows the ring.
         self.resolve_peer(node, request.from.clone())?;
         let lane_addresses: Vec<_> =
             request.lane_addresses.iter().take(lanes - 1).cloned().map(Address).collect();
         self.transport.port.insert_lane_addresses(&lane_addresses).map_err(of_fabric)?;
         let capacity =
             self.options.ring_size_for(lanes, request.facts.largest, request.facts.depth);
-        let Some(topic) = self.inbound_topics.get(place) else { return Err(unknown()) };
+        let Some(topic) = self.inbound_topics.get(index) else { return Err(unknown()) };
         let options =
             RingOptions::new(self.transport.port.endpoint(), capacity).map_err(of_fabric)?;
         let (ring, pinned) = match &topic.device {
@@ -337,7 +337,7 @@ impl WorkerLoop {
                 return Err(of_fabric(error));
             }
         };
-        self.receiver_topics.insert(ring, place);
+        self.receiver_topics.insert(ring, index);
         topic.inbound_ring = Some(InboundRing {
             ring,
             pinned,
@@ -349,22 +349,22 @@ impl WorkerLoop {
         Ok(offer)
     }
 
-    /// A ring is of no use any more, and why.
-    pub(super) fn disconnect_inbound_ring(&mut self, place: usize, reason: Error) {
+    /// Closes a ring that is not usable any more.
+    pub(super) fn disconnect_inbound_ring(&mut self, index: usize, reason: Error) {
         if reason.kind() != ErrorKind::Closed {
-            self.request_restart(place, &reason.to_string());
+            self.request_restart(index, &reason.to_string());
         }
-        self.close_inbound_ring(place, false);
-        if let Some(topic) = self.inbound_topics.get(place) {
+        self.close_inbound_ring(index, false);
+        if let Some(topic) = self.inbound_topics.get(index) {
             let (key, node, side) = (topic.key, topic.origin, Side::Reader);
-            self.events.tell(WorkerEvent::Disconnected { key, node, side, reason });
+            self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
         }
-        self.ready(TopicSlot::In(place));
+        self.ready(TopicSlot::In(index));
     }
 
-    /// Tells the writer that its ring is of no use any more.
-    pub(super) fn request_restart(&mut self, place: usize, reason: &str) {
-        let Some(topic) = self.inbound_topics.get(place) else { return };
+    /// Tells the writer that its ring is not usable any more.
+    pub(super) fn request_restart(&mut self, index: usize, reason: &str) {
+        let Some(topic) = self.inbound_topics.get(index) else { return };
         let Some(connection) =
             topic.inbound_ring.as_ref().map(|inbound_ring| inbound_ring.request.connection)
         else {
@@ -375,9 +375,9 @@ impl WorkerLoop {
         self.send_message(key, node, ConnectionMessage::Restart { connection, reason });
     }
 
-    /// Closes a topic's ring. Of a writer that is gone, or has begun anew, no answer is waited for.
-    pub(super) fn close_inbound_ring(&mut self, place: usize, is_gone: bool) {
-        let Some(topic) = self.inbound_topics.get(place) else { return };
+    /// Closes a topic's ring. No answer is waited for if the writer is gone or has restarted.
+    pub(super) fn close_inbound_ring(&mut self, index: usize, is_gone: bool) {
+        let Some(topic) = self.inbound_topics.get(index) else { return };
         topic.request = None;
         let Some(inbound_ring) = topic.disconnect() else { return };
         let node = topic.origin;
@@ -387,71 +387,71 @@ impl WorkerLoop {
         } else {
             match self.reclaim_ring(node, |port| port.close_receiver(inbound_ring.ring)) {
                 Ok(_) => self.closing_rings.push((inbound_ring.ring, node, self.now.monotonic)),
-                Err(error) => tracing::debug!(%error, "a ring was not closed"),
+                Err(error) => tracing::debug!(%error, "closing a ring failed"),
             }
         }
-        self.ready(TopicSlot::In(place));
+        self.ready(TopicSlot::In(index));
     }
 
-    /// All connections to a node are over.
+    /// Ends all connections with a node.
     pub(super) fn lose_node(&mut self, node: NodeId) {
         self.renewal.faults.cancel_renewal(node);
-        for place in 0..self.outbound_topics.len() {
+        for index in 0..self.outbound_topics.len() {
             if self
                 .outbound_topics
-                .get(place)
+                .get(index)
                 .is_some_and(|topic| topic.connections.contains_key(&node))
             {
-                self.disconnect_writer(place, node, Some(left(node)));
+                self.disconnect_writer(index, node, Some(disconnected(node)));
             }
         }
-        for place in 0..self.inbound_topics.len() {
-            let is_from = self
+        for index in 0..self.inbound_topics.len() {
+            let is_of_node = self
                 .inbound_topics
-                .get(place)
+                .get(index)
                 .is_some_and(|t| t.origin == node && t.inbound_ring.is_some());
-            if is_from {
-                self.close_inbound_ring(place, true);
-                if let Some(topic) = self.inbound_topics.get(place) {
-                    let (key, side, reason) = (topic.key, Side::Reader, left(node));
-                    self.events.tell(WorkerEvent::Disconnected { key, node, side, reason });
+            if is_of_node {
+                self.close_inbound_ring(index, true);
+                if let Some(topic) = self.inbound_topics.get(index) {
+                    let (key, side, reason) = (topic.key, Side::Reader, disconnected(node));
+                    self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
                 }
             }
         }
     }
 
-    /// Who does not answer in time is not waited for any longer.
+    /// Disconnects nodes that do not answer within the timeout.
     pub(super) fn expire_requests(&mut self, timeout: u64) {
         let now = self.now.monotonic;
         let late = |node: NodeId| {
-            let detail = "it did not answer in time";
+            let detail = "the node did not answer within the timeout";
             Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail).on(node)
         };
-        for place in 0..self.outbound_topics.len() {
-            let Some(topic) = self.outbound_topics.get(place) else { continue };
+        for index in 0..self.outbound_topics.len() {
+            let Some(topic) = self.outbound_topics.get(index) else { continue };
             let is_late = |link: &OutboundConnection| {
                 link.requested_since.is_some_and(|since| now - since > timeout)
             };
             let nodes =
                 topic.connections.iter().filter(|(_, link)| is_late(link)).map(|(node, _)| *node);
             for node in nodes.collect::<Vec<_>>() {
-                self.disconnect_writer(place, node, Some(late(node)));
+                self.disconnect_writer(index, node, Some(late(node)));
             }
         }
-        for place in 0..self.inbound_topics.len() {
-            let Some(topic) = self.inbound_topics.get(place) else { continue };
+        for index in 0..self.inbound_topics.len() {
+            let Some(topic) = self.inbound_topics.get(index) else { continue };
             let is_late = topic.inbound_ring.as_ref().is_some_and(|inbound_ring| {
                 !inbound_ring.is_connected && now - inbound_ring.since > timeout
             });
             if is_late {
                 let origin = topic.origin;
-                self.disconnect_inbound_ring(place, late(origin));
+                self.disconnect_inbound_ring(index, late(origin));
             }
         }
     }
 }
 
-/// There may be room later: that is told from all else.
+/// Exhausted capacity, which a retry may find free, has its own kind.
 #[cold]
 fn of_fabric(error: fabric::Error) -> Error {
     let kind = match error.kind() {
@@ -467,6 +467,6 @@ fn unknown() -> Error {
 }
 
 #[cold]
-fn left(node: NodeId) -> Error {
-    Error::new(CONNECT, ErrorKind::Closed, "the node is gone").on(node)
+fn disconnected(node: NodeId) -> Error {
+    Error::new(CONNECT, ErrorKind::Closed, "the node disconnected").on(node)
 }

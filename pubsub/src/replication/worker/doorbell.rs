@@ -1,4 +1,4 @@
-//! How other threads tell a worker that there is something to do.
+//! Doorbell of a worker: how other threads wake it.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use fabric::Waker;
 use super::TopicKey;
 use crate::lock::lock;
 
-/// What wakes a worker.
+/// Announced topics of a worker, and its waker.
 #[derive(Debug)]
 pub(super) struct Doorbell {
     announced: Mutex<Vec<Announcement>>,
@@ -23,8 +23,8 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Whoever announces it from now on lists it again. An exchange, not a store: what was put there
-    /// by whoever announced it before, and found it listed, is seen by the look that follows.
+    /// Later announcements list the topic again. This is a swap, not a store: data published before
+    /// an announcement that found it listed is visible to the poll that follows.
     pub(super) fn clear_listed(&self) {
         self.is_listed.swap(false, Ordering::AcqRel);
     }
@@ -36,7 +36,7 @@ impl Doorbell {
         Self { announced: Mutex::default(), is_asleep, waker }
     }
 
-    /// Takes what was announced, in exchange for an empty list.
+    /// Swaps the announced topics with an empty list.
     pub(super) fn take(&self, into: &mut Vec<Announcement>) {
         std::mem::swap(&mut *lock(&self.announced), into);
     }
@@ -45,30 +45,30 @@ impl Doorbell {
         lock(&self.announced).is_empty()
     }
 
-    /// Says that the worker sleeps. It looks once more at everything after this.
-    pub(super) fn sleeps(&self, is_asleep: bool) {
+    /// Marks the worker as asleep or awake. It checks for work once more after this.
+    pub(super) fn set_asleep(&self, is_asleep: bool) {
         self.is_asleep.store(is_asleep, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// After something was put where the worker looks.
+    /// Wakes the worker after work was published.
     pub(super) fn ring(&self) {
-        // Either this sees that it sleeps, or it sees what was put there before it does.
+        // Either this sees that the worker sleeps, or the worker sees the work before it does.
         fence(Ordering::SeqCst);
         if self.is_asleep.swap(false, Ordering::SeqCst) {
-            // If that fails it wakes by itself, a little later.
+            // If this fails, the worker wakes after its own timeout.
             let _ = lock(&self.waker).wake();
         }
     }
 
-    /// The worker sleeps elsewhere from now on. It is awake.
+    /// Replaces the waker while the worker is awake.
     pub(super) fn set_waker(&self, waker: Waker) {
         *lock(&self.waker) = waker;
     }
 }
 
-/// Says that a topic's source has messages. Cheap while the worker is awake, and it may be said too
-/// often.
+/// Announces that a topic's source has messages. Cheap while the worker is awake; superfluous
+/// announcements do no harm.
 #[derive(Debug, Clone)]
 pub struct Announcer {
     doorbell: Arc<Doorbell>,
@@ -82,7 +82,7 @@ impl Announcer {
         Self { doorbell: Arc::clone(doorbell), key, is_listed }
     }
 
-    /// Says so.
+    /// Announces the topic.
     pub fn announce_waiter(&self) {
         if self.is_listed.swap(true, Ordering::AcqRel) {
             return;

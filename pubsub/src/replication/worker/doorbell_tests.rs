@@ -6,35 +6,35 @@ use fabric::{CompletionQueue, Domain, EndpointKind, Query};
 use super::*;
 
 #[test]
-fn what_was_put_there_before_an_announcement_is_found() {
+fn data_published_before_an_announcement_is_found() {
     const LAST: u64 = 50_000;
     let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     let queue = CompletionQueue::open(&Domain::open(&offer).unwrap()).unwrap();
     let doorbell = Arc::new(Doorbell::new(queue.waker()));
     let announcer = Announcer::new(&doorbell, TopicKey(7));
-    let put = AtomicU64::new(0);
+    let published = AtomicU64::new(0);
     let end = Instant::now() + Duration::from_secs(60);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 1..=LAST {
-                put.store(number, Ordering::Release);
+                published.store(number, Ordering::Release);
                 announcer.announce_waiter();
-                // So that some announcements come when the last one was just heard.
+                // Some announcements then meet a list that was just taken.
                 if number.is_multiple_of(64) {
                     std::thread::yield_now();
                 }
             }
         });
-        // Only an announcement makes it look: one that is lost with the last number hangs here.
+        // Only an announcement triggers a read: a lost one of the last number hangs here.
         let (mut announced, mut found) = (Vec::new(), 0);
         while found < LAST {
             doorbell.take(&mut announced);
             for one in announced.drain(..) {
                 assert_eq!(one.key, TopicKey(7));
                 one.clear_listed();
-                found = put.load(Ordering::Acquire);
+                found = published.load(Ordering::Acquire);
             }
-            assert!(Instant::now() < end, "{found} of {LAST} was found");
+            assert!(Instant::now() < end, "{found} of {LAST} were found");
             std::thread::yield_now();
         }
     });

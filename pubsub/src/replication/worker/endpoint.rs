@@ -1,4 +1,4 @@
-//! The endpoint of a worker: which provider, and where.
+//! The endpoint of a worker: its provider and its address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,21 +20,21 @@ pub(super) struct OpenedEndpoint {
     pub(super) port: Port,
     pub(super) provider: Provider,
     pub(super) address: Vec<u8>,
-    /// Of the further lanes.
+    /// Domains of the further lanes.
     pub(super) lane_domains: Vec<Domain>,
 }
 
-/// How many lanes a worker has that shares the cores with others, of one lane each, so many in all: as
-/// many as were asked for, or as fill the wire (0), but no more threads than there are cores.
+/// Number of lanes of a worker: as requested, or as many as saturate the link (0), but not more
+/// threads than cores. Other workers of one lane each share the cores.
 pub(super) fn choose_lane_count(
-    asked: usize,
+    requested: usize,
     facts: &Capabilities,
     cores: usize,
     workers: usize,
 ) -> usize {
-    let wanted = match asked {
+    let wanted = match requested {
         0 => default_lane_count(std::slice::from_ref(facts), cores),
-        asked => asked.min(usize::from(MAX_LANES)),
+        requested => requested.min(usize::from(MAX_LANES)),
     };
     wanted.min((cores + 1).saturating_sub(workers)).max(1)
 }
@@ -47,7 +47,7 @@ pub(super) fn open(
 ) -> Result<OpenedEndpoint> {
     let of_fabric = |error| Error::of(START, error);
     let offer = choose(policy, Some(local))?;
-    tracing::info!(provider = %offer.capabilities().provider, %local, "this provider carries messages to other nodes");
+    tracing::info!(provider = %offer.capabilities().provider, %local, "provider of replication chosen");
     let facts = offer.capabilities().clone();
     let domain = Domain::open(&offer).map_err(of_fabric)?;
     let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
@@ -68,7 +68,7 @@ pub(super) fn open(
     Ok(OpenedEndpoint { addresses, port, provider, address, lane_domains })
 }
 
-/// Starts the further lanes. False if there are none then: all goes by the first, which is said.
+/// Starts the further lanes. On failure all messages use the first lane, and a warning is logged.
 pub(super) fn add_lanes(port: &mut Port, domains: &[Domain]) -> bool {
     if domains.is_empty() {
         return true;
@@ -92,8 +92,8 @@ fn begin(
     Ok((endpoint, queue))
 }
 
-/// Another endpoint in the place of a port's, which is closed, with all rings. Gives its address,
-/// and where those of others are kept for it.
+/// Replaces the endpoint of a port; closes the old one with all rings. Returns the new address
+/// vector, and the new address.
 pub(super) fn replace_endpoint(port: &mut Port) -> Result<(AddressVector, Vec<u8>)> {
     let of_fabric = |error| Error::of("renew the endpoint", error);
     let domain = port.endpoint().domain().clone();
@@ -104,24 +104,24 @@ pub(super) fn replace_endpoint(port: &mut Port) -> Result<(AddressVector, Vec<u8
     Ok((addresses, address))
 }
 
-/// Refuses what no worker at this address could begin with; if it is not known where it will be, what
-/// none could begin with anywhere on this machine.
+/// Fails if no provider could start a worker at this address, or on this machine if the address is
+/// not known.
 pub(crate) fn check(policy: &Policy, local: Option<IpAddr>) -> Result<()> {
     choose(policy, local).map(drop)
 }
 
-/// The best offer that leads to other machines; on the loopback address, one that would if it were
-/// another. What never leaves the machine is refused, also where both nodes are on one and it is
-/// asked for by name: of two nodes that shm of libfabric 1.17 connected, one died in it as soon as a
-/// topic went between them.
+/// The best provider that reaches other machines; at a loopback address, one that would elsewhere.
+/// Providers that never leave the machine are refused, even if both nodes are on one and they are
+/// named: of two nodes connected by shm of libfabric 1.17, one crashed in it as soon as a topic was
+/// replicated.
 fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
     policy.check().map_err(|error| Error::of(START, error))?;
-    let is_asked = !policy.require.is_empty();
-    let may_be_near = local.is_none_or(|local| local.is_loopback());
+    let is_named = !policy.require.is_empty();
+    let may_be_local = local.is_none_or(|local| local.is_loopback());
     let reach =
-        if is_asked || may_be_near { Locality::SameMachine } else { Locality::OtherMachines };
-    let (mut refused, mut near) = (None, BTreeSet::new());
-    // Without immediates there are still messages.
+        if is_named || may_be_local { Locality::SameMachine } else { Locality::OtherMachines };
+    let (mut refused, mut local_only) = (None, BTreeSet::new());
+    // Without immediates, messages still work.
     for immediate_bytes in [4, 0] {
         let need = Requirements { immediate_bytes, ..Requirements::ring(reach) };
         let query = Query::new(EndpointKind::Rdm).caps(need.caps);
@@ -137,48 +137,47 @@ fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
             }
             Err(error) => return Err(Error::of(START, error)),
         };
-        let is_far = |offer: &Offer| offer.capabilities().reaches_other_machines;
-        let all = offers.iter().filter(|offer| !is_far(offer));
-        near.extend(all.map(|offer| offer.capabilities().provider.clone()));
-        offers.retain(is_far);
+        let is_remote = |offer: &Offer| offer.capabilities().reaches_other_machines;
+        let all = offers.iter().filter(|offer| !is_remote(offer));
+        local_only.extend(all.map(|offer| offer.capabilities().provider.clone()));
+        offers.retain(is_remote);
         let candidates: Vec<&Offer> = offers.iter().collect();
         let (choice, order) = select(&candidates, &need, policy);
         let taken = choice.candidates.iter().position(|one| one.verdict == Verdict::Taken);
-        if let Some(place) = taken {
-            return Ok(offers.swap_remove(order[place]));
+        if let Some(index) = taken {
+            return Ok(offers.swap_remove(order[index]));
         }
         refused.get_or_insert(choice);
     }
     let why = refused.map_or_else(
-        || "there is none".to_owned(),
-        |choice| explain_no_provider(policy, &choice, &near),
+        || "no provider was found".to_owned(),
+        |choice| explain_no_provider(policy, &choice, &local_only),
     );
     let from = local.map_or_else(String::new, |local| format!(" from {local}"));
-    let detail = format!("none leads{from} to other nodes: {why}");
+    let detail = format!("no provider connects{from} to other nodes: {why}");
     Err(Error::new(START, ErrorKind::NoProvider, detail))
 }
 
-/// Why no candidate was taken, in one line: of a provider that is wanted by its name, why not that
-/// one; or that none here has the name.
-fn explain_no_provider(policy: &Policy, choice: &Choice, near: &BTreeSet<String>) -> String {
+/// Why no candidate was chosen, in one line. For a provider required by name: why not that one, or
+/// that it does not exist here.
+fn explain_no_provider(policy: &Policy, choice: &Choice, local_only: &BTreeSet<String>) -> String {
     let names: BTreeSet<&str> = choice.candidates.iter().map(|one| &*one.provider).collect();
     let unknown_providers = policy.unknown_providers(names.iter().copied());
     let is_wanted = |one: &Candidate| {
         policy.require.is_empty()
             || policy.unknown_providers([&*one.provider]).len() < policy.require.len()
     };
-    if let Some(stranger) = unknown_providers.first() {
-        if !policy.unknown_providers(near.iter().map(String::as_str)).contains(stranger) {
-            return format!("{stranger} never leaves a machine, and does not connect nodes on one");
+    if let Some(name) = unknown_providers.first() {
+        if !policy.unknown_providers(local_only.iter().map(String::as_str)).contains(name) {
+            return format!("{name} never leaves a machine, and does not connect nodes on one");
         }
-        let there = match names.is_empty() {
-            true => "is none at all".to_owned(),
-            false => format!("are {}", names.into_iter().collect::<Vec<_>>().join(", ")),
+        let known = match names.is_empty() {
+            true => "there is no provider".to_owned(),
+            false => {
+                format!("the providers are {}", names.into_iter().collect::<Vec<_>>().join(", "))
+            }
         };
-        return format!(
-            "no provider here is called \"{}\"; there {there}",
-            stranger.escape_debug()
-        );
+        return format!("no provider is named \"{}\"; {known}", name.escape_debug());
     }
     let reasons: BTreeSet<String> = choice
         .candidates
@@ -187,7 +186,7 @@ fn explain_no_provider(policy: &Policy, choice: &Choice, near: &BTreeSet<String>
         .map(|one| format!("{}: {}", one.provider, one.reasons.join(", ")))
         .collect();
     match reasons.is_empty() {
-        true => "there is none".to_owned(),
+        true => "no provider was found".to_owned(),
         false => reasons.into_iter().collect::<Vec<_>>().join("; "),
     }
 }

@@ -1,4 +1,4 @@
-//! What the thread does: commands, the endpoint, and the topics that something happened for.
+//! The worker's thread: commands, the endpoint, and topics with events.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem;
@@ -17,29 +17,28 @@ use super::topic_table::{InboundTopic, OutboundTopic, TopicSlab, TopicSlot, Work
 use super::{Command, NodeId, WorkerEvent, WorkerOptions};
 use crate::replication::inbound::InboundFailure;
 use crate::replication::transport::Transport;
-use crate::replication::{Now, Progress, Side};
+use crate::replication::{ClockReading, Progress, Side};
 
-/// Outcomes of the endpoint between two looks at everything else.
+/// Completions handled in one turn.
 const TURNS_PER_ROUND: usize = 64;
-/// Rounds without anything, after which writers are told what was read.
+/// Idle rounds after which all credit is returned to writers.
 const QUIET_ROUNDS: u32 = 16;
-/// Failures of the endpoint itself, without a success between them, after which it is of no use.
+/// Failures of the endpoint, without a success between them, after which the worker ends.
 const MAX_ENDPOINT_FAILURES: u32 = 1000;
-/// The longest sleep while a device copies: nobody wakes us then.
+/// The longest sleep while a device copies: its end wakes no thread.
 pub(super) const COPY_POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// How often what has no room is tried again, beside when somebody says that there is: a sink the
-/// less often the longer it had none, so that it costs little and is late by an eighth.
+/// Interval of retries for a sink without capacity, unless an event comes first: it grows with the
+/// waiting time, so that retries cost little and come at most an eighth late.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
-/// Where a provider has nothing to sleep on it is looked at now and then, the less often the longer
-/// nothing happened: what comes first after that is late by a thousandth of it, and no more than
-/// the second of these, in nanoseconds.
+/// Pause between polls where a provider has nothing to sleep on, in nanoseconds. It grows with the
+/// idle time: the next event is late by a thousandth of that, and at most by the upper bound.
 const IDLE_PAUSE_RANGE: (u64, u64) = (200_000, 4_000_000);
-/// How often it is looked after what has a deadline.
+/// Interval of checking deadlines.
 const HOUSEKEEPING_INTERVAL: u64 = 100_000_000;
-/// How often, at all topics, who did not answer; or a few times within the patience with those.
+/// Interval of checking all topics for unanswered requests; shorter for a short timeout.
 const ANSWER_CHECK_INTERVAL: u64 = 1_000_000_000;
 
 /// A worker's thread.
@@ -47,9 +46,9 @@ pub(super) struct WorkerLoop {
     pub(super) options: WorkerOptions,
     pub(super) transport: Transport,
     pub(super) addresses: AddressVector,
-    /// Of the endpoint.
+    /// Address of the endpoint.
     pub(super) address: Vec<u8>,
-    /// Of the further lanes.
+    /// Domains of the further lanes.
     pub(super) lane_domains: Vec<Domain>,
     pub(super) commands: Receiver<Command>,
     pub(super) events: WorkerEvents,
@@ -60,29 +59,29 @@ pub(super) struct WorkerLoop {
     pub(super) sender_topics: HashMap<SenderId, usize>,
     pub(super) receiver_topics: HashMap<ReceiverId, usize>,
     pub(super) fabric_peers: HashMap<Vec<u8>, Peer>,
-    /// Topics that are not sent any more, of which something is on its way.
+    /// Topics that are not sent any more, with writes in flight.
     pub(super) draining_outbound: Vec<OutboundTopic>,
-    /// Topics that are not received any more, of which something is being copied.
+    /// Topics that are not received any more, with copies in progress.
     pub(super) draining_inbound: Vec<InboundTopic>,
-    /// Rings that are being closed, of which node, and since when: their writers may never answer.
+    /// Rings being closed, with node and time: their writers may never answer.
     pub(super) closing_rings: Vec<(ReceiverId, NodeId, u64)>,
-    /// Why and when the endpoint is begun anew.
+    /// Why and when the endpoint is renewed.
     pub(super) renewal: Renewal,
-    /// Topics that are looked after in each round.
+    /// Topics polled in each round.
     pub(super) ready_topics: Vec<TopicSlot>,
-    /// Of those that are sent, such that had no room when they had their turn last.
+    /// Outbound topics without capacity at their last turn.
     stalled_topics: BTreeSet<usize>,
-    /// Of those that are received, such whose writers may not know all.
+    /// Inbound topics with credit that their writers may not have.
     pub(super) unacknowledged: Vec<usize>,
     announced: Vec<Announcement>,
     start: Instant,
-    pub(super) now: Now,
+    pub(super) now: ClockReading,
     next_housekeeping: u64,
     next_answer_check: u64,
     pub(super) next_stall_check: u64,
     pub(super) last_connection: u64,
     failures: u32,
-    pub(super) sleeps: u64,
+    pub(super) sleep_count: u64,
     pub(super) is_stopping: bool,
 }
 
@@ -101,7 +100,7 @@ impl WorkerLoop {
         let doorbell = Arc::new(Doorbell::new(port.parts().1.waker()));
         let max_slots = options.max_slots.max(2 * options.slots_for(port.lanes()));
         let transport = Transport::new(port, options.chunk as usize, max_slots);
-        let mut engine = Self {
+        let mut worker_loop = Self {
             options,
             transport,
             addresses,
@@ -125,19 +124,19 @@ impl WorkerLoop {
             unacknowledged: Vec::new(),
             announced: Vec::new(),
             start: Instant::now(),
-            now: Now { monotonic: 0, realtime: 0 },
+            now: ClockReading { monotonic: 0, realtime: 0 },
             next_housekeeping: 0,
             next_answer_check: 0,
             next_stall_check: 0,
             last_connection: 0,
             failures: 0,
-            sleeps: 0,
+            sleep_count: 0,
             is_stopping: false,
         };
-        engine.update_clock();
-        // A worker that was started again is not taken for the one before.
-        engine.last_connection = engine.now.realtime;
-        engine
+        worker_loop.update_clock();
+        // Connection numbers differ from those of an earlier worker.
+        worker_loop.last_connection = worker_loop.now.realtime;
+        worker_loop
     }
 
     pub(super) fn doorbell(&self) -> Arc<Doorbell> {
@@ -146,13 +145,16 @@ impl WorkerLoop {
 
     pub(super) fn update_clock(&mut self) {
         let realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.now =
-            Now { monotonic: nanoseconds(self.start.elapsed()), realtime: nanoseconds(realtime) };
+        self.now = ClockReading {
+            monotonic: nanoseconds(self.start.elapsed()),
+            realtime: nanoseconds(realtime),
+        };
     }
 
     pub(super) fn run(&mut self) {
         let spin = nanoseconds(self.options.spin);
-        let (mut moved, mut heard, mut idle) = (self.now.monotonic, self.now.monotonic, 0_u32);
+        let (mut last_moved, mut last_event, mut idle) =
+            (self.now.monotonic, self.now.monotonic, 0_u32);
         while !self.is_stopping {
             self.update_clock();
             let mut has_moved = self.process_commands();
@@ -161,7 +163,7 @@ impl WorkerLoop {
             has_moved |= self.advance_ready(spin);
             self.run_housekeeping();
             if has_moved {
-                (moved, heard, idle) = (self.now.monotonic, self.now.monotonic, 0);
+                (last_moved, last_event, idle) = (self.now.monotonic, self.now.monotonic, 0);
                 self.acknowledge_due();
                 continue;
             }
@@ -169,17 +171,17 @@ impl WorkerLoop {
             if idle == QUIET_ROUNDS {
                 self.acknowledge_all();
             }
-            if self.now.monotonic - moved < spin {
+            if self.now.monotonic - last_moved < spin {
                 self.transport.port.pause();
                 continue;
             }
-            let pause =
-                ((self.now.monotonic - heard) / 1000).clamp(IDLE_PAUSE_RANGE.0, IDLE_PAUSE_RANGE.1);
+            let pause = ((self.now.monotonic - last_event) / 1000)
+                .clamp(IDLE_PAUSE_RANGE.0, IDLE_PAUSE_RANGE.1);
             self.transport.port.parts().1.set_max_pause(Duration::from_nanos(pause));
             self.wait();
-            // What it was woken for is done first.
+            // Spins only briefly after a wake-up.
             self.update_clock();
-            moved = moved.max(self.now.monotonic.saturating_sub(spin));
+            last_moved = last_moved.max(self.now.monotonic.saturating_sub(spin));
         }
     }
 
@@ -187,12 +189,12 @@ impl WorkerLoop {
         let mut longest = MAX_SLEEP;
         for task in &self.ready_topics {
             let seen = match task {
-                TopicSlot::Out(place) => {
-                    self.outbound_topics.get(*place).map(|topic| (topic.ready.progress, None))
+                TopicSlot::Out(index) => {
+                    self.outbound_topics.get(*index).map(|topic| (topic.ready.progress, None))
                 }
-                TopicSlot::In(place) => self
+                TopicSlot::In(index) => self
                     .inbound_topics
-                    .get(*place)
+                    .get(*index)
                     .map(|topic| (topic.ready.progress, topic.inbound.waiting_since())),
             };
             let Some((progress, since)) = seen else { continue };
@@ -205,17 +207,17 @@ impl WorkerLoop {
                 );
             }
         }
-        self.doorbell.sleeps(true);
+        self.doorbell.set_asleep(true);
         if self.commands.is_empty() && self.doorbell.is_empty() {
-            self.sleeps += 1;
+            self.sleep_count += 1;
             let progress = self.transport.port.wait(longest);
             self.handle_turn(progress);
             self.handle_port_events();
         }
-        self.doorbell.sleeps(false);
+        self.doorbell.set_asleep(false);
     }
 
-    /// Gives the outcome of a turn its due. True if there was something.
+    /// Handles the result of a turn of the port. True if there was an event.
     pub(super) fn handle_turn(&mut self, progress: fabric::Result<PortEvent>) -> bool {
         match progress {
             Ok(PortEvent::Idle) => false,
@@ -253,13 +255,13 @@ impl WorkerLoop {
             has_any = true;
             match event {
                 RingEvent::Receiver(ring) => {
-                    if let Some(place) = self.receiver_topics.get(&ring) {
-                        self.ready(TopicSlot::In(*place));
+                    if let Some(index) = self.receiver_topics.get(&ring) {
+                        self.ready(TopicSlot::In(*index));
                     }
                 }
                 RingEvent::Sender(ring) => {
-                    if let Some(place) = self.sender_topics.get(&ring) {
-                        self.ready(TopicSlot::Out(*place));
+                    if let Some(index) = self.sender_topics.get(&ring) {
+                        self.ready(TopicSlot::Out(*index));
                     }
                 }
             }
@@ -272,22 +274,22 @@ impl WorkerLoop {
         self.doorbell.take(&mut announced);
         let has_any = !announced.is_empty();
         for one in announced.drain(..) {
-            // Before it is looked at: what comes later is announced again.
+            // Before the topic is polled: later messages are announced again.
             one.clear_listed();
-            if let Some(place) = self.topic_index.get(&WorkerTopicKey::Out(one.key)).copied() {
-                self.ready(TopicSlot::Out(place));
+            if let Some(index) = self.topic_index.get(&WorkerTopicKey::Out(one.key)).copied() {
+                self.ready(TopicSlot::Out(index));
             }
         }
         self.announced = announced;
         has_any
     }
 
-    /// Something happened for a topic.
+    /// Marks a topic as ready after an event.
     pub(super) fn ready(&mut self, task: TopicSlot) {
         let until = self.now.monotonic + nanoseconds(self.options.spin);
         let ready = match task {
-            TopicSlot::Out(place) => self.outbound_topics.get(place).map(|topic| &mut topic.ready),
-            TopicSlot::In(place) => self.inbound_topics.get(place).map(|topic| &mut topic.ready),
+            TopicSlot::Out(index) => self.outbound_topics.get(index).map(|topic| &mut topic.ready),
+            TopicSlot::In(index) => self.inbound_topics.get(index).map(|topic| &mut topic.ready),
         };
         let Some(ready) = ready else { return };
         ready.until = until;
@@ -301,16 +303,16 @@ impl WorkerLoop {
         let mut at = 0;
         while let Some(task) = self.ready_topics.get(at).copied() {
             let progress = match task {
-                TopicSlot::Out(place) => self.advance_out(place),
-                TopicSlot::In(place) => self.advance_in(place),
+                TopicSlot::Out(index) => self.advance_out(index),
+                TopicSlot::In(index) => self.advance_in(index),
             };
             let now = self.now.monotonic;
             let ready = match task {
-                TopicSlot::Out(place) => {
-                    self.outbound_topics.get(place).map(|topic| &mut topic.ready)
+                TopicSlot::Out(index) => {
+                    self.outbound_topics.get(index).map(|topic| &mut topic.ready)
                 }
-                TopicSlot::In(place) => {
-                    self.inbound_topics.get(place).map(|topic| &mut topic.ready)
+                TopicSlot::In(index) => {
+                    self.inbound_topics.get(index).map(|topic| &mut topic.ready)
                 }
             };
             let stays = ready.is_some_and(|ready| {
@@ -331,82 +333,82 @@ impl WorkerLoop {
         has_moved
     }
 
-    fn advance_out(&mut self, place: usize) -> Progress {
-        let Some(topic) = self.outbound_topics.get(place) else { return Progress::default() };
+    fn advance_out(&mut self, index: usize) -> Progress {
+        let Some(topic) = self.outbound_topics.get(index) else { return Progress::default() };
         match topic.outbound.advance(self.now, &mut *topic.source, &mut self.transport) {
             Ok(progress) => {
                 if topic.outbound.is_stalled() {
-                    self.stalled_topics.insert(place);
+                    self.stalled_topics.insert(index);
                 } else {
-                    self.stalled_topics.remove(&place);
+                    self.stalled_topics.remove(&index);
                 }
                 while let Some((node, reason)) = self
                     .outbound_topics
-                    .get(place)
+                    .get(index)
                     .and_then(|topic| topic.outbound.next_disconnected())
                 {
-                    self.disconnect_writer(place, node, Some(reason));
+                    self.disconnect_writer(index, node, Some(reason));
                 }
                 progress
             }
             Err(error) => {
                 let (key, side) = (topic.key, Side::Writer);
-                self.events.tell(WorkerEvent::Failed { key, node: None, side, error });
-                self.stop_sending(place);
+                self.events.send(WorkerEvent::Failed { key, node: None, side, error });
+                self.stop_sending(index);
                 Progress::default()
             }
         }
     }
 
-    fn advance_in(&mut self, place: usize) -> Progress {
-        let Some(topic) = self.inbound_topics.get(place) else { return Progress::default() };
+    fn advance_in(&mut self, index: usize) -> Progress {
+        let Some(topic) = self.inbound_topics.get(index) else { return Progress::default() };
         let progress = match topic.advance(self.now, &mut self.transport) {
             Ok(progress) => progress,
             Err(InboundFailure::Ring(reason)) => {
-                self.disconnect_inbound_ring(place, reason);
+                self.disconnect_inbound_ring(index, reason);
                 Progress { has_moved: true, ..Progress::default() }
             }
             Err(InboundFailure::Topic(error)) => {
                 let (key, node, side) = (topic.key, Some(topic.origin), Side::Reader);
-                self.events.tell(WorkerEvent::Failed { key, node, side, error });
-                self.stop_receiving(place, true);
+                self.events.send(WorkerEvent::Failed { key, node, side, error });
+                self.stop_receiving(index, true);
                 return Progress::default();
             }
         };
-        if let Some(topic) = self.inbound_topics.get(place) {
-            if topic.has_unacknowledged && !self.unacknowledged.contains(&place) {
-                self.unacknowledged.push(place);
+        if let Some(topic) = self.inbound_topics.get(index) {
+            if topic.has_unacknowledged && !self.unacknowledged.contains(&index) {
+                self.unacknowledged.push(index);
             }
             if topic.request.is_some() && topic.inbound.is_drained() {
-                self.offer_ring(place);
+                self.offer_ring(index);
             }
         }
         progress
     }
 
-    /// Tells writers what was read, where a watermark was passed.
+    /// Returns credit to writers where a watermark was passed.
     fn acknowledge_due(&mut self) {
         for at in 0..self.unacknowledged.len() {
-            let place = self.unacknowledged[at];
-            self.tell(place, false);
+            let index = self.unacknowledged[at];
+            self.acknowledge(index, false);
         }
     }
 
-    /// Nothing else is going on: tells writers all that was read.
+    /// Returns all credit to writers while nothing else happens.
     fn acknowledge_all(&mut self) {
         let unacknowledged = mem::take(&mut self.unacknowledged);
-        for place in &unacknowledged {
-            self.tell(*place, true);
+        for index in &unacknowledged {
+            self.acknowledge(*index, true);
         }
         let mut unacknowledged = unacknowledged;
-        unacknowledged.retain(|place| {
-            self.inbound_topics.get(*place).is_some_and(|topic| topic.has_unacknowledged)
+        unacknowledged.retain(|index| {
+            self.inbound_topics.get(*index).is_some_and(|topic| topic.has_unacknowledged)
         });
         self.unacknowledged = unacknowledged;
     }
 
-    fn tell(&mut self, place: usize, is_quiet: bool) {
-        let Some(topic) = self.inbound_topics.get(place) else { return };
+    fn acknowledge(&mut self, index: usize, is_quiet: bool) {
+        let Some(topic) = self.inbound_topics.get(index) else { return };
         let Some(inbound_ring) =
             topic.inbound_ring.as_ref().filter(|inbound_ring| inbound_ring.is_connected)
         else {
@@ -414,7 +416,7 @@ impl WorkerLoop {
             return;
         };
         match self.transport.port.return_credit(inbound_ring.ring, is_quiet) {
-            // What waits for the credit before it is not told yet.
+            // Credit may still wait for the write of an earlier one.
             Ok(_) if is_quiet => {
                 let receiver = self.transport.port.receiver(inbound_ring.ring);
                 topic.has_unacknowledged =
@@ -423,22 +425,23 @@ impl WorkerLoop {
             Ok(_) => {}
             Err(error) => {
                 topic.has_unacknowledged = false;
-                tracing::debug!(%error, "a writer cannot be told");
-                // What came before is read first; then the ring says that it is broken.
-                self.ready(TopicSlot::In(place));
+                tracing::debug!(%error, "returning credit to a writer failed");
+                // Chunks that arrived before are read first; then the ring reports that it is
+                // broken.
+                self.ready(TopicSlot::In(index));
             }
         }
     }
 
-    /// Where nobody makes room nobody wakes us either.
+    /// Freed capacity wakes no thread: retry.
     fn retry_stalled(&mut self) {
-        // At its turn it is seen whether it still is.
-        for place in mem::take(&mut self.stalled_topics) {
-            self.ready(TopicSlot::Out(place));
+        // Its next turn checks whether it is still stalled.
+        for index in mem::take(&mut self.stalled_topics) {
+            self.ready(TopicSlot::Out(index));
         }
     }
 
-    /// What has a deadline.
+    /// Checks all deadlines.
     fn run_housekeeping(&mut self) {
         if self.now.monotonic < self.next_housekeeping {
             return;

@@ -1,4 +1,4 @@
-//! What a worker has to say, and the descriptor that wakes who listens.
+//! Events of a worker, and the descriptor that wakes their receiver.
 
 use std::sync::Arc;
 
@@ -9,39 +9,38 @@ use crate::error::{Error, Result};
 use crate::replication::{ConnectionMessage, Side};
 use crate::wake::WakeFd;
 
-/// What a worker has to say: of which topic, by its number here, and of which other node.
+/// An event of a worker: the topic by its key here, and the other node.
 #[derive(Debug)]
 pub enum WorkerEvent {
-    /// A letter about a topic, for a node's worker.
+    /// A connection message about a topic, for a node's worker.
     ControlMessage { key: TopicKey, node: NodeId, terms: ConnectionMessage },
-    /// Messages of a topic flow; which side of it we are.
+    /// Messages of a topic flow; `side` is the local side.
     Connected { key: TopicKey, node: NodeId, side: Side },
-    /// They do not any more. Nothing is lost with that: a writer may
-    /// [begin again](super::Command::Add).
+    /// The connection ended. No message is lost: [`AddDestination`](super::Command::AddDestination)
+    /// starts a new one.
     Disconnected { key: TopicKey, node: NodeId, side: Side, reason: Error },
-    /// A node holds up a topic, which was asked for.
+    /// A node blocks a topic, as requested by [`ReportLagging`](super::Command::ReportLagging).
     Lagging { key: TopicKey, node: NodeId },
-    /// A topic cannot be sent, or not to a node (None: to none), or not be received, and would not be
-    /// if it were tried again: a source, a sink or a device failed, or the nodes do not understand
-    /// each other.
+    /// A topic cannot be sent, not to a node (None: to none), or not be received, and a retry would
+    /// fail, too: a source, a sink or a device failed, or the nodes are incompatible.
     Failed { key: TopicKey, node: Option<NodeId>, side: Side, error: Error },
 }
 
 pub(super) fn channel() -> Result<(Arc<WakeFd>, Sender<WorkerEvent>, Receiver<WorkerEvent>)> {
     let bell = WakeFd::new().map_err(|error| Error::of("start a replication worker", error))?;
-    let (tell, told) = unbounded();
-    Ok((Arc::new(bell), tell, told))
+    let (sender, receiver) = unbounded();
+    Ok((Arc::new(bell), sender, receiver))
 }
 
 /// The worker's end.
 #[derive(Debug)]
 pub(super) struct WorkerEvents {
-    /// Gone before the bell rings for the last time, so that who is woken sees the end.
-    tell: Sender<WorkerEvent>,
+    /// Dropped before the bell rings for the last time, so that its receiver sees the end.
+    sender: Sender<WorkerEvent>,
     bell: WakeOnDrop,
 }
 
-/// Wakes the receiver of the reports when the worker ends, in whatever way.
+/// Wakes the receiver of the events when the worker ends, for any reason.
 #[derive(Debug)]
 struct WakeOnDrop(Arc<WakeFd>);
 
@@ -52,13 +51,13 @@ impl Drop for WakeOnDrop {
 }
 
 impl WorkerEvents {
-    pub(super) fn new(tell: Sender<WorkerEvent>, bell: &Arc<WakeFd>) -> Self {
-        Self { tell, bell: WakeOnDrop(Arc::clone(bell)) }
+    pub(super) fn new(sender: Sender<WorkerEvent>, bell: &Arc<WakeFd>) -> Self {
+        Self { sender, bell: WakeOnDrop(Arc::clone(bell)) }
     }
 
-    pub(super) fn tell(&self, report: WorkerEvent) {
-        // Perhaps nobody listens any more.
-        let _ = self.tell.send(report);
+    pub(super) fn send(&self, event: WorkerEvent) {
+        // The receiver may have been dropped.
+        let _ = self.sender.send(event);
         self.bell.0.ring();
     }
 }

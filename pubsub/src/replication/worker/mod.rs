@@ -1,4 +1,4 @@
-//! A thread that owns an endpoint, and moves topics' messages through it.
+//! A thread that owns an endpoint, and sends and receives messages of topics through it.
 
 mod commands;
 mod connections;
@@ -36,40 +36,40 @@ use super::{
 use crate::error::{Error, ErrorKind, Result};
 use crate::wake::WakeFd;
 
-/// Commands that may wait when a letter or a question comes, which can be asked again. Whoever gives
-/// the others bounds what other nodes can cause.
+/// Limit of queued commands for messages and questions, which can be repeated. The senders of other
+/// commands limit what other nodes can cause.
 const MAX_QUEUED_COMMANDS: usize = 1024;
 /// The smallest ring.
 const MIN_RING_SIZE: u64 = 64 << 10;
-/// Pieces that a further lane writes from, at most.
+/// Limit of pieces that a further lane writes from.
 const SLOTS_PER_LANE: usize = 8;
-/// How long a worker that is dropped may take to end.
+/// How long a dropped worker may take to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A topic, as whoever uses the worker numbers it.
+/// The key of a topic, chosen by the user of the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TopicKey(pub u64);
 
-/// How a worker works.
+/// Options of a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
-    /// Which providers are wanted.
+    /// Which providers to use.
     pub policy: Policy,
-    /// The most bytes of a ring; as many again for each further lane.
+    /// The largest ring in bytes; each further lane adds as much.
     pub ring: u64,
-    /// Bytes of a chunk, and of a piece that is staged.
+    /// Bytes of a chunk, and of a staged piece.
     pub chunk: u64,
-    /// Slots for staging that one topic has.
+    /// Staging slots of one topic.
     pub slots: usize,
-    /// Slots that all have together, beside the first one of each.
+    /// Staging slots of all topics, beside the first one of each.
     pub max_slots: usize,
-    /// Lanes that large messages go by, each a thread with a connection of its own; 0: as many as
-    /// the provider and the cores make sensible. No more than there are cores beside other workers,
-    /// and no more than the other node has.
+    /// Lanes for large messages, each a thread with its own connection; 0: as many as the provider
+    /// and the cores allow. Limited by the cores that other workers leave, and by the lanes of the
+    /// other node.
     pub lanes: usize,
-    /// How long it looks for more when nothing happens, before it sleeps.
+    /// How long it polls without events before it sleeps.
     pub spin: Duration,
-    /// How long a device may take for a copy, and a node for an answer.
+    /// Timeout for a device's copy, and for a node's answer.
     pub timeout: Duration,
 }
 
@@ -89,13 +89,13 @@ impl Default for WorkerOptions {
 }
 
 impl WorkerOptions {
-    /// Slots that a topic has whose messages go by so many lanes.
+    /// Slots of a topic whose messages use this number of lanes.
     pub fn slots_for(&self, lanes: usize) -> usize {
         self.slots + SLOTS_PER_LANE * lanes.saturating_sub(1)
     }
 
-    /// Bytes of the ring by which messages of such a topic come over so many lanes: as much as may
-    /// wait, with room for headers, but no more than there is for one topic; a power of two.
+    /// Bytes of the ring of such a topic over this number of lanes: all queued messages with their
+    /// headers, limited to the share of one topic; a power of two.
     pub fn ring_size_for(&self, lanes: usize, largest: u64, depth: u32) -> u64 {
         let most = self.ring.saturating_mul(lanes.max(1) as u64).max(MIN_RING_SIZE);
         let each = largest.saturating_add(2 * MAX_PREFIX_LENGTH as u64);
@@ -104,68 +104,69 @@ impl WorkerOptions {
     }
 }
 
-/// How a topic is sent.
+/// Options of an outbound topic.
 #[derive(Debug, Clone, Copy)]
 pub struct TopicOptions {
-    /// What it is like.
+    /// Its parameters.
     pub facts: TopicParameters,
-    /// Messages that are kept for nodes that lag behind, which miss the oldest then; None: all are
-    /// kept, and its source is held up.
+    /// Messages retained for lagging nodes, which miss the oldest ones; None: all are retained, and
+    /// the source is blocked.
     pub max_retained: Option<usize>,
 }
 
-/// What a worker did.
+/// Counters of a worker.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
-    /// For each topic that is sent and node that wants it.
+    /// For each topic that is sent, and node that wants it.
     pub sent: Vec<(TopicKey, NodeId, DestinationCounters)>,
-    /// For each topic that is received, and node that it comes from.
+    /// For each topic that is received, and node that sends it.
     pub received: Vec<(TopicKey, NodeId, InboundCounters)>,
-    /// Bytes of memory of rings whose writers are gone, which is kept since something may be on
-    /// its way to it, until the endpoint is closed.
+    /// Bytes of closed rings that are quarantined until the endpoint is closed, since writes into
+    /// them may be in flight.
     pub quarantined_bytes: u64,
-    /// Times that it closed its endpoint and opened another one.
+    /// How often it replaced its endpoint.
     pub renewals: u64,
-    /// Times that it went to sleep.
+    /// How often it went to sleep.
     pub sleeps: u64,
 }
 
-/// What a worker is told to do.
+/// A command to a worker.
 #[allow(missing_debug_implementations)]
 pub enum Command {
-    /// Sends a topic's messages to those that are added.
+    /// Sends a topic's messages to the added destinations.
     AddOutbound(TopicKey, TopicOptions, Box<dyn Source>),
-    /// Does not send it any more. What was not delivered was not.
+    /// Stops sending a topic, delivered or not.
     StopOutbound(TopicKey),
-    /// A node wants a topic: what comes from now on is kept until it has it, or is removed. A letter
-    /// to it is reported. To be told again after a [loss](Report::Lost), as soon as there is somebody
-    /// to take the letter; while messages flow it does nothing, so a node that was started again is
-    /// to be lost first.
+    /// A node wants a topic: messages from now on are retained until it has them, or is removed. A
+    /// message to it is reported as an event. To be repeated after a
+    /// [disconnection](WorkerEvent::Disconnected), as soon as a receiver of the message is
+    /// connected. It has no effect while messages flow: a restarted node has to be reported lost
+    /// first.
     AddDestination(TopicKey, NodeId),
     /// A node does not want a topic any more, or is gone for good.
     RemoveDestination(TopicKey, NodeId),
     /// Receives a topic's messages from a node.
     AddInbound(TopicKey, NodeId, Box<InboundTopicOptions>),
-    /// Does not receive it any more.
+    /// Stops receiving a topic.
     StopInbound(TopicKey, NodeId),
-    /// A letter of a node about a topic, which that node's worker [reported](Report::Letter).
+    /// A connection message of a node, which its worker [reported](WorkerEvent::ControlMessage).
     ControlMessage(TopicKey, NodeId, ConnectionMessage),
-    /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is kept
-    /// for it stays.
+    /// A node disconnected: all its connections are lost, and no answer is waited for. Messages
+    /// retained for it stay.
     NodeLost(NodeId),
-    /// A node is back whose link was down for a while: its connections begin anew, by another endpoint
-    /// if no other node is connected, or others are back with it.
+    /// A node returned after its link was down: its connections restart, through another endpoint
+    /// if no other node is connected, or if others returned, too.
     NodeReturned(NodeId),
-    /// Each node is [reported](Report::Behind) that does not have the oldest message of a topic that
-    /// is kept, or is not connected.
+    /// [Reports](WorkerEvent::Lagging) each node that lacks the oldest retained message of a topic,
+    /// or is not connected.
     ReportLagging(TopicKey),
-    /// Tells what it did so far.
+    /// Sends the counters.
     GetCounters(Sender<Counters>),
-    /// Ends.
+    /// Ends the worker.
     Stop,
 }
 
-/// How a topic is received: from the first position that is not here.
+/// How a topic is received: from the first position that this node lacks.
 #[allow(missing_debug_implementations)]
 pub struct InboundTopicOptions {
     pub(super) from: u64,
@@ -175,8 +176,8 @@ pub struct InboundTopicOptions {
 
 /// A thread that owns an endpoint, and moves topics' messages through it.
 ///
-/// What it has to say comes as [`WorkerEvent`]s; letters among them are for the worker of the same
-/// topic at another node, to be told there as [`Command::ControlMessage`].
+/// It reports [`WorkerEvent`]s. Connection messages among them are for the worker of the same topic
+/// at another node, to be passed there as [`Command::ControlMessage`].
 #[derive(Debug)]
 pub struct Worker {
     commands: Sender<Command>,
@@ -195,7 +196,7 @@ impl Worker {
         Self::start_among(options, local, 1)
     }
 
-    /// The same, where so many share the cores.
+    /// Starts a worker that shares the cores with others.
     fn start_among(options: WorkerOptions, local: IpAddr, workers: usize) -> Result<Self> {
         let operation = "start a replication worker";
         if options.chunk < 4096 || options.ring < 64 << 10 || options.slots == 0 {
@@ -205,35 +206,35 @@ impl Worker {
         let opened = endpoint::open(&options.policy, local, options.lanes, workers)?;
         let (provider, address) = (opened.provider.clone(), opened.address.clone());
         let (commands, ordered) = unbounded();
-        let (bell, events, told) = events::channel()?;
+        let (bell, events, receiver) = events::channel()?;
         let (finish, finished) = bounded::<()>(1);
-        let mut engine =
+        let mut worker_loop =
             WorkerLoop::new(options, opened, ordered, WorkerEvents::new(events, &bell));
-        let doorbell = engine.doorbell();
+        let doorbell = worker_loop.doorbell();
         let thread =
             std::thread::Builder::new().name("fabricast-repl".to_owned()).spawn(move || {
-                // Whoever waits for the end hears of it, however it comes.
+                // Dropped at the end of the thread, for any reason.
                 let _finish = finish;
-                engine.run();
-                engine.close();
+                worker_loop.run();
+                worker_loop.close();
             });
         let thread = Some(thread.map_err(|error| Error::of(operation, error))?);
-        Ok(Self { commands, doorbell, events: told, bell, finished, provider, address, thread })
+        Ok(Self { commands, doorbell, events: receiver, bell, finished, provider, address, thread })
     }
 
-    /// What it carries messages by, for as long as it is there.
+    /// The provider of its endpoint.
     pub fn provider(&self) -> &Provider {
         &self.provider
     }
 
-    /// The address of its endpoint where it began. It may close that one day and open another one
-    /// of the same provider, of which those that it writes to and reads from are told by letters.
+    /// The address of its first endpoint. It may be replaced later by another one of the same
+    /// provider, which connection messages announce to its peers.
     pub fn address(&self) -> &[u8] {
         &self.address
     }
 
-    /// Sends a topic's messages to those that are [added](Command::Add). Gives what tells
-    /// it that there are some.
+    /// Sends a topic's messages to [added](Command::AddDestination) nodes. Returns the announcer of
+    /// its messages.
     pub fn send_topic(
         &self,
         key: TopicKey,
@@ -245,8 +246,8 @@ impl Worker {
         Ok(announcer)
     }
 
-    /// Receives a topic's messages from a node, from a position on: the first one that is not here.
-    /// If the sink gives memory of a device, this one.
+    /// Receives a topic's messages from a node, from the first position that this node lacks.
+    /// `device` is the device of the sink's memory, if any.
     pub fn receive_topic(
         &self,
         key: TopicKey,
@@ -255,61 +256,61 @@ impl Worker {
         device: Option<gpu::Device>,
         sink: Box<dyn Sink>,
     ) -> Result<()> {
-        let reception = InboundTopicOptions { from, device, sink };
-        self.tell(Command::AddInbound(key, origin, Box::new(reception)))
+        let inbound_options = InboundTopicOptions { from, device, sink };
+        self.tell(Command::AddInbound(key, origin, Box::new(inbound_options)))
     }
 
-    /// Asks what it did so far; the answer comes by itself.
+    /// Requests its counters, which arrive later.
     pub fn request_counters(&self) -> Result<Receiver<Counters>> {
-        let (answer, answered) = bounded(1);
-        self.tell(Command::GetCounters(answer))?;
-        Ok(answered)
+        let (sender, receiver) = bounded(1);
+        self.tell(Command::GetCounters(sender))?;
+        Ok(receiver)
     }
 
-    /// The next thing that it has to say, if there is one.
+    /// The next event, if any.
     pub fn try_report(&self) -> Result<Option<WorkerEvent>> {
         self.bell.silence();
         match self.events.try_recv() {
-            Ok(report) => Ok(Some(report)),
+            Ok(event) => Ok(Some(event)),
             Err(crossbeam_channel::TryRecvError::Empty) => Ok(None),
             Err(crossbeam_channel::TryRecvError::Disconnected) => Err(ended()),
         }
     }
 
-    /// Readable when there may be [reports](Self::try_report): to be taken until there are none.
+    /// Readable when there may be [events](Self::try_report): read until there are none.
     pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Ends it, as if it could not go on.
+    /// Ends the thread, as a failure would.
     #[cfg(test)]
-    pub(crate) fn ends(&self) {
+    pub(crate) fn stop_for_test(&self) {
         let _ = self.tell(Command::Stop);
     }
 
-    /// Has the thread do this. What can be asked again is refused if it is far behind.
+    /// Sends a command. Repeatable commands are refused while the queue is full.
     pub fn tell(&self, command: Command) -> Result<()> {
-        let can_wait = matches!(
+        let is_repeatable = matches!(
             command,
             Command::ControlMessage(..) | Command::ReportLagging(_) | Command::GetCounters(_)
         );
-        if can_wait && self.commands.len() >= MAX_QUEUED_COMMANDS {
+        if is_repeatable && self.commands.len() >= MAX_QUEUED_COMMANDS {
             return Err(Error::new(
                 "use a replication worker",
                 ErrorKind::TooMany,
-                "its command queue is full",
+                "the command queue is full",
             ));
         }
-        let told = self.commands.send(command);
+        let sent = self.commands.send(command);
         self.doorbell.ring();
-        told.map_err(|_| ended())
+        sent.map_err(|_| ended())
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
         let _ = self.tell(Command::Stop);
-        // A provider may hang; then the thread, and what it owns, stay behind.
+        // A provider may hang; then the thread and all it owns are abandoned.
         if let Err(RecvTimeoutError::Disconnected) = self.finished.recv_timeout(JOIN_TIMEOUT)
             && let Some(thread) = self.thread.take()
         {
@@ -320,27 +321,26 @@ impl Drop for Worker {
 
 #[cold]
 fn ended() -> Error {
-    Error::new("use a replication worker", ErrorKind::Closed, "its thread ended")
+    Error::new("use a replication worker", ErrorKind::Closed, "the thread ended")
 }
 
-/// Several workers, no more than there are cores: each topic has its place with one of them. The
-/// first one has all lanes, and so those with large messages; the others do not wait for these.
+/// Several workers, not more than there are cores; each topic belongs to one of them. The first one
+/// has all lanes, and so the topics with large messages, which do not delay the others.
 #[derive(Debug)]
 pub struct Workers {
     all: Vec<Worker>,
-    /// Topics that are with the first one, since their messages may go by several lanes.
+    /// Topics of the first worker, since their messages may use several lanes.
     large: HashSet<TopicKey>,
 }
 
 impl Workers {
-    /// How many a node has on so many cores, if nobody says so: one carries half a million small
-    /// messages a second, and more, and is in nobody's way while it sleeps.
+    /// Default number of workers for a number of cores: one sends more than half a million small
+    /// messages a second, and costs nothing while it sleeps.
     pub fn default_count(cores: usize) -> usize {
         (cores / 8).clamp(1, 4)
     }
 
-    /// Starts so many, but no more than there are cores; 0: as many as are
-    /// [sensible](Self::sensible).
+    /// Starts workers, limited by the number of cores; 0: the [default](Self::default_count).
     pub fn start(count: usize, options: &WorkerOptions, local: IpAddr) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = match count {
@@ -355,8 +355,8 @@ impl Workers {
         Ok(Self { all, large: HashSet::new() })
     }
 
-    /// Gives a topic that nothing was begun with its place, by the length of its longest message.
-    pub fn place(&mut self, key: TopicKey, largest: u64) {
+    /// Assigns a new topic to a worker, by the length of its longest message.
+    pub fn assign(&mut self, key: TopicKey, largest: u64) {
         match largest >= super::transport::MIN_STRIPED_LENGTH {
             true => self.large.insert(key),
             false => self.large.remove(&key),
@@ -365,11 +365,11 @@ impl Workers {
 
     /// The worker of a topic.
     pub fn of(&self, key: TopicKey) -> &Worker {
-        let place = if self.large.contains(&key) { 0 } else { key.0 % self.all.len() as u64 };
-        &self.all[place as usize]
+        let index = if self.large.contains(&key) { 0 } else { key.0 % self.all.len() as u64 };
+        &self.all[index as usize]
     }
 
-    /// All of them.
+    /// All workers.
     pub fn all(&self) -> impl Iterator<Item = &Worker> {
         self.all.iter()
     }

@@ -1,61 +1,59 @@
-//! Which faults are one node's, and which are the endpoint's.
+//! Attributes faults to one node, or to the endpoint.
 //!
-//! A node causes a fault whenever it wants to: it vanishes and comes back, or says that it wrote what
-//! never came. The others must not pay for that. So the fault of one node begins the rings to and
-//! from that node anew, and nothing else. The connections of all nodes begin anew, by another
-//! endpoint, in these cases:
+//! A node can cause faults at will: it disconnects and returns, or claims writes that never
+//! arrived. Other nodes must not suffer from that. So a fault of one node restarts only the rings
+//! with that node. All connections restart, through another endpoint, in these cases:
 //!
 //! - several nodes have a fault within [`SAME_CAUSE_WINDOW`];
-//! - one node has, and no other node is connected;
-//! - the rings of one node were begun anew in vain, or keep much memory. That happens once within
-//!   [`RENEWAL_INTERVAL_PER_NODE`] for each node at most.
+//! - one node has a fault, and no other node is connected;
+//! - restarting the rings of one node had no effect, or closed rings of it keep much memory; for
+//!   each node at most once within [`RENEWAL_INTERVAL_PER_NODE`].
 //!
-//! A provider such as `net` has one connection for each pair of endpoints, which it closes with one
-//! of the endpoints only, and not when an address is removed. An endpoint at one side is enough: so a
-//! node that has another endpoint has no fault any more.
+//! A provider such as `net` has one connection for each pair of endpoints. It closes the connection
+//! only with one of the endpoints, not when an address is removed. Renewing one side is enough: so
+//! the fault of a node ends when it has another endpoint.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::renewal::{NODE_RETURNED, RETAINED_MEMORY_LIMIT};
+use super::renewal::{NODE_RETURNED, QUARANTINE_LIMIT};
 use crate::replication::NodeId;
 
 const SECOND: u64 = 1_000_000_000;
-/// Faults of several nodes within so long have one cause.
+/// Faults of several nodes within this time have one cause.
 const SAME_CAUSE_WINDOW: u64 = 3 * SECOND;
-/// A connection that moves nothing so soon after the last fault was begun anew in vain.
+/// A stall this soon after the last fault: the restart had no effect.
 const REPEAT_WINDOW: u64 = 30 * SECOND;
-/// One endpoint is opened because of one node within so long, while others are connected.
+/// Minimum time between two renewals for one node while others are connected.
 pub(super) const RENEWAL_INTERVAL_PER_NODE: u64 = 30 * SECOND;
-/// Nodes of which something is known.
+/// Limit of tracked nodes.
 const MAX_NODES: usize = 4096;
 
-/// What a fault demands.
+/// Remedy for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultRemedy {
-    /// The rings to and from the node.
+    /// Restart the rings with the node.
     RestartRings,
-    /// Another endpoint, because of this node, which has a share of these.
+    /// Renew the endpoint because of this node, at its limited rate.
     RenewForNode,
-    /// Another endpoint: the cause is not in one node.
+    /// Renew the endpoint: several nodes are affected.
     RenewEndpoint,
 }
 
-/// The faults of the nodes that an endpoint was connected to.
+/// Faults of the nodes that an endpoint was connected to.
 #[derive(Debug, Default)]
 pub(super) struct NodeFaults {
-    /// Where the endpoint of each node is.
+    /// The address of each node's endpoint.
     addresses: HashMap<NodeId, Vec<u8>>,
-    /// When a node had its last fault.
+    /// Time of each node's last fault.
     last_fault: HashMap<NodeId, u64>,
-    /// For which nodes there is to be another endpoint, and why.
+    /// Nodes that need another endpoint, with the reason.
     renewal_wanted: BTreeMap<NodeId, &'static str>,
-    /// When another endpoint was opened because of a node while others were connected.
+    /// Time of the last renewal for a node while others were connected.
     last_renewal: HashMap<NodeId, u64>,
 }
 
 impl NodeFaults {
-    /// A node writes or reads by this endpoint of its own. If it is another one, nothing that went
-    /// wrong with the last one matters any more.
+    /// Notes the endpoint address of a node. A changed address ends the node's fault.
     pub(super) fn note_address(&mut self, node: NodeId, address: &[u8]) {
         let Some(known) = self.addresses.get_mut(&node) else {
             if self.addresses.len() < MAX_NODES {
@@ -70,18 +68,18 @@ impl NodeFaults {
         }
     }
 
-    /// May the provider have a connection with a node?
+    /// Whether the provider may have a connection with a node.
     pub(super) fn is_known(&self, node: NodeId) -> bool {
         self.addresses.contains_key(&node)
     }
 
-    /// A node has a fault. Is it the only one that is connected, and does nothing move at its rings?
+    /// Records a fault of a node. `is_stalled`: none of its rings makes progress.
     pub(super) fn record(
         &mut self,
         node: NodeId,
         now: u64,
         is_only_node: bool,
-        moves_nothing: bool,
+        is_stalled: bool,
     ) -> FaultRemedy {
         self.last_fault.retain(|_, last_fault| now.saturating_sub(*last_fault) < REPEAT_WINDOW);
         let is_recent = |(other, last_fault): (&NodeId, &u64)| {
@@ -95,32 +93,32 @@ impl NodeFaults {
         if has_others {
             return FaultRemedy::RenewEndpoint;
         }
-        let is_in_vain = moves_nothing && before.is_some();
-        if is_only_node || is_in_vain {
+        let is_repeated = is_stalled && before.is_some();
+        if is_only_node || is_repeated {
             FaultRemedy::RenewForNode
         } else {
             FaultRemedy::RestartRings
         }
     }
 
-    /// There is to be another endpoint because of a node, as soon as that may be.
+    /// Requests another endpoint because of a node, as soon as allowed.
     pub(super) fn request_renewal(&mut self, node: NodeId, why: &'static str) {
         let renewal_wanted = self.renewal_wanted.entry(node).or_insert(why);
-        // Another endpoint may follow sooner where a node is back.
-        if why == NODE_RETURNED && *renewal_wanted != RETAINED_MEMORY_LIMIT {
+        // A return allows an earlier renewal.
+        if why == NODE_RETURNED && *renewal_wanted != QUARANTINE_LIMIT {
             *renewal_wanted = why;
         }
     }
 
-    /// A node is gone: nothing of it has to move any more.
+    /// A node disconnected: its connections need no renewal any more.
     pub(super) fn cancel_renewal(&mut self, node: NodeId) {
-        // What its rings keep they keep.
-        if self.renewal_wanted.get(&node).is_some_and(|why| *why != RETAINED_MEMORY_LIMIT) {
+        // Quarantined memory of its rings remains.
+        if self.renewal_wanted.get(&node).is_some_and(|why| *why != QUARANTINE_LIMIT) {
             self.renewal_wanted.remove(&node);
         }
     }
 
-    /// The nodes because of which there may be another endpoint now.
+    /// The nodes that may have the endpoint renewed now.
     pub(super) fn due(
         &self,
         now: u64,
@@ -133,7 +131,7 @@ impl NodeFaults {
         })
     }
 
-    /// There is another endpoint: because of this node, if of one alone, and whether no other node was
+    /// The endpoint was renewed: because of this node, if any, with whether no other node was
     /// connected.
     pub(super) fn clear(&mut self, now: u64, for_node: Option<(NodeId, bool)>) {
         self.last_renewal.retain(|_, last_renewal| now < *last_renewal + RENEWAL_INTERVAL_PER_NODE);
@@ -153,36 +151,36 @@ mod tests {
     const ONE: NodeId = NodeId([1; 16]);
     const TWO: NodeId = NodeId([2; 16]);
 
-    /// How often one node that always has a fault has the endpoint opened anew within ten minutes.
-    fn opened(is_only_node: bool, moves_nothing: bool) -> u64 {
-        let (mut faults, mut opened) = (NodeFaults::default(), 0);
+    /// How often a node with constant faults has the endpoint renewed within ten minutes.
+    fn renewals(is_only_node: bool, is_stalled: bool) -> u64 {
+        let (mut faults, mut count) = (NodeFaults::default(), 0);
         for now in (0..600).map(|second| second * SECOND) {
             faults.note_address(ONE, b"one");
-            match faults.record(ONE, now, is_only_node, moves_nothing) {
-                FaultRemedy::RenewEndpoint => panic!("of one node alone"),
-                FaultRemedy::RenewForNode => faults.request_renewal(ONE, "it moves nothing"),
+            match faults.record(ONE, now, is_only_node, is_stalled) {
+                FaultRemedy::RenewEndpoint => panic!("faults of only one node"),
+                FaultRemedy::RenewForNode => faults.request_renewal(ONE, "stalled"),
                 FaultRemedy::RestartRings => {}
             }
             let due = faults.due(now, |_| is_only_node).next();
             if let Some((node, _)) = due {
-                opened += 1;
+                count += 1;
                 faults.clear(now, Some((node, is_only_node)));
             }
         }
-        opened
+        count
     }
 
     #[test]
-    fn one_node_has_the_endpoint_of_others_opened_anew_twice_a_minute_at_most() {
-        // One that comes back repeatedly, and one whose rings move nothing.
-        assert_eq!(opened(false, false), 0);
-        assert!((19..=20).contains(&opened(false, true)), "{}", opened(false, true));
-        // No other node is disturbed.
-        assert_eq!(opened(true, false), 600);
+    fn one_node_renews_the_shared_endpoint_twice_a_minute_at_most() {
+        // A node that returns repeatedly, and one whose rings are stalled.
+        assert_eq!(renewals(false, false), 0);
+        assert!((19..=20).contains(&renewals(false, true)), "{}", renewals(false, true));
+        // No other node is affected.
+        assert_eq!(renewals(true, false), 600);
     }
 
     #[test]
-    fn faults_of_several_nodes_at_a_time_are_the_endpoints() {
+    fn simultaneous_faults_of_several_nodes_renew_the_endpoint() {
         let mut faults = NodeFaults::default();
         assert_eq!(faults.record(ONE, SECOND, false, true), FaultRemedy::RestartRings);
         assert_eq!(faults.record(TWO, 2 * SECOND, false, true), FaultRemedy::RenewEndpoint);
@@ -202,23 +200,23 @@ mod tests {
     }
 
     #[test]
-    fn node_with_another_endpoint_has_no_fault_any_more() {
+    fn fault_ends_when_the_node_has_another_endpoint() {
         let mut faults = NodeFaults::default();
         assert!(!faults.is_known(ONE));
         faults.note_address(ONE, b"one");
         assert!(faults.is_known(ONE) && !faults.is_known(TWO));
         faults.record(ONE, 0, false, true);
-        faults.request_renewal(ONE, "it moves nothing");
-        faults.request_renewal(TWO, RETAINED_MEMORY_LIMIT);
+        faults.request_renewal(ONE, "stalled");
+        faults.request_renewal(TWO, QUARANTINE_LIMIT);
         faults.note_address(ONE, b"one");
         assert_eq!(faults.due(0, |_| false).count(), 2);
         faults.note_address(ONE, b"another");
         faults.cancel_renewal(TWO);
-        assert_eq!(faults.due(0, |_| false).collect::<Vec<_>>(), [(TWO, RETAINED_MEMORY_LIMIT)]);
+        assert_eq!(faults.due(0, |_| false).collect::<Vec<_>>(), [(TWO, QUARANTINE_LIMIT)]);
         assert_eq!(faults.record(ONE, SECOND, false, true), FaultRemedy::RestartRings);
         faults.clear(SECOND, Some((TWO, false)));
         assert!(!faults.is_known(ONE));
-        faults.request_renewal(TWO, RETAINED_MEMORY_LIMIT);
+        faults.request_renewal(TWO, QUARANTINE_LIMIT);
         let due = |now, is_only_node| faults.due(now, |_| is_only_node).count();
         assert_eq!((due(2 * SECOND, false), due(2 * SECOND, true)), (0, 1));
         assert_eq!(due(SECOND + RENEWAL_INTERVAL_PER_NODE, false), 1);

@@ -1,21 +1,20 @@
-//! Beginning anew with another endpoint.
+//! Renewal of the endpoint.
 //!
-//! Only when an endpoint is closed is it certain that a provider is done with all memory that it
-//! was ever given, and that nothing arrives any more. So it is closed, and another one opened in
-//! its place,
+//! Only closing an endpoint guarantees that the provider has finished with all memory it was given,
+//! and that no write arrives any more. So the endpoint is closed and replaced,
 //!
-//! - if a provider does not say what became of a write: what it was made from is released only then;
-//! - if rings whose writers are gone take too much memory, in all or of one node;
-//! - if there is no room for another ring's notices, and rings that are gone keep theirs;
-//! - if nodes that could not be reached are back, or connections move nothing: what they have on their
-//!   way may be sent again late, or never arrive. Whether that is for all is decided by the
-//!   [faults](super::faults) of each node;
-//! - if there are too many addresses of those that are gone;
-//! - if a thread of a further lane ended, which has what it was given.
+//! - if a provider does not report the completion of a write: its source is released only then;
+//! - if closed rings quarantine too much memory, in all or of one node;
+//! - if the completion queue has no capacity for another ring, and closed rings hold some of it;
+//! - if unreachable nodes return, or connections stall: data in flight may be retransmitted late,
+//!   or never arrive. The [faults](super::node_faults) of each node decide whether this concerns
+//!   all;
+//! - if too many addresses of former peers remain;
+//! - if the thread of a further lane ended, which still holds its writes.
 //!
-//! All connections begin again after that, with letters, as if they had been lost. That takes a
-//! few round trips, so it is not done often: no more than every few seconds, and because of one
-//! node that is not alone no more than every half minute.
+//! Afterwards all connections restart with control messages, as after a disconnection. This takes a
+//! few round trips, so renewals are limited: one every few seconds, and because of one node among
+//! others one every half minute.
 
 use std::collections::HashMap;
 use std::mem;
@@ -34,39 +33,38 @@ use crate::replication::Side;
 
 const RENEW: &str = "renew the endpoint";
 const RENEW_RINGS: &str = "restart the rings of a node";
-pub(super) const RETAINED_MEMORY_LIMIT: &str =
-    "rings of writers that are gone retain too much memory";
+pub(super) const QUARANTINE_LIMIT: &str = "rings of writers that are gone retain too much memory";
 const NO_RING_CAPACITY: &str = "closed rings hold all ring slots of the completion queue";
-/// A connection with a node moves nothing, though there is something to be moved.
-pub(super) const CONNECTION_STALLED: &str = "a connection moves nothing";
-/// What connections have on their way may be sent again late.
+/// A connection has data to move, and makes no progress.
+pub(super) const CONNECTION_STALLED: &str = "a connection is stalled";
+/// Data in flight may be retransmitted late.
 pub(super) const NODE_RETURNED: &str = "a node returned after its link was down";
-/// Rings of the greatest size that are kept for one node, and in all.
-const RETAINED_RING_LIMITS: (u64, u64) = (8, 32);
-/// Addresses after which there should be a new endpoint, and how many there may be until then.
+/// Limits of quarantined memory, in rings of the largest size: for one node, and in all.
+const QUARANTINED_RING_LIMITS: (u64, u64) = (8, 32);
+/// Number of addresses that triggers a renewal, and its hard limit.
 const ADDRESS_LIMITS: (usize, usize) = (512, 4096);
-/// How long an endpoint is used at least, unless a provider hangs, in nanoseconds.
+/// Minimum age of an endpoint in nanoseconds, unless a provider hangs.
 const MIN_ENDPOINT_AGE: u64 = 5_000_000_000;
 const MIN_AGE_AFTER_RETURN: u64 = 1_000_000_000;
-/// Doublings of the short one while nodes come back repeatedly: others must not pay for them.
+/// Limit of doublings of the shorter age while nodes return repeatedly, to spare other nodes.
 const MAX_DOUBLINGS: u32 = 4;
 /// When the last return is forgotten.
 const RETURN_MEMORY: u64 = 60_000_000_000;
 
-/// When there has to be a new endpoint.
+/// When and why the endpoint has to be renewed.
 #[derive(Debug, Default)]
 pub(super) struct Renewal {
-    /// Bytes of memory of rings that are gone, of each node, that this endpoint keeps.
-    retained_bytes: HashMap<NodeId, u64>,
-    /// Why there is to be another one, if that is not because of one node.
+    /// Quarantined bytes of this endpoint, by node.
+    quarantined_bytes: HashMap<NodeId, u64>,
+    /// Reason of the next renewal, unless one node is the reason.
     pending_reason: Option<&'static str>,
-    /// What went wrong with each node.
+    /// Faults of each node.
     pub(super) faults: NodeFaults,
-    /// The last ring that was wished for could not be made for lack of room.
+    /// The last requested ring could not be created for lack of capacity.
     lacks_capacity: bool,
-    /// When it was done last.
+    /// Time of the last renewal.
     last: u64,
-    /// How often it was done since a link was back, one soon after the other.
+    /// Renewals after returns in quick succession.
     quick_returns: u32,
     count: u64,
 }
@@ -76,101 +74,108 @@ impl Renewal {
         self.count
     }
 
-    /// How long this endpoint is used at least, if there is to be another one for this reason,
-    /// which lies in a node that is the only one, or not.
-    fn rest(&self, why: Option<&'static str>, is_only_node: bool) -> u64 {
+    /// Minimum age of this endpoint before a renewal for this reason, which concerns only one node,
+    /// or several.
+    fn min_age(&self, why: Option<&'static str>, is_only_node: bool) -> u64 {
         match why {
             Some(NODE_RETURNED | CONNECTION_STALLED) if self.count == 0 => 0,
-            // It takes longer to lose a node.
+            // Losing a node takes longer than this.
             Some(NODE_RETURNED) if is_only_node => MIN_AGE_AFTER_RETURN,
             Some(NODE_RETURNED) => MIN_AGE_AFTER_RETURN << self.quick_returns.min(MAX_DOUBLINGS),
             _ => MIN_ENDPOINT_AGE,
         }
     }
 
-    /// There is to be another endpoint, for a reason that lies in no single node.
+    /// Requests a renewal for a reason that concerns no single node.
     fn request_renewal(&mut self, why: &'static str) {
-        // Another endpoint may follow sooner where nodes are back.
+        // A return allows an earlier renewal.
         if why == NODE_RETURNED || self.pending_reason.is_none() {
             self.pending_reason = Some(why);
         }
     }
 
-    /// May a node have another ring?
+    /// Whether a node may have another ring.
     pub(super) fn may_offer_ring(&mut self, node: NodeId, ring: u64) -> bool {
-        let retained_bytes = self.retained_bytes.get(&node).copied().unwrap_or(0);
-        let is_allowed = retained_bytes < RETAINED_RING_LIMITS.0.saturating_mul(ring);
+        let bytes = self.quarantined_bytes.get(&node).copied().unwrap_or(0);
+        let is_allowed = bytes < QUARANTINED_RING_LIMITS.0.saturating_mul(ring);
         if !is_allowed {
-            self.faults.request_renewal(node, RETAINED_MEMORY_LIMIT);
+            self.faults.request_renewal(node, QUARANTINE_LIMIT);
         }
         is_allowed
     }
 
-    /// A ring was made, or not for lack of room. What rings that are gone keep of the completion
-    /// queue comes back with a new endpoint only.
-    fn had_room(&mut self, had_room: bool, quarantined_quotas: usize) {
-        if !had_room && quarantined_quotas > 0 {
+    /// Records whether a ring could be created. Capacity of the completion queue held by closed
+    /// rings returns only with a new endpoint.
+    fn record_ring_capacity(&mut self, has_capacity: bool, quarantined_quotas: usize) {
+        if !has_capacity && quarantined_quotas > 0 {
             self.pending_reason.get_or_insert(NO_RING_CAPACITY);
         }
-        if had_room && self.pending_reason == Some(NO_RING_CAPACITY) {
-            // Shares came back by themselves.
+        if has_capacity && self.pending_reason == Some(NO_RING_CAPACITY) {
+            // The capacity returned by itself.
             self.pending_reason = None;
         }
-        self.lacks_capacity = !had_room;
+        self.lacks_capacity = !has_capacity;
     }
 
-    /// Is there a place for one more address?
+    /// Fails if the address limit is reached.
     pub(super) fn check_address_limit(&self, addresses: usize) -> Result<()> {
         if addresses < ADDRESS_LIMITS.1 {
             return Ok(());
         }
-        let detail = format!("there are {addresses} addresses already");
+        let detail = format!("the limit of {addresses} addresses is reached");
         Err(Error::new("connect a topic to a node", ErrorKind::TooMany, detail))
     }
 }
 
 impl WorkerLoop {
-    /// Lets go of a ring of a node, whose memory may have to be kept.
-    pub(super) fn reclaim_ring<T>(&mut self, node: NodeId, how: impl FnOnce(&mut Port) -> T) -> T {
+    /// Closes a ring of a node, and records newly quarantined memory.
+    pub(super) fn reclaim_ring<T>(
+        &mut self,
+        node: NodeId,
+        close: impl FnOnce(&mut Port) -> T,
+    ) -> T {
         let before = self.transport.port.quarantined_bytes();
-        let done = how(&mut self.transport.port);
+        let done = close(&mut self.transport.port);
         let more = self.transport.port.quarantined_bytes().saturating_sub(before);
         if more > 0 {
-            *self.renewal.retained_bytes.entry(node).or_default() += more;
+            *self.renewal.quarantined_bytes.entry(node).or_default() += more;
         }
         done
     }
 
-    /// Takes note of whether there was room for a ring: it is wished for again later if not.
+    /// Notes whether a ring could be created; if not, it is requested again later.
     pub(super) fn note_ring_capacity(&mut self, refused: Option<&Error>) {
-        let Some(error) = refused else { return self.renewal.had_room(true, 0) };
+        let Some(error) = refused else { return self.renewal.record_ring_capacity(true, 0) };
         if error.kind() == ErrorKind::TooMany {
             if !self.renewal.lacks_capacity {
                 tracing::warn!(%error, "no capacity for more rings: topics wait");
             }
-            self.renewal.had_room(false, self.transport.port.quarantined_quotas());
+            self.renewal.record_ring_capacity(false, self.transport.port.quarantined_quotas());
         }
     }
 
-    /// The most bytes of a ring.
+    /// Bytes of the largest ring.
     pub(super) fn largest_ring(&self) -> u64 {
         self.options.ring.saturating_mul(1 + self.lane_domains.len() as u64)
     }
 
-    /// Something is wrong with the connections of a node: they begin anew, or all do.
+    /// Handles a fault of a node: restarts its connections, or all connections.
     pub(super) fn handle_fault(&mut self, node: NodeId, why: &'static str) {
         if !self.renewal.faults.is_known(node) {
-            // Nothing of it is on its way by this endpoint.
+            // No data of it is in flight on this endpoint.
             return;
         }
         let is_only_node = self.is_only_node(node);
-        let (now, moves_nothing) = (self.now.monotonic, why == CONNECTION_STALLED);
-        let remedy = self.renewal.faults.record(node, now, is_only_node, moves_nothing);
-        tracing::debug!(%node, why, ?remedy, "the connections of a node begin anew");
+        let (now, is_stalled) = (self.now.monotonic, why == CONNECTION_STALLED);
+        let remedy = self.renewal.faults.record(node, now, is_only_node, is_stalled);
+        tracing::debug!(%node, why, ?remedy, "fault of a node");
         let mr_mode = self.transport.port.endpoint().domain().capabilities().mr_mode;
         let can_be_renewed = !mr_mode.contains(MrMode::ENDPOINT);
         if remedy != FaultRemedy::RestartRings && !can_be_renewed {
-            tracing::warn!(why, "the endpoint cannot be begun anew: memory belongs to it");
+            tracing::warn!(
+                why,
+                "cannot renew the endpoint: memory is bound to it (FI_MR_ENDPOINT)"
+            );
         }
         match remedy {
             FaultRemedy::RenewEndpoint if can_be_renewed => self.renewal.request_renewal(why),
@@ -184,78 +189,79 @@ impl WorkerLoop {
         }
     }
 
-    /// Is no other node connected?
+    /// Whether no other node is connected.
     fn is_only_node(&self, node: NodeId) -> bool {
         let mut connections = self.outbound_topics.iter().flat_map(|topic| &topic.connections);
-        let mut taps = self.inbound_topics.iter().filter(|topic| topic.origin != node);
+        let mut rings = self.inbound_topics.iter().filter(|topic| topic.origin != node);
         !connections.any(|(other, link)| *other != node && link.requested_since.is_none())
-            && !taps.any(|topic| {
+            && !rings.any(|topic| {
                 topic.inbound_ring.as_ref().is_some_and(|inbound_ring| inbound_ring.is_connected)
             })
     }
 
-    /// All rings to and from a node end, and others take their place.
+    /// Restarts all rings with a node.
     fn restart_rings(&mut self, node: NodeId, why: &'static str) {
         let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why).on(node);
-        for place in 0..self.outbound_topics.len() {
+        for index in 0..self.outbound_topics.len() {
             if self
                 .outbound_topics
-                .get(place)
+                .get(index)
                 .is_some_and(|topic| topic.connections.contains_key(&node))
             {
-                self.disconnect_writer(place, node, Some(reason()));
+                self.disconnect_writer(index, node, Some(reason()));
             }
         }
-        for place in 0..self.inbound_topics.len() {
+        for index in 0..self.inbound_topics.len() {
             if self
                 .inbound_topics
-                .get(place)
+                .get(index)
                 .is_some_and(|it| it.origin == node && it.inbound_ring.is_some())
             {
-                self.disconnect_inbound_ring(place, reason());
+                self.disconnect_inbound_ring(index, reason());
             }
         }
     }
 
-    /// Why there is to be another endpoint now, and because of which node, if it is one.
+    /// Why the endpoint is to be renewed now, and because of which node, if only one.
     fn renewal_reason(&self) -> Option<(&'static str, Option<NodeId>)> {
         let outbound_topics = self.outbound_topics.iter().chain(&self.draining_outbound);
         if outbound_topics.into_iter().any(|topic| topic.outbound.is_overdue(self.now)) {
-            return Some(("the provider does not say what became of a write", None));
+            return Some(("the provider does not report the completion of a write", None));
         }
         let (now, renewal) = (self.now.monotonic, &self.renewal);
-        let has_rested = |why, is_only_node| now >= renewal.last + renewal.rest(why, is_only_node);
-        if has_rested(renewal.pending_reason, false)
+        let is_old_enough =
+            |why, is_only_node| now >= renewal.last + renewal.min_age(why, is_only_node);
+        if is_old_enough(renewal.pending_reason, false)
             && let Some(why) = self.common_renewal_reason()
         {
             return Some((why, None));
         }
         let mut due = renewal.faults.due(now, |node| self.is_only_node(node));
         let (node, why) =
-            due.find(|(node, why)| has_rested(Some(why), self.is_only_node(*node)))?;
+            due.find(|(node, why)| is_old_enough(Some(why), self.is_only_node(*node)))?;
         Some((why, Some(node)))
     }
 
     fn common_renewal_reason(&self) -> Option<&'static str> {
         if self.transport.port.lane_error().is_some() {
-            return Some("a thread of a lane has ended");
+            return Some("the thread of a lane ended");
         }
         if self.renewal.pending_reason.is_some() {
             return self.renewal.pending_reason;
         }
-        let most = RETAINED_RING_LIMITS.1.saturating_mul(self.largest_ring());
+        let most = QUARANTINED_RING_LIMITS.1.saturating_mul(self.largest_ring());
         if self.transport.port.quarantined_bytes() > most {
-            return Some(RETAINED_MEMORY_LIMIT);
+            return Some(QUARANTINE_LIMIT);
         }
         let addresses = self.fabric_peers.len().max(self.transport.port.lane_peer_count());
-        (addresses > ADDRESS_LIMITS.0).then_some("there are many addresses")
+        (addresses > ADDRESS_LIMITS.0).then_some("the address limit is reached")
     }
 
-    /// Closes the endpoint and opens another one, if it is time. True if that was so.
+    /// Renews the endpoint if it is due. True if so.
     pub(super) fn renew_if_due(&mut self) -> bool {
         let Some((why, node)) = self.renewal_reason() else { return false };
         if let Err(error) = self.replace_endpoint(why, node) {
-            tracing::error!(%error, why, "the endpoint was not renewed");
+            tracing::error!(%error, why, "renewing the endpoint failed");
             self.is_stopping = true;
         }
         true
@@ -270,7 +276,7 @@ impl WorkerLoop {
         }
         let mr_mode = self.transport.port.endpoint().domain().capabilities().mr_mode;
         if mr_mode.contains(MrMode::ENDPOINT) {
-            let detail = format!("{why}; here memory belongs to an endpoint");
+            let detail = format!("{why}; memory is bound to the endpoint (FI_MR_ENDPOINT)");
             return Err(Error::new(RENEW, ErrorKind::Failed, detail));
         }
         let for_node = node.map(|node| (node, self.is_only_node(node)));
@@ -296,38 +302,38 @@ impl WorkerLoop {
         let mut faults = mem::take(&mut self.renewal.faults);
         faults.clear(last, for_node);
         self.renewal = Renewal { last, count, quick_returns, faults, ..Renewal::default() };
-        for place in 0..self.outbound_topics.len() {
-            if let Some(topic) = self.outbound_topics.get(place) {
+        for index in 0..self.outbound_topics.len() {
+            if let Some(topic) = self.outbound_topics.get(index) {
                 topic.outbound.forget_rings();
-                self.ready(TopicSlot::Out(place));
+                self.ready(TopicSlot::Out(index));
             }
         }
         self.draining_outbound.iter_mut().for_each(|topic| topic.outbound.forget_rings());
-        // Some may wait for an answer to their wishes.
-        (0..self.inbound_topics.len()).for_each(|place| self.ready(TopicSlot::In(place)));
+        // Some have requests to be answered.
+        (0..self.inbound_topics.len()).for_each(|index| self.ready(TopicSlot::In(index)));
         self.release_drained();
         Ok(())
     }
 
-    /// Before the endpoint is closed: all connections are lost.
+    /// Disconnects all rings before the endpoint is closed.
     fn disconnect_all_rings(&mut self, why: &'static str) {
         let reason = || Error::new(RENEW, ErrorKind::Closed, why);
-        for place in 0..self.outbound_topics.len() {
-            let Some(topic) = self.outbound_topics.get(place) else { continue };
+        for index in 0..self.outbound_topics.len() {
+            let Some(topic) = self.outbound_topics.get(index) else { continue };
             let nodes: Vec<_> = topic.connections.keys().copied().collect();
             for node in nodes {
-                self.disconnect_writer(place, node, Some(reason().on(node)));
+                self.disconnect_writer(index, node, Some(reason().on(node)));
             }
-            if let Some(topic) = self.outbound_topics.get(place) {
+            if let Some(topic) = self.outbound_topics.get(index) {
                 topic.outbound.disconnect_all(&mut self.transport);
             }
         }
-        for place in 0..self.inbound_topics.len() {
-            self.request_restart(place, why);
-            let Some(topic) = self.inbound_topics.get(place) else { continue };
+        for index in 0..self.inbound_topics.len() {
+            self.request_restart(index, why);
+            let Some(topic) = self.inbound_topics.get(index) else { continue };
             if topic.disconnect().is_some() {
                 let (key, node, side) = (topic.key, topic.origin, Side::Reader);
-                self.events.tell(WorkerEvent::Disconnected {
+                self.events.send(WorkerEvent::Disconnected {
                     key,
                     node,
                     side,
@@ -343,36 +349,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_used_for_a_while_and_less_long_where_a_node_is_back() {
-        let rest = |count, why| Renewal { count, ..Renewal::default() }.rest(why, false);
+    fn endpoint_has_a_minimum_age_shorter_after_a_return() {
+        let min_age = |count, why| Renewal { count, ..Renewal::default() }.min_age(why, false);
         assert_eq!(
-            [None, Some(RETAINED_MEMORY_LIMIT)].map(|why| rest(0, why)),
+            [None, Some(QUARANTINE_LIMIT)].map(|why| min_age(0, why)),
             [MIN_ENDPOINT_AGE; 2]
         );
-        assert_eq!([Some(NODE_RETURNED), Some(CONNECTION_STALLED)].map(|why| rest(0, why)), [0; 2]);
         assert_eq!(
-            [Some(NODE_RETURNED), Some(CONNECTION_STALLED)].map(|why| rest(1, why)),
+            [Some(NODE_RETURNED), Some(CONNECTION_STALLED)].map(|why| min_age(0, why)),
+            [0; 2]
+        );
+        assert_eq!(
+            [Some(NODE_RETURNED), Some(CONNECTION_STALLED)].map(|why| min_age(1, why)),
             [MIN_AGE_AFTER_RETURN, MIN_ENDPOINT_AGE]
         );
-        // Where nodes come back repeatedly, longer each time, if that is at the expense of others.
-        let rest = |quick_returns, is_only_node| {
+        // Repeated returns lengthen it, unless no other node is affected.
+        let min_age = |quick_returns, is_only_node| {
             Renewal { count: 1, quick_returns, ..Renewal::default() }
-                .rest(Some(NODE_RETURNED), is_only_node)
+                .min_age(Some(NODE_RETURNED), is_only_node)
         };
         let expected = [1, 2, 16, 16].map(|times| times * MIN_AGE_AFTER_RETURN);
-        assert_eq!([0, 1, 4, 9].map(|quick_returns| rest(quick_returns, false)), expected);
+        assert_eq!([0, 1, 4, 9].map(|quick_returns| min_age(quick_returns, false)), expected);
         assert_eq!(
-            [0, 1, 4, 9].map(|quick_returns| rest(quick_returns, true)),
+            [0, 1, 4, 9].map(|quick_returns| min_age(quick_returns, true)),
             [MIN_AGE_AFTER_RETURN; 4]
         );
     }
 
     #[test]
-    fn node_that_is_back_is_the_reason_whatever_else_is_wrong() {
+    fn returned_node_takes_precedence_as_renewal_reason() {
         let mut renewal = Renewal::default();
         for (why, reason) in [
             (CONNECTION_STALLED, CONNECTION_STALLED),
-            (RETAINED_MEMORY_LIMIT, CONNECTION_STALLED),
+            (QUARANTINE_LIMIT, CONNECTION_STALLED),
             (NODE_RETURNED, NODE_RETURNED),
             (CONNECTION_STALLED, NODE_RETURNED),
         ] {
@@ -382,20 +391,20 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_rings_that_are_gone_are_a_reason_once_none_is_left() {
+    fn capacity_held_by_closed_rings_is_a_renewal_reason() {
         let mut renewal = Renewal::default();
-        renewal.had_room(true, 9);
+        renewal.record_ring_capacity(true, 9);
         assert_eq!(renewal.pending_reason, None);
-        // All of them are in use: there is nothing to be had by another endpoint.
-        renewal.had_room(false, 0);
+        // Open rings use all capacity: a renewal would not help.
+        renewal.record_ring_capacity(false, 0);
         assert_eq!((renewal.pending_reason, renewal.lacks_capacity), (None, true));
-        renewal.had_room(false, 1);
+        renewal.record_ring_capacity(false, 1);
         assert_eq!(
             (renewal.pending_reason, renewal.lacks_capacity),
             (Some(NO_RING_CAPACITY), true)
         );
-        // They came back by themselves.
-        renewal.had_room(true, 0);
+        // The capacity returned by itself.
+        renewal.record_ring_capacity(true, 0);
         assert_eq!((renewal.pending_reason, renewal.lacks_capacity), (None, false));
     }
 }

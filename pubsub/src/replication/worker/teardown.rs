@@ -1,4 +1,4 @@
-//! Ends: of a connection, of a topic, of the worker; and what has to be waited for then.
+//! Ends of connections, of topics and of the worker, and what has to be drained.
 
 use std::mem;
 use std::time::{Duration, Instant};
@@ -10,68 +10,68 @@ use super::topic_table::{TopicSlot, WorkerTopicKey};
 use crate::error::Error;
 use crate::replication::Side;
 
-/// How long a worker that ends waits for what is under way.
+/// How long an ending worker waits for writes and copies.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl WorkerLoop {
-    /// The connection to a node is over: with a reason that is reported, if it was not wished for.
-    pub(super) fn disconnect_writer(&mut self, place: usize, node: NodeId, reason: Option<Error>) {
-        let Some(topic) = self.outbound_topics.get(place) else { return };
+    /// Ends the connection to a node; reports the reason, if there is one.
+    pub(super) fn disconnect_writer(&mut self, index: usize, node: NodeId, reason: Option<Error>) {
+        let Some(topic) = self.outbound_topics.get(index) else { return };
         topic.outbound.disconnect(node, &mut self.transport);
         if topic.connections.remove(&node).is_none() {
             return;
         }
         let (key, side) = (topic.key, Side::Writer);
         if let Some(reason) = reason {
-            self.events.tell(WorkerEvent::Disconnected { key, node, side, reason });
+            self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
         }
         self.forget_closed_senders();
-        // A ring may still be on its way out.
-        self.ready(TopicSlot::Out(place));
+        // Writes into its ring may still be in flight.
+        self.ready(TopicSlot::Out(index));
     }
 
-    /// Rings that are gone are nobody's.
+    /// Removes the index entries of closed rings.
     pub(super) fn forget_closed_senders(&mut self) {
         for ring in self.transport.closed.drain(..) {
             self.sender_topics.remove(&ring);
         }
     }
 
-    pub(super) fn stop_sending(&mut self, place: usize) {
-        let Some(topic) = self.outbound_topics.get(place) else { return };
+    pub(super) fn stop_sending(&mut self, index: usize) {
+        let Some(topic) = self.outbound_topics.get(index) else { return };
         let nodes: Vec<_> = topic.connections.keys().copied().collect();
         for node in nodes {
-            self.disconnect_writer(place, node, None);
+            self.disconnect_writer(index, node, None);
         }
-        let Some(mut topic) = self.outbound_topics.take(place) else { return };
+        let Some(mut topic) = self.outbound_topics.take(index) else { return };
         topic.outbound.close(&mut self.transport);
         self.topic_index.remove(&WorkerTopicKey::Out(topic.key));
-        self.ready_topics.retain(|task| *task != TopicSlot::Out(place));
+        self.ready_topics.retain(|task| *task != TopicSlot::Out(index));
         let is_quiescent = topic.outbound.is_quiescent(self.now, &mut self.transport);
         self.forget_closed_senders();
         if !is_quiescent {
-            // What is on its way is written from memory of the source's.
+            // Writes in flight read memory of the source.
             self.draining_outbound.push(*topic);
         }
     }
 
-    pub(super) fn stop_receiving(&mut self, place: usize, says_so: bool) {
-        if says_so {
-            self.request_restart(place, "the reader cannot go on");
+    pub(super) fn stop_receiving(&mut self, index: usize, has_failed: bool) {
+        if has_failed {
+            self.request_restart(index, "the reader failed");
         }
-        self.close_inbound_ring(place, false);
-        let Some(mut topic) = self.inbound_topics.take(place) else { return };
+        self.close_inbound_ring(index, false);
+        let Some(mut topic) = self.inbound_topics.take(index) else { return };
         self.topic_index.remove(&WorkerTopicKey::In(topic.key, topic.origin));
-        self.ready_topics.retain(|task| *task != TopicSlot::In(place));
-        self.unacknowledged.retain(|one| *one != place);
+        self.ready_topics.retain(|task| *task != TopicSlot::In(index));
+        self.unacknowledged.retain(|one| *one != index);
         topic.inbound.disconnect();
         if !topic.drain(&mut self.transport) {
-            // What is being copied is copied into memory of the sink's.
+            // Copies in progress write memory of the sink.
             self.draining_inbound.push(*topic);
         }
     }
 
-    /// Lets go of topics of which nothing is under way any more.
+    /// Drops topics without writes or copies in progress.
     pub(super) fn release_drained(&mut self) {
         let (now, transport) = (self.now, &mut self.transport);
         self.draining_outbound.retain_mut(|topic| !topic.outbound.is_quiescent(now, transport));
@@ -79,7 +79,7 @@ impl WorkerLoop {
         self.forget_closed_senders();
     }
 
-    /// Waits until nothing is under way, but not for ever.
+    /// Waits until all topics are drained, up to a timeout.
     fn finish(&mut self) {
         let end = Instant::now() + DRAIN_TIMEOUT;
         self.release_drained();
@@ -91,21 +91,21 @@ impl WorkerLoop {
             self.update_clock();
             self.release_drained();
         }
-        // A device that hangs may go on for all that is known: then its memory stays.
+        // A device that hangs may still write: its memory is leaked.
         mem::take(&mut self.draining_inbound).into_iter().for_each(mem::forget);
     }
 
     /// Closes the endpoint.
     pub(super) fn close(mut self) {
-        for place in 0..self.outbound_topics.len() {
-            self.stop_sending(place);
+        for index in 0..self.outbound_topics.len() {
+            self.stop_sending(index);
         }
-        for place in 0..self.inbound_topics.len() {
-            self.stop_receiving(place, false);
+        for index in 0..self.inbound_topics.len() {
+            self.stop_receiving(index, false);
         }
         self.finish();
         if let Err(error) = self.transport.close() {
-            tracing::warn!(%error, "the endpoint was not closed");
+            tracing::warn!(%error, "closing the endpoint failed");
         }
     }
 }

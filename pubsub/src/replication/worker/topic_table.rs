@@ -1,4 +1,4 @@
-//! The topics of a worker, each in a place of its own.
+//! The topics of a worker, by index.
 
 use std::collections::HashMap;
 
@@ -10,25 +10,25 @@ use super::{NodeId, TopicKey};
 use crate::replication::inbound::{Inbound, InboundFailure};
 use crate::replication::outbound::Outbound;
 use crate::replication::transport::{CopyHandle, ReceivedChunk, RingInput, Transport};
-use crate::replication::{Now, PayloadLocation, Progress, Sink, Source, TopicParameters};
+use crate::replication::{ClockReading, PayloadLocation, Progress, Sink, Source, TopicParameters};
 
-/// A topic of a worker.
+/// The key of a topic of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum WorkerTopicKey {
-    /// That it sends.
+    /// A topic that it sends.
     Out(TopicKey),
-    /// That it receives from a node.
+    /// A topic that it receives from a node.
     In(TopicKey, NodeId),
 }
 
-/// A topic, by its place.
+/// The index of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum TopicSlot {
     Out(usize),
     In(usize),
 }
 
-/// Whether a topic is looked after all the time, and until when.
+/// Whether a topic is polled in every round, and until when.
 #[derive(Debug, Default)]
 pub(super) struct ReadyState {
     pub(super) is_listed: bool,
@@ -36,11 +36,11 @@ pub(super) struct ReadyState {
     pub(super) progress: Progress,
 }
 
-/// How far a connection to a node is, at the writer.
+/// State of a connection to a node, at the writer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OutboundConnection {
     pub(super) connection: u64,
-    /// Since when a ring is wished for; None: messages flow.
+    /// Since when a ring is requested; None: messages flow.
     pub(super) requested_since: Option<u64>,
     pub(super) send_progress: SendProgress,
 }
@@ -55,26 +55,26 @@ pub(super) struct OutboundTopic {
     pub(super) ready: ReadyState,
 }
 
-/// What a writer wishes.
+/// A writer's connect request.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectRequest {
     pub(super) connection: u64,
     pub(super) facts: TopicParameters,
     /// The address of its endpoint.
     pub(super) from: Vec<u8>,
-    /// Those of its further lanes, by which it could write, too.
+    /// Addresses of further lanes that it could write from.
     pub(super) lane_addresses: Vec<Vec<u8>>,
 }
 
-/// A ring that a topic is received by.
+/// The ring of an inbound topic.
 pub(super) struct InboundRing {
     pub(super) ring: ReceiverId,
-    /// Its memory, as the device knows it.
+    /// Its memory, pinned for the device.
     pub(super) pinned: Option<Memory>,
     pub(super) request: ConnectRequest,
     pub(super) since: u64,
     pub(super) is_connected: bool,
-    /// Between what the writer says and what is here.
+    /// Difference between the writer's counts and the local ones.
     pub(super) suspicion: Option<StallSuspicion>,
 }
 
@@ -86,13 +86,13 @@ pub(super) struct InboundTopic {
     pub(super) device: Option<Device>,
     pub(super) inbound: Inbound<ReceivedChunk, PayloadLocation, CopyHandle>,
     pub(super) inbound_ring: Option<InboundRing>,
-    /// To be answered as soon as nothing of the last connection is under way.
+    /// A request to be answered once the last connection is drained.
     pub(super) request: Option<ConnectRequest>,
-    /// What copies of a ring that is gone may still read.
+    /// Memory that copies of a closed ring may still read.
     pub(super) previous_pinned: Option<Memory>,
-    /// It released chunks of which the writer may not know.
+    /// It released chunks, and the writer may not have the credit.
     pub(super) has_unacknowledged: bool,
-    /// How often it was of no use to begin anew since its connection moved nothing.
+    /// Restarts without effect since its connection stalled.
     pub(super) doublings: u32,
     pub(super) ready: ReadyState,
 }
@@ -100,7 +100,7 @@ pub(super) struct InboundTopic {
 impl InboundTopic {
     pub(super) fn advance(
         &mut self,
-        now: Now,
+        now: ClockReading,
         transport: &mut Transport,
     ) -> Result<Progress, InboundFailure> {
         let mut reading = RingInput {
@@ -124,7 +124,7 @@ impl InboundTopic {
         advanced
     }
 
-    /// Goes on until nothing is being copied: true then.
+    /// Continues draining; true if it is complete.
     pub(super) fn drain(&mut self, transport: &mut Transport) -> bool {
         let Transport { port, into, copy_threads, .. } = transport;
         let (ring, pinned) = (None, None);
@@ -132,7 +132,7 @@ impl InboundTopic {
         self.inbound.drain(&mut reading, &mut *self.sink)
     }
 
-    /// The ring is gone: gives it, to be closed.
+    /// Takes the ring, to be closed.
     pub(super) fn disconnect(&mut self) -> Option<InboundRing> {
         let mut inbound_ring = self.inbound_ring.take()?;
         self.inbound.disconnect();
@@ -141,7 +141,7 @@ impl InboundTopic {
     }
 }
 
-/// Things in places that are used again.
+/// Items by index; indices are reused.
 #[derive(Debug)]
 pub(super) struct TopicSlab<T>(Vec<Option<Box<T>>>);
 
@@ -150,26 +150,26 @@ impl<T> TopicSlab<T> {
         Self(Vec::new())
     }
 
-    pub(super) fn put(&mut self, thing: T) -> usize {
-        let thing = Some(Box::new(thing));
-        if let Some(place) = self.0.iter().position(Option::is_none) {
-            self.0[place] = thing;
-            return place;
+    pub(super) fn put(&mut self, item: T) -> usize {
+        let item = Some(Box::new(item));
+        if let Some(index) = self.0.iter().position(Option::is_none) {
+            self.0[index] = item;
+            return index;
         }
-        self.0.push(thing);
+        self.0.push(item);
         self.0.len() - 1
     }
 
-    pub(super) fn take(&mut self, place: usize) -> Option<Box<T>> {
-        self.0.get_mut(place)?.take()
+    pub(super) fn take(&mut self, index: usize) -> Option<Box<T>> {
+        self.0.get_mut(index)?.take()
     }
 
-    pub(super) fn get(&mut self, place: usize) -> Option<&mut T> {
-        self.0.get_mut(place)?.as_deref_mut()
+    pub(super) fn get(&mut self, index: usize) -> Option<&mut T> {
+        self.0.get_mut(index)?.as_deref_mut()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().flatten().map(|thing| &**thing)
+        self.0.iter().flatten().map(|item| &**item)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -177,7 +177,7 @@ impl<T> TopicSlab<T> {
     }
 }
 
-// A chunk that is held by a topic is a view into its ring; it may be dropped by any thread.
+// A chunk held by a topic is a view into its ring, which any thread may drop.
 const _: fn() = || {
     fn is_send<T: Send>() {}
     is_send::<ChunkView>();

@@ -1,4 +1,4 @@
-//! Those that come: who they are, and what they ask for.
+//! Clients of the service: how they join, and their requests.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::service::protocol::{self, MAX_LABEL, MAX_PIDFDS_PER_MESSAGE, Notice, 
 use crate::settings::SharedSettings;
 
 const RECEIVING: &str = "accept a process";
-/// Descriptors that are not used to let one more process in.
+/// Descriptors that are never used to admit a process.
 const RESERVED_DESCRIPTORS: usize = 8;
-/// What one may ask for while the others are still handing over.
+/// Requests of a client that are held during a takeover.
 const MAX_HELD_REQUESTS: usize = 4096;
 
-/// One who wants to join.
+/// A client whose hello was received.
 #[derive(Debug)]
 pub(super) struct JoiningClient {
     connection: Connection,
@@ -33,38 +33,38 @@ impl JoiningClient {
     }
 }
 
-/// Tells a process that it is a member, when it knows the lives of all others.
+/// Tells a process that it is a member, after the pidfds of all others.
 fn welcome(
     connection: &mut Connection,
-    who: Participant,
-    keys: Vec<OwnedFd>,
+    member: Participant,
+    descriptors: Vec<OwnedFd>,
     pidfds: Vec<(Vec<u32>, Vec<OwnedFd>)>,
 ) {
     for (participants, pidfds) in pidfds {
         connection.send(&Notice::Pidfds { participants }, pidfds);
     }
-    connection.send(&Notice::Welcome { participant: who.number() }, keys);
+    connection.send(&Notice::Welcome { participant: member.number() }, descriptors);
 }
 
 fn malformed(detail: &'static str) -> Error {
     Error::new(RECEIVING, ErrorKind::Malformed, detail)
 }
 
-/// The one descriptor of a message.
+/// The only descriptor of a message.
 fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
     let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
         .map_err(|_| malformed("wrong number of descriptors"))?;
     Ok(descriptor)
 }
 
-/// The process at the other end, whichever one it says it is.
+/// The pidfd of the process at the other end of the connection.
 fn pidfd_of(connection: &Connection, sent: OwnedFd) -> Result<PidFd> {
     PidFd::of_peer(connection.channel(), sent)
         .map_err(|error| Error::because(RECEIVING, ErrorKind::Malformed, error))
 }
 
 impl Service {
-    /// Hears the first that one says, and goes on with what it is told.
+    /// Handles the first message of a pending client.
     pub(super) fn handle_first_message(&mut self, pending_client: super::PendingClient) {
         let super::PendingClient { mut connection, since } = pending_client;
         let since = if connection.flush() { Instant::now() } else { since };
@@ -104,7 +104,7 @@ impl Service {
                 for notice in self.answer_to_report(request) {
                     connection.send(&notice, Vec::new());
                 }
-                // It may ask again.
+                // It may send another request.
                 self.pending_clients
                     .push(super::PendingClient { connection, since: Instant::now() });
             }
@@ -131,49 +131,49 @@ impl Service {
         }
     }
 
-    /// Makes a process a member, and lets it and the others know each other's lives.
+    /// Makes a process a member, and exchanges pidfds with all others.
     pub(super) fn admit(&mut self, joining_client: JoiningClient) {
         let JoiningClient { mut connection, label, pidfd } = joining_client;
         let Some(served_node) = &self.served_node else { return };
         let copies =
-            (pidfd.try_clone(), pidfd.try_clone(), served_node.keys(), self.known_pidfds());
-        let (Ok(known), Ok(watched), Ok(keys), Ok(pidfds)) = copies else {
+            (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), self.known_pidfds());
+        let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
             return self
                 .refusals
                 .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
-        // Those that are there need some: to be told of one more, to come back, for their topics.
+        // Members need some descriptors: for a new participant, to rejoin, for their topics.
         if !self.has_descriptors(self.clients.len() + RESERVED_DESCRIPTORS) {
             return self
                 .refusals
                 .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
         }
-        // Without some places nobody could take over.
+        // Without free slots no service could take over.
         let is_full = served_node.roster.free_slots() <= RESERVED_ROSTER_SLOTS;
         let admitted = if is_full { None } else { served_node.roster.admit(known) };
-        let Some(who) = admitted else {
+        let Some(member) = admitted else {
             let reason = "the node has the maximum number of members";
             return self.refusals.reject(&mut connection, ErrorKind::TooMany, reason);
         };
-        // First all have to know of its life, and it of theirs.
-        self.broadcast_pidfd(who, &pidfd);
-        welcome(&mut connection, who, keys, pidfds);
-        self.pidfds.insert(who, watched);
+        // The pidfds are exchanged before it is welcomed.
+        self.broadcast_pidfd(member, &pidfd);
+        welcome(&mut connection, member, descriptors, pidfds);
+        self.pidfds.insert(member, watched);
         let client = Client::new(label, connection);
-        log_change!(self, %who, process = client.process, label = client.label, "a process joined");
-        self.clients.insert(who, client);
+        log_change!(self, %member, process = client.process, label = client.label, "a process joined");
+        self.clients.insert(member, client);
     }
 
-    /// Could so many descriptors more be opened?
+    /// Whether this many descriptors can still be opened.
     fn has_descriptors(&self, count: usize) -> bool {
         let copies = (0..count).map(|_| self.bell.as_fd().try_clone_to_owned());
         copies.collect::<std::io::Result<Vec<_>>>().is_ok()
     }
 
-    /// All lives, in as many messages as it takes.
+    /// All pidfds, split into messages.
     fn known_pidfds(&self) -> std::io::Result<Vec<(Vec<u32>, Vec<OwnedFd>)>> {
-        let named = |(who, pidfd): (&Participant, &PidFd)| {
-            Ok((who.number(), pidfd.as_fd().try_clone_to_owned()?))
+        let named = |(member, pidfd): (&Participant, &PidFd)| {
+            Ok((member.number(), pidfd.as_fd().try_clone_to_owned()?))
         };
         let all: Vec<_> = self.pidfds.iter().map(named).collect::<std::io::Result<_>>()?;
         let mut all = all.into_iter().peekable();
@@ -184,10 +184,10 @@ impl Service {
         Ok(messages)
     }
 
-    fn broadcast_pidfd(&mut self, who: Participant, pidfd: &PidFd) {
-        let others = self.clients.iter_mut().filter(|(other, _)| **other != who);
+    fn broadcast_pidfd(&mut self, member: Participant, pidfd: &PidFd) {
+        let others = self.clients.iter_mut().filter(|(other, _)| **other != member);
         for (_, client) in others {
-            let notice = Notice::Pidfds { participants: vec![who.number()] };
+            let notice = Notice::Pidfds { participants: vec![member.number()] };
             match pidfd.as_fd().try_clone_to_owned() {
                 Ok(copy) => client.connection.send(&notice, vec![copy]),
                 Err(_) => client.connection.mark_broken(),
@@ -195,7 +195,7 @@ impl Service {
         }
     }
 
-    /// A member of the node that another service served has come.
+    /// A member of the node under an earlier service rejoins.
     fn handle_rejoin(
         &mut self,
         mut connection: Connection,
@@ -203,13 +203,13 @@ impl Service {
         participant: u32,
         descriptors: Vec<OwnedFd>,
     ) {
-        let taken = <[OwnedFd; 2]>::try_from(descriptors)
+        let received = <[OwnedFd; 2]>::try_from(descriptors)
             .map_err(|_| malformed("wrong number of descriptors"))
             .and_then(|[pidfd, node_segment]| {
                 Ok((pidfd_of(&connection, pidfd)?, NodeSegment::open(node_segment)?))
             });
-        let (pidfd, node_segment) = match taken {
-            Ok(taken) => taken,
+        let (pidfd, node_segment) = match received {
+            Ok(received) => received,
             Err(error) => return self.refusals.reject_with_error(&mut connection, &error),
         };
         let node = node_segment.identity();
@@ -230,74 +230,74 @@ impl Service {
             return self.reject_other_node(&mut connection);
         }
         let Some(served_node) = &self.served_node else { return };
-        // Nobody is a role, whose end would be that of what it does for all.
-        let who = Participant::from_number(participant).filter(|who| {
-            *who != served_node.me && !who.is_role() && !served_node.roster.is_dead(Some(*who))
+        // No process may claim a role, whose end would affect all members.
+        let member = Participant::from_number(participant).filter(|it| {
+            *it != served_node.me && !it.is_role() && !served_node.roster.is_dead(Some(*it))
         });
-        let Some(who) = who else {
+        let Some(member) = member else {
             return self.reject_other_node(&mut connection);
         };
         let copies =
-            (pidfd.try_clone(), pidfd.try_clone(), served_node.keys(), self.known_pidfds());
-        let (Ok(known), Ok(watched), Ok(keys), Ok(pidfds)) = copies else {
+            (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), self.known_pidfds());
+        let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
             return self
                 .refusals
                 .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
-        served_node.roster.add_pidfd(who, known);
-        self.broadcast_pidfd(who, &pidfd);
-        welcome(&mut connection, who, keys, pidfds);
-        self.pidfds.insert(who, watched);
-        // Whoever it was connected as before is the same process, and says anew what it has.
-        self.handle_disconnect(who);
-        self.disconnected.remove(&who);
-        self.clients.insert(who, Client::new(label, connection));
+        served_node.roster.add_pidfd(member, known);
+        self.broadcast_pidfd(member, &pidfd);
+        welcome(&mut connection, member, descriptors, pidfds);
+        self.pidfds.insert(member, watched);
+        // An older connection belongs to the same process, which returns everything again.
+        self.handle_disconnect(member);
+        self.disconnected.remove(&member);
+        self.clients.insert(member, Client::new(label, connection));
     }
 
-    /// The hall is known, and with it who is still to come back.
+    /// The node segment is known, and with it the members that have to rejoin.
     fn await_members(&mut self) {
         let Some(served_node) = &self.served_node else { return };
         let living = served_node.roster.living_participants().into_iter();
-        // Not those that were let in and never came to have anything, nor other services.
-        let members = living.filter(|who| served_node.node_segment.is_member(*who)).collect();
+        // Neither admitted processes that never became members, nor other services.
+        let members = living.filter(|it| served_node.node_segment.is_member(*it)).collect();
         if let Some(takeover) = &mut self.takeover {
             takeover.set_awaited(Instant::now(), members);
         }
     }
 
-    /// Hears what a member says.
-    pub(super) fn handle_messages(&mut self, who: Participant) {
+    /// Handles messages of a member.
+    pub(super) fn handle_messages(&mut self, member: Participant) {
         for _ in 0..MAX_MESSAGES_PER_TURN {
-            let Some(client) = self.clients.get_mut(&who) else { return };
+            let Some(client) = self.clients.get_mut(&member) else { return };
             client.connection.flush();
             let message = match client.connection.channel().receive(Duration::ZERO) {
                 Ok(message) => message,
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
-                Err(_) => return self.handle_disconnect(who),
+                Err(_) => return self.handle_disconnect(member),
             };
-            let heard = protocol::decode(RECEIVING, &message.bytes)
-                .and_then(|request| self.handle_request(who, request, message.descriptors));
-            if let Err(error) = heard {
-                tracing::debug!(%error, %who, "a process was rejected");
-                if let Some(client) = self.clients.get_mut(&who) {
+            let handled = protocol::decode(RECEIVING, &message.bytes)
+                .and_then(|request| self.handle_request(member, request, message.descriptors));
+            if let Err(error) = handled {
+                tracing::debug!(%error, %member, "a process was rejected");
+                if let Some(client) = self.clients.get_mut(&member) {
                     self.refusals.reject_with_error(&mut client.connection, &error);
                 }
-                return self.handle_disconnect(who);
+                return self.handle_disconnect(member);
             }
         }
     }
 
     fn handle_request(
         &mut self,
-        who: Participant,
+        member: Participant,
         request: Request,
         files: Vec<OwnedFd>,
     ) -> Result<()> {
         match request {
-            Request::Pidfds { participants } => self.learn(&participants, files)?,
+            Request::Pidfds { participants } => self.handle_pidfds(&participants, files)?,
             Request::Pool { pool } => {
                 self.registry.restore_pool(pool, only(files)?)?;
-                if let Some(client) = self.clients.get_mut(&who) {
+                if let Some(client) = self.clients.get_mut(&member) {
                     client.pools.entry(pool).or_insert(0);
                 }
             }
@@ -311,25 +311,25 @@ impl Service {
                 if let Some(replaced) = replaced {
                     self.handle_replaced_pieces(pool, replaced);
                 }
-                let has = self.clients.get_mut(&who).and_then(|it| it.pools.get_mut(&pool));
-                // Without a gap: what comes behind a wrong one is sent anew.
+                let has = self.clients.get_mut(&member).and_then(|it| it.pools.get_mut(&pool));
+                // Without a gap: pieces behind a wrong one are sent again.
                 if let Some(has) = has.filter(|has| **has >= first as usize) {
                     *has = (*has).max(end);
                 }
             }
             Request::Topic { number } => {
                 self.registry.restore_topic(number, only(files)?)?;
-                self.add_user(who, number);
+                self.add_user(member, number);
             }
             Request::RejoinDone => {
-                self.drop_unreturned_topics(who);
+                self.drop_unreturned_topics(member);
                 if let Some(takeover) = &mut self.takeover {
-                    takeover.mark_returned(who);
+                    takeover.mark_returned(member);
                 } else {
-                    // It comes later than the others.
+                    // It rejoins later than the others.
                     self.must_rescan_owners = true;
-                    self.send_missing(who);
-                    let topics = self.clients.get(&who).map(|client| &client.topics);
+                    self.send_missing(member);
+                    let topics = self.clients.get(&member).map(|client| &client.topics);
                     for number in
                         topics.into_iter().flat_map(|it| it.keys().copied()).collect::<Vec<_>>()
                     {
@@ -340,13 +340,13 @@ impl Service {
             Request::Hello { .. } | Request::Rejoin { .. } => {
                 return Err(malformed("duplicate hello"));
             }
-            Request::Leave => self.leaves(who),
-            Request::TakeOver if files.is_empty() => self.handle_take_over(who),
+            Request::Leave => self.handle_leave(member),
+            Request::TakeOver if files.is_empty() => self.handle_take_over(member),
             other if !files.is_empty() => {
                 let detail = format!("descriptors with {other:?}");
                 return Err(Error::new(RECEIVING, ErrorKind::Malformed, detail));
             }
-            other => match self.clients.get_mut(&who) {
+            other => match self.clients.get_mut(&member) {
                 Some(client) if self.takeover.is_some() => {
                     if client.held.len() >= MAX_HELD_REQUESTS {
                         let detail = "too many requests during the takeover";
@@ -354,43 +354,43 @@ impl Service {
                     }
                     client.held.push(other);
                 }
-                _ => self.execute(who, other),
+                _ => self.execute(member, other),
             },
         }
         Ok(())
     }
 
-    /// Takes note of lives that somebody knew.
-    fn learn(&mut self, participants: &[u32], files: Vec<OwnedFd>) -> Result<()> {
+    /// Adds pidfds that a member knew.
+    fn handle_pidfds(&mut self, participants: &[u32], files: Vec<OwnedFd>) -> Result<()> {
         let Some(served_node) = &self.served_node else { return Ok(()) };
-        for (who, pidfd) in protocol::pidfds(participants, files)? {
-            let is_known = self.pidfds.contains_key(&who) || who.is_role();
-            if is_known || served_node.roster.is_dead(Some(who)) {
+        for (member, pidfd) in protocol::pidfds(participants, files)? {
+            let is_known = self.pidfds.contains_key(&member) || member.is_role();
+            if is_known || served_node.roster.is_dead(Some(member)) {
                 continue;
             }
             let Ok(copy) = pidfd.try_clone() else { continue };
-            served_node.roster.add_pidfd(who, copy);
-            self.pidfds.insert(who, pidfd);
+            served_node.roster.add_pidfd(member, copy);
+            self.pidfds.insert(member, pidfd);
         }
         Ok(())
     }
 
-    fn add_user(&mut self, who: Participant, number: u32) {
-        self.registry.add_user(number, who);
-        if let Some(client) = self.clients.get_mut(&who) {
+    fn add_user(&mut self, member: Participant, number: u32) {
+        self.registry.add_user(number, member);
+        if let Some(client) = self.clients.get_mut(&member) {
             *client.topics.entry(number).or_insert(0) += 1;
         }
     }
 
-    /// One that came back has handed over all that it has, which may be less than it had when
-    /// its connection was lost.
-    fn drop_unreturned_topics(&mut self, who: Participant) {
-        let Some(client) = self.clients.get(&who) else { return };
+    /// A rejoined member has returned all its topics, perhaps fewer than before its connection was
+    /// lost.
+    fn drop_unreturned_topics(&mut self, member: Participant) {
+        let Some(client) = self.clients.get(&member) else { return };
         let mut changed_topics: Vec<_> = client.topics.keys().copied().collect();
         let is_not_returned = |number| !client.topics.contains_key(&number);
-        changed_topics.extend(self.registry.remove_user_from(who, is_not_returned));
+        changed_topics.extend(self.registry.remove_user_from(member, is_not_returned));
         if self.takeover.is_some() {
-            // It is seen to when all are back.
+            // Handled once all have rejoined.
             return;
         }
         for number in changed_topics {
@@ -399,23 +399,22 @@ impl Service {
         }
     }
 
-    /// A process needs a topic so many times less than it was given to it. It may have been
-    /// given to it again meanwhile.
-    fn handle_close_topic(&mut self, who: Participant, number: u32, granted: u64) {
-        let Some(client) = self.clients.get_mut(&who) else { return };
+    /// Ends uses of a topic. The topic may have been granted again in the meantime.
+    fn handle_close_topic(&mut self, member: Participant, number: u32, granted: u64) {
+        let Some(client) = self.clients.get_mut(&member) else { return };
         let Some(left) = client.topics.get_mut(&number) else { return };
         *left = left.saturating_sub(granted);
         if *left > 0 {
             return;
         }
         client.topics.remove(&number);
-        self.registry.remove_user(number, who);
+        self.registry.remove_user(number, member);
         self.topic_changed(number);
         self.remove_unused(number);
     }
 
-    /// Does what a member asks for.
-    pub(super) fn execute(&mut self, who: Participant, request: Request) {
+    /// Executes the request of a member.
+    pub(super) fn execute(&mut self, member: Participant, request: Request) {
         match request {
             Request::Open { request, name, settings } => {
                 let Some(served_node) = &self.served_node else { return };
@@ -425,14 +424,14 @@ impl Service {
                 let number = || served_node.node_segment.next_topic_number();
                 match self.registry.open(&name, settings.or(remote_settings), number) {
                     Ok(number) => {
-                        if is_new && let Some(client) = self.clients.get(&who) {
+                        if is_new && let Some(client) = self.clients.get(&member) {
                             let (process, label) = (client.process, client.label.escape_debug());
-                            let as_elsewhere = if remote_settings.is_some() {
+                            let origin = if remote_settings.is_some() {
                                 ", with the settings of another node"
                             } else {
                                 ""
                             };
-                            let creator = format!("process {process} (\"{label}\"){as_elsewhere}");
+                            let creator = format!("process {process} (\"{label}\"){origin}");
                             self.registry.set_creator(number, creator);
                         }
                         match (remote_settings, settings) {
@@ -445,56 +444,58 @@ impl Service {
                             }
                             _ => {}
                         }
-                        self.send_topic(who, request, number);
+                        self.send_topic(member, request, number);
                     }
-                    Err(error) => self.refuse(who, request, &error),
+                    Err(error) => self.refuse(member, request, &error),
                 }
             }
             Request::AdmitPublisher { request, number, publisher } => {
-                let notice = match self.admit_publisher(who, number, publisher) {
+                let notice = match self.admit_publisher(member, number, publisher) {
                     Ok(()) => Notice::Admitted { request },
                     Err(error) => Notice::Refused { request, reason: Refusal::of(&error) },
                 };
-                self.notify(who, &notice, Vec::new());
+                self.notify(member, &notice, Vec::new());
             }
             Request::CloseTopic { number, granted } => {
-                self.handle_close_topic(who, number, granted)
+                self.handle_close_topic(member, number, granted)
             }
             Request::Grow { pool, bytes } => {
-                let add_user =
-                    self.clients.get(&who).is_some_and(|client| client.pools.contains_key(&pool));
-                if add_user {
+                let is_user = self
+                    .clients
+                    .get(&member)
+                    .is_some_and(|client| client.pools.contains_key(&pool));
+                if is_user {
                     self.grow(pool, bytes);
                 }
             }
             Request::ParticipantsChanged { number } => self.topic_changed(number),
-            // One that it does not use is none of its business.
+            // Ignored for a topic that it does not use.
             Request::PublisherBlocked { number }
-                if self.clients.get(&who).is_some_and(|it| it.topics.contains_key(&number)) =>
+                if self.clients.get(&member).is_some_and(|it| it.topics.contains_key(&number)) =>
             {
                 self.eviction_monitor.begin(Instant::now(), (number, Direction::Local));
             }
-            Request::AcknowledgePieces { ticket } => self.handle_acknowledge_pieces(who, ticket),
+            Request::AcknowledgePieces { ticket } => self.handle_acknowledge_pieces(member, ticket),
             Request::Report { request } => {
                 for notice in self.answer_to_report(request) {
-                    self.notify(who, &notice, Vec::new());
+                    self.notify(member, &notice, Vec::new());
                 }
             }
-            // Heard before it comes here.
+            // Handled earlier.
             _ => {}
         }
     }
 
-    /// A process has made a publisher of a topic that it uses.
-    fn admit_publisher(&self, who: Participant, number: u32, publisher: u64) -> Result<()> {
-        if !self.clients.get(&who).is_some_and(|client| client.topics.contains_key(&number)) {
+    /// Admits a publisher of a topic that the process uses.
+    fn admit_publisher(&self, member: Participant, number: u32, publisher: u64) -> Result<()> {
+        if !self.clients.get(&member).is_some_and(|client| client.topics.contains_key(&number)) {
             let detail = "this process does not use the topic";
-            return Err(Error::new("make a publisher", ErrorKind::NotFound, detail));
+            return Err(Error::new("create a publisher", ErrorKind::NotFound, detail));
         }
-        self.registry.admit_publisher(number, who, publisher)
+        self.registry.admit_publisher(number, member, publisher)
     }
 
-    /// What a topic is like that is not here, but at other nodes.
+    /// The settings of a topic that exists on other nodes only.
     fn remote_settings(&self, name: &str) -> Option<SharedSettings> {
         match self.registry.named(name) {
             Some(_) => None,
@@ -502,44 +503,43 @@ impl Service {
         }
     }
 
-    /// Gives a process a topic, with the pools that it draws from.
-    fn send_topic(&mut self, who: Participant, request: u64, number: u32) {
+    /// Grants a topic to a process, with its pools.
+    fn send_topic(&mut self, member: Participant, request: u64, number: u32) {
         let is_new = self.registry.is_unused(number);
-        self.add_user(who, number);
+        self.add_user(member, number);
         if is_new {
-            // Other nodes may have been waiting for it: what is published is kept for them from
-            // the first message on.
+            // Other nodes may wait for it: messages are retained for them from the first one on.
             self.topic_changed(number);
             self.run_replication();
         }
-        let ready = self.send_pools(who, number).and_then(|()| match is_new {
+        let ready = self.send_pools(member, number).and_then(|()| match is_new {
             true => self.preallocate(number),
             false => Ok(()),
         });
         match ready.and_then(|()| self.registry.segment(number)) {
-            Ok(segment) => self.notify(who, &Notice::Topic { request, number }, vec![segment]),
+            Ok(segment) => self.notify(member, &Notice::Topic { request, number }, vec![segment]),
             Err(error) => {
-                self.refuse(who, request, &error);
-                self.handle_close_topic(who, number, 1);
+                self.refuse(member, request, &error);
+                self.handle_close_topic(member, number, 1);
             }
         }
     }
 
-    fn refuse(&mut self, who: Participant, request: u64, error: &Error) {
-        let Some(client) = self.clients.get(&who) else { return };
+    fn refuse(&mut self, member: Participant, request: u64, error: &Error) {
+        let Some(client) = self.clients.get(&member) else { return };
         let reason = self.refusals.refusal(&client.connection, error);
-        self.notify(who, &Notice::Refused { request, reason }, Vec::new());
+        self.notify(member, &Notice::Refused { request, reason }, Vec::new());
     }
 
-    /// Some memory for a topic that somebody begins to use, so that the first message does not
-    /// wait for it. Fails where a limit of the service's process does not let it have any.
+    /// Adds memory for a topic that gets its first user, so that the first message need not wait.
+    /// Fails if a limit of this process prevents that.
     fn preallocate(&mut self, number: u32) -> Result<()> {
         let Some((topic, [local, _])) = self.registry.topic_and_pools(number) else {
             return Ok(());
         };
         let (id, first) = (local.id(), topic.settings().largest);
         let Some(served_node) = &self.served_node else { return Ok(()) };
-        // If nobody can tell now, whoever needs it asks for it.
+        // If it is unknown now, a publisher will request memory.
         let free =
             local.statistics(&served_node.caller()).map_or(first, |found| found.largest_free);
         if free >= first {
@@ -555,10 +555,10 @@ impl Service {
         }
     }
 
-    /// Publishers or subscribers of a topic came or went.
+    /// Publishers or subscribers of a topic joined or left.
     pub(super) fn topic_changed(&mut self, number: u32) {
-        if let Some(kept) = self.registry.topics.get_mut(&number) {
-            (kept.publishes, kept.subscribes) = kept.topic.activity();
+        if let Some(entry) = self.registry.topics.get_mut(&number) {
+            (entry.publishes, entry.subscribes) = entry.topic.activity();
             self.changed_topics.insert(number);
         }
         self.monitor_topic(number);

@@ -1,7 +1,7 @@
-//! Subscribers that are in somebody's way.
+//! Eviction of subscribers that block publishers.
 //!
-//! A topic's settings say how long a message may be held. That counts from the moment at
-//! which a publisher waits: who holds messages that nobody needs the room of may keep them.
+//! A topic's settings limit how long a message may be held. The time counts only while a publisher
+//! waits: messages that block no publisher may be held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,50 +12,50 @@ use super::{MAX_MESSAGES_PER_TURN, POLL_INTERVAL, Service};
 use crate::pool::Direction;
 use crate::text;
 
-/// For how long a topic is looked at when nobody seems to wait any more: longer than it takes until
-/// it is said again that somebody does.
+/// How long a topic is monitored after the last sign of a wait: longer than the interval of its
+/// reports.
 const MONITOR_LINGER: Duration = Duration::from_secs(2);
 
-/// How soon it is looked again after one was evicted.
+/// How soon a topic is checked again after an eviction.
 const RECHECK_AFTER_EVICTION: Duration = Duration::from_millis(10);
 
-/// What is looked at again and again: topics that somebody waits at, as far as it was said. Who waits
-/// says so when that begins and each second; and where somebody takes part, or its service has
-/// ended, it is looked for.
+/// Topics that are checked periodically, since publishers may wait there. A waiting publisher is
+/// reported when the wait begins and every second. The service also checks a topic after a change
+/// of its participants, and after a takeover.
 #[derive(Debug, Default)]
 pub(super) struct EvictionMonitor {
     monitored: BTreeMap<(u32, Direction), TopicMonitor>,
-    /// One was evicted the last time: others may be in the way next.
+    /// The last check evicted a subscriber: others may block publishers next.
     has_evicted: bool,
-    /// How often a topic was looked at.
+    /// Number of checks.
     #[cfg(test)]
-    pub(super) looks: u64,
+    pub(super) checks: u64,
 }
 
-/// One topic: what each of its subscribers holds, and for how long.
+/// One topic: the oldest message of each subscriber, and for how long it was held.
 #[derive(Debug, Default)]
 struct TopicMonitor {
-    /// Each with the position of its oldest message, and for how long publishers or other nodes have waited
-    /// since it is that.
+    /// Each with the position of its oldest message, and for how long that has blocked publishers
+    /// or other nodes.
     holders: Vec<(SubscriptionId, u64, Duration)>,
-    /// When it was looked at last, if there was a wait then and no room.
+    /// Time of the last check, if it found a blocked topic.
     seen: Option<Instant>,
-    /// Until then it is looked at, also if nobody waits.
+    /// Until then it is monitored even without a wait.
     until: Option<Instant>,
 }
 
-/// What is found at a topic at which publishers or other nodes wait.
+/// State of a topic where publishers or other nodes wait.
 struct BlockedTopic {
-    /// Those that hold messages, with the position of the oldest.
+    /// Subscribers that hold messages, with the position of the oldest.
     holders: Vec<(SubscriptionId, u64)>,
-    /// For how long one may be held meanwhile.
+    /// How long a message may be held in this state.
     deadline: Duration,
 }
 
 impl TopicMonitor {
-    /// Takes note of who holds what now; gives those that hold the oldest message of all, and for how
-    /// long each has held it during waits, if that is too long. So several that stopped at
-    /// different messages are too late at the same time, though there is some room after each.
+    /// Records the holders. Returns the holders of the oldest message that have blocked the topic
+    /// for too long, with the time. Times count for all holders at once: several that stopped at
+    /// different messages are evicted together, though each eviction gives some room.
     fn update(
         &mut self,
         now: Instant,
@@ -66,29 +66,29 @@ impl TopicMonitor {
             return Vec::new();
         };
         let passed = self.seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
-        let held = |(seat, position): &(SubscriptionId, u64)| {
-            let same = |it: &&(SubscriptionId, u64, Duration)| (it.0, it.1) == (*seat, *position);
+        let held = |(holder, position): &(SubscriptionId, u64)| {
+            let same = |it: &&(SubscriptionId, u64, Duration)| (it.0, it.1) == (*holder, *position);
             let before = self.holders.iter().find(same);
             let held_for = before.map_or(Duration::ZERO, |(_, _, held_for)| *held_for + passed);
-            (*seat, *position, held_for)
+            (*holder, *position, held_for)
         };
         self.holders = found.holders.iter().map(held).collect();
         self.seen = Some(now);
         let oldest = self.holders.iter().map(|(_, position, _)| *position).min();
         let holders = self.holders.iter().filter(|(_, position, _)| Some(*position) == oldest);
         let late = holders.filter(|(_, _, held_for)| *held_for >= found.deadline);
-        late.map(|(seat, _, held_for)| (*seat, *held_for)).collect()
+        late.map(|(holder, _, held_for)| (*holder, *held_for)).collect()
     }
 }
 
 impl EvictionMonitor {
-    /// Somebody waits, or did a moment ago.
+    /// A publisher waits, or did until a moment ago.
     pub(super) fn begin(&mut self, now: Instant, which: (u32, Direction)) {
         self.monitored.entry(which).or_default().until = Some(now + MONITOR_LINGER);
     }
 
-    /// Looks at one, and what is found if there is a wait. Gives who has held what is in the way for too
-    /// long. Without a wait for a while it is not looked at again.
+    /// Records a check of one topic. Returns the subscriptions to evict. After a while without a
+    /// wait the topic is no longer monitored.
     fn update(
         &mut self,
         now: Instant,
@@ -97,13 +97,13 @@ impl EvictionMonitor {
     ) -> Vec<(SubscriptionId, Duration)> {
         #[cfg(test)]
         {
-            self.looks += 1;
+            self.checks += 1;
         }
-        let Some(monitor_topic) = self.monitored.get_mut(&which) else { return Vec::new() };
-        let late = monitor_topic.update(now, found);
+        let Some(monitor) = self.monitored.get_mut(&which) else { return Vec::new() };
+        let late = monitor.update(now, found);
         if found.is_some() {
-            monitor_topic.until = Some(now + MONITOR_LINGER);
-        } else if monitor_topic.until.is_none_or(|until| now >= until) {
+            monitor.until = Some(now + MONITOR_LINGER);
+        } else if monitor.until.is_none_or(|until| now >= until) {
             self.monitored.remove(&which);
         }
         late
@@ -115,7 +115,7 @@ impl EvictionMonitor {
         }
     }
 
-    /// How soon it is to be looked again; None if there is nothing to look at.
+    /// How soon to check again; None if no topic is monitored.
     pub(super) fn max_poll_timeout(&self) -> Option<Duration> {
         let any = self.monitored.keys().next();
         any.map(|_| if self.has_evicted { RECHECK_AFTER_EVICTION } else { POLL_INTERVAL })
@@ -128,11 +128,12 @@ impl EvictionMonitor {
 }
 
 impl Service {
-    /// Somebody came or went, or has come back: was it said to the last service that it waits?
+    /// After a change of participants or a takeover: a wait may have been reported only to the last
+    /// service.
     pub(super) fn monitor_topic(&mut self, number: u32) {
         let now = Instant::now();
-        let kept = self.registry.topics.get(&number);
-        if kept.is_some_and(|kept| kept.topic.backpressure().is_some()) {
+        let entry = self.registry.topics.get(&number);
+        if entry.is_some_and(|entry| entry.topic.backpressure().is_some()) {
             self.eviction_monitor.begin(now, (number, Direction::Local));
         }
         if self.replication.replicator.as_ref().is_some_and(|it| it.has_waiters(number)) {
@@ -140,19 +141,20 @@ impl Service {
         }
     }
 
-    /// Evicts those that hold for too long what others wait for.
+    /// Evicts subscribers that have blocked publishers for too long.
     pub(super) fn evict(&mut self) {
         let now = Instant::now();
         for number in self.replication.waiting_arrivals() {
             self.eviction_monitor.begin(now, (number, Direction::Inbound));
         }
-        // What nobody uses is there for other nodes only, and cannot be there for ever.
+        // A topic without users exists only for other nodes, and not for ever.
         for number in self.registry.unused() {
             self.eviction_monitor.begin(now, (number, Direction::Local));
         }
         let (mut changed_topics, mut stalled) = (BTreeSet::new(), BTreeSet::new());
         for which in self.eviction_monitor.monitored.keys().copied().collect::<Vec<_>>() {
-            // Where one was evicted another one may be in the way, and has been for long enough.
+            // After an eviction another subscriber may be the blocking one, for long enough
+            // already.
             for _ in 0..MAX_MESSAGES_PER_TURN {
                 if !self.evict_from(now, which, &mut stalled) {
                     break;
@@ -171,7 +173,8 @@ impl Service {
         }
     }
 
-    /// Evicts those that have held the oldest message of a topic for too long. True if one was.
+    /// Evicts subscribers that have held the oldest message of a topic for too long. True if one
+    /// was evicted.
     fn evict_from(
         &mut self,
         now: Instant,
@@ -185,7 +188,7 @@ impl Service {
             return false;
         };
         let replication = self.replication.replicator.as_ref();
-        // Only while somebody waits is anything in the way.
+        // Only while a publisher or node waits is any subscriber blocking.
         let has_waiters = match direction {
             Direction::Local => topic.backpressure().is_some() || self.registry.is_unused(number),
             Direction::Inbound => replication.is_some_and(|it| it.has_waiters(number)),
@@ -201,8 +204,7 @@ impl Service {
         let position = holders.map(|(_, position)| *position).min();
         let mut has_evicted = false;
         for (holder, held_for) in self.eviction_monitor.update(now, which, found.as_ref()) {
-            // Other nodes are waited for by those who carry the messages there, who know which
-            // of them it is; and for longer, since there is more that may take time.
+            // Replication waits for other nodes itself: it knows the node, and allows more time.
             if holder.who().is_some_and(Participant::is_role) {
                 if replication.is_some_and(|it| held_for >= it.stall_timeout(number)) {
                     stalled.insert(number);
@@ -213,13 +215,13 @@ impl Service {
             let controls = [local.control(), inbound.control()];
             match topic.evict_in(&served_node.caller(), at, held_for, controls) {
                 Ok(()) => {
-                    let who = holder.who();
-                    let client = who.and_then(|who| self.clients.get(&who));
+                    let participant = holder.who();
+                    let client = participant.and_then(|participant| self.clients.get(&participant));
                     tracing::warn!(
                         topic = topic.name(),
                         process = client.map(|client| client.process),
                         label = client.map(|client| client.label.as_str()),
-                        participant = who.map(tracing::field::display),
+                        participant = participant.map(tracing::field::display),
                         position,
                         held_for = %text::format_duration(held_for),
                         "a subscriber was evicted: it held a message past the release deadline"
@@ -237,8 +239,8 @@ impl Service {
 mod tests {
     use super::*;
 
-    /// Seats of a queue.
-    fn seats<const N: usize>() -> [SubscriptionId; N] {
+    /// Subscriptions of a queue.
+    fn subscriptions<const N: usize>() -> [SubscriptionId; N] {
         let setup = ipc::QueueSetup { depth: 4, overflow_policy: ipc::OverflowPolicy::Reject };
         let words =
             ipc::LocalWords::zeroed(ipc::Queue::<ipc::LocalWords, 1>::required_words(setup));
@@ -253,39 +255,39 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_message_for_the_whole_deadline_is_too_long() {
-        let [seat] = seats();
+    fn subscriber_is_evicted_only_for_one_message_held_too_long() {
+        let [holder] = subscriptions();
         let (start, deadline) = (Instant::now(), Duration::from_secs(1));
         let which = (7, Direction::Local);
         let mut eviction_monitor = EvictionMonitor::default();
         eviction_monitor.begin(start, which);
         let mut update = |tenths, found: Option<u64>| {
-            let found = found.map(|position| waiting(&[(seat, position)], deadline));
+            let found = found.map(|position| waiting(&[(holder, position)], deadline));
             eviction_monitor.update(start + deadline / 10 * tenths, which, found.as_ref())
         };
         assert_eq!(update(0, Some(7)), []);
         assert_eq!(update(9, Some(7)), []);
-        // It is slow, but lets go.
+        // The subscriber is slow, but releases.
         assert_eq!(update(10, Some(8)), []);
         assert_eq!(update(19, Some(8)), []);
-        // While nobody waits it may be held.
+        // Without a waiting publisher it may hold it.
         assert_eq!(update(20, None), []);
         assert_eq!(update(30, Some(8)), []);
-        assert_eq!(update(31, Some(8)), [(seat, deadline)]);
+        assert_eq!(update(31, Some(8)), [(holder, deadline)]);
     }
 
     #[test]
-    fn those_that_hold_different_messages_are_too_late_at_the_same_time() {
-        let [first, second, slow] = seats();
+    fn holders_of_different_messages_are_timed_together() {
+        let [first, second, slow] = subscriptions();
         let (start, deadline) = (Instant::now(), Duration::from_secs(1));
-        let mut monitor_topic = TopicMonitor::default();
+        let mut monitor = TopicMonitor::default();
         let mut update = |tenths, holders: &[(SubscriptionId, u64)]| {
-            monitor_topic.update(start + deadline / 10 * tenths, Some(&waiting(holders, deadline)))
+            monitor.update(start + deadline / 10 * tenths, Some(&waiting(holders, deadline)))
         };
         assert_eq!(update(0, &[(first, 4), (second, 5), (slow, 5)]), []);
         assert_eq!(update(6, &[(first, 4), (second, 5), (slow, 6)]), []);
         assert_eq!(update(10, &[(first, 4), (second, 5), (slow, 6)]), [(first, deadline)]);
-        // There is room for a moment, which does not count.
+        // A moment with room does not reset the time.
         assert_eq!(update(10, &[]), []);
         assert_eq!(update(15, &[(second, 5), (slow, 6)]), [(second, deadline)]);
         assert_eq!(update(15, &[]), []);
@@ -294,21 +296,21 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_waits_nothing_is_looked_at() {
-        let [seat] = seats();
+    fn topic_without_waiting_publishers_is_not_monitored() {
+        let [holder] = subscriptions();
         let (start, deadline) = (Instant::now(), Duration::from_secs(1));
         let which = (7, Direction::Local);
         let mut eviction_monitor = EvictionMonitor::default();
-        let found = waiting(&[(seat, 3)], deadline);
+        let found = waiting(&[(holder, 3)], deadline);
         eviction_monitor.begin(start, which);
         assert!(eviction_monitor.has_any());
-        // Nobody waited when it was looked at first; but that may be said again before long.
+        // No publisher waited at the first check, but one may be reported soon.
         assert_eq!(eviction_monitor.update(start, which, None), []);
         let again = start + MONITOR_LINGER / 2;
         assert_eq!(eviction_monitor.update(again, which, Some(&found)), []);
         let late = again + MONITOR_LINGER;
-        assert_eq!(eviction_monitor.update(late, which, Some(&found)), [(seat, MONITOR_LINGER)]);
-        // What is in the way of somebody is, however long ago that was said.
+        assert_eq!(eviction_monitor.update(late, which, Some(&found)), [(holder, MONITOR_LINGER)]);
+        // A blocked topic stays monitored, without further reports.
         for seconds in 1..100 {
             let now = late + Duration::from_secs(seconds);
             assert!(!eviction_monitor.update(now, which, Some(&found)).is_empty());

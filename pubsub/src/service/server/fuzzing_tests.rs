@@ -1,5 +1,5 @@
-//! Guests that keep to no rules, with the service in one thread: the corpus of the fuzzers, and
-//! scripts made up of all that there is to say.
+//! Malformed clients with the service in one thread: the corpus of the fuzzers, and scripts of
+//! arbitrary messages.
 
 use ipc::Participant;
 use proptest::prelude::*;
@@ -10,10 +10,10 @@ use crate::service::protocol::{self, Request, VERSION};
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::{Reliability, TopicSettings};
 
-/// What it says has a version already, or none.
+/// The message includes a version, or none.
 const RAW: u8 = 32;
 
-/// One thing that a guest says: with so many descriptors, of which kinds.
+/// One message of a client, with this number of descriptors of these kinds.
 fn step(client: u8, count: u8, kinds: u8, message: &[u8]) -> Vec<u8> {
     let mut bytes = vec![client, count, kinds];
     bytes.extend((message.len() as u16).to_le_bytes());
@@ -29,7 +29,7 @@ fn of(client: u8, count: u8, kinds: u8, request: &Request) -> Vec<u8> {
     step(client, count, kinds, &body(request))
 }
 
-/// Whom a roster admits first.
+/// The participant that a roster admits first.
 fn first() -> Participant {
     Participant::new(0, 1).unwrap()
 }
@@ -39,18 +39,18 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn the_fuzzers_corpus_of_guests_harms_nobody() {
+fn service_survives_the_fuzzers_corpus() {
     let corpus = format!("{}/../fuzz/corpus/node_clients", env!("CARGO_MANIFEST_DIR"));
     let mut count = 0;
     for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let heard = run_clients(&std::fs::read(path).unwrap()).unwrap();
-        let ClientOutcome { welcomes, answers, rejections } = heard;
+        let outcome = run_clients(&std::fs::read(path).unwrap()).unwrap();
+        let ClientOutcome { welcomes, answers, rejections } = outcome;
         if name.starts_with("honest") {
-            assert!(welcomes + answers > 0 && rejections == 0, "{name}: {heard:?}");
+            assert!(welcomes + answers > 0 && rejections == 0, "{name}: {outcome:?}");
         } else if name.starts_with("refused") {
-            assert!(rejections > 0, "{name}: {heard:?}");
+            assert!(rejections > 0, "{name}: {outcome:?}");
         }
         count += 1;
     }
@@ -118,7 +118,7 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// What goes along as it should.
+/// The right descriptors for a request.
 fn expected_descriptors(request: &Request) -> (u8, u8) {
     match request {
         Request::Hello { .. } => (1, 0),
@@ -131,19 +131,19 @@ fn expected_descriptors(request: &Request) -> (u8, u8) {
     }
 }
 
-fn hostile_message() -> impl Strategy<Value = Vec<u8>> {
+fn malformed_message() -> impl Strategy<Value = Vec<u8>> {
     let client = prop_oneof![8 => 0..4_u8, 2 => 64..68_u8, 1 => 128..132_u8];
     let files = prop_oneof![
         6 => Just(None),
         1 => (prop_oneof![0..4_u8, 60..70_u8], any::<u8>()).prop_map(Some),
     ];
-    // What comes along is right mostly, and so is the message.
+    // Descriptors and message are mostly valid.
     (client, request(), files, any::<u16>(), 0..12_u8).prop_map(
-        |(client, request, files, at, harm)| {
+        |(client, request, files, at, mutation)| {
             let (count, kinds) = files.unwrap_or_else(|| expected_descriptors(&request));
             let mut message = protocol::encode(&request);
             let at = usize::from(at) % message.len();
-            match harm {
+            match mutation {
                 0 => message[at] ^= 1 << (at % 8),
                 1 => message.truncate(at),
                 2 => message.push(0),
@@ -157,9 +157,9 @@ fn hostile_message() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn whatever_guests_say_others_are_served(
+    fn malformed_clients_do_not_disturb_others(
         takes_over in any::<bool>(),
-        steps in proptest::collection::vec(hostile_message(), 1..25),
+        steps in proptest::collection::vec(malformed_message(), 1..25),
     ) {
         let mut script = vec![u8::from(takes_over)];
         script.extend(steps.concat());
@@ -167,9 +167,9 @@ proptest! {
     }
 }
 
-/// The same again and again: nothing of it stays.
+/// A repeated script leaves nothing behind.
 #[test]
-fn what_guests_leave_open_is_closed() {
+fn descriptors_of_malformed_clients_are_closed() {
     let hello = Request::Hello { label: "one".into() };
     let steps: Vec<Vec<u8>> = (0..60)
         .map(|number| match number % 4 {
@@ -182,16 +182,16 @@ fn what_guests_leave_open_is_closed() {
     let script = [vec![0], steps.concat()].concat();
     run_clients(&script).unwrap();
     let before = descriptors();
-    let heard = run_clients(&script).unwrap();
-    assert!(heard.welcomes > 0 && heard.rejections > 0, "{heard:?}");
-    // Other tests of this program may have some open.
+    let outcome = run_clients(&script).unwrap();
+    assert!(outcome.welcomes > 0 && outcome.rejections > 0, "{outcome:?}");
+    // Other tests of this process may have some open.
     if std::env::var_os("NEXTEST").is_some() {
         assert_eq!(descriptors(), before);
     }
 }
 
 #[test]
-fn what_one_asks_for_before_all_are_back_is_bounded() {
+fn requests_during_a_takeover_are_limited() {
     let back = Request::Rejoin { label: "back".into(), participant: first().number() };
     let ask = of(0, 0, 0, &Request::ParticipantsChanged { number: 1 });
     let script = |count| [vec![1], of(0, 2, 0x10, &back), ask.repeat(count)].concat();
@@ -201,8 +201,7 @@ fn what_one_asks_for_before_all_are_back_is_bounded() {
 
 type Script = (&'static str, bool, Vec<Vec<u8>>);
 
-/// What the corpus begins with: each has a name, may be with a service that takes over, and
-/// steps.
+/// Initial corpus: a name, whether the service is taking over, and steps.
 fn scripts() -> Vec<Script> {
     let one = Request::Hello { label: "one".into() };
     let hello = |client| of(client, 1, 0, &one);
@@ -338,8 +337,8 @@ fn scripts() -> Vec<Script> {
 }
 
 #[test]
-#[ignore = "writes the corpus: for when what is said has changed"]
-fn the_corpus_is_written_anew() {
+#[ignore = "writes the corpus: run it after a change of the protocol"]
+fn write_the_initial_corpus() {
     let corpus = format!("{}/../fuzz/corpus/node_clients", env!("CARGO_MANIFEST_DIR"));
     for (name, takes_over, steps) in scripts() {
         let script = [vec![u8::from(takes_over)], steps.concat()].concat();

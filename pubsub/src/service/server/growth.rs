@@ -1,8 +1,9 @@
-//! Memory for pools: no message lies in a piece that only its maker has.
+//! Growth of pools: no message lies in a piece that only one process has.
 //!
-//! A descriptor that only its maker had would die with it, and the messages in it. So a piece
-//! is sent to all that use its pool, and all are waited for; but not for one that is stopped, which
-//! finds it in its line when it goes on, and not for ever for one that does not answer.
+//! A piece that only its creator had would be lost with it, and so would its messages. A piece is
+//! therefore sent to all users of its pool before it is used, and each has to acknowledge it.
+//! Stopped processes are not awaited: they find it in their queue. Others are awaited for a limited
+//! time.
 
 use std::collections::hash_map::Entry;
 use std::time::Instant;
@@ -12,19 +13,12 @@ use ipc::Participant;
 use super::Service;
 use crate::error::{ErrorKind, Result};
 use crate::pool::{Piece, PoolId};
+use crate::service::process::is_stopped;
 use crate::service::protocol::Notice;
 use crate::service::registry::{PendingPiece, pools_of};
 
-/// Is a process stopped, by a signal or a debugger?
-fn is_stopped(process: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
-    // The state stands behind the name, which may have parentheses of its own.
-    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
-    matches!(state, Some('T' | 't'))
-}
-
 impl Service {
-    /// Lets a pool grow, if it may.
+    /// Grows a pool, if its limit allows it.
     pub(super) fn grow(&mut self, id: PoolId, bytes: u64) {
         if let Err(error) = self.try_to_grow(id, bytes) {
             tracing::warn!(%error, bytes, "a pool cannot grow");
@@ -36,25 +30,25 @@ impl Service {
         match self.registry.grow(&served_node.caller(), id, bytes) {
             Ok(Some(number)) => self.distribute_piece(id, number),
             Ok(None) => {}
-            // It is asked for again.
+            // The publisher will request it again.
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Sends a piece to all that use the pool, and waits for them to have it.
+    /// Sends a piece to all users of the pool, and awaits their acknowledgements.
     fn distribute_piece(&mut self, id: PoolId, number: usize) {
         let ticket = self.ticket();
         let users: Vec<_> = self
             .clients
             .iter()
-            .filter(|(_, client)| !client.leaves && client.pools.contains_key(&id))
-            .map(|(who, _)| *who)
+            .filter(|(_, client)| !client.is_leaving && client.pools.contains_key(&id))
+            .map(|(participant, _)| *participant)
             .collect();
-        // Whoever brought it itself has it.
+        // A process that returned the piece has it already.
         let awaiting =
-            users.into_iter().filter(|who| self.send_pieces_or_log(*who, id, ticket)).collect();
+            users.into_iter().filter(|it| self.send_pieces_or_log(*it, id, ticket)).collect();
         if let Some(pool_entry) = self.registry.pools.get_mut(&id) {
             let since = Instant::now();
             pool_entry.pending_piece = Some(PendingPiece { number, ticket, awaiting, since });
@@ -68,10 +62,10 @@ impl Service {
         ticket
     }
 
-    /// Sends a process the pieces of a pool that it does not have, if there are any.
-    fn send_pieces(&mut self, who: Participant, id: PoolId, ticket: u64) -> Result<bool> {
+    /// Sends the pieces of a pool that a process does not have. True if there was one.
+    fn send_pieces(&mut self, participant: Participant, id: PoolId, ticket: u64) -> Result<bool> {
         let mut has_sent = false;
-        let Some(client) = self.clients.get_mut(&who) else { return Ok(false) };
+        let Some(client) = self.clients.get_mut(&participant) else { return Ok(false) };
         let Some(has) = client.pools.get_mut(&id) else { return Ok(false) };
         while let Some(Piece { memory, length, name }) = self.registry.piece(id, *has)? {
             let number = *has as u32;
@@ -83,18 +77,18 @@ impl Service {
         Ok(has_sent)
     }
 
-    fn send_pieces_or_log(&mut self, who: Participant, id: PoolId, ticket: u64) -> bool {
-        self.send_pieces(who, id, ticket).unwrap_or_else(|error| {
+    fn send_pieces_or_log(&mut self, participant: Participant, id: PoolId, ticket: u64) -> bool {
+        self.send_pieces(participant, id, ticket).unwrap_or_else(|error| {
             tracing::warn!(%error, "a piece of a pool could not be sent");
             false
         })
     }
 
-    /// Gives a process the pools of a topic, as far as it does not have them.
-    pub(super) fn send_pools(&mut self, who: Participant, number: u32) -> Result<()> {
-        let Some(kept) = self.registry.topics.get(&number) else { return Ok(()) };
-        for id in pools_of(kept.topic.settings().place) {
-            let Some(client) = self.clients.get_mut(&who) else { return Ok(()) };
+    /// Sends the pools of a topic that a process does not have.
+    pub(super) fn send_pools(&mut self, participant: Participant, number: u32) -> Result<()> {
+        let Some(entry) = self.registry.topics.get(&number) else { return Ok(()) };
+        for id in pools_of(entry.topic.settings().place) {
+            let Some(client) = self.clients.get_mut(&participant) else { return Ok(()) };
             if let Entry::Vacant(unknown) = client.pools.entry(id) {
                 let control_segment = self.registry.control_segment(id)?;
                 unknown.insert(0);
@@ -104,34 +98,34 @@ impl Service {
                 self.registry.pools.get(&id).and_then(|it| it.pending_piece.as_ref());
             let ticket = pending_piece.map(|pending_piece| pending_piece.ticket);
             let sent_as = ticket.unwrap_or_else(|| self.ticket());
-            if self.send_pieces(who, id, sent_as)?
+            if self.send_pieces(participant, id, sent_as)?
                 && let Some(pool_entry) = self.registry.pools.get_mut(&id)
                 && let Some(pending_piece) = &mut pool_entry.pending_piece
             {
-                // The one that is being handed out is among them.
-                pending_piece.awaiting.insert(who);
+                // The pending piece is among them.
+                pending_piece.awaiting.insert(participant);
             }
         }
         Ok(())
     }
 
-    /// All that a process that came back lacks of what it uses.
-    pub(super) fn send_missing(&mut self, who: Participant) {
-        let Some(client) = self.clients.get(&who) else { return };
+    /// Sends everything that a rejoined process lacks of its pools.
+    pub(super) fn send_missing(&mut self, participant: Participant) {
+        let Some(client) = self.clients.get(&participant) else { return };
         for number in client.topics.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.send_pools(who, number) {
-                tracing::warn!(%error, %who, "a process did not receive all pools of its topics");
+            if let Err(error) = self.send_pools(participant, number) {
+                tracing::warn!(%error, %participant, "a process did not receive all pools of its topics");
             }
         }
     }
 
-    /// A process has all that was sent to it up to this.
-    pub(super) fn handle_acknowledge_pieces(&mut self, who: Participant, ticket: u64) {
+    /// A process has received all pieces up to this ticket.
+    pub(super) fn handle_acknowledge_pieces(&mut self, participant: Participant, ticket: u64) {
         let mut acknowledged = Vec::new();
         for (id, pool_entry) in &mut self.registry.pools {
             if let Some(pending_piece) = &mut pool_entry.pending_piece
                 && pending_piece.ticket <= ticket
-                && pending_piece.awaiting.remove(&who)
+                && pending_piece.awaiting.remove(&participant)
             {
                 acknowledged.push(*id);
             }
@@ -141,21 +135,21 @@ impl Service {
         }
     }
 
-    /// Nothing is awaited of one any more.
-    pub(super) fn stop_awaiting(&mut self, who: Participant) {
-        self.handle_acknowledge_pieces(who, u64::MAX);
+    /// No acknowledgement of this process is awaited any more.
+    pub(super) fn stop_awaiting(&mut self, participant: Participant) {
+        self.handle_acknowledge_pieces(participant, u64::MAX);
     }
 
     fn admit_if_mapped(&mut self, id: PoolId) {
         let Some(pool_entry) = self.registry.pools.get(&id) else { return };
         let Some(pending_piece) = &pool_entry.pending_piece else { return };
         let is_over = pending_piece.is_overdue(Instant::now());
-        let runs = |who| self.clients.get(who).is_some_and(|client| !is_stopped(client.process));
+        let runs = |it| self.clients.get(it).is_some_and(|client| !is_stopped(client.process));
         if !is_over && pending_piece.awaiting.iter().any(runs) {
             return;
         }
-        for who in &pending_piece.awaiting {
-            tracing::warn!(pool = %id, %who, "a process did not acknowledge a piece in time; it gets the piece later");
+        for participant in &pending_piece.awaiting {
+            tracing::warn!(pool = %id, %participant, "a process did not acknowledge a piece in time; it gets the piece later");
         }
         let Some(served_node) = &self.served_node else { return };
         match self.registry.admit_piece(&served_node.caller(), id) {
@@ -179,7 +173,7 @@ impl Service {
         self.registry.pools.values().any(|pool_entry| pool_entry.pending_piece.is_some())
     }
 
-    /// Looks whether those that a piece waits for had their time.
+    /// Checks whether the time for acknowledgements is over.
     pub(super) fn check_growth(&mut self) {
         let pending_piece =
             self.registry.pools.iter().filter(|(_, pool_entry)| pool_entry.pending_piece.is_some());
@@ -188,24 +182,24 @@ impl Service {
         }
     }
 
-    /// Somebody brought pieces in place of others that some may have.
+    /// A process returned the right pieces after others had received wrong ones.
     pub(super) fn handle_replaced_pieces(&mut self, id: PoolId, first: usize) {
         let mut lacking = Vec::new();
-        for (who, client) in &mut self.clients {
+        for (participant, client) in &mut self.clients {
             if let Some(has) = client.pools.get_mut(&id).filter(|has| **has > first) {
                 *has = first;
-                lacking.push(*who);
+                lacking.push(*participant);
             }
         }
         if self.takeover.is_none() {
             let ticket = self.ticket();
-            for who in lacking {
-                self.send_pieces_or_log(who, id, ticket);
+            for participant in lacking {
+                self.send_pieces_or_log(participant, id, ticket);
             }
         }
     }
 
-    /// Pieces that the last service made, and that no pool uses yet.
+    /// Distributes pieces of the last service that no pool uses yet.
     pub(super) fn resume_growth(&mut self) {
         let unfinished: Vec<_> = self
             .registry

@@ -1,11 +1,11 @@
-//! The thread that serves a node: lets processes in, tells them of each other, gives them
-//! topics and pools, and sees to what the dead leave.
+//! The thread that serves a node: admits processes, distributes pidfds, topics and pools, and
+//! reclaims after dead processes.
 //!
-//! What it sends waits in line, and what it awaits is looked for at the next turn. Locks in
-//! shared memory are the one thing that it waits for, and not for long: what one of them is
-//! in the way of is done at another turn.
+//! It never waits for a client: messages are queued, and awaited events are polled. It only waits
+//! for locks in shared memory, for a short time; an operation that fails for a held lock is tried
+//! again later.
 
-/// Logs what came and went: as information, where the process is there to serve the node.
+/// Logs a change of the node: at level info in a dedicated service.
 macro_rules! log_change {
     ($service:expr, $($what:tt)+) => {
         if $service.options.has_priority.load(std::sync::atomic::Ordering::Acquire) {
@@ -58,48 +58,48 @@ use crate::node_segment::NodeSegment;
 use crate::pool::PoolId;
 use crate::wake::WakeFd;
 
-/// Connections that have not said yet who they are.
+/// Maximum number of connections without a first message.
 const MAX_PENDING_CLIENTS: usize = 64;
-/// How long one has to say who it is.
+/// Time for the first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it looks for what nobody tells it: who is in whose way, what could not be
-/// buried yet.
+/// Interval of polling for state without events: blocking subscribers, reclaims that failed for a
+/// held lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long it waits for a lock. None is held for so long but by one that is stopped, or starved.
+/// Timeout for locks. Only a stopped or starved process holds one for longer.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
-/// How often it looks who is dead of whom it was not told.
+/// Interval of the search for unreported deaths.
 const LIVENESS_CHECK: Duration = Duration::from_secs(5);
-/// Places in the roster that are kept for services.
+/// Slots of the participant table that are reserved for services.
 const RESERVED_ROSTER_SLOTS: usize = 8;
 /// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
-/// Messages of one process that are heard before the next has its turn.
+/// Messages of one process that are handled before those of the next.
 const MAX_MESSAGES_PER_TURN: usize = 64;
 
 const SERVING: &str = "serve a node";
 
-/// One who came, and has not said who it is.
+/// A connection without a first message so far.
 #[derive(Debug)]
 struct PendingClient {
     connection: Connection,
-    /// When it came, or took something last.
+    /// Time of the connection, or of the last message that the client received.
     since: Instant,
 }
 
-/// A process that takes part, and its connection.
+/// A member, and its connection.
 #[derive(Debug)]
 struct Client {
     label: String,
     process: u32,
     connection: Connection,
-    /// The topics that it uses, and how often each was given to it.
+    /// The topics that it uses, and how often each was granted.
     topics: BTreeMap<u32, u64>,
-    /// Pools that it knows, and how many pieces of each were sent to it, or came from it.
+    /// Pools that it knows, and how many pieces of each it has.
     pools: HashMap<PoolId, usize>,
-    /// What it asked for while the others were still handing over.
+    /// Requests that are held during a takeover.
     held: Vec<Request>,
-    /// It said that it leaves.
-    leaves: bool,
+    /// It has sent [`Request::Leave`].
+    is_leaving: bool,
 }
 
 impl Client {
@@ -107,37 +107,37 @@ impl Client {
         let credentials = connection.channel().credentials().ok();
         Self {
             label,
-            process: credentials.and_then(|who| who.process).unwrap_or(0),
+            process: credentials.and_then(|it| it.process).unwrap_or(0),
             connection,
             topics: BTreeMap::new(),
             pools: HashMap::new(),
             held: Vec::new(),
-            leaves: false,
+            is_leaving: false,
         }
     }
 }
 
-/// The node's hall, and who the service is in it.
+/// The node segment, and the service's participant in it.
 #[derive(Debug)]
 struct ServedNode {
     node_segment: NodeSegment,
     me: Participant,
     roster: Arc<ParticipantTable<MappedWords>>,
     number: u32,
-    /// Of this process.
+    /// Pidfd of this process.
     pidfd: PidFd,
 }
 
 impl ServedNode {
-    /// What a member is given: the hall, and this service's life.
-    fn keys(&self) -> std::io::Result<Vec<OwnedFd>> {
+    /// Descriptors for a new member: the node segment, and this service's pidfd.
+    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
         Ok(vec![
             self.node_segment.as_fd().try_clone_to_owned()?,
             self.pidfd.as_fd().try_clone_to_owned()?,
         ])
     }
 
-    /// All others wait while the service does: what a lock is in the way of it does later.
+    /// With a short timeout, since all members wait while the service does.
     fn caller(&self) -> Caller<'_> {
         Caller { timeout: LOCK_TIMEOUT, ..Caller::new(self.me, &*self.roster) }
     }
@@ -147,23 +147,22 @@ pub(super) struct Service {
     options: ServiceOptions,
     listener: ChannelListener,
     bell: Arc<WakeFd>,
-    /// A descriptor for one that comes when there are no others.
+    /// Lets it accept and reject a connection when no other descriptors are left.
     spare_descriptor: Option<OwnedFd>,
     is_over: Arc<AtomicBool>,
-    /// It is over since it could not go on.
+    /// It ended since it failed.
     has_failed: bool,
-    /// None until it is known which hall it is.
+    /// None until the node segment is known.
     served_node: Option<ServedNode>,
     pending_clients: Vec<PendingClient>,
     clients: BTreeMap<Participant, Client>,
-    /// The lives of all members whose end is waited for.
+    /// Pidfds of all members that are watched.
     pidfds: HashMap<Participant, PidFd>,
-    /// Those that are dead or have left, and of whom something may be left.
+    /// Participants that are dead or have left, and may still own memory.
     unreclaimed: BTreeSet<Participant>,
-    /// Members whose connection ended, though they live as far as is known: process and label.
+    /// Members whose connection ended, though no death is known: process and label.
     disconnected: HashMap<Participant, (u32, String)>,
-    /// Somebody came late, and brought what those may have left something in who were seen to
-    /// before.
+    /// A late process returned objects in which reclaimed participants may still own memory.
     must_rescan_owners: bool,
     checked_liveness_at: Instant,
     registry: Registry,
@@ -171,7 +170,7 @@ pub(super) struct Service {
     eviction_monitor: EvictionMonitor,
     refusals: Refusals,
     replication: ReplicationSupervisor,
-    /// Topics, or who uses them, have changed: these, for one.
+    /// Topics or their users have changed, among them those in `changed_topics`.
     replicator_needs_topics: bool,
     changed_topics: BTreeSet<u32>,
     next_ticket: u64,
@@ -210,14 +209,14 @@ impl Service {
             changed_topics: BTreeSet::new(),
             next_ticket: 1,
         };
-        if !service.found_if_empty()? {
+        if !service.create_if_empty()? {
             let node = MemberLock::read_node_id(SERVING, &service.options.directory)?;
             service.takeover = Some(Takeover::begin(Instant::now(), node));
         }
         Ok(service)
     }
 
-    /// Serves until it is over. True if it could not go on.
+    /// Serves until the service is over. True if it failed.
     pub(super) fn serve(mut self) -> bool {
         while !self.is_over.load(Ordering::Acquire) {
             self.run_once();
@@ -227,18 +226,18 @@ impl Service {
         has_failed
     }
 
-    /// Waits until something happens, and sees to it.
+    /// Waits for events, and handles them.
     fn run_once(&mut self) {
         let Some(ready) = self.wait() else {
-            // Out of memory, say: not a reason to spin.
+            // For instance out of memory: do not spin.
             std::thread::sleep(POLL_INTERVAL);
             return;
         };
         if ready.bell {
             self.bell.silence();
         }
-        for who in ready.dead {
-            self.handle_death(who);
+        for participant in ready.dead {
+            self.handle_death(participant);
         }
         let pending_clients = std::mem::take(&mut self.pending_clients);
         for (pending_client, is_ready) in pending_clients.into_iter().zip(ready.pending_clients) {
@@ -248,8 +247,8 @@ impl Service {
                 self.pending_clients.push(pending_client);
             }
         }
-        for who in ready.clients {
-            self.handle_messages(who);
+        for participant in ready.clients {
+            self.handle_messages(participant);
         }
         if ready.listener {
             self.accept_client();
@@ -257,7 +256,7 @@ impl Service {
         self.do_periodic_work();
     }
 
-    /// What nobody tells it of.
+    /// Handles state without events.
     fn do_periodic_work(&mut self) {
         let clients = self.clients.values_mut().map(|client| &mut client.connection);
         for connection in clients.filter(|connection| connection.is_stalled()) {
@@ -269,15 +268,15 @@ impl Service {
             .clients
             .iter()
             .filter(|(_, client)| client.connection.is_broken())
-            .map(|(who, _)| *who)
+            .map(|(it, _)| *it)
             .collect();
-        for who in broken {
-            self.handle_disconnect(who);
+        for participant in broken {
+            self.handle_disconnect(participant);
         }
         self.advance_takeover();
         if self.takeover.is_some() {
-            // Other nodes are to see that this one is there, though it cannot say yet what it
-            // wants: so they keep it.
+            // Other nodes see this service, and keep its topics and messages, though it cannot
+            // announce its topics yet.
             self.start_replication();
         } else {
             self.check_liveness();
@@ -290,7 +289,7 @@ impl Service {
     }
 
     fn max_poll_timeout(&self) -> Duration {
-        let looks = self.takeover.is_some()
+        let polls = self.takeover.is_some()
             || !self.unreclaimed.is_empty()
             || self.must_rescan_owners
             || self.is_growing()
@@ -301,7 +300,7 @@ impl Service {
                 .map(|client| &client.connection)
                 .any(|it| it.is_stalled() || it.has_queued_descriptors())
             || self.registry.unused().next().is_some();
-        let longest = if looks { POLL_INTERVAL } else { MAX_SLEEP };
+        let longest = if polls { POLL_INTERVAL } else { MAX_SLEEP };
         let longest =
             self.eviction_monitor.max_poll_timeout().map_or(longest, |wait| longest.min(wait));
         self.replication.max_poll_timeout().map_or(longest, |replication| longest.min(replication))
@@ -322,7 +321,7 @@ impl Service {
         }
         let pidfds: Vec<_> = self.pidfds.iter().collect();
         entries.extend(pidfds.iter().map(|(_, pidfd)| entry(pidfd.as_fd())));
-        // What other nodes say is heard when all are back.
+        // Messages of other nodes are handled once all members have rejoined.
         let replication = self
             .replication
             .replicator
@@ -338,11 +337,11 @@ impl Service {
         let mut is_ready = entries.iter().map(|entry| entry.any().unwrap_or(true));
         let (bell, listener) = (is_ready.next()?, is_ready.next()?);
         let pending_clients = is_ready.by_ref().take(self.pending_clients.len()).collect();
-        let spoke: Vec<_> = is_ready.by_ref().take(self.clients.len()).collect();
-        let clients = self.clients.keys().zip(spoke);
-        let clients = clients.filter(|(_, spoke)| *spoke).map(|(who, _)| *who).collect();
+        let readable: Vec<_> = is_ready.by_ref().take(self.clients.len()).collect();
+        let clients = self.clients.keys().zip(readable);
+        let clients = clients.filter(|(_, readable)| *readable).map(|(it, _)| *it).collect();
         let dead = pidfds.iter().zip(is_ready.by_ref());
-        let dead = dead.filter(|(_, is_over)| *is_over).map(|((who, _), _)| **who).collect();
+        let dead = dead.filter(|(_, is_over)| *is_over).map(|((it, _), _)| **it).collect();
         Some(Ready { bell, listener, pending_clients, clients, dead })
     }
 
@@ -358,14 +357,14 @@ impl Service {
         }
     }
 
-    /// Out of descriptors: what comes is told so, by the one that is kept for this.
+    /// Out of descriptors: uses the spare one to reject the next connection with a reason.
     fn refuse_next(&mut self, limit: DescriptorLimit) {
         drop(self.spare_descriptor.take());
         if let Ok(channel) = self.listener.accept(Duration::ZERO) {
             self.refusals.reject_out_of_descriptors(&mut Connection::new(channel), limit);
         }
         self.spare_descriptor = self.bell.as_fd().try_clone_to_owned().ok();
-        // Another thread may have taken it: others may let go of some.
+        // Another thread may have taken it; wait until one is closed.
         if self.spare_descriptor.is_none() {
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -373,26 +372,26 @@ impl Service {
 
     fn receive(&mut self, channel: Channel) {
         let own = ipc::Credentials::of_this_process().user;
-        let is_admitted = channel.credentials().is_ok_and(|who| who.user == own || who.user == 0);
+        let is_admitted = channel.credentials().is_ok_and(|it| it.user == own || it.user == 0);
         let mut connection = Connection::new(channel);
         if !is_admitted {
             self.refusals.reject(&mut connection, ErrorKind::Denied, "this user is not admitted");
             return;
         }
         if self.pending_clients.len() >= MAX_PENDING_CLIENTS {
-            // The oldest had its time.
+            // The oldest one has waited longest.
             let mut oldest = self.pending_clients.remove(0);
             self.refusals.reject(
                 &mut oldest.connection,
                 ErrorKind::TooMany,
-                "too many came and said nothing",
+                "too many connections without a first message",
             );
         }
         self.pending_clients.push(PendingClient { connection, since: Instant::now() });
     }
 
-    /// Founds the node, if there are no members of another.
-    fn found_if_empty(&mut self) -> Result<bool> {
+    /// Creates the node, if it has no members.
+    fn create_if_empty(&mut self) -> Result<bool> {
         let directory = &self.options.directory;
         if MemberLock::is_held(SERVING, directory)? {
             return Ok(false);
@@ -400,8 +399,8 @@ impl Service {
         let before = MemberLock::read_node_id(SERVING, directory)?;
         MemberLock::write_node_id(SERVING, directory, Some(self.options.identity))?;
         if MemberLock::is_held(SERVING, directory)? {
-            // One who was let in by the last service has just become a member: it looks whose
-            // after it holds the lock, so it has seen one name or the other.
+            // A process that the last service admitted has just become a member. It reads the
+            // identity after it has locked, so it has seen one of the two.
             MemberLock::write_node_id(SERVING, directory, before)?;
             return Ok(false);
         }
@@ -409,8 +408,8 @@ impl Service {
         Ok(true)
     }
 
-    /// Founds the node anew, whoever may still hold what there was.
-    fn found(&mut self) -> Result<()> {
+    /// Re-creates the node, even if processes still hold its old segment.
+    fn recreate(&mut self) -> Result<()> {
         let node = Some(self.options.identity);
         MemberLock::write_node_id(SERVING, &self.options.directory, node)?;
         self.attach_segment(NodeSegment::create(self.options.identity)?)
@@ -421,43 +420,43 @@ impl Service {
         let (own, watched) = (pidfd()?, pidfd()?);
         let roster = Arc::clone(node_segment.roster());
         let Some(me) = roster.admit(pidfd()?) else {
-            let detail = format!("it has {} members already", Participant::SLOTS);
+            let detail = format!("the node already has {} members", Participant::SLOTS);
             return Err(Error::new(SERVING, ErrorKind::TooMany, detail));
         };
         self.pidfds.insert(me, watched);
         let number = node_segment.next_service_number();
         self.served_node = Some(ServedNode { node_segment, me, roster, number, pidfd: own });
-        self.inherit_network();
+        self.load_network_options();
         Ok(())
     }
 
-    /// Tells a process something, if it is there.
-    fn notify(&mut self, who: Participant, notice: &Notice, files: Vec<OwnedFd>) {
-        if let Some(client) = self.clients.get_mut(&who) {
+    /// Sends a notice to a process, if it is connected.
+    fn notify(&mut self, participant: Participant, notice: &Notice, files: Vec<OwnedFd>) {
+        if let Some(client) = self.clients.get_mut(&participant) {
             client.connection.send(notice, files);
         }
     }
 
-    /// Ends in order: members find another service.
+    /// Ends the service in order: members find another one.
     fn close(mut self) {
-        // What carries messages uses names of this service.
+        // Replication uses participants of this service.
         self.replication.replicator = None;
-        // What was not complete is for the next service to complete.
+        // The next service completes a takeover.
         let takeover = self.takeover.take();
         if self.replication.has_workers() {
-            // A worker that was given up may still do something in the name of this service,
-            // which therefore stays until the process ends.
-            tracing::warn!("the next service cleans up after this one when its process has ended");
+            // An abandoned worker may still act as a participant of this service, which therefore
+            // remains until the process ends.
+            tracing::warn!("a worker still runs: a later service reclaims after this process");
         } else if let Some(served_node) = &self.served_node {
             match self.registry.reclaim(&served_node.caller(), served_node.me) {
                 Ok(()) => drop(served_node.roster.free_slot(served_node.me)),
                 Err(error) => {
-                    tracing::debug!(%error, "the next service cleans up after this one");
+                    tracing::debug!(%error, "the next service reclaims after this one");
                     served_node.roster.leave(served_node.me);
                 }
             }
         }
-        // The socket goes first, so that nobody comes to a service that has ended.
+        // The socket is removed first, so that no process connects to an ended service.
         drop(self.listener);
         for client in self.clients.values_mut() {
             client.connection.end();
@@ -472,7 +471,7 @@ impl Service {
     }
 }
 
-/// What there is to see to.
+/// Events to handle.
 struct Ready {
     bell: bool,
     listener: bool,

@@ -1,4 +1,4 @@
-//! Those that are refused: they are told why, and so is the log.
+//! Rejected connections and refused requests: reasons for clients and the log.
 
 use std::time::Instant;
 
@@ -9,17 +9,17 @@ use crate::log_limit::LogLimit;
 use crate::service::connection::Connection;
 use crate::service::protocol::{Notice, Refusal};
 
-/// This process, which serves, as it is called for the process that it answers.
+/// Names this process for the process at the other end.
 fn service_for(connection: &Connection) -> String {
     let own = std::process::id();
     let is_own = connection.channel().credentials().is_ok_and(|it| it.process == Some(own));
     match is_own {
-        true => "this process, which serves the node, too".to_owned(),
+        true => "this process, which also serves the node".to_owned(),
         false => format!("the node's service, process {own}"),
     }
 }
 
-/// Refuses, and logs what may be logged of that.
+/// Rejects connections; limits its log messages.
 #[derive(Debug)]
 pub(super) struct Refusals {
     began: Instant,
@@ -35,7 +35,7 @@ impl Refusals {
         self.limit.allows(self.began.elapsed())
     }
 
-    /// Tells one that comes why it is not let in.
+    /// Rejects a connection with a reason.
     pub(super) fn reject(
         &mut self,
         connection: &mut Connection,
@@ -50,13 +50,13 @@ impl Refusals {
         connection.send(&Notice::Rejected { reason }, Vec::new());
     }
 
-    /// The same, by an error.
+    /// As [`reject`](Self::reject), with the reason of an error.
     pub(super) fn reject_with_error(&mut self, connection: &mut Connection, error: &Error) {
         let reason = Refusal::of(error);
         self.reject(connection, error.kind(), reason.detail());
     }
 
-    /// The service has no descriptors left for one more process.
+    /// The service has no descriptors left for another process.
     pub(super) fn reject_out_of_descriptors(
         &mut self,
         connection: &mut Connection,
@@ -66,7 +66,7 @@ impl Refusals {
         self.reject(connection, ErrorKind::TooMany, reason);
     }
 
-    /// Why a member does not get what it asked for. A limit that was reached is the service's.
+    /// The reason of a failed request. A limit that was reached is the service's.
     pub(super) fn refusal(&mut self, connection: &Connection, error: &Error) -> Refusal {
         let Some(limit) = error.limit_reached() else { return Refusal::of(error) };
         if self.allows() {

@@ -1,4 +1,4 @@
-//! What carries messages to other nodes, if this service was told of any.
+//! Replication to other nodes, if this service has network options.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -18,25 +18,25 @@ use crate::replication::{
 use crate::report::Row;
 use crate::service::protocol;
 
-/// Between two attempts to start: the last service may still have the address.
+/// Back-off of attempts to start: the last service may still use the address.
 const START_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Between two times that it is told why they fail, as long as that stays the same.
+/// Back-off of log messages with the same reason.
 const LOG_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-/// Between two attempts to let go of what was kept for other nodes.
+/// Back-off of attempts to release retained messages.
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
-/// Requests for memory that may wait.
+/// Maximum number of queued growth requests.
 const MAX_GROWTH_REQUESTS: usize = 64;
 
 pub(super) struct ReplicationSupervisor {
     pub(super) replicator: Option<Replicator>,
-    /// Held by all that work in this service's name.
+    /// Held by all threads that act as a participant of this service.
     pub(super) service_context: Weak<ServiceContext>,
     attempts: StartAttempts,
-    /// How is another service's word.
+    /// The network options are those of an earlier service.
     pub(super) is_inherited: bool,
-    /// What is kept for other nodes was let go of, since nothing can be carried there.
+    /// Retained messages were released, since replication cannot work.
     has_released: bool,
-    /// Of some of it that was not possible yet.
+    /// Some of them could not be released yet.
     must_release_again: bool,
     arrival_repair_lock: ArrivalRepairLock,
     waiting_arrivals: WaitingArrivals,
@@ -44,23 +44,23 @@ pub(super) struct ReplicationSupervisor {
     growth_requests: Receiver<(PoolId, u64)>,
 }
 
-/// Attempts to start what carries messages, that have failed.
+/// Failed attempts to start replication.
 #[derive(Debug, Default)]
 struct StartAttempts {
-    /// The first of them.
+    /// Time of the first one.
     first: Option<Instant>,
     backoff: Option<RetryBackoff>,
-    /// It would fail each time: the options are impossible.
+    /// Retrying is useless: the options are invalid.
     are_permanent: bool,
-    /// Why the last one did.
+    /// Reason of the last one.
     reason: Option<(ErrorKind, String)>,
-    /// Until then it is told again only if there is another reason.
+    /// Until then only another reason is logged.
     log_backoff: Option<RetryBackoff>,
 }
 
 impl StartAttempts {
-    /// One has failed. True if that is to be told: the first, one for another reason than the last
-    /// one, and otherwise less and less often.
+    /// Records a failure. True if it is to be logged: the first one, one with a new reason, and
+    /// others at growing intervals.
     fn record_failure(
         &mut self,
         now: Instant,
@@ -81,7 +81,7 @@ impl StartAttempts {
         is_logged
     }
 
-    /// Why they fail, and what comes of it, for people.
+    /// The reason and its consequence, for a report.
     fn row(&self) -> Option<Row> {
         let (kind, reason) = self.reason.as_ref()?;
         let backoff = if self.are_permanent { "" } else { "; retrying" };
@@ -92,8 +92,8 @@ impl StartAttempts {
         !self.are_permanent && self.backoff.is_none_or(|backoff| backoff.is_over(now))
     }
 
-    /// Is what is owed to other nodes kept for nothing? It is if nothing leads there, or has not
-    /// for as long as a node that is gone is waited for.
+    /// Whether retained messages are useless: replication cannot work, or has failed for as long as
+    /// a lost node is awaited.
     fn have_expired(&self, now: Instant, network: Option<&NetworkOptions>) -> bool {
         let Some(network) = network else { return true };
         let tried = self.first.map(|first| now.saturating_duration_since(first));
@@ -118,12 +118,12 @@ impl ReplicationSupervisor {
         }
     }
 
-    /// Held by who looks through what a dead service had begun to deliver.
+    /// Locked during the repair of unfinished deliveries of a dead service.
     pub(super) fn arrival_repair_lock(&self) -> ArrivalRepairLock {
         ArrivalRepairLock::clone(&self.arrival_repair_lock)
     }
 
-    /// Nothing will go to other nodes, so nothing is kept for them.
+    /// No messages will be sent to other nodes, so none are retained for them.
     fn is_over(&self, network: Option<&NetworkOptions>) -> bool {
         self.replicator.is_none() && self.attempts.have_expired(Instant::now(), network)
     }
@@ -138,7 +138,7 @@ impl ReplicationSupervisor {
         next.into_iter().chain(self.must_release_again.then_some(RELEASE_RETRY)).min()
     }
 
-    /// Topics at which what arrives has begun to wait since this was asked last.
+    /// Topics with inbound messages that have begun to wait since the last call.
     pub(super) fn waiting_arrivals(&self) -> BTreeSet<u32> {
         std::mem::take(&mut *lock(&self.waiting_arrivals))
     }
@@ -150,21 +150,21 @@ impl ReplicationSupervisor {
         }
     }
 
-    /// Does anything work in this service's name, and be it a worker that was given up?
+    /// Whether any thread acts as a participant of this service, even an abandoned worker.
     pub(super) fn has_workers(&self) -> bool {
         self.service_context.strong_count() > 0
     }
 }
 
 impl Service {
-    /// Sees to what goes to other nodes and comes from them.
+    /// Handles the replication of all topics.
     pub(super) fn run_replication(&mut self) {
         self.start_replication();
         while let Ok((pool, bytes)) = self.replication.growth_requests.try_recv() {
             self.grow(pool, bytes);
         }
         if self.replication.replicator.is_some() {
-            let topics = std::mem::take(&mut self.replicator_needs_topics).then(|| self.facts());
+            let topics = std::mem::take(&mut self.replicator_needs_topics).then(|| self.topics());
             let changed_topics = std::mem::take(&mut self.changed_topics);
             let Some(replication) = &mut self.replication.replicator else { return };
             replication.topics_changed(&changed_topics);
@@ -180,8 +180,8 @@ impl Service {
         }
     }
 
-    /// Nothing can be carried to other nodes: what an earlier service kept for them is let go of, or
-    /// those that publish would wait for ever.
+    /// Replication cannot work: releases messages that an earlier service retained, or publishers
+    /// would wait for ever.
     fn release_all(&mut self) {
         let replication = &mut self.replication;
         let again = std::mem::take(&mut replication.must_release_again);
@@ -193,7 +193,7 @@ impl Service {
         }
     }
 
-    /// True if nothing of a topic is kept for other nodes any more.
+    /// True if no messages of a topic are retained any more.
     fn release_retained(&mut self, number: u32) -> bool {
         let (Some(served_node), Some((topic, [local, _]))) =
             (&self.served_node, self.registry.topic_and_pools(number))
@@ -218,17 +218,17 @@ impl Service {
         }
     }
 
-    /// Who is told nothing about other nodes goes on with what the last service was told.
-    pub(super) fn inherit_network(&mut self) {
+    /// Without network options of its own, the service uses those of the last service.
+    pub(super) fn load_network_options(&mut self) {
         let Some(served_node) =
             self.served_node.as_ref().filter(|_| self.options.network.is_none())
         else {
             return;
         };
-        let Some(kept) = served_node.node_segment.network() else { return };
+        let Some(stored) = served_node.node_segment.network() else { return };
         match protocol::decode::<NetworkOptions>(
             "read the network options of the last service",
-            &kept,
+            &stored,
         ) {
             Ok(network) => {
                 let listen = network.listen.map(tracing::field::display);
@@ -242,7 +242,7 @@ impl Service {
         }
     }
 
-    /// The next service of this node is to be connected like this.
+    /// Stores the network options for the next service of this node.
     fn store_network_options(&self, network: &NetworkOptions) {
         let Some(served_node) = &self.served_node else { return };
         let bytes = protocol::encode(network);
@@ -254,12 +254,12 @@ impl Service {
         tracing::warn!(
             bytes = bytes.len(),
             most = MAX_NETWORK_BYTES,
-            "a service without network options that takes over will not reach other nodes: \
-             these options are too long to be kept"
+            "network options are too long to be stored: a service that takes over without \
+             options will not replicate"
         );
     }
 
-    /// Lets other nodes see this one, if it is told how.
+    /// Starts replication, if there are network options.
     pub(super) fn start_replication(&mut self) {
         let (Some(network), Some(served_node)) = (&self.options.network, &self.served_node) else {
             return;
@@ -304,7 +304,7 @@ impl Service {
                 self.store_network_options(&successor_options);
             }
             Err(error) => {
-                // What another service could do comes right again.
+                // Stored options worked for another service, so a failure may be temporary.
                 let is_permanent =
                     error.kind() == ErrorKind::InvalidArgument && !replication.is_inherited;
                 let attempts = &mut replication.attempts;
@@ -325,30 +325,30 @@ impl Service {
         }
     }
 
-    fn facts(&self) -> BTreeMap<String, LocalTopic> {
-        let topics = self.registry.topics.iter().filter_map(|(number, kept)| {
+    fn topics(&self) -> BTreeMap<String, LocalTopic> {
+        let topics = self.registry.topics.iter().filter_map(|(number, entry)| {
             let (topic, [local, inbound]) = self.registry.topic_and_pools(*number)?;
-            let facts = LocalTopic {
+            let local_topic = LocalTopic {
                 topic: Arc::clone(topic),
                 local: Arc::clone(local),
                 inbound: Arc::clone(inbound),
-                publishes: kept.publishes,
-                subscribes: kept.subscribes,
+                publishes: entry.publishes,
+                subscribes: entry.subscribes,
             };
-            Some((topic.name().to_owned(), facts))
+            Some((topic.name().to_owned(), local_topic))
         });
         topics.collect()
     }
 
-    /// Lets a topic go that nobody uses, unless other nodes are still owed messages of it.
+    /// Removes a topic without users, unless messages of it are retained for other nodes.
     pub(super) fn remove_unused(&mut self, number: u32) {
         let is_unused = self.registry.is_unused(number);
-        let kept = self.registry.topics.get(&number).filter(|_| is_unused);
-        let Some(topic) = kept.map(|kept| Arc::clone(&kept.topic)) else { return };
+        let entry = self.registry.topics.get(&number).filter(|_| is_unused);
+        let Some(topic) = entry.map(|entry| Arc::clone(&entry.topic)) else { return };
         let is_held = if self.replication.is_over(self.options.network.as_ref()) {
             !self.release_retained(number)
         } else {
-            // By the last service, say, though nobody carries it yet.
+            // For instance by the last service, while replication has not started.
             self.replication.replicator.as_ref().is_some_and(|it| it.holds(number))
                 || replication::is_owed(&topic)
         };
@@ -370,20 +370,20 @@ mod tests {
     }
 
     #[test]
-    fn why_it_fails_is_told_at_once_if_it_is_news_and_else_less_and_less_often() {
+    fn failure_is_logged_at_once_if_new_and_else_with_growing_pauses() {
         let (now, mut attempts) = (Instant::now(), StartAttempts::default());
-        let mut told = Vec::new();
+        let mut logged = Vec::new();
         for seconds in 0..300 {
             let reason = if seconds < 200 { "no such address" } else { "taken" };
             if attempts.record_failure(now + Duration::from_secs(seconds), false, because(reason)) {
-                told.push(seconds);
+                logged.push(seconds);
             }
         }
-        assert_eq!(told, [0, 5, 15, 35, 75, 135, 195, 200, 205, 215, 235, 275]);
+        assert_eq!(logged, [0, 5, 15, 35, 75, 135, 195, 200, 205, 215, 235, 275]);
     }
 
     #[test]
-    fn what_is_owed_is_kept_as_long_as_there_is_hope() {
+    fn retained_messages_expire_after_lost_after() {
         let network = NetworkOptions::default();
         let (now, mut attempts) = (Instant::now(), StartAttempts::default());
         assert!(attempts.have_expired(now, None));
@@ -394,7 +394,7 @@ mod tests {
         attempts.record_failure(now + network.lost_after / 2, false, because("taken"));
         let late = now + network.lost_after;
         assert!(attempts.have_expired(late, Some(&network)));
-        // It may come right yet.
+        // A later attempt may still succeed.
         assert!(attempts.may_begin(late));
         attempts.record_failure(now, true, because("impossible"));
         assert!(

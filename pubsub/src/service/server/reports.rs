@@ -1,4 +1,4 @@
-//! What the service tells those that ask who is there.
+//! Reports of the service.
 
 use super::Service;
 use crate::error::ErrorKind;
@@ -6,11 +6,11 @@ use crate::pool::Direction;
 use crate::report::Row;
 use crate::service::protocol::{self, Notice, Refusal};
 
-/// Bytes of the rows of one message: several of these fit into the buffer of a socket.
+/// Maximum bytes of rows in one message: several of these fit into a socket buffer.
 const PART: usize = 16 << 10;
 
 impl Service {
-    /// What one is told who asks who is there.
+    /// The answer to a report request.
     pub(super) fn answer_to_report(&mut self, request: u64) -> Vec<Notice> {
         if self.takeover.is_some() {
             let reason = "the service is taking over and has no report yet";
@@ -35,7 +35,7 @@ impl Service {
         notices.map(|(at, rows)| Notice::Rows { request, rows, is_last: at == last }).collect()
     }
 
-    /// All that is to be told. The first row is the node's.
+    /// All rows of the report. The first one is the node's.
     fn report(&mut self) -> Vec<Row> {
         let Some(served_node) = &self.served_node else { return Vec::new() };
         let mut rows = vec![Row::Node {
@@ -45,8 +45,8 @@ impl Service {
             process: std::process::id(),
             listens: self.replication.replicator.as_ref().and_then(|it| it.listens()),
         }];
-        rows.extend(self.clients.iter().map(|(who, client)| Row::Process {
-            participant: who.to_string(),
+        rows.extend(self.clients.iter().map(|(participant, client)| Row::Process {
+            participant: participant.to_string(),
             label: client.label.clone(),
             process: client.process,
         }));
@@ -62,15 +62,15 @@ impl Service {
                 blocks: found.blocks_allocated,
             });
         }
-        for kept in self.registry.topics.values() {
-            rows.extend(self.report_of(kept));
+        for entry in self.registry.topics.values() {
+            rows.extend(self.report_of(entry));
         }
         rows.extend(self.replication.rows());
         rows
     }
 
-    fn report_of(&self, kept: &crate::service::registry::TopicEntry) -> Vec<Row> {
-        let topic = &kept.topic;
+    fn report_of(&self, entry: &crate::service::registry::TopicEntry) -> Vec<Row> {
+        let topic = &entry.topic;
         let settings = topic.settings();
         let name = || topic.name().to_owned();
         let mut rows = vec![Row::Topic {
@@ -92,7 +92,7 @@ impl Service {
         rows.extend(participants.publishers.into_iter().map(|found| {
             Row::Publisher {
                 topic: name(),
-                participant: found.who.to_string(),
+                participant: found.participant.to_string(),
                 publisher: found.id,
                 messages: found.messages,
                 bytes: found.bytes,
@@ -103,9 +103,9 @@ impl Service {
         }));
         rows.extend(participants.subscribers.into_iter().map(|found| Row::Subscriber {
             topic: name(),
-            participant: match found.who {
-                Some(who) if who.is_role() => "replication".into(),
-                Some(who) => who.to_string(),
+            participant: match found.participant {
+                Some(participant) if participant.is_role() => "replication".into(),
+                Some(participant) => participant.to_string(),
                 None => String::new(),
             },
             behind: u64::from(found.unread) + u64::from(found.held),

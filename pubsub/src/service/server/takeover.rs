@@ -1,8 +1,8 @@
-//! Taking over a node whose service has ended: its members hand over what they know.
+//! Takeover of a node whose service has ended: its members return their objects.
 //!
-//! Nothing is cleaned up and nothing is given out before all are back: whether a message of
-//! a dead process was published is told by all topics together, and a topic that is not
-//! handed over yet may be asked for by its name.
+//! Nothing is reclaimed or granted before all members have rejoined: only all topics together show
+//! whether a message of a dead process was published, and a requested topic may not be returned
+//! yet.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,20 +13,20 @@ use super::Service;
 use crate::error::ErrorKind;
 use crate::peers::NodeId;
 
-/// How long to wait for the first who brings the hall: those that hold it look for a service
+/// How long to wait for the first member to return the node segment: members look for a service
 /// many times within this.
 const SEGMENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// And then for all others. One that is stopped, or starved, comes back later.
+/// How long to wait for the others after that. A stopped or starved process rejoins later.
 const MEMBERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Takeover {
     since: Instant,
-    /// Which hall it has to be, if that is known.
+    /// The expected node, if known.
     node: Option<NodeId>,
-    /// Those that are not back yet; None until the hall is known, which names them.
+    /// Members that have not rejoined yet; None until the node segment is known.
     awaited: Option<BTreeSet<Participant>>,
-    /// Those that want to join, and wait until all others are back.
+    /// Clients that are admitted once all members have rejoined.
     pub(super) joining_clients: Vec<super::clients::JoiningClient>,
 }
 
@@ -35,32 +35,32 @@ impl Takeover {
         Self { since: now, node, awaited: None, joining_clients: Vec::new() }
     }
 
-    /// May this be the hall? Not that of a node in whose place another was founded since.
+    /// Whether this may be the segment of the node. Not if the node was re-created since.
     pub(super) fn expects(&self, node: NodeId) -> bool {
         self.node.is_none_or(|expected| expected == node)
     }
 
-    /// The hall has come: these are members of it.
+    /// The node segment is known, with these members.
     pub(super) fn set_awaited(&mut self, now: Instant, members: BTreeSet<Participant>) {
         self.since = now;
         self.awaited = Some(members);
     }
 
-    /// One is back.
-    pub(super) fn mark_returned(&mut self, who: Participant) {
+    /// A member has rejoined.
+    pub(super) fn mark_returned(&mut self, participant: Participant) {
         if let Some(awaited) = &mut self.awaited {
-            awaited.remove(&who);
+            awaited.remove(&participant);
         }
     }
 
-    /// Those never come back of whom this is true.
+    /// Dead members do not rejoin.
     fn remove_dead(&mut self, is_dead: impl Fn(Participant) -> bool) {
         if let Some(awaited) = &mut self.awaited {
-            awaited.retain(|who| !is_dead(*who));
+            awaited.retain(|participant| !is_dead(*participant));
         }
     }
 
-    /// Is it over? And is there a hall?
+    /// Some if the takeover is over: true with a node segment, false without.
     fn outcome(&self, now: Instant) -> Option<bool> {
         let waited = now.saturating_duration_since(self.since);
         match &self.awaited {
@@ -71,29 +71,29 @@ impl Takeover {
 }
 
 impl Service {
-    /// Looks whether all are back.
+    /// Checks whether all members have rejoined.
     pub(super) fn advance_takeover(&mut self) {
         let Some(takeover) = &mut self.takeover else { return };
         if let Some(served_node) = &self.served_node {
-            // Some were seen to be dead by others.
-            takeover.remove_dead(|who| served_node.roster.is_dead(Some(who)));
+            // Other processes may have marked members as dead.
+            takeover.remove_dead(|participant| served_node.roster.is_dead(Some(participant)));
         }
         let outcome = takeover.outcome(Instant::now());
-        let founded = match (outcome, &self.served_node) {
+        let created = match (outcome, &self.served_node) {
             (Some(true), _) => {
                 self.complete();
                 Ok(true)
             }
-            // Whoever held the members' lock knows of no hall, or is stopped.
+            // The holder of the member lock has no node segment, or is stopped.
             (Some(false), _) => {
-                tracing::warn!("no member returned the node segment: a new node is founded");
-                self.found().map(|()| true)
+                tracing::warn!("no member returned the node segment: the node is re-created");
+                self.recreate().map(|()| true)
             }
-            // Or has let go of it since.
-            (None, None) => self.found_if_empty(),
+            // Or it has released the lock since.
+            (None, None) => self.create_if_empty(),
             (None, Some(_)) => Ok(false),
         };
-        match founded {
+        match created {
             Ok(false) => return,
             Ok(true) => {}
             Err(error) => {
@@ -110,25 +110,24 @@ impl Service {
         let held: Vec<_> = self
             .clients
             .iter_mut()
-            .flat_map(|(who, client)| {
-                std::mem::take(&mut client.held).into_iter().map(|it| (*who, it))
+            .flat_map(|(participant, client)| {
+                std::mem::take(&mut client.held).into_iter().map(|it| (*participant, it))
             })
             .collect();
-        for (who, request) in held {
-            self.execute(who, request);
+        for (participant, request) in held {
+            self.execute(participant, request);
         }
     }
 
-    /// All that there is was handed over: whoever has less gets the rest, and what the last
-    /// service began is finished.
+    /// All objects were returned: members get what they lack, and unfinished growth continues.
     fn complete(&mut self) {
         self.remove_unknown_members();
         self.resume_growth();
-        for who in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.send_missing(who);
+        for participant in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.send_missing(participant);
         }
         if let Some(served_node) = &self.served_node {
-            // Those whose end nobody was there to see, the last service among them.
+            // Deaths that were not reported, the last service among them.
             self.unreclaimed.extend(served_node.roster.dead_participants());
         }
         self.reclaim_all();
@@ -138,7 +137,7 @@ impl Service {
         }
     }
 
-    /// Turns away one who was a member of another hall.
+    /// Rejects a member of another node.
     pub(super) fn reject_other_node(&mut self, connection: &mut super::Connection) {
         let reason = "the node was re-created without this process";
         self.refusals.reject(connection, ErrorKind::Closed, reason);
@@ -150,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_ends_when_all_are_back_or_have_had_their_time() {
+    fn takeover_ends_when_all_rejoined_or_at_the_timeout() {
         let start = Instant::now();
         let mut takeover = Takeover::begin(start, None);
         assert_eq!(takeover.outcome(start), None);

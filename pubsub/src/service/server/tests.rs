@@ -1,4 +1,4 @@
-//! The service and those that come to it, in one thread: what each says is heard in turn.
+//! The service and its clients in one thread: the test decides when messages are handled.
 
 mod waiting;
 
@@ -23,14 +23,14 @@ const LOCAL: PoolId = PoolId { place: SharedLocation::Host, direction: Direction
 const BUDGETS: Budgets = Budgets { host: Some(1 << 28), device: None };
 const PLACES: usize = (Participant::SLOTS - Participant::ROLES) as usize;
 
-/// A node's directory, gone with the test.
+/// A node's directory, removed on drop.
 struct TestDir(PathBuf);
 
 impl TestDir {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("fabricast-reception-{}-{number}", std::process::id());
+        let name = format!("fabricast-service-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         election::prepare("test", &directory).unwrap();
         Self(directory)
@@ -51,7 +51,7 @@ impl TestDir {
         Service::new(options, listener, bell, Arc::default()).unwrap()
     }
 
-    /// A service that finds members of a node, whose hall this is.
+    /// A service that takes over a node with members and this segment.
     fn successor(&self) -> (Service, NodeSegment, MemberLock) {
         let node_segment = NodeSegment::create(NodeId::random().unwrap()).unwrap();
         MemberLock::write_node_id("test", &self.0, Some(node_segment.identity())).unwrap();
@@ -59,11 +59,11 @@ impl TestDir {
         (self.service(), node_segment, member_lock)
     }
 
-    /// A service, and a member of its node.
+    /// A service and a member of its node.
     fn joined(&self) -> (Service, Member, Participant) {
         let (mut service, member) = (self.service(), self.member());
-        let who = member.joins(&mut service);
-        (service, member, who)
+        let participant = member.join(&mut service);
+        (service, member, participant)
     }
 
     fn member(&self) -> Member {
@@ -88,7 +88,7 @@ fn pidfd() -> PidFd {
     PidFd::of_this_process().unwrap()
 }
 
-/// One that comes: it says only what the test lets it say.
+/// A client: it sends only what the test sends.
 struct Member(Channel);
 
 impl Member {
@@ -96,25 +96,25 @@ impl Member {
         self.0.send(&protocol::encode(request), files, Duration::from_secs(20)).unwrap();
     }
 
-    fn says_hello(&self) {
+    fn send_hello(&self) {
         self.send_request(&Request::Hello { label: "test".into() }, &[pidfd().as_fd()]);
     }
 
-    /// Knows that it is a member, and says so.
-    fn joins(&self, service: &mut Service) -> Participant {
-        self.says_hello();
+    /// Joins, and marks itself as a member.
+    fn join(&self, service: &mut Service) -> Participant {
+        self.send_hello();
         run_several(service);
-        let who = self.welcome().unwrap();
-        served_node(service).node_segment.mark_member(who);
-        who
+        let participant = self.welcome().unwrap();
+        served_node(service).node_segment.mark_member(participant);
+        participant
     }
 
-    fn comes_back(&self, who: Participant, node_segment: &NodeSegment) {
-        let again = Request::Rejoin { label: "test".into(), participant: who.number() };
+    fn rejoin(&self, participant: Participant, node_segment: &NodeSegment) {
+        let again = Request::Rejoin { label: "test".into(), participant: participant.number() };
         self.send_request(&again, &[pidfd().as_fd(), node_segment.as_fd()]);
     }
 
-    fn brings(&self, pools: &[&Pool], topic: &Topic) {
+    fn return_objects(&self, pools: &[&Pool], topic: &Topic) {
         for pool in pools {
             self.send_request(&Request::Pool { pool: pool.id() }, &[pool.control_segment()]);
         }
@@ -122,11 +122,11 @@ impl Member {
     }
 
     fn receive_all(&self) -> Vec<Notice> {
-        let mut heard = Vec::new();
+        let mut notices = Vec::new();
         while let Ok(message) = self.0.receive(Duration::ZERO) {
-            heard.push(protocol::decode("test", &message.bytes).unwrap());
+            notices.push(protocol::decode("test", &message.bytes).unwrap());
         }
-        heard
+        notices
     }
 
     fn welcome(&self) -> Option<Participant> {
@@ -136,7 +136,7 @@ impl Member {
         })
     }
 
-    fn is_seen_off(&self) -> bool {
+    fn is_rejected(&self) -> bool {
         self.receive_all().iter().any(|notice| matches!(notice, Notice::Rejected { .. }))
     }
 }
@@ -149,136 +149,136 @@ fn served_node(service: &Service) -> &ServedNode {
 fn topic_with_pools() -> ([Pool; 2], Topic) {
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     let pool = |direction| Pool::create(PoolId { direction, ..LOCAL }, 1 << 28, 64).unwrap();
-    let topic = Topic::create(4, "brought", &settings).unwrap();
+    let topic = Topic::create(4, "returned", &settings).unwrap();
     ([pool(Direction::Local), pool(Direction::Inbound)], topic)
 }
 
 #[test]
-fn only_to_one_that_is_there_to_serve_the_office_is_given() {
+fn node_is_handed_over_only_to_the_process_with_priority() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
-    let asks = |service: &mut Service| {
+    let (mut service, member, participant) = test_dir.joined();
+    let request_take_over = |service: &mut Service| {
         member.send_request(&Request::TakeOver, &[]);
         run_several(service);
         service.is_over.load(Ordering::Acquire)
     };
-    assert!(!asks(&mut service), "nobody is there");
-    let claim = election::PriorityLock::take("test", &test_dir.0).unwrap().unwrap();
+    assert!(!request_take_over(&mut service), "no process has priority");
+    let priority_lock = election::PriorityLock::take("test", &test_dir.0).unwrap().unwrap();
     service.options.has_priority.store(true, Ordering::Release);
-    assert!(!asks(&mut service), "it is the one");
+    assert!(!request_take_over(&mut service), "the service itself has priority");
     service.options.has_priority.store(false, Ordering::Release);
-    let own = std::mem::replace(&mut service.clients.get_mut(&who).unwrap().process, 1);
-    assert!(!asks(&mut service), "another process is");
-    service.clients.get_mut(&who).unwrap().process = own;
+    let own = std::mem::replace(&mut service.clients.get_mut(&participant).unwrap().process, 1);
+    assert!(!request_take_over(&mut service), "another process has priority");
+    service.clients.get_mut(&participant).unwrap().process = own;
     service.options.min_term_until = Some(Instant::now() + Duration::from_secs(600));
-    assert!(!asks(&mut service), "it had its time");
+    assert!(!request_take_over(&mut service), "the minimum term is not over");
     service.options.min_term_until = Some(Instant::now());
-    assert!(asks(&mut service));
-    drop(claim);
+    assert!(request_take_over(&mut service));
+    drop(priority_lock);
 }
 
 #[test]
-fn a_name_that_nobody_took_is_given_back() {
+fn participant_that_never_became_a_member_is_freed() {
     let test_dir = TestDir::new();
     let mut service = test_dir.service();
     let joining_client = test_dir.member();
-    joining_client.says_hello();
+    joining_client.send_hello();
     run_several(&mut service);
-    let who = joining_client.welcome().unwrap();
+    let participant = joining_client.welcome().unwrap();
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 2);
-    // Something failed before it knew that it is a member.
+    // The client fails before it becomes a member.
     drop(joining_client);
     run_several(&mut service);
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
-    assert!(!service.pidfds.contains_key(&who));
-    // Another one is a member, and has only lost its connection.
+    assert!(!service.pidfds.contains_key(&participant));
+    // Another client is a member, and only loses its connection.
     let member = test_dir.member();
-    member.joins(&mut service);
+    member.join(&mut service);
     drop(member);
     run_several(&mut service);
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 2);
 }
 
 #[test]
-fn one_who_left_when_nobody_listened_is_seen_to_later() {
+fn process_that_left_unnoticed_is_reclaimed_later() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
+    let (mut service, member, participant) = test_dir.joined();
     drop(member);
-    served_node(&service).roster.leave(who);
+    served_node(&service).roster.leave(participant);
     service.checked_liveness_at -= LIVENESS_CHECK;
     run_several(&mut service);
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
 }
 
 #[test]
-fn a_member_knows_all_lives_before_it_is_welcome() {
+fn pidfds_are_sent_before_the_welcome() {
     let test_dir = TestDir::new();
     let mut service = test_dir.service();
     let (first, second) = (test_dir.member(), test_dir.member());
-    first.says_hello();
+    first.send_hello();
     run_several(&mut service);
-    second.says_hello();
+    second.send_hello();
     run_several(&mut service);
     for (member, known) in [(first, 1), (second, 2)] {
-        let heard = member.receive_all();
-        let Some(Notice::Pidfds { participants }) = heard.first() else { panic!("{heard:?}") };
+        let notices = member.receive_all();
+        let Some(Notice::Pidfds { participants }) = notices.first() else { panic!("{notices:?}") };
         assert_eq!(participants.len(), known);
-        assert!(matches!(heard[1], Notice::Welcome { .. }), "{heard:?}");
+        assert!(matches!(notices[1], Notice::Welcome { .. }), "{notices:?}");
     }
 }
 
 #[test]
-fn names_of_nobody_hold_up_no_takeover_and_are_struck_off() {
+fn unknown_participants_do_not_delay_a_takeover() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    // The last service was killed between letting one in and telling of its life.
-    let (who, stray) = (
+    // The last service was killed after it admitted a process, before it sent the pidfd.
+    let (participant, stray) = (
         node_segment.roster().admit(pidfd()).unwrap(),
         node_segment.roster().admit(pidfd()).unwrap(),
     );
-    node_segment.mark_member(who);
+    node_segment.mark_member(participant);
     let member = test_dir.member();
-    member.comes_back(who, &node_segment);
+    member.rejoin(participant, &node_segment);
     run_several(&mut service);
-    assert_eq!(member.welcome(), Some(who));
+    assert_eq!(member.welcome(), Some(participant));
     assert!(service.takeover.is_some());
     member.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
-    assert!(service.takeover.is_none(), "it waits for a name that nobody has");
+    assert!(service.takeover.is_none(), "it waits for an unknown participant");
     assert!(node_segment.roster().is_dead(Some(stray)));
     assert_eq!(node_segment.roster().free_slots(), PLACES - 2);
 }
 
 #[test]
-fn the_hall_of_a_node_that_is_no_more_is_not_taken() {
+fn segment_of_an_earlier_node_is_rejected() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
     let stale = NodeSegment::create(NodeId::random().unwrap()).unwrap();
-    let (late, who) =
+    let (late, participant) =
         (stale.roster().admit(pidfd()).unwrap(), node_segment.roster().admit(pidfd()).unwrap());
-    node_segment.mark_member(who);
+    node_segment.mark_member(participant);
     stale.mark_member(late);
     let (first, member) = (test_dir.member(), test_dir.member());
-    first.comes_back(late, &stale);
+    first.rejoin(late, &stale);
     run_several(&mut service);
-    assert!(first.is_seen_off());
-    member.comes_back(who, &node_segment);
+    assert!(first.is_rejected());
+    member.rejoin(participant, &node_segment);
     run_several(&mut service);
-    assert_eq!(member.welcome(), Some(who));
+    assert_eq!(member.welcome(), Some(participant));
     assert_eq!(served_node(&service).node_segment.identity(), node_segment.identity());
 }
 
 #[test]
-fn a_node_is_founded_as_soon_as_nobody_can_bring_its_hall() {
+fn node_is_recreated_once_its_last_member_is_gone() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, held) = test_dir.successor();
     let joining_client = test_dir.member();
-    joining_client.says_hello();
+    joining_client.send_hello();
     run_several(&mut service);
     assert!(service.takeover.is_some() && joining_client.welcome().is_none());
     let node = MemberLock::read_node_id("test", &test_dir.0).unwrap();
-    assert_eq!(node, Some(node_segment.identity()), "it was named while there are members");
-    // As one that ends, with its service, lets go.
+    assert_eq!(node, Some(node_segment.identity()), "the identity changed while there are members");
+    // As a member does that ends together with its service.
     drop(held);
     run_several(&mut service);
     assert!(joining_client.welcome().is_some());
@@ -288,37 +288,37 @@ fn a_node_is_founded_as_soon_as_nobody_can_bring_its_hall() {
 }
 
 #[test]
-fn places_are_kept_for_those_that_take_over() {
+fn participant_slots_are_reserved_for_services() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    let who = node_segment.roster().admit(pidfd()).unwrap();
-    node_segment.mark_member(who);
+    let participant = node_segment.roster().admit(pidfd()).unwrap();
+    node_segment.mark_member(participant);
     while node_segment.roster().free_slots() > RESERVED_ROSTER_SLOTS {
         let other = node_segment.roster().admit(pidfd()).unwrap();
         node_segment.mark_member(other);
     }
     let (member, joining_client) = (test_dir.member(), test_dir.member());
-    member.comes_back(who, &node_segment);
-    joining_client.says_hello();
+    member.rejoin(participant, &node_segment);
+    joining_client.send_hello();
     run_several(&mut service);
-    assert_eq!(member.welcome(), Some(who));
-    // As if the others had had their time.
+    assert_eq!(member.welcome(), Some(participant));
+    // The timeout for other members is over.
     let takeover = service.takeover.as_mut().unwrap();
-    takeover.set_awaited(Instant::now() - Duration::from_secs(60), BTreeSet::from([who]));
+    takeover.set_awaited(Instant::now() - Duration::from_secs(60), BTreeSet::from([participant]));
     run_several(&mut service);
-    assert!(joining_client.is_seen_off());
+    assert!(joining_client.is_rejected());
     assert!(served_node(&service).roster.free_slots() > 0);
 }
 
 #[test]
-fn what_comes_late_is_cleaned_up_after_those_who_were_struck_off() {
+fn late_objects_are_reclaimed_after_removed_participants() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
     let admit = || node_segment.roster().admit(pidfd()).unwrap();
     let (first, late, dead) = (admit(), admit(), admit());
     node_segment.mark_member(first);
     let member = test_dir.member();
-    member.comes_back(first, &node_segment);
+    member.rejoin(first, &node_segment);
     member.send_request(&Request::Pidfds { participants: vec![late.number()] }, &[pidfd().as_fd()]);
     member.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
@@ -331,35 +331,35 @@ fn what_comes_late_is_cleaned_up_after_those_who_were_struck_off() {
     node_segment.mark_member(late);
 
     let other = test_dir.member();
-    other.comes_back(late, &node_segment);
-    other.brings(&[&local, &inbound], &topic);
+    other.rejoin(late, &node_segment);
+    other.return_objects(&[&local, &inbound], &topic);
     other.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
     assert_eq!(topic.owners().into_iter().collect::<Vec<_>>(), [late]);
-    assert!(service.registry.topics[&4].publishes, "nobody looked who uses it");
-    // It comes again, to the same service, and has let go of it meanwhile.
+    assert!(service.registry.topics[&4].publishes, "its participants were not checked");
+    // The process reconnects to the same service, and has closed the topic in the meantime.
     let again = test_dir.member();
-    again.comes_back(late, &node_segment);
+    again.rejoin(late, &node_segment);
     again.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
     assert_eq!(service.clients.len(), 2);
-    assert!(service.registry.topics.is_empty(), "a topic stays that nobody uses");
+    assert!(service.registry.topics.is_empty(), "a topic without users remains");
 }
 
 #[test]
-fn one_who_asks_who_is_there_is_there() {
+fn report_lists_the_process_that_requests_it() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
+    let (mut service, member, participant) = test_dir.joined();
     member.send_request(&Request::Report { request: 1 }, &[]);
     run_several(&mut service);
-    let heard = member.receive_all();
-    let [Notice::Rows { rows, is_last: true, .. }] = &heard[..] else { panic!("{heard:?}") };
-    let is_it = |row: &Row| matches!(row, Row::Process { participant, .. } if *participant == who.to_string());
+    let notices = member.receive_all();
+    let [Notice::Rows { rows, is_last: true, .. }] = &notices[..] else { panic!("{notices:?}") };
+    let is_it = |row: &Row| matches!(row, Row::Process { participant: found, .. } if *found == participant.to_string());
     assert!(rows.iter().any(is_it), "{rows:?}");
 }
 
 #[test]
-fn a_topic_is_forgotten_when_all_that_was_given_is() {
+fn topic_is_removed_once_all_grants_are_closed() {
     let test_dir = TestDir::new();
     let (mut service, member, _) = test_dir.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
@@ -368,7 +368,7 @@ fn a_topic_is_forgotten_when_all_that_was_given_is() {
     member.send_request(&open(2), &[]);
     run_several(&mut service);
     let number = *service.registry.topics.keys().next().unwrap();
-    // The second was on its way when the first was let go of.
+    // The second grant was in flight when the first one was closed.
     member.send_request(&Request::CloseTopic { number, granted: 1 }, &[]);
     run_several(&mut service);
     assert_eq!(service.registry.topics.len(), 1);
@@ -378,7 +378,7 @@ fn a_topic_is_forgotten_when_all_that_was_given_is() {
 }
 
 #[test]
-fn one_who_is_stopped_does_not_keep_a_pool_from_growing() {
+fn stopped_client_does_not_keep_a_pool_from_growing() {
     let test_dir = TestDir::new();
     let (mut service, member, _) = test_dir.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
@@ -387,7 +387,7 @@ fn one_who_is_stopped_does_not_keep_a_pool_from_growing() {
         &[],
     );
     run_several(&mut service);
-    // The first piece is made at once, and the member never says that it has it.
+    // The first piece is created at once, and the member never acknowledges it.
     let admitted = |service: &Service| service.registry.pools[&LOCAL].pool.admitted();
     assert_eq!(admitted(&service), 0);
     let pending_piece =
@@ -397,14 +397,14 @@ fn one_who_is_stopped_does_not_keep_a_pool_from_growing() {
     assert_eq!(admitted(&service), 1);
     assert!(
         member.receive_all().contains(&Notice::PoolGrown { pool: LOCAL }),
-        "it finds it in its line"
+        "the notice is queued"
     );
 }
 
 #[test]
-fn nobody_holds_up_the_service_who_holds_a_lock() {
+fn held_lock_does_not_block_the_service() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
+    let (mut service, member, id) = test_dir.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     member.send_request(
         &Request::Open { request: 1, name: "it".into(), settings: Some(settings) },
@@ -418,14 +418,14 @@ fn nobody_holds_up_the_service_who_holds_a_lock() {
     let start = Instant::now();
     run_several(&mut service);
     assert!(start.elapsed() < Caller::DEFAULT_TIMEOUT, "it waited for {:?}", start.elapsed());
-    assert!(service.unreclaimed.contains(&who) && !member.receive_all().contains(&Notice::Left));
+    assert!(service.unreclaimed.contains(&id) && !member.receive_all().contains(&Notice::Left));
     is_held_by(&pool, None);
     run_several(&mut service);
     assert!(member.receive_all().contains(&Notice::Left));
 }
 
 #[test]
-fn a_service_whose_worker_is_still_there_keeps_its_name() {
+fn service_with_a_running_worker_keeps_its_participant() {
     for has_workers in [true, false] {
         let test_dir = TestDir::new();
         let mut service = test_dir.service();
@@ -448,13 +448,13 @@ fn a_service_whose_worker_is_still_there_keeps_its_name() {
 }
 
 #[test]
-fn connections_end_with_the_service_also_if_a_child_keeps_them() {
+fn connections_end_with_the_service_despite_duplicates() {
     let test_dir = TestDir::new();
     let mut service = test_dir.service();
     let (member, pending_client) = (test_dir.member(), test_dir.member());
-    member.says_hello();
+    member.send_hello();
     run_several(&mut service);
-    // As a child of this process has them.
+    // As in a child of this process.
     let copies: Vec<_> = service
         .clients
         .values()

@@ -1,12 +1,12 @@
-//! What nodes missed that were given up.
+//! Messages that dropped destinations missed.
 
 use super::super::layout::{MAX_DESTINATIONS, MISSED_NEXT};
 use super::*;
 
 const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
 
-/// Two publishers, of which the first has three messages that are kept for other nodes, and the
-/// second one has one; and both nodes are destinations.
+/// Two publishers, the first with three messages that are retained for other nodes, the second with
+/// one; both nodes are destinations.
 fn with_messages(world: &World) -> [u64; 2] {
     let (topic, [local, _]) = (world.topic(), world.controls());
     let me = caller(1);
@@ -25,19 +25,19 @@ fn missed(topic: &TopicWords<Words<'_>>, ids: [u64; 2]) -> (u64, u64, [u64; 2]) 
 }
 
 #[test]
-fn what_a_node_missed_is_counted_once_for_each_publisher() {
+fn missed_messages_are_counted_once_for_each_publisher() {
     let world = World::new();
     let (topic, ids) = (world.topic(), with_messages(&world));
     assert_eq!(missed(&topic, ids), (0, 0, [0, 0]));
-    // One has the first two already.
+    // One node has the first two already.
     assert_eq!(topic.give_up(&NODES[0], role(), 2), 2);
     assert_eq!(missed(&topic, ids), (2, 1, [2, 0]));
     assert_eq!(topic.destinations(), [NODES[1]]);
     assert_eq!(topic.give_up(&NODES[1], role(), 0), 4);
     assert_eq!(missed(&topic, ids), (6, 2, [5, 1]));
     assert!(topic.destinations().is_empty());
-    // A publisher that comes to the line of another one begins with nothing; what that one had is
-    // among all of them.
+    // A new publisher in a reused slot begins at zero; the count of the earlier one stays in the
+    // total.
     topic.publisher(ids[0]).give_back();
     let next = loop {
         let next = topic.claim(caller(2).me).unwrap();
@@ -57,7 +57,7 @@ fn what_a_node_missed_is_counted_once_for_each_publisher() {
 }
 
 #[test]
-fn who_does_not_want_it_or_has_all_misses_nothing() {
+fn node_that_unsubscribed_or_has_all_misses_nothing() {
     let world = World::new();
     let (topic, ids) = (world.topic(), with_messages(&world));
     topic.remove_destination(&NODES[0]);
@@ -66,7 +66,7 @@ fn who_does_not_want_it_or_has_all_misses_nothing() {
 }
 
 #[test]
-fn where_not_all_has_to_arrive_nobody_misses_anything() {
+fn best_effort_topic_counts_no_missed_messages() {
     let settings = SharedSettings { reliability: Reliability::DropOldest, ..SETTINGS };
     let words = LocalWords::zeroed(TopicWords::<Words<'_>>::required_words(&settings));
     let topic = TopicWords::format(&words, 5, "a topic", &settings).unwrap();
@@ -80,7 +80,7 @@ fn where_not_all_has_to_arrive_nobody_misses_anything() {
 }
 
 #[test]
-fn one_more_than_can_be_noted_misses_what_others_do() {
+fn destination_without_a_slot_misses_messages_too() {
     let world = World::new();
     let (topic, ids) = (world.topic(), with_messages(&world));
     let more = |number| [10 + number as u8; 16];
@@ -94,7 +94,7 @@ fn one_more_than_can_be_noted_misses_what_others_do() {
 }
 
 #[test]
-fn nothing_is_kept_any_more_for_one_that_is_halted() {
+fn halted_role_gets_no_more_messages() {
     let world = World::new();
     let (topic, ids) = (world.topic(), with_messages(&world));
     let ([local, _], me) = (world.controls(), caller(1));
@@ -104,7 +104,7 @@ fn nothing_is_kept_any_more_for_one_that_is_halted() {
     let published = topic.publish_in(&me, entry, &local);
     assert_eq!(published.unwrap_err(), ipc::QueueError::NoSubscribers);
     local.free(&me, entry.block, Owner::participant(me.me)).unwrap();
-    // What it had is still there, and counted.
+    // Its earlier messages are still there, and counted.
     assert_eq!(topic.give_up(&NODES[0], role(), 1), 3);
     assert!(!world.is_empty());
     topic
@@ -114,13 +114,13 @@ fn nothing_is_kept_any_more_for_one_that_is_halted() {
         })
         .unwrap();
     assert!(world.is_empty());
-    // Its place is for others again.
+    // Its subscription index is free again.
     assert_eq!(topic.local().subscribe(&me).unwrap().index(), 0);
 }
 
-/// Anybody may have written there.
+/// Any process may have written these words.
 #[test]
-fn nonsense_where_it_was_begun_does_no_harm() {
+fn invalid_destination_slot_is_ignored() {
     for begun in [MAX_DESTINATIONS as u64 + 1, 1 << 40, u64::MAX] {
         let world = World::new();
         let (topic, ids) = (world.topic(), with_messages(&world));

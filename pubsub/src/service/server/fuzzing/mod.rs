@@ -1,4 +1,4 @@
-//! Guests that say whatever they like, for the fuzzers and the replay of their corpora.
+//! Clients that send arbitrary messages, for the fuzzers and the replay of their corpora.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,14 +15,14 @@ use crate::service::protocol;
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;
 
-/// What such guests achieved.
+/// How often each kind of answer was received.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ClientOutcome {
-    /// How often one was let in.
+    /// Clients that were admitted.
     pub welcomes: usize,
-    /// How often one was given, or refused, what it asked for.
+    /// Requests that were granted or refused.
     pub answers: usize,
-    /// How often one was told why its connection ends.
+    /// Connections that were ended with a reason.
     pub rejections: usize,
 }
 
@@ -31,10 +31,10 @@ const BUDGET: u64 = 1 << 24;
 const NOW: Duration = Duration::ZERO;
 
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::because("hear hostile guests", ErrorKind::Failed, error)
+    Error::because("serve malformed clients", ErrorKind::Failed, error)
 }
 
-/// A directory, gone when this is dropped.
+/// A directory, removed on drop.
 struct TestDir(std::path::PathBuf);
 
 impl Drop for TestDir {
@@ -43,7 +43,7 @@ impl Drop for TestDir {
     }
 }
 
-/// A service, and what guests have to hand.
+/// A service, and the objects that clients can send.
 struct Fixture {
     service: Service,
     clients: [Option<Channel>; CLIENTS],
@@ -52,7 +52,7 @@ struct Fixture {
     topic: Topic,
     outcome: ClientOutcome,
     _member_lock: Option<MemberLock>,
-    _ground: TestDir,
+    _test_dir: TestDir,
 }
 
 impl Fixture {
@@ -63,14 +63,14 @@ impl Fixture {
         let test_dir = TestDir(std::env::temp_dir().join(name));
         election::prepare(SERVING, &test_dir.0)?;
         let node_segment = NodeSegment::create(NodeId::random()?)?;
-        // One who is still to come back to a service that takes over.
+        // A member that has still to rejoin a service that takes over.
         let member_lock = match takes_over {
             true => {
                 MemberLock::write_node_id(SERVING, &test_dir.0, Some(node_segment.identity()))?;
                 node_segment
                     .roster()
                     .admit(PidFd::of_this_process().map_err(failed)?)
-                    .inspect(|who| node_segment.mark_member(*who));
+                    .inspect(|participant| node_segment.mark_member(*participant));
                 Some(MemberLock::hold(SERVING, &test_dir.0)?)
             }
             false => None,
@@ -87,7 +87,7 @@ impl Fixture {
         let listener = ChannelListener::bind(&socket_path(&test_dir.0)).map_err(failed)?;
         let bell = WakeFd::new().map_err(failed)?;
         let service = Service::new(options, listener, Arc::new(bell), Arc::default())?;
-        // As it is where messages are carried to other nodes.
+        // As on a node with replication.
         if let Some(served_node) = &service.served_node {
             served_node.roster.admit_role(0);
         }
@@ -101,10 +101,10 @@ impl Fixture {
             clients: [const { None }; CLIENTS],
             node_segment,
             pools: [pool(Direction::Local)?, pool(Direction::Inbound)?],
-            topic: Topic::create(4, "brought", &settings)?,
+            topic: Topic::create(4, "returned", &settings)?,
             outcome: ClientOutcome::default(),
             _member_lock: member_lock,
-            _ground: test_dir,
+            _test_dir: test_dir,
         })
     }
 
@@ -137,7 +137,7 @@ impl Fixture {
             7 => self.pools[0].make_piece(4096).map(|piece| piece.memory),
             8 => Channel::pair().map_err(failed).and_then(|(one, _)| copy(one.as_fd())),
             9 => nix::unistd::pipe().map(|(read, _)| read).map_err(failed),
-            // Too short, and of the right length with nonsense in it.
+            // Too short, or of the right length with invalid content.
             10 => segment(crate::node_segment::LAYOUT, 8, 0),
             11 => segment(crate::node_segment::LAYOUT, 1 << 14, u64::MAX),
             12 => segment(crate::pool::LAYOUT, 8, 0),
@@ -147,7 +147,7 @@ impl Fixture {
         }
     }
 
-    /// One guest says something, anew if it is not there.
+    /// Sends a message of a client, which connects first if necessary.
     fn client_sends(
         &mut self,
         client: usize,
@@ -164,7 +164,7 @@ impl Fixture {
         if let Some(channel) = &self.clients[client]
             && channel.send(bytes, &borrowed, NOW).is_err()
         {
-            // It says nothing then.
+            // The connection has ended.
             self.clients[client] = None;
         }
         self.run_once();
@@ -178,7 +178,7 @@ impl Fixture {
         }
     }
 
-    /// What one guest hears. None is left whose connection is over.
+    /// Receives all messages of a client, and drops an ended connection.
     fn receive_all(&mut self, client: usize) -> Vec<Notice> {
         let mut notices = Vec::new();
         let Some(channel) = &self.clients[client] else { return notices };
@@ -204,54 +204,53 @@ impl Fixture {
         notices
     }
 
-    /// One who means well is served, whatever the others did.
+    /// A well-behaved client is still served.
     fn check_serves_others(&mut self) -> Result<()> {
         assert!(
             self.service.pending_clients.len() <= MAX_PENDING_CLIENTS,
-            "too many strangers are kept"
+            "too many pending clients"
         );
         for pool_entry in self.service.registry.pools.values() {
             let is_bounded = pool_entry.pool.length() <= pool_entry.pool.limit();
-            assert!(is_bounded, "more memory than may be");
+            assert!(is_bounded, "the pool exceeds its limit");
         }
         if self.service.takeover.is_some() {
             return Ok(());
         }
         let outcome = self.outcome;
         self.clients[0] = None;
-        let hello = protocol::encode(&Request::Hello { label: "honest".to_owned() });
+        let hello = protocol::encode(&Request::Hello { label: "valid".to_owned() });
         self.client_sends(0, &hello, std::iter::once(0))?;
         let notices = self.receive_all(0);
         let is_in = notices.iter().any(|notice| matches!(notice, Notice::Welcome { .. }));
-        assert!(is_in, "nobody is let in any more: {notices:?}");
+        assert!(is_in, "no client is admitted any more: {notices:?}");
         let settings = SharedSettings::of(&crate::TopicSettings {
             depth: 1,
             largest: 64,
             ..crate::TopicSettings::default()
         })?;
-        let open = Request::Open { request: 7, name: "honest".into(), settings: Some(settings) };
+        let open = Request::Open { request: 7, name: "valid".into(), settings: Some(settings) };
         self.client_sends(0, &protocol::encode(&open), std::iter::empty())?;
         let notices = self.receive_all(0);
         let is_answered = notices.iter().any(|notice| {
             matches!(notice, Notice::Topic { request: 7, .. } | Notice::Refused { request: 7, .. })
         });
-        assert!(is_answered, "nobody is answered any more: {notices:?}");
+        assert!(is_answered, "no request is answered any more: {notices:?}");
         self.outcome = outcome;
         Ok(())
     }
 }
 
-/// A service hears these guests. The first byte says whether it has just taken over; then, again
-/// and again: which guest (with 32, its message has a version already; with 64, it does not
-/// listen; with 128, it comes anew), how many descriptors come along, of which kinds (the first,
-/// and by how much the next one differs), the length of the message in two bytes, and the
-/// message.
+/// Runs a service with these clients. The first byte says whether it is taking over. Then,
+/// repeatedly: the client (with 32, its message includes a version; with 64, it does not receive;
+/// with 128, it reconnects); the number of descriptors; their kinds (the first, and the step to the
+/// next); the length of the message in two bytes; the message.
 ///
 /// # Errors
-/// What the system refuses.
+/// System calls that fail.
 ///
 /// # Panics
-/// If one who means well is not served afterwards, or the service keeps more than it may.
+/// If a well-behaved client is not served afterwards, or the service exceeds a limit.
 pub fn run_clients(script: &[u8]) -> Result<ClientOutcome> {
     let (mode, mut script) = script.split_first().unwrap_or((&0, &[]));
     let mut fixture = Fixture::new(mode % 2 == 1)?;

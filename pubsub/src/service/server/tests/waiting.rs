@@ -1,12 +1,12 @@
-//! Topics that somebody waits at, or nobody.
+//! Topics with and without waiting publishers.
 
 use super::*;
 use crate::pool::PoolControl;
 use crate::topic::Entry;
 
-/// Until whoever is in the way is removed.
+/// Release deadline of the topics.
 const SHORT: Duration = Duration::from_millis(20);
-/// Reached only if something is wrong.
+/// Reached only on failure.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn settings() -> SharedSettings {
@@ -19,19 +19,19 @@ fn settings() -> SharedSettings {
     SharedSettings::of(&settings).unwrap()
 }
 
-/// One who holds what fills a topic that another one publishes.
+/// A publisher and a subscriber that fills its topic by holding messages.
 struct Full {
     publisher: u64,
     holder: ipc::Subscriber,
 }
 
 impl Full {
-    fn new(topic: &Topic, local: &PoolControl<MappedWords>, who: Participant) -> Self {
-        let caller = Caller::new(who, &AlwaysAlive);
+    fn new(topic: &Topic, local: &PoolControl<MappedWords>, id: Participant) -> Self {
+        let caller = Caller::new(id, &AlwaysAlive);
         let mut holder = topic.local().subscribe(&caller).unwrap();
-        let publisher = topic.claim(who).unwrap();
+        let publisher = topic.claim(id).unwrap();
         for sequence in 1.. {
-            let owner = ipc::Owner::participant(who);
+            let owner = ipc::Owner::participant(id);
             let (block, place) = local.allocate(&caller, owner, 8).unwrap();
             let entry = Entry {
                 block,
@@ -52,7 +52,7 @@ impl Full {
         Self { publisher, holder }
     }
 
-    fn is_removed(&self, topic: &Topic) -> bool {
+    fn is_evicted(&self, topic: &Topic) -> bool {
         !topic.local().is_subscribed(&self.holder)
     }
 }
@@ -67,14 +67,14 @@ fn until(what: &str, service: &mut Service, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn only_where_somebody_waits_it_is_looked_who_is_in_the_way() {
+fn only_topics_with_waiting_publishers_are_monitored() {
     let test_dir = TestDir::new();
     let mut service = test_dir.service();
     let member = test_dir.member();
-    member.says_hello();
+    member.send_hello();
     run_several(&mut service);
-    let who = member.welcome().unwrap();
-    served_node(&service).node_segment.mark_member(who);
+    let id = member.welcome().unwrap();
+    served_node(&service).node_segment.mark_member(id);
     for number in 0..50 {
         let (name, settings) = (format!("idle {number}"), Some(settings()));
         member.send_request(&Request::Open { request: number, name, settings }, &[]);
@@ -84,53 +84,53 @@ fn only_where_somebody_waits_it_is_looked_who_is_in_the_way() {
         member.send_request(&Request::AcknowledgePieces { ticket }, &[]);
     }
     let topics: Vec<_> =
-        service.registry.topics.values().map(|kept| Arc::clone(&kept.topic)).collect();
+        service.registry.topics.values().map(|entry| Arc::clone(&entry.topic)).collect();
     let local = Arc::clone(&service.registry.pools[&LOCAL].pool);
     run_several(&mut service);
-    // All are full, and nobody minds.
-    let full: Vec<_> = topics.iter().map(|topic| Full::new(topic, local.control(), who)).collect();
+    // All topics are full, without a waiting publisher.
+    let full: Vec<_> = topics.iter().map(|topic| Full::new(topic, local.control(), id)).collect();
     for topic in &topics {
         member.send_request(&Request::ParticipantsChanged { number: topic.number() }, &[]);
     }
     for _ in 0..10 {
         run_several(&mut service);
     }
-    assert_eq!(service.eviction_monitor.looks, 0);
+    assert_eq!(service.eviction_monitor.checks, 0);
     assert!(!service.eviction_monitor.has_any() && service.max_poll_timeout() > POLL_INTERVAL);
 
     topics[7].publisher(full[7].publisher).backpressure().begin();
     member.send_request(&Request::PublisherBlocked { number: topics[7].number() }, &[]);
-    // One that it does not use is none of its business.
+    // Ignored for a topic that it does not use.
     member.send_request(&Request::PublisherBlocked { number: 12345 }, &[]);
     run_several(&mut service);
     assert!(service.max_poll_timeout() <= POLL_INTERVAL);
-    until("it to be removed", &mut service, || full[7].is_removed(&topics[7]));
-    let (looks, turned) = (service.eviction_monitor.looks, 5);
-    (0..turned).for_each(|_| run_several(&mut service));
-    assert!(service.eviction_monitor.looks - looks <= 4 * turned, "others are looked at");
-    assert_eq!(full.iter().zip(&topics).filter(|(it, topic)| it.is_removed(topic)).count(), 1);
+    until("the eviction", &mut service, || full[7].is_evicted(&topics[7]));
+    let (checks, iterations) = (service.eviction_monitor.checks, 5);
+    (0..iterations).for_each(|_| run_several(&mut service));
+    assert!(service.eviction_monitor.checks - checks <= 4 * iterations, "other topics are checked");
+    assert_eq!(full.iter().zip(&topics).filter(|(it, topic)| it.is_evicted(topic)).count(), 1);
 }
 
 #[test]
-fn one_who_waited_before_the_service_took_over_waits_no_longer_for_that() {
+fn blocking_subscriber_is_evicted_after_a_takeover() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    let who = node_segment.roster().admit(pidfd()).unwrap();
-    node_segment.mark_member(who);
+    let id = node_segment.roster().admit(pidfd()).unwrap();
+    node_segment.mark_member(id);
     let pool = |direction| {
         let pool = Pool::create(PoolId { direction, ..LOCAL }, 1 << 20, 64).unwrap();
         pool.adopt_piece(0, pool.make_piece(1 << 16).unwrap()).unwrap();
-        pool.admit_piece(&Caller::new(who, &AlwaysAlive), 0).unwrap();
+        pool.admit_piece(&Caller::new(id, &AlwaysAlive), 0).unwrap();
         pool
     };
     let (local, inbound) = (pool(Direction::Local), pool(Direction::Inbound));
-    let topic = Topic::create(4, "brought", &settings()).unwrap();
-    let full = Full::new(&topic, local.control(), who);
+    let topic = Topic::create(4, "returned", &settings()).unwrap();
+    let full = Full::new(&topic, local.control(), id);
     topic.publisher(full.publisher).backpressure().begin();
-    // It was said to the last service, and is not said again yet.
+    // The wait was reported to the last service only.
     let member = test_dir.member();
-    member.comes_back(who, &node_segment);
-    member.brings(&[&local, &inbound], &topic);
+    member.rejoin(id, &node_segment);
+    member.return_objects(&[&local, &inbound], &topic);
     member.send_request(&Request::RejoinDone, &[]);
-    until("it to be removed", &mut service, || full.is_removed(&topic));
+    until("the eviction", &mut service, || full.is_evicted(&topic));
 }
