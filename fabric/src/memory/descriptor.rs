@@ -186,7 +186,7 @@ impl RemoteRegion {
         let protocol = u32::from_le_bytes(input.array("the protocol")?);
         let interface = u32::from_le_bytes(input.array("the interface")?);
         let device = i32::from_le_bytes(input.array("the device")?);
-        let rights = u32::from_le_bytes(input.array("the rights")?);
+        let wire_access = u32::from_le_bytes(input.array("the access flags")?);
         let length = u64::from_le_bytes(input.array("the region's length")?);
         let base = u64::from_le_bytes(input.array("the base")?);
         let key_length = u16::from_le_bytes(input.array("the key's length")?);
@@ -195,12 +195,12 @@ impl RemoteRegion {
         let kind = MemoryKind::from_parts(interface, device).ok_or_else(|| {
             malformed(format!("memory interface {interface} with device {device} is not known"))
         })?;
-        if rights == 0 || rights > 3 {
-            return Err(malformed(format!("rights {rights:#x} are not a set of access flags")));
+        if wire_access == 0 || wire_access > 3 {
+            return Err(malformed(format!("access flags {wire_access:#x} are invalid")));
         }
         let mut access = Access::empty();
-        access.set(Access::REMOTE_READ, rights & 1 != 0);
-        access.set(Access::REMOTE_WRITE, rights & 2 != 0);
+        access.set(Access::REMOTE_READ, wire_access & 1 != 0);
+        access.set(Access::REMOTE_WRITE, wire_access & 2 != 0);
         if length == 0 || base.checked_add(length).is_none() {
             return Err(malformed(format!("{length} bytes at {base:#x} are not a range")));
         }

@@ -67,8 +67,8 @@ fn forge(region: &RemoteRegion, change: impl FnOnce(&mut [u8])) -> Error {
 #[test]
 fn inconsistent_fields_are_named() {
     let region = sample(RemoteKey::Plain(5));
-    let no_rights = forge(&region, |b| b[20..24].fill(0));
-    assert!(no_rights.to_string().contains("rights"), "{no_rights}");
+    let no_access = forge(&region, |b| b[20..24].fill(0));
+    assert!(no_access.to_string().contains("access flags"), "{no_access}");
     let no_length = forge(&region, |b| b[24..32].fill(0));
     assert!(no_length.to_string().contains("not a range"), "{no_length}");
     let wraps = forge(&region, |b| b[32..40].fill(0xff));

@@ -183,7 +183,7 @@ impl fmt::Debug for RemoteSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemoteSlice");
         shown.field("address", &self.address).field("length", &self.length);
-        shown.field("rights", &self.access).finish_non_exhaustive()
+        shown.field("access", &self.access).finish_non_exhaustive()
     }
 }
 

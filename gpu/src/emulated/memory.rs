@@ -42,7 +42,10 @@ fn allocations() -> MutexGuard<'static, BTreeMap<u64, KnownAllocation>> {
     ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn look<T>(address: u64, answer: impl FnOnce(&KnownAllocation) -> Option<T>) -> Option<T> {
+fn with_allocation<T>(
+    address: u64,
+    answer: impl FnOnce(&KnownAllocation) -> Option<T>,
+) -> Option<T> {
     let allocations = allocations();
     let (_, found) = allocations.range(..=address).next_back()?;
     let is_inside = address - found.attributes.base < found.attributes.length;
@@ -50,12 +53,12 @@ fn look<T>(address: u64, answer: impl FnOnce(&KnownAllocation) -> Option<T>) -> 
 }
 
 pub(crate) fn attributes(address: u64) -> Option<PointerAttributes> {
-    look(address, |found| Some(found.attributes.clone()))
+    with_allocation(address, |found| Some(found.attributes.clone()))
 }
 
 /// The memory that is mapped at an address, by any library.
 pub(super) fn retain(address: u64) -> Option<driver::Mapping> {
-    look(address, |found| {
+    with_allocation(address, |found| {
         let physical = driver::Physical::Emulated(found.physical.clone()?);
         let PointerAttributes { base, length, .. } = found.attributes;
         Some(driver::Mapping { physical, base, length })

@@ -160,7 +160,7 @@ fn many_abandoned_operations_complete_at_once(cell: &Cell) -> CaseResult {
         })?;
         thread.join().map_err(|_| std::io::Error::other("the thread panicked"))
     })?;
-    ensure!(outcome.is_none(), "{} given up, and then {outcome:?}", abandoned.len());
+    ensure!(outcome.is_none(), "{} abandoned, then {outcome:?}", abandoned.len());
     Ok(())
 }
 
