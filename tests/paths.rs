@@ -161,7 +161,7 @@ fn table_equals_that_of_the_documentation() {
     assert!(succeed(&["--policy", "^cuda-ipc"]).contains("not cuda-ipc: the policy denies it"));
     let required = succeed(&["--policy", "=fabric-direct"]);
     for why in [
-        "not same-process: the policy requires another",
+        "not same-process: the policy requires other paths",
         "not fabric-direct: they are one process",
         "not fabric-direct: the provider does not reach",
     ] {
@@ -200,7 +200,8 @@ fn running_agent_is_explained_by_card_and_by_directory() {
         }
     }
     let out = succeed(&["--explain", &card]);
-    for words in ["Agent \"decoder\", on this machine", "taken", "refused: they are two processes"]
+    for words in
+        ["Agent \"decoder\", on this machine", "taken", "refused: they are different processes"]
     {
         assert!(out.contains(words), "{words} is missing:\n{out}");
     }
@@ -226,7 +227,7 @@ fn region_is_explained_with_its_device_and_rights() {
     let (code, output) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
     assert_eq!(code, Some(3), "{output}");
     assert!(
-        output.contains("the policy requires another") && output.contains("no fabric"),
+        output.contains("the policy requires other paths") && output.contains("no fabric"),
         "{output}"
     );
     // Operations that its rights deny are listed.
@@ -276,7 +277,11 @@ fn paths_of_a_fabric_are_explained() {
     assert_eq!(verdict(found[0], "fabric-direct"), ("refused", "no-fabric"));
     let out = succeed(&["--explain", &without.file(""), "--fabric", tcp()]);
     let words = |out: &str| out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words(&out).contains(&format!("we have {}, the peer has none", tcp())), "{out}");
+    assert!(
+        words(&out)
+            .contains(&format!("no common provider: this agent has {}, the peer none", tcp())),
+        "{out}"
+    );
     // A region with its keys; and an unknown provider.
     let region = ["--explain", &with.file(""), "--region", &with.file("region")];
     let more = ["--fabric", "--policy", "=fabric-staged", "--json"];

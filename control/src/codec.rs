@@ -1,9 +1,8 @@
 //! Encoding of control messages: one tag byte, then the value in [postcard].
 //!
 //! The tag is the version of a protocol or the kind of a message. Each message has exactly one
-//! encoding: [`decode`] refuses truncated messages, trailing bytes, and values that are encoded
-//! otherwise than [`encode`] does it. So a message that was accepted can be compared and forwarded
-//! by its bytes.
+//! encoding: [`decode`] refuses truncated messages, trailing bytes, and values that [`encode`]
+//! would encode differently. So an accepted message can be compared and forwarded by its bytes.
 //!
 //! ```
 //! use control::codec::{self, DecodeError};
@@ -23,7 +22,7 @@ use serde::de::DeserializeOwned;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// There are no bytes at all.
+    /// The message is empty.
     Empty,
     /// The first byte is another version or kind.
     Tag {
@@ -66,8 +65,8 @@ pub fn encode<T: Serialize + ?Sized>(tag: u8, value: &T) -> Vec<u8> {
     postcard::to_extend(value, vec![tag]).expect("a derived Serialize reports no error")
 }
 
-/// Reads a message. Memory is allocated for bytes that are there, not for lengths that the message
-/// merely claims.
+/// Decodes a message. Memory is allocated for the bytes that are present, not for the lengths
+/// that the message claims.
 ///
 /// # Errors
 ///
@@ -95,7 +94,7 @@ mod tests {
     type Value = (u32, String, Option<bool>);
 
     #[test]
-    fn message_round_trips_and_every_shorter_one_is_refused() {
+    fn message_round_trips_and_truncations_are_refused() {
         let value: Value = (300, "camera".into(), Some(true));
         let bytes = encode(9, &value);
         assert_eq!(decode::<Value>(9, &bytes), Ok(value));
@@ -116,14 +115,14 @@ mod tests {
 
     #[test]
     fn second_encoding_of_a_value_is_refused() {
-        // A varint with a needless continuation byte.
+        // A varint with a superfluous continuation byte.
         assert_eq!(decode::<u32>(9, &[9, 0x81, 0x00]), Err(DecodeError::NotCanonical));
         assert_eq!(decode::<u32>(9, &[9, 0x01]), Ok(1));
     }
 
     #[test]
     fn claimed_length_allocates_nothing() {
-        // A list said to have 2^35 entries.
+        // A list that claims 2^35 entries.
         let bytes = [9, 0xff, 0xff, 0xff, 0xff, 0x7f];
         assert!(matches!(decode::<Vec<u64>>(9, &bytes), Err(DecodeError::Value(_))));
     }

@@ -1,22 +1,22 @@
 //! What the error types of all crates have in common, defined once.
 //!
-//! Each crate has an `Error` of its own, since its kinds are its own. [`define!`] makes the type;
-//! the crate adds what it knows more: constructors, accessors of its fields, and the text.
+//! Each crate has its own `Error`, because its kinds differ. [`define!`] makes the type; the
+//! crate adds constructors, accessors of its fields, and the text.
 
 use std::error::Error;
 use std::fmt;
 
 /// Makes `ErrorKind` (each kind with its text), `Error` and `Result`.
 ///
-/// An `Error` has an operation, a kind, and the fields that are named. Errors are boxed, so that a
-/// `Result` is no larger than its value and a pointer. `Display` and `std::error::Error` are left to
-/// the crate.
+/// An `Error` has an operation, a kind, and the fields that the macro call names. Errors are
+/// boxed, so that a `Result` is no larger than its value and a pointer. `Display` and
+/// `std::error::Error` are left to the crate.
 ///
 /// ```
 /// errors::define! {
-///     /// What went wrong.
+///     /// The kind of an error.
 ///     pub enum ErrorKind {
-///         /// There is no such thing.
+///         /// The object does not exist.
 ///         Unknown = "unknown",
 ///     }
 ///
@@ -76,31 +76,31 @@ macro_rules! define {
             $( $field: $type, )*
         }
 
-        /// What calls of this crate give.
+        /// The result of this crate's calls.
         pub type Result<T> = ::std::result::Result<T, Error>;
 
         impl Error {
-            /// One with nothing in its other fields.
+            /// An error whose other fields are empty.
             fn bare(operation: &'static str, kind: ErrorKind) -> Self {
                 let inner = Inner { operation, kind, $( $field: ::std::default::Default::default(), )* };
                 Self(::std::boxed::Box::new(inner))
             }
 
-            /// What was tried.
+            /// The operation that failed.
             #[must_use]
             pub fn operation(&self) -> &'static str {
                 self.0.operation
             }
 
-            /// What kind of failure it is.
+            /// The kind of the failure.
             #[must_use]
             pub fn kind(&self) -> ErrorKind {
                 self.0.kind
             }
         }
 
-        /// The same text as `Display`, since that is what a program shows whose `main` returns it;
-        /// with `{:#?}`, all that is known.
+        /// The same text as `Display`, because a program whose `main` returns the error shows
+        /// this form; with `{:#?}`, all fields.
         impl ::std::fmt::Debug for Error {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 match f.alternate() {
@@ -112,13 +112,13 @@ macro_rules! define {
     };
 }
 
-/// The text of a kind of which nothing is known but the detail and the cause.
+/// The text for a kind of error that has only a detail and a cause.
 const UNSPECIFIED_KIND: &str = "failed";
 
-/// Writes `operation (subject) failed: kind: detail: cause`, without what is missing or empty.
+/// Writes `operation (subject) failed: kind: detail: cause`, without the parts that are empty.
 ///
 /// # Errors
-/// Those of the formatter.
+/// Errors of the formatter.
 pub fn write(
     f: &mut fmt::Formatter<'_>,
     operation: &str,

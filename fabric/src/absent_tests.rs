@@ -1,5 +1,6 @@
-//! Objects of a made-up provider, whose operation tables are missing, empty or short: each call of
-//! the crate that goes into a table answers with an error. And what closing such objects closes.
+//! Objects of a fake provider whose operation tables are missing, empty or short. Each call of
+//! the crate into such a table must return an error. Also tests what closing such objects
+//! closes.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -17,26 +18,26 @@ use crate::handle::Handle;
 use crate::offer::Info;
 use crate::*;
 
-/// What is wrong with a table.
+/// The defect of a table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Tables {
-    /// The object has none.
+    /// The object has no table.
     Missing,
     /// All entries are NULL.
     Empty,
-    /// All entries are set, and lie behind the table's end.
+    /// All entries are set, but the table's size field ends before them.
     Short,
 }
 
 const ALL: [Tables; 3] = [Tables::Missing, Tables::Empty, Tables::Short];
 
 extern "C" fn called() {
-    eprintln!("an entry behind the end of its table was called");
+    eprintln!("an entry beyond the end of its table was called");
     std::process::abort();
 }
 
 impl Tables {
-    /// It is never freed.
+    /// The table is never freed.
     fn table<T>(self) -> *mut T {
         let entry = match self {
             Self::Missing => return ptr::null_mut(),
@@ -48,10 +49,11 @@ impl Tables {
         table.leak().as_mut_ptr().cast()
     }
 
-    /// With some entries that work, and this one the last that the table covers.
+    /// A table with some working entries; the named entry is the last that the table covers.
     fn table_up_to<T>(self, last: usize, fill: impl FnOnce(&mut T)) -> *mut T {
         let table = self.table::<T>();
-        // SAFETY: a table of this type, which nobody else has yet, and whose first word is its size.
+        // SAFETY: a table of this type, whose first word is its size, and no other reference
+        // exists yet.
         unsafe {
             fill(&mut *table);
             if self == Self::Short {
@@ -64,23 +66,23 @@ impl Tables {
 
 const WORD: usize = size_of::<usize>();
 
-/// What objects are like that are opened now.
+/// The defects of objects that are opened from now on.
 #[derive(Debug, Clone, Copy)]
 enum ObjectState {
-    /// They have what opening and closing them takes.
+    /// The entries that opening and closing take are present.
     Working,
-    /// They can be bound, but do not take commands.
+    /// Objects can be bound, but do not take commands.
     Bound(Tables),
-    /// They can be bound and take commands; all else is absent.
+    /// Objects can be bound and take commands; all other entries are absent.
     Commanded(Tables),
-    /// All is absent.
+    /// All entries are absent.
     Broken(Tables),
 }
 
 thread_local! {
     static NEXT: Cell<ObjectState> = const { Cell::new(ObjectState::Working) };
     static OPENED: RefCell<Vec<*mut sys::fid>> = const { RefCell::new(Vec::new()) };
-    /// Their classes.
+    /// The classes of the defective objects.
     static CLOSED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -94,7 +96,7 @@ fn last<T>(class: u32) -> *mut T {
 }
 
 /// # Safety
-/// `T` is an object of libfabric's with this class.
+/// `T` is a libfabric object with this class.
 unsafe fn object<T>(class: u32) -> *mut T {
     let object = vec![0_usize; size_of::<T>() / WORD].leak().as_mut_ptr().cast::<sys::fid>();
     let ready = |ops: &mut sys::fi_ops| {
@@ -110,7 +112,7 @@ unsafe fn object<T>(class: u32) -> *mut T {
         }),
         ObjectState::Broken(tables) => tables.table(),
     };
-    // SAFETY: by contract it begins with this, and nobody else has it.
+    // SAFETY: by contract the object begins with a `fid`, and no other reference exists.
     unsafe { ((*object).fclass, (*object).ops) = (class as usize, ops) };
     OPENED.with_borrow_mut(|opened| opened.push(object));
     object.cast()
@@ -139,7 +141,7 @@ unsafe extern "C" fn bind(_: *mut sys::fid, _: *mut sys::fid, _: u64) -> c_int {
 unsafe extern "C" fn control(_: *mut sys::fid, command: c_int, argument: *mut c_void) -> c_int {
     if command == sys::FI_GETWAIT as c_int {
         let descriptor = File::open("/dev/null").unwrap().into_raw_fd();
-        // SAFETY: what this command takes.
+        // SAFETY: the argument type of this command.
         unsafe { *argument.cast::<c_int>() = descriptor };
     }
     0
@@ -154,7 +156,7 @@ macro_rules! opens {
             opened: *mut *mut sys::$object,
             _: *mut c_void,
         ) -> c_int {
-            // SAFETY: of this class; `opened` receives it.
+            // SAFETY: an object of this class; `opened` receives it.
             unsafe {
                 let object: *mut sys::$object = object(sys::$class);
                 $((*object).$table = table(|_table: &mut sys::$kind| {
@@ -196,7 +198,7 @@ unsafe extern "C" fn register(
     _: u64,
     region: *mut *mut sys::fid_mr,
 ) -> c_int {
-    // SAFETY: of this class; `region` receives it.
+    // SAFETY: an object of this class; `region` receives it.
     unsafe { *region = object(sys::FI_CLASS_MR) };
     0
 }
@@ -213,7 +215,7 @@ unsafe extern "C" fn insert(
     _: u64,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: room for one.
+    // SAFETY: space for one value.
     unsafe { *peer = 7 };
     1
 }
@@ -229,7 +231,7 @@ unsafe extern "C" fn query_atomic(
     attributes: *mut sys::fi_atomic_attr,
     _: u64,
 ) -> c_int {
-    // SAFETY: room for one.
+    // SAFETY: space for one value.
     unsafe { *attributes = sys::fi_atomic_attr { count: 1, size: 8 } };
     0
 }
@@ -258,7 +260,7 @@ unsafe extern "C" fn read_reason(
     entry: *mut sys::fi_cq_err_entry,
     _: u64,
 ) -> isize {
-    // SAFETY: room for one.
+    // SAFETY: space for one value.
     unsafe { (*entry).err = sys::FI_EIO };
     1
 }
@@ -273,7 +275,7 @@ unsafe extern "C" fn read_failed_event(
     -(error::number::AVAILABLE as isize)
 }
 
-/// What the made-up provider offers; a connection request, if it has a half-open connection.
+/// The offer of the fake provider; a connection request if a half-open connection is passed.
 fn offer(connection: Option<*mut sys::fid>, fabric: Option<&Fabric>) -> Offer {
     // SAFETY: libfabric makes an empty element with all attributes; the strings in it are malloc's.
     unsafe {
@@ -293,7 +295,7 @@ fn offer(connection: Option<*mut sys::fid>, fabric: Option<&Fabric>) -> Offer {
     }
 }
 
-/// One object of each kind, all of which work as far as they must to be opened.
+/// One object of each kind; all of them work well enough to be opened.
 struct Fixture {
     endpoint: Endpoint,
     region: MemoryRegion,
@@ -313,7 +315,7 @@ impl Fixture {
     fn open() -> Self {
         NEXT.set(ObjectState::Working);
         let offer = offer(None, None);
-        // SAFETY: of this class, and the handle's own.
+        // SAFETY: an object of this class, owned by the handle.
         let fabric = unsafe {
             let fabric: *mut sys::fid_fabric = object(sys::FI_CLASS_FABRIC);
             (*fabric).ops = table(|ops: &mut sys::fi_ops_fabric| {
@@ -356,7 +358,7 @@ impl Fixture {
         }
     }
 
-    /// An endpoint of the domain, with all that it needs.
+    /// An endpoint of the domain with everything that it needs.
     fn open_endpoint(&mut self) -> Result<Endpoint> {
         Endpoint::builder(&self.domain).addresses(&self.addresses).queue(&mut self.queue).open()
     }
@@ -372,14 +374,14 @@ fn is_absent<T: Debug>(operation: &str, answer: Result<T>) {
     assert!(error.to_string().starts_with(&format!("{operation} on made-up")), "{error}");
 }
 
-/// A failure of the queue itself.
+/// The failure of a queue itself.
 #[track_caller]
 fn queue_is_absent(operation: &str, outcome: Option<Outcome>) {
     is_absent(operation, outcome.unwrap().map_err(|failure| failure.error));
 }
 
 #[test]
-fn objects_without_entries_cannot_be_opened() {
+fn opening_an_object_without_entries_fails() {
     for tables in ALL {
         let mut w = Fixture::open();
         NEXT.set(ObjectState::Broken(tables));
@@ -416,7 +418,7 @@ fn objects_without_entries_cannot_be_opened() {
 }
 
 #[test]
-fn objects_without_entries_cannot_be_used() {
+fn using_an_object_without_entries_fails() {
     for tables in ALL {
         let w = Fixture::open();
         let connection = last::<sys::fid>(sys::FI_CLASS_MR);
@@ -462,7 +464,7 @@ fn objects_without_entries_cannot_be_used() {
     }
 }
 
-/// How many objects could not be closed, of what this was the last user of.
+/// The number of objects that could not be closed after their last user was dropped.
 fn failed_closes_of<T>(last_user: T) -> u64 {
     let before = failed_closes();
     drop(last_user);
@@ -470,7 +472,7 @@ fn failed_closes_of<T>(last_user: T) -> u64 {
 }
 
 #[test]
-fn endpoints_without_entries_post_nothing() {
+fn posting_to_an_endpoint_without_entries_fails() {
     for tables in ALL {
         let Fixture { mut endpoint, region, remote, peer, mut queue, .. } = Fixture::open();
         // SAFETY: an object of this file.
@@ -515,7 +517,7 @@ fn endpoints_without_entries_post_nothing() {
         let options = PostOptions::token(1);
         let written = e.try_write_segments(queue, peer, &pieces, target, Some(3), &options);
         is_absent("fi_writemsg", written);
-        // What is refused once is posted as an ordinary write from then on.
+        // After one refusal the bytes are posted as an ordinary write.
         for data in [None, Some(3)] {
             let injected = e.try_inject_write(queue, peer, b"data", target, data).unwrap();
             assert!(matches!(injected, InjectOutcome::NotSupported));
@@ -535,11 +537,11 @@ fn endpoints_without_entries_post_nothing() {
 }
 
 #[test]
-fn queues_without_entries_report_it() {
+fn queues_without_entries_report_an_error() {
     for tables in ALL {
         let Fixture { mut endpoint, region, mut queue, fabric, offer, .. } = Fixture::open();
         let receive = endpoint.receive(&mut queue, &region.all(), 1).unwrap();
-        // One that tells who sent what, which is another call.
+        // A queue that reports the source of a message, which is another libfabric call.
         let telling = Offer { reports_source: true, ..offer };
         let mut sources =
             CompletionQueue::open(&Domain::open_on(&fabric, &telling).unwrap()).unwrap();
@@ -555,22 +557,22 @@ fn queues_without_entries_report_it() {
         queue_is_absent("fi_cq_read", Some(queue.wait(Duration::from_secs(5))));
         queue_is_absent("fi_cq_read", sources.poll());
         is_absent("fi_cq_signal", queue.waker().wake());
-        assert!(!queue.may_sleep(), "nobody can say that there is nothing to read");
-        // A receive that cannot be cancelled keeps its memory.
+        assert!(!queue.may_sleep(), "the queue cannot prove that it is empty");
+        // A receive that cannot be cancelled retains its memory.
         queue.abandon(receive);
         assert_eq!(queue.quarantined(), 1);
         if tables == Tables::Missing {
             continue;
         }
 
-        // A queue that can be read, but not slept in.
+        // A queue that can be read, but not waited on.
         let reads = |ops: &mut sys::fi_ops_cq| ops.read = Some(read_nothing);
         // SAFETY: an object of this file.
         unsafe { (*object).ops = tables.table_up_to(WORD, reads) };
         let late = queue.wait(Duration::from_millis(60)).unwrap_err().error;
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
 
-        // A failure whose reason cannot be read, and one that has no text.
+        // A failure whose reason cannot be read, and a failure without a text.
         let fails = |ops: &mut sys::fi_ops_cq| ops.read = Some(read_failure);
         // SAFETY: an object of this file.
         unsafe { (*object).ops = tables.table_up_to(WORD, fails) };
@@ -588,9 +590,9 @@ fn queues_without_entries_report_it() {
 }
 
 #[test]
-fn closing_an_endpoint_releases_what_dropping_it_does() {
+fn closing_an_endpoint_releases_the_same_as_dropping_it() {
     let closed_by = |end: fn(Endpoint)| {
-        // The endpoint has the last reference to all that it was made from.
+        // The endpoint has the last reference to all objects that it was made from.
         let Fixture { endpoint, .. } = Fixture::open();
         CLOSED.take();
         end(endpoint);

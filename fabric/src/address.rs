@@ -1,10 +1,9 @@
 //! Peers of connectionless endpoints.
 //!
-//! Addresses come from peers, by whatever channel the application has. Providers
-//! read as many bytes as their format wants and check nothing, so an address is
-//! checked for its length and padded before it is inserted. They also look an
-//! entry up without asking whether it was removed; a [`Peer`] is therefore an index
-//! into a table of our own, which knows.
+//! The application exchanges addresses over its own channel. Providers read as many bytes as
+//! their format has and check nothing, so the length of an address is checked and the address
+//! padded before it is inserted. Providers also use a removed entry without a check. A [`Peer`]
+//! is therefore an index into a table of this library, which records removals.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -19,24 +18,24 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::hazard::{HazardPointer, barrier_on_all_threads};
 
-/// Where an endpoint can be reached: opaque bytes, to be sent to peers.
+/// The address of an endpoint: opaque bytes, to be sent to peers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Address(pub Vec<u8>);
 
-/// A peer in an address vector: a small number, to be copied and stored at will. It
-/// is good for the vector that gave it out; another vector refuses it.
+/// A peer in an address vector: a small number that can be copied and stored. It is valid only
+/// for the vector that returned it; another vector refuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Peer {
     index: u32,
-    /// Tells the vectors of a process apart, so that a peer of one is not used with another.
+    /// Distinguishes the vectors of a process, so that a peer of one is not used with another.
     vector: u32,
 }
 
 impl Peer {
-    /// The other end of a connected endpoint.
+    /// The peer of a connected endpoint.
     pub const CONNECTED: Self = Self { index: 0, vector: 0 };
 
-    /// Nobody in particular: what a receive from anybody is directed to.
+    /// No particular peer: a receive that accepts messages from any peer.
     pub(crate) const ANY: Self = Self { index: u32::MAX, vector: 0 };
 }
 
@@ -44,8 +43,8 @@ static NEXT_VECTOR: AtomicU32 = AtomicU32::new(1);
 
 /// A table of peers (`fid_av`), shared by the endpoints bound to it. Cheap to clone.
 ///
-/// A peer that was removed is refused from then on: providers look removed
-/// entries up without a check.
+/// A removed peer is refused from then on, because providers use removed entries without a
+/// check.
 ///
 /// ```
 /// use fabric::*;
@@ -72,38 +71,38 @@ struct VectorInner {
     domain: Domain,
     number: u32,
     peers: PeerTable,
-    /// Held by those that insert, remove and look up: the provider's table and ours
+    /// Held during insertion, removal and lookup, so that the provider's table and this one
     /// change together.
     changes: Mutex<Changes>,
 }
 
-/// What removals need.
+/// State for removals.
 #[derive(Debug, Default)]
 struct Changes {
-    /// What each endpoint is posting to.
+    /// The hazard pointer of each endpoint.
     hazards: Vec<Arc<HazardPointer>>,
-    /// Peers that are refused already, while a post that began before may still be
-    /// using the provider's number.
+    /// Removed peers that are already refused, while an earlier post may still use the
+    /// provider's number.
     pending_removals: Vec<PendingRemoval>,
 }
 
 #[derive(Debug)]
 struct PendingRemoval {
-    /// The peers that had this number, one after the other.
+    /// The peers that had this provider number, oldest first.
     peers: Vec<u32>,
     raw: u64,
-    /// The provider gave the number to a peer again.
+    /// The provider has assigned the number to a new peer.
     was_reinserted: bool,
 }
 
 const REMOVED: u64 = u64::MAX;
 
-/// Addresses by index: grows without moving, so that it is read without a lock.
-/// Bucket `n` holds 2^n times the first bucket's entries.
+/// Addresses by index. The table grows without moving its entries, so that readers need no
+/// lock. Bucket `n` holds 2^n times the entries of the first bucket.
 #[derive(Debug, Default)]
 struct PeerTable {
     buckets: [OnceLock<Box<[AtomicU64]>>; 20],
-    /// How many there are, and the one of each address.
+    /// The number of peers, and the index by address.
     index_by_address: Mutex<(u32, HashMap<u64, u32>)>,
 }
 
@@ -120,8 +119,8 @@ impl PeerTable {
         let mut index_by_address =
             self.index_by_address.lock().unwrap_or_else(PoisonError::into_inner);
         let (next, indices) = &mut *index_by_address;
-        // The provider's number for an address that it has already is the same one,
-        // and so is the peer: removed once, it is gone for all who inserted it.
+        // An address that is inserted again yields the same provider number and the same peer.
+        // After one removal the peer is refused for all users that inserted it.
         if let Some(index) = indices.get(&address)
             && self.entry(*index).is_some_and(|e| e.load(Ordering::Acquire) == address)
         {
@@ -154,7 +153,7 @@ impl AddressVector {
     /// Opens an address vector.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(domain: &Domain) -> Result<Self> {
         let mut attributes = sys::fi_av_attr { type_: sys::FI_AV_TABLE, ..Default::default() };
         let mut vector = ptr::null_mut();
@@ -179,14 +178,14 @@ impl AddressVector {
         })))
     }
 
-    /// Adds a peer by the address it sent. An address that is here already gives the
-    /// same peer again.
+    /// Adds a peer by the address that it sent. An address that is already present yields the
+    /// same peer.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address whose length cannot be right; what the provider says.
+    /// `InvalidArgument` for an address of a wrong length; the provider's error.
     pub fn insert(&self, address: &Address) -> Result<Peer> {
-        // Providers read as many bytes as their format has: a short one from
-        // outside must not make them read beyond it.
+        // Providers read as many bytes as their format has: a short address from a peer must
+        // not make them read beyond it.
         let format = self.0.domain.capabilities().address_format;
         let least = min_address_length(format);
         let terminated = format != sys::FI_ADDR_STR || address.0.contains(&0);
@@ -201,7 +200,7 @@ impl AddressVector {
             )));
         }
         let mut bytes = address.0.clone();
-        // Some formats are unions of several lengths: never let a provider read past the end.
+        // Some formats are unions of several lengths: the provider must not read past the end.
         bytes.resize(bytes.len().max(256), 0);
         let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.finish_removals(&mut changes, None);
@@ -239,17 +238,17 @@ impl AddressVector {
         Ok(Peer { index, vector: self.0.number })
     }
 
-    /// Forgets a peer: it is refused from then on (`Closed`). Operations under way to it
-    /// may still finish or fail.
+    /// Removes a peer: it is refused from then on (`Closed`). Operations in flight to it may
+    /// still finish or fail.
     ///
-    /// Other threads may be posting to the peer meanwhile. A post that began before goes
-    /// on, and one that waits for room in the provider's queue ends with `Closed`; the
-    /// provider's number is given back when they are done, and is no other peer's until
-    /// then. An address that was inserted several times is one peer, and is forgotten here
-    /// at once; the provider may keep it until the vector is closed.
+    /// Other threads may post to the peer at the same time. A post that began earlier
+    /// continues. A post that waits for space in the provider's queue ends with `Closed`. The
+    /// provider's number is returned when these posts are done, and is not assigned to another
+    /// peer before. An address that was inserted several times is one peer, and one call
+    /// removes it; the provider may keep it until the vector is closed.
     ///
     /// # Errors
-    /// `Closed` if it was removed before; what the provider says.
+    /// `Closed` if the peer was removed before; the provider's error.
     pub fn remove(&self, peer: Peer) -> Result<()> {
         let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let raw = self.resolve("fi_av_remove", peer)?;
@@ -280,16 +279,17 @@ impl AddressVector {
             .map_err(|e| self.0.domain.add_provider(e))
     }
 
-    /// Gives the numbers of removed peers back to the provider that no endpoint is posting
-    /// to. Returns what the provider said of this one, if it was among them.
+    /// Returns the numbers of removed peers to the provider if no endpoint is posting to them.
+    /// Returns the provider's result for this peer, if it was among them.
     fn finish_removals(&self, changes: &mut Changes, wanted: Option<u64>) -> i32 {
         let Changes { hazards, pending_removals } = changes;
         if pending_removals.is_empty() {
             return 0;
         }
-        // An endpoint that is closed posts nothing.
+        // A closed endpoint posts nothing.
         hazards.retain(|hazard| Arc::strong_count(hazard) > 1);
-        // Without the barrier nobody can tell: they stay until all endpoints are closed.
+        // Without the barrier, hazard pointers prove nothing: the peers stay until all
+        // endpoints are closed.
         if !barrier_on_all_threads() && !hazards.is_empty() {
             return 0;
         }
@@ -302,8 +302,8 @@ impl AddressVector {
                 return false;
             }
             let mut raw = *raw;
-            // SAFETY: the address was inserted and not removed since. No post has it: one that
-            // published it before it was refused is over, and later ones were refused.
+            // SAFETY: the address was inserted and not removed since. No post uses it: a post
+            // that published it before the removal is over, and later posts were refused.
             let code = unsafe { sys::fi_av_remove(self.0.handle.as_ptr(), &mut raw, 1, 0) };
             if wanted == Some(raw) {
                 answer = code;
@@ -315,7 +315,7 @@ impl AddressVector {
         answer
     }
 
-    /// What an endpoint publishes the peers by that it posts to.
+    /// Where an endpoint publishes the peer that it posts to.
     pub(crate) fn add_hazard(&self) -> Arc<HazardPointer> {
         let hazard = Arc::new(HazardPointer::default());
         let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -327,9 +327,9 @@ impl AddressVector {
     /// The address of a peer.
     ///
     /// # Errors
-    /// `Closed` if it was removed; what the provider says.
+    /// `Closed` if the peer was removed; the provider's error.
     pub fn lookup(&self, peer: Peer) -> Result<Address> {
-        // Not while the peer is removed.
+        // Prevents a removal at the same time.
         let _changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let raw = self.resolve("fi_av_lookup", peer)?;
         let mut bytes = vec![0_u8; 256];
@@ -353,7 +353,8 @@ impl AddressVector {
         )
     }
 
-    /// A peer's address in readable form, for messages; its number if that cannot be had.
+    /// A peer's address in readable form, for messages; its number if the address is not
+    /// available.
     #[cold]
     pub(crate) fn name_of(&self, peer: Peer) -> String {
         match self.lookup(peer) {
@@ -362,8 +363,8 @@ impl AddressVector {
         }
     }
 
-    /// The provider's number of a peer, for a post: it stays the peer's until the hazard is
-    /// cleared or names another peer.
+    /// The provider's number of a peer, for a post. It stays the peer's until the hazard
+    /// pointer is cleared or names another peer.
     #[inline]
     pub(crate) fn protect(
         &self,
@@ -375,7 +376,7 @@ impl AddressVector {
         self.resolve(operation, peer)
     }
 
-    /// The provider's number of a peer, while nothing is removed.
+    /// The provider's number of a peer, while the removal lock is held.
     #[inline]
     fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
         if peer.vector == self.0.number
@@ -399,7 +400,7 @@ impl AddressVector {
         self.0.domain.add_provider(Error::new(ErrorKind::Closed, operation, why))
     }
 
-    /// The peer that a completion came from.
+    /// The peer that sent what a completion reports.
     pub(crate) fn peer_of(&self, raw: u64) -> Option<Peer> {
         (raw != sys::FI_ADDR_UNSPEC)
             .then(|| self.0.peers.find(raw))?
@@ -430,7 +431,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peer_table_grows_without_losing_anything() {
+    fn growing_the_peer_table_keeps_its_entries() {
         let table = PeerTable::default();
         for i in 0..10_000_u64 {
             assert_eq!(table.push(i * 3), Some(i as u32));
@@ -444,6 +445,6 @@ mod tests {
         assert_eq!(table.push(2997), Some(999), "the same address is the same peer");
         table.entry(999).unwrap().store(REMOVED, Ordering::Relaxed);
         assert_eq!(table.find(2997), None);
-        assert_eq!(table.push(2997), Some(10_000), "a removed peer does not come back");
+        assert_eq!(table.push(2997), Some(10_000), "a removed peer is not reused");
     }
 }

@@ -1,16 +1,15 @@
-//! Everything a decision may depend on, read once from an offer.
+//! Everything that a decision may depend on, read once from an offer.
 //!
-//! Providers are chosen, and code paths taken, by these facts alone; a provider's
-//! name says nothing that survives its next version. Where an attribute is known to
-//! promise too much, the value here is corrected when the offer is read, so that
-//! those who decide need not know.
+//! Providers and code paths are chosen by these facts alone; a provider's name says nothing
+//! that survives its next version. Where an attribute is known to promise too much, the value
+//! is corrected when the offer is read, so that no caller has to know the quirk.
 
 use serde::Serialize;
 
 use crate::flags::{Caps, Mode, MrMode, Order, names};
 use crate::version::Version;
 
-/// How an endpoint talks.
+/// How an endpoint communicates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndpointKind {
@@ -22,23 +21,23 @@ pub enum EndpointKind {
     Datagram,
 }
 
-/// Who makes data move while the application does something else.
+/// Which side makes data move while the application does something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Progress {
     /// The provider itself, by hardware or by threads of its own
     /// (`FI_PROGRESS_AUTO`).
     Automatic,
-    /// Whoever polls the queues (`FI_PROGRESS_MANUAL`): a target that does not poll
+    /// The thread that polls the queues (`FI_PROGRESS_MANUAL`): a target that does not poll
     /// answers no reads and takes no messages.
     Manual,
 }
 
-/// Who may call into a domain at the same time.
+/// Which threads may call into a domain at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Threading {
-    /// Anyone; the provider locks.
+    /// Any thread; the provider locks.
     Safe,
     /// One thread per domain at a time.
     Domain,
@@ -50,28 +49,27 @@ pub enum Threading {
     Endpoint,
 }
 
-/// What is known of the network card behind an offer.
+/// The network card behind an offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Nic {
     /// Device name.
     pub name: Option<String>,
     /// PCI address as `domain:bus:device.function`.
     pub pci: Option<String>,
-    /// Speed of the link in bits per second; 0 where not known.
+    /// Speed of the link in bits per second; 0 if unknown.
     pub link_bits_per_second: u64,
-    /// State of the link, where known.
+    /// State of the link, if known.
     pub link_up: Option<bool>,
 }
 
-/// The facts about one offer. Code that has to decide looks here, never at the
-/// provider's name.
+/// The facts about one offer. Decisions use these facts, never the provider's name.
 ///
 /// ```
 /// use fabric::*;
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let facts = offer.capabilities();
 /// if facts.immediate_mask() > 0 {
-///     // What fits is what arrives: wider immediates are refused, not cut.
+///     // Immediates arrive complete: wider ones are refused, not cut.
 ///     assert!(facts.immediate_mask() >= 0xff);
 /// }
 /// let chunk = facts.max_message_size.min(1 << 20);
@@ -90,15 +88,15 @@ pub struct Capabilities {
     pub domain: String,
     /// Kind of endpoint.
     pub endpoint: EndpointKind,
-    /// Number of the wire protocol (`ep_attr::protocol`); equal numbers can talk to
-    /// each other, whatever the providers are called. Descriptors carry it.
+    /// Number of the wire protocol (`ep_attr::protocol`). Endpoints with equal numbers can
+    /// communicate, whatever the providers are called. Region descriptors carry it.
     pub protocol: u32,
     /// Name of the wire protocol.
     pub protocol_name: String,
     /// Capability bits.
     #[serde(serialize_with = "serialize_names")]
     pub caps: Caps,
-    /// Bits that the provider demands of applications.
+    /// Mode bits: demands of the provider on the application.
     #[serde(serialize_with = "serialize_names")]
     pub mode: Mode,
     /// Demands on memory registration, as the provider returned them.
@@ -106,8 +104,8 @@ pub struct Capabilities {
     pub mr_mode: MrMode,
     /// Length of a registration key in bytes.
     pub mr_key_size: usize,
-    /// Buffers that one registration may span (`domain_attr::mr_iov_limit`); 1 means
-    /// that [`Domain::register_vector`](crate::Domain::register_vector) is of no use.
+    /// Buffers that one registration may span (`domain_attr::mr_iov_limit`); if 1,
+    /// [`Domain::register_vector`](crate::Domain::register_vector) takes one buffer only.
     pub mr_iov_limit: usize,
     /// Width of remote completion data in bytes, as the provider states it for
     /// messages; 0: there are no immediates.
@@ -117,88 +115,89 @@ pub struct Capabilities {
     pub write_data_size: usize,
     /// Largest message or transfer in bytes.
     pub max_message_size: usize,
-    /// Largest payload in bytes that can be injected, that is copied during the call;
-    /// 0: injecting is not offered.
+    /// Largest payload in bytes that can be injected, that is, copied during the call; 0: no
+    /// injection.
     pub inject_size: usize,
-    /// Order promised to what is sent from here.
+    /// Order promised for operations that this endpoint sends.
     #[serde(serialize_with = "serialize_names")]
     pub send_order: Order,
-    /// Order promised to what arrives here.
+    /// Order promised for operations that arrive at this endpoint.
     #[serde(serialize_with = "serialize_names")]
     pub receive_order: Order,
     /// Largest transfer in bytes for which write-after-write order covers every byte
-    /// (`max_order_waw_size`); 0: none is promised.
+    /// (`max_order_waw_size`); 0: no order is promised.
     pub max_ordered_write: usize,
     /// Local buffers that one operation gathers or scatters (`tx_attr::iov_limit`).
     pub iov_limit: usize,
     /// Remote ranges per operation.
     pub rma_iov_limit: usize,
-    /// Operations that may be outstanding towards peers (`tx_attr::size`). Some
-    /// providers queue more; beyond it a post answers `EAGAIN` and needs patience.
+    /// Operations that may be outstanding towards peers (`tx_attr::size`). Some providers queue
+    /// more. Beyond the limit a post returns `EAGAIN` and needs a timeout.
     pub transmit_depth: usize,
-    /// Receives that may be posted at a time (`rx_attr::size`).
+    /// Receives that may be posted at the same time (`rx_attr::size`).
     pub receive_depth: usize,
-    /// Does the provider see to it that queues and receives do not overrun
-    /// (`FI_RM_ENABLED`)? Else what finds no place is lost, at the peer, too. False where it
-    /// reports that but does not enforce it.
+    /// Does the provider prevent overruns of queues and receives (`FI_RM_ENABLED`)? Otherwise
+    /// an entry that does not fit is lost, at the peer, too. False where the provider reports
+    /// this but does not enforce it.
     pub resource_management: bool,
-    /// Who moves data.
+    /// Which side makes data progress.
     pub data_progress: Progress,
-    /// Who moves connections and the like.
+    /// Which side makes control progress, such as connections.
     pub control_progress: Progress,
     /// Threading level that the domain is opened with (`domain_attr::threading`):
     /// `Safe` unless the caller promised more by [`Query::threading`](crate::Query::threading).
     pub threading: Threading,
-    /// Format number of addresses (`FI_SOCKADDR_IN` and so on): tells how long one has
-    /// to be, and how to print it.
+    /// Format number of addresses (`FI_SOCKADDR_IN` and so on). It determines the length and
+    /// the text form of an address.
     pub address_format: u32,
-    /// The address this offer is bound to, where one was given, in the provider's text form.
+    /// The address that this offer is bound to, if any, in the provider's text form.
     pub source: Option<String>,
-    /// Does the provider offer peers on other machines when asked for them?
+    /// Does the provider offer remote peers when the query asks for them?
     pub reaches_other_machines: bool,
-    /// The card, where there is one.
+    /// The network card, if there is one.
     pub nic: Option<Nic>,
 }
 
 impl Capabilities {
-    /// Largest immediate of a one-sided write that arrives whole: wider ones are silently
-    /// cut by some providers. 0 if there are none.
+    /// Largest immediate of a one-sided write that arrives complete: some providers cut wider
+    /// ones silently. 0 if writes carry none.
     #[must_use]
     pub fn immediate_mask(&self) -> u64 {
         mask(self.write_data_size)
     }
 
-    /// Do the two bits of an ordered ring hold: a write after a write, a send after a write?
+    /// Does the provider keep both orders that an ordered ring needs: write after write, and
+    /// send after write?
     #[must_use]
     pub fn orders_writes(&self) -> bool {
         let needed = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         (self.send_order & self.receive_order).contains(needed)
     }
 
-    /// Does each arriving immediate use up a posted receive?
+    /// Does each arriving immediate consume a posted receive?
     #[must_use]
     pub fn immediates_consume_receives(&self) -> bool {
         self.mode.contains(Mode::RX_CQ_DATA)
     }
 
-    /// Must local buffers be registered and passed with a descriptor?
+    /// Must local buffers be registered and passed with a local descriptor?
     #[must_use]
     pub fn needs_local_registration(&self) -> bool {
         self.mr_mode.without_deprecated().contains(MrMode::LOCAL)
             || self.mode.contains(Mode::LOCAL_MR)
     }
 
-    /// What both ends have to have in common beside [`protocol`](Self::protocol): the provider's
-    /// name, or that of its fabric where one provider has several that do not understand each
-    /// other, as efa has `efa-direct`. A [`Policy`](crate::Policy) can have either name.
+    /// What both ends need in common besides [`protocol`](Self::protocol): the provider's name,
+    /// or the name of its fabric where fabrics of one provider are incompatible (`efa-direct`
+    /// of efa). A [`Policy`](crate::Policy) can name either.
     #[must_use]
     pub fn wire_name(&self) -> &str {
         let separate = crate::choice::separate_fabric(&self.provider, &self.fabric);
         separate.unwrap_or(&self.provider)
     }
 
-    /// Does the provider reach peers by TCP connections, to the address and port that their endpoints
-    /// are called? Then a port where nothing listens is that of a process that has ended.
+    /// Does the provider reach peers by TCP connections to the address and port of their
+    /// endpoints? Then a port without a listener belongs to a process that has exited.
     ///
     /// ```
     /// use fabric::{EndpointKind, Query};
@@ -211,7 +210,7 @@ impl Capabilities {
         self.provider.split(';').any(|layer| matches!(layer, "tcp" | "net" | "sockets"))
     }
 
-    /// How many providers are stacked: 1 for a native one.
+    /// The number of stacked providers: 1 for a native one.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.provider.split(';').count()

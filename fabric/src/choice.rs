@@ -1,8 +1,8 @@
-//! Choosing among offers, by facts, with a policy and a reason for every candidate.
+//! Choosing among offers: by facts, with a policy and a reason for every candidate.
 //!
-//! Everything a choice depends on is in [`Capabilities`], [`Requirements`] and
+//! Everything that a choice depends on is in [`Capabilities`], [`Requirements`] and
 //! [`Policy`]: [`rank`] is a pure function of them. This is the only file of the
-//! library that knows providers by name, and only for what no attribute tells.
+//! library that knows providers by name, and only for quirks that no attribute reports.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,28 +28,28 @@ pub enum Locality {
     OtherMachines,
 }
 
-/// What is needed of an offer.
+/// Requirements for an offer.
 #[derive(Debug, Clone)]
 pub struct Requirements {
     /// Kind of endpoint.
     pub endpoint: EndpointKind,
-    /// What it must be able to do.
+    /// Required capabilities.
     pub caps: Caps,
-    /// Where the payload lies.
+    /// The kind of memory that holds the payload.
     pub memory: MemoryKind,
     /// Where the peers are.
     pub locality: Locality,
-    /// Bytes of immediate that one-sided writes must carry
-    /// (`Capabilities::write_data_size`); 0: none are needed.
+    /// Bytes of immediate that one-sided writes must carry (`Capabilities::write_data_size`);
+    /// 0: no immediate is needed.
     pub immediate_bytes: usize,
-    /// Are writes to one peer to arrive in order (`FI_ORDER_WAW` and `FI_ORDER_SAW`)?
-    /// Without it, complete by count, and never poll the last byte.
+    /// Must writes to one peer arrive in order (`FI_ORDER_WAW` and `FI_ORDER_SAW`)? Without
+    /// this order, count completions, and never poll the last byte.
     pub ordered: bool,
 }
 
 impl Requirements {
-    /// Writes with a 32-bit notice from host memory to peers over there: what a
-    /// ring needs.
+    /// Writes with a 32-bit immediate from host memory to peers at this locality: the
+    /// requirements of a ring.
     #[must_use]
     pub fn ring(locality: Locality) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Requirements {
         }
     }
 
-    /// The same, for payload in this kind of memory.
+    /// The same requirements, for payload in this kind of memory.
     #[must_use]
     pub fn memory(mut self, memory: MemoryKind) -> Self {
         self.memory = memory;
@@ -70,11 +70,11 @@ impl Requirements {
     }
 }
 
-/// What the user wants, whatever the facts say. Names match a whole provider
-/// name (`tcp;ofi_rxm`) or one of its layers (`ofi_rxm`).
+/// The user's preferences, which override the facts. Names match a whole provider name
+/// (`tcp;ofi_rxm`) or one of its layers (`ofi_rxm`).
 ///
-/// shm before libfabric 1.19 is refused unless it is required: a peer that is killed can leave the
-/// survivor hanging inside libfabric.
+/// shm before libfabric 1.19 is refused unless the policy requires it: a killed peer can leave
+/// the other process hanging inside libfabric.
 ///
 /// ```
 /// use fabric::Policy;
@@ -87,19 +87,19 @@ impl Requirements {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Policy {
-    /// These first, in this order, if they can be had.
+    /// Preferred providers, in this order, if available.
     pub prefer: Vec<String>,
-    /// One of these, or nothing.
+    /// Required: one of these, or no provider.
     pub require: Vec<String>,
-    /// None of these.
+    /// Denied providers.
     pub deny: Vec<String>,
 }
 
 impl Policy {
-    /// Refuses policies that nothing can satisfy.
+    /// Refuses policies that no provider can satisfy.
     ///
     /// # Errors
-    /// `InvalidArgument` if a required provider is denied too.
+    /// `InvalidArgument` if a required provider is also denied.
     pub fn check(&self) -> Result<()> {
         match self.require.iter().find(|name| self.deny.contains(name)) {
             Some(name) => Err(Error::new(
@@ -111,7 +111,7 @@ impl Policy {
         }
     }
 
-    /// The names that are none of these providers', nor of their layers: misspelt, or not here.
+    /// Names that match none of these providers or their layers: misspelt, or not installed.
     ///
     /// ```
     /// use fabric::Policy;
@@ -165,19 +165,19 @@ fn matches_provider(name: &str, provider: &str) -> bool {
     name == provider || provider.split(';').any(|layer| layer == name)
 }
 
-/// What came of a candidate.
+/// The verdict on a candidate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// This one.
+    /// This candidate was selected.
     Taken,
-    /// It would do, but another is better.
+    /// The candidate is usable, but another is better.
     Usable,
-    /// It cannot be used, or may not.
+    /// The candidate cannot or must not be used.
     Refused,
 }
 
-/// One offer, judged.
+/// One offer with its verdict.
 #[derive(Debug, Clone, Serialize)]
 pub struct Candidate {
     /// Provider.
@@ -186,11 +186,11 @@ pub struct Candidate {
     pub fabric: String,
     /// Domain.
     pub domain: String,
-    /// What came of it.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Points; higher is better. 0 for refused ones.
+    /// The score; higher is better. 0 for refused candidates.
     pub score: i64,
-    /// Why: what was found good, or the first thing that ruled it out.
+    /// The reason: the advantages, or the first requirement that the candidate fails.
     pub reasons: Vec<String>,
 }
 
@@ -202,7 +202,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The candidate that was taken.
+    /// The selected candidate.
     #[must_use]
     pub fn taken(&self) -> Option<&Candidate> {
         self.candidates.iter().find(|c| c.verdict == Verdict::Taken)
@@ -230,7 +230,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What no attribute tells about a provider, and how much it counts against it.
+/// Known drawbacks of providers that no attribute reports, with their penalty.
 const PENALTIES: &[(&str, i64, &str)] = &[
     ("sockets", -300, "upstream has deprecated it"),
     ("udp", -200, "reliability is emulated in software"),
@@ -240,23 +240,22 @@ const PENALTIES: &[(&str, i64, &str)] = &[
     ("off_coll", -400, "for collectives only"),
 ];
 
-/// Providers with one-sided writes that cannot tell the target of one by an
-/// immediate (`fi_writedata`), whatever width their attributes claim: libfabric
-/// has no attribute for it. Worse, `ofi_mrail` takes the flag in `fi_writemsg` and
-/// loses the immediate.
+/// Providers whose one-sided writes cannot notify the target by an immediate (`fi_writedata`),
+/// whatever width their attributes claim: libfabric has no attribute for it. `ofi_mrail` even
+/// accepts the flag in `fi_writemsg` and loses the immediate.
 const WITHOUT_WRITE_DATA: &[&str] = &["cxi", "ucx", "lnx", "lpp", "ofi_mrail"];
 
-/// Fabrics of a provider whose endpoints do not understand those of its other fabrics, though
-/// provider, protocol and addresses are called the same.
+/// Fabrics whose endpoints cannot communicate with other fabrics of the same provider, though
+/// provider, protocol and addresses have the same names.
 const SEPARATE_FABRICS: &[(&str, &str)] = &[("efa", "efa-direct")];
 
-/// The fabric's name, if it does not understand the provider's other fabrics.
+/// The fabric's name, if it is incompatible with the provider's other fabrics.
 pub(crate) fn separate_fabric(provider: &str, fabric: &str) -> Option<&'static str> {
     let is_it = |(of, name): &&(&str, &str)| matches_provider(of, provider) && *name == fabric;
     SEPARATE_FABRICS.iter().find(is_it).map(|(_, name)| *name)
 }
 
-/// Does a policy's name mean this offer: its provider, one of the layers, or its fabric?
+/// Does a policy's name match this offer: its provider, one of the layers, or its fabric?
 fn matches_offer(name: &str, facts: &Capabilities) -> bool {
     matches_provider(name, &facts.provider) || name == facts.wire_name()
 }
@@ -266,34 +265,34 @@ pub(crate) fn lacks_write_data(provider: &str) -> bool {
     WITHOUT_WRITE_DATA.iter().any(|name| matches_provider(name, provider))
 }
 
-/// Are this provider's atomics known to be wrong? Native verbs before libfabric
-/// 2.2 adds, swaps and compares the operand's address in place of its value.
+/// Are this provider's atomics known to be wrong? Native verbs before libfabric 2.2 adds, swaps
+/// and compares the address of the operand instead of its value.
 pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
     provider == "verbs" && running < (Version { major: 2, minor: 2 })
 }
 
-/// Does this provider give its fabric another name at each call of `fi_getinfo`?
+/// Does this provider return another fabric name from each call of `fi_getinfo`?
 pub(crate) fn fabric_name_varies(provider: &str) -> bool {
     matches_provider("ofi_mrail", provider)
 }
 
-/// Does this provider let completion queues overrun, though it claims to look after them? efa says
-/// `FI_RM_ENABLED`, and its own documentation that nothing protects the queue.
+/// Does this provider let completion queues overrun, though it claims to prevent it? efa
+/// reports `FI_RM_ENABLED`, but its documentation says that nothing protects the queue.
 pub(crate) fn cq_may_overrun(provider: &str) -> bool {
     matches_provider("efa", provider)
 }
 
-/// Does this provider crash when an endpoint is closed while its queue has entries that nobody has
-/// read? rxm over verbs posts the receive again that an immediate used up, on a connection that is
-/// closed already (seen with 1.17).
+/// Does this provider crash when an endpoint is closed while its queue has unread entries? rxm
+/// over verbs posts a receive consumed by an immediate again, on a connection that is already
+/// closed (seen with 1.17).
 pub(crate) fn must_drain_before_close(provider: &str) -> bool {
     matches_provider("ofi_rxm", provider)
 }
 
-/// Kinds of messages that this provider takes and does not deliver. `ofi_mrail` labels each
-/// message as one with a tag, so that a receive without one never gets any. And since libfabric 2.0
-/// it does not get the buffers back that messages arrived in: after a few thousand it is dead,
-/// with its one-sided operations.
+/// Kinds of messages that this provider accepts and does not deliver. `ofi_mrail` labels each
+/// message as tagged, so that an untagged receive never matches. Since libfabric 2.0 it also
+/// does not return the buffers of arrived messages: after a few thousand messages it stops
+/// working, including one-sided operations.
 pub(crate) fn undelivered_message_caps(provider: &str, running: Version) -> Caps {
     match matches_provider("ofi_mrail", provider) {
         false => Caps::empty(),
@@ -302,8 +301,9 @@ pub(crate) fn undelivered_message_caps(provider: &str, running: Version) -> Caps
     }
 }
 
-/// Does a look at this provider's queue take a lock that its peers need to write to
-/// us? shm's did until libfabric 1.18: whoever looks all the time holds them up.
+/// Does polling this provider's queue take a lock that its peers need to write to this process?
+/// shm's queues did until libfabric 1.18: a thread that polls all the time slows its peers
+/// down.
 pub(crate) fn polling_blocks_peers(provider: &str, running: Version) -> bool {
     matches_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
 }
@@ -312,42 +312,42 @@ pub(crate) fn polling_blocks_peers(provider: &str, running: Version) -> bool {
 const ORPHANED_LOCK_REASON: &str = "shm before libfabric 1.19 can hang: a killed process leaves the spin lock of its shared region \
      locked. Require it with =shm to use it anyway";
 
-/// Can a process that is killed leave a lock of this provider taken, for which its peers then wait
-/// without end? The queues of shm had a spin lock in shared memory until libfabric 1.19.
+/// Can a killed process leave a lock of this provider taken, so that its peers wait without a
+/// bound? The queues of shm had a spin lock in shared memory until libfabric 1.19.
 fn orphans_locks(provider: &str, running: Version) -> bool {
     matches_provider("shm", provider) && running < (Version { major: 1, minor: 19 })
 }
 
-/// Does this provider close a registration while others register, or look keys up? tcp did until
-/// libfabric 1.19, before 1.18 by the name of net.
+/// Does this provider close a registration while other threads register or look up keys? tcp
+/// did until libfabric 1.19; before 1.18 its name was net.
 pub(crate) fn deregisters_without_lock(provider: &str, running: Version) -> bool {
     let is_tcp = matches_provider("net", provider)
         || matches_provider("tcp", provider) && running >= (Version { major: 1, minor: 18 });
     is_tcp && running < (Version { major: 1, minor: 19 })
 }
 
-/// Does this provider hand injected writes down without anything to know them by, so that one
-/// that still waits when its connection ends is taken for something at address 0? rxm does
+/// Does this provider pass injected writes down without a context? Then an injected write that
+/// still waits when its connection ends is taken for an operation at address 0. rxm does this
 /// over tcp, unless a counter of writes is bound to the endpoint.
 pub(crate) fn injects_without_context(provider: &str) -> bool {
     matches_provider("ofi_rxm", provider)
 }
 
-/// Does this provider put explicit registrations into a cache that widens their
-/// rights and keeps closed regions open to peers, unless told otherwise?
+/// Does this provider put explicit registrations into a cache that widens their access and
+/// leaves closed regions open to peers, unless configured otherwise?
 pub(crate) fn caches_registrations(provider: &str) -> bool {
     matches_provider("verbs", provider)
         && std::env::var("FI_MR_CACHE_MAX_COUNT").map_or(true, |count| count.trim() != "0")
 }
 
-/// Judges offers. Pure: the same facts give the same verdicts under the same libfabric. The second
-/// part of the result gives, for each candidate, its index in `offers`.
+/// Ranks offers. Pure: the same facts give the same verdicts under the same libfabric. The
+/// second part of the result is, for each candidate, its index in `offers`.
 ///
 /// ```
 /// use fabric::*;
 /// let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers()?;
 /// let facts: Vec<&Capabilities> = offers.iter().map(|offer| offer.capabilities()).collect();
-/// // Bound to 127.0.0.1, nothing here leads to another machine.
+/// // Bound to 127.0.0.1, no offer reaches another machine.
 /// let (choice, order) = rank(&facts, &Requirements::ring(Locality::OtherMachines), &Policy::default());
 /// assert!(choice.candidates.iter().all(|c| c.verdict == Verdict::Refused));
 /// assert_eq!(order.len(), offers.len());
@@ -373,7 +373,7 @@ fn rank_for_version(
         .enumerate()
         .map(|(index, facts)| (index, evaluate(running, facts, need, policy)))
         .collect();
-    // Stable: of equals, the provider that libfabric lists first.
+    // A stable sort: among equals, the provider that libfabric lists first.
     judged.sort_by_key(|(_, c)| (c.verdict == Verdict::Refused, -c.score));
     if let Some((_, first)) = judged.first_mut()
         && first.verdict == Verdict::Usable
@@ -411,7 +411,7 @@ fn evaluate(
     }
 }
 
-/// The first thing that rules an offer out.
+/// The first requirement that an offer fails.
 fn rejection_reason(
     running: Version,
     facts: &Capabilities,
@@ -424,7 +424,7 @@ fn rejection_reason(
     if !policy.require.is_empty() && !policy.require.iter().any(|name| matches_offer(name, facts)) {
         return Some(format!("policy requires {}", policy.require.join(" or ")));
     }
-    // A requirement that got here names this provider.
+    // A requirement that passed the check above names this provider.
     if policy.require.is_empty() && orphans_locks(&facts.provider, running) {
         return Some(ORPHANED_LOCK_REASON.to_owned());
     }
@@ -465,7 +465,7 @@ fn is_loopback(address: &str) -> bool {
     address.starts_with("127.") || address.starts_with("[::1]")
 }
 
-/// What speaks for and against an offer that can be used.
+/// Advantages and drawbacks of a usable offer.
 fn score_terms(facts: &Capabilities, need: &Requirements, policy: &Policy) -> Vec<(i64, String)> {
     let mut points = Vec::new();
     let mut add = |value: i64, why: String| points.push((value, why));
@@ -474,14 +474,14 @@ fn score_terms(facts: &Capabilities, need: &Requirements, policy: &Policy) -> Ve
         let rank = (policy.prefer.len() - place) as i64;
         add(1000 * rank, "preferred by policy".to_owned());
     }
-    // What is bound to the loopback address does not leave the machine either,
-    // and goes through the network stack all the same.
+    // An offer bound to the loopback address reaches only this machine, too, but it goes
+    // through the network stack.
     let on_loopback = facts.source.as_deref().is_some_and(is_loopback);
     if need.locality == Locality::SameMachine && !facts.reaches_other_machines && !on_loopback {
         add(400, "shared memory, no network stack".to_owned());
     }
     if let Some(nic) = &facts.nic {
-        // Each doubling of the link counts a little; having the card counts most.
+        // Each doubling of the link speed adds a little; a network card adds most.
         let gigabits = (nic.link_bits_per_second / 1_000_000_000).max(1);
         let speed = 10 * i64::from(gigabits.ilog2());
         let name = nic.name.as_deref().unwrap_or("a network card");
@@ -509,10 +509,9 @@ fn score_terms(facts: &Capabilities, need: &Requirements, policy: &Policy) -> Ve
     points
 }
 
-/// Judges offers as [`rank`] does; for device memory it also *tries* the best
-/// ones, since an offer of device memory is a promise of the provider, whatever
-/// the library was built with. The second part of the result gives, for each
-/// candidate, its index in `offers`.
+/// Ranks offers as [`rank`] does. For device memory it also *tries* the best offers, since a
+/// provider may promise device memory that the library was not built for. The second part of
+/// the result is, for each candidate, its index in `offers`.
 #[must_use]
 pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choice, Vec<usize>) {
     let facts: Vec<&Capabilities> = offers.iter().map(|offer| offer.capabilities()).collect();
@@ -523,7 +522,7 @@ pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choic
     (choice, order)
 }
 
-/// Asks all providers and takes the best offer.
+/// Queries all providers and selects the best offer.
 ///
 /// ```
 /// use fabric::*;
@@ -533,7 +532,7 @@ pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choic
 /// let (offer, choice) = choose(&query, &need, &policy)?;
 /// let taken = choice.taken().unwrap();
 /// assert_eq!(taken.provider, offer.capabilities().provider);
-/// print!("{choice}"); // one line per candidate, with what spoke for or against it
+/// print!("{choice}"); // one line per candidate, with the reasons
 ///
 /// let nothing = choose(&query, &need, &"=no-such-provider".parse()?).unwrap_err();
 /// assert_eq!(nothing.kind(), ErrorKind::NoProvider);
@@ -541,7 +540,7 @@ pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choic
 /// ```
 ///
 /// # Errors
-/// `NoProvider` with every candidate's reason in its text if none can be used;
+/// `NoProvider` with the reason of every candidate in its text if none is usable;
 /// `InvalidArgument` for a policy that contradicts itself.
 pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Offer, Choice)> {
     policy.check()?;
@@ -549,8 +548,8 @@ pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Of
     let wanted = need.caps | device_caps(need);
     let plain = query.clone().caps(need.caps);
     let mut failure = None;
-    // Those without device memory are asked too, so that they can be listed as
-    // refused, with the reason.
+    // Providers without device memory are queried too, so that they are listed as refused, with
+    // the reason.
     for query in [plain.clone().caps(wanted), plain] {
         match query.offers() {
             Ok(list) => {
@@ -587,7 +586,7 @@ pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Of
     ))
 }
 
-/// The true test is a registration. The first candidate that passes it is taken.
+/// The real test is a registration. The first candidate that passes it is selected.
 fn probe_device_memory(
     choice: &mut Choice,
     order: &[usize],
@@ -614,8 +613,8 @@ fn probe_device_memory(
     }
 }
 
-/// The providers under each reason: a machine with ten interfaces has many
-/// candidates and few reasons.
+/// The providers grouped by reason: a machine with ten interfaces has many candidates and few
+/// reasons.
 fn group_by_reason(choice: &Choice) -> String {
     let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for candidate in &choice.candidates {

@@ -54,7 +54,7 @@ fn card(gigabits: u64) -> Capabilities {
     Capabilities { nic: Some(nic), cq_data_size: 4, write_data_size: 4, ..offer("verbs;ofi_rxm") }
 }
 
-/// What is under test does not depend on the libfabric that runs here.
+/// The results must not depend on the installed libfabric.
 const RECENT: Version = Version { major: 2, minor: 1 };
 
 fn taken(offers: &[Capabilities], need: &Requirements, policy: &str) -> Option<String> {
@@ -79,7 +79,7 @@ fn reason(facts: &Capabilities, need: &Requirements, policy: &str) -> String {
 }
 
 #[test]
-fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
+fn shared_memory_wins_locally_and_is_refused_for_remote_peers() {
     let offers = [offer("tcp"), shared_memory(), card(100)];
     let near = Requirements::ring(Locality::SameMachine);
     let far = Requirements::ring(Locality::OtherMachines);
@@ -89,8 +89,9 @@ fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
 }
 
 #[test]
-fn the_loopback_device_is_no_shared_memory() {
-    // Bound to it, a network provider may say that it reaches this machine only.
+fn loopback_device_does_not_count_as_shared_memory() {
+    // Bound to the loopback address, a network provider may report that it reaches only this
+    // machine.
     let source = Some("127.0.0.1:5".to_owned());
     let loopback = Capabilities { source, reaches_other_machines: false, ..offer("net") };
     let near = Requirements::ring(Locality::SameMachine);
@@ -98,7 +99,7 @@ fn the_loopback_device_is_no_shared_memory() {
 }
 
 #[test]
-fn old_shm_is_refused_unless_it_is_required() {
+fn old_shm_is_refused_unless_required() {
     let near = Requirements::ring(Locality::SameMachine);
     let offers = [shared_memory(), offer("net")];
     for minor in [17, 18] {
@@ -119,7 +120,7 @@ fn old_shm_is_refused_unless_it_is_required() {
 }
 
 #[test]
-fn shm_without_that_lock_is_taken_by_default() {
+fn fixed_shm_is_selected_by_default() {
     let near = Requirements::ring(Locality::SameMachine);
     let offers = [shared_memory(), offer("tcp")];
     for fixed in [Version { major: 1, minor: 19 }, RECENT] {
@@ -128,7 +129,7 @@ fn shm_without_that_lock_is_taken_by_default() {
 }
 
 #[test]
-fn the_faster_card_wins_and_a_dead_link_is_refused() {
+fn faster_card_wins_and_dead_link_is_refused() {
     let far = Requirements::ring(Locality::OtherMachines);
     let mut slow = card(25);
     slow.domain = "slow".to_owned();
@@ -141,7 +142,7 @@ fn the_faster_card_wins_and_a_dead_link_is_refused() {
 }
 
 #[test]
-fn native_goes_before_layered_and_deprecated_comes_last() {
+fn native_precedes_layered_and_deprecated_is_last() {
     let near = Requirements::ring(Locality::SameMachine);
     let offers = [offer("sockets"), offer("tcp;ofi_rxm"), offer("net"), offer("udp;ofi_rxd")];
     let facts: Vec<&Capabilities> = offers.iter().collect();
@@ -157,14 +158,18 @@ fn policy_prefers_requires_and_denies() {
     assert_eq!(taken(&offers, &near, "tcp").as_deref(), Some("tcp"));
     assert_eq!(taken(&offers, &near, "ofi_rxm,tcp").as_deref(), Some("tcp;ofi_rxm"));
     assert_eq!(taken(&offers, &near, "^shm,^ofi_rxm").as_deref(), Some("tcp"));
-    assert_eq!(taken(&offers, &near, "verbs").as_deref(), Some("shm"), "prefer is no demand");
+    assert_eq!(
+        taken(&offers, &near, "verbs").as_deref(),
+        Some("shm"),
+        "a preference is not a requirement"
+    );
     assert_eq!(taken(&offers, &near, "=verbs"), None);
     assert!(reason(&offer("tcp"), &near, "=verbs").contains("requires verbs"));
     assert!(reason(&offer("tcp"), &near, "^tcp").contains("denied"));
 }
 
 #[test]
-fn impossible_policies_are_refused_when_they_are_read() {
+fn contradictory_policies_are_refused_by_the_parser() {
     for text in ["=shm,^shm", "^", "=", "^^shm"] {
         let error = text.parse::<Policy>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
@@ -174,7 +179,7 @@ fn impossible_policies_are_refused_when_they_are_read() {
 }
 
 #[test]
-fn every_lack_has_its_reason() {
+fn every_refusal_has_its_reason() {
     let near = Requirements::ring(Locality::SameMachine);
     let no_immediate = Capabilities { write_data_size: 0, ..offer("cxi") };
     assert!(reason(&no_immediate, &near, "").contains("no immediates"));
@@ -194,9 +199,9 @@ fn every_lack_has_its_reason() {
     assert!(reason(&local, &Requirements::ring(Locality::OtherMachines), "").contains("loopback"));
 }
 
-/// The inputs that the fuzzer found interesting stay tests on the stable toolchain.
+/// Inputs that the fuzzer found, kept as tests on the stable toolchain.
 #[test]
-fn the_fuzzers_policies_do_not_panic() {
+fn fuzz_corpus_policies_do_not_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/policy");
     let mut seen = 0;
     for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
@@ -209,7 +214,7 @@ fn the_fuzzers_policies_do_not_panic() {
     assert!(seen > 0, "the corpus is empty");
 }
 
-/// Two offers that differ in nothing but the name of their fabric.
+/// Two offers that differ only in the name of their fabric.
 fn two_fabrics(provider: &str) -> [Offer; 2] {
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     ["efa", "efa-direct"].map(|fabric| {
@@ -219,17 +224,17 @@ fn two_fabrics(provider: &str) -> [Offer; 2] {
 }
 
 #[test]
-fn fabrics_of_one_domain_are_different_places() {
+fn fabrics_of_one_domain_are_different_offers() {
     let [first, second] = two_fabrics("efa");
     assert!(first.is_duplicate_of(&first.clone()));
     assert!(!first.is_duplicate_of(&second));
-    // This one counts its fabrics at each call.
+    // This provider returns new fabric numbers at each call.
     let [first, second] = two_fabrics("tcp;ofi_rxm;ofi_mrail");
     assert!(first.is_duplicate_of(&second));
 }
 
 #[test]
-fn queues_are_not_believed_to_be_protected_where_they_are_not() {
+fn false_claims_of_overrun_protection_are_corrected() {
     assert!(cq_may_overrun("efa"));
     assert!(!cq_may_overrun("tcp;ofi_rxm"));
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
@@ -237,10 +242,10 @@ fn queues_are_not_believed_to_be_protected_where_they_are_not() {
 }
 
 #[test]
-fn fabrics_that_do_not_understand_each_other_have_names_of_their_own() {
+fn incompatible_fabrics_keep_separate_names() {
     let facts = two_fabrics("efa").map(|offer| offer.capabilities().clone());
     assert_eq!(facts.each_ref().map(Capabilities::wire_name), ["efa", "efa-direct"]);
-    // That is so for the one provider.
+    // Only this provider has incompatible fabrics.
     assert_eq!(two_fabrics("tcp")[1].capabilities().wire_name(), "tcp");
     let need = Requirements::ring(Locality::OtherMachines);
     let refused = |facts: &Capabilities, policy: &str| {

@@ -1,9 +1,9 @@
-//! Counting completions instead of reading them one by one.
+//! Counting completions instead of reading each of them.
 //!
-//! A counter says how many and not which. That suits algorithms that know what is
-//! to come (a barrier, a ring of fixed size), and it is the only thing a region can
-//! be watched by. Failures are counted apart; which operation failed stands in the
-//! completion queue, which must be read all the same, since it owns the memory.
+//! A counter reports how many operations completed, not which. That suits algorithms that know
+//! what to expect (a barrier, a ring of fixed size), and it is the only way to watch a region.
+//! Failures are counted separately. The completion queue reports which operation failed; it
+//! must be read anyway, because it owns the memory.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -17,8 +17,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::waiting::{Backoff, Deadline};
 
-/// A counter (`fid_cntr`): counts the operations of endpoints it is bound to, or
-/// the remote accesses to regions it is bound to. Cheap to clone.
+/// A counter (`fid_cntr`) of the operations of endpoints, or of the remote accesses to regions,
+/// that it is bound to. Cheap to clone.
 ///
 /// ```
 /// use std::time::Duration;
@@ -59,7 +59,7 @@ impl Counter {
     /// Opens a counter.
     ///
     /// # Errors
-    /// `NotSupported` where the provider has none.
+    /// `NotSupported` if the provider has no counters.
     pub fn open(domain: &Domain) -> Result<Self> {
         let mut attributes = sys::fi_cntr_attr {
             events: sys::FI_CNTR_EVENTS_COMP,
@@ -85,7 +85,7 @@ impl Counter {
     /// Operations that succeeded. Reading also makes progress.
     #[must_use]
     pub fn read(&self) -> u64 {
-        let _turn = self
+        let _guard = self
             .0
             .domain
             .deregistration_lock()
@@ -97,7 +97,7 @@ impl Counter {
     /// Operations that failed.
     #[must_use]
     pub fn read_errors(&self) -> u64 {
-        let _turn = self
+        let _guard = self
             .0
             .domain
             .deregistration_lock()
@@ -106,8 +106,8 @@ impl Counter {
         unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
     }
 
-    /// Waits until the value reaches a threshold or an operation fails.
-    /// `progress` is called between looks: whoever moves data belongs there.
+    /// Waits until the value reaches a threshold or an operation fails. `progress` is called
+    /// between polls; it must poll the queues of providers with manual progress.
     ///
     /// # Errors
     /// `DeadlineExceeded` with the value reached; `Other` if failures were counted.

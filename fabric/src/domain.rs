@@ -1,9 +1,8 @@
 //! Opening a fabric and a domain on it.
 //!
-//! A domain is the unit of sharing: memory registered with it serves all its
-//! endpoints and no others, and many providers run one progress engine per domain.
-//! Everything made from a domain holds it, so the order in which a program lets go
-//! of its objects does not matter.
+//! A domain is the unit of sharing: memory registered with it serves all its endpoints and no
+//! others, and many providers run one progress engine per domain. Everything opened from a
+//! domain holds a reference to it, so a program may drop its objects in any order.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -33,7 +32,7 @@ impl Fabric {
     /// Opens the fabric that an offer is about.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(offer: &Offer) -> Result<Self> {
         let provider = offer.capabilities().provider.clone();
         let mut fabric = ptr::null_mut();
@@ -69,8 +68,8 @@ impl Fabric {
     }
 }
 
-/// A device or interface, opened: the home of endpoints, queues and registered
-/// memory. Cheap to clone; closes after everything made from it is gone.
+/// An open device or interface, from which endpoints, queues and registered memory are made.
+/// Cheap to clone; it is closed after all objects made from it.
 ///
 /// ```
 /// use fabric::{Access, Domain, EndpointKind, HostMemory, Query};
@@ -85,13 +84,13 @@ pub struct Domain(Arc<DomainInner>);
 
 #[derive(Debug)]
 struct DomainInner {
-    /// Registrations that wait to be closed go before the domain.
+    /// Deferred deregistrations, which must be closed before the domain.
     deregistration_lock: Option<Box<DeregistrationLock>>,
     handle: Handle<sys::fid_domain>,
     capabilities: Arc<Capabilities>,
     offer: Offer,
-    /// Where registrations report, if they do not return finished. After the
-    /// handle: providers keep a bare pointer to it.
+    /// The event queue of asynchronous registrations. Declared after the handle, because
+    /// providers keep a bare pointer to it.
     registration_events: Option<Arc<EventQueueShared>>,
     fabric: Fabric,
 }
@@ -100,18 +99,18 @@ impl Domain {
     /// Opens a fabric and a domain on it.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(offer: &Offer) -> Result<Self> {
         Self::open_on(&Fabric::open(offer)?, offer)
     }
 
-    /// Opens a domain on a fabric that is open already. Lanes that should run
-    /// in parallel need a domain each on providers with one progress engine per
-    /// domain. A connection request's endpoint needs a domain of its listener's fabric:
-    /// [`open`](Self::open) opens the fabric once more.
+    /// Opens a domain on an open fabric. Lanes that must run in parallel need a domain each on
+    /// providers with one progress engine per domain. The endpoint of a connection request
+    /// needs a domain of its listener's fabric; [`open`](Self::open) would open the fabric a
+    /// second time.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open_on(fabric: &Fabric, offer: &Offer) -> Result<Self> {
         Self::open_inner(fabric, offer, None)
     }
@@ -120,7 +119,7 @@ impl Domain {
     /// to this event queue.
     ///
     /// # Errors
-    /// `NotSupported` where the provider registers synchronously only.
+    /// `NotSupported` if the provider registers synchronously only.
     pub fn open_asynchronous(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
         Self::open_inner(fabric, offer, Some(events))
     }
@@ -180,8 +179,8 @@ impl Domain {
         })))
     }
 
-    /// How registrations are closed, where the provider does not see to it that others do nothing
-    /// at the same time.
+    /// The lock around deregistration, for providers that do not guard it against concurrent
+    /// calls.
     pub(crate) fn deregistration_lock(&self) -> Option<&DeregistrationLock> {
         self.0.deregistration_lock.as_deref()
     }
@@ -204,10 +203,9 @@ impl Domain {
         &self.0.fabric
     }
 
-    /// Which count, size and operation an endpoint of this domain can do atomically.
+    /// The number of elements that one atomic operation of an endpoint of this domain can take.
     ///
-    /// Gives the number of elements that one operation may carry; `None` where the
-    /// combination is not supported.
+    /// Returns `None` if the provider does not support the combination.
     #[must_use]
     pub fn atomic_limit(
         &self,
@@ -237,7 +235,7 @@ impl Domain {
         self.0.handle.as_ptr()
     }
 
-    /// Is this a forked child, and all that was made of the domain its parent's?
+    /// Is this a forked child, so that the domain belongs to the parent?
     pub(crate) fn is_inherited(&self) -> bool {
         self.0.handle.is_inherited()
     }
@@ -252,17 +250,17 @@ impl Domain {
     }
 }
 
-/// Does this libfabric open its internal registration cache to applications
-/// (`fi_open` with the name `mr_cache`)? Its limits and monitors are set by the
-/// `FI_MR_CACHE_*` variables, which this library leaves as they are.
+/// Does this libfabric open its internal registration cache to applications (`fi_open` with the
+/// name `mr_cache`)? The `FI_MR_CACHE_*` variables set its limits and monitors; this library
+/// does not change them.
 ///
 /// # Errors
-/// What libfabric says when it does not; `NoLibrary` where it is not installed.
+/// libfabric's error if it does not; `NoLibrary` if libfabric is not installed.
 pub fn probe_registration_cache() -> Result<()> {
     load_library("fi_open")?;
     let mut object: *mut sys::fid = ptr::null_mut();
-    // SAFETY: a terminated name, no attributes; `object` receives what is opened
-    // and is closed at once.
+    // SAFETY: a terminated name, no attributes; `object` receives the opened object and is
+    // closed at once.
     unsafe {
         let code = sys::fi_open(
             Version::api_version().packed(),

@@ -1,8 +1,8 @@
-//! The one error type of this crate.
+//! The only error type of this crate.
 //!
-//! libfabric returns numbers that mean different things in different calls, and
-//! providers differ in which they choose. Kinds group them by what a caller can do
-//! next; the number stays readable.
+//! libfabric returns numbers whose meaning depends on the call, and providers differ in the
+//! numbers that they choose. Kinds group errors by what a caller can do next; the number stays
+//! readable.
 
 use std::borrow::Cow;
 use std::ffi::CStr;
@@ -10,7 +10,7 @@ use std::fmt;
 
 use libfabric_sys as sys;
 
-/// libfabric's own error numbers, which lie in an unsigned enumeration.
+/// libfabric's own error numbers, which are in an unsigned enumeration.
 pub(crate) mod number {
     use libfabric_sys as sys;
 
@@ -23,35 +23,35 @@ pub(crate) mod number {
 }
 
 errors::define! {
-    /// What went wrong, as far as a program can act on it.
+    /// The kind of an error, grouped by what a program can do about it.
     pub enum ErrorKind {
         /// The provider, the library or its build does not offer this.
         NotSupported = "not supported",
-        /// An argument is wrong; the detail says which precondition was not met.
+        /// An argument is wrong; the detail names the violated precondition.
         InvalidArgument = "invalid argument",
-        /// The queue is full (`FI_EAGAIN`) and the caller had no patience; progress has to
-        /// be made before trying again.
+        /// The queue is full (`FI_EAGAIN`) and the timeout was zero; the caller has to make
+        /// progress before it retries.
         WouldBlock = "would block",
-        /// The deadline passed. What was in flight is quarantined, not lost.
+        /// The deadline passed. Operations in flight are quarantined, not lost.
         DeadlineExceeded = "deadline exceeded",
         /// The object, or its peer, is closed.
         Closed = "closed",
         /// The operation was cancelled.
         Cancelled = "cancelled",
-        /// A message did not fit the receive buffer (`FI_ETRUNC`), or is longer than the
-        /// provider moves or injects at once; or connection data is longer than it takes.
+        /// A message does not fit the receive buffer (`FI_ETRUNC`), or is longer than the
+        /// provider moves or injects at once; or connection data is too long.
         Truncated = "truncated",
         /// The region does not grant this kind of access.
         AccessDenied = "access denied",
         /// The range is outside its region.
         OutOfBounds = "out of bounds",
-        /// The peer does not know the key (`FI_EKEYREJECTED`), or it no longer means this
-        /// region: the owner may have closed it.
+        /// The peer does not know the key (`FI_EKEYREJECTED`), or the key no longer names this
+        /// region: its owner may have closed it.
         BadKey = "key rejected",
-        /// The requested registration key is in use already.
+        /// The requested registration key is already in use.
         KeyInUse = "key in use",
-        /// The requested registration key cannot be had from this provider, or the region
-        /// has no key yet because it is not enabled.
+        /// The provider does not offer the requested registration key, or the region has no key
+        /// yet because it is not enabled.
         KeyUnavailable = "key unavailable",
         /// No provider satisfies the query or the policy.
         NoProvider = "no provider",
@@ -59,25 +59,24 @@ errors::define! {
         NoLibrary = "no library",
         /// The peer refused the connection.
         ConnectionRefused = "connection refused",
-        /// The connection to the peer is lost, or never came up. What was in flight may or
+        /// The connection to the peer is lost, or was never set up. Operations in flight may or
         /// may not have arrived.
         ConnectionLost = "connection lost",
-        /// The object is still in use by others.
+        /// The object is still in use.
         Busy = "busy",
         /// Memory, file descriptors, queue entries or the locked-memory limit ran out.
         ResourceExhausted = "resources exhausted",
-        /// A descriptor that came from outside is truncated, altered or malformed.
+        /// A region descriptor of a peer is truncated, altered or malformed.
         MalformedDescriptor = "malformed descriptor",
-        /// A version that this build does not speak.
+        /// A version that this build does not support.
         VersionMismatch = "version mismatch",
-        /// Memory that must be backed by pages (`FI_MR_ALLOCATED`), and is not.
+        /// The memory is not backed by pages, which the provider requires (`FI_MR_ALLOCATED`).
         NotMapped = "memory not mapped",
-        /// Anything else; the code and text say more.
+        /// Any other error; the code and text have the details.
         Other = "failed",
     }
 
-    /// An error of the fabric: what was attempted, by which provider, towards whom,
-    /// and why it failed.
+    /// A fabric error: the operation, the provider, the peer, and the cause.
     ///
     /// ```
     /// use fabric::{ErrorKind, RemoteRegion};
@@ -86,8 +85,8 @@ errors::define! {
     /// assert!(error.to_string().contains("descriptor"));
     /// ```
     ///
-    /// A program acts on the [`kind`](Self::kind); a person reads the text, which names
-    /// the operation, the provider, the peer, libfabric's code and the likely cause:
+    /// A program acts on the [`kind`](Self::kind); a person reads the text, which names the
+    /// operation, the provider, the peer, libfabric's code and the likely cause:
     ///
     /// ```
     /// use fabric::*;
@@ -96,7 +95,7 @@ errors::define! {
     /// let error = domain.register(HostMemory::zeroed(64)?, Access::LOCAL)?.describe().unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::AccessDenied);
     /// assert_eq!(error.provider(), Some(offer.capabilities().provider.as_str()));
-    /// assert!(error.code().is_none(), "found before libfabric was asked");
+    /// assert!(error.code().is_none(), "checked before libfabric is called");
     /// # Ok::<(), fabric::Error>(())
     /// ```
     pub struct Error {
@@ -163,12 +162,12 @@ impl Error {
         error
     }
 
-    /// Ok for 0 and above, else the error that the code means.
+    /// Ok for 0 and above, otherwise the error of the code.
     pub(crate) fn check(operation: &'static str, code: i64) -> Result<i64> {
         if code >= 0 { Ok(code) } else { Err(Self::from_code(operation, code)) }
     }
 
-    /// An error of the system, about this object.
+    /// A system error about this object.
     pub(crate) fn from_io_error(
         operation: &'static str,
         object: &dyn fmt::Display,
@@ -202,7 +201,7 @@ impl Error {
         self
     }
 
-    /// The provider's own error number and its text for it, from an error completion.
+    /// The provider's own error number and its text, from an error completion.
     #[must_use]
     pub fn provider_error(&self) -> Option<(i32, Option<&str>)> {
         self.0.provider_code.map(|code| (code, self.0.provider_text.as_deref()))
@@ -214,13 +213,13 @@ impl Error {
         self
     }
 
-    /// The provider that failed, where one was chosen already.
+    /// The provider that failed, if one was chosen already.
     #[must_use]
     pub fn provider(&self) -> Option<&str> {
         self.0.provider.as_deref()
     }
 
-    /// libfabric's error number (positive), where libfabric said it.
+    /// libfabric's error number (positive), if libfabric returned one.
     #[must_use]
     pub fn code(&self) -> Option<i32> {
         self.0.code
@@ -232,7 +231,7 @@ impl Error {
         self.0.peer.as_deref()
     }
 
-    /// Why, in words, where this library knows more than the code says.
+    /// The cause in words, if this library has more information than the code.
     #[must_use]
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
@@ -264,7 +263,7 @@ impl fmt::Display for Error {
             write!(f, ": {detail}")?;
         }
         match (inner.provider_code, &inner.provider_text) {
-            (Some(code), Some(text)) => write!(f, "; the provider says: {text} ({code})"),
+            (Some(code), Some(text)) => write!(f, "; provider error: {text} ({code})"),
             (Some(code), None) if code != 0 => write!(f, "; provider code {code}"),
             _ => Ok(()),
         }

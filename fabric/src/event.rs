@@ -1,8 +1,8 @@
 //! Control events: connections, asynchronous registrations.
 //!
-//! Connections are made, refused and lost here; data never passes through. An event
-//! queue belongs to a fabric, not to a domain, so that a listener can exist before
-//! any domain is open.
+//! This queue reports when connections are made, refused and lost; it carries no payload. An
+//! event queue belongs to a fabric, not to a domain, so that a listener can exist before any
+//! domain is open.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -18,7 +18,7 @@ use crate::handle::Handle;
 use crate::offer::{Info, Offer};
 use crate::waiting::{Backoff, Deadline};
 
-/// Room for connection data: providers carry less, and more is not sent.
+/// Space for connection data: providers carry less, and longer data is refused.
 pub(crate) const MAX_CONNECTION_DATA: usize = 1024;
 
 /// A queue of control events (`fid_eq`). Read by one owner at a time.
@@ -31,8 +31,8 @@ pub(crate) const MAX_CONNECTION_DATA: usize = 1024;
 /// let mut events = EventQueue::open(&fabric)?;
 /// let listener = Listener::open(&fabric, &offer, &events)?;
 /// println!("listening at {:?}", listener.address()?);
-/// let nobody = events.wait(Duration::from_millis(5)).unwrap_err();
-/// assert_eq!(nobody.kind(), ErrorKind::DeadlineExceeded);
+/// let timed_out = events.wait(Duration::from_millis(5)).unwrap_err();
+/// assert_eq!(timed_out.kind(), ErrorKind::DeadlineExceeded);
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug)]
@@ -46,56 +46,56 @@ pub(crate) struct EventQueueShared {
     fabric: Fabric,
 }
 
-/// What happened.
+/// A control event.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A peer wants to connect to a listener.
+    /// A peer requests a connection to a listener.
     ConnectionRequest(ConnectionRequest),
-    /// A connection is up, on this side. The accepting side gets one too, without data.
+    /// A connection is up on this side. The accepting side gets this event too, without data.
     Connected {
         /// The endpoint, see [`Endpoint::is`](crate::Endpoint::is).
         endpoint: usize,
-        /// What the accepting side sent along.
+        /// Data of the accepting side.
         data: Vec<u8>,
     },
-    /// A connection ended. Some providers notice only while the endpoint's
-    /// completion queue is polled, too.
+    /// A connection ended. Some providers report it only while the endpoint's completion queue
+    /// is polled as well.
     Shutdown {
         /// The endpoint, see [`Endpoint::is`](crate::Endpoint::is).
         endpoint: usize,
     },
-    /// An asynchronous registration is done.
+    /// An asynchronous registration is complete.
     RegistrationComplete(RegistrationDone),
-    /// Something this library did not ask for.
+    /// An event that this library did not request.
     Other {
         /// libfabric's event number.
         number: u32,
     },
 }
 
-/// Says which registration is done: see
-/// [`PendingRegion::is_done_by`](crate::PendingRegion::is_done_by). Only libfabric
-/// makes these, so that nobody can finish a registration that is under way.
+/// Names a completed registration: see
+/// [`PendingRegion::is_done_by`](crate::PendingRegion::is_done_by). Only libfabric makes these
+/// values, so that a caller cannot finish a registration in flight.
 #[derive(Debug)]
 pub struct RegistrationDone {
-    /// The context it was started with.
+    /// The context that the registration was started with.
     pub(crate) number: usize,
     /// The libfabric object that the provider names: the region, or its domain.
     pub(crate) object: usize,
 }
 
-/// A peer's wish to connect: to be accepted with an endpoint made from its offer
-/// ([`EndpointBuilder::offer`](crate::EndpointBuilder::offer)), or turned down with
+/// A peer's connection request. Accept it with an endpoint made from its offer
+/// ([`EndpointBuilder::offer`](crate::EndpointBuilder::offer)), or reject it with
 /// [`Listener::reject`](crate::Listener::reject).
 ///
-/// Dropping it does neither: the request is freed without an answer, the
-/// half-open connection stays behind, and the peer waits until its own deadline.
+/// Dropping it does neither: the request is freed without an answer, the half-open connection
+/// remains, and the peer waits until its own deadline.
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    /// Terms of the connection: endpoints for it are opened from this.
+    /// The offer of the connection: its endpoint is opened from it.
     pub offer: Offer,
-    /// What the connecting side sent along.
+    /// Data of the connecting side.
     pub data: Vec<u8>,
 }
 
@@ -119,7 +119,7 @@ impl EventQueue {
     /// Opens an event queue.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(fabric: &Fabric) -> Result<Self> {
         let mut attributes =
             sys::fi_eq_attr { wait_obj: sys::FI_WAIT_UNSPEC, ..Default::default() };
@@ -138,7 +138,7 @@ impl EventQueue {
     /// The next event, if there is one.
     ///
     /// # Errors
-    /// A failed operation's reason: a refused connection, say.
+    /// The reason of a failed operation, such as a refused connection.
     pub fn poll(&mut self) -> Result<Option<Event>> {
         let mut number = 0;
         // SAFETY: all bytes zero is a valid entry.
@@ -162,19 +162,19 @@ impl EventQueue {
         let length = Error::check("fi_eq_read", got as i64)
             .map_err(|e| e.with_provider(self.shared.fabric.provider()))?
             as usize;
-        // SAFETY: libfabric wrote an entry of the kind that `number` names; a
-        // connection request's info is ours to free.
+        // SAFETY: libfabric wrote an entry of the kind that `number` names; this process owns
+        // the info of a connection request.
         Ok(Some(unsafe { decode(number, &entry, length, &self.shared.fabric) }))
     }
 
     /// Waits for the next event.
     ///
     /// # Errors
-    /// `DeadlineExceeded`, or a failed operation's reason.
+    /// `DeadlineExceeded`, or the reason of a failed operation.
     pub fn wait(&mut self, timeout: Duration) -> Result<Event> {
         let deadline = Deadline::after(timeout);
-        // Connection events take many microseconds; some providers need the
-        // queue to be read to make progress, so short sleeps, not one long one.
+        // Connection events take many microseconds, and some providers make progress only while
+        // the queue is read: so short sleeps instead of one long one.
         let mut backoff = Backoff::sleeping();
         loop {
             if let Some(event) = self.poll()? {
@@ -226,7 +226,7 @@ unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize, fabric: &F
     let data = || entry.data[..data_length].to_vec();
     match number {
         sys::FI_CONNREQ => {
-            // SAFETY: by contract the info is ours.
+            // SAFETY: by contract this process owns the info.
             match unsafe { Info::adopt(entry.head.info) } {
                 Some(info) => Event::ConnectionRequest(ConnectionRequest {
                     offer: Offer::adopt(info.for_request(fabric), Threading::Safe),
@@ -237,8 +237,8 @@ unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize, fabric: &F
         }
         sys::FI_CONNECTED => Event::Connected { endpoint: entry.head.fid as usize, data: data() },
         sys::FI_SHUTDOWN => Event::Shutdown { endpoint: entry.head.fid as usize },
-        // The context is what tells registrations apart: in place of the region's
-        // fid, some providers give the domain's.
+        // The context distinguishes registrations: some providers return the domain's fid in
+        // place of the region's.
         sys::FI_MR_COMPLETE => Event::RegistrationComplete(RegistrationDone {
             number: entry.head.info as usize,
             object: entry.head.fid as usize,

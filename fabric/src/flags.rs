@@ -1,8 +1,8 @@
-//! libfabric's bit sets, as types that cannot be mixed up.
+//! libfabric's bit sets, as types that cannot be confused.
 //!
-//! In C all of these are `uint64_t`, and a registration flag that strays into a
-//! transfer is found by nobody. Unknown bits that a provider reports are kept, so
-//! that a newer library's answer survives a round trip; they have no name here.
+//! In C all of these are `uint64_t`, and the compiler does not detect a registration flag in a
+//! transfer. Unknown bits of a provider are kept, so that the answer of a newer library
+//! survives a round trip; they have no name here.
 
 use bitflags::bitflags;
 use libfabric_sys as sys;
@@ -31,16 +31,16 @@ bitflags! {
         const RECEIVE = sys::FI_RECV;
         /// May send.
         const SEND = sys::FI_SEND;
-        /// Peers may read from here.
+        /// Peers may read memory of this endpoint.
         const REMOTE_READ = sys::FI_REMOTE_READ;
-        /// Peers may write to here.
+        /// Peers may write memory of this endpoint.
         const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
         /// Operations can be fenced behind earlier ones.
         const FENCE = sys::FI_FENCE;
         /// Operations can be deferred until a counter reaches a value.
         const TRIGGER = sys::FI_TRIGGER;
-        /// Device memory can be registered and transferred (`FI_HMEM`). A promise of the
-        /// provider: whether the build keeps it shows only at a registration.
+        /// Device memory can be registered and transferred (`FI_HMEM`). This is a promise of
+        /// the provider: only a registration shows whether the build supports it.
         const DEVICE_MEMORY = sys::FI_HMEM;
         /// Writes into persistent memory can be made durable.
         const PERSISTENT_MEMORY = sys::FI_RMA_PMEM;
@@ -60,28 +60,29 @@ bitflags! {
 }
 
 bitflags! {
-    /// What a provider asks of the application before memory may be used
+    /// What a provider requires of the application before memory may be used
     /// (`fi_domain_attr::mr_mode`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct MrMode: i32 {
-        /// Deprecated: basic registration, equal to virtual addresses,
-        /// allocated pages and provider keys. Stands alone.
+        /// Deprecated: basic registration, equal to virtual addresses, allocated pages and
+        /// provider keys. Not combined with other bits.
         const BASIC = sys::FABRICAST_MR_BASIC;
-        /// Deprecated: scalable registration, equal to no bit at all. Stands alone.
+        /// Deprecated: scalable registration, equal to no bit at all. Not combined with other
+        /// bits.
         const SCALABLE = sys::FABRICAST_MR_SCALABLE;
-        /// Buffers of local operations must be registered and passed with their descriptor.
-        /// Without it a region for local use costs no registration.
+        /// Buffers of local operations must be registered and passed with their local
+        /// descriptor. Without it a region for local use needs no registration.
         const LOCAL = sys::FI_MR_LOCAL;
-        /// Keys are longer than 64 bits, or need set-up at the peer.
+        /// Keys are longer than 64 bits, or need setup at the peer.
         const RAW = sys::FI_MR_RAW;
-        /// Remote addresses are the target's virtual addresses, not offsets from the
-        /// region's start. Descriptors carry the base, so callers need not care.
+        /// Remote addresses are the target's virtual addresses, not offsets from the region's
+        /// start. Region descriptors carry the base, so callers need not distinguish.
         const VIRT_ADDR = sys::FI_MR_VIRT_ADDR;
         /// Registered ranges must be backed by pages.
         const ALLOCATED = sys::FI_MR_ALLOCATED;
         /// The provider chooses the keys.
         const PROV_KEY = sys::FI_MR_PROV_KEY;
-        /// The application must tell of changed pages with
+        /// The application must report changed pages with
         /// [`MemoryRegion::refresh`](crate::MemoryRegion::refresh).
         const MMU_NOTIFY = sys::FI_MR_MMU_NOTIFY;
         /// Regions that count remote accesses are created disabled.
@@ -97,8 +98,7 @@ bitflags! {
 }
 
 impl MrMode {
-    /// Every bit that this library knows how to obey (the deprecated modes,
-    /// which stand alone, are asked for by themselves).
+    /// Every bit that this library supports (the deprecated modes are queried separately).
     pub const SUPPORTED: Self = Self::LOCAL
         .union(Self::RAW)
         .union(Self::VIRT_ADDR)
@@ -110,7 +110,7 @@ impl MrMode {
         .union(Self::HMEM)
         .union(Self::COLLECTIVE);
 
-    /// The same demands without the deprecated names.
+    /// The same requirements without the deprecated bits.
     ///
     /// ```
     /// use fabric::MrMode;
@@ -130,10 +130,10 @@ impl MrMode {
 }
 
 bitflags! {
-    /// What a registered region may be used for.
+    /// The permitted uses of a registered region.
     ///
-    /// Ask for no more than is needed: rights are checked at every post, and a region
-    /// without remote rights has no key that could leak.
+    /// Request only the access that is needed: access is checked at every post, and a region
+    /// without remote access has no key that could leak.
     ///
     /// ```
     /// use fabric::Access;
@@ -147,9 +147,9 @@ bitflags! {
         const SEND = sys::FI_SEND;
         /// Target of receives.
         const RECEIVE = sys::FI_RECV;
-        /// Result buffer of reads and fetching atomics that start here.
+        /// Result buffer of reads and fetching atomics of this endpoint.
         const READ = sys::FI_READ;
-        /// Source of writes and atomics that start here.
+        /// Source of writes and atomics of this endpoint.
         const WRITE = sys::FI_WRITE;
         /// Peers may read it.
         const REMOTE_READ = sys::FI_REMOTE_READ;
@@ -161,9 +161,9 @@ bitflags! {
 }
 
 impl Access {
-    /// Everything that starts here.
+    /// All local operations.
     pub const LOCAL: Self = Self::SEND.union(Self::RECEIVE).union(Self::READ).union(Self::WRITE);
-    /// Everything that a peer may do.
+    /// All operations of peers.
     pub const REMOTE: Self = Self::REMOTE_READ.union(Self::REMOTE_WRITE);
     /// Local and remote use of every kind but collectives.
     pub const ALL: Self = Self::LOCAL.union(Self::REMOTE);
@@ -211,18 +211,18 @@ bitflags! {
 }
 
 bitflags! {
-    /// What an offer demands in return (`fi_info::mode`).
+    /// Requirements of an offer on the application (`fi_info::mode`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Mode: u64 {
-        /// Each operation lends the provider 32 bytes at its context.
+        /// Each operation provides 32 bytes of context to the provider.
         const CONTEXT = sys::FI_CONTEXT;
-        /// Each operation lends the provider 64 bytes at its context.
+        /// Each operation provides 64 bytes of context to the provider.
         const CONTEXT2 = sys::FI_CONTEXT2;
         /// Immediates consume posted receives.
         const RX_CQ_DATA = sys::FI_RX_CQ_DATA;
         /// Vectors must stay valid until the operation is done.
         const ASYNC_IOV = sys::FI_ASYNC_IOV;
-        /// Messages carry a prefix for the provider.
+        /// Messages carry a prefix of the provider.
         const MESSAGE_PREFIX = sys::FI_MSG_PREFIX;
         /// Deprecated form of [`MrMode::LOCAL`].
         const LOCAL_MR = sys::FABRICAST_LOCAL_MR;
@@ -241,28 +241,29 @@ bitflags! {
     /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct TransferFlags: u64 {
-        /// Complete only when the data is at the target and visible there. One more round
-        /// trip on most networks, and the only local proof of arrival.
+        /// Complete only when the data is at the target and visible there. One more round trip
+        /// on most networks, and the only local proof of arrival.
         const DELIVERY_COMPLETE = sys::FI_DELIVERY_COMPLETE;
-        /// Complete when the target's hardware or software has taken over: the data
-        /// survives the sender's end, and need not be visible yet.
+        /// Complete when the target's hardware or software has accepted the data: it survives
+        /// the exit of the sender, and need not be visible yet.
         const TRANSMIT_COMPLETE = sys::FI_TRANSMIT_COMPLETE;
-        /// Complete as soon as the source may be reused, whatever became of the data.
+        /// Complete as soon as the source may be reused, whether or not the data arrived.
         const INJECT_COMPLETE = sys::FI_INJECT_COMPLETE;
         /// Complete only when the data is durable at the target.
         const COMMIT_COMPLETE = sys::FI_COMMIT_COMPLETE;
         /// Start only after all earlier operations to this peer are done. Needs
-        /// [`Caps::FENCE`]; without it the flag is an error or nothing at all.
+        /// [`Caps::FENCE`]; without it the flag is an error or has no effect.
         const FENCE = sys::FI_FENCE;
-        /// More operations follow at once: the doorbell may wait for them. The last one of
-        /// a series must not have it, or the series may stay in the provider.
+        /// More operations follow at once: the provider may delay its doorbell. The last
+        /// operation of a series must not have this flag, or the series may stay in the
+        /// provider.
         const MORE = sys::FI_MORE;
         /// The source may be reused when the call returns.
         const INJECT = sys::FI_INJECT;
     }
 }
 
-/// Names of the bits that are set, for people.
+/// Names of the set bits, for messages.
 pub(crate) fn names<T: bitflags::Flags>(flags: &T) -> Vec<&'static str> {
     flags.iter_names().map(|(name, _)| name).collect()
 }

@@ -1,4 +1,4 @@
-//! Owned libfabric objects: closed once, when the last owner lets go.
+//! Owned libfabric objects: closed once, when the last owner drops them.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -11,8 +11,8 @@ use crate::fork::ForkGeneration;
 
 static FAILED_CLOSES: AtomicU64 = AtomicU64::new(0);
 
-/// How many libfabric objects could not be closed in this process. Anything but
-/// 0 is a leak; each one was also logged with its reason.
+/// The number of libfabric objects that this process failed to close. Anything but 0 is a leak;
+/// each failure was also logged with its reason.
 #[must_use]
 pub fn failed_closes() -> u64 {
     FAILED_CLOSES.load(Ordering::Relaxed)
@@ -23,7 +23,7 @@ pub fn failed_closes() -> u64 {
 /// # Safety
 /// The implementing type's first member must be `struct fid`.
 pub(crate) unsafe trait Object {
-    /// What it is called in messages.
+    /// The name of the type in messages.
     const NAME: &'static str;
 }
 
@@ -50,24 +50,24 @@ objects! {
     fid_mr => "memory region",
 }
 
-/// An open libfabric object. Whoever holds it holds, by `Arc`, all that it was
-/// made from; so closing in drop order is closing in the right order.
+/// An open libfabric object. An owner also holds, by `Arc`, everything that the object was made
+/// from; so drop order is the right close order.
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
     created_in: ForkGeneration,
 }
 
-// SAFETY: domains are opened with FI_THREAD_SAFE unless the caller promised, in an
-// unsafe call, to use all objects of a domain from one thread at a time.
+// SAFETY: domains are opened with FI_THREAD_SAFE unless the caller promised, in an unsafe call,
+// to use all objects of a domain from one thread at a time.
 unsafe impl<T: Object> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T: Object> Sync for Handle<T> {}
 
 impl<T: Object> Handle<T> {
-    /// Takes over what an open call stored.
+    /// Takes ownership of the object that an open call stored.
     ///
     /// # Safety
-    /// `object` must be null or a live object that nobody else closes.
+    /// `object` must be null or a live object that no other owner closes.
     pub(crate) unsafe fn adopt(operation: &'static str, object: *mut T) -> Result<Self> {
         NonNull::new(object)
             .map(|object| Self { object, created_in: ForkGeneration::now() })
@@ -80,7 +80,8 @@ impl<T: Object> Handle<T> {
             })
     }
 
-    /// Is this a forked child, and the object its parent's? Then it is not to be closed.
+    /// Is this a forked child, so that the object belongs to the parent? Then the child must
+    /// not close it.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         self.created_in.is_inherited()
@@ -94,18 +95,18 @@ impl<T: Object> Handle<T> {
         self.object.as_ptr().cast()
     }
 
-    /// Closes now and tells whether that worked, where dropping could only log it.
+    /// Closes now and returns the result; dropping could only log it.
     pub(crate) fn close(self) -> Result<()> {
         std::mem::ManuallyDrop::new(self).close_once()
     }
 
-    /// To be called once, at the end of the handle. In a forked child the object stays open: the
-    /// parent uses it.
+    /// Must be called once, at the end of the handle. In a forked child the object stays open,
+    /// because the parent uses it.
     fn close_once(&mut self) -> Result<()> {
         if self.is_inherited() {
             return Ok(());
         }
-        // SAFETY: this handle owns the object; it is closed exactly here.
+        // SAFETY: this handle owns the object; it is closed only here.
         let code = unsafe { sys::fi_close(self.as_fid()) };
         if code < 0 {
             FAILED_CLOSES.fetch_add(1, Ordering::Relaxed);

@@ -1,16 +1,16 @@
-//! What sort of memory a buffer is.
+//! The kind of memory of a buffer.
 //!
-//! A pointer does not say what it points to, and a provider that takes a device
-//! pointer for a host one reads garbage or crashes. So the kind travels with every
-//! buffer, and with every descriptor that a peer gets.
+//! A pointer does not tell what it points to, and a provider that takes a device pointer for a
+//! host pointer reads garbage or crashes. So the kind travels with every buffer, and with every
+//! region descriptor.
 
 use std::fmt;
 
 use libfabric_sys as sys;
 use serde::{Deserialize, Serialize};
 
-/// The memory a buffer lies in. To this crate a device is an interface number
-/// and a device number: it neither allocates nor copies device memory.
+/// The kind of memory that holds a buffer. To this crate a device is an interface number and a
+/// device number: it neither allocates nor copies device memory.
 ///
 /// ```
 /// use fabric::MemoryKind;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// Ordinary memory.
+    /// Host memory.
     #[default]
     Host,
     /// NVIDIA memory on the device with this CUDA ordinal.
@@ -50,7 +50,7 @@ impl MemoryKind {
         }
     }
 
-    /// The device number within the interface, 0 where there is none.
+    /// The device number within the interface, 0 if there is none.
     pub(crate) fn device(self) -> i32 {
         match self {
             Self::Host | Self::Rocr => 0,
@@ -60,7 +60,7 @@ impl MemoryKind {
 
     pub(crate) fn from_parts(interface: u32, device: i32) -> Option<Self> {
         Some(match interface {
-            // These have no devices to tell apart: a number would be lost.
+            // These interfaces have no device numbers: a number would be lost.
             sys::FI_HMEM_SYSTEM if device == 0 => Self::Host,
             sys::FI_HMEM_CUDA => Self::Cuda(device),
             sys::FI_HMEM_ROCR if device == 0 => Self::Rocr,

@@ -17,7 +17,7 @@
 //!     .queue(&mut queue)
 //!     .open()?;
 //!
-//! // An endpoint can talk to itself.
+//! // An endpoint can send to itself.
 //! let me = addresses.insert(&endpoint.address()?)?;
 //! let target = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
 //! let source = domain.register(HostMemory::from_vec(b"hello".to_vec())?, Access::ALL)?;
@@ -28,26 +28,23 @@
 //! # }
 //! ```
 //!
-//! # How it hangs together
+//! # Overview
 //!
-//! - [`Query`] asks for [`Offer`]s; their [`Capabilities`] are the facts that
-//!   decisions rest on. [`choose`] applies a [`Policy`] and says why each
-//!   candidate was taken or refused.
-//! - A [`Domain`] is opened from an offer. From it come [`MemoryRegion`]s,
-//!   [`CompletionQueue`]s, [`AddressVector`]s, [`Counter`]s and [`Endpoint`]s.
-//!   Each holds what it was made from, so objects can be dropped in any order.
-//! - Operations are posted to an endpoint, together with the queue that will
-//!   report them. Both go through `&mut`: one owner drives them, on whatever
-//!   thread, and no lock lies on the path.
-//! - [`ring::listen`] and [`ring::connect`] need nothing of this: they make a ring of messages between
-//!   two programs.
-//! - Memory belongs to its registration, and operations in flight hold the
-//!   registration: it cannot be freed under a transfer. What misses its deadline
-//!   is quarantined until its endpoint is closed, since one-sided transfers
-//!   cannot be called back.
-//! - Every wait has a deadline. Nothing panics for what libfabric returns.
+//! - [`Query`] returns [`Offer`]s; decisions rest on their [`Capabilities`]. [`choose`] applies
+//!   a [`Policy`] and gives a reason for each selected and refused candidate.
+//! - A [`Domain`] is opened from an offer, and [`MemoryRegion`]s, [`CompletionQueue`]s,
+//!   [`AddressVector`]s, [`Counter`]s and [`Endpoint`]s from the domain. Each holds a reference
+//!   to its parents, so objects can be dropped in any order.
+//! - Operations are posted to an endpoint, together with the queue that will report them. Both
+//!   are passed as `&mut`: one owner drives them, on any thread, without a lock.
+//! - [`ring::listen`] and [`ring::connect`] need none of this: they set up a ring of messages
+//!   between two programs.
+//! - A registration owns its memory, and operations in flight hold the registration, so memory
+//!   cannot be freed under a transfer. An operation that misses its deadline is quarantined
+//!   until its endpoint is closed, since one-sided transfers cannot be cancelled.
+//! - Every wait has a deadline. No value returned by libfabric causes a panic.
 
-#![allow(clippy::len_without_is_empty, reason = "regions and what is made of them are never empty")]
+#![allow(clippy::len_without_is_empty, reason = "regions and slices of them are never empty")]
 
 mod address;
 mod capabilities;

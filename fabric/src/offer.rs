@@ -1,4 +1,4 @@
-//! What the providers on this machine offer (`fi_getinfo`).
+//! The offers of the providers on this machine (`fi_getinfo`).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -15,32 +15,32 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, Mode, MrMode, Order};
 use crate::version::Version;
 
-/// A `fi_info` that is ours.
+/// An owned `fi_info`.
 pub(crate) struct Info {
     element: NonNull<sys::fi_info>,
-    /// A connection request's element names the half-open connection, which can be
-    /// taken up, or rejected, once.
+    /// The element of a connection request names the half-open connection, which can be
+    /// accepted or rejected once.
     claimed: AtomicBool,
-    /// Where a connection request came to. Providers cast its half-open connection to one of theirs
-    /// without a look.
+    /// The listener's fabric, for a connection request. Providers cast its half-open connection
+    /// without a check.
     fabric: Option<Fabric>,
 }
 
-// SAFETY: plain data behind the pointer, owned by this value and not changed
-// through shared references.
+// SAFETY: plain data behind the pointer, owned by this value and not changed through shared
+// references.
 unsafe impl Send for Info {}
 // SAFETY: as above.
 unsafe impl Sync for Info {}
 
 impl Info {
-    /// shm names its files after the process number, and a process that was killed
-    /// leaves them behind: the next one with that number would be refused for ever.
-    /// So the name says, too, when it was given. An IP address that was asked for is no name
-    /// either: two processes that ask for the loopback address would be refused.
+    /// shm names its files after the process id, and a killed process leaves them behind: the
+    /// next process with that id would be refused permanently. So the name also contains the
+    /// time. A requested IP address is not used as a name: two processes that request the
+    /// loopback address would collide.
     pub(crate) fn make_source_name_unique(&self) {
         let number = std::process::id();
-        // SAFETY: the element is ours and not shared yet; its address is terminated
-        // where its format is a string, and malloc's, as fi_freeinfo expects.
+        // SAFETY: the element is owned and not shared yet. Its address is terminated if its
+        // format is a string, and allocated with malloc, as fi_freeinfo expects.
         unsafe {
             let raw = &mut *self.as_ptr();
             if raw.addr_format != sys::FI_ADDR_STR || raw.src_addr.is_null() {
@@ -64,18 +64,19 @@ impl Info {
         }
     }
 
-    /// Whom it leads to, for messages.
+    /// The destination address, for messages.
     pub(crate) fn destination(&self) -> Option<String> {
-        // SAFETY: the element is alive, and its address as long as it says.
+        // SAFETY: the element is alive, and its address has the given length.
         let raw = unsafe { &*self.as_ptr() };
         (!raw.dest_addr.is_null() && raw.dest_addrlen > 0)
             .then(|| format_address_bytes(raw.addr_format, raw.dest_addr.cast(), raw.dest_addrlen))
     }
 
-    /// Takes over an element that libfabric handed out (a connection request's, say).
+    /// Takes ownership of an element that libfabric returned (of a connection request, for
+    /// example).
     ///
     /// # Safety
-    /// `info` must be null or an element nobody else frees.
+    /// `info` must be null or an element that no other owner frees.
     pub(crate) unsafe fn adopt(info: *mut sys::fi_info) -> Option<Self> {
         NonNull::new(info).map(Self::new)
     }
@@ -84,13 +85,14 @@ impl Info {
         Self { element, claimed: AtomicBool::new(false), fabric: None }
     }
 
-    /// A connection request's, which came to a listener of this fabric.
+    /// The offer of a connection request to a listener of this fabric.
     pub(crate) fn for_request(mut self, fabric: &Fabric) -> Self {
         self.fabric = Some(fabric.clone());
         self
     }
 
-    /// May it be used with this fabric? Only a connection request may not, with another's.
+    /// May it be used with this fabric? A connection request must be used with its listener's
+    /// fabric.
     pub(crate) fn belongs_to(&self, fabric: &Fabric) -> bool {
         self.fabric.as_ref().is_none_or(|own| own.is_same(fabric))
     }
@@ -99,14 +101,13 @@ impl Info {
         self.element.as_ptr()
     }
 
-    /// Is this a connection request's?
+    /// Is this the offer of a connection request?
     pub(crate) fn is_request(&self) -> bool {
         // SAFETY: the element is alive.
         !unsafe { (*self.as_ptr()).handle }.is_null()
     }
 
-    /// Takes up the half-open connection, if this is one: libfabric frees it at its
-    /// first use.
+    /// Claims the half-open connection, if there is one: libfabric frees it at its first use.
     pub(crate) fn claim(&self, operation: &'static str) -> Result<()> {
         if self.is_request() && self.claimed.swap(true, Ordering::AcqRel) {
             return Err(Error::new(
@@ -120,17 +121,17 @@ impl Info {
 }
 
 impl Info {
-    /// A copy that leads to this address.
+    /// A copy with this destination address.
     pub(crate) fn towards(&self, address: &[u8]) -> Result<Self> {
         let no_memory = || Error::from_code("fi_dupinfo", i64::from(sys::FI_ENOMEM));
         // SAFETY: the element is alive.
         let copy = NonNull::new(unsafe { sys::fi_dupinfo(self.as_ptr()) })
             .map(Self::new)
             .ok_or_else(no_memory)?;
-        // Providers read whole sockaddr unions.
+        // Providers read a whole sockaddr union.
         let room = address.len().max(256);
-        // SAFETY: the copy is ours; what it has and gets is malloc's, as
-        // fi_freeinfo expects; `room` bytes are there for `address`.
+        // SAFETY: the copy is owned; its strings and addresses are allocated with malloc, as
+        // fi_freeinfo expects; `room` bytes are available for `address`.
         unsafe {
             let bytes: *mut u8 = libc::calloc(1, room).cast();
             if bytes.is_null() {
@@ -148,7 +149,8 @@ impl Info {
 
 impl Drop for Info {
     fn drop(&mut self) {
-        // SAFETY: owned; its `next` was cut or it came from fi_dupinfo, which copies one element.
+        // SAFETY: owned; its `next` was cut, or it came from fi_dupinfo, which copies one
+        // element.
         unsafe { sys::fi_freeinfo(self.as_ptr()) };
     }
 }
@@ -159,22 +161,22 @@ impl std::fmt::Debug for Info {
     }
 }
 
-/// One way to communicate that a provider offers: where, how, and on which terms.
+/// A way to communicate that a provider offers, with its addresses and conditions.
 #[derive(Debug, Clone)]
 pub struct Offer {
     pub(crate) info: Arc<Info>,
     pub(crate) capabilities: Arc<Capabilities>,
-    /// Was it asked for `Caps::SOURCE`? Many offers have it unasked; to look up the
-    /// sender of each completion costs a few nanoseconds that most have no use for.
+    /// Was `Caps::SOURCE` requested? Many offers have it without a request; looking up the
+    /// sender of each completion costs a few nanoseconds that most callers do not need.
     pub(crate) reports_source: bool,
 }
 
 impl Offer {
     pub(crate) fn adopt(info: Info, threading: Threading) -> Self {
-        // SAFETY: the element is alive, and nobody else's yet.
+        // SAFETY: the element is alive, and not shared yet.
         unsafe {
-            // No structured tags are wanted. `ofi_mrail` gives the format of the layer below, and
-            // then refuses an endpoint for it.
+            // No structured tags are requested. `ofi_mrail` returns the format of the layer
+            // below, and then refuses an endpoint with it.
             (*(*info.as_ptr()).ep_attr).mem_tag_format = 0;
         }
         let capabilities = read_capabilities(&info, threading);
@@ -193,14 +195,14 @@ impl Offer {
         self.capabilities = Arc::new(capabilities);
     }
 
-    /// Every attribute, as libfabric itself prints them.
+    /// Every attribute, printed by libfabric.
     #[must_use]
     pub fn describe(&self) -> String {
         // SAFETY: the element is alive.
         unsafe { printed(self.info.as_ptr().cast(), sys::FI_TYPE_INFO, 32 * 1024) }
     }
 
-    /// Is this the same provider at the same place, whatever the terms?
+    /// Is this the same provider with the same addresses, whatever the other attributes?
     pub(crate) fn is_duplicate_of(&self, other: &Self) -> bool {
         let (a, b) = (self.capabilities(), other.capabilities());
         let is_same_fabric = a.fabric == b.fabric || crate::choice::fabric_name_varies(&a.provider);
@@ -210,19 +212,19 @@ impl Offer {
             && a.endpoint == b.endpoint
             && a.protocol == b.protocol
             && a.address_format == b.address_format
-            // psm3 offers its tags once with immediates, and once without.
+            // psm3 offers its tags once with and once without immediates.
             && a.cq_data_size == b.cq_data_size
             && without_port(a.source.as_deref()) == without_port(b.source.as_deref())
     }
 }
 
-/// A provider that invents a port, or puts its process number into its address,
-/// gives another one at each call.
+/// A provider that picks a port, or puts its process id into its address, returns another one
+/// from each call.
 fn without_port(address: Option<&str>) -> Option<&str> {
     address.map(|a| a.rsplit_once(':').map_or(a, |(host, _)| host))
 }
 
-/// A string of libfabric's, if there is one.
+/// A string of libfabric, if present.
 ///
 /// # Safety
 /// `text` must be null or a terminated string that outlives the call.
@@ -245,8 +247,8 @@ unsafe fn printed(value: *const c_void, kind: u32, room: usize) -> String {
 }
 
 fn progress(number: u32) -> Progress {
-    // Unified control progress (2.x) is a promise about threads, not about who
-    // moves data: the application still has to poll.
+    // Unified control progress (2.x) is a promise about threads: the application still has to
+    // poll to move data.
     if number == sys::FI_PROGRESS_AUTO { Progress::Automatic } else { Progress::Manual }
 }
 
@@ -336,8 +338,8 @@ unsafe fn read_nic(nic: *const sys::fid_nic) -> Option<Nic> {
     }
 }
 
-/// An address in readable form, for messages; the provider's own printer needs
-/// an address vector, so the common formats are read here.
+/// An address in readable form, for messages. The provider's own printer needs an address
+/// vector, so the common formats are parsed here.
 pub(crate) fn format_address_bytes(format: u32, address: *const u8, length: usize) -> String {
     // SAFETY: callers pass the address and length that libfabric gave them.
     let bytes = unsafe { std::slice::from_raw_parts(address, length) };

@@ -1,9 +1,9 @@
-//! Asking the providers for offers (`fi_getinfo`).
+//! Querying the providers for offers (`fi_getinfo`).
 //!
-//! `fi_getinfo` answers a question of hints, and a provider may answer with less
-//! than it has: ordering is given up unless it is hinted, and a provider without it
-//! is not listed when it is. So one query asks several times and merges the answers.
-//! The first question of a process loads libfabric, which takes 0.3 s with Debian's 1.17.
+//! `fi_getinfo` takes hints, and a provider may return less than it has. It drops ordering
+//! unless a hint requests it, and a provider without ordering is not listed if a hint does. So
+//! one query calls it several times and merges the results. The first call of a process loads
+//! libfabric, which takes 0.3 s with Debian's 1.17.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -18,7 +18,7 @@ use crate::flags::{Caps, Mode, MrMode, Order};
 use crate::offer::{Info, Offer};
 use crate::version::{Version, load_library};
 
-/// A question to `fi_getinfo`. What is not set is left to the providers.
+/// A query to `fi_getinfo`. Unset fields are left to the providers.
 ///
 /// ```
 /// use fabric::{Caps, EndpointKind, Query};
@@ -74,9 +74,9 @@ impl Query {
         self
     }
 
-    /// Registration demands that the caller is prepared to obey. The default is
-    /// all that this library obeys; narrowing it narrows the offers. The
-    /// deprecated [`MrMode::BASIC`] and [`MrMode::SCALABLE`] stand alone.
+    /// Registration modes that the caller supports. The default is all modes that this library
+    /// supports; narrowing them narrows the offers. The deprecated [`MrMode::BASIC`] and
+    /// [`MrMode::SCALABLE`] cannot be combined with others.
     #[must_use]
     pub fn mr_mode(mut self, mode: MrMode) -> Self {
         self.mr_mode = mode;
@@ -84,8 +84,8 @@ impl Query {
     }
 
     /// Ordering that every offer must promise. By default write-after-write and
-    /// send-after-write are asked for where a provider has them, and offers
-    /// without any order are listed too.
+    /// send-after-write are requested where a provider has them, and offers without any order
+    /// are listed too.
     #[must_use]
     pub fn order(mut self, order: Order) -> Self {
         self.required_order = Some(order);
@@ -110,9 +110,9 @@ impl Query {
 
     /// Bind to this local address or host name.
     ///
-    /// For IP providers this selects the interface; the port is picked when the endpoint
-    /// is opened. Providers without IP addresses may be left out by it; shm takes a name instead,
-    /// and is not bound by an IP address.
+    /// For IP providers this selects the interface; the port is picked when the endpoint is
+    /// opened. Providers without IP addresses may not be listed. shm takes a name instead, and
+    /// ignores an IP address.
     #[must_use]
     pub fn source(mut self, node: impl Into<String>) -> Self {
         self.source = Some((node.into(), None));
@@ -133,20 +133,20 @@ impl Query {
         self
     }
 
-    /// Who moves data, where it matters.
+    /// How data makes progress.
     ///
-    /// Sets both data and control progress. An offer with manual progress moves data
-    /// only while its queues are polled, for arrivals as well.
+    /// Sets both data and control progress. An offer with manual progress moves data, including
+    /// arrivals, only while its queues are polled.
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = Some(progress);
         self
     }
 
-    /// Operations that can be outstanding, where the default is too small.
+    /// The number of outstanding operations, if the default is too small.
     ///
-    /// Counted in operations (`tx_attr::size`, `rx_attr::size`); 0 keeps the default.
-    /// An offer that cannot go so deep is not listed.
+    /// Counted in operations (`tx_attr::size`, `rx_attr::size`); 0 keeps the default. An offer
+    /// with smaller queues is not listed.
     #[must_use]
     pub fn depths(mut self, transmit: usize, receive: usize) -> Self {
         self.transmit_depth = transmit;
@@ -154,8 +154,8 @@ impl Query {
         self
     }
 
-    /// Drops the provider's locks: fewer nanoseconds per call, and nobody who
-    /// checks. `docs/threading.md` has the measurement.
+    /// Disables the provider's locks: saves a few nanoseconds per call, without any check.
+    /// `docs/threading.md` has the measurement.
     ///
     /// # Safety
     /// All objects of a domain that is opened from such an offer (queues,
@@ -167,10 +167,10 @@ impl Query {
         self
     }
 
-    /// Asks all providers.
+    /// Queries all providers.
     ///
     /// # Errors
-    /// `NoProvider` if nothing matches; `NoLibrary` where libfabric is not installed.
+    /// `NoProvider` if nothing matches; `NoLibrary` if libfabric is not installed.
     pub fn offers(&self) -> Result<Vec<Offer>> {
         load_library("fi_getinfo")?;
         let alone = [MrMode::BASIC, MrMode::SCALABLE];
@@ -187,8 +187,8 @@ impl Query {
         let mut lists = Vec::new();
         match self.required_order {
             Some(order) => lists.push(self.getinfo(order, self.caps)),
-            // A provider may give up all ordering unless some is hinted, and
-            // one that has none is not listed when it is.
+            // A provider may drop all ordering unless a hint requests some, and a provider
+            // without ordering is not listed if a hint does.
             None => {
                 lists.push(self.getinfo(wanted, self.caps));
                 lists.push(self.getinfo(Order::empty(), self.caps));
@@ -200,7 +200,7 @@ impl Query {
             match list {
                 Ok(list) => {
                     for offer in list {
-                        if !offers.iter().any(|known| known.is_duplicate_of(&offer)) {
+                        if !offers.iter().any(|listed| listed.is_duplicate_of(&offer)) {
                             offers.push(offer);
                         }
                     }
@@ -208,8 +208,8 @@ impl Query {
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        // Reach is reported only by some; which providers still answer when
-        // other machines are asked for is a fact.
+        // Few providers report remote reach, so the query tests it: does the provider still
+        // answer when remote communication is requested?
         let far = self
             .getinfo(
                 self.required_order.unwrap_or_default(),
@@ -228,7 +228,7 @@ impl Query {
         Ok(offers)
     }
 
-    /// The first offer, for those who asked precisely.
+    /// The first offer, for a precise query.
     ///
     /// # Errors
     /// As [`offers`](Self::offers).
@@ -268,8 +268,8 @@ impl Query {
         let service = service.map(|s| c_string("service", s)).transpose()?;
         let pointer = |s: &Option<CString>| s.as_ref().map_or(ptr::null(), |s| s.as_ptr());
         let mut list: *mut sys::fi_info = ptr::null_mut();
-        // SAFETY: all pointers are valid for the call or null; `list` receives a
-        // list that is ours and is freed below.
+        // SAFETY: all pointers are valid for the call or null; `list` receives an owned list,
+        // which is freed below.
         let code = unsafe {
             sys::fi_getinfo(
                 Version::api_version().packed(),
@@ -302,7 +302,7 @@ impl Query {
             }
             entry = next;
         }
-        // SAFETY: the list came from fi_getinfo and nothing points into it any more.
+        // SAFETY: the list came from fi_getinfo and no pointer into it remains.
         unsafe { sys::fi_freeinfo(list) };
         Ok(offers)
     }
@@ -343,9 +343,8 @@ impl Hints {
         if !caps.contains(Caps::COLLECTIVE) {
             mr_mode.remove(MrMode::COLLECTIVE);
         }
-        // SAFETY: the element and all its attribute structures were just allocated
-        // by the library and are ours alone; strings are allocated with strdup,
-        // as fi_freeinfo expects.
+        // SAFETY: the library just allocated the element and all its attribute structures, and
+        // nothing else owns them; strings are allocated with strdup, as fi_freeinfo expects.
         unsafe {
             let raw = &mut *info.as_ptr();
             raw.caps = caps.bits();

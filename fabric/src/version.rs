@@ -1,4 +1,4 @@
-//! Which libfabric this was built against, and which one is running.
+//! The libfabric versions: of the headers at build time, and of the loaded library.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ impl Version {
         u32::from(self.major) << 16 | u32::from(self.minor)
     }
 
-    /// The library that this process uses; 0.0 if there is none. Loads it.
+    /// The version of the loaded library; 0.0 if there is none. Loads it.
     ///
     /// ```
     /// use fabric::Version;
@@ -39,7 +39,7 @@ impl Version {
         Self::from_packed(unsafe { sys::fi_version() })
     }
 
-    /// The headers this program was built against.
+    /// The version of the headers that this program was built against.
     #[must_use]
     pub fn headers() -> Self {
         #[allow(unsafe_code)]
@@ -47,19 +47,19 @@ impl Version {
         Self::from_packed(unsafe { sys::fcs_headers_version() })
     }
 
-    /// The interface version to ask for: the older of the two, since structures
-    /// grow between versions and neither side may write past what the other has.
+    /// The interface version to request: the older of the two. Structures grow between
+    /// versions, and neither side may write past the end of the other's.
     #[must_use]
     pub fn api_version() -> Self {
         Self::running().min(Self::headers())
     }
 
-    /// Do endpoints tell of each kind of operation how much they inject?
+    /// Do endpoints report the inject limit of each kind of operation?
     pub(crate) fn has_inject_size_option() -> bool {
         Self::running() >= Self { major: 2, minor: 0 }
     }
 
-    /// Do the headers this was built against describe dma-buf registration?
+    /// Do the headers of this build describe dma-buf registration?
     #[must_use]
     pub fn has_dma_buf() -> bool {
         #[allow(unsafe_code)]
@@ -69,7 +69,7 @@ impl Version {
     }
 }
 
-/// Loads the library, for what needs it first.
+/// Loads the library before the first use that needs it.
 pub(crate) fn load_library(operation: &'static str) -> Result<()> {
     sys::load().map_err(|why| Error::new(ErrorKind::NoLibrary, operation, why))
 }

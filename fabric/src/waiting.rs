@@ -1,8 +1,8 @@
-//! Waiting without burning a core, and never for ever.
+//! Waiting without burning a core, and always with a bound.
 //!
-//! Deadlines are points in time, computed once, so that a loop of short sleeps does
-//! not stretch them. A timeout too long to be expressed means for ever, and is the
-//! caller's wish, never a default.
+//! Deadlines are points in time, computed once, so that a loop of short sleeps does not extend
+//! them. A timeout too long to be represented means no bound. A caller may request this; it is
+//! never a default.
 
 use std::time::{Duration, Instant};
 
@@ -25,21 +25,20 @@ use std::time::{Duration, Instant};
 pub enum WaitStrategy {
     /// Poll all the time: lowest latency, a whole core.
     Busy,
-    /// Poll for this long, then sleep: on the queue's file descriptor where the
-    /// provider has one, else with growing pauses.
+    /// Poll for this long, then sleep: on the queue's file descriptor if the provider has one,
+    /// otherwise with growing pauses.
     Adaptive {
         /// How long to poll before sleeping.
         spin: Duration,
     },
-    /// Sleep at once: for queues that are seldom used. Costs a system call and a
-    /// wake-up per wait, some microseconds each, and leaves the core to others.
+    /// Sleep at once: for queues that are seldom used. Costs a system call and a wake-up per
+    /// wait, some microseconds each, and leaves the core to other threads.
     Block,
 }
 
 impl Default for WaitStrategy {
-    /// Polls for 20 µs: about the time that going to sleep and being woken costs
-    /// (a futex wake between two processes was measured at 4 to 24 µs), so that
-    /// the worst case is twice the best.
+    /// Polls for 20 µs: about the cost of going to sleep and being woken (a futex wake between
+    /// two processes was measured at 4 to 24 µs), so that the worst case is twice the best.
     fn default() -> Self {
         Self::Adaptive { spin: Duration::from_micros(20) }
     }
@@ -48,7 +47,7 @@ impl Default for WaitStrategy {
 /// A point in time after which waiting ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
-    /// None: so far away that it cannot be expressed.
+    /// None: too far away to be represented.
     end: Option<Instant>,
 }
 
@@ -66,26 +65,26 @@ impl Deadline {
     }
 }
 
-/// How long to leave a queue alone between two looks, while looking all the time.
+/// The pause between two polls of a queue in a busy loop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PollPause {
     pauses: u32,
 }
 
 impl PollPause {
-    /// Where a look holds peers up: long enough that most of their writes fall
-    /// between two looks, short against the 0.6 µs that a message takes there. Measured
-    /// with 64 bytes over shm of libfabric 1.17: 0 to 80 ns between looks give 0.69
-    /// to 0.74 µs one way, 80 to 210 ns give 0.62 to 0.65 µs.
+    /// For providers whose polls slow their peers down: long enough that most of the peers'
+    /// writes fall between two polls, short against the 0.6 µs of a message. Measured with 64
+    /// bytes over shm of libfabric 1.17: 0 to 80 ns between polls give 0.69 to 0.74 µs one way,
+    /// 80 to 210 ns give 0.62 to 0.65 µs.
     const SPACED: Duration = Duration::from_nanos(150);
 
-    /// One pause: says that this is a loop that waits, and costs next to nothing.
+    /// One spin hint, which costs almost nothing.
     pub(crate) fn minimal() -> Self {
         Self { pauses: 1 }
     }
 
-    /// Pauses that leave room for peers. How long one takes differs tenfold between
-    /// processors, so it is measured.
+    /// Pauses that leave peers time to write. The duration of a spin hint differs tenfold
+    /// between processors, so it is measured.
     pub(crate) fn spaced() -> Self {
         const SAMPLE: u32 = 32;
         let one_sample = || {
@@ -93,7 +92,7 @@ impl PollPause {
             (0..SAMPLE).for_each(|_| std::hint::spin_loop());
             start.elapsed()
         };
-        // The shortest: nothing came between.
+        // The shortest: it was not interrupted.
         let shortest = (0..4).map(|_| one_sample()).min().unwrap_or_default();
         let pauses = Self::SPACED.as_nanos() * u128::from(SAMPLE) / shortest.as_nanos().max(1);
         Self { pauses: (pauses as u32).clamp(1, 100) }
@@ -107,8 +106,8 @@ impl PollPause {
     }
 }
 
-/// Growing pauses for places where nothing can wake us: a short spin, then
-/// giving up the core, then sleeping up to 200 µs at a time.
+/// Growing pauses for waits without a wake-up: a short spin, then yielding, then sleeping up to
+/// 200 µs at a time.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     step: u32,
@@ -129,7 +128,7 @@ impl Backoff {
         Self { step: Self::SPINS + Self::YIELDS, max_pause: Self::MAX_PAUSE }
     }
 
-    /// The same with longer pauses, or shorter ones.
+    /// The same with another longest pause.
     pub(crate) fn with_max_pause(self, max_pause: Duration) -> Self {
         Self { max_pause, ..self }
     }
@@ -140,7 +139,7 @@ impl Backoff {
         self.step = self.step.saturating_add(1);
         if step < Self::SPINS {
             std::hint::spin_loop();
-            // Reading the clock costs more than spinning: look now and then.
+            // Reading the clock costs more than spinning: read it only sometimes.
             return !step.is_multiple_of(8) || !deadline.has_passed();
         }
         let left = deadline.left();
@@ -163,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backoff_ends_with_its_deadline() {
+    fn backoff_ends_at_its_deadline() {
         let deadline = Deadline::after(Duration::from_millis(5));
         let mut backoff = Backoff::new();
         let mut pauses = 0;
@@ -171,12 +170,12 @@ mod tests {
             pauses += 1;
         }
         assert!(deadline.has_passed());
-        // 32 spins, 32 yields, and pauses that grow: far from a hot loop.
+        // 32 spins, 32 yields, and growing pauses: far from a hot loop.
         assert!(pauses < 200, "{pauses}");
     }
 
     #[test]
-    fn pauses_between_looks_are_short() {
+    fn poll_pauses_are_short() {
         let pace = PollPause::spaced();
         assert!((1..=100).contains(&pace.pauses), "{pace:?}");
         let shortest = (0..100)
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_beyond_time_never_passes() {
+    fn unrepresentable_deadline_never_passes() {
         assert!(!Deadline::after(Duration::MAX).has_passed());
     }
 }

@@ -1,5 +1,5 @@
-//! Takes the bindings that belong to the installed libfabric headers, and compiles the C part
-//! against these headers. If the two disagree about a structure, the build fails.
+//! Selects the bindings of the installed libfabric headers, and compiles the C part against
+//! these headers. If the two disagree about a structure, the build fails.
 
 #[cfg(feature = "regenerate")]
 mod regenerate;
@@ -19,14 +19,14 @@ fn main() {
 }
 
 fn build() -> Result<(), String> {
-    // For its headers: the library is loaded at run time, by src/library.rs.
-    let mut wanted = pkg_config::Config::new();
-    wanted.atleast_version("1.17").cargo_metadata(false);
-    let library = wanted.probe("libfabric").map_err(|error| {
+    // Only for its headers: src/library.rs loads the library at run time.
+    let mut config = pkg_config::Config::new();
+    config.atleast_version("1.17").cargo_metadata(false);
+    let library = config.probe("libfabric").map_err(|error| {
         format!(
             "libfabric 1.17 or newer was not found by pkg-config. On Debian and Ubuntu install \
              libfabric-dev (scripts/setup does it); for a build of your own set PKG_CONFIG_PATH to \
-             the directory of its libfabric.pc. pkg-config said: {error}"
+             the directory of its libfabric.pc. Error of pkg-config: {error}"
         )
     })?;
     // `links = "fabric"`: dependents read this as DEP_FABRIC_VERSION.
@@ -34,20 +34,20 @@ fn build() -> Result<(), String> {
     let installed = version(&library.version)
         .ok_or_else(|| format!("libfabric has an unknown version: {}", library.version))?;
 
-    let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let directory = here.join("src/bindings");
+    let crate_directory = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let directory = crate_directory.join("src/bindings");
     #[cfg(feature = "regenerate")]
     regenerate::write(installed, &library.include_paths, &directory);
-    let known = shipped(&directory, installed);
+    let candidates = shipped(&directory, installed);
     let mut failed = format!("{} has no bindings", directory.display());
-    for bindings in &known {
-        // The file has assertions on all structures, so one that compiles fits.
+    for bindings in &candidates {
+        // The file asserts the layout of all structures, so a file that compiles fits.
         let compiled = cc::Build::new()
             .file("shim.c")
             .file(bindings.with_extension("c"))
-            .include(&here)
+            .include(&crate_directory)
             .includes(&library.include_paths)
-            // libfabric's own inline functions have warnings.
+            // libfabric's own inline functions cause warnings.
             .warnings(false)
             .cargo_warnings(false)
             .opt_level(2)
@@ -62,23 +62,24 @@ fn build() -> Result<(), String> {
         }
     }
     Err(format!(
-        "none of the bindings in {} fits the headers of libfabric {}. Make bindings for this \
-         version: scripts/make-bindings, which needs libclang. The compiler said of the last: {failed}",
+        "none of the bindings in {} fits the headers of libfabric {}. Generate bindings for this \
+         version with scripts/make-bindings, which needs libclang. Last compiler error: {failed}",
         directory.display(),
         library.version
     ))
 }
 
-/// All bindings, without the extension, in the order in which they are tried: the newest first that
-/// are not newer than the headers, then those that are.
+/// All bindings, without the extension, in the order in which they are tried: first those that
+/// are not newer than the headers, newest first, then the others.
 fn shipped(directory: &Path, installed: Version) -> Vec<PathBuf> {
     let files = directory.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let rust = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
     let made_for = |path: &Path| version(path.file_stem()?.to_str()?.strip_prefix("libfabric-")?);
-    let mut known: Vec<_> = rust.filter_map(|path| Some((made_for(&path)?, path))).collect();
-    known.sort();
-    let newer = known.split_off(known.partition_point(|(made_for, _)| *made_for <= installed));
-    known.into_iter().rev().chain(newer).map(|(_, path)| path).collect()
+    let mut candidates: Vec<_> = rust.filter_map(|path| Some((made_for(&path)?, path))).collect();
+    candidates.sort();
+    let newer =
+        candidates.split_off(candidates.partition_point(|(made_for, _)| *made_for <= installed));
+    candidates.into_iter().rev().chain(newer).map(|(_, path)| path).collect()
 }
 
 fn version(text: &str) -> Option<Version> {

@@ -1,27 +1,27 @@
-//! Makes the bindings from the installed headers: a Rust file, and a C file that fails to compile
-//! where the layout of a structure is another.
+//! Generates the bindings from the installed headers: a Rust file, and a C file that fails to
+//! compile if the layout of a structure differs.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use bindgen::callbacks::{IntKind, ParseCallbacks};
 
-/// What the library exports and the fabric crate calls.
+/// Functions that the library exports and the fabric crate calls.
 const FUNCTIONS: &str = "fi_(dupinfo|fabric|freeinfo|getinfo|open|strerror|tostr_r|version)";
 
-/// Structures that it uses and no function names.
+/// Structures that the crate uses and no function names.
 const TYPES: &str = "fi_context2|fi_hmem_iface|fi_cq_(data|tagged)_entry|fi_eq_cm_entry|fi_atomic_attr|\
                      fi_mr_(raw_attr|map_raw)|fid_(av|cntr|cq|domain|ep|eq|fabric|mr|pep)";
 
-/// Structures in which nothing is looked up by name here.
+/// Structures whose fields are not used by name.
 const OPAQUE: &str = "fi_ops_(collective|wait)|fid_wait|fi_bus_attr";
 
 /// Structures that src/lib.rs declares, without their fields.
 const DECLARED: &str =
     "fi_(av_set|collective|mr|poll|wait)_attr|fi_ioc|fi_msg_atomic|fid_(av_set|mc|poll|stx)";
 
-/// Gives libfabric's macros the types of the fields and arguments they are for;
-/// by itself bindgen would pick the smallest type that holds each value.
+/// Gives libfabric's macros the types of the fields and arguments that they are for; by default
+/// bindgen picks the smallest type that holds each value.
 #[derive(Debug)]
 struct MacroTypes;
 
@@ -60,15 +60,15 @@ pub(crate) fn write((major, minor): (u32, u32), includes: &[PathBuf], directory:
         .layout_tests(true)
         .parse_callbacks(Box::new(MacroTypes))
         .generate()
-        .expect("bindgen could not read libfabric's headers")
+        .expect("bindgen failed to read libfabric's headers")
         .write_to_file(&rust)
-        .expect("the bindings could not be written");
-    let text = std::fs::read_to_string(&rust).expect("the bindings could not be read");
-    std::fs::write(&c, layout(&text)).expect("the layout could not be written");
+        .expect("writing the bindings failed");
+    let text = std::fs::read_to_string(&rust).expect("reading the bindings failed");
+    std::fs::write(&c, layout(&text)).expect("writing the layout failed");
 }
 
-/// What bindgen's tests of the layout say, as C has it: each is a line `["Size of NAME"][… - Nusize];`
-/// or `["Offset of field: NAME::FIELD"][… - Nusize];`, which may be broken in two.
+/// Translates bindgen's layout tests to C. Each is a line `["Size of NAME"][… - Nusize];` or
+/// `["Offset of field: NAME::FIELD"][… - Nusize];`, which may be broken in two.
 fn layout(bindings: &str) -> String {
     let mut out = String::from("#include \"shim.h\"\n\n#include <stddef.h>\n\n// Layout\n\n");
     for test in bindings.split("[\"").skip(1) {
@@ -85,7 +85,7 @@ fn layout(bindings: &str) -> String {
             }
             _ => continue,
         };
-        // Tables of functions may grow; what has no name in C cannot be named there.
+        // Tables of functions may grow; an item without a C name cannot be checked.
         let is_nameless = [name, field.unwrap_or_default()].iter().any(|it| it.contains("bindgen"));
         if is_nameless || !name.starts_with("fi") || (field.is_none() && name.starts_with("fi_ops"))
         {

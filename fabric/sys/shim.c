@@ -16,7 +16,7 @@ _Static_assert(FI_KEY_NOTAVAIL == UINT64_MAX, "FI_KEY_NOTAVAIL");
 _Static_assert(FI_MR_DMABUF == (1ULL << 40), "FI_MR_DMABUF");
 #endif
 
-/* src/calls.rs has it, too: the library that is loaded may know it though the headers do not. */
+/* src/calls.rs repeats it, because the loaded library may know it even if the headers do not. */
 #if FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION) >= FI_VERSION(2, 1)
 _Static_assert(FI_OPT_INJECT_RMA_SIZE == 18, "FI_OPT_INJECT_RMA_SIZE");
 #endif

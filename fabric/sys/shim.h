@@ -1,15 +1,15 @@
 /*
- * The part of libfabric that bindgen cannot carry over by itself.
+ * The part of libfabric that bindgen cannot translate.
  *
- * Most of libfabric's API is `static inline`; src/calls.rs has what is used of
- * that. What is left for this file:
- *   - structures whose shape differs between 1.17 and 2.x (anonymous unions,
- *     fields added at the end): they are filled here, in C, from structures of
- *     our own that never change;
- *   - what only newer headers know (dma-buf), answered with -FI_ENOSYS where
- *     the headers built against do not have it.
- * It calls nothing through an operation table: what it fills goes to a function
- * that it is given, which looks whether the object has the entry.
+ * Most of libfabric's API is `static inline`; src/calls.rs has the used part.
+ * This file has the rest:
+ *   - structures that differ between 1.17 and 2.x (anonymous unions, fields
+ *     added at the end): they are filled here, in C, from structures of this
+ *     library that never change;
+ *   - features of newer headers (dma-buf), which return -FI_ENOSYS if the
+ *     build's headers lack them.
+ * It calls nothing through an operation table: it passes the filled structures
+ * to a function argument, which checks that the object has the entry.
  */
 #ifndef FABRICAST_SHIM_H
 #define FABRICAST_SHIM_H
@@ -47,9 +47,9 @@ struct fcs_mr_request {
 	void *dmabuf_base;
 };
 
-/* 1 if the headers built against describe dma-buf registration. */
+/* 1 if the headers of this build describe dma-buf registration. */
 int fcs_headers_have_dmabuf(void);
-/* The version of the headers built against, as FI_VERSION makes it. */
+/* The version of the headers of this build, as FI_VERSION encodes it. */
 uint32_t fcs_headers_version(void);
 
 /* `call` is fi_mr_regattr. */
@@ -63,7 +63,7 @@ int fcs_mr_refresh(int (*control)(struct fid *, int, void *), struct fid *mr,
 int fcs_data_progress(const struct fi_domain_attr *attr);
 void fcs_set_data_progress(struct fi_domain_attr *attr, int progress);
 
-/* PCI place of a NIC; 0 if it is not a PCI device. */
+/* PCI address of a NIC; 0 if it is not a PCI device. */
 int fcs_nic_pci(const struct fid_nic *nic, uint16_t *domain, uint8_t *bus, uint8_t *device,
 		uint8_t *function);
 

@@ -1,4 +1,4 @@
-//! A completion queue whose descriptor lies in the caller's own event loop.
+//! A completion queue whose file descriptor is in the caller's own event loop.
 #![allow(missing_docs)]
 
 use std::os::fd::BorrowedFd;
@@ -25,7 +25,7 @@ fn completions_are_read_by_polling_the_descriptor() {
     let source = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
     let remote = domain.attach(&target.describe().unwrap()).unwrap();
     let number = queue.wait_descriptor().expect("tcp has descriptors");
-    // SAFETY: it is open as long as the queue, which outlives this.
+    // SAFETY: the descriptor is open as long as the queue, which outlives this.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     let end = Instant::now() + Duration::from_secs(20);
     for _ in 0..20 {
@@ -36,7 +36,7 @@ fn completions_are_read_by_polling_the_descriptor() {
                 assert_eq!(outcome.unwrap().operation, Some(written));
                 break;
             }
-            assert!(Instant::now() < end, "no completion came");
+            assert!(Instant::now() < end, "no completion arrived");
             if queue.may_sleep() {
                 let mut entries = [PollFd::new(descriptor, PollFlags::POLLIN)];
                 poll(&mut entries, PollTimeout::from(1000_u16)).unwrap();

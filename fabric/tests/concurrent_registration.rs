@@ -1,4 +1,4 @@
-//! Threads that register and let go of memory, while one reads a queue of the same domain.
+//! Threads that register and drop memory, while one thread reads a queue of the same domain.
 #![allow(missing_docs)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use fabric::{
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 const ROUNDS: usize = 3000;
 
-/// With the first of these providers that the running libfabric has.
+/// Runs with the first of these providers that the running libfabric has.
 fn disturb(providers: &[&str]) {
     let offer = providers.iter().find_map(|provider| {
         let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
@@ -20,7 +20,7 @@ fn disturb(providers: &[&str]) {
         query.first().ok()
     });
     let Some(offer) = offer else {
-        testkit::skip!("this libfabric has none of {providers:?} for this");
+        testkit::skip!("this libfabric has none of {providers:?}");
     };
     let domain = Domain::open(&offer).unwrap();
     let addresses = AddressVector::open(&domain).unwrap();
@@ -36,12 +36,12 @@ fn disturb(providers: &[&str]) {
         let threads: Vec<_> = (0..3)
             .map(|_| {
                 scope.spawn(move || {
-                    let mut kept = Vec::new();
+                    let mut regions = Vec::new();
                     for round in 0..ROUNDS {
                         let memory = HostMemory::zeroed(64).unwrap();
-                        kept.push(domain.register(memory, Access::ALL).unwrap());
+                        regions.push(domain.register(memory, Access::ALL).unwrap());
                         if round % 7 == 0 {
-                            kept.clear();
+                            regions.clear();
                         }
                     }
                 })
@@ -52,7 +52,7 @@ fn disturb(providers: &[&str]) {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             is_over.store(true, Ordering::Release);
         });
-        // Each write has its key looked up.
+        // The provider looks up a key for each write.
         let slices = (source.slice(0..64).unwrap(), remote.slice(0..64).unwrap());
         while !is_over.load(Ordering::Acquire) {
             let options = PostOptions::from(7_u64).timeout(TIMEOUT);
@@ -63,17 +63,17 @@ fn disturb(providers: &[&str]) {
 }
 
 #[test]
-fn by_tcp() {
-    // Before 1.18 net is the one without connections.
+fn registrations_race_with_polling_on_tcp() {
+    // Before 1.18 net is the connectionless provider.
     disturb(&["tcp", "net"]);
 }
 
 #[test]
-fn by_rxm() {
+fn registrations_race_with_polling_on_rxm() {
     disturb(&["tcp;ofi_rxm"]);
 }
 
 #[test]
-fn by_shm() {
+fn registrations_race_with_polling_on_shm() {
     disturb(&["shm"]);
 }

@@ -10,7 +10,7 @@ use fabric::{
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A listener, and an endpoint that is to connect to it.
+/// A listener, and an endpoint that connects to it.
 struct Connecting {
     domain: Domain,
     requests: EventQueue,
@@ -39,12 +39,12 @@ impl Connecting {
     fn request(&mut self) -> ConnectionRequest {
         let end = Instant::now() + TIMEOUT;
         loop {
-            // The client's side is read too: that moves the handshake.
+            // The client's queue is read as well, because that advances the handshake.
             self.events.poll().unwrap();
             if let Some(Event::ConnectionRequest(request)) = self.requests.poll().unwrap() {
                 return request;
             }
-            assert!(Instant::now() < end, "no request came");
+            assert!(Instant::now() < end, "no request arrived");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -63,7 +63,7 @@ impl Connecting {
     }
 }
 
-/// Lengths to be tried, and whether they are within the limit.
+/// Lengths to test, and whether they are within the limit.
 fn lengths(limit: usize) -> [(usize, bool); 4] {
     assert!((1..4096).contains(&limit), "limit {limit}");
     [(0, true), (limit, true), (limit + 1, false), (4096, false)]
@@ -76,7 +76,7 @@ fn data(length: usize) -> Vec<u8> {
 fn is_too_long(error: &Error, limit: usize) {
     assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
     assert_eq!(error.provider(), Some("tcp"));
-    assert!(error.code().is_none(), "found before the provider was asked: {error}");
+    assert!(error.code().is_none(), "checked before the provider is called: {error}");
     assert!(error.to_string().contains(&format!("at most {limit}")), "{error}");
 }
 
@@ -90,13 +90,13 @@ fn connect_refuses_data_beyond_the_limit() {
         assert_eq!(started.is_ok(), fits, "{length} bytes: {started:?}");
         if let Err(error) = started {
             is_too_long(&error, limit);
-            // Nothing has begun: the same endpoint can connect.
+            // Nothing was started: the same endpoint can connect.
             sent = data(limit);
             c.client.start_connecting(&c.to, &sent).unwrap();
         }
         let request = c.request();
         assert_eq!(request.data, sent, "{length} bytes");
-        // One that is not answered stays half open.
+        // An unanswered request stays half open.
         c.listener.reject(&request, b"").unwrap();
     }
 }
@@ -115,7 +115,7 @@ fn accept_refuses_data_beyond_the_limit() {
         assert_eq!(accepted.is_ok(), fits, "{length} bytes: {accepted:?}");
         if let Err(error) = accepted {
             is_too_long(&error, limit);
-            // The request is still there.
+            // The request is still pending.
             sent = data(limit);
             server.start_accepting(&sent).unwrap();
         }
@@ -143,7 +143,7 @@ fn reject_refuses_data_beyond_the_limit() {
         assert_eq!(rejected.is_ok(), fits, "{length} bytes: {rejected:?}");
         if let Err(error) = rejected {
             is_too_long(&error, limit);
-            // The request is still there.
+            // The request is still pending.
             c.listener.reject(&request, &data(limit)).unwrap();
         }
         let refused = c.events.wait(TIMEOUT).unwrap_err();
@@ -156,7 +156,7 @@ fn is_of_another_fabric(error: &Error) {
     assert!(error.detail().is_some_and(|why| why.contains("another")), "{error}");
 }
 
-/// Providers take the half-open connection for one of theirs.
+/// Providers cast the half-open connection to their own type.
 #[test]
 fn request_of_another_fabric_is_refused() {
     let mut c = over("tcp").unwrap();
@@ -176,8 +176,8 @@ fn request_of_another_fabric_is_refused() {
             .open();
         is_of_another_fabric(&opened.unwrap_err());
     }
-    assert!(others > 0, "no provider to give the request to");
-    // It can still be answered where it came to.
+    assert!(others > 0, "no other provider for the request");
+    // The listener that received it can still answer it.
     c.listener.reject(&request, b"").unwrap();
     let refused = c.events.wait(TIMEOUT).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{refused}");

@@ -1,5 +1,5 @@
-//! A forked child that drops what it inherited leaves its parent's connections, names and memory
-//! as they are.
+//! A forked child drops inherited objects. The parent's connections, names and memory must be
+//! unaffected.
 #![allow(missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use testkit::children::ForkedChild;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Drops it in a forked child, and gives it back.
+/// Drops an object in a forked child, and returns it in the parent.
 fn drop_in_child<T>(inherited: T) -> T {
     in_child(inherited, drop)
 }
 
-/// Does this with it in a forked child, and gives it back.
+/// Calls a function with an object in a forked child, and returns the object in the parent.
 fn in_child<T>(inherited: T, act: impl FnOnce(T)) -> T {
     let mut inherited = Some(inherited);
     let child = ForkedChild::new(|| {
@@ -37,12 +37,12 @@ fn in_child<T>(inherited: T, act: impl FnOnce(T)) -> T {
 struct Side {
     endpoint: Endpoint,
     queue: CompletionQueue,
-    /// Its own, of 64 bytes.
+    /// A region of 64 bytes.
     region: MemoryRegion,
 }
 
 impl Side {
-    /// A message to another side, and what it got.
+    /// Sends a message to another side, and checks the received bytes.
     fn sends(&mut self, to: Peer, other: &mut Side, byte: u8) {
         self.region.write(0, &[byte; 8]).unwrap();
         other.region.write(0, &[0; 64]).unwrap();
@@ -59,14 +59,14 @@ impl Side {
                     Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
                 }
             }
-            // Both make progress.
+            // Both sides make progress.
             let _ = self.queue.poll();
             if let Some(got) = other.queue.poll() {
                 let got = got.unwrap();
                 assert_eq!(got.token, 1, "{got:?}");
                 break;
             }
-            assert!(Instant::now() < end, "nothing came");
+            assert!(Instant::now() < end, "no message arrived");
             std::thread::sleep(Duration::from_micros(100));
         }
         let mut bytes = [0; 8];
@@ -95,7 +95,7 @@ fn connected_endpoints_survive_a_child_that_drops_them() {
         if let Some(Event::ConnectionRequest(request)) = requests.poll().unwrap() {
             break request;
         }
-        assert!(Instant::now() < end, "no request came");
+        assert!(Instant::now() < end, "no request arrived");
         std::thread::sleep(Duration::from_millis(1));
     };
     let mut server_events = EventQueue::open(domain.fabric()).unwrap();
@@ -118,7 +118,7 @@ fn connected_endpoints_survive_a_child_that_drops_them() {
     client.sends(Peer::CONNECTED, &mut server, 2);
     server.sends(Peer::CONNECTED, &mut client, 3);
     assert_eq!(listener.address().unwrap(), to);
-    // Closed without a word, too.
+    // Sends nothing before it is closed.
     let child = ForkedChild::new(move || {
         client.endpoint.close().unwrap();
         server.endpoint.close().unwrap();
@@ -126,7 +126,7 @@ fn connected_endpoints_survive_a_child_that_drops_them() {
     assert!(!child.was_killed());
 }
 
-/// Sides of a provider without connections, and each other's names.
+/// Two sides of a connectionless provider, and each other's names.
 fn connectionless(provider: &str) -> (Domain, [(Side, AddressVector); 2]) {
     let query = Query::new(EndpointKind::Rdm).provider(provider);
     let query = if provider == "shm" { query } else { query.source("127.0.0.1") };
@@ -143,11 +143,11 @@ fn connectionless(provider: &str) -> (Domain, [(Side, AddressVector); 2]) {
 }
 
 #[test]
-fn endpoints_keep_their_names_when_a_child_drops_them() {
+fn endpoints_keep_their_names_after_a_child_drops_them() {
     for provider in ["shm", "tcp;ofi_rxm"] {
         let (domain, sides) = connectionless(provider);
         let (domain, sides) = drop_in_child((domain, sides));
-        // Found by their names only now.
+        // The names are looked up only now.
         let [(mut one, of_one), (mut two, of_two)] = sides;
         let to_two = of_one.insert(&two.endpoint.address().unwrap()).unwrap();
         let to_one = of_two.insert(&one.endpoint.address().unwrap()).unwrap();
@@ -163,13 +163,13 @@ fn endpoints_keep_their_names_when_a_child_drops_them() {
 fn progress(writer: &mut Port, reader: &mut Port) {
     for port in [writer, reader] {
         let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-            panic!("nobody's")
+            panic!("a completion of no ring")
         };
     }
 }
 
 #[test]
-fn rings_go_on_when_a_child_drops_them() {
+fn rings_continue_after_a_child_drops_them() {
     let (domain, [(one, of_one), (two, of_two)]) = connectionless("tcp;ofi_rxm");
     let to_two = of_one.insert(&two.endpoint.address().unwrap()).unwrap();
     let to_one = of_two.insert(&one.endpoint.address().unwrap()).unwrap();
@@ -183,11 +183,11 @@ fn rings_go_on_when_a_child_drops_them() {
     let source = domain.register(HostMemory::from_vec(vec![9; 512]).unwrap(), Access::WRITE);
     let source = source.unwrap();
     let mut all = (writer, reader, source, domain, of_one, of_two);
-    let mut kept = Vec::new();
+    let mut views = Vec::new();
     for number in 0..300 {
         if number == 100 {
-            // With views of what came.
-            (all, kept) = drop_in_child((all, kept));
+            // With views of received messages.
+            (all, views) = drop_in_child((all, views));
         }
         let (writer, reader, source, ..) = &mut all;
         let mut message = writer.begin(writing, 0, 512).unwrap();
@@ -199,26 +199,26 @@ fn rings_go_on_when_a_child_drops_them() {
             assert!(Instant::now() < end, "message {number} is not written");
         }
         loop {
-            assert!(Instant::now() < end, "message {number} did not come");
+            assert!(Instant::now() < end, "message {number} did not arrive");
             let Some(view) = reader.take(reading).unwrap() else {
                 progress(writer, reader);
                 continue;
             };
             assert_eq!(view.header().message, number);
             let is_whole = view.is_last();
-            kept.push(view);
+            views.push(view);
             if is_whole {
                 break;
             }
         }
-        if kept.len() > 20 {
-            kept.clear();
+        if views.len() > 20 {
+            views.clear();
         }
     }
 }
 
 #[test]
-fn connected_rings_refuse_a_child_and_go_on_in_its_parent() {
+fn connected_rings_refuse_a_child_and_work_in_its_parent() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let connect = move || std::thread::spawn(move || ring::connect(address, TIMEOUT));

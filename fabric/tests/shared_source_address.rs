@@ -1,9 +1,9 @@
-//! Programs that ask for the same local address run at the same time.
+//! Programs that request the same local address can run at the same time.
 #![allow(missing_docs)]
 
 use fabric::{AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, Query};
 
-/// As the program of docs/endpoints.md opens it.
+/// Opens an endpoint as the program in docs/endpoints.md does.
 fn open(provider: &str) -> (Endpoint, CompletionQueue) {
     let query = Query::new(EndpointKind::Rdm).provider(provider).source("127.0.0.1");
     let domain = Domain::open(&query.first().unwrap()).unwrap();
@@ -13,9 +13,10 @@ fn open(provider: &str) -> (Endpoint, CompletionQueue) {
     (opened.unwrap_or_else(|error| panic!("{provider}: {error}")), queue)
 }
 
-/// An endpoint of shm has a name that no other process may have: the address is none.
+/// The name of an shm endpoint must be unique on the machine: an IP address is not used as its
+/// name.
 #[test]
-fn an_ip_address_is_the_source_of_several_endpoints_at_once() {
+fn several_endpoints_share_a_source_address() {
     let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
     let mut providers: Vec<_> =
         offers.iter().map(|offer| offer.capabilities().provider.clone()).collect();

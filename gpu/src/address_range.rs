@@ -14,7 +14,8 @@ use crate::properties::PeerAccess;
 pub(crate) struct AddressRange {
     device: Device,
     raw: Option<Box<dyn AddressRangeDriver>>,
-    /// Numbers of those that may read and write here, besides the device that it lies on.
+    /// Numbers of the devices that may read and write this range, besides the device of the
+    /// memory.
     open_to: Vec<u32>,
     limit: u64,
     pieces: Mutex<Pieces>,
@@ -24,10 +25,10 @@ pub(crate) struct AddressRange {
 struct Pieces {
     mapped: u64,
     list: Vec<Piece>,
-    /// Of the pieces, by its number: all lie on one device.
+    /// The number of the pieces' device: all are located on one device.
     resident: Option<u32>,
-    /// The last piece was no whole number of granules: what follows would lie elsewhere here
-    /// than where it came from.
+    /// The last piece was not a multiple of the granularity: a further piece would have another
+    /// offset here than at its origin.
     is_at_end: bool,
 }
 
@@ -35,18 +36,18 @@ struct Piece {
     offset: u64,
     length: u64,
     physical: Physical,
-    /// Charged to the budget: made here, not imported.
+    /// Charged to the budget: allocated by this process, not imported.
     is_charged: bool,
 }
 
 impl std::fmt::Debug for AddressRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Space({} bytes, {:?})", self.limit, self.device)
+        write!(f, "AddressRange({} bytes, {:?})", self.limit, self.device)
     }
 }
 
 impl AddressRange {
-    /// Reserves addresses for so many bytes, for this device and these peers.
+    /// Reserves this many bytes of addresses, for this device and these peers.
     pub(crate) fn reserve(device: &Device, limit: u64, peers: &[&Device]) -> Result<Self> {
         let operation = "reserve addresses";
         let driver = device.driver(operation)?;
@@ -79,7 +80,7 @@ impl AddressRange {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes memory and maps it behind what is there.
+    /// Allocates memory and maps it behind the last piece.
     pub(crate) fn create(&self, length: u64) -> Result<()> {
         let operation = "allocate";
         let driver = self.device.driver(operation)?;
@@ -93,7 +94,7 @@ impl AddressRange {
         Ok(())
     }
 
-    /// Maps another process's memory behind what is there. Gives the end of it.
+    /// Maps another process's memory behind the last piece. Returns the end of the new piece.
     pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, claimed: u64) -> Result<u64> {
         let operation = "import";
         let driver = self.device.driver(operation)?;
@@ -101,13 +102,13 @@ impl AddressRange {
         let mut pieces = self.pieces();
         if pieces.is_at_end {
             let granularity = self.device.properties().granularity;
-            let detail = format!("a piece before it is no multiple of {granularity} bytes");
+            let detail = format!("the previous piece is not a multiple of {granularity} bytes");
             return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
         }
         let left = self.limit - pieces.mapped;
         if length > left {
             let detail = format!(
-                "{length} bytes wanted, {} of the reserved {} taken, {left} left",
+                "{length} bytes requested, {} of the reserved {} in use, {left} left",
                 pieces.mapped, self.limit
             );
             return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
@@ -120,12 +121,12 @@ impl AddressRange {
             return Err(unreachable_from(operation, self.device.name(), name));
         }
         if pieces.resident.is_some_and(|other| other != resident) {
-            let detail = format!("a piece of {name} among pieces of another device");
+            let detail = format!("the piece is on {name}, the others are on another device");
             return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
         }
         let mapped = self.map(&mut pieces, physical, length, resident, false);
         mapped.map_err(|error| match error.kind() {
-            // What drivers say of memory that is shorter than it is said to be.
+            // The driver's error for memory that is shorter than announced.
             ErrorKind::InvalidArgument | ErrorKind::NotSupported => {
                 error.with_kind(ErrorKind::InvalidHandle)
             }
@@ -146,7 +147,8 @@ impl AddressRange {
         let Some(raw) = &self.raw else { return Ok(()) };
         let offset = pieces.mapped;
         let mut devices = self.open_to.clone();
-        // Both the mapping device and the one that it lies on, or one of them faults.
+        // Both the mapping device and the device of the memory need access, or one of them
+        // faults.
         if !devices.contains(&resident) {
             devices.push(resident);
         }
@@ -157,7 +159,7 @@ impl AddressRange {
         Ok(())
     }
 
-    /// The descriptor of a piece, and its length.
+    /// The file descriptor of a piece, and its length.
     pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
         let operation = "export";
         let driver = self.device.driver(operation)?;
@@ -169,7 +171,7 @@ impl AddressRange {
         Ok((driver.export(&piece.physical)?, piece.length))
     }
 
-    /// The device that the pieces lie on, if there are any.
+    /// The device of the pieces, if there are any.
     pub(crate) fn resident(&self) -> Option<DeviceName> {
         let number = self.pieces().resident?;
         Some(DeviceName { number, ..self.device.name() })
@@ -181,7 +183,7 @@ impl AddressRange {
     }
 }
 
-/// Gives back what was charged, unless all went well.
+/// Returns the charge to the budget on drop, unless the operation succeeded.
 struct Charge<'a> {
     device: &'a Device,
     length: u64,
@@ -195,7 +197,7 @@ impl Drop for Charge<'_> {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        // No lock: in a forked child a thread that is not there may hold it.
+        // No lock: in a forked child, a thread that does not exist there may hold it.
         let pieces = std::mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
         if !self.device.0.fork_generation.is_current() {
             std::mem::forget(pieces);
@@ -204,9 +206,9 @@ impl Drop for AddressRange {
         }
         for piece in &pieces.list {
             if let Some(raw) = &self.raw {
-                // SAFETY: mapped by us; no slice, thus no operation, is left.
-                // Should it fail, the addresses are not used again: they are given back
-                // with it, which the driver then refuses, too.
+                // SAFETY: mapped by this object; no slice, and thus no operation, is left. If
+                // it fails, the addresses are not reused: freeing them would fail in the
+                // driver, too.
                 let _ = unsafe { raw.unmap(piece.offset, piece.length) };
             }
             if piece.is_charged {
@@ -221,10 +223,10 @@ fn unreachable_from(operation: &'static str, device: DeviceName, peer: DeviceNam
     Error::new(operation, ErrorKind::NoPeerAccess, detail).on(device)
 }
 
-/// To whole granules of the device.
+/// Rounds up to whole granules of the device.
 fn rounded(device: &Device, operation: &'static str, length: u64) -> Result<u64> {
     let granularity = device.properties().granularity;
-    // What no machine has is refused before any arithmetic on it can wrap.
+    // A length that no machine has is refused before any arithmetic on it can wrap.
     if length == 0 || length > 1 << 46 {
         let error = Error::new(operation, ErrorKind::InvalidArgument, format!("{length} bytes"));
         return Err(error.on(device.name()));

@@ -1,10 +1,10 @@
-//! How much of a device this process may take.
+//! The upper limit of device memory for this process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What is taken of a device's memory, and how much may be.
+/// The charged device memory, and the limit.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: AtomicU64,
@@ -28,14 +28,14 @@ impl Budget {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Takes so many bytes, or refuses with the numbers.
+    /// Charges this many bytes, or refuses with the numbers.
     pub(crate) fn charge(&self, operation: &'static str, length: u64) -> Result<()> {
         let limit = self.limit();
         let charged = |used: u64| used.checked_add(length).filter(|sum| *sum <= limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged).map(drop).map_err(
             |used| {
                 let detail = format!(
-                    "{length} bytes wanted, {used} of the budget's {limit} taken, {} left",
+                    "{length} bytes requested, {used} of the budget's {limit} in use, {} left",
                     limit.saturating_sub(used)
                 );
                 Error::new(operation, ErrorKind::OverBudget, detail)
@@ -53,14 +53,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_much_is_refused_with_numbers() {
+    fn exceeding_the_budget_is_refused_with_numbers() {
         let budget = Budget::new(100);
         budget.charge("test", 60).unwrap();
         let error = budget.charge("test", 41).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OverBudget);
         let text = error.to_string();
-        assert!(text.contains("41 bytes wanted, 60 of the budget's 100 taken, 40 left"), "{text}");
-        assert!(budget.charge("test", u64::MAX).is_err(), "nor does the sum wrap");
+        assert!(
+            text.contains("41 bytes requested, 60 of the budget's 100 in use, 40 left"),
+            "{text}"
+        );
+        assert!(budget.charge("test", u64::MAX).is_err(), "the sum must not wrap");
         budget.give_back(60);
         budget.charge("test", 100).unwrap();
         budget.set_limit(50);

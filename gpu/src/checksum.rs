@@ -1,16 +1,16 @@
 //! The checksum that devices compute over their memory.
 //!
-//! A sum over 64-bit words, each mixed with its place: so it can be computed in any
-//! order and by any number of threads, and still notices words that changed places. It
-//! is for finding errors, not for keeping out those that want to make them.
+//! A sum over 64-bit words, each mixed with its index. So it can be computed in any order and
+//! by any number of threads, and still detects swapped words. It detects errors, not
+//! manipulation.
 
-/// Mixed with a word's number.
+/// Mixed with a word's index.
 pub(crate) const INDEX_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Multipliers of the mixing.
 pub(crate) const MIX_1: u64 = 0xbf58_476d_1ce4_e5b9;
 pub(crate) const MIX_2: u64 = 0x94d0_49bb_1331_11eb;
 
-/// A word's part of the sum.
+/// The contribution of one word to the sum.
 #[inline]
 fn word_term(number: u64, word: u64) -> u64 {
     let mut mixed = word ^ number.wrapping_add(1).wrapping_mul(INDEX_MULTIPLIER);
@@ -20,7 +20,7 @@ fn word_term(number: u64, word: u64) -> u64 {
 }
 
 /// The checksum of these bytes, as [a stream](crate::Stream::checksum) computes it on its
-/// device. What is missing of the last eight bytes counts as zero.
+/// device. An incomplete last word is padded with zeros.
 ///
 /// ```
 /// let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9];
@@ -33,8 +33,8 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     checksum_from(0, bytes)
 }
 
-/// The part that these bytes have in the checksum of something longer, in which their
-/// first word has this number.
+/// The contribution of these bytes to the checksum of a longer range, in which their first word
+/// has this index.
 pub(crate) fn checksum_from(first: u64, bytes: &[u8]) -> u64 {
     let mut chunks = bytes.chunks_exact(8);
     let mut sum = 0_u64;
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_and_its_place_count() {
+    fn checksum_depends_on_every_byte_and_its_offset() {
         let bytes: Vec<u8> = (0..100).map(|at| (at * 7) as u8).collect();
         let sum = checksum(&bytes);
         for at in 0..bytes.len() {
@@ -66,11 +66,11 @@ mod tests {
             other[at] ^= 1;
             assert_ne!(checksum(&other), sum, "byte {at}");
         }
-        // Words that changed places.
+        // Swapped words.
         let mut other = bytes.clone();
         other.rotate_left(8);
         assert_ne!(checksum(&other), sum);
-        // A shorter one that differs only by zeroes: the length is not part of it.
+        // A shorter range that differs only by zeros: the length is not part of the sum.
         assert_eq!(checksum(&[1, 0, 0]), checksum(&[1]));
         let (front, back) = bytes.split_at(48);
         assert_eq!(checksum_from(0, front).wrapping_add(checksum_from(6, back)), sum);

@@ -1,13 +1,13 @@
-//! What goes back to the driver only while no stream waits.
+//! Memory that can only be freed while no stream waits.
 //!
-//! A driver frees memory, and lets go of the host's, when everything has come to rest that was
-//! begun before. A stream that waits for a word which another process writes keeps it from that
-//! for as long as that process likes; if that one waits for this one, for ever. Meanwhile who
-//! frees hangs in a call that has no deadline.
+//! A driver frees device memory, and unregisters host memory, only after all earlier operations
+//! are done. A stream that waits for a word of another process can block that without a bound;
+//! if the process waits for this one, for ever. The thread that frees would hang in a call
+//! without a deadline.
 //!
-//! So what is given back while a stream may wait is put aside. The next allocation of the same
-//! length takes it as it is; the rest is freed by whoever allocates, frees, marks a point of a
-//! stream or synchronizes one, once no stream waits.
+//! So memory that is released while a stream may wait is deferred. The next allocation of the
+//! same length reuses it. The rest is freed once no stream waits, by the next thread that
+//! allocates, frees, records a point of a stream or synchronizes one.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -23,8 +23,7 @@ use crate::error::{Result, is_over};
 use crate::fork::ForkGeneration;
 use crate::memory::HostMapping;
 
-/// Held for reading while a wait is begun, for writing while something is freed because nobody
-/// waits.
+/// Read-locked while a wait starts, write-locked while memory is freed because no stream waits.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
@@ -36,12 +35,12 @@ thread_local! {
 struct FreeGuard(#[allow(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>);
 
 impl FreeGuard {
-    /// None if this thread is at it already: what it frees has let go of something else.
+    /// None if this thread already holds it: freeing one object has released another.
     fn begin() -> Option<Self> {
         (!IS_FREEING.get()).then(|| Self::by(GATE.write().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// None also if somebody else is, or just begins to wait.
+    /// None also if another thread holds it, or is starting a wait.
     fn try_begin() -> Option<Self> {
         match GATE.try_write() {
             Ok(gate) => Some(Self::by(gate)),
@@ -62,28 +61,28 @@ impl Drop for FreeGuard {
     }
 }
 
-/// Streams of this process that have waited. Of all its devices: memory that several reach is
-/// freed, and the host's let go of, when all of them rest.
+/// Streams of this process, on all devices, that have waited. Memory that several devices can
+/// access is freed, and host memory unregistered, only when all of them are idle.
 static WAITING_STREAMS: Mutex<Vec<Weak<StreamWaits>>> = Mutex::new(Vec::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a stream waits for, as far as it can be told without asking what it is.
+/// The waits of a stream, as far as they can be tracked without querying the stream.
 #[derive(Debug)]
 pub(crate) struct StreamWaits {
     implementation: Implementation,
-    /// None if others made it: it is asked about nothing, since they may destroy it.
+    /// None for a foreign stream, which is never queried, because its owner may destroy it.
     stream: Option<Weak<dyn StreamDriver>>,
-    /// Those of a parent process are not waited for here.
+    /// Streams of a parent process are not waited for here.
     fork_generation: ForkGeneration,
     is_known: AtomicBool,
-    /// How many were begun.
-    begun: AtomicU64,
-    /// How many are known to be over.
+    /// The number of waits that were started.
+    started: AtomicU64,
+    /// The number of waits that are known to be over.
     finished: AtomicU64,
-    /// An event, and how many waits were begun before it.
+    /// An event, and the number of waits that were started before it.
     marker: Mutex<Option<(u64, Arc<driver::Event>)>>,
 }
 
@@ -97,13 +96,13 @@ impl StreamWaits {
             stream: stream.map(Arc::downgrade),
             fork_generation: ForkGeneration::now(),
             is_known: AtomicBool::new(false),
-            begun: AtomicU64::new(0),
+            started: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             marker: Mutex::default(),
         })
     }
 
-    /// Begins a wait, while nothing is freed.
+    /// Starts a wait, while nothing is freed.
     pub(crate) fn begin(self: &Arc<Self>, begin: impl FnOnce() -> Result<()>) -> Result<()> {
         let _gate = GATE.read().unwrap_or_else(PoisonError::into_inner);
         if !self.is_known.swap(true, Ordering::AcqRel) {
@@ -113,39 +112,39 @@ impl StreamWaits {
             });
             waiters.push(Arc::downgrade(self));
         }
-        // Before it is: until an event behind it is reached nobody knows better.
-        self.begun.fetch_add(1, Ordering::AcqRel);
+        // Counted first: until an event behind it is reached, the wait counts as pending.
+        self.started.fetch_add(1, Ordering::AcqRel);
         begin()
     }
 
-    /// An event was recorded behind all that was begun so far, under the lock of the stream.
+    /// An event was recorded behind all waits so far, under the lock of the stream.
     pub(crate) fn mark(&self, event: &Arc<driver::Event>) {
-        let begun = self.begun.load(Ordering::Acquire);
-        if begun == self.finished.load(Ordering::Relaxed) {
+        let started = self.started.load(Ordering::Acquire);
+        if started == self.finished.load(Ordering::Relaxed) {
             return;
         }
         let mut marker = locked(&self.marker);
-        // The first one behind it tells as much, and tells it earlier.
-        if marker.as_ref().is_none_or(|(before, _)| *before != begun) {
-            *marker = Some((begun, Arc::clone(event)));
+        // The first event behind the waits proves as much, and proves it earlier.
+        if marker.as_ref().is_none_or(|(before, _)| *before != started) {
+            *marker = Some((started, Arc::clone(event)));
         }
     }
 
-    /// Was a wait begun that is not known to be over?
+    /// Was a wait started that is not known to be over?
     pub(crate) fn is_open(&self) -> bool {
-        self.begun.load(Ordering::Acquire) != self.finished.load(Ordering::Relaxed)
+        self.started.load(Ordering::Acquire) != self.finished.load(Ordering::Relaxed)
     }
 
-    /// Does it wait? No only if it surely does not: then it will not before a wait is begun.
+    /// May the stream wait? False is certain, until another wait is started.
     fn is_waiting(&self) -> bool {
         if !self.fork_generation.is_current() || !self.is_open() {
             return false;
         }
-        let begun = self.begun.load(Ordering::Acquire);
-        // Asked without the lock: what is let go of meanwhile may ask the same.
+        let started = self.started.load(Ordering::Acquire);
+        // Queried without the lock: dropping objects meanwhile may query the same stream.
         let marker = locked(&self.marker).clone();
         let is_reached = match marker {
-            Some((before, event)) if before == begun => is_known_over(event.is_done()),
+            Some((before, event)) if before == started => is_known_over(event.is_done()),
             _ => false,
         };
         let has_ended = || match &self.stream {
@@ -154,9 +153,9 @@ impl StreamWaits {
         };
         let is_over = is_reached || has_ended();
         if is_over {
-            self.finished.store(begun, Ordering::Relaxed);
+            self.finished.store(started, Ordering::Relaxed);
             let mut marker = locked(&self.marker);
-            if marker.as_ref().is_some_and(|(before, _)| *before == begun) {
+            if marker.as_ref().is_some_and(|(before, _)| *before == started) {
                 *marker = None;
             }
         }
@@ -164,20 +163,21 @@ impl StreamWaits {
     }
 }
 
-/// A device that has failed waits for nothing. All other errors tell nothing, such as that of a
+/// A failed device waits for nothing. Other errors prove nothing, for example the error of a
 /// stream that is being captured.
 fn is_known_over(asked: Result<bool>) -> bool {
     asked.unwrap_or_else(|error| is_over(&error))
 }
 
-/// Does something that would wait for them, if no stream waits and none begins to meanwhile.
+/// Runs an action that would block on waiting streams, if no stream waits; no wait starts
+/// during it.
 pub(crate) fn if_no_stream_waits(implementation: Implementation, free: impl FnOnce()) -> bool {
     let Some(_gate) = FreeGuard::begin() else { return false };
-    let nobody_waits = !any_stream_waits(implementation);
-    if nobody_waits {
+    let is_idle = !any_stream_waits(implementation);
+    if is_idle {
         free();
     }
-    nobody_waits
+    is_idle
 }
 
 /// Does a stream of this process wait?
@@ -187,27 +187,27 @@ pub(crate) fn any_stream_waits(implementation: Implementation) -> bool {
     waiters.any(|waits| waits.is_waiting())
 }
 
-/// What nobody uses any more.
+/// Memory without users that is to be freed.
 #[derive(Debug)]
 pub(crate) enum DeferredFree {
-    /// What was allocated the plain way, and whether nobody else can have opened it.
+    /// Memory of `cuMemAlloc`, and whether no other process can have opened it.
     Plain { address: u64, length: u64, is_private: bool },
-    /// Memory of the host, registered, and what keeps it mapped.
+    /// Registered host memory, and the owner that keeps it mapped.
     Host { address: u64, length: u64, _mapping: Box<dyn HostMapping> },
-    /// Another process's memory, opened by these bytes. It may have users again by now.
+    /// Another process's memory, opened by this handle. It may have users again.
     Legacy { bytes: [u8; 64] },
 }
 
-/// What a device was given back, and has not freed.
+/// Memory that was returned to a device, and is not freed yet.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredFrees {
     all: Mutex<Vec<DeferredFree>>,
-    /// How many there are, and are being freed, to be seen without the lock.
+    /// The number of entries, including those being freed, readable without the lock.
     count: AtomicUsize,
 }
 
 impl DeferredFrees {
-    /// Memory of this length, as it was given back.
+    /// Deferred memory of this length, for reuse.
     pub(crate) fn take_plain(&self, wanted: u64) -> Option<u64> {
         self.take(|deferred_free| match deferred_free {
             DeferredFree::Plain { address, length, is_private: true } if *length == wanted => {
@@ -218,8 +218,8 @@ impl DeferredFrees {
         .map(|(address, _)| address)
     }
 
-    /// Is just this range of the host still registered? What kept it mapped so far is given
-    /// back: it may go when the range is somebody's again.
+    /// Takes the registration of exactly this host range, if it is still deferred. Returns its
+    /// previous owner, which may be dropped when the range has a new one.
     pub(crate) fn take_host(&self, range: (u64, u64)) -> Option<DeferredFree> {
         self.take(|deferred_free| match deferred_free {
             DeferredFree::Host { address, length, .. } if (*address, *length) == range => Some(()),
@@ -242,15 +242,15 @@ impl DeferredFrees {
 }
 
 impl DeviceInner {
-    /// Frees something, now if no stream waits, or else later.
+    /// Frees memory now if no stream waits, otherwise later.
     pub(crate) fn give_back(&self, deferred_free: DeferredFree) {
         self.deferred_frees.count.fetch_add(1, Ordering::AcqRel);
         locked(&self.deferred_frees.all).push(deferred_free);
         self.free_deferred();
     }
 
-    /// Frees what was put aside, if no stream waits. Then nothing is left of what was given back
-    /// before, by any thread.
+    /// Frees deferred memory, if no stream waits. Then nothing is left of what any thread
+    /// returned before.
     pub(crate) fn free_deferred(&self) {
         if self.deferred_frees.count.load(Ordering::Acquire) > 0
             && let Some(gate) = FreeGuard::begin()
@@ -259,7 +259,7 @@ impl DeviceInner {
         }
     }
 
-    /// The same, unless somebody is at it, or just begins to wait.
+    /// The same, unless another thread is freeing, or is starting a wait.
     pub(crate) fn try_free_deferred(&self) {
         if self.deferred_frees.count.load(Ordering::Acquire) > 0
             && let Some(gate) = FreeGuard::try_begin()
@@ -278,9 +278,9 @@ impl DeviceInner {
                 break;
             }
             freed.iter().for_each(|deferred_free| self.free(deferred_free));
-            // Mappings as well while the gate is held, and counted until they are gone: another
-            // thread's may be among them, which finds them gone when it has passed here. What their
-            // owners let go of with them is freed in the next round.
+            // Host owners are dropped while the gate is held, and counted until then: another
+            // thread that passed the gate relies on its mappings being gone. Objects that their
+            // owners release are freed in the next round.
             let count = freed.len();
             drop(freed);
             self.deferred_frees.count.fetch_sub(count, Ordering::AcqRel);
@@ -288,22 +288,22 @@ impl DeviceInner {
         drop(gate);
     }
 
-    /// While no stream waits.
+    /// Called while no stream waits.
     fn free(&self, deferred_free: &DeferredFree) {
-        // A driver that cannot free has failed as a whole; there is nobody to tell here.
+        // A driver that cannot free has failed as a whole; no caller can handle that here.
         let _ = match deferred_free {
             DeferredFree::Plain { address, length, .. } => {
                 self.budget.give_back(*length);
-                // SAFETY: allocated so, and no slice, thus no operation, was left.
+                // SAFETY: allocated with cuMemAlloc, and no slice, thus no operation, was left.
                 unsafe { self.driver.free(*address) }
             }
-            // SAFETY: registered by us, and no operation was left.
+            // SAFETY: registered here, and no operation was left.
             DeferredFree::Host { address, .. } => unsafe { self.driver.unregister(*address) },
             DeferredFree::Legacy { bytes } => {
-                // Closed under the table's lock: who opens it next finds it closed.
+                // Closed under the table's lock, so that the next user opens it again.
                 let mut table = locked(&self.legacy);
                 table.close(bytes).map_or(Ok(()), |address| {
-                    // SAFETY: opened by us; no slice, thus no operation, was left.
+                    // SAFETY: opened here; no slice, thus no operation, was left.
                     unsafe { self.driver.legacy_close(address) }
                 })
             }

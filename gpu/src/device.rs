@@ -18,10 +18,10 @@ use crate::properties::{PeerAccess, Properties, Uuid};
 use crate::stream::Stream;
 use crate::{cuda, emulated};
 
-/// A device, opened. Copies of the handle are the same device.
+/// An open device. Clones of the handle are the same device.
 ///
-/// All handles of a process share one context and one budget, however often the device
-/// is opened.
+/// All handles of a process share one context and one budget, however often the device is
+/// opened.
 ///
 /// ```
 /// use gpu::Device;
@@ -42,7 +42,7 @@ pub(crate) struct DeviceInner {
     pub(crate) fork_generation: ForkGeneration,
     pub(crate) driver: Box<dyn DeviceDriver>,
     pub(crate) budget: Budget,
-    /// Devices whose plain memory this one may reach, a bit each.
+    /// The devices whose cuMemAlloc memory this one may access, one bit each.
     peers: AtomicU64,
     pub(crate) legacy: Mutex<legacy_handle::Table>,
     pub(crate) deferred_frees: DeferredFrees,
@@ -51,16 +51,16 @@ pub(crate) struct DeviceInner {
 impl Drop for DeviceInner {
     fn drop(&mut self) {
         if !self.fork_generation.is_current() {
-            // The context is the parent's: nothing of it may be closed here.
+            // The context belongs to the parent: nothing of it may be closed here.
             let nothing: Box<dyn DeviceDriver> = Box::new(emulated::Device::none());
             std::mem::forget(std::mem::replace(&mut self.driver, nothing));
-            // No locks, either: a thread that is not there may hold them.
+            // No locks, either: a thread that does not exist here may hold them.
             std::mem::forget(std::mem::take(&mut self.deferred_frees));
             return;
         }
         self.free_deferred();
-        // A stream of another device waits: what is left stays as it is, and what is registered stays
-        // mapped. Nobody will come by who could free it.
+        // A stream of another device waits: deferred memory stays allocated, and host memory
+        // stays registered. Nothing will free it later.
         std::mem::forget(std::mem::take(&mut self.deferred_frees));
     }
 }
@@ -75,18 +75,18 @@ impl fmt::Debug for Device {
 static OPEN: LazyLock<Mutex<HashMap<DeviceName, Weak<DeviceInner>>>> =
     LazyLock::new(Mutex::default);
 
-/// What is there.
+/// The devices of this machine.
 #[derive(Debug)]
 pub struct DeviceSurvey {
-    /// Devices that can be opened, and are.
+    /// Devices that were opened.
     pub devices: Vec<Device>,
-    /// What is not there, or cannot be opened, and why.
+    /// Devices that are missing or cannot be opened, with the reason.
     pub missing: Vec<(Implementation, Error)>,
 }
 
 impl DeviceName {
-    /// What the device is called for everybody on this machine. It is not opened for that:
-    /// a context takes a while to make, and a part of the device's memory.
+    /// The UUID of a device, which is the same in all processes of this machine. Does not open
+    /// the device: creating a context takes time and device memory.
     ///
     /// # Errors
     /// If there is no such device.
@@ -99,7 +99,7 @@ impl DeviceName {
 }
 
 impl Device {
-    /// Opens a device, or gives the one that is open.
+    /// Opens a device, or returns the open one.
     ///
     /// # Errors
     /// [`Unavailable`](ErrorKind::Unavailable) with the reason if there is no driver;
@@ -131,7 +131,7 @@ impl Device {
         Ok(Self(inner))
     }
 
-    /// How many devices of an implementation there are.
+    /// The number of devices of an implementation.
     ///
     /// # Errors
     /// [`Unavailable`](ErrorKind::Unavailable), with the reason.
@@ -142,10 +142,10 @@ impl Device {
         }
     }
 
-    /// Opens the device that has this name on the machine, whatever its number here.
+    /// Opens the device with this UUID, whatever its number in this process.
     ///
     /// # Errors
-    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees none of that name.
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees no device with that UUID.
     pub fn find(uuid: Uuid) -> Result<Self> {
         let mut detail = format!("this process sees no device {uuid}");
         for implementation in [Implementation::Emulated, Implementation::Cuda] {
@@ -158,7 +158,7 @@ impl Device {
                 match name.uuid() {
                     Ok(found) if found == uuid => return Self::open(name),
                     Ok(_) => {}
-                    // One that is broken does not hide the others.
+                    // A broken device does not hide the others.
                     Err(error) => detail.push_str(&format!("; {error}")),
                 }
             }
@@ -166,7 +166,7 @@ impl Device {
         Err(Error::new("find device by UUID", ErrorKind::NoSuchDevice, detail))
     }
 
-    /// Looks at everything there is. Contexts are made for it, which takes a while.
+    /// Opens all devices. This creates contexts, which takes time.
     #[must_use]
     pub fn survey() -> DeviceSurvey {
         let mut survey = DeviceSurvey { devices: Vec::new(), missing: Vec::new() };
@@ -186,19 +186,19 @@ impl Device {
         survey
     }
 
-    /// What it is called here.
+    /// The name of the device in this process.
     #[must_use]
     pub fn name(&self) -> DeviceName {
         self.0.name
     }
 
-    /// What is known of it.
+    /// The properties of the device.
     #[must_use]
     pub fn properties(&self) -> &Properties {
         self.0.driver.properties()
     }
 
-    /// Free now, in bytes, on the whole device.
+    /// Free memory of the whole device now, in bytes.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -206,30 +206,30 @@ impl Device {
         self.driver("free memory")?.free_memory().map_err(|error| error.on(self.0.name))
     }
 
-    /// What all allocations of this process may take together, in bytes.
+    /// Sets the limit of all allocations of this process together, in bytes.
     pub fn set_budget(&self, bytes: u64) {
         self.0.budget.set_limit(bytes);
     }
 
-    /// What they may take, and what they have taken, in bytes.
+    /// The limit, and the allocated memory, in bytes.
     #[must_use]
     pub fn budget(&self) -> (u64, u64) {
         (self.0.budget.limit(), self.0.budget.used())
     }
 
-    /// How this device reaches another one's memory.
+    /// How this device can access another one's memory.
     ///
     /// # Errors
-    /// If the other is of another implementation.
+    /// If the other device has another implementation.
     pub fn peer_access(&self, peer: &Self) -> Result<PeerAccess> {
         self.peer_access_to(peer.0.name)
     }
 
-    /// How this device would reach another one's memory, which is not opened for that: a
-    /// context takes a while to make, and a part of the device's memory.
+    /// How this device could access another one's memory. Does not open the other device:
+    /// creating a context takes time and device memory.
     ///
     /// # Errors
-    /// If the other is of another implementation.
+    /// If the other device has another implementation.
     pub fn peer_access_to(&self, peer: DeviceName) -> Result<PeerAccess> {
         let operation = "peer access";
         let driver = self.driver(operation)?;
@@ -242,12 +242,12 @@ impl Device {
         driver.peer_access(peer.number).map_err(|error| error.on(self.0.name))
     }
 
-    /// Lets this device reach another one's plain memory directly. Without it a driver
-    /// copies by way of the host at a tenth of the speed, and says nothing; here such a
-    /// copy is refused.
+    /// Enables direct access of this device to another one's cuMemAlloc memory. Without it a
+    /// driver copies through the host at a tenth of the speed, without an error; this library
+    /// refuses such a copy.
     ///
     /// # Errors
-    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if it cannot.
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if direct access is impossible.
     pub fn enable_peer(&self, peer: &Self) -> Result<()> {
         let operation = "enable peer access";
         let bit = 1_u64 << (peer.0.name.number & 63);
@@ -266,12 +266,12 @@ impl Device {
         Ok(())
     }
 
-    /// May it reach that device's plain memory?
+    /// May it access that device's cuMemAlloc memory?
     pub(crate) fn has_peer_access(&self, number: u32) -> bool {
         self.0.peers.load(Ordering::Acquire) & 1 << (number & 63) != 0
     }
 
-    /// Makes a stream: a queue of operations that are done in order.
+    /// Creates a stream: a queue of operations that run in order.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -280,34 +280,34 @@ impl Device {
         Ok(Stream::new(self.clone(), raw))
     }
 
-    /// The default stream, on which copies are done that programs begin without naming a stream,
-    /// and which waits for all streams but those that were made not to be waited for.
+    /// The default stream: copies of programs that name no stream run there, and it waits for
+    /// all streams that are not non-blocking.
     ///
-    /// A emulated has none, and gives a new stream.
+    /// An emulated device has none, and returns a new stream.
     ///
     /// # Errors
-    /// If the driver refuses; while it is being captured.
+    /// If the driver refuses, for example during a graph capture.
     #[allow(unsafe_code)]
     pub fn default_stream(&self) -> Result<Stream> {
-        // SAFETY: there is always a default stream.
+        // SAFETY: the default stream always exists.
         unsafe { self.adopt_stream(0) }
     }
 
-    /// Takes in a stream that something else made, such as a framework's current one: by the
-    /// driver's name for it (a `cudaStream_t`; 0 is the default stream). What is begun on it
-    /// here and there is done in the order in which it was begun. It is not destroyed with what
-    /// is made here; that waits for what was begun here, and not for the rest.
+    /// Adopts a stream of another library, such as a framework's current one, by the driver's
+    /// handle (a `cudaStream_t`; 0 is the default stream). Operations that either library
+    /// starts on it run in the order of their start. Dropping the returned stream does not
+    /// destroy it; it waits for the operations that were started here, and not for others.
     ///
-    /// A emulated has no default stream: 0 gives a new one there.
+    /// An emulated device has no default stream: 0 returns a new one.
     ///
     /// # Errors
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the default stream of each thread
-    /// (2), which would be another one in another thread; for a stream that is being captured;
-    /// on a emulated, but for 0.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the per-thread default stream (2),
+    /// which differs in every thread; for a stream that is being captured; on an emulated
+    /// device, for anything but 0.
     ///
     /// # Safety
-    /// It is a stream of this device's primary context, until all is dropped that was made of
-    /// it here, and nobody captures it meanwhile.
+    /// It is a stream of this device's primary context until everything made from it is
+    /// dropped, and no thread captures it during that time.
     #[allow(unsafe_code)]
     pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
         let driver = self.driver("adopt a stream")?;
@@ -316,7 +316,7 @@ impl Device {
         Ok(Stream::adopted(self.clone(), raw))
     }
 
-    /// Makes an event, which marks a point in a stream.
+    /// Creates an event, which marks a point in a stream.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -325,10 +325,10 @@ impl Device {
         Ok(Event(Point::new(self.clone(), Arc::new(raw))))
     }
 
-    /// What the driver knows of an address.
+    /// The driver's information about an address.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if it knows nothing of it.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver does not know the address.
     pub fn attributes(&self, address: u64) -> Result<PointerAttributes> {
         let driver = self.driver("query pointer attributes")?;
         driver.attributes(address).map_err(|error| error.on(self.0.name))

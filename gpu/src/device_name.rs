@@ -1,11 +1,11 @@
-//! What devices are called.
+//! Names of devices.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind};
 
-/// Who does the work behind the interface.
+/// The implementation behind the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Implementation {
     /// NVIDIA's driver.
@@ -25,8 +25,8 @@ impl fmt::Display for Implementation {
 
 /// A device of this process, as `cuda:0` or `emulated:1`.
 ///
-/// The number is this process's: another one may see the same device under another
-/// number. What names a device for everybody is its [UUID](crate::Uuid).
+/// The number is local to this process: another process may see the same device under another
+/// number. The [UUID](crate::Uuid) names a device in all processes.
 ///
 /// ```
 /// use gpu::{DeviceName, Implementation};
@@ -37,9 +37,9 @@ impl fmt::Display for Implementation {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceName {
-    /// Whose device.
+    /// The implementation.
     pub implementation: Implementation,
-    /// The how manieth, from 0 on.
+    /// The index, from 0.
     pub number: u32,
 }
 
@@ -50,7 +50,7 @@ impl DeviceName {
         Self { implementation: Implementation::Cuda, number }
     }
 
-    /// A emulated.
+    /// An emulated device.
     #[must_use]
     pub const fn emulated(number: u32) -> Self {
         Self { implementation: Implementation::Emulated, number }
@@ -76,7 +76,7 @@ impl FromStr for DeviceName {
             }
         });
         parsed.ok_or_else(|| {
-            let detail = format!("\"{text}\" is not like cuda:0 or emulated:0");
+            let detail = format!("\"{text}\" is not a device name such as cuda:0 or emulated:0");
             Error::new("parse device name", ErrorKind::InvalidArgument, detail)
         })
     }

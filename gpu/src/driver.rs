@@ -1,7 +1,7 @@
-//! What an implementation does: the seam between the interface and the two behind it.
+//! The interface between the public API and its two implementations.
 //!
-//! Everything above this line checks bounds, rights, budgets and forks and keeps memory
-//! alive; everything below does as it is told, with addresses.
+//! The API above checks bounds, access, budgets and forks and keeps memory alive;
+//! implementations carry out calls with plain addresses.
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
@@ -13,14 +13,14 @@ use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{PeerAccess, Properties};
 use crate::{cuda, emulated};
 
-/// Physical memory of a device, not yet anywhere in the address space.
+/// Physical memory of a device, not mapped yet.
 #[derive(Debug)]
 pub(crate) enum Physical {
     Cuda(cuda::Physical),
     Emulated(emulated::Physical),
 }
 
-/// Physical memory that somebody mapped, and where.
+/// Physical memory that some library mapped, and its address.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(crate) physical: Physical,
@@ -44,7 +44,7 @@ impl Event {
     }
 }
 
-/// Memory, events and streams of different implementations do not go together.
+/// Memory, events and streams of different implementations cannot be combined.
 pub(crate) fn implementation_mismatch(operation: &'static str) -> Error {
     let detail = "memory, events and streams of different implementations cannot be combined";
     Error::new(operation, ErrorKind::InvalidArgument, detail)
@@ -52,22 +52,22 @@ pub(crate) fn implementation_mismatch(operation: &'static str) -> Error {
 
 pub(crate) trait DeviceDriver: Debug + Send + Sync {
     fn properties(&self) -> &Properties;
-    /// An error if what was allocated with it is gone: its context was destroyed by others.
+    /// An error if the context was destroyed by another library, and with it all allocations.
     fn check_context(&self, operation: &'static str) -> Result<()>;
-    /// Free now, on the whole device.
+    /// Free memory of the whole device now.
     fn free_memory(&self) -> Result<u64>;
     fn peer_access(&self, peer: u32) -> Result<PeerAccess>;
-    /// Lets this device reach what `peer` allocated the plain way.
+    /// Enables the access of this device to cuMemAlloc memory of `peer`.
     fn enable_peer(&self, peer: u32) -> Result<()>;
 
     fn allocate(&self, length: u64) -> Result<u64>;
     /// # Safety
-    /// From `allocate`, freed once, and used by nobody any more.
+    /// From `allocate`, freed once, and no longer used.
     unsafe fn free(&self, address: u64) -> Result<()>;
 
     fn create(&self, length: u64) -> Result<Physical>;
     fn export(&self, physical: &Physical) -> Result<OwnedFd>;
-    /// The memory, and the number of the device that it lies on.
+    /// The memory, and the number of its device.
     fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(Physical, u32)>;
     fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>>;
 
@@ -75,12 +75,12 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// Address and length of the whole allocation.
     fn legacy_open(&self, handle: [u8; 64]) -> Result<(u64, u64)>;
     /// # Safety
-    /// From `legacy_open`, closed once, and used by nobody any more.
+    /// From `legacy_open`, closed once, and no longer used.
     unsafe fn legacy_close(&self, address: u64) -> Result<()>;
 
     fn attributes(&self, address: u64) -> Result<PointerAttributes>;
-    /// The one piece of physical memory that is mapped at this address, by whoever. It stays
-    /// as long as what this gives does.
+    /// The piece of physical memory that is mapped at this address, by any library. It stays
+    /// allocated as long as the returned object.
     fn retain(&self, address: u64) -> Result<Mapping>;
     fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd>;
 
@@ -88,16 +88,16 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// Stays mapped until `unregister`.
     unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()>;
     /// # Safety
-    /// Registered, and in no transfer any more.
+    /// Registered, and no longer in any transfer.
     unsafe fn unregister(&self, address: u64) -> Result<()>;
-    /// Memory of the host that it copies from and to fastest.
+    /// Pinned host memory, to and from which copies are fastest.
     fn pinned_buffer(&self, length: usize) -> Result<Box<dyn PinnedBuffer>>;
 
     fn stream(&self) -> Result<Box<dyn StreamDriver>>;
-    /// A stream that somebody else made, by the driver's name for it.
+    /// A stream of another library, by the driver's handle.
     ///
     /// # Safety
-    /// It belongs to this device, or to a context of its, and outlives what is made of it.
+    /// It belongs to this device or to one of its contexts, and outlives the returned object.
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>>;
     fn event(&self) -> Result<Event>;
     fn is_event_done(&self, event: &Event) -> Result<bool>;
@@ -106,10 +106,10 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
 /// A reserved range of addresses, in which physical memory is mapped.
 pub(crate) trait AddressRangeDriver: Debug + Send + Sync {
     fn address(&self) -> u64;
-    /// Maps all of it at this offset, for these devices to read and write.
+    /// Maps all of it at this offset, readable and writable by these devices.
     fn map(&self, offset: u64, physical: &Physical, devices: &[u32]) -> Result<()>;
     /// # Safety
-    /// Mapped before, and used by nobody any more. Dropping the space needs it, too.
+    /// Mapped before, and no longer used. The same holds for dropping the range.
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()>;
 }
 
@@ -117,7 +117,7 @@ pub(crate) trait PinnedBuffer: Debug + Send + Sync {
     fn address(&self) -> u64;
 }
 
-/// An entry of a list of copies, as kernels read it.
+/// An entry of a list of copies, in the layout of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct CopyEntry {
@@ -126,7 +126,7 @@ pub(crate) struct CopyEntry {
     pub(crate) length: u64,
 }
 
-/// Operations in order. Each is only begun when it is called.
+/// Operations in order. A call only starts its operation.
 pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
     /// Both ranges stay valid until the operation is done.
@@ -139,18 +139,20 @@ pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
     /// As for copying; `result` is 8 bytes of a host block.
     unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()>;
-    /// Copies what the entries of a list say, in any order: `count` [entries](Entry), which
-    /// lie in a host block, and have so many bytes together.
+    /// Copies the entries of a list, in any order: `count` [entries](CopyEntry), which are in a
+    /// host block, with this many bytes together.
     ///
     /// # Safety
-    /// As for copying, for each entry; the list stays, and stays as it is, until it is done.
+    /// As for copying, for each entry; the list stays valid and unchanged until the operation
+    /// is done.
     unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()>;
-    /// Writes the word once all before it is done, and can be seen by everybody.
+    /// Writes the word after all earlier operations are done and visible to all devices and
+    /// processes.
     ///
     /// # Safety
-    /// `to` is four aligned bytes that stay valid until it is done.
+    /// `to` is four aligned bytes that stay valid until the operation is done.
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()>;
-    /// Goes on when the word is `min_value`, or not more than half of all numbers beyond.
+    /// Waits until the word is `min_value`, or at most half of all numbers beyond it.
     ///
     /// # Safety
     /// As for writing one.

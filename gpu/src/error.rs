@@ -1,44 +1,45 @@
-//! The one error type of this crate.
+//! The only error type of this crate.
 
 use std::fmt;
 
 use crate::device_name::DeviceName;
 
 errors::define! {
-    /// What went wrong, as far as a program can act on it.
+    /// The kind of an error, grouped by what a program can do about it.
     pub enum ErrorKind {
-        /// The implementation is not there: no driver library, one that is too old, no device.
+        /// The implementation is not available: no driver library, a too old driver, or no
+        /// device.
         Unavailable = "not available",
         /// There is no such device.
         NoSuchDevice = "no such device",
-        /// This device, or this driver, cannot do it.
+        /// This device, or this driver, does not support the operation.
         NotSupported = "not supported",
-        /// An argument is wrong; the detail says which precondition was not met.
+        /// An argument is wrong; the detail names the violated precondition.
         InvalidArgument = "invalid argument",
         /// The range is outside of its memory.
         OutOfBounds = "out of bounds",
-        /// What came from outside does not describe memory of this device.
+        /// A handle of another process does not describe memory of this device.
         InvalidHandle = "invalid handle",
-        /// One device cannot reach another's memory directly, or has not been let.
+        /// One device cannot access another's memory directly, or access was not enabled.
         NoPeerAccess = "no peer access",
-        /// The budget does not allow it. The device may have more.
+        /// The budget does not allow it. The device may have more memory.
         OverBudget = "over budget",
-        /// The device, or the system, has no more.
+        /// The device, or the system, has no more memory.
         OutOfMemory = "out of memory",
-        /// The deadline passed. What was in flight goes on, and keeps its memory.
+        /// The deadline passed. Operations in flight continue, and keep their memory.
         DeadlineExceeded = "deadline exceeded",
-        /// The device, its context or the driver has failed or was shut down: nothing but a new
+        /// The device, its context or the driver has failed or was shut down: only a new
         /// process helps.
         DeviceFailed = "device failed",
-        /// The memory can only be read.
+        /// The memory is read-only.
         NotAllowed = "not allowed",
         /// The handle was made before a fork, and belongs to the parent.
         Forked = "used after a fork",
-        /// Anything else; code and detail say more.
+        /// Any other error; code and detail have more information.
         Other = "failed",
     }
 
-    /// An error: what was tried, on which device, and why it failed.
+    /// An error: the operation, the device, and the cause.
     ///
     /// ```
     /// use gpu::{Device, ErrorKind};
@@ -89,23 +90,23 @@ impl Error {
         self
     }
 
-    /// On which device, if on one.
+    /// The device, if the error concerns one.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
         self.0.device
     }
 
-    /// The number that the driver or the system gave.
+    /// The number that the driver or the system returned.
     #[must_use]
     pub fn code(&self) -> Option<i64> {
         self.0.code
     }
 }
 
-/// Does this error say that nothing is under way any more of what was begun on the device? So it is
-/// when the device, its context or the driver has ended, since no copy outlives them; and for a
-/// handle of a parent process. Any other error of a question after an operation says only that it
-/// could not be answered: the operation may be under way.
+/// Does this error prove that no operation on the device is in flight any more? It does if the
+/// device, its context or the driver has ended, since no copy outlives them; and for a handle
+/// of a parent process. Any other error of a query only means that the query failed: the
+/// operation may be in flight.
 ///
 /// ```
 /// let missing = gpu::Device::open("emulated:99".parse().unwrap()).unwrap_err();

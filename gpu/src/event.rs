@@ -10,10 +10,10 @@ use crate::driver;
 use crate::error::Result;
 use crate::waiting;
 
-/// Marks a point in a stream: recorded in one, again and again, waited for by others and by the
-/// host. It is the [`Point`] where it was recorded last.
+/// Marks a point in a stream. It can be recorded repeatedly, and other streams and the host can
+/// wait for it. It is the [`Point`] of its last record.
 ///
-/// One that was never recorded is done.
+/// An event that was never recorded is done.
 #[derive(Debug)]
 pub struct Event(pub(crate) Point);
 
@@ -25,11 +25,11 @@ impl Deref for Event {
     }
 }
 
-/// A point of a stream that was [marked](crate::Stream::point): everything that was begun
-/// before it is done, or is not done yet.
+/// A [marked](crate::Stream::point) point of a stream: it is done when all operations before it
+/// are done.
 ///
-/// It may be asked by any thread, and may outlive its stream. Whenever it is dropped, reached
-/// or not, its event goes back to the stream, which records it again once it was reached.
+/// Any thread may query it, and it may outlive its stream. When it is dropped, its event
+/// returns to the stream, which records it again after it was reached.
 pub struct Point {
     device: Device,
     pub(crate) event: Arc<driver::Event>,
@@ -46,20 +46,20 @@ impl Point {
         Self { device, event }
     }
 
-    /// Is everything done that was begun before it? Does not wait.
+    /// Are all operations before it done? Does not wait.
     ///
     /// # Errors
-    /// If something of it failed.
+    /// If one of the operations failed.
     pub fn is_done(&self) -> Result<bool> {
         let driver = self.device.driver("query point")?;
         driver.is_event_done(&self.event).map_err(|error| error.on(self.device.name()))
     }
 
-    /// Waits until everything is done that was begun before it.
+    /// Waits until all operations before it are done.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded): it goes on nevertheless. Or
-    /// what failed.
+    /// [`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded): the operations continue. Or
+    /// the error of a failed operation.
     pub fn wait(&self, timeout: Duration) -> Result<()> {
         waiting::wait_until("wait for a point", timeout, || self.is_done())
             .map_err(|error| error.on(self.device.name()))

@@ -1,4 +1,4 @@
-//! Memory that something else allocated: what it consists of, and how it can leave.
+//! Foreign memory: its pieces, and how it can be exported.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -8,23 +8,24 @@ use crate::driver::{Mapping, Physical};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::Allocator;
 
-/// Memory that something else allocated.
+/// Memory that another library allocated.
 #[derive(Debug)]
 pub(crate) struct Foreign {
-    /// None if nobody asked the driver.
+    /// None if the driver was not queried.
     allocator: Option<Allocator>,
-    /// Of memory that was mapped and can leave. Before the owner: what it frees is free then.
+    /// The pieces of exportable mapped memory. Declared before the owner, so that they are
+    /// released before the owner frees the memory.
     retained: Option<RetainedPieces>,
     _owner: Box<dyn fmt::Debug + Send + Sync>,
 }
 
 impl Foreign {
-    /// Of which nothing is known.
+    /// Memory that was not looked up.
     pub(crate) fn unknown(owner: Box<dyn fmt::Debug + Send + Sync>) -> Self {
         Self { allocator: None, retained: None, _owner: owner }
     }
 
-    /// Finds out who allocated it. Gives the device that it lies on, too.
+    /// Queries the allocator of the memory. Also returns the device that it is located on.
     pub(crate) fn found(
         device: &Device,
         (address, length): (u64, u64),
@@ -40,15 +41,15 @@ impl Foreign {
         let allocator = found.allocator;
         let mut retained = None;
         match allocator {
-            // Pieces of which the driver's answer is one.
+            // The driver's answer covers only one piece of this memory.
             Allocator::Mapped { exportable: true } => {
                 retained = Some(RetainedPieces::walk(device, operation, address, end).map_err(on)?);
             }
             Allocator::Mapped { exportable: false } => {}
-            // A driver that does not know the length says 0.
+            // A driver that does not know the length reports 0.
             _ if found.length > 0 && end.saturating_sub(found.base) > found.length => {
                 let detail = format!(
-                    "{length} bytes from {} on, in an allocation of {} bytes",
+                    "{length} bytes at offset {}, in an allocation of {} bytes",
                     address.saturating_sub(found.base),
                     found.length
                 );
@@ -59,22 +60,22 @@ impl Foreign {
         Ok((Self { allocator: Some(allocator), retained, _owner: owner }, found.device))
     }
 
-    /// The pieces that it consists of, if they can leave.
+    /// The pieces that contain the memory, if it can be exported.
     pub(crate) fn retained(&self) -> Option<&RetainedPieces> {
         self.retained.as_ref()
     }
 
-    /// Mapped memory is reached by those that it is mapped for, peers or not.
+    /// Mapped memory is accessible to the devices that it is mapped for, peers or not.
     pub(crate) fn is_mapped(&self) -> bool {
         matches!(self.allocator, Some(Allocator::Mapped { .. }))
     }
 
-    /// May it be worth asking the driver for a legacy handle?
+    /// May the driver have a legacy handle for it?
     pub(crate) fn may_have_legacy_handle(&self) -> bool {
         matches!(self.allocator, None | Some(Allocator::Plain))
     }
 
-    /// Why it cannot leave as descriptors, and what helps.
+    /// Why it cannot be exported as file descriptors, with the remedy.
     pub(crate) fn reason_not_exportable(&self) -> &'static str {
         match self.allocator {
             None => {
@@ -82,42 +83,42 @@ impl Foreign {
                  handle"
             }
             Some(Allocator::Plain) => {
-                "it was allocated the plain way (cudaMalloc): export it by legacy handle"
+                "it was allocated with cudaMalloc: export it by legacy handle"
             }
             Some(Allocator::Mapped { .. }) => {
-                "it is mapped from physical memory that was not created to leave its process: \
-                 have its allocator create it with file descriptors as handle type, or allocate \
-                 the plain way (PyTorch: without expandable segments), or copy it to memory that \
-                 was allocated to be shared"
+                "it is mapped from physical memory without a shareable handle type: \
+                 let its allocator request file descriptors, or allocate with \
+                 cudaMalloc (PyTorch: without expandable segments), or copy it to memory that \
+                 Device::allocate_shared returned"
             }
             Some(Allocator::Pool) => {
                 "it is of a stream-ordered pool (cudaMallocAsync), which keeps it in its process: \
                  have its allocator use cudaMalloc (PyTorch: backend:native), or copy it to \
-                 memory that was allocated to be shared"
+                 memory that Device::allocate_shared returned"
             }
             Some(Allocator::Managed) => {
                 "it is managed memory (cudaMallocManaged), which stays in its process: copy it to \
-                 memory that was allocated to be shared"
+                 memory that Device::allocate_shared returned"
             }
             Some(Allocator::Host) => {
-                "it is memory of the host: share the segment or file that it lies in"
+                "it is host memory: share the segment or file that contains it"
             }
         }
     }
 }
 
-/// Physical memory of somebody else, mapped piece behind piece, which stays as long as this
-/// does, whatever its owner does.
+/// Foreign physical memory, mapped piece behind piece. It stays allocated as long as this
+/// object, whatever its owner does.
 #[derive(Debug)]
 pub(crate) struct RetainedPieces {
     device: Device,
-    /// Where the range begins in the first piece.
+    /// The offset of the range in the first piece.
     pub(crate) offset: u64,
     pieces: Vec<(Physical, u64)>,
 }
 
 impl RetainedPieces {
-    /// All pieces that the range touches, the first and the last of them perhaps in part.
+    /// All pieces that overlap the range; the first and the last may overlap it only partly.
     fn walk(device: &Device, operation: &'static str, address: u64, end: u64) -> Result<Self> {
         let driver = device.driver(operation)?;
         let mut found = Self { device: device.clone(), offset: 0, pieces: Vec::new() };
@@ -127,7 +128,7 @@ impl RetainedPieces {
             let behind = base.checked_add(length);
             let is_next = if found.pieces.is_empty() { base <= at } else { base == at };
             let Some(behind) = behind.filter(|behind| is_next && *behind > at) else {
-                let detail = format!("{at:#x} lies in a piece of {length} bytes at {base:#x}");
+                let detail = format!("{at:#x} is inside a piece of {length} bytes at {base:#x}");
                 return Err(Error::new(operation, ErrorKind::Other, detail));
             };
             if found.pieces.is_empty() {
@@ -143,7 +144,7 @@ impl RetainedPieces {
         self.pieces.iter().map(|(_, length)| *length)
     }
 
-    /// The descriptor of a piece, and its length.
+    /// The file descriptor of a piece, and its length.
     pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
         let operation = "export";
         let Some((physical, length)) = self.pieces.get(number) else {

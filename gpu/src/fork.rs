@@ -1,8 +1,8 @@
-//! Whether this is still the process that a handle was made in.
+//! Detects handles that a forked child inherited.
 //!
-//! A driver's context does not survive a fork: calls in the child fail in ways that do
-//! not say so, and closing there what the parent uses is worse. Handles remember which
-//! process made them, refuse in a child, and leave alone what they would close.
+//! A driver's context does not survive a fork: calls in the child fail with misleading errors,
+//! and closing objects there that the parent uses is worse. Handles record the process that
+//! made them. In a child they refuse all calls, and close nothing.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
@@ -16,7 +16,7 @@ extern "C" fn after_fork_in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The process that something was made in.
+/// The fork generation of the process that made an object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForkGeneration(u32);
 
@@ -24,7 +24,7 @@ impl ForkGeneration {
     pub(crate) fn now() -> Self {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
-            // SAFETY: the handler does nothing but an atomic addition.
+            // SAFETY: the handler only does an atomic addition.
             unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         });
         Self(FORKS.load(Ordering::Relaxed))
@@ -40,8 +40,8 @@ impl ForkGeneration {
         if self.is_current() {
             return Ok(());
         }
-        let detail = "it belongs to the parent process, and a driver does not survive a fork: \
-                      use devices in a process that was started anew";
+        let detail = "the handle belongs to the parent process; a driver does not survive a fork. \
+                      Use devices in a process that was started with exec";
         Err(Error::new(operation, ErrorKind::Forked, detail))
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that comes from another process, piece by piece.
+//! Importing memory of another process, piece by piece.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -7,11 +7,11 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
 
-/// Memory on its way in, one piece behind the other, at addresses that were reserved once for all
-/// of them.
+/// Memory that is being imported. Its pieces are mapped one behind the other, in one reserved
+/// address range.
 ///
-/// Each piece's descriptor may be closed as soon as it was added: a region of thousands of
-/// pieces needs no more descriptors than its sender has under way.
+/// The file descriptor of a piece may be closed as soon as the piece was added: a region of
+/// thousands of pieces needs no more file descriptors than are in flight.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ use crate::memory::Memory;
 /// // In another process:
 /// let importer = device.importer(pieces.lengths.iter().sum())?;
 /// for number in 0..pieces.lengths.len() {
-///     let (descriptor, length) = memory.export_piece(number)?; // … which comes by a socket
+///     let (descriptor, length) = memory.export_piece(number)?; // … which arrives over a socket
 ///     importer.add(descriptor.as_fd(), length)?;
 /// }
 /// let same = importer.finish(pieces.offset, memory.length())?;
@@ -30,47 +30,48 @@ use crate::memory::Memory;
 /// # Ok::<(), gpu::Error>(())
 /// ```
 ///
-/// Memory that grows is [used](Self::memory) while pieces still come: added in the same order by
-/// all processes, an offset means the same in each of them.
+/// Growing memory can be [used](Self::memory) before all pieces have arrived. If all processes
+/// add the pieces in the same order, an offset means the same in each of them.
 #[derive(Debug)]
 pub struct Importer {
     memory: Memory,
 }
 
 impl Importer {
-    /// Maps the next piece. Its descriptor is not needed any more afterwards.
+    /// Maps the next piece. Its file descriptor is not needed afterwards.
     ///
     /// # Errors
-    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the descriptor is not such memory, has
-    /// less than `length` bytes, lies on another device than the pieces before, or if the piece
-    /// before was no multiple of this device's [granules](crate::Properties::granularity);
-    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if it is more than was reserved;
-    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if this device cannot reach it.
+    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the file descriptor is not such memory, has
+    /// less than `length` bytes, is on another device than the previous pieces, or if the previous
+    /// piece was not a multiple of this device's [granules](crate::Properties::granularity);
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if it exceeds the reserved range;
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if this device cannot access it.
     pub fn add(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<()> {
         let on = |error: Error| error.on(self.memory.mapped_for().name());
-        // It is a space, always.
+        // An importer always has an address range.
         let Some(address_range) = self.memory.address_range() else { return Ok(()) };
         let end = address_range.import(descriptor, length).map_err(on)?;
         self.memory.grow_to(end);
         Ok(())
     }
 
-    /// All pieces that came so far as one memory. Copies that were made before grow with it.
+    /// All pieces so far as one memory. Clones that were made earlier grow with it.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The memory: so many bytes, from this offset in the first piece on.
+    /// The finished memory: this many bytes, from this offset in the first piece on.
     ///
     /// # Errors
     /// [`InvalidHandle`](ErrorKind::InvalidHandle) if all pieces together have fewer bytes;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if somebody uses it already.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the memory is already in use.
     pub fn finish(self, offset: u64, length: u64) -> Result<Memory> {
         let (mapped, device) = (self.memory.length(), self.memory.mapped_for().name());
         let refuse = |kind, detail| Err(Error::new("import", kind, detail).on(device));
         if offset.checked_add(length).is_none_or(|end| end > mapped) {
-            let detail = format!("{length} bytes from {offset} on, in pieces of {mapped} together");
+            let detail =
+                format!("{length} bytes at offset {offset}, in pieces of {mapped} bytes together");
             return refuse(ErrorKind::InvalidHandle, detail);
         }
         match self.memory.part(offset, length) {
@@ -84,8 +85,8 @@ impl Importer {
 }
 
 impl Device {
-    /// Imports memory of `length` bytes that another process exported in pieces, one behind
-    /// the other, and that begins where the first of them does.
+    /// Imports memory of `length` bytes that another process exported in pieces, one behind the
+    /// other, and that begins at the start of the first piece.
     ///
     /// # Errors
     /// As for [each piece](Importer::add); [`InvalidHandle`](ErrorKind::InvalidHandle) if all
@@ -102,11 +103,11 @@ impl Device {
         importer.finish(0, length)
     }
 
-    /// Reserves addresses for memory that another process exported, so many bytes in all its
-    /// pieces together, which are then added as they come.
+    /// Reserves addresses for memory that another process exported, with this many bytes in all
+    /// its pieces together. The pieces are added as they arrive.
     ///
     /// # Errors
-    /// If the addresses cannot be had.
+    /// If the addresses cannot be reserved.
     pub fn importer(&self, total: u64) -> Result<Importer> {
         let address_range = AddressRange::reserve(self, total, &[])?;
         Ok(Importer { memory: Memory::of_address_range(self, self.name(), address_range, (0, 0)) })

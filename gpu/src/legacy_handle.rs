@@ -1,8 +1,8 @@
-//! Memory that others allocated the plain way, by 64 bytes.
+//! Legacy handles: 64 bytes that name `cuMemAlloc` memory of another process.
 //!
-//! A process may open such a handle once; opening it again, or closing it while somebody
-//! still uses it, fails or worse. So a table counts: one opening per allocation, closed
-//! when the last user goes.
+//! A process may open such a handle once. Opening it again fails, and closing it while it is in
+//! use breaks its users. So a table counts the users of each allocation, and closes it with the
+//! last one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -14,12 +14,12 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
 
-/// A place in another process's allocation.
+/// A range of another process's allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LegacyHandle {
-    /// What the driver made of the allocation.
+    /// The driver's handle of the allocation.
     pub bytes: [u8; 64],
-    /// Where the memory begins in the allocation, in bytes.
+    /// The offset of the memory in the allocation, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
@@ -42,30 +42,30 @@ struct Entry {
     address: u64,
     length: u64,
     users: u64,
-    /// Somebody is going to close it, if nobody uses it then.
+    /// A thread is going to close it, unless it gets users before.
     is_unused: bool,
 }
 
-/// Handles that this process made: they may come back from a peer, and are no other process's,
-/// whatever number stands in them.
+/// Handles that this process exported. A peer may send them back; they must not be taken for
+/// another process's, whatever process id they contain.
 static OWN_HANDLES: Mutex<BTreeSet<[u8; 64]>> = Mutex::new(BTreeSet::new());
 
 pub(crate) fn remember_own_handle(bytes: [u8; 64]) {
     OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).insert(bytes);
 }
 
-/// Open handles in the whole process.
+/// Number of open handles in the whole process.
 static OPEN: AtomicU64 = AtomicU64::new(0);
 
-/// How many legacy handles this process has open.
+/// The number of legacy handles that this process has open.
 #[must_use]
 pub fn open_legacy_handles() -> u64 {
     OPEN.load(Ordering::Relaxed)
 }
 
 impl Table {
-    /// Counts a user of an allocation that is open; `open` opens it otherwise. Gives its
-    /// address and length.
+    /// Adds a user of an allocation, and calls `open` if it is not open. Returns its address
+    /// and length.
     fn acquire(
         &mut self,
         bytes: [u8; 64],
@@ -81,7 +81,8 @@ impl Table {
         Ok((address, length))
     }
 
-    /// One user less: was it the last? Then it is to be [closed](Self::close), once.
+    /// Removes a user; true for the last one, which must [close](Self::close) the allocation,
+    /// once.
     fn release(&mut self, bytes: &[u8; 64]) -> bool {
         self.open.get_mut(bytes).is_some_and(|entry| {
             entry.users -= 1;
@@ -89,7 +90,7 @@ impl Table {
         })
     }
 
-    /// The address to close, unless it was closed, or has users again.
+    /// The address to close, unless the allocation was closed already or has new users.
     pub(crate) fn close(&mut self, bytes: &[u8; 64]) -> Option<u64> {
         let entry = self.open.get_mut(bytes)?;
         entry.is_unused = false;
@@ -101,7 +102,7 @@ impl Table {
     }
 }
 
-/// One user of an open allocation.
+/// A user of an open allocation.
 #[derive(Debug)]
 pub(crate) struct OpenedHandle {
     device: Device,
@@ -123,12 +124,12 @@ impl Drop for OpenedHandle {
 }
 
 impl Device {
-    /// Opens memory of another process, for this device: also of one with the number of this
-    /// process in a PID namespace of its own, as the first process of every container has number 1.
+    /// Opens memory of another process for this device. The other process may have the same
+    /// process id in another PID namespace: the first process of every container has id 1.
     ///
     /// # Errors
-    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the bytes mean nothing here, if they
-    /// were made by this very process, or if they claim more than the allocation has.
+    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the handle is unknown to the driver, was
+    /// made by this process, or claims more than the allocation has.
     pub fn open_legacy_handle(&self, handle: &LegacyHandle) -> Result<Memory> {
         let operation = "open a legacy handle";
         let driver = self.driver(operation)?;
@@ -149,28 +150,28 @@ impl Device {
         let is_inside = handle.offset.checked_add(handle.length).is_some_and(|end| end <= whole);
         if !is_inside || handle.length == 0 {
             let detail = format!(
-                "{} bytes from {} on, in an allocation of {whole} bytes",
+                "{} bytes at offset {}, in an allocation of {whole} bytes",
                 handle.length, handle.offset
             );
             return Err(on(Error::new(operation, ErrorKind::InvalidHandle, detail)));
         }
-        // Another than this one, if it was opened for a peer.
+        // Another device than this one, if a peer opened it.
         let resident = driver.attributes(base).ok().and_then(|attributes| attributes.device);
         let (address, length) = (base + handle.offset, handle.length);
         Ok(Memory::of_legacy(self, resident.unwrap_or(self.name()), opened_handle, address, length))
     }
 }
 
-/// The handle with another process number in it, if it has this one. CUDA refuses to open what
-/// the own process made, and tells by the number alone (seen with driver 580): of two containers
-/// whose processes have the same number, neither opens what the other one made. Nothing else
-/// depends on the number.
+/// The handle with another process id, if it contains the id of this process. CUDA refuses to
+/// open handles of the own process, and recognises them by the process id alone (seen with driver
+/// 580): two containers whose processes have the same id could not open each other's handles.
+/// Nothing else depends on the id.
 fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
     const PID_BYTES: std::ops::Range<usize> = 8..12;
-    /// Beyond what Linux gives to processes.
+    /// Above the largest process id of Linux.
     const UNUSED_PID: u32 = 1 << 30;
-    let made_here = OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).contains(&bytes);
-    if made_here || bytes[PID_BYTES] != own.to_ne_bytes() {
+    let is_own = OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).contains(&bytes);
+    if is_own || bytes[PID_BYTES] != own.to_ne_bytes() {
         return None;
     }
     bytes[PID_BYTES].copy_from_slice(&(own | UNUSED_PID).to_ne_bytes());
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_own_number_is_replaced() {
+    fn only_the_own_process_id_is_replaced() {
         let mut bytes = [7; 64];
         assert_eq!(with_other_pid(bytes, 1), None);
         bytes[8..12].copy_from_slice(&1_u32.to_ne_bytes());
@@ -190,30 +191,30 @@ mod tests {
         assert_eq!((other[..8].to_vec(), other[12..].to_vec()), (vec![7; 8], vec![7; 52]));
         assert_ne!(other[8..12], bytes[8..12]);
         assert_eq!(with_other_pid(other, 1), None);
-        // One that is our own after all.
+        // A handle that this process made after all.
         remember_own_handle(bytes);
         assert_eq!(with_other_pid(bytes, 1), None);
     }
 
     #[test]
-    fn an_allocation_is_opened_once_and_closed_by_the_last() {
+    fn allocation_is_opened_once_and_closed_by_its_last_user() {
         let mut table = Table::default();
         let bytes = [7; 64];
         assert_eq!(table.acquire(bytes, || Ok((0x1000, 64))).unwrap(), (0x1000, 64));
-        let again = table.acquire(bytes, || panic!("it is open"));
+        let again = table.acquire(bytes, || panic!("the allocation is open"));
         assert_eq!(again.unwrap(), (0x1000, 64));
         assert!(!table.release(&bytes));
-        assert_eq!(table.close(&bytes), None, "it has a user");
+        assert_eq!(table.close(&bytes), None, "the allocation has a user");
         assert!(table.release(&bytes));
         // Opened again before it was closed.
-        table.acquire(bytes, || panic!("it is open still")).unwrap();
+        table.acquire(bytes, || panic!("the allocation is still open")).unwrap();
         assert_eq!(table.close(&bytes), None);
         assert!(table.release(&bytes));
         assert_eq!(table.close(&bytes), Some(0x1000));
         assert_eq!(table.close(&bytes), None, "nothing is closed twice");
-        // What could not be opened is not counted.
+        // A failed open is not counted.
         let refused = || Err(Error::new("test", ErrorKind::InvalidHandle, ""));
         assert!(table.acquire(bytes, refused).is_err());
-        assert!(table.acquire(bytes, || Ok((0x2000, 64))).is_ok(), "and can be tried again");
+        assert!(table.acquire(bytes, || Ok((0x2000, 64))).is_ok(), "a failed open can be retried");
     }
 }

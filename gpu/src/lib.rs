@@ -1,19 +1,20 @@
 //! Devices and their memory, behind one interface.
 //!
-//! Two implementations pass the same conformance suite: CUDA, through the driver, which
-//! is looked for at run time (nothing is linked, and a machine without it is told what is
-//! missing), and a [emulated] made of host memory and threads, which is there everywhere.
+//! Two implementations pass the same conformance suite. One is CUDA, through the driver, which
+//! is looked up at run time: nothing is linked, and without a driver an error names what is
+//! missing. The other is an emulated device made of host memory and threads, which works on any
+//! machine.
 //!
-//! Memory that is [allocated to be shared](Device::allocate_shared) leaves its process as
-//! a file descriptor, works in any namespace, and outlives who made it. It is
-//! [imported](Importer) piece by piece, and can grow so without moving. Memory that something else allocated is
-//! [adopted](Device::adopt), and leaves as its allocator allows: in pieces, as file
-//! descriptors, or by [legacy handle](Memory::export_legacy).
+//! [Shared memory](Device::allocate_shared) is exported as a file descriptor, works in any
+//! namespace, and outlives the process that allocated it. It is [imported](Importer) piece by
+//! piece, and can grow without moving. Memory of other libraries is [adopted](Device::adopt).
+//! It is exported as its allocator allows: in pieces, as file descriptors, or by [legacy
+//! handle](Memory::export_legacy).
 //!
-//! Nothing here falls back in silence: a copy between devices that have no access to each
-//! other is refused, where a driver would take the long way.
+//! There are no silent fallbacks: a copy between devices that have no access to each other is
+//! refused, where a driver would stage it through the host.
 //!
-//! Nothing here knows of networks, or of what other processes do with what they were given.
+//! This crate has no knowledge of networks, or of what other processes do with exported memory.
 
 mod address_range;
 mod budget;
@@ -53,5 +54,5 @@ pub use pointer_attributes::{Allocator, PointerAttributes};
 pub use properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
 pub use stream::{Block, CopyMethod, Stream, leaked_streams};
 
-/// A deadline for waits on devices that are expected to succeed.
+/// A timeout for waits on devices that are expected to succeed.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);

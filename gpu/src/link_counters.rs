@@ -1,8 +1,8 @@
-//! Which link carried how many bytes: NVIDIA's counters, read through its management
-//! library, which is looked for at run time.
+//! The number of bytes that each link carried: NVIDIA's counters, read through its management
+//! library (NVML), which is looked up at run time.
 //!
-//! Counters are the only proof of a path: a transfer that should go by NVLink and moves
-//! nothing there went somewhere else, whatever anybody says.
+//! Counters are the only proof of a path: a transfer that should use NVLink but moves nothing
+//! there took another path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_longlong, c_uint, c_void};
@@ -14,8 +14,8 @@ use crate::device::Device;
 use crate::device_name::{DeviceName, Implementation};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes that a device's links carried since some time in the past; None where the device
-/// does not count. Only differences mean something.
+/// Bytes that a device's links carried since some time in the past; None where the device does
+/// not count. Only differences are meaningful.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkBytes {
     /// Sent by NVLink, payload only.
@@ -29,7 +29,7 @@ pub struct LinkBytes {
 }
 
 impl LinkBytes {
-    /// What was carried since `earlier`.
+    /// The bytes since `earlier`.
     ///
     /// ```
     /// use gpu::LinkBytes;
@@ -58,7 +58,7 @@ pub struct LinkCounters {
     handle: Handle,
 }
 
-/// As the management library has it: opaque, and good for any thread.
+/// The library's handle: opaque, and usable from any thread.
 #[derive(Debug, Clone, Copy)]
 struct Handle(*mut c_void);
 
@@ -70,7 +70,7 @@ unsafe impl Sync for Handle {}
 type Code = u32;
 const NOT_SUPPORTED: Code = 3;
 
-/// A value, or why there is none, as the library fills it in.
+/// A value, or the reason why there is none, as the library fills it in.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Field {
@@ -116,7 +116,7 @@ fn nvml() -> Result<&'static Nvml> {
     static FOUND: OnceLock<Result<Nvml>> = OnceLock::new();
     let find = || {
         let missing = |detail| Error::new(OPERATION, ErrorKind::Unavailable, detail);
-        // SAFETY: NVIDIA's library, found by its name; its initialisers are NVIDIA's.
+        // SAFETY: NVIDIA's library, by its file name; its initialisers are NVIDIA's.
         let library = unsafe { Library::new("libnvidia-ml.so.1") };
         let library = library.map_err(|_| missing("libnvidia-ml.so.1 was not found".to_owned()))?;
         let found = Nvml::find(library)
@@ -134,13 +134,13 @@ fn check(code: Code) -> Result<()> {
         NOT_SUPPORTED => ErrorKind::NotSupported,
         _ => ErrorKind::Other,
     };
-    let detail = format!("the management library answers {code}");
+    let detail = format!("the management library returned {code}");
     Err(Error::new(OPERATION, kind, detail).with_code(i64::from(code)))
 }
 
-/// All links of a device together; not every driver adds them up.
+/// All links of a device together: not every driver adds them up.
 const ALL_LINKS: c_uint = c_uint::MAX;
-/// More than any device has.
+/// More links than any device has.
 const MAX_LINKS: c_uint = 36;
 /// In units of 1024 bytes.
 const NVLINK_DATA_SENT: c_uint = 138;
@@ -152,7 +152,7 @@ impl LinkCounters {
     /// The counters of a device.
     ///
     /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) for a emulated;
+    /// [`NotSupported`](ErrorKind::NotSupported) for an emulated device;
     /// [`Unavailable`](ErrorKind::Unavailable) without the management library.
     pub fn of(device: &Device) -> Result<Self> {
         let name = device.name();
@@ -166,16 +166,16 @@ impl LinkCounters {
             Error::new(OPERATION, ErrorKind::InvalidArgument, "a zero in the UUID").on(name)
         })?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a text that ends in zero, and room for a handle.
+        // SAFETY: a zero-terminated text, and space for a handle.
         check(unsafe { (library.handle_by_uuid)(uuid.as_ptr(), &raw mut handle) })
             .map_err(|error| error.on(name))?;
         Ok(Self { name, library, handle: Handle(handle) })
     }
 
-    /// What they say now.
+    /// The current values.
     ///
     /// # Errors
-    /// If the library refuses; what a device does not count is None.
+    /// If the library refuses; values that a device does not count are None.
     pub fn read(&self) -> Result<LinkBytes> {
         let [sent, received] = self.nvlink(ALL_LINKS)?;
         let (mut nvlink_sent, mut nvlink_received) = (sent, received);
@@ -199,7 +199,7 @@ impl LinkCounters {
         Ok(kibibytes.map(|number| number.map(|number| number.wrapping_mul(1024))))
     }
 
-    /// Two values, each by its number and scope.
+    /// Two values, each named by number and scope.
     fn fields(&self, asked: [(c_uint, c_uint); 2]) -> Result<[Option<u64>; 2]> {
         let mut fields = asked.map(|(number, scope)| Field {
             number,
@@ -207,11 +207,11 @@ impl LinkCounters {
             timestamp: 0,
             latency: 0,
             value_type: 0,
-            // Not an error to begin with: the library leaves such fields as they are.
+            // Initialised to an error: the library leaves unknown fields unchanged.
             code: 0,
             value: 0,
         });
-        // SAFETY: as many fields as told.
+        // SAFETY: as many fields as the count says.
         let code = unsafe {
             let count = fields.len() as c_int;
             (self.library.field_values)(self.handle.0, count, fields.as_mut_ptr())
@@ -222,7 +222,7 @@ impl LinkCounters {
 }
 
 impl Field {
-    /// If it was given, and is a whole number.
+    /// The value, if present and a whole number.
     fn as_integer(self) -> Option<u64> {
         const UNSIGNED: c_uint = 1;
         const UNSIGNED_LONG: c_uint = 2;

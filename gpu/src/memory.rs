@@ -1,4 +1,4 @@
-//! Memory that devices reach, and parts of it.
+//! Memory that devices can access, and slices of it.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -14,41 +14,40 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::Foreign;
 use crate::legacy_handle::{LegacyHandle, OpenedHandle, remember_own_handle};
 
-/// Memory of the host that a device can be given access to.
+/// Host memory that devices can be given access to.
 ///
 /// # Safety
-/// From the first call on and until the value is dropped, `address` and `length` must
-/// name the same range; it must be mapped and valid for reads and writes by devices, and
-/// no Rust reference to its bytes may exist.
+/// From the first call until the value is dropped, `address` and `length` must name the same
+/// range. It must be mapped and valid for reads and writes by devices, and no Rust reference to
+/// its bytes may exist.
 ///
-/// When it is dropped it may let go of other memory, but may neither create stream wait nor wait for
-/// a thread that does: none can begin to meanwhile.
+/// Dropping it may release other memory. But it may neither start a stream wait nor wait for a
+/// thread that does, because no wait can start during the drop.
 pub unsafe trait HostMapping: fmt::Debug + Send + Sync + 'static {
     /// First byte.
     fn address(&self) -> u64;
     /// Length in bytes.
     fn length(&self) -> u64;
-    /// Can it only be read?
+    /// Is it read-only?
     fn is_read_only(&self) -> bool {
         false
     }
 }
 
-/// Memory that devices reach: of a device, or registered memory of the host. Copies of
-/// the handle are the same memory, which goes when the last one and the last operation
-/// on it are gone.
+/// Memory that devices can access: of a device, or registered host memory. Clones of the handle
+/// are the same memory, which is released with the last clone and the last operation on it.
 #[derive(Clone)]
 pub struct Memory(Arc<MemoryInner>);
 
-/// What memory is made of, and what is to be done when nobody needs it any more.
+/// The backing of the memory, and how it is released.
 #[derive(Debug)]
 pub(crate) struct MemoryInner {
-    /// In whose context it is mapped.
+    /// The device in whose context it is mapped.
     device: Device,
-    /// Where it lies; None for the host.
+    /// The device that it is located on; None for the host.
     resident: Option<DeviceName>,
     address: u64,
-    /// That of imported memory grows.
+    /// The length; imported memory grows.
     length: AtomicU64,
     kind: Kind,
 }
@@ -66,7 +65,7 @@ enum Kind {
         mapping: Box<dyn HostMapping>,
     },
     Foreign(Foreign),
-    /// Given back.
+    /// Already released.
     Released,
 }
 
@@ -87,7 +86,7 @@ impl Drop for MemoryInner {
                 DeferredFree::Plain { address, length, is_private }
             }
             Kind::Host { mapping } => DeferredFree::Host { address, length, _mapping: mapping },
-            // These look after themselves.
+            // These release themselves.
             Kind::AddressRange(_) | Kind::Legacy { .. } | Kind::Foreign(_) | Kind::Released => {
                 return;
             }
@@ -98,8 +97,8 @@ impl Drop for MemoryInner {
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (place, length) = (self.device(), self.length());
-        match place {
+        let (location, length) = (self.device(), self.length());
+        match location {
             Some(device) => write!(f, "Memory({length} bytes of {device})"),
             None => write!(f, "Memory({length} bytes of the host)"),
         }
@@ -118,7 +117,7 @@ impl Memory {
         Self(Arc::new(MemoryInner { device: device.clone(), resident, address, length, kind }))
     }
 
-    /// A part of a range of addresses with memory in it.
+    /// A part of a range of addresses with mapped memory.
     pub(crate) fn of_address_range(
         device: &Device,
         resident: DeviceName,
@@ -146,7 +145,8 @@ impl Memory {
         }
     }
 
-    /// Of a range of addresses, so many bytes from an offset on; None if anybody else has it.
+    /// Memory of an address range, this many bytes from an offset on; None if the range is
+    /// shared.
     pub(crate) fn part(mut self, offset: u64, length: u64) -> Option<Self> {
         let holding = Arc::get_mut(&mut self.0)?;
         holding.address += offset;
@@ -154,13 +154,13 @@ impl Memory {
         Some(self)
     }
 
-    /// More of it is mapped now.
+    /// Updates the length after more memory was mapped.
     pub(crate) fn grow_to(&self, length: u64) {
         self.0.length.fetch_max(length, Ordering::AcqRel);
     }
 
-    /// Memory that something else allocated, such as a framework's tensor. The driver is not
-    /// asked about it: [adopting](Device::adopt) it tells how it can leave this process.
+    /// Memory of another library, such as a framework's tensor. The driver is not queried, so
+    /// it cannot be exported as pieces; [adopt](Device::adopt) does query it.
     ///
     /// # Safety
     /// The range belongs to `device`, or is mapped for it, until `owner` is dropped.
@@ -174,7 +174,7 @@ impl Memory {
         Self::new(device, Some(device.name()), address, length, kind)
     }
 
-    /// Where it starts in this process's address space.
+    /// Its address in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.address
@@ -186,14 +186,14 @@ impl Memory {
         self.0.length.load(Ordering::Acquire)
     }
 
-    /// The device that it lies on; None for the host.
+    /// The device that it is located on; None for the host.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
-        // What was imported lies where its pieces lie.
+        // Imported memory is located where its pieces are.
         self.address_range().and_then(AddressRange::resident).or(self.0.resident)
     }
 
-    /// Can it only be read? Streams refuse to write to it.
+    /// Is it read-only? Streams refuse to write to it.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         matches!(&self.0.kind, Kind::Host { mapping } if mapping.is_read_only())
@@ -205,7 +205,7 @@ impl Memory {
         &self.0.device
     }
 
-    /// All of it.
+    /// The whole memory.
     #[must_use]
     pub fn whole(&self) -> Slice {
         Slice { memory: self.clone(), offset: 0, length: self.length() }
@@ -218,13 +218,13 @@ impl Memory {
     pub fn slice(&self, offset: u64, length: u64) -> Result<Slice> {
         let end = offset.checked_add(length).filter(|end| *end <= self.length());
         if end.is_none() {
-            let detail = format!("{length} bytes from {offset} on, of {} bytes", self.length());
+            let detail = format!("{length} bytes at offset {offset}, of {} bytes", self.length());
             return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
         }
         Ok(Slice { memory: self.clone(), offset, length })
     }
 
-    /// Can this device reach it directly?
+    /// Can this device access it directly?
     #[must_use]
     pub fn is_reachable_from(&self, device: &Device) -> bool {
         let name = device.name();
@@ -237,32 +237,32 @@ impl Memory {
         }
         match &self.0.kind {
             Kind::AddressRange(address_range) => address_range.is_open_to(name.number),
-            // Opened for one device, which may be another than it lies on.
+            // Opened for one device, which may not be the device of the memory.
             Kind::Legacy { .. } => {
                 self.0.device.name() == name || device.has_peer_access(resident.number)
             }
-            // Leave to reach a peer's plain memory says nothing of what others mapped.
+            // Access to a peer's cuMemAlloc memory does not imply access to memory that other
+            // libraries mapped.
             Kind::Foreign(foreign) if foreign.is_mapped() => self.0.device.name() == name,
             _ => resident == name || device.has_peer_access(resident.number),
         }
     }
 
-    /// As file descriptors, one for each of the pieces that it consists of: memory
-    /// that [grew](crate::Importer) has many, and so may memory that was
-    /// [adopted](Device::adopt). Where they might be too many for a process to have open,
-    /// [one at a time](Self::export_piece) will do.
+    /// Exports it as file descriptors, one for each of its pieces. Memory that
+    /// [grew](crate::Importer) has many pieces, and so may [adopted](Device::adopt) memory. Use
+    /// [`export_piece`](Self::export_piece) if they might exceed the file descriptor limit.
     ///
     /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) unless it was allocated to be shared, here or
-    /// by others; the text says what to do instead.
+    /// [`NotSupported`](ErrorKind::NotSupported) unless it was allocated as shareable, here or
+    /// by another library; the text names the remedy.
     pub fn export_pieces(&self) -> Result<Exported> {
         let Pieces { offset, lengths } = self.pieces()?;
         let pieces = (0..lengths.len()).map(|number| self.export_piece(number));
         Ok(Exported { pieces: pieces.collect::<Result<_>>()?, offset })
     }
 
-    /// One of the pieces as a file descriptor, with its length. CUDA exports only what was made
-    /// in this process, not what was imported.
+    /// One of the pieces as a file descriptor, with its length. CUDA exports only memory that
+    /// this process allocated, not imported memory.
     ///
     /// # Errors
     /// As for [all](Self::export_pieces); [`OutOfBounds`](ErrorKind::OutOfBounds) if there is
@@ -276,16 +276,21 @@ impl Memory {
                 Some(retained) => retained.export(number),
                 None => return Err(self.refuse(operation, foreign.reason_not_exportable())),
             },
-            _ => return Err(self.refuse(operation, "it was not allocated to be shared")),
+            _ => {
+                return Err(self.refuse(
+                    operation,
+                    "it was not allocated as shareable (Device::allocate_shared)",
+                ));
+            }
         };
         exported.map_err(|error| error.on(self.0.device.name()))
     }
 
-    /// The pieces that leave when it is [exported](Self::export_pieces), and where in them it
-    /// begins.
+    /// The pieces that [`export_pieces`](Self::export_pieces) exports, and the offset of the
+    /// memory in them.
     ///
     /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) if it cannot leave in pieces.
+    /// [`NotSupported`](ErrorKind::NotSupported) if it cannot be exported in pieces.
     pub fn pieces(&self) -> Result<Pieces> {
         let operation = "export";
         self.0.device.driver(operation)?;
@@ -301,32 +306,38 @@ impl Memory {
                 }
                 None => Err(self.refuse(operation, foreign.reason_not_exportable())),
             },
-            _ => Err(self.refuse(operation, "it was not allocated to be shared")),
+            _ => Err(self
+                .refuse(operation, "it was not allocated as shareable (Device::allocate_shared)")),
         }
     }
 
-    /// As 64 bytes and a place in the allocation they stand for, for other processes to
-    /// [open](Device::open_legacy_handle): the only way for memory that others allocated plainly.
+    /// Exports it as a legacy handle (64 bytes) and an offset in its allocation, for other
+    /// processes to [open](Device::open_legacy_handle): the only way for memory that other
+    /// libraries allocated with `cuMemAlloc`.
     ///
-    /// Keep the memory until those that opened it have closed it: what they find in memory
-    /// that was freed is up to the driver. If this process ends, they keep it.
-    /// The handle stands for the whole allocation, of which other parts may be in other use:
-    /// who opens it can reach them, too.
+    /// Keep the memory until its importers have closed it: the driver does not define what they
+    /// access in freed memory. If this process exits, their mappings stay valid. The handle
+    /// names the whole allocation, so an importer can also access parts of it that are in other
+    /// use.
     ///
     /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) for memory allocated to be shared, for
-    /// imported memory, and where the device has no such handles.
+    /// [`NotSupported`](ErrorKind::NotSupported) for memory allocated as shareable, for
+    /// imported memory, and if the device has no legacy handles.
     pub fn export_legacy(&self) -> Result<LegacyHandle> {
         let operation = "export by legacy handle";
         let driver = self.0.device.driver(operation)?;
         match &self.0.kind {
-            // Whoever opens it may be late to close it: it is used again by nobody.
+            // An importer may close it late, so this memory is never reused.
             Kind::Plain { was_exported } => was_exported.store(true, Ordering::Relaxed),
             Kind::Foreign(foreign) if foreign.may_have_legacy_handle() => {}
             Kind::Foreign(foreign) if foreign.retained().is_none() => {
                 return Err(self.refuse(operation, foreign.reason_not_exportable()));
             }
-            _ => return Err(self.refuse(operation, "it was not allocated the plain way")),
+            _ => {
+                return Err(
+                    self.refuse(operation, "it was not allocated with cuMemAlloc (cudaMalloc)")
+                );
+            }
         }
         let on = |error: Error| error.on(self.0.device.name());
         let attributes = driver.attributes(self.address()).map_err(on)?;
@@ -344,15 +355,15 @@ impl Memory {
         Arc::clone(&self.0)
     }
 
-    /// A number that no other memory has as long as this lives; unlike its address, which two
-    /// mappings of different devices can have in common.
+    /// An identity that no other memory has during its lifetime; two mappings of different
+    /// devices can have the same address.
     #[must_use]
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// Has anybody else a handle to it, or a slice of it, or an operation on it? What is answered
-    /// may be over already, unless nobody has.
+    /// Is another handle, a slice or an operation using it? A `true` may be outdated when it is
+    /// returned; a `false` is not.
     ///
     /// ```
     /// let device = gpu::Device::open("emulated:0".parse()?)?;
@@ -374,38 +385,38 @@ impl Memory {
     }
 }
 
-/// The pieces of memory that leaves its process.
+/// The pieces of exported memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pieces {
-    /// Where the memory begins, from the start of the first piece on, in bytes.
+    /// The offset of the memory in the first piece, in bytes.
     pub offset: u64,
-    /// Their lengths in bytes, in the order in which they lie.
+    /// Their lengths in bytes, in address order.
     pub lengths: Vec<u64>,
 }
 
-/// Memory on its way to another process, which [adds](crate::Importer::add) the pieces in
-/// their order, and [begins](crate::Importer::finish) at the offset.
+/// Exported memory, as sent to another process, which [adds](crate::Importer::add) the pieces
+/// in their order, and [finishes](crate::Importer::finish) at the offset.
 #[derive(Debug)]
 pub struct Exported {
-    /// Descriptors of the pieces, and their lengths in bytes.
+    /// File descriptors of the pieces, and their lengths in bytes.
     pub pieces: Vec<(OwnedFd, u64)>,
-    /// Where the memory begins, from the start of the first piece on, in bytes.
+    /// The offset of the memory in the first piece, in bytes.
     pub offset: u64,
 }
 
-/// Memory that goes when others let go of it.
+/// A weak handle, which does not keep the memory alive.
 #[derive(Debug, Clone)]
 pub struct WeakMemory(Weak<MemoryInner>);
 
 impl WeakMemory {
-    /// The memory, if somebody still holds it.
+    /// The memory, if it is still alive.
     #[must_use]
     pub fn upgrade(&self) -> Option<Memory> {
         self.0.upgrade().map(Memory)
     }
 }
 
-/// A part of some memory, which keeps it alive.
+/// A slice of memory, which keeps it alive.
 #[derive(Clone)]
 pub struct Slice {
     memory: Memory,
@@ -420,19 +431,19 @@ impl fmt::Debug for Slice {
 }
 
 impl Slice {
-    /// What it is a part of.
+    /// The memory of the slice.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Where it starts in this process's address space.
+    /// Its address in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset
     }
 
-    /// Where it starts in its memory.
+    /// Its offset in its memory.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
@@ -444,23 +455,23 @@ impl Slice {
         self.length
     }
 
-    /// A part of the part.
+    /// A part of the slice.
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds).
     pub fn slice(&self, offset: u64, length: u64) -> Result<Self> {
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
         if !is_inside {
-            let detail = format!("{length} bytes from {offset} on, of {} bytes", self.length);
+            let detail = format!("{length} bytes at offset {offset}, of {} bytes", self.length);
             return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
         }
         self.memory.slice(self.offset + offset, length)
     }
 
-    /// As a dma-buf, for network cards. The range must lie on page bounds.
+    /// Exports it as a dma-buf, for network cards. The range must be page-aligned.
     ///
     /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) where the device has none.
+    /// [`NotSupported`](ErrorKind::NotSupported) if the device has none.
     pub fn dma_buf(&self) -> Result<OwnedFd> {
         let device = &self.memory.0.device;
         let driver = device.driver("export as dma-buf")?;
@@ -469,8 +480,8 @@ impl Slice {
 }
 
 impl Device {
-    /// Allocates memory the plain way: for this process alone, or to be shared by
-    /// [legacy handle](Memory::export_legacy) where the device has those.
+    /// Allocates memory with `cuMemAlloc`: for this process alone, or shareable by [legacy
+    /// handle](Memory::export_legacy) if the device has those.
     ///
     /// # Errors
     /// [`OverBudget`](ErrorKind::OverBudget), [`OutOfMemory`](ErrorKind::OutOfMemory).
@@ -482,7 +493,7 @@ impl Device {
             return Err(on(Error::new(operation, ErrorKind::InvalidArgument, "0 bytes")));
         }
         self.0.free_deferred();
-        // What was put aside is charged still.
+        // Deferred memory is still charged.
         if let Some(address) = self.0.deferred_frees.take_plain(length) {
             return Ok(Memory::new(self, Some(self.name()), address, length, plain()));
         }
@@ -494,23 +505,23 @@ impl Device {
         Ok(Memory::new(self, Some(self.name()), address, length, plain()))
     }
 
-    /// Allocates memory that other processes can [import](Self::importer), and that `peers`
-    /// can reach as well as this device. Takes whole
-    /// [granules](crate::Properties::granularity) of the device.
+    /// Allocates memory that other processes can [import](Self::importer), and that `peers` can
+    /// access as well as this device. Takes whole [granules](crate::Properties::granularity) of
+    /// the device.
     ///
     /// # Errors
     /// [`OverBudget`](ErrorKind::OverBudget), [`OutOfMemory`](ErrorKind::OutOfMemory);
-    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if a peer cannot.
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if a peer has no access.
     pub fn allocate_shared(&self, length: u64, peers: &[&Self]) -> Result<Memory> {
         let address_range = AddressRange::reserve(self, length, peers)?;
         address_range.create(length).map_err(|error| error.on(self.name()))?;
         Ok(Memory::of_address_range(self, self.name(), address_range, (0, length)))
     }
 
-    /// The same in pieces of these lengths, as others map theirs.
+    /// The same in pieces of these lengths, to match the pieces of other libraries.
     ///
     /// # Errors
-    /// As for [one](Self::allocate_shared).
+    /// As for [one piece](Self::allocate_shared).
     #[cfg(feature = "fault-injection")]
     pub fn allocate_pieces(&self, lengths: &[u64]) -> Result<Memory> {
         let address_range = AddressRange::reserve(self, lengths.iter().sum(), &[])?;
@@ -518,22 +529,21 @@ impl Device {
         Ok(Memory::of_address_range(self, self.name(), address_range, (0, lengths.iter().sum())))
     }
 
-    /// Takes in memory that something else allocated, such as a framework's tensor: asks the
-    /// driver who did, and thus how it can leave this process.
+    /// Adopts memory of another library, such as a framework's tensor: queries the driver for
+    /// its allocator, and thus how it can be exported.
     ///
-    /// Memory that was mapped in pieces which can leave as file descriptors, such as that of
-    /// PyTorch's expandable segments, leaves [in pieces](Memory::export_pieces): all that the
-    /// range touches, which need not begin or end where a piece does. They stay as long as what
-    /// is made here does, even if their owner unmaps them. Plain memory leaves
-    /// [by legacy handle](Memory::export_legacy). All else stays here, and says why when it is
-    /// exported.
+    /// Memory mapped in exportable pieces, such as PyTorch's expandable segments, is exported
+    /// [in pieces](Memory::export_pieces): all pieces that overlap the range. They stay
+    /// allocated as long as the adopted memory, even if their owner unmaps them. `cuMemAlloc`
+    /// memory is exported [by legacy handle](Memory::export_legacy). Other memory cannot be
+    /// exported; the error names the reason.
     ///
-    /// Mapped memory is taken to be reached by this device alone, whatever its peers may reach
-    /// otherwise: adopt it for each that it is mapped for.
+    /// Mapped memory counts as accessible to this device alone, whatever its peers could
+    /// access: adopt it for each device that it is mapped for.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver knows nothing of the
-    /// address; [`OutOfBounds`](ErrorKind::OutOfBounds) if its allocation is shorter.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver does not know the address;
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if its allocation is shorter.
     ///
     /// # Safety
     /// The range belongs to this device, or is mapped for it, until `owner` is dropped.
@@ -547,12 +557,12 @@ impl Device {
         Ok(Memory::new(self, resident, address, length, Kind::Foreign(foreign)))
     }
 
-    /// Gives this device, and all others of its kind, access to memory of the host.
+    /// Gives this device, and all others of its implementation, access to host memory.
     ///
     /// # Errors
-    /// If the driver refuses, such as for a range that is registered already;
-    /// [`NotSupported`](ErrorKind::NotSupported) for memory that can only be read, where the device
-    /// cannot register such memory.
+    /// If the driver refuses, for example because the range is already registered;
+    /// [`NotSupported`](ErrorKind::NotSupported) for read-only memory, if the device cannot
+    /// register it.
     pub fn register(&self, mapping: impl HostMapping) -> Result<Memory> {
         let driver = self.driver("register host memory")?;
         let (address, length) = (mapping.address(), mapping.length());

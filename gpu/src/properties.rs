@@ -1,10 +1,10 @@
-//! What is known of a device.
+//! The properties of a device.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Names a device for every process of the machine, and in its containers.
+/// Identifies a device in every process of the machine, and in its containers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Uuid(pub [u8; 16]);
 
@@ -26,7 +26,7 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// Where a device sits on the PCI bus.
+/// The position of a device on the PCI bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PciAddress {
     /// Domain.
@@ -43,12 +43,12 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// How a device's memory can leave its process.
+/// How a device's memory can be exported from its process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandleTypes {
-    /// As a file descriptor: memory that was allocated to be shared.
+    /// As a file descriptor: memory that was allocated as shareable.
     pub file_descriptor: bool,
-    /// As 64 bytes: memory that was allocated the plain way.
+    /// As 64 bytes: `cuMemAlloc` memory.
     pub legacy: bool,
     /// As a fabric handle, to another machine of the same NVLink domain.
     pub fabric: bool,
@@ -56,43 +56,43 @@ pub struct HandleTypes {
     pub dma_buf: bool,
 }
 
-/// What is known of a device.
+/// The properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Properties {
-    /// The product's name.
+    /// The product name.
     pub product: String,
-    /// Its name on this machine.
+    /// Its UUID, valid on the whole machine.
     pub uuid: Uuid,
-    /// Where it sits; None for one that sits nowhere.
+    /// Its PCI position; None for an emulated device.
     pub pci: Option<PciAddress>,
-    /// The NUMA node that it sits at, if the system knows.
+    /// Its NUMA node, if the system knows it.
     pub numa_node: Option<u32>,
-    /// All of its memory, in bytes.
+    /// Its total memory, in bytes.
     pub total_memory: u64,
     /// Shareable memory comes in multiples of this, in bytes.
     pub granularity: u64,
-    /// Engines that copy while it computes.
+    /// Engines that copy while kernels run.
     pub copy_engines: u32,
-    /// Processors.
+    /// Multiprocessors.
     pub multiprocessors: u32,
     /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
-    /// Its driver, as `13.0`.
+    /// The CUDA version of its driver, as `13.0`.
     pub driver: String,
-    /// How memory can leave the process.
+    /// How memory can be exported from the process.
     pub handle_types: HandleTypes,
 }
 
-/// How a device reaches another one's memory.
+/// How a device accesses another one's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerAccess {
     /// They are the same device.
     Same,
     /// Directly: by NVLink or PCIe.
     Direct {
-        /// Whether atomic operations work over the link, as NVLink's do.
+        /// Whether atomic operations work over the link, as with NVLink.
         atomics: bool,
     },
-    /// Not at all: every byte would pass through the host.
+    /// No direct access: every byte would pass through the host.
     None,
 }

@@ -1,8 +1,8 @@
-//! Operations in order, and what keeps their memory alive.
+//! Operations in order, and the ownership of their memory.
 //!
-//! An operation is only begun by the call that asks for it; until it is done nobody may
-//! free what it touches. So a stream holds a reference to all memory that its operations
-//! touch, and lets go of it when an event behind them is done.
+//! A call only starts an operation; its memory must not be freed until it is done. So a stream
+//! holds a reference to all memory of its operations, and releases it when a later event is
+//! done.
 #![allow(unsafe_code)]
 
 mod copy_blocks;
@@ -24,27 +24,27 @@ use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};
 
-/// Operations after which an event of the stream's own is recorded, so that memory is
-/// let go of while the stream is never waited for.
+/// Number of operations after which the stream records an event of its own, so that memory is
+/// released even if no caller waits for the stream.
 const SWEEP_INTERVAL: usize = 64;
-/// Events that a stream keeps, to record them again: more than are waited for at once.
-/// Those beyond are made and closed, which costs some microseconds, and is right as well.
+/// Number of events that a stream keeps for reuse: more than are normally pending. Further
+/// events are created and destroyed, which costs some microseconds.
 const MAX_SPARE_EVENTS: usize = 64;
 /// Bytes that are moved at once between the caller's memory and a device.
 const BOUNCE: usize = 1 << 20;
-/// How long a stream that is dropped waits for its operations.
+/// How long the drop of a stream waits for its operations.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
 static LEAKS: AtomicU64 = AtomicU64::new(0);
 
-/// Streams that were dropped while an operation of theirs hung, and whose memory was
-/// therefore left as it was.
+/// Number of streams that were dropped while an operation hung, and whose memory was therefore
+/// leaked.
 #[must_use]
 pub fn leaked_streams() -> u64 {
     LEAKS.load(Ordering::Relaxed)
 }
 
-/// A queue of operations, which are done in order while the caller goes on.
+/// A queue of operations, which run in order while the caller continues.
 ///
 /// ```
 /// # use gpu::Device;
@@ -62,33 +62,33 @@ pub fn leaked_streams() -> u64 {
 pub struct Stream {
     device: Device,
     raw: Option<Arc<dyn StreamDriver>>,
-    /// Whether it waits, for those who free something meanwhile.
+    /// The waits of the stream, for threads that free memory.
     waits: Arc<StreamWaits>,
-    /// Others begin operations on it, too.
+    /// True if other libraries start operations on it, too.
     is_adopted: bool,
     in_flight: Mutex<InFlight>,
     /// For transfers of the caller's own memory: one at a time.
     bounce: Mutex<Option<Arc<dyn PinnedBuffer>>>,
-    /// What kernels read lists of blocks from.
+    /// The lists of blocks that kernels read.
     lists: Mutex<ReusePool<dyn PinnedBuffer>>,
-    /// Whether all was done when it was closed, if it was.
+    /// The result of closing it, if it was closed.
     closed: Option<bool>,
 }
 
-/// What operations touch that are not known to be done, in their order.
+/// The memory of operations that are not known to be done, in their order.
 #[derive(Default)]
 struct InFlight {
     retained: VecDeque<Retained>,
-    /// How many of the last of them no event is behind yet.
+    /// The number of the last operations that are not covered by an event yet.
     since_last: usize,
-    /// Events, and how many each lets go of.
+    /// Events, and how many operations each covers.
     marked: VecDeque<(Arc<driver::Event>, usize)>,
     events: ReusePool<driver::Event>,
-    /// Empty: its room is used again for what is let go of.
+    /// Empty: its capacity is reused for released references.
     spare: Vec<Retained>,
 }
 
-/// What an operation touches.
+/// The references that an operation holds.
 enum Retained {
     Memory { _held: Arc<MemoryInner> },
     Block { _held: Arc<dyn PinnedBuffer> },
@@ -122,18 +122,18 @@ impl Stream {
         adopted
     }
 
-    /// The device that works on it.
+    /// The device that runs it.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Copies, between any memory that this device can reach.
+    /// Copies between any memory that this device can access.
     ///
     /// # Errors
-    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if one side lies on another device, and
-    /// this one was not given access to it; [`NotAllowed`](ErrorKind::NotAllowed) if `to` can only
-    /// be read; lengths that differ.
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if one side is on another device that this
+    /// device has no access to; [`NotAllowed`](ErrorKind::NotAllowed) if `to` is read-only;
+    /// different lengths.
     pub fn copy(&self, to: &Slice, from: &Slice) -> Result<()> {
         let operation = "copy";
         if to.length() != from.length() {
@@ -161,8 +161,8 @@ impl Stream {
         })
     }
 
-    /// The [checksum](crate::checksum) of a range, computed by the device, after
-    /// everything before it on this stream. Waits for it.
+    /// The [checksum](crate::checksum) of a range, computed by the device, after all earlier
+    /// operations of this stream. Waits for it.
     ///
     /// # Errors
     /// As for [copying](Self::copy);
@@ -194,8 +194,8 @@ impl Stream {
         for (number, chunk) in bytes.chunks(BOUNCE).enumerate() {
             let part = to.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
             let guard = self.bounced("upload", &part, left, |block| {
-                // SAFETY: the block has at least a chunk's length, and nobody else uses it
-                // while we hold its lock: the last transfer from it is done.
+                // SAFETY: the block has at least a chunk's length, and is not used by others
+                // while its lock is held: the last transfer from it is done.
                 unsafe {
                     let to = block as *mut u8;
                     to.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len());
@@ -227,7 +227,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Marks this point of the stream with an event.
+    /// Records an event at this point of the stream.
     ///
     /// # Errors
     /// If the event belongs to another implementation.
@@ -235,7 +235,8 @@ impl Stream {
         self.begin("record an event", &[], |raw| raw.record(&event.event))
     }
 
-    /// What follows on this stream waits for the event, or point of another stream. The caller does not wait. Such a wait has no deadline of its own.
+    /// Later operations on this stream wait for the event, or for a point of another stream.
+    /// The caller does not wait. Such a wait has no deadline of its own.
     ///
     /// # Errors
     /// If the event belongs to another implementation.
@@ -243,16 +244,16 @@ impl Stream {
         self.begin("wait for an event", &[], |raw| self.waits.begin(|| raw.wait(&event.event)))
     }
 
-    /// Writes a word once all that was begun before is done: whoever finds `value` there finds
-    /// what that wrote, too. Costs less than to [record](Self::record) an event, and may be
-    /// seen by processes and devices alike, if the word lies in memory that they share.
+    /// Writes a word after all earlier operations are done: a reader that finds `value` also
+    /// sees their writes. Costs less than [recording](Self::record) an event. Processes and
+    /// devices can read the word, if it is in memory that they share.
     ///
     /// ```
     /// # use gpu::Device;
     /// # let device = Device::open("emulated:0".parse()?)?;
     /// # let (data, word) = (device.allocate(4096)?, device.allocate(4)?);
     /// let (first, second) = (device.stream()?, device.stream()?);
-    /// second.wait_for_word(&word.whole(), 7)?; // its writer need not be known yet
+    /// second.wait_for_word(&word.whole(), 7)?; // the writer need not exist yet
     /// first.fill(&data.whole(), 1)?;
     /// first.write_word(&word.whole(), 7)?;
     /// second.synchronize(gpu::DEFAULT_TIMEOUT)?;
@@ -272,9 +273,10 @@ impl Stream {
         })
     }
 
-    /// What follows on this stream waits until the word is at least `min_value`, where numbers
-    /// go round: up to half of all are beyond it. The caller does not wait. Such a wait has no
-    /// deadline of its own: somebody has to write the word, also if who was to is gone.
+    /// Later operations on this stream wait until the word is at least `min_value`. Numbers
+    /// wrap: up to half of all numbers count as larger. The caller does not wait. Such a wait
+    /// has no deadline of its own: a process must write the word, even if the process that was
+    /// to write it has exited.
     ///
     /// # Errors
     /// As for [writing one](Self::write_word).
@@ -296,20 +298,20 @@ impl Stream {
         Err(self.refuse(operation, ErrorKind::InvalidArgument, detail))
     }
 
-    /// Is everything done?
+    /// Are all operations done?
     ///
     /// # Errors
-    /// If something of it failed.
+    /// If one of the operations failed.
     pub fn is_done(&self) -> Result<bool> {
         self.device.driver("query stream")?;
         self.raw().is_done().map_err(|error| error.on(self.device.name()))
     }
 
-    /// Waits until everything is done that was begun so far.
+    /// Waits until all operations so far are done.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on nevertheless. Or what
-    /// failed.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): the operations continue. Or the error
+    /// of a failed operation.
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let operation = "synchronize";
         let driver = self.device.driver(operation)?;
@@ -320,9 +322,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Marks this point of the stream, to be asked about later, by any thread. Costs as much
-    /// as the recording of an event, none is made for it if it can be helped, and what is begun
-    /// afterwards does not wait for it.
+    /// Marks this point of the stream, which any thread can query later. Costs as much as
+    /// recording an event, and reuses events where possible. Later operations do not wait for
+    /// it.
     ///
     /// ```
     /// # let device = gpu::Device::open("emulated:0".parse()?)?;
@@ -331,7 +333,7 @@ impl Stream {
     /// stream.copy(&to.whole(), &from.whole())?;
     /// let copied = stream.point()?;
     /// stream.fill(&from.whole(), 0)?;
-    /// while !copied.is_done()? {} // … or something better to do
+    /// while !copied.is_done()? {} // … or do other work
     /// # Ok::<(), gpu::Error>(())
     /// ```
     ///
@@ -340,13 +342,13 @@ impl Stream {
     pub fn point(&self) -> Result<Point> {
         let mut in_flight = self.in_flight();
         let event = self.mark(&mut in_flight)?;
-        // Who only ever marks and asks has its memory back as well.
+        // A caller that only marks and queries must get its memory back as well.
         self.sweep(in_flight);
         Ok(Point::new(self.device.clone(), event))
     }
 
     fn raw(&self) -> &dyn StreamDriver {
-        // Taken by nobody but the drop.
+        // Only the drop takes it.
         self.raw.as_deref().unwrap_or_else(|| unreachable!("a stream in use"))
     }
 
@@ -371,14 +373,14 @@ impl Stream {
         if memory.is_reachable_from(&self.device) {
             return Ok(());
         }
-        let place = memory.device().map_or("the host".to_owned(), |device| device.to_string());
-        let detail = format!("{} has no access to memory of {place}", self.device.name());
+        let location = memory.device().map_or("the host".to_owned(), |device| device.to_string());
+        let detail = format!("{} has no access to memory of {location}", self.device.name());
         Err(self.refuse(operation, ErrorKind::NoPeerAccess, detail))
     }
 
     fn check_writable(&self, operation: &'static str, slice: &Slice) -> Result<()> {
         if slice.memory().is_read_only() {
-            let detail = format!("{slice:?} can only be read");
+            let detail = format!("{slice:?} is read-only");
             return Err(self.refuse(operation, ErrorKind::NotAllowed, detail));
         }
         self.check_reach(operation, slice)
@@ -393,7 +395,7 @@ impl Stream {
         self.begin_with(operation, touched, None, begin)
     }
 
-    /// Begins an operation, under the lock that orders it with what keeps its memory.
+    /// Starts an operation, under the lock that orders it with the references to its memory.
     fn begin_with(
         &self,
         operation: &'static str,
@@ -418,8 +420,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Records an event behind all that was begun so far. It is nobody else's as long as
-    /// somebody has it.
+    /// Records an event behind all operations so far. It is not reused as long as a reference
+    /// to it exists.
     fn mark(&self, in_flight: &mut InFlight) -> Result<Arc<driver::Event>> {
         let driver = self.device.driver("create event")?;
         let on = |error: Error| error.on(self.device.name());
@@ -443,8 +445,9 @@ impl Stream {
         Ok(event)
     }
 
-    /// Lets go of what is done with, when the lock is not held any more: owners of memory
-    /// may do anything then. What failed is kept: the device may be at it still.
+    /// Releases the memory of finished operations, after the lock was released: owners of
+    /// memory may run any code. Memory of failed operations is kept, because the device may
+    /// still access it.
     fn sweep(&self, mut in_flight: MutexGuard<'_, InFlight>) {
         let driver = &self.device.0.driver;
         let is_done = |event: &driver::Event| matches!(driver.is_event_done(event), Ok(true));
@@ -476,7 +479,7 @@ impl Stream {
         Ok(Arc::clone(block.insert(Arc::from(made))))
     }
 
-    /// One transfer by way of the block: `ends` gives where to and where from.
+    /// One transfer through the bounce block: `ends` returns the destination and the source.
     fn bounced(
         &self,
         operation: &'static str,
@@ -490,15 +493,15 @@ impl Stream {
         self.device.driver(operation)?.check_context(operation)?;
         let (to, from) = ends(block.address());
         self.begin_with(operation, &[part], Some(&block), |raw| {
-            // SAFETY: range and block are kept alive until an event behind it is done; the
-            // part is no longer than the block.
+            // SAFETY: range and block are kept alive until an event behind it is done; the part
+            // is no longer than the block.
             unsafe { raw.copy(to, from, part.length()) }
         })?;
         self.finish_with(&mut guard, left)?;
         Ok(guard)
     }
 
-    /// Waits; if in vain, the block stays with the operation that still uses it.
+    /// Waits; on failure, the block stays with the operation that still uses it.
     fn finish_with(
         &self,
         block: &mut Option<Arc<dyn PinnedBuffer>>,
@@ -507,7 +510,7 @@ impl Stream {
         self.synchronize(left.now()).inspect_err(|_| *block = None)
     }
 
-    /// One at a time; who comes later waits no longer than its own deadline.
+    /// One transfer at a time; a later caller waits no longer than its own deadline.
     fn lock_bounce(
         &self,
         operation: &'static str,
@@ -523,11 +526,17 @@ impl Stream {
             Ok(taken.is_some())
         });
         wait.map_err(|error| error.on(self.device.name()))?;
-        taken.ok_or_else(|| self.refuse(operation, ErrorKind::Other, "no lock".to_owned()))
+        taken.ok_or_else(|| {
+            self.refuse(
+                operation,
+                ErrorKind::Other,
+                "another transfer holds the bounce buffer".to_owned(),
+            )
+        })
     }
 }
 
-/// What is left of a time.
+/// The rest of a timeout.
 #[derive(Clone, Copy)]
 struct RemainingTime {
     since: Instant,
@@ -544,8 +553,8 @@ impl RemainingTime {
     }
 }
 
-/// The answer to whether an operation is done. An error that does not say that it is over says that
-/// it is not known, and it is asked again.
+/// The result of a query. An error that does not prove the end of the operation counts as
+/// unknown, and the query is repeated.
 fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
     match answer {
         Err(error) if !is_over(&error) => Ok(false),
@@ -554,37 +563,37 @@ fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
 }
 
 impl Stream {
-    /// Waits until everything is done that was begun, and closes the stream.
+    /// Waits until all operations are done, and closes the stream.
     ///
     /// ```
     /// # let device = gpu::Device::open("emulated:0".parse()?)?;
     /// # let memory = device.allocate(4096)?;
     /// let stream = device.stream()?;
     /// stream.fill(&memory.whole(), 1)?;
-    /// stream.close(gpu::DEFAULT_TIMEOUT)?; // the device does not write to this memory any more
+    /// stream.close(gpu::DEFAULT_TIMEOUT)?; // the device no longer writes to this memory
     /// # Ok::<(), gpu::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): an operation may still be under way. What
-    /// it touches is never freed, as if the stream had been dropped.
-    /// [`DeviceFailed`](ErrorKind::DeviceFailed): nothing is under way any more, and what was not
-    /// done is never done.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): an operation may still be in flight.
+    /// Its memory is never freed, as if the stream had been dropped.
+    /// [`DeviceFailed`](ErrorKind::DeviceFailed): no operation is in flight any more, and
+    /// unfinished ones are never done.
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         let outcome = self.wait_for_all("close a stream", timeout);
         self.closed = Some(self.is_idle(&outcome));
         outcome.map_err(|error| error.on(self.device.name()))
     }
 
-    /// Is nothing of ours under way any more, after this outcome of waiting for it? What a parent
-    /// process has under way is not known in its child.
+    /// Does this result of a wait prove that no operation of this library is in flight? In a
+    /// forked child, the operations of the parent are unknown.
     fn is_idle(&self, outcome: &Result<()>) -> bool {
         self.device.0.fork_generation.is_current()
             && outcome.as_ref().map_or_else(is_over, |()| true)
     }
 
-    /// Waits until nothing of ours is under way any more. What others began on a stream of
-    /// theirs may never end, as long as they go on.
+    /// Waits until no operation of this library is in flight. Operations of other libraries on
+    /// their own stream may continue without end.
     fn wait_for_all(&self, operation: &'static str, timeout: Duration) -> Result<()> {
         let driver = self.device.driver(operation)?;
         if !self.is_adopted {
@@ -613,14 +622,15 @@ impl Drop for Stream {
         if is_done {
             return;
         }
-        // A hanging operation, or somebody else's process: what may still be touched stays.
+        // An operation hangs, or the stream belongs to a parent process: memory that it may
+        // still access stays.
         LEAKS.fetch_add(1, Ordering::Relaxed);
-        // No locks: in a forked child a thread that is not there may hold them.
+        // No locks: in a forked child, a thread that does not exist there may hold them.
         std::mem::forget(std::mem::take(
             self.in_flight.get_mut().unwrap_or_else(PoisonError::into_inner),
         ));
         std::mem::forget(self.raw.take());
-        // It may wait for ever, and what would be freed meanwhile waits with it.
+        // It may wait for ever, and deferred memory waits with it.
         std::mem::forget(Arc::clone(&self.waits));
         std::mem::forget(self.bounce.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         std::mem::forget(std::mem::take(
@@ -634,11 +644,11 @@ mod tests {
     use super::*;
     use crate::DEFAULT_TIMEOUT;
 
-    /// Bytes that the host can only read.
+    /// Read-only host memory.
     #[derive(Debug)]
     struct ReadOnly(u64);
 
-    // SAFETY: a page that stays mapped, and that nothing refers to.
+    // SAFETY: a page that stays mapped, and to which no reference exists.
     unsafe impl crate::HostMapping for ReadOnly {
         fn address(&self) -> u64 {
             self.0
@@ -662,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_can_only_be_read_is_not_written() {
+    fn read_only_memory_is_not_written() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = device.register(read_only()).unwrap();
         let (whole, word) = (memory.whole(), memory.slice(0, 4).unwrap());
@@ -686,10 +696,10 @@ mod tests {
         assert_eq!(bytes, [0; 4096]);
     }
 
-    /// Begun and waited for again and again, a stream makes no further events, and keeps no
-    /// memory that nobody needs.
+    /// A stream that is repeatedly used and waited for creates no further events, and keeps no
+    /// unneeded memory.
     #[test]
-    fn steady_use_makes_no_events() {
+    fn steady_use_creates_no_events() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let (to, from) = (device.allocate(4096).unwrap(), device.allocate(4096).unwrap());
         let stream = device.stream().unwrap();
@@ -703,7 +713,7 @@ mod tests {
         assert!(in_flight.events.len() <= 3, "{} events", in_flight.events.len());
         assert!(in_flight.retained.is_empty() && in_flight.marked.is_empty());
         drop(in_flight);
-        // More points than events are kept, none of which is asked about.
+        // More points than kept events, none of which is queried.
         let points: Vec<_> = (0..2 * MAX_SPARE_EVENTS).map(|_| stream.point().unwrap()).collect();
         points.last().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
         assert!(points.iter().all(|point| point.is_done().unwrap()));

@@ -1,18 +1,18 @@
 //! Waiting for devices, always with a deadline.
 //!
-//! The driver's own waits have none: a wait for a copy that waits for a peer that died
-//! would never end. So we ask, first often, then with growing rests.
+//! The driver's own waits have no deadline: a wait for a copy that waits for a dead peer would
+//! never end. So this module polls, first often, then with growing pauses.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long to ask without a rest: a copy of some kilobytes takes less.
+/// How long to poll without a pause: a copy of some kilobytes takes less.
 const SPIN_TIME: Duration = Duration::from_micros(30);
 const MIN_PAUSE: Duration = Duration::from_micros(10);
 const MAX_PAUSE: Duration = Duration::from_micros(500);
 
-/// Asks until the answer is yes, or the time is over.
+/// Polls until the result is true, or the time is over.
 pub(crate) fn wait_until(
     operation: &'static str,
     timeout: Duration,
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_is_kept_and_a_failure_ends_it() {
+    fn wait_ends_at_its_deadline_or_a_failure() {
         let start = Instant::now();
         let timeout = Duration::from_millis(20);
         let error = wait_until("test", timeout, || Ok(false)).unwrap_err();

@@ -1,4 +1,5 @@
-//! A device that fails. A program of its own: no other test uses the device meanwhile.
+//! A device that fails. A separate program, so that no other test uses the device at the same
+//! time.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use gpu::{Device, ErrorKind, leaked_streams};
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[test]
-fn close_of_a_stream_whose_device_failed_says_so_at_once() {
+fn closing_a_stream_of_a_failed_device_fails_at_once() {
     let device = Device::open("emulated:1".parse().unwrap()).unwrap();
     let memory = device.allocate(4096).unwrap();
     let stream = device.stream().unwrap();

@@ -1,7 +1,7 @@
-//! What CUDA does at bad times, played by a driver of our own, which `fake_driver/driver.c` is: it is
-//! shut down, its context is destroyed, a graph is captured, a device lacks something.
+//! Failure states of CUDA, emulated by a fake driver (`fake_driver/driver.c`): the driver is
+//! shut down, its context is destroyed, a graph is captured, a device lacks a feature.
 //!
-//! Each case is a process of its own, which finds that driver before any other.
+//! Each case is a separate process, whose library path lists the fake driver first.
 #![allow(unsafe_code)]
 
 use std::path::Path;
@@ -15,22 +15,22 @@ use testkit::temp_dir::TempDir;
 
 const LENGTH: u64 = 4096;
 
-/// The driver, as a test sees it.
+/// The fake driver.
 struct Driver(Library);
 
 impl Driver {
     fn find() -> Self {
-        // SAFETY: the library that the parent made, and that the device uses as well.
+        // SAFETY: the library that the parent built, and that the device uses as well.
         Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
     }
 
-    fn tell(&self, what: &str, value: i32) {
-        // SAFETY: functions of the fake driver with one number.
+    fn set(&self, what: &str, value: i32) {
+        // SAFETY: functions of the fake driver that take one number.
         unsafe { self.0.get::<unsafe extern "C" fn(i32)>(what.as_bytes()).unwrap()(value) }
     }
 
     fn ask(&self, what: &str) -> i32 {
-        // SAFETY: functions of the fake driver that give a number.
+        // SAFETY: functions of the fake driver that return a number.
         unsafe { self.0.get::<unsafe extern "C" fn() -> i32>(what.as_bytes()).unwrap()() }
     }
 }
@@ -50,16 +50,17 @@ fn enter(words: &[&str]) {
     }
 }
 
-/// Copies are under way when the driver begins to answer everything with this code: they are over.
+/// Copies are in flight when the driver begins to return this code from every call: they count
+/// as over.
 fn copies_are_over(driver: &Driver, device: &Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let [first, second] = [(); 2].map(|()| device.stream().unwrap());
-    driver.tell("fake_be_busy", 1);
+    driver.set("fake_be_busy", 1);
     first.fill(&memory.whole(), 1).unwrap();
     second.fill(&memory.whole(), 2).unwrap();
     let point = first.point().unwrap();
     assert!(!point.is_done().unwrap());
-    driver.tell("fake_fail", code);
+    driver.set("fake_fail", code);
     let start = Instant::now();
     let error = point.is_done().unwrap_err();
     assert!(gpu::is_over(&error), "{error}");
@@ -70,8 +71,8 @@ fn copies_are_over(driver: &Driver, device: &Device, code: i32) {
     assert_eq!(gpu::leaked_streams(), 0);
 }
 
-/// The context was destroyed, and its memory with it: nothing of it is used, also when the driver
-/// works again, as it does when another library retains the context anew.
+/// The context was destroyed, and its memory with it: none of it is used, even if the driver
+/// works again because another library retains the context again.
 fn context_is_destroyed(driver: &Driver, device: Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let stream = device.stream().unwrap();
@@ -84,11 +85,11 @@ fn context_is_destroyed(driver: &Driver, device: Device, code: i32) {
     };
     copy().unwrap();
     stream.synchronize(DEFAULT_TIMEOUT).unwrap();
-    // The pages that host memory lies on are taken away.
-    driver.tell("fake_destroy", code);
+    // The pages of the host memory are unmapped.
+    driver.set("fake_destroy", code);
     let is_gone = |error: gpu::Error| error.kind() == ErrorKind::DeviceFailed;
     assert!(is_gone(stream.upload(&memory.whole(), &bytes, DEFAULT_TIMEOUT).unwrap_err()));
-    driver.tell("fake_fail", 0);
+    driver.set("fake_fail", 0);
     assert!(is_gone(stream.upload(&memory.whole(), &bytes, DEFAULT_TIMEOUT).unwrap_err()));
     assert!(is_gone(copy().unwrap_err()));
     assert!(is_gone(device.allocate(LENGTH).unwrap_err()));
@@ -96,21 +97,21 @@ fn context_is_destroyed(driver: &Driver, device: Device, code: i32) {
     assert_eq!(driver.ask("fake_late_calls"), 0, "handles of the destroyed context were used");
 }
 
-/// The same with a code that says nothing of what is under way.
+/// The same with a code that proves nothing about operations in flight.
 fn unknown(driver: &Driver, device: &Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let stream = device.stream().unwrap();
-    driver.tell("fake_be_busy", 1);
+    driver.set("fake_be_busy", 1);
     stream.fill(&memory.whole(), 1).unwrap();
-    driver.tell("fake_fail", code);
+    driver.set("fake_fail", code);
     let error = stream.close(Duration::from_millis(50)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     assert_eq!(gpu::leaked_streams(), 1);
 }
 
-/// Another thread captures in global mode: no call of ours invalidates that.
+/// Another thread captures in global mode: no call of this library invalidates the capture.
 fn capture(driver: &Driver, device: &Device) {
-    driver.tell("fake_capture", 1);
+    driver.set("fake_capture", 1);
     let [from, to] = [(); 2].map(|()| device.allocate(LENGTH).unwrap());
     let stream = device.stream().unwrap();
     stream.upload(&from.whole(), &[7; LENGTH as usize], DEFAULT_TIMEOUT).unwrap();
@@ -124,11 +125,11 @@ fn capture(driver: &Driver, device: &Device) {
     assert_eq!(driver.ask("fake_was_invalidated"), 0);
 }
 
-/// A page that only the host's memory manager knows.
+/// A page of host memory.
 #[derive(Debug)]
 struct Page(Box<[u64; 512]>);
 
-// SAFETY: it stays where it is, and nothing refers to its bytes.
+// SAFETY: it does not move, and no reference to its bytes exists.
 unsafe impl HostMapping for Page {
     fn address(&self) -> u64 {
         self.0.as_ptr() as u64
@@ -143,23 +144,24 @@ unsafe impl HostMapping for Page {
     }
 }
 
-/// The driver is asked whether it takes such memory, and what it does not take it is not given.
+/// The driver is asked whether it supports read-only memory, and does not get such memory
+/// otherwise.
 fn read_only(driver: &Driver, device: &Device) {
     const READ_ONLY: i32 = 8;
-    driver.tell("fake_lack_read_only", 1);
+    driver.set("fake_lack_read_only", 1);
     let error = device.register(Page(Box::new([0; 512]))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
-    assert_eq!(driver.ask("fake_registered_flags"), -1, "it was registered");
-    driver.tell("fake_lack_read_only", 0);
+    assert_eq!(driver.ask("fake_registered_flags"), -1, "the memory was registered");
+    driver.set("fake_lack_read_only", 0);
     let memory = device.register(Page(Box::new([0; 512]))).unwrap();
     assert!(memory.is_read_only());
     assert_eq!(driver.ask("fake_registered_flags") & READ_ONLY, READ_ONLY);
 }
 
-/// Runs a case where the fake driver is the first to be found.
+/// Runs a case with the fake driver first in the library path.
 fn run(words: &[&str]) {
     if std::env::var_os("FABRICAST_TEST_EMULATOR").is_some() {
-        testkit::skip!("the compiler here makes no libraries for the processor that is emulated");
+        testkit::skip!("the C compiler does not target the emulated processor");
     }
     let directory = TempDir::new(&format!("fabricast-fake-driver-{}", words.join("-")));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver/driver.c");
@@ -171,41 +173,41 @@ fn run(words: &[&str]) {
         .status()
         .expect("a C compiler, which builds need as well");
     assert!(compiled.success());
-    // Also found before one that is installed for development.
+    // Also found before a libcuda that is installed for development.
     std::os::unix::fs::symlink(&library, directory.join("libcuda.so")).unwrap();
     let mut command = children::respawn(words);
     Child::start(command.env("LD_LIBRARY_PATH", &*directory)).end(6 * DEFAULT_TIMEOUT);
 }
 
 #[test]
-fn nothing_is_under_way_when_the_driver_was_shut_down() {
+fn nothing_is_in_flight_after_driver_shutdown() {
     run(&["over", "4"]);
 }
 
 #[test]
-fn nothing_is_under_way_in_a_context_that_was_reset_or_destroyed() {
+fn nothing_is_in_flight_in_a_reset_or_destroyed_context() {
     run(&["over", "201"]);
     run(&["over", "709"]);
 }
 
 #[test]
-fn nothing_of_a_destroyed_context_is_used() {
+fn handles_of_a_destroyed_context_are_not_used() {
     run(&["gone", "4"]);
     run(&["gone", "201"]);
     run(&["gone", "709"]);
 }
 
 #[test]
-fn streams_that_cannot_be_queried_are_not_taken_for_done() {
+fn failed_queries_do_not_count_as_done() {
     run(&["unknown", "901"]);
 }
 
 #[test]
-fn graph_captures_of_other_threads_are_not_invalidated() {
+fn captures_of_other_threads_stay_valid() {
     run(&["capture"]);
 }
 
 #[test]
-fn read_only_memory_is_registered_only_where_the_device_takes_it() {
+fn read_only_memory_is_registered_if_supported() {
     run(&["read-only"]);
 }

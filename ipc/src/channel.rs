@@ -1,10 +1,10 @@
 //! Messages and file descriptors between processes of one machine.
 //!
-//! A socket with a path in the file system: whoever sees the directory can connect,
-//! also from another PID or network namespace, and nothing else is needed to hand
-//! over memory. Messages keep their bounds, are bounded in length, and come whole or
-//! not at all. Descriptors arrive close-on-exec, and each has one owner from the first
-//! moment on: those of a message that is refused are closed.
+//! A socket with a path in the file system: a process that sees the directory can connect, also
+//! from another PID or network namespace, and nothing else is needed to pass memory. Messages
+//! keep their boundaries, are bounded in length, and arrive complete or not at all. File
+//! descriptors arrive close-on-exec, and have one owner from the start: those of a refused
+//! message are closed.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -21,65 +21,65 @@ mod listener;
 
 pub use listener::{ChannelListener, DirectoryLock};
 
-/// The longest path of a socket, in bytes.
+/// Longest socket path, in bytes.
 pub const MAX_PATH_LENGTH: usize = 107;
-/// The longest message, in bytes.
+/// Longest message, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
-/// Between two attempts to send descriptors while too many are on their way.
+/// Pause between two attempts to send file descriptors while too many are in flight.
 const IN_FLIGHT_RETRY: Duration = Duration::from_millis(5);
-/// The most descriptors of a message.
+/// Most file descriptors of a message.
 pub const MAX_DESCRIPTORS: usize = 64;
 
-/// Why a channel did not do what it was asked.
+/// Why a channel call failed.
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The system refused.
+    /// A system call failed.
     System {
         /// The call.
         call: &'static str,
-        /// Where to, if somewhere.
+        /// The path, if there is one.
         path: Option<PathBuf>,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// Nothing happened in time.
+    /// The deadline passed.
     DeadlineExceeded {
-        /// What was waited for.
+        /// The awaited event.
         waiting_for: &'static str,
     },
-    /// The other side closed the channel, or is dead.
+    /// The peer closed the channel, or exited.
     Closed,
-    /// As many descriptors are on their way already, in messages of this user that nobody has
-    /// received yet, as a process may have open. They go when others have arrived.
+    /// Unreceived messages of this user already hold as many file descriptors as a process may
+    /// open. Their number falls when they are received.
     TooManyDescriptorsInFlight,
-    /// More than a message may hold: not sent, or received and thrown away.
+    /// A message exceeds the limits: not sent, or received and discarded.
     TooLong {
-        /// Bytes, or descriptors.
+        /// Bytes, or file descriptors.
         length: usize,
-        /// At most.
+        /// The limit.
         max: usize,
     },
-    /// Descriptors of a message were lost, since this process may not have so many open.
+    /// File descriptors of a message were lost, because this process may not open so many.
     DescriptorsLost {
         /// The message's bytes.
         bytes: Vec<u8>,
-        /// Descriptors that it came with.
+        /// Number of file descriptors in the message.
         sent: usize,
-        /// Those of them that this process could have had. They are closed again.
+        /// Number of them that this process could receive. They are closed again.
         received: usize,
-        /// When they were lost.
+        /// The limit that was exceeded.
         limit: DescriptorLimit,
     },
-    /// Somebody listens at this path already.
+    /// A listener already uses this path.
     InUse(PathBuf),
-    /// Something else than a socket is at this path, and is left there.
+    /// This path is not a socket, and is left unchanged.
     NotASocket {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file.
         found: &'static str,
     },
-    /// A path of a socket has 1 to 107 bytes and no zero in it.
+    /// A socket path must have 1 to 107 bytes and no zero byte.
     InvalidPath(PathBuf),
 }
 
@@ -144,7 +144,7 @@ impl std::error::Error for ChannelError {
     }
 }
 
-/// What channel calls give.
+/// The result of channel calls.
 pub type Result<T> = std::result::Result<T, ChannelError>;
 
 fn system(call: &'static str, path: Option<&Path>) -> ChannelError {
@@ -152,33 +152,33 @@ fn system(call: &'static str, path: Option<&Path>) -> ChannelError {
     ChannelError::System { call, path: path.map(Path::to_owned), cause }
 }
 
-/// Who is at the other end, as the kernel says.
+/// The credentials of the peer, from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// Its user.
+    /// User id.
     pub user: u32,
-    /// Its group.
+    /// Group id.
     pub group: u32,
-    /// Its number here; None if it has none in this PID namespace.
+    /// Process id; None if the peer is not visible in this PID namespace.
     pub process: Option<u32>,
 }
 
 impl Credentials {
-    /// As others see this process.
+    /// The credentials of this process.
     #[must_use]
     pub fn of_this_process() -> Self {
-        // SAFETY: no pointers, and they cannot fail.
+        // SAFETY: no pointers, and the calls cannot fail.
         let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
         Self { user, group, process: Some(std::process::id()) }
     }
 }
 
-/// A message that arrived.
+/// A received message.
 #[derive(Debug, Default)]
 pub struct Message {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Descriptors that came with it, in order.
+    /// Its file descriptors, in order.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -201,13 +201,13 @@ pub struct Message {
 pub struct Channel(OwnedFd);
 
 fn new_socket() -> Result<OwnedFd> {
-    // SAFETY: no pointers; what comes back is checked.
+    // SAFETY: no pointers; the result is checked.
     let socket =
         unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
         return Err(system("socket", None));
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and not shared.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
@@ -216,18 +216,18 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = path.as_os_str().as_bytes();
-    // An abstract name would stop at the network namespace.
+    // An abstract name would not cross network namespaces.
     if bytes.is_empty() || bytes.len() > MAX_PATH_LENGTH || bytes.contains(&0) {
         return Err(ChannelError::InvalidPath(path.to_owned()));
     }
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        // Characters have a sign on x86-64, and none on aarch64.
+        // `c_char` is signed on x86-64, and unsigned on aarch64.
         *to = std::ffi::c_char::from_ne_bytes([*from]);
     }
     Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
 }
 
-/// Waits until the descriptor is ready for this.
+/// Waits until the file descriptor is ready for these events.
 fn wait(fd: &OwnedFd, events: i16, end: Instant, waiting_for: &'static str) -> Result<()> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -243,12 +243,12 @@ fn wait(fd: &OwnedFd, events: i16, end: Instant, waiting_for: &'static str) -> R
     }
 }
 
-/// Room for the descriptors of a message, aligned as the kernel wants it.
+/// Space for the file descriptors of a message, aligned as the kernel requires.
 #[repr(C, align(8))]
 struct Control([u8; 16 + MAX_DESCRIPTORS * size_of::<RawFd>()]);
 
 impl Channel {
-    /// Refuses what no socket's path can be.
+    /// Refuses invalid socket paths.
     ///
     /// # Errors
     /// `InvalidPath`.
@@ -256,16 +256,16 @@ impl Channel {
         address(path).map(drop)
     }
 
-    /// Connects to whoever listens at the path.
+    /// Connects to the listener at the path.
     ///
     /// # Errors
-    /// `System` if nobody does, or not for us; `DeadlineExceeded`.
+    /// `System` if there is no listener, or it refuses access; `DeadlineExceeded`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         let (to, length) = address(path)?;
         let end = deadline(timeout);
         let socket = new_socket()?;
-        // A full queue of connections makes a blocking call wait for ever.
-        // SAFETY: a socket of ours.
+        // With a full backlog a blocking call would wait without a bound. SAFETY: a socket
+        // owned here.
         unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         loop {
             // SAFETY: a valid address, with its length.
@@ -284,8 +284,8 @@ impl Channel {
                 _ => return Err(system("connect", Some(path))),
             }
         }
-        // SAFETY: a socket of ours. Waiting is done by poll, so this changes only what
-        // happens between poll and call.
+        // SAFETY: a socket owned here. Waiting is done by poll, so this only affects the time
+        // between poll and call.
         unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, 0) };
         Ok(Self(socket))
     }
@@ -297,22 +297,22 @@ impl Channel {
     pub fn pair() -> Result<(Self, Self)> {
         let mut fds = [0; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-        // SAFETY: room for two descriptors.
+        // SAFETY: space for two file descriptors.
         if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } < 0 {
             return Err(system("socketpair", None));
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and not shared.
         unsafe { Ok((Self(OwnedFd::from_raw_fd(fds[0])), Self(OwnedFd::from_raw_fd(fds[1])))) }
     }
 
-    /// Who is at the other end: who it was when the connection was made.
+    /// The credentials of the peer at the time of the connection.
     ///
     /// # Errors
     /// `System`.
     pub fn credentials(&self) -> Result<Credentials> {
         let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: room for the answer, with its length.
+        // SAFETY: space for the result, with its length.
         let code = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
@@ -329,8 +329,7 @@ impl Channel {
         Ok(Credentials { user: found.uid, group: found.gid, process })
     }
 
-    /// The supplementary groups of who is at the other end, as they were when the
-    /// connection was made.
+    /// The supplementary groups of the peer at the time of the connection.
     ///
     /// # Errors
     /// `System`.
@@ -338,7 +337,7 @@ impl Channel {
         let mut groups: Vec<u32> = vec![0; 64];
         loop {
             let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
-            // SAFETY: room for the answer, with its length in bytes.
+            // SAFETY: space for the result, with its length in bytes.
             let code = unsafe {
                 libc::getsockopt(
                     self.0.as_raw_fd(),
@@ -353,7 +352,7 @@ impl Channel {
                 groups.truncate(found);
                 return Ok(groups);
             }
-            // Too little room: the length says now how much it takes.
+            // The buffer was too small: the length now holds the required size.
             let error = system("SO_PEERGROUPS", None);
             match &error {
                 ChannelError::System { cause, .. }
@@ -366,15 +365,16 @@ impl Channel {
         }
     }
 
-    /// Ends the connection, for both sides and all that hold a copy of either end, and
-    /// wakes those that wait at it. What was sent already can still be received.
+    /// Shuts the connection down, for both sides and all duplicates of either end, and wakes
+    /// waiting threads. Messages that were sent before can still be received.
     pub fn end(&self) {
-        // SAFETY: a socket of ours. It fails only if the connection is over already.
+        // SAFETY: a socket owned here. The call fails only if the connection is already shut
+        // down.
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Was the connection [ended](Self::end) by either side, or is the other one gone? What was sent
-    /// before can still be received.
+    /// Did either side [shut down](Self::end) the connection, or is the peer gone? Messages
+    /// that were sent before can still be received.
     ///
     /// ```
     /// use ipc::Channel;
@@ -387,24 +387,24 @@ impl Channel {
     #[must_use]
     pub fn is_shut_down(&self) -> bool {
         let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: 0, revents: 0 };
-        // SAFETY: one valid entry. Without asking for anything, an end is told all the same.
+        // SAFETY: one valid entry. A hang-up is reported even without requested events.
         unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLHUP != 0 }
     }
 
-    /// Is anything of what was sent here still to be received by the other side?
+    /// Has the peer not received all messages that were sent here?
     #[must_use]
     pub fn has_unreceived(&self) -> bool {
         let mut bytes: libc::c_int = 0;
-        // SAFETY: room for the answer.
+        // SAFETY: space for the result.
         let code = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         code == 0 && bytes > 0
     }
 
-    /// Sends a message, and descriptors with it. They stay open here.
+    /// Sends a message with file descriptors, which stay open in this process.
     ///
     /// # Errors
-    /// `TooLong`, `Closed`, `DeadlineExceeded`, `TooManyDescriptorsInFlight` if that was so to the end of
-    /// the patience, `System`.
+    /// `TooLong`, `Closed`, `DeadlineExceeded`, `TooManyDescriptorsInFlight` if that lasted
+    /// until the timeout, `System`.
     pub fn send(
         &self,
         bytes: &[u8],
@@ -432,8 +432,8 @@ impl Channel {
         if !raw.is_empty() {
             let length = size_of_val(raw.as_slice());
             message.msg_control = (&raw mut control).cast();
-            // SAFETY: only computes; then the first header lies in `control`, which has
-            // room for it and for all descriptors.
+            // SAFETY: only computes sizes; the first header is in `control`, which has space
+            // for it and for all file descriptors.
             unsafe {
                 message.msg_controllen = libc::CMSG_SPACE(length as u32) as usize;
                 let head = libc::CMSG_FIRSTHDR(&raw const message);
@@ -446,20 +446,20 @@ impl Channel {
         let end = deadline(timeout);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         loop {
-            // SAFETY: the message and all it points to live until the call returns.
+            // SAFETY: the message and all pointers in it are valid until the call returns.
             let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, flags) };
             if sent >= 0 {
                 return Ok(());
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EAGAIN) => wait(&self.0, libc::POLLOUT, end, "room for a message")?,
+                Some(libc::EAGAIN) => wait(&self.0, libc::POLLOUT, end, "space for a message")?,
                 Some(libc::ETOOMANYREFS) => {
                     let left = end.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Err(ChannelError::TooManyDescriptorsInFlight);
                     }
-                    // They may be anybody's, who tells nobody when they arrive.
+                    // They may be in flight on any socket, so there is no event to wait for.
                     std::thread::sleep(left.min(IN_FLIGHT_RETRY));
                 }
                 Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
@@ -473,8 +473,8 @@ impl Channel {
     /// The next message.
     ///
     /// # Errors
-    /// `DeadlineExceeded`, `Closed`, `TooLong` for one that does not keep to the
-    /// limits, `DescriptorsLost`, `System`.
+    /// `DeadlineExceeded`, `Closed`, `TooLong` for a message beyond the limits,
+    /// `DescriptorsLost`, `System`.
     pub fn receive(&self, timeout: Duration) -> Result<Message> {
         let end = deadline(timeout);
         let mut bytes = vec![0; MAX_MESSAGE_BYTES + 1];
@@ -489,7 +489,7 @@ impl Channel {
             message.msg_control = (&raw mut control).cast();
             message.msg_controllen = size_of::<Control>();
             let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-            // SAFETY: the message and all it points to live until the call returns.
+            // SAFETY: the message and all pointers in it are valid until the call returns.
             let got = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, flags) };
             if got < 0 {
                 match io::Error::last_os_error().raw_os_error() {
@@ -500,7 +500,7 @@ impl Channel {
                 }
                 continue;
             }
-            // Owned from here on, whatever becomes of the message.
+            // Owned from here on, even if the message is refused.
             let descriptors = descriptors_of(&message);
             if got == 0 {
                 return Err(ChannelError::Closed);
@@ -513,7 +513,7 @@ impl Channel {
             }
             bytes.truncate(got as usize);
             let (sent, received) = (usize::from(bytes.remove(0)), descriptors.len());
-            // There was room for all of them here: the kernel could not open more.
+            // The buffer had space for all of them: the kernel could not open more.
             if message.msg_flags & libc::MSG_CTRUNC != 0
                 && received < sent
                 && sent <= MAX_DESCRIPTORS
@@ -533,11 +533,11 @@ impl Channel {
     }
 }
 
-/// Takes the descriptors out of a message that was received.
+/// Takes the file descriptors out of a received message.
 fn descriptors_of(message: &libc::msghdr) -> Vec<OwnedFd> {
     let mut descriptors = Vec::new();
-    // SAFETY: the kernel wrote the headers into room of ours, which is still there; a
-    // header's length bounds its data; and each descriptor is new, and nobody else's.
+    // SAFETY: the kernel wrote the headers into the buffer, which is still valid; a header's
+    // length bounds its data; and each file descriptor is new, and not owned elsewhere.
     unsafe {
         let mut head = libc::CMSG_FIRSTHDR(message);
         while !head.is_null() {

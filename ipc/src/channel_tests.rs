@@ -1,4 +1,4 @@
-//! Channels, and what does not keep to their rules.
+//! Channels, and violations of their rules.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ fn directory(name: &str) -> PathBuf {
     path
 }
 
-/// A child, which has limits of its own.
+/// Runs in a child with limits of its own.
 fn in_a_child(test: impl FnOnce()) {
     assert!(testkit::children::ForkedChild::new(test).wait().success());
 }
@@ -26,13 +26,13 @@ fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
 }
 
 #[test]
-fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
+fn lost_descriptors_are_reported_with_the_limit() {
     in_a_child(|| {
         let (a, b) = Channel::pair().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         a.send(b"files", &[null.as_fd(); 40], TIMEOUT).unwrap();
         a.send(b"next", &[null.as_fd(); 2], TIMEOUT).unwrap();
-        // Those that are open, and a few.
+        // The open file descriptors, and a few more.
         let soft = 10 + u64::from(null.as_fd().as_raw_fd() as u32);
         set_limit(libc::RLIMIT_NOFILE, soft);
         let error = b.receive(TIMEOUT).unwrap_err();
@@ -44,7 +44,7 @@ fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
         for part in ["ulimit -n", &format!(" of {soft} descriptors are open")] {
             assert!(text.contains(part), "{text}");
         }
-        // None of them is kept, and what comes next arrives.
+        // None of them leaks, and the next message arrives.
         assert_eq!(b.receive(TIMEOUT).unwrap().descriptors.len(), 2);
     });
 }
@@ -61,10 +61,10 @@ fn a_segment_beyond_the_longest_file_is_an_error() {
     });
 }
 
-/// A user has so many descriptors on their way as a process of its may have open, if it is not
-/// the system's administrator: a child that is nobody in particular.
+/// A user may have as many file descriptors in flight as one process may open, unless it is
+/// root: so this runs in an unprivileged child.
 #[test]
-fn descriptors_wait_until_others_have_arrived() {
+fn sending_descriptors_waits_for_those_in_flight() {
     let test = || -> bool {
         let few = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
         // SAFETY: no pointers, or a valid one.
@@ -83,29 +83,32 @@ fn descriptors_wait_until_others_have_arrived() {
                 Err(error) => break error,
             }
         };
-        // What brings none goes all the same.
+        // A message without file descriptors is sent nevertheless.
         let is_refused = matches!(why, ChannelError::TooManyDescriptorsInFlight);
-        let goes = a.send(b"none", &[], Duration::ZERO).is_ok();
-        let all_came = (0..=sent).all(|_| b.receive(TIMEOUT).is_ok());
-        is_refused && goes && all_came && a.send(b"files", &files, TIMEOUT).is_ok()
+        let sends_without_descriptors = a.send(b"none", &[], Duration::ZERO).is_ok();
+        let all_arrived = (0..=sent).all(|_| b.receive(TIMEOUT).is_ok());
+        is_refused
+            && sends_without_descriptors
+            && all_arrived
+            && a.send(b"files", &files, TIMEOUT).is_ok()
     };
-    // SAFETY: the child takes no lock that another thread could hold but the allocator's, which
-    // survives a fork, and ends at once.
+    // SAFETY: the child takes no lock that another thread could hold except the allocator's,
+    // which survives a fork, and exits at once.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: no pointers. A child has one thread, which may have users of its own.
-            let is_nobody = unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0;
-            let code = if is_nobody { i32::from(!test()) } else { 77 };
+            // SAFETY: no pointers. The child has one thread, as a user namespace requires.
+            let is_unprivileged = unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0;
+            let code = if is_unprivileged { i32::from(!test()) } else { 77 };
             // SAFETY: ends the child.
             unsafe { libc::_exit(code) }
         }
         child => {
             let mut status = 0;
-            // SAFETY: room for the answer.
+            // SAFETY: space for the result.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert!(libc::WIFEXITED(status), "{status}");
             match libc::WEXITSTATUS(status) {
-                77 => testkit::skip!("no namespace of users can be made here"),
+                77 => testkit::skip!("creating a user namespace is not permitted"),
                 code => assert_eq!(code, 0),
             }
         }
@@ -113,7 +116,7 @@ fn descriptors_wait_until_others_have_arrived() {
 }
 
 #[test]
-fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
+fn forked_child_does_not_close_listeners_or_locks() {
     let directory = directory("forked-listener");
     let listener = ChannelListener::bind(&directory.join("socket")).unwrap();
     let (lock, connected) = (DirectoryLock::take(&directory).unwrap(), listener.path().to_owned());
@@ -125,15 +128,15 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
     let (listener, lock, client, server) = inherited.take().unwrap();
     client.send(b"still here", &[], TIMEOUT).unwrap();
     assert_eq!(server.receive(TIMEOUT).unwrap().bytes, b"still here");
-    let again = Channel::connect(&connected, TIMEOUT).expect("the socket has its name");
+    let again = Channel::connect(&connected, TIMEOUT).expect("the socket still has its path");
     drop((listener.accept(TIMEOUT).unwrap(), again));
-    // A child that keeps the socket does not listen for its parent.
+    // A forked child that keeps the socket does not listen for its parent.
     let child = testkit::children::ForkedChild::new(|| std::thread::sleep(TIMEOUT));
     let kept = connected.with_extension("kept");
     std::fs::hard_link(&connected, &kept).unwrap();
     let waiting = Channel::connect(&connected, TIMEOUT).unwrap();
     drop(listener);
-    assert!(!connected.exists(), "the parent removes its own");
+    assert!(!connected.exists(), "the parent removes its own path");
     match Channel::connect(&kept, TIMEOUT) {
         Err(ChannelError::System { cause, .. }) => {
             assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
@@ -146,15 +149,15 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
     child.kill();
     assert!(child.was_killed());
     let file = std::fs::File::open(&directory).unwrap();
-    // SAFETY: a file of ours.
+    // SAFETY: a file owned here.
     let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-    assert_eq!(taken, -1, "the directory is locked");
+    assert_eq!(taken, -1, "the directory must be locked");
     drop(lock);
     std::fs::remove_dir(directory).unwrap();
 }
 
 #[test]
-fn it_is_known_whether_all_was_taken() {
+fn unreceived_messages_are_detected() {
     let (a, b) = Channel::pair().unwrap();
     assert!(!a.has_unreceived());
     a.send(b"x", &[], TIMEOUT).unwrap();
@@ -164,7 +167,7 @@ fn it_is_known_whether_all_was_taken() {
 }
 
 #[test]
-fn messages_keep_their_bounds_and_bring_their_files() {
+fn messages_keep_boundaries_and_descriptors() {
     let (a, b) = Channel::pair().unwrap();
     a.send(b"", &[], TIMEOUT).unwrap();
     a.send(&[7; MAX_MESSAGE_BYTES], &[], TIMEOUT).unwrap();
@@ -175,7 +178,7 @@ fn messages_keep_their_bounds_and_bring_their_files() {
     let message = b.receive(TIMEOUT).unwrap();
     assert_eq!(message.descriptors.len(), MAX_DESCRIPTORS);
     for fd in message.descriptors {
-        // SAFETY: a descriptor of ours.
+        // SAFETY: a file descriptor owned here.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
         assert_ne!(flags & libc::FD_CLOEXEC, 0);
         let mut nothing = [0; 1];
@@ -188,9 +191,9 @@ fn messages_keep_their_bounds_and_bring_their_files() {
     assert!(matches!(b.send(b"x", &[], TIMEOUT), Err(ChannelError::Closed)));
 }
 
-/// A C character has a sign on some processors, and none on others.
+/// `c_char` is signed on some processors, and unsigned on others.
 #[test]
-fn a_path_of_any_bytes_is_the_same_in_an_address() {
+fn path_bytes_are_unchanged_in_an_address() {
     let bytes: Vec<u8> = (1..=107).map(|byte: u8| byte.wrapping_mul(2).wrapping_add(1)).collect();
     let (to, _) = address(Path::new(std::ffi::OsStr::from_bytes(&bytes))).unwrap();
     let written = to.sun_path.map(|character| character.to_ne_bytes()[0]);
@@ -198,7 +201,7 @@ fn a_path_of_any_bytes_is_the_same_in_an_address() {
 }
 
 #[test]
-fn what_is_too_long_is_not_sent() {
+fn too_long_message_is_not_sent() {
     let (a, _b) = Channel::pair().unwrap();
     let error = a.send(&[0; MAX_MESSAGE_BYTES + 1], &[], TIMEOUT).unwrap_err();
     assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
@@ -208,15 +211,14 @@ fn what_is_too_long_is_not_sent() {
 }
 
 #[test]
-fn what_does_not_keep_to_the_limits_is_thrown_away() {
+fn message_beyond_the_limits_is_discarded() {
     let (a, b) = Channel::pair().unwrap();
     let long = [9_u8; MAX_MESSAGE_BYTES + 100];
     // SAFETY: the bytes are valid, with their length.
     let sent = unsafe { libc::send(a.as_fd().as_raw_fd(), long.as_ptr().cast(), long.len(), 0) };
     assert_eq!(sent as usize, long.len());
     assert!(matches!(b.receive(TIMEOUT), Err(ChannelError::TooLong { .. })));
-    // Three descriptors are announced, and none comes.
-    // SAFETY: as above.
+    // Three file descriptors are announced, and none is sent. SAFETY: as above.
     unsafe { libc::send(a.as_fd().as_raw_fd(), [3_u8].as_ptr().cast(), 1, 0) };
     assert!(matches!(b.receive(TIMEOUT), Err(ChannelError::TooLong { .. })));
     a.send(b"good again", &[], TIMEOUT).unwrap();
@@ -224,23 +226,23 @@ fn what_does_not_keep_to_the_limits_is_thrown_away() {
 }
 
 #[test]
-fn a_full_channel_makes_wait_and_then_says_so() {
+fn send_to_a_full_channel_times_out() {
     let (a, _b) = Channel::pair().unwrap();
     let error = loop {
         if let Err(error) = a.send(&[1; 4096], &[], SOON) {
             break error;
         }
     };
-    let room = ChannelError::DeadlineExceeded { waiting_for: "room for a message" };
+    let room = ChannelError::DeadlineExceeded { waiting_for: "space for a message" };
     assert_eq!(error.to_string(), room.to_string());
 }
 
 #[test]
-fn a_listener_is_alone_and_replaces_the_dead() {
+fn listener_is_unique_and_replaces_a_stale_socket() {
     let directory = directory("listener");
     let path = directory.join("socket");
-    let nobody = Channel::connect(&path, SOON).unwrap_err().to_string();
-    assert!(nobody.contains("socket: No such file"), "{nobody}");
+    let no_listener = Channel::connect(&path, SOON).unwrap_err().to_string();
+    assert!(no_listener.contains("socket: No such file"), "{no_listener}");
     let listener = ChannelListener::bind(&path).unwrap();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -251,7 +253,7 @@ fn a_listener_is_alone_and_replaces_the_dead() {
     client.send(b"hello", &[], TIMEOUT).unwrap();
     assert_eq!(server.receive(TIMEOUT).unwrap().bytes, b"hello");
     assert!(matches!(ChannelListener::bind(&path), Err(ChannelError::InUse(_))));
-    // As if it had been killed: the path stays, and nobody listens.
+    // As after a kill: the path remains, without a listener.
     let left = path.with_extension("left");
     std::fs::rename(&path, &left).unwrap();
     drop(listener);
@@ -259,7 +261,7 @@ fn a_listener_is_alone_and_replaces_the_dead() {
     let successor = ChannelListener::bind(&left).unwrap();
     drop(successor);
     assert!(!left.exists());
-    // Other files are left alone.
+    // Other files are not touched.
     std::fs::write(&path, "not a socket").unwrap();
     let error = ChannelListener::bind(&path).unwrap_err();
     assert!(matches!(error, ChannelError::NotASocket { .. }), "{error}");
@@ -269,7 +271,7 @@ fn a_listener_is_alone_and_replaces_the_dead() {
 }
 
 #[test]
-fn a_path_must_fit() {
+fn invalid_socket_paths_are_refused() {
     for path in ["", "a\0b", &"x".repeat(108)] {
         let error = ChannelListener::bind(Path::new(path)).unwrap_err();
         assert!(matches!(error, ChannelError::InvalidPath(_)), "{error}");
@@ -279,7 +281,7 @@ fn a_path_must_fit() {
 }
 
 #[test]
-fn a_listener_is_for_whom_its_mode_says() {
+fn socket_mode_limits_access() {
     let directory = directory("mode");
     let path = directory.join("socket");
     let listener = ChannelListener::bind_with_mode(&path, 0o666).unwrap();
@@ -290,7 +292,7 @@ fn a_listener_is_for_whom_its_mode_says() {
 }
 
 #[test]
-fn of_many_that_replace_the_dead_one_succeeds() {
+fn only_one_of_many_replaces_a_stale_socket() {
     let directory = directory("many");
     let path = directory.join("socket");
     for round in 0..20 {
@@ -317,17 +319,17 @@ fn of_many_that_replace_the_dead_one_succeeds() {
 }
 
 #[test]
-fn the_groups_of_the_other_side_are_known() {
+fn groups_of_the_peer_are_reported() {
     let (here, _there) = Channel::pair().unwrap();
     let mut own = vec![0_u32; 1 << 16];
-    // SAFETY: room for as many groups as a process can have.
+    // SAFETY: space for as many groups as a process can have.
     let count = unsafe { libc::getgroups(own.len() as i32, own.as_mut_ptr()) };
     own.truncate(count as usize);
     assert_eq!(here.groups().unwrap(), own);
 }
 
 #[test]
-fn ending_a_connection_wakes_those_that_wait_at_it() {
+fn shutdown_wakes_waiting_threads() {
     let (here, there) = Channel::pair().unwrap();
     here.send(b"sent before", &[], TIMEOUT).unwrap();
     std::thread::scope(|scope| {
@@ -341,9 +343,9 @@ fn ending_a_connection_wakes_those_that_wait_at_it() {
     assert!(matches!(there.send(b"x", &[], TIMEOUT), Err(ChannelError::Closed)));
 }
 
-/// For ever is the caller's wish.
+/// A caller may request an unlimited timeout.
 #[test]
-fn patience_may_be_endless() {
+fn timeout_may_be_unlimited() {
     let directory = directory("endless");
     let path = directory.join("socket");
     let listener = ChannelListener::bind(&path).unwrap();

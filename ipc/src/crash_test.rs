@@ -1,10 +1,10 @@
 //! Words that end the process at a chosen store: for tests that kill a process before and after
-//! every single store to shared memory.
+//! every store to shared memory.
 //!
-//! A test names the [sources](Sources) whose stores are such points, gives its structures
-//! [`CrashingWords`], forks a child, and lets the child's [`Crash`] [strike](Crash::crash_at) at the
-//! first point, the second, and so on until the child comes to its end. In the end no store may be
-//! [missed](Sources::missed): a store that no test kills at has not been thought about.
+//! A test names the [sources](Sources) whose stores are kill points, builds its structures on
+//! [`CrashingWords`], and forks children. Each child's [`Crash`] [kills it](Crash::crash_at) at
+//! the first point, the second, and so on, until a child runs to its end. Then no store may be
+//! [uncovered](Sources::missed): a store without a kill is an untested case.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -34,20 +34,20 @@ impl fmt::Display for StoreSite {
     }
 }
 
-/// The sources whose stores are points, and where children were killed.
+/// The sources whose stores are kill points, and the points where children were killed.
 #[derive(Debug)]
 pub struct Sources {
     paths: &'static [&'static str],
     covered: usize,
     times: u32,
-    /// Before and after: one word for each line, kept in memory that children share with us.
+    /// Before and after: one word for each line, in memory that is shared with the children.
     killed_at: OnceLock<MappedWords>,
 }
 
 impl Sources {
-    /// The files of these paths, from the root of the workspace. Each store of the first `covered`
-    /// of them has to be reached; the others give more points. A point counts as often as `times`:
-    /// in a loop the first times are all different, the rest are much the same.
+    /// The files with these paths, relative to the workspace root. The first `covered` of them
+    /// must have every store reached; the others only add points. A point counts up to `times`
+    /// times: in a loop the first iterations differ, the rest are alike.
     #[must_use]
     pub const fn new(paths: &'static [&'static str], covered: usize, times: u32) -> Self {
         Self { paths, covered, times, killed_at: OnceLock::new() }
@@ -56,8 +56,8 @@ impl Sources {
     fn killed_at(&self) -> &MappedWords {
         self.killed_at.get_or_init(|| {
             let length = self.paths.len() * MAX_LINES * 8;
-            let segment = Segment::create(Layout::new("places", 1), length);
-            segment.expect("memory for the places").words()
+            let segment = Segment::create(Layout::new("kill points", 1), length);
+            segment.expect("allocate memory for the points").words()
         })
     }
 
@@ -65,31 +65,30 @@ impl Sources {
         self.paths.iter().position(|path| caller.file().ends_with(path))
     }
 
-    /// The places where a child was killed, before the store and after it.
+    /// The stores where a child was killed, both before and after the store.
     #[must_use]
     pub fn reached(&self) -> BTreeSet<StoreSite> {
-        let places = self.paths.iter().enumerate().flat_map(|(number, source)| {
+        let sites = self.paths.iter().enumerate().flat_map(|(number, source)| {
             (0..MAX_LINES).map(move |line| (number * MAX_LINES + line, StoreSite { source, line }))
         });
-        let reached = places.filter(|(at, _)| self.killed_at().load(*at, Relaxed) == 3);
-        reached.map(|(_, place)| place).collect()
+        let reached = sites.filter(|(at, _)| self.killed_at().load(*at, Relaxed) == 3);
+        reached.map(|(_, site)| site).collect()
     }
 
-    /// The places that store, and where no child was killed before and after. `root` is that of the
-    /// workspace.
+    /// The stores where no child was killed before and after. `root` is the workspace root.
     ///
     /// # Panics
-    /// If a source cannot be read, or no place stores.
+    /// If a source cannot be read, or contains no store.
     #[must_use]
     pub fn missed(&self, root: &Path) -> BTreeSet<StoreSite> {
-        let mut places = BTreeSet::new();
+        let mut sites = BTreeSet::new();
         for source in &self.paths[..self.covered] {
             let text = std::fs::read_to_string(root.join(source)).expect("a source");
             assert!(text.lines().count() < MAX_LINES, "{source} is too long");
-            places.extend(lines_that_store(&text).map(|line| StoreSite { source, line }));
+            sites.extend(lines_that_store(&text).map(|line| StoreSite { source, line }));
         }
-        assert!(!places.is_empty(), "no place stores");
-        places.difference(&self.reached()).copied().collect()
+        assert!(!sites.is_empty(), "no source contains a store");
+        sites.difference(&self.reached()).copied().collect()
     }
 }
 
@@ -97,7 +96,7 @@ fn lines_that_store(text: &str) -> impl Iterator<Item = usize> {
     const CALLS: [&str; 6] =
         [".store(", ".compare_exchange(", ".swap(", ".fetch_and(", ".fetch_or(", ".fetch_add("];
     let lines: Vec<&str> = text.lines().collect();
-    // Tests come last; the declaration of a file of tests does not count.
+    // Tests come last in a file; the declaration of a test module does not count.
     let begins_tests =
         |pair: &[&str]| pair[0].starts_with("#[cfg(test)]") && pair[1].ends_with('{');
     let end = lines.windows(2).position(begins_tests).unwrap_or(lines.len());
@@ -107,11 +106,11 @@ fn lines_that_store(text: &str) -> impl Iterator<Item = usize> {
     lines.into_iter().take(end).zip(1..).filter(move |(line, _)| stores(line)).map(|(_, at)| at)
 }
 
-/// Which point to die at, if any.
+/// The point to die at, if any.
 pub struct Crash {
     sources: &'static Sources,
     state: RefCell<State>,
-    /// What happens right before the next compare-and-exchange in a source.
+    /// An action right before the next compare-and-exchange in a source.
     interleaving: RefCell<Option<Interleaving>>,
 }
 
@@ -125,27 +124,27 @@ impl fmt::Debug for Crash {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Points still to be passed; None: immortal.
+    /// Points before the kill; None: never killed.
     left: Option<u64>,
     times: HashMap<(StoreSite, bool), u32>,
 }
 
 impl Crash {
-    /// At no point yet.
+    /// A crash at no point yet.
     #[must_use]
     pub fn new(sources: &'static Sources) -> Self {
-        // Before any child is forked: it is shared with them.
+        // Before any child is forked, because the children share it.
         sources.killed_at();
         Self { sources, state: RefCell::default(), interleaving: RefCell::default() }
     }
 
-    /// Kills this process at its `point`th point from now on, if it comes there.
+    /// Kills this process at its `point`th point from now on, if it gets that far.
     pub fn crash_at(&self, point: u64) {
         *self.state.borrow_mut() = State { left: Some(point), ..State::default() };
     }
 
-    /// Right before the next compare-and-exchange in this source, somebody else does
-    /// this.
+    /// Runs an action, for another process, right before the next compare-and-exchange in this
+    /// source.
     pub fn at_next_exchange_in(&self, source: &'static str, act: impl FnOnce() + 'static) {
         *self.interleaving.borrow_mut() = Some((source, Box::new(act)));
     }
@@ -163,8 +162,8 @@ impl Crash {
         let Some(left) = state.left else { return };
         let Some(source) = self.sources.index(caller) else { return };
         let line = caller.line() as usize;
-        let place = StoreSite { source: self.sources.paths[source], line };
-        let times = state.times.entry((place, is_after)).or_default();
+        let site = StoreSite { source: self.sources.paths[source], line };
+        let times = state.times.entry((site, is_after)).or_default();
         *times += 1;
         if *times > self.sources.times {
             return;
@@ -177,11 +176,11 @@ impl Crash {
         self.sources.killed_at().fetch_or(at, 1 << u32::from(is_after));
         // SAFETY: ends this process, a child, at once.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        unreachable!("a killed process goes on");
+        unreachable!("a killed process continued");
     }
 }
 
-/// Words whose stores are points.
+/// Words whose stores are kill points.
 #[derive(Debug, Clone)]
 pub struct CrashingWords<'a> {
     words: WordRange<MappedWords>,
@@ -189,7 +188,7 @@ pub struct CrashingWords<'a> {
 }
 
 impl<'a> CrashingWords<'a> {
-    /// These words.
+    /// Wraps these words.
     #[must_use]
     pub fn new(words: WordRange<MappedWords>, crash: &'a Crash) -> Self {
         Self { words, crash }

@@ -1,11 +1,11 @@
-//! When patience is over.
+//! Deadlines from timeouts.
 
 use std::time::{Duration, Instant};
 
-/// Beyond this patience has no end: later moments may be none that a clock can tell.
+/// A longer timeout has no end: the clock may not be able to represent it.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 30);
 
-/// When a wait that begins now ends, at the latest; years from now counts as never.
+/// The deadline of a wait that begins now; a timeout of years means none.
 ///
 /// ```
 /// use std::time::{Duration, Instant};

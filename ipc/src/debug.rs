@@ -1,8 +1,8 @@
 //! `Debug` of errors.
 
-/// Implements `Debug` of an enum of errors: the text of `Display`, since that is what a program
-/// shows whose `main` returns it; with `{:#?}`, the variant and its fields. A field without a name
-/// is given one in round brackets.
+/// Implements `Debug` of an error enum: the text of `Display`, because a program whose `main`
+/// returns the error shows this form; with `{:#?}`, the variant and its fields. Tuple fields
+/// are named in parentheses.
 macro_rules! debug_for_people {
     ($error:ident {
         $( $variant:ident $( { $($field:ident),* } )? $( ($only:ident) )? ),* $(,)?

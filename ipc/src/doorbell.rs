@@ -1,9 +1,8 @@
-//! Waking those that sleep until something changes in shared memory.
+//! Waking processes that sleep until shared memory changes.
 //!
-//! Two words: a count that moves at each ring, on which sleepers sleep, and whether
-//! anybody sleeps. Ringing while nobody sleeps is a look at a word that seldom
-//! changes. Nothing is counted up and down, so a sleeper that dies leaves at most one
-//! needless ring behind.
+//! Two words: a count that each ring increments and sleepers sleep on, and a flag that sleepers
+//! exist. Without sleepers, a ring only reads a word that seldom changes. No counter of
+//! sleepers exists, so a sleeper that dies causes at most one superfluous ring.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -11,42 +10,42 @@ use std::time::{Duration, Instant};
 
 use crate::words::{FutexWords, LocalWords, Words};
 
-/// How those wait that do not find what they wait for.
+/// How a caller waits.
 ///
 /// ```
 /// use std::time::Duration;
 /// use ipc::WaitStrategy;
-/// let eager = WaitStrategy::Busy;
-/// let sleepy = WaitStrategy::Block;
-/// let usual = WaitStrategy::default(); // for as long as it has been worth it lately
-/// assert!(matches!(usual, WaitStrategy::Adaptive { .. }));
-/// # let _ = (eager, sleepy, Duration::ZERO);
+/// let busy = WaitStrategy::Busy;
+/// let block = WaitStrategy::Block;
+/// let adaptive = WaitStrategy::default(); // adapts the spin time
+/// assert!(matches!(adaptive, WaitStrategy::Adaptive { .. }));
+/// # let _ = (busy, block, Duration::ZERO);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitStrategy {
-    /// Looks all the time: lowest latency, a whole core.
+    /// Polls all the time: lowest latency, a whole core.
     Busy,
     /// Sleeps at once.
     Block,
-    /// Looks for some time, and then sleeps. The time follows what waiting was like:
-    /// it grows where that ended while looking, and shrinks where it did not.
+    /// Polls for some time, and then sleeps. The time adapts: it grows when the wait ended
+    /// while polling, and shrinks otherwise.
     Adaptive {
-        /// How long now.
+        /// The current time.
         now: Duration,
-        /// Never longer than this.
+        /// The maximum.
         max: Duration,
     },
 }
 
 impl Default for WaitStrategy {
-    /// Going to sleep and being woken costs 4 to 25 µs: so long it may pay to look.
+    /// Going to sleep and being woken costs 4 to 25 µs: polling for that long may pay off.
     fn default() -> Self {
         Self::Adaptive { now: Duration::from_micros(10), max: Duration::from_micros(25) }
     }
 }
 
 impl WaitStrategy {
-    /// Shorter than this it makes no difference.
+    /// A shorter time makes no difference.
     const MIN_SPIN: Duration = Duration::from_micros(1);
 
     fn adapt(&mut self, took: Duration, slept: bool) {
@@ -57,35 +56,35 @@ impl WaitStrategy {
     }
 }
 
-/// Looks between two looks at the clock. A model, in which each may come at any moment,
-/// learns nothing from more than one.
+/// Polls between two reads of the clock. In a model each poll may happen at any moment, so one
+/// is enough.
 const POLLS_PER_CLOCK_READ: u32 = if cfg!(loom) { 1 } else { 16 };
-/// The longest sleep. One who is killed between its change and its ring leaves sleepers
-/// behind, whom its burial wakes ([`Doorbell::ring_unconditionally`]); this bounds what comes of one who is
-/// stopped there, and of what nobody has thought of.
+/// The longest sleep. A process that is killed between its store and its ring leaves sleepers
+/// behind; reclaiming it wakes them ([`Doorbell::ring_unconditionally`]). The limit bounds the
+/// delay by a process that is stopped there, and by unknown faults.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_secs(1);
 
-/// A bell at two words: mostly in words of its own, for what changes elsewhere. One who waits for any
-/// of many structures sleeps here, and who changes one of them rings.
+/// A doorbell of two words: usually separate words, for changes elsewhere. A process that waits
+/// for any of several structures sleeps here, and a process that changes one of them rings.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
 /// use ipc::{Doorbell, LocalWords, WaitStrategy};
 /// let doorbell = Doorbell::new(LocalWords::zeroed(Doorbell::<LocalWords>::WORDS)).unwrap();
-/// doorbell.ring(); // nobody waits: next to nothing
+/// doorbell.ring(); // no waiter: costs next to nothing
 /// let deadline = Instant::now() + Duration::from_secs(1);
-/// let found = doorbell.wait(&mut WaitStrategy::default(), deadline, || Some("what was looked for"));
-/// assert_eq!(found, Some("what was looked for"));
+/// let found = doorbell.wait(&mut WaitStrategy::default(), deadline, || Some("the awaited value"));
+/// assert_eq!(found, Some("the awaited value"));
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Doorbell<W> {
     words: W,
-    /// The count; the sleepers come right after.
+    /// The index of the count; the sleepers flag follows.
     at: usize,
 }
 
 impl Doorbell<LocalWords> {
-    /// For threads of this process alone.
+    /// A doorbell for threads of this process.
     #[must_use]
     pub fn in_this_process() -> Self {
         Self { words: LocalWords::zeroed(Self::WORDS), at: 0 }
@@ -93,30 +92,30 @@ impl Doorbell<LocalWords> {
 }
 
 impl<W: Words> Doorbell<W> {
-    /// Words that it takes.
+    /// Number of words.
     pub const WORDS: usize = 8;
 
-    /// In zeroed words, or in those of another one; None if there are too few.
+    /// In zeroed words, or in those of an existing doorbell; None if there are too few.
     #[must_use]
     pub fn new(words: W) -> Option<Self> {
         (words.count() >= Self::WORDS).then_some(Self { words, at: 0 })
     }
 
-    /// One that is a part of something: two words of it.
+    /// A doorbell inside a larger structure: two of its words.
     #[inline]
     pub(crate) fn at(words: W, at: usize) -> Self {
         Self { words, at }
     }
 
-    /// Rings, after what sleepers wait for was stored.
+    /// Rings, after the awaited value was stored.
     #[inline]
     pub fn ring(&self) {
-        // Either the sleeper sees what was stored, or we see the sleeper.
+        // Either the sleeper sees the stored value, or this thread sees the sleeper.
         self.words.fence();
         self.ring_if_waiting();
     }
 
-    /// Rings if somebody is seen to sleep: who is about to may be overlooked.
+    /// Rings if a sleeper is visible: a thread that is about to sleep may be missed.
     #[inline]
     pub(crate) fn ring_if_waiting(&self) {
         if self.words.load(self.at + 1, Relaxed) != 0 {
@@ -124,8 +123,8 @@ impl<W: Words> Doorbell<W> {
         }
     }
 
-    /// Rings for one who has died, and may have been about to, or in the middle of it: then it has
-    /// taken the sign of the sleepers away, and woken nobody. Costs a call of the system each time.
+    /// Rings for a process that died and may have been about to ring, or ringing: then it
+    /// cleared the sleepers flag, and woke no process. Costs a system call each time.
     #[cold]
     pub fn ring_unconditionally(&self) {
         self.words.fence();
@@ -139,21 +138,22 @@ impl<W: Words> Doorbell<W> {
         self.words.wake(self.at, u32::MAX);
     }
 
-    /// How often it was rung while somebody slept: one who is going to sleep knows that before it
-    /// [says so](Self::announce).
+    /// The number of rings that found sleepers. A waiter reads it before it [announces
+    /// itself](Self::announce_waiter).
     pub(crate) fn count(&self) -> u64 {
         self.words.load(self.at, Acquire)
     }
 
-    /// Says that somebody sleeps here; also for one who is woken in another way, by a
-    /// [`DoorbellWatcher`](crate::Watch) that is here already. It looks once more afterwards: that look
-    /// finds what was stored, or whoever stored it rings.
+    /// Sets the sleepers flag; also for a waiter that a
+    /// [`DoorbellWatcher`](crate::DoorbellWatcher) wakes. The caller must check its condition
+    /// once more afterwards: that check finds the stored value, or the process that stored it
+    /// rings.
     pub fn announce_waiter(&self) {
         self.words.swap(self.at + 1, 1);
         self.words.fence();
     }
 
-    /// Waits until `look` finds something; None once the deadline has passed.
+    /// Waits until `look` finds a result; None if the deadline passes.
     pub fn wait<T>(
         &self,
         spin: &mut WaitStrategy,
@@ -197,9 +197,9 @@ impl<W: Words> Doorbell<W> {
                 return None;
             }
             self.words.sleep(self.at, count as u32, left.min(MAX_SLEEP));
-            // Mostly it has come: so look before saying once more that somebody sleeps. That would be
-            // wrong then, the next ring would wake nobody, and all that were woken would take the line
-            // in which it is said from each other.
+            // Usually the value has arrived: check before setting the sleepers flag again.
+            // Otherwise the next ring would be superfluous, and all woken threads would contend
+            // for the cache line of the flag.
             if let Some(found) = look() {
                 return Some(found);
             }
@@ -208,7 +208,7 @@ impl<W: Words> Doorbell<W> {
 }
 
 impl<W: FutexWords> Doorbell<W> {
-    /// The word that the kernel knows it by.
+    /// The word that the kernel uses as the futex.
     pub(crate) fn word(&self) -> Option<&AtomicU64> {
         self.words.word(self.at)
     }

@@ -1,7 +1,7 @@
 //! Sleeping on a word that other processes change.
 //!
-//! Not the private kind of futex: the kernel finds the sleepers by the page, so that
-//! processes that map it at different addresses meet.
+//! Not a private futex: the kernel finds the sleepers by the page, so that processes can map it
+//! at different addresses.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,37 +18,38 @@ fn lower_half(word: &AtomicU64) -> *const u32 {
     halves.wrapping_add(at)
 }
 
-/// Sleeps while the lower half of the word is `low`, at most this long.
+/// Sleeps while the lower half of the word is `low`, up to the timeout.
 pub(crate) fn sleep(word: &AtomicU64, low: u32, timeout: Duration) {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(timeout.subsec_nanos().cast_signed()),
     };
-    // SAFETY: the word and the time are valid for the call; the kernel only reads.
-    // Whether it slept, found another value or was interrupted: the caller looks again.
+    // SAFETY: the word and the time are valid for the call; the kernel only reads. In all cases
+    // (woken, another value, interrupted) the caller checks its condition again.
     let answer = unsafe {
         libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAIT, low, &raw const time)
     };
-    // With a time to sleep, the kernel says so whenever a handler has run, also one with SA_RESTART,
-    // and sleeps on by itself after a signal without a handler.
+    // With a timeout, the kernel reports EINTR whenever a handler has run, even with
+    // SA_RESTART. After a signal without a handler it resumes the sleep itself.
     if answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
         interruption::note_interrupted_sleep();
     }
 }
 
-/// Wakes so many of those that sleep on the word.
+/// Wakes up to this many threads that sleep on the word.
 pub(crate) fn wake(word: &AtomicU64, how_many: u32) {
     let how_many = i32::try_from(how_many).unwrap_or(i32::MAX);
-    // SAFETY: the address is only a name to the kernel here.
+    // SAFETY: the kernel uses the address only as a key here.
     unsafe {
         libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAKE, how_many);
     }
 }
 
-/// Words that can be slept on at once.
+/// The largest number of words to sleep on at once.
 pub(crate) const MAX_WORDS: usize = libc::FUTEX_WAITV_MAX as usize;
 
-/// A word as the kernel is told of it, and the lower half that it has while one sleeps.
+/// A word as the kernel takes it, with the value of the lower half during which the thread
+/// sleeps.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct FutexWaiter {
@@ -62,18 +63,19 @@ impl FutexWaiter {
     const EMPTY: Self = Self { low: 0, address: 0, flags: 0, reserved: 0 };
 }
 
-/// The kernel's own, whose seconds have 64 bits on every processor.
+/// The kernel's timespec, whose seconds have 64 bits on every processor.
 #[repr(C)]
 struct Timespec64 {
     seconds: i64,
     nanoseconds: i64,
 }
 
-/// Can one sleep on several words? Since Linux 5.16, if nothing filters it.
+/// Does the kernel support sleeping on several words? Since Linux 5.16, unless a filter blocks
+/// it.
 pub(crate) fn supports_waitv() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
-        // SAFETY: no words, so nothing is read; a kernel that knows the call refuses that.
+        // SAFETY: no words, so nothing is read; a kernel with the call refuses that.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_futex_waitv,
@@ -88,20 +90,20 @@ pub(crate) fn supports_waitv() -> bool {
     })
 }
 
-/// Sleeps while the lower halves of all these words, [`MAX_WORDS`] of them, are as said, at most this
-/// long. May return early.
+/// Sleeps while the lower halves of all these words, at most [`MAX_WORDS`], have the given
+/// values, up to the timeout. May return early.
 ///
 /// # Errors
-/// What the system says, if it did not sleep and nothing has changed.
+/// The system's error, if it did not sleep although no word changed.
 pub(crate) fn wait_any<'a>(
     words: impl IntoIterator<Item = (&'a AtomicU64, u32)>,
     timeout: Duration,
 ) -> io::Result<()> {
     let mut waiters = [FutexWaiter::EMPTY; MAX_WORDS];
     let mut count = 0;
-    for (bed, (word, low)) in waiters.iter_mut().zip(words) {
+    for (waiter, (word, low)) in waiters.iter_mut().zip(words) {
         let address = lower_half(word).expose_provenance() as u64;
-        *bed = FutexWaiter {
+        *waiter = FutexWaiter {
             low: low.into(),
             address,
             flags: libc::FUTEX2_SIZE_U32 as u32,
@@ -110,14 +112,14 @@ pub(crate) fn wait_any<'a>(
         count += 1;
     }
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place for the time.
+    // SAFETY: space for the time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
     let end = now.saturating_add(timeout);
     let seconds = i64::try_from(end.as_secs()).unwrap_or(i64::MAX);
     let end = Timespec64 { seconds, nanoseconds: end.subsec_nanos().into() };
-    // SAFETY: so many beds are valid for the call, and their words as long as the borrows; the
-    // kernel only reads.
+    // SAFETY: the array is valid for the call, and the words as long as the borrows; the kernel
+    // only reads.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_word_is_not_slept_on_and_a_sleep_ends_in_time() {
+    fn changed_word_does_not_sleep_and_sleep_times_out() {
         let word = AtomicU64::new(0xffff_ffff_0000_0005);
         let start = Instant::now();
         sleep(&word, 4, Duration::from_secs(30));
@@ -157,9 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn of_several_words_one_is_enough_to_wake() {
+    fn one_of_several_words_wakes() {
         if !supports_waitv() {
-            println!("this kernel does not sleep on several words");
+            println!("this kernel cannot sleep on several words");
             return;
         }
         let words: Vec<_> =
@@ -168,7 +170,7 @@ mod tests {
         let start = Instant::now();
         wait_any(lows(), Duration::from_millis(5)).unwrap();
         assert!(start.elapsed() >= Duration::from_millis(5));
-        // One has changed already.
+        // One word has changed already.
         words[100].store(0, Ordering::Release);
         wait_any(lows(), Duration::from_secs(30)).unwrap();
         words[100].store(100, Ordering::Release);
@@ -184,19 +186,19 @@ mod tests {
             sleeper.join().unwrap();
         });
         assert!(start.elapsed() < Duration::from_secs(20));
-        // Nothing to sleep on, so it cannot.
+        // No words, so the call fails.
         wait_any([], Duration::from_secs(30)).unwrap_err();
     }
 
     #[test]
-    fn a_sleeper_is_woken() {
+    fn sleeper_is_woken() {
         let word = Arc::new(AtomicU64::new(0));
         let sleeper = std::thread::spawn({
             let word = Arc::clone(&word);
             move || {
                 let end = Instant::now() + Duration::from_secs(30);
                 while word.load(Ordering::Acquire) == 0 {
-                    assert!(Instant::now() < end, "nobody woke the sleeper");
+                    assert!(Instant::now() < end, "the sleeper was not woken");
                     sleep(&word, 0, Duration::from_secs(10));
                 }
             }
@@ -209,23 +211,23 @@ mod tests {
 
     extern "C" fn does_nothing(_: libc::c_int) {}
 
-    /// Has the signal handled, with these flags.
+    /// Installs a handler for the signal, with these flags.
     fn handle(signal: libc::c_int, flags: libc::c_int) {
-        // SAFETY: all zero is a set of flags and signals; the handler does nothing.
+        // SAFETY: all zero is a valid set of flags and signals; the handler does nothing.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = does_nothing as *const () as usize;
         action.sa_flags = flags;
-        // SAFETY: a valid action for a signal that nothing else in this program uses.
+        // SAFETY: a valid action for a signal that no other code of this program uses.
         assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
     }
 
     #[test]
-    fn a_handler_ends_a_sleep_with_or_without_restart_and_is_noticed() {
+    fn signal_handler_ends_a_sleep_with_or_without_restart() {
         for (signal, flags) in [(libc::SIGUSR1, 0), (libc::SIGUSR2, libc::SA_RESTART)] {
             handle(signal, flags);
             let (sender, receiver) = std::sync::mpsc::channel();
             let sleeper = std::thread::spawn(move || {
-                // SAFETY: the calling thread's own name.
+                // SAFETY: returns the calling thread's own id.
                 sender.send(unsafe { libc::pthread_self() }).unwrap();
                 let (interruption, start) = (crate::Interruption::watch(), Instant::now());
                 while !interruption.occurred() && start.elapsed() < Duration::from_secs(20) {

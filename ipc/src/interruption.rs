@@ -1,4 +1,4 @@
-//! Sleeps that a signal ended.
+//! Sleeps that a signal handler ended.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -11,16 +11,17 @@ thread_local! {
     static ENDED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A sleep of the calling thread ended since a handler of a signal had run.
+/// A sleep of the calling thread ended because a signal handler had run.
 pub(crate) fn note_interrupted_sleep() {
     ENDED.set(ENDED.get().wrapping_add(1));
 }
 
-/// Tells whether a handler of a signal has ended a sleep of the calling thread, since a moment.
+/// Tells whether a signal handler has ended a sleep of the calling thread, since a moment.
 ///
-/// Sleeps in this crate end when a handler has run in the sleeping thread, whatever `SA_RESTART` says
-/// of it, and the wait looks for what it waits for and sleeps again. A wait that is to end then asks
-/// here when it looks. A handler that runs while a thread does not sleep is not noticed.
+/// A sleep in this crate ends when a handler has run in the sleeping thread, even with
+/// `SA_RESTART`; the wait checks its condition and sleeps again. A wait that should end then
+/// queries this type in its check. A handler that runs while the thread does not sleep is not
+/// detected.
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,25 +32,25 @@ pub(crate) fn note_interrupted_sleep() {
 #[derive(Debug, Clone, Copy)]
 pub struct Interruption {
     before: u64,
-    /// The count is the thread's.
-    stays: PhantomData<*const ()>,
+    /// The count belongs to the thread.
+    not_send: PhantomData<*const ()>,
 }
 
 impl Interruption {
-    /// From now on.
+    /// Starts now.
     #[must_use]
     pub fn watch() -> Self {
-        Self { before: ENDED.get(), stays: PhantomData }
+        Self { before: ENDED.get(), not_send: PhantomData }
     }
 
-    /// Has a handler ended a sleep since then?
+    /// Has a handler ended a sleep since the start?
     #[must_use]
     pub fn occurred(&self) -> bool {
         ENDED.get() != self.before
     }
 }
 
-/// Sleeps for so long, or until a handler of a signal has run in the calling thread.
+/// Sleeps for this long, or until a signal handler has run in the calling thread.
 pub fn sleep_interruptible(timeout: Duration) {
     futex::sleep(&AtomicU64::new(0), 0, timeout);
 }

@@ -1,8 +1,8 @@
-//! One machine: memory, queues and life shared by its processes.
+//! Memory, queues and liveness shared by the processes of one machine.
 //!
-//! Nothing here knows of networks or devices. What is shared lies in
-//! [segments](segment) that travel as file descriptors, is made of
-//! [`words`], and stays whole when a process dies at any instruction.
+//! This crate has no knowledge of networks or devices. Shared state is in [segments](segment),
+//! which are passed as file descriptors, consists of [`words`], and stays consistent when a
+//! process dies at any instruction.
 
 pub mod allocator;
 pub mod channel;

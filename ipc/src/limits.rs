@@ -1,10 +1,10 @@
-//! What the system lets this process have: open descriptors, and bytes of a file.
+//! The limits of this process: open file descriptors, and bytes of a file.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::io;
 
-/// Descriptors that this process has open, and how many it may have.
+/// The open file descriptors of this process, and its limits.
 ///
 /// ```
 /// use ipc::DescriptorLimit;
@@ -19,31 +19,32 @@ pub struct DescriptorLimit {
 }
 
 impl DescriptorLimit {
-    /// As it is now. Needs no descriptor.
+    /// The current values. Needs no file descriptor.
     #[must_use]
     pub fn of_this_process() -> Self {
-        /// More are not looked for: each one takes a call.
+        /// The count stops here: each descriptor takes a call.
         const MOST_COUNTED: u64 = 1 << 20;
         let (soft, hard) = limit(libc::RLIMIT_NOFILE);
-        // SAFETY: no pointers; a descriptor that is not open is an error that is counted as such.
+        // SAFETY: no pointers; a descriptor that is not open is an error, and is counted as
+        // such.
         let is_open = |fd: &u64| unsafe { libc::fcntl(*fd as libc::c_int, libc::F_GETFD) } >= 0;
         let open = (0..soft.min(MOST_COUNTED)).filter(is_open).count() as u64;
         Self { open, soft, hard }
     }
 
-    /// How many more there may be.
+    /// How many more may be opened.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.soft.saturating_sub(self.open)
     }
 
-    /// Raises the soft limit of this process to the hard one.
+    /// Raises the soft limit of this process to the hard limit.
     ///
-    /// For the `main` of a program, and not for a library: `select()` cannot name descriptors from
-    /// 1024 on, and the processes that are started later inherit the limit.
+    /// For the `main` of a program, not for a library: `select()` cannot handle file
+    /// descriptors from 1024 on, and child processes inherit the limit.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn raise() -> io::Result<()> {
         let (soft, hard) = limit(libc::RLIMIT_NOFILE);
         let raised = libc::rlimit { rlim_cur: hard, rlim_max: hard };
@@ -57,7 +58,7 @@ impl DescriptorLimit {
 
 impl fmt::Display for DescriptorLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// No advice is below.
+        /// The advice is never below this.
         const LEAST: u64 = 1024;
         /// A soft limit that is enough for most nodes.
         const AMPLE: u64 = 4096;
@@ -75,29 +76,29 @@ impl fmt::Display for DescriptorLimit {
     }
 }
 
-/// Soft and hard.
+/// Soft and hard limit.
 fn limit(resource: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut found = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: room for the answer. It cannot fail; if it did, both would be 0.
+    // SAFETY: space for the result. The call cannot fail; if it did, both would be 0.
     unsafe { libc::getrlimit(resource, &raw mut found) };
     (found.rlim_cur, found.rlim_max)
 }
 
-/// A limit of this process that was reached, with the numbers and the remedy.
+/// A limit that this process reached, with the numbers and the remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitReached {
     /// Too many descriptors are open (`EMFILE`).
     Descriptors(DescriptorLimit),
-    /// A file would be longer than files may be (`EFBIG`): bytes.
+    /// A file would exceed the maximum file size (`EFBIG`): bytes.
     FileSize {
-        /// At most.
+        /// The limit.
         max: u64,
     },
 }
 
 impl LimitReached {
-    /// What the system said, with the numbers and the remedy if it was about one of these limits.
+    /// The system's error, with the numbers and the remedy if it concerns one of these limits.
     #[must_use]
     pub fn explain(error: io::Error) -> io::Error {
         let reached = match error.raw_os_error() {
@@ -116,7 +117,7 @@ impl LimitReached {
 }
 
 impl LimitReached {
-    /// As it is told to another process, by which this one is called so.
+    /// The text for another process, which calls this one by the given name.
     ///
     /// ```
     /// use ipc::LimitReached;
@@ -143,8 +144,8 @@ impl fmt::Display for LimitReached {
 
 impl std::error::Error for LimitReached {}
 
-/// Refuses to make a file so long if that is beyond the limit of this process: the system would
-/// not only refuse it, but kill the process by `SIGXFSZ`.
+/// Refuses a file length beyond the limit of this process: the system would kill the process by
+/// `SIGXFSZ`.
 ///
 /// # Errors
 /// [`LimitReached::FileSize`].
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_told_with_its_number_and_whose_it_is() {
+    fn limit_error_names_number_and_process() {
         let limit = DescriptorLimit { open: 80, soft: 80, hard: 4096 };
         let text = LimitReached::Descriptors(limit).to_string();
         assert_eq!(
@@ -174,7 +175,8 @@ mod tests {
             "22 of 28 descriptors are open, which leaves too few. Raise the hard limit as root or in \
              /etc/security/limits.conf, and then: ulimit -n 1024"
         );
-        // What is advised is more than there is, within the hard limit, and 1024 at least.
+        // The advice exceeds the present number, is within the hard limit, and is at least
+        // 1024.
         for (soft, hard, advice) in [
             (28, 512, 1024),
             (28, 1024, 1024),

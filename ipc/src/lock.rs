@@ -1,26 +1,25 @@
-//! A lock whose holder may die, and for which nobody waits for ever.
+//! A lock whose owner may die, and whose waits always have a bound.
 //!
-//! One word says who holds it, and whether anybody sleeps. Who waits too long asks
-//! whether the holder still lives, takes the lock from a dead one, and is told so:
-//! what the lock protects may then be half changed, and is for the new holder to
-//! repair before anything else. Should that one die, too, the next is told the same.
+//! One word holds the owner, and a flag that sleepers exist. A waiter that waits too long
+//! checks whether the owner lives, takes the lock from a dead one, and gets
+//! [`Acquired::OwnerDied`]. The protected state may then be half changed, and the new owner
+//! must repair it first. If it dies, too, the next owner gets the same result.
 //!
-//! A lock that is let go is anybody's, which is fast: mostly the one takes it again in
-//! whose cache everything is. Who has had no luck for some time stands in line. For
-//! that there is a second word, with a bit for each that stands there. Whoever lets go
-//! and sees that somebody stands in line does not free the lock but keeps it for the
-//! next one in line, in turn; the third word knows who had it last in this way.
+//! A released lock is free for any process, which is fast: usually the process takes it again
+//! whose cache holds the state. A process that has failed to get it for some time becomes a
+//! waiter: a second word has a bit for each waiter. A release that sees waiters does not free
+//! the lock, but reserves it for the next waiter in turn. The third word holds the waiter that
+//! had the last reservation.
 //!
-//! The line is a courtesy and no more. A lock that is kept for somebody is free, but
-//! that the others leave it alone for a moment: if it was not taken then, since the one
-//! in turn is asleep, or dead, or there never was one, anybody takes it, and
-//! strikes the spot off the line. So the lock changes hands by a compare-and-exchange
-//! of the first word only, and that alone says who holds it. A bit that is wrong,
-//! whoever left it there, costs somebody a turn or all a moment, and nothing else; a
-//! death leaves nothing behind that anybody would have to look for.
+//! The waiters are an optimisation only. A reserved lock is free, except that other processes
+//! leave it alone for a moment. If it was not taken then (the waiter is asleep or dead, or
+//! never existed), any process takes it, and clears the waiter's bit. So the lock changes hands
+//! only by a compare-and-exchange of the first word, which alone holds the owner. A wrong bit
+//! costs one waiter a reservation, or all processes a moment, and nothing else; a death leaves
+//! nothing behind that must be cleaned up.
 //!
-//! The kernel's own robust futexes are no help here: they know holders by thread
-//! number, and two processes in different PID namespaces may have the same one.
+//! The kernel's robust futexes do not help: they identify owners by thread id, and two
+//! processes in different PID namespaces may have the same one.
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,21 +31,21 @@ use crate::words::Words;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// How a lock was come by.
+/// The state in which a lock was acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// From nobody: what it protects is whole.
+    /// It was free: the protected state is consistent.
     Clean,
-    /// From one that died holding it: repair first.
+    /// Its owner died: repair first.
     OwnerDied,
 }
 
-/// A living participant holds the lock, and did not let go of it in time.
+/// A living participant holds the lock, and did not release it in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockTimeout {
-    /// Who; None for a number that names nobody.
+    /// The owner; None for an invalid number.
     pub by: Option<Participant>,
-    /// How long was waited.
+    /// How long the call waited.
     pub waited: Duration,
 }
 
@@ -63,47 +62,44 @@ impl fmt::Display for LockTimeout {
 
 impl std::error::Error for LockTimeout {}
 
-/// Words of a lock, all of them in one cache line.
+/// Words of a lock, all in one cache line.
 pub(crate) const WORDS: usize = 3;
-/// A bit for each that stands in line.
+/// A bit for each waiter.
 const WAITERS: usize = 1;
-/// The spot in line that the lock was kept for last.
+/// The waiter for which the lock was reserved last.
 const LAST_SERVED: usize = 2;
 
-/// Somebody sleeps on the word.
+/// Threads sleep on the word.
 const SLEEPERS: u64 = 1 << 31;
-/// Nobody holds the lock; it is kept for whoever stands at the spot that the lower
-/// bits tell.
+/// The lock is free, but reserved for the waiter in the lower bits.
 const RESERVED: u64 = 1 << 30;
-/// Who holds it. Some bits more than a number has: those name nobody.
+/// The owner. It has more bits than a participant number: excess values name no participant.
 const HOLDER: u64 = RESERVED - 1;
-/// Spots in line: bits of a word.
+/// Number of waiters: bits of a word.
 const WAITER_SLOTS: u32 = u64::BITS;
 
-/// How long to try one's luck before standing in line. Each time the lock goes to another
-/// core all that it protects goes there, too: the shorter this is, the less gets done.
-/// And if it were shorter than it takes eight to have their turn, all would always
-/// stand in line.
+/// How long to try before becoming a waiter. Each time the lock moves to another core, all
+/// protected state moves, too: the shorter this is, the lower the throughput. And if it were
+/// shorter than eight owners take, all processes would always be waiters.
 const SPIN_BEFORE_QUEUEING: Duration = Duration::from_micros(15);
-/// How long a lock that is kept for somebody is left alone. Who is about to take it
-/// takes it in less than one, but for an interruption.
+/// How long a reserved lock is left alone. A running waiter takes it in less than a
+/// microsecond, unless it is interrupted.
 const RESERVATION_TIME: Duration = Duration::from_micros(5);
-/// How long to look before sleeping. Most hold the lock for a fraction of a microsecond;
-/// going to sleep and being woken costs tens of them, in which eight others that want
-/// it have all had their turn.
+/// How long to poll before sleeping. Most owners hold the lock for a fraction of a microsecond.
+/// Going to sleep and being woken takes tens of microseconds, in which eight other processes
+/// have all had the lock.
 const SPIN_TIME: Duration = Duration::from_micros(100);
-/// The longest rest between two looks, as [`Words::rest`] counts: who looks less often
-/// leaves the cache line to the one who holds the lock. In a model any moment may come
-/// next anyway.
+/// The longest pause between two polls, as [`Words::rest`] counts: rare polls leave the cache
+/// line to the owner. In a model any moment may come next anyway.
 const MAX_BACKOFF: u32 = if cfg!(loom) { 1 } else { 32 };
-/// The rest of one who stands in line: all wait for it to see that it is in turn.
+/// The pause of a waiter: all processes wait for it to see its reservation.
 const BACKOFF_IN_QUEUE: u32 = 4;
-/// The first sleep, and the longest: between two of them the holder's life is
-/// looked at, so that a death holds nobody up for longer.
+/// The first and the longest sleep: between two of them the owner's liveness is checked, so
+/// that a death delays no process longer.
 const MIN_SLEEP: Duration = Duration::from_millis(1);
 const MAX_SLEEP: Duration = Duration::from_millis(20);
 
-/// The lock in some words, held. Dropping it lets go.
+/// A held lock in some words. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct Guard<'a, W: Words> {
     words: &'a W,
@@ -112,8 +108,8 @@ pub(crate) struct Guard<'a, W: Words> {
 }
 
 impl<'a, W: Words> Guard<'a, W> {
-    /// Takes the lock in the [`WORDS`] from here on. Inlined, come what may, with all that
-    /// belongs to it: a guard that is handed on in memory costs as much as the lock.
+    /// Takes the lock in the [`WORDS`] from here on. Always inlined, with everything that
+    /// belongs to it: a guard that is passed in memory costs as much as the lock.
     #[inline(always)]
     pub(crate) fn take(
         words: &'a W,
@@ -128,8 +124,8 @@ impl<'a, W: Words> Guard<'a, W> {
 impl<W: Words> Drop for Guard<'_, W> {
     #[inline(always)]
     fn drop(&mut self) {
-        // False would mean that we were taken for dead: then whoever did so has
-        // repaired what we left, and there is nothing to let go.
+        // False means that another process took this one for dead, and has repaired the state:
+        // then there is nothing to release.
         release(self.words, self.at, self.caller);
     }
 }
@@ -142,7 +138,7 @@ fn take<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Acquired,
     }
 }
 
-/// Apart, so that the code for one who finds it free stays short.
+/// A separate function, so that the code for a free lock stays short.
 #[cold]
 #[inline(never)]
 fn acquire_slow<W: Words>(
@@ -153,7 +149,7 @@ fn acquire_slow<W: Words>(
     Waiter::new(words, at, caller).take()
 }
 
-/// False if the lock was not ours any more: somebody took us for dead.
+/// False if the lock no longer belongs to this owner: another process took it for dead.
 #[inline(always)]
 fn release<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> bool {
     let me = u64::from(caller.me.number());
@@ -162,7 +158,7 @@ fn release<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> bool {
     loop {
         match words.compare_exchange(at, expected, next) {
             Ok(was) => {
-                // Also if it is kept for another one: that one will not know.
+                // Also if it is reserved: a sleeping waiter does not see its reservation.
                 if was & SLEEPERS != 0 {
                     words.wake(at, 1);
                 }
@@ -174,32 +170,32 @@ fn release<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> bool {
     }
 }
 
-/// What the word is to say so that the lock is kept for the next in line, if any. Called
-/// by the holder.
+/// The value of the word that reserves the lock for the next waiter, if any. Called by the
+/// owner.
 #[cold]
 fn next_waiter<W: Words>(words: &W, at: usize) -> u64 {
     let line = words.load(at + WAITERS, Relaxed);
     if line == 0 {
         return 0;
     }
-    // All others in line come before the last one comes again.
+    // All other waiters precede the last one.
     let first = (words.load(at + LAST_SERVED, Relaxed) as u32 % WAITER_SLOTS + 1) % WAITER_SLOTS;
     let waiter_slot = (first + line.rotate_right(first).trailing_zeros()) % WAITER_SLOTS;
     words.store(at + LAST_SERVED, waiter_slot.into(), Relaxed);
     RESERVED | u64::from(waiter_slot)
 }
 
-/// One that did not find the lock free.
+/// A process that did not find the lock free.
 struct Waiter<'a, W: Words> {
     words: &'a W,
     at: usize,
     caller: &'a Caller<'a>,
-    /// Where it stands in line.
+    /// Its waiter bit.
     waiter_slot: Option<u32>,
-    /// What the word will say when the lock is ours. Once we slept others may sleep,
-    /// too: whoever let go woke only one.
+    /// The value of the word when the lock is taken. After a sleep there may be other sleepers,
+    /// too: a release wakes only one.
     held_word: u64,
-    /// What the word said when the lock was kept for another, and since when.
+    /// The value of the word when the lock was reserved for another waiter, and since when.
     reserved: Option<(u64, Instant)>,
 }
 
@@ -218,9 +214,9 @@ impl<'a, W: Words> Waiter<'a, W> {
     fn take(mut self) -> Result<Acquired, LockTimeout> {
         let words = self.words;
         let start = words.now();
-        // None: we have looked for long enough.
+        // None: polled for long enough.
         let mut looking_since = Some(start);
-        let mut luck = SPIN_BEFORE_QUEUEING;
+        let mut spin_limit = SPIN_BEFORE_QUEUEING;
         let mut rest = 1;
         let mut nap = MIN_SLEEP;
         loop {
@@ -231,7 +227,7 @@ impl<'a, W: Words> Waiter<'a, W> {
                 return Ok(taken);
             }
             if rest < MAX_BACKOFF && seen & RESERVED == 0 {
-                // Mostly it is free in a moment: no time for the clock.
+                // Usually the lock is free in a moment: do not read the clock.
                 self.reserved = None;
                 words.rest(rest);
                 rest *= 2;
@@ -246,14 +242,14 @@ impl<'a, W: Words> Waiter<'a, W> {
                 return Ok(taken);
             }
             if let Some(since) = looking_since {
-                let looked = now.saturating_duration_since(since);
-                if is_late || looked >= SPIN_TIME {
-                    // Nobody is to wait for one who sleeps, or is gone.
+                let polled = now.saturating_duration_since(since);
+                if is_late || polled >= SPIN_TIME {
+                    // The lock must not be reserved for a process that sleeps or has given up.
                     self.dequeue(0);
                     looking_since = None;
                     continue;
                 }
-                if looked >= luck {
+                if polled >= spin_limit {
                     self.enqueue();
                 }
                 let is_next_soon = self.waiter_slot.is_some() || seen & RESERVED != 0;
@@ -261,7 +257,7 @@ impl<'a, W: Words> Waiter<'a, W> {
                 continue;
             }
             if is_free(seen) || seen & RESERVED != 0 {
-                // Somebody was faster, or is about to take it: no time to sleep.
+                // Another process was faster, or is about to take it: do not sleep.
                 words.rest(BACKOFF_IN_QUEUE);
             } else if self.caller.liveness.is_dead(holder_of(seen)) {
                 if words.compare_exchange(self.at, seen, self.held_word | SLEEPERS).is_ok() {
@@ -275,9 +271,9 @@ impl<'a, W: Words> Waiter<'a, W> {
                 words.sleep(self.at, (seen | SLEEPERS) as u32, timeout);
                 nap = (nap * 2).min(MAX_SLEEP);
                 self.held_word |= SLEEPERS;
-                // Our turn, after so long.
+                // The reservation came after a long wait.
                 looking_since = Some(words.now());
-                luck = Duration::ZERO;
+                spin_limit = Duration::ZERO;
             }
             if is_late {
                 return Err(LockTimeout { by: holder_of(seen), waited });
@@ -302,7 +298,7 @@ impl<'a, W: Words> Waiter<'a, W> {
         false
     }
 
-    /// Takes the lock that nobody holds, if the word still says so.
+    /// Takes a free lock, if the word still has this value.
     fn try_acquire(&mut self, seen: u64) -> Option<Acquired> {
         let held_word = self.held_word | seen & SLEEPERS;
         self.words.compare_exchange(self.at, seen, held_word).ok()?;
@@ -311,17 +307,18 @@ impl<'a, W: Words> Waiter<'a, W> {
             self.dequeue(0);
             Some(Acquired::Clean)
         } else if waiter_slot < WAITER_SLOTS.into() {
-            // It was in turn, and did not come: if it lives, it will stand in line anew.
+            // The waiter did not use its reservation: if it lives, it will become a waiter
+            // again.
             self.dequeue(1 << waiter_slot);
             Some(Acquired::Clean)
         } else {
-            // Nobody keeps it for such a spot: a scribble, over who knows what.
+            // No process has such a waiter bit: the word was corrupted.
             self.dequeue(0);
             Some(Acquired::OwnerDied)
         }
     }
 
-    /// Stands in line, if we do not, and if there is a spot.
+    /// Becomes a waiter, unless it is one already, or all bits are in use.
     fn enqueue(&mut self) {
         let line = self.words.load(self.at + WAITERS, Relaxed);
         if self.waiter_slot.is_some_and(|waiter_slot| line >> waiter_slot & 1 == 1)
@@ -329,15 +326,15 @@ impl<'a, W: Words> Waiter<'a, W> {
         {
             return;
         }
-        // Not there, or struck off since we did not come when we were in turn.
+        // Not set, or cleared because a reservation was not used in time.
         let first = self.caller.me.slot() % WAITER_SLOTS;
         let waiter_slot = (first + (!line).rotate_right(first).trailing_zeros()) % WAITER_SLOTS;
         let was = self.words.fetch_or(self.at + WAITERS, 1 << waiter_slot);
-        // Else another was faster: next time.
+        // Otherwise another process was faster: retry later.
         self.waiter_slot = (was >> waiter_slot & 1 == 0).then_some(waiter_slot);
     }
 
-    /// Leaves the line, and strikes off others with these bits.
+    /// Clears its waiter bit, and other waiters' with these bits.
     fn dequeue(&mut self, others: u64) {
         let bits = self.waiter_slot.take().map_or(0, |waiter_slot| 1 << waiter_slot) | others;
         if bits != 0 {
@@ -346,7 +343,7 @@ impl<'a, W: Words> Waiter<'a, W> {
     }
 }
 
-/// Nobody holds it, and it is kept for nobody.
+/// The lock is free, and not reserved.
 fn is_free(word: u64) -> bool {
     word & (RESERVED | HOLDER) == 0
 }

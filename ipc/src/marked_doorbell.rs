@@ -1,5 +1,5 @@
-//! A bell with marks, which say for which of many structures it was rung: who sleeps there looks
-//! at those alone.
+//! A doorbell with marks, which tell for which of many structures it was rung: the waiter polls
+//! only those.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -7,29 +7,29 @@ use std::time::Instant;
 use crate::doorbell::{Doorbell, WaitStrategy};
 use crate::words::{WordRange, Words};
 
-/// Marks, each of which is for all numbers that are the same modulo this. In a model one word of
-/// them is as good as many.
+/// Number of marks; a mark stands for all numbers that are equal modulo this. In a model one
+/// word of them is enough.
 const MARKS: u32 = if cfg!(loom) { 64 } else { 4096 };
 const MARK_WORDS: usize = MARKS as usize / 64;
 
-/// A bell, and marks that say what it is rung for.
+/// A doorbell, with marks that tell the reason for a ring.
 ///
-/// A mark is set after something was stored, and taken off before it is looked for: so it says too
-/// much at times. It says too little only if the one who stored it dies before the mark is on, or
-/// the one who takes it before the look. So there is one taker, who looks at all when it begins, in
-/// place of one that may have died, and then at times.
+/// A mark is set after the store, and cleared before the poll: so it may be set without need.
+/// It is missing only if the storing process dies before it sets the mark, or the taking
+/// process dies before it polls. So there is one taker, which polls everything when it starts,
+/// in place of a possible dead predecessor, and then from time to time.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
 /// use ipc::{LocalWords, MarkedDoorbell, WaitStrategy};
 /// let words = LocalWords::zeroed(MarkedDoorbell::<&LocalWords>::WORDS);
 /// let doorbell = MarkedDoorbell::new(&&words, 0).unwrap();
-/// // … something is published in the queue that is called 7
+/// // … an entry is published in queue 7
 /// doorbell.ring(7);
 ///
 /// let mut marked = Vec::new();
-/// let look = || doorbell.take(|mark| marked.push(mark)).then_some(());
-/// doorbell.wait(&mut WaitStrategy::default(), Instant::now() + Duration::from_secs(1), look);
+/// let poll = || doorbell.take(|mark| marked.push(mark)).then_some(());
+/// doorbell.wait(&mut WaitStrategy::default(), Instant::now() + Duration::from_secs(1), poll);
 /// assert_eq!(marked, [MarkedDoorbell::<&LocalWords>::mark(7)]);
 /// ```
 #[derive(Debug)]
@@ -39,10 +39,10 @@ pub struct MarkedDoorbell<W> {
 }
 
 impl<W: Words + Clone> MarkedDoorbell<W> {
-    /// Words that it takes.
+    /// Number of words.
     pub const WORDS: usize = Doorbell::<WordRange<W>>::WORDS + MARK_WORDS;
 
-    /// In zeroed words, or in those of another one, from there on; None if there are too few.
+    /// In zeroed words, or in those of an existing doorbell; None if there are too few.
     #[must_use]
     pub fn new(words: &W, at: usize) -> Option<Self> {
         let count = Doorbell::<WordRange<W>>::WORDS;
@@ -52,39 +52,41 @@ impl<W: Words + Clone> MarkedDoorbell<W> {
 }
 
 impl<W: Words> MarkedDoorbell<W> {
-    /// The mark of what has this number.
+    /// The mark of the structure with this number.
     #[must_use]
     pub fn mark(number: u32) -> u32 {
         number % MARKS
     }
 
-    /// Something was stored that is looked for by this number, and a fence made afterwards, as
-    /// [publishing](crate::Queue::publish) does. So this costs two looks, as long as the mark is on.
+    /// Rings for a value that was stored in the structure with this number, after a fence, as
+    /// [publishing](crate::Queue::publish) makes. So it only reads two words while the mark is
+    /// set.
     #[inline]
     pub fn ring(&self, number: u32) {
         let mark = Self::mark(number);
         let (word, bit) = ((mark / 64) as usize, 1 << (mark % 64));
-        // Either who takes the mark off sees what was stored, or this sees that it is off: the one
-        // has a fence between that and its look, the other before this.
+        // Either the taker that clears the mark sees the stored value, or this thread sees that
+        // the mark is clear: the taker has a fence between the two, this thread has one before.
         if self.marks.load(word, Relaxed) & bit == 0 {
             self.marks.fetch_or(word, bit);
-            // Its fence comes after the mark: either the sleeper sees that, or this sees the sleeper.
+            // Its fence follows the mark: either the sleeper sees the mark, or this thread sees
+            // the sleeper.
             self.doorbell.ring();
         } else {
-            // It is on, and whoever set it rings: who is woken by that takes it off after this has
-            // seen it, and finds what was stored before. Needs no fence, then; it is a look for the
-            // sake of one who dies before it rings.
+            // The mark is set, and the process that set it rings. The woken taker clears it
+            // after this read, and finds the value that was stored before. So no fence is
+            // needed; this read covers a process that dies before it rings.
             self.doorbell.ring_if_waiting();
         }
     }
 
-    /// Wakes who waits, for something else.
+    /// Wakes the waiter for another reason.
     pub fn wake(&self) {
         self.doorbell.ring();
     }
 
-    /// Takes off all marks that are set, and gives them: what they were set for is looked for
-    /// then. True if there were any.
+    /// Clears all marks, and passes them to the callback, which polls their structures. True if
+    /// any were set.
     pub fn take(&self, mut each: impl FnMut(u32)) -> bool {
         let mut has_any = false;
         for word in 0..MARK_WORDS {
@@ -102,7 +104,7 @@ impl<W: Words> MarkedDoorbell<W> {
         has_any
     }
 
-    /// Waits until `look` finds something; None once the deadline has passed.
+    /// Waits until `look` finds a result; None if the deadline passes.
     pub fn wait<T>(
         &self,
         spin: &mut WaitStrategy,
@@ -120,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_what_it_was_rung_for() {
+    fn rings_report_their_marks() {
         let words = LocalWords::zeroed(3 + MarkedDoorbell::<&LocalWords>::WORDS);
         let doorbell = MarkedDoorbell::new(&&words, 3).unwrap();
         assert!(MarkedDoorbell::new(&&words, 4).is_none());

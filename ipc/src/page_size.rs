@@ -1,11 +1,11 @@
-//! The size of the system's pages.
+//! The system's page size.
 #![allow(unsafe_code)]
 
-/// Bytes of a page: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64, as its kernel was built.
+/// Bytes of a page: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64, depending on the kernel.
 ///
-/// What is mapped, pinned or let to a device begins at a multiple of it. All processes of one
-/// machine have the same, so it may decide where something lies in memory that they share; it must
-/// not decide what two machines agree on.
+/// Mappings, pinned memory and memory for devices begin at a multiple of it. All processes of
+/// one machine have the same page size, so offsets in shared memory may depend on it; a format
+/// that two machines share must not.
 ///
 /// ```
 /// let size = ipc::page_size();
@@ -13,8 +13,8 @@
 /// ```
 #[must_use]
 pub fn page_size() -> usize {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: queries a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // Never so; but the largest pages that Linux has would do everywhere.
+    // Never fails; otherwise the largest page size of Linux is safe everywhere.
     usize::try_from(size).unwrap_or(64 << 10)
 }

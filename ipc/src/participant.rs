@@ -1,26 +1,26 @@
-//! Who takes part, who knows whether they live, and in whose name a call is made.
+//! Participants, their liveness, and the caller of an operation.
 
 use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// One process that takes part, as shared memory knows it: small, never zero, and
-/// never given to another process again while anything may still name it.
+/// A process that takes part, as shared memory names it: a small number, never zero, and not
+/// reused while any word may still contain it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Participant(NonZeroU32);
 
 impl Participant {
-    /// Places in a roster.
+    /// Slots in a participant table.
     pub const SLOTS: u32 = 1 << Self::SLOT_BITS;
-    /// The last places are those of roles.
+    /// The last slots are reserved for roles.
     pub const ROLES: u32 = 8;
     const SLOT_BITS: u32 = 8;
     const BITS: u32 = 29;
-    /// How often a place can be given away before names repeat.
+    /// How often a slot can be reused before names repeat.
     pub const MAX_GENERATION: u32 = (1 << (Self::BITS - Self::SLOT_BITS)) - 1;
 
-    /// The name of whoever has this place for the `generation`th time, from 1 on. None if
-    /// there is no such place or round.
+    /// The name for the `generation`th use of this slot, from 1 on. None if there is no such
+    /// slot or generation.
     #[must_use]
     pub fn new(slot: u32, generation: u32) -> Option<Self> {
         if slot >= Self::SLOTS || generation > Self::MAX_GENERATION || generation == 0 {
@@ -29,8 +29,8 @@ impl Participant {
         NonZeroU32::new(generation << Self::SLOT_BITS | slot).map(Self)
     }
 
-    /// The name of a role: of what one process after the other does for all, and what outlives
-    /// each of them. A role is never dead. None from [`ROLES`](Self::ROLES) on.
+    /// The name of a role: of a task that one process after the other does, and of objects that
+    /// outlive each of them. A role is never dead. None from [`ROLES`](Self::ROLES) on.
     ///
     /// ```
     /// use ipc::Participant;
@@ -42,31 +42,31 @@ impl Participant {
         (number < Self::ROLES).then(|| Self::new(Self::SLOTS - 1 - number, 1))?
     }
 
-    /// Is it a role, and no process?
+    /// Is it a role, not a process?
     #[must_use]
     pub fn is_role(self) -> bool {
         self.slot() >= Self::SLOTS - Self::ROLES
     }
 
-    /// The name that a number in shared memory stands for; None if for none.
+    /// The participant of a number in shared memory; None for an invalid number.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
         Self::new(number & (Self::SLOTS - 1), number >> Self::SLOT_BITS)
     }
 
-    /// As shared memory has it: below 2²⁹.
+    /// The number for shared memory: below 2²⁹.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0.get()
     }
 
-    /// Its place in the roster.
+    /// Its slot in the participant table.
     #[must_use]
     pub fn slot(self) -> u32 {
         self.0.get() & (Self::SLOTS - 1)
     }
 
-    /// The how manieth at that place.
+    /// Its generation: how often the slot was used.
     #[must_use]
     pub fn generation(self) -> u32 {
         self.0.get() >> Self::SLOT_BITS
@@ -79,14 +79,14 @@ impl fmt::Display for Participant {
     }
 }
 
-/// Knows who is dead.
+/// Answers whether participants are dead.
 pub trait Liveness {
-    /// Is this participant gone for sure, with everything that it had in execution?
-    /// Also true of numbers that never named anybody: a scribble is no holder.
+    /// Is this participant certainly dead, with all of its threads? Also true for invalid
+    /// numbers: corruption is not an owner.
     fn is_dead(&self, participant: Option<Participant>) -> bool;
 }
 
-/// Nobody ever dies: for participants of one process.
+/// Reports all participants as living: for participants of one process.
 #[derive(Debug, Clone, Copy)]
 pub struct AlwaysAlive;
 
@@ -96,14 +96,14 @@ impl Liveness for AlwaysAlive {
     }
 }
 
-/// Who calls, and how it waits: given to every operation that may take a lock.
+/// The caller of an operation that may take a lock, and how it waits.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
-    /// In whose name.
+    /// The participant of the caller.
     pub me: Participant,
-    /// Who tells whether others live.
+    /// The liveness of other participants.
     pub liveness: &'a dyn Liveness,
-    /// How long to wait for a lock that a living one holds.
+    /// How long to wait for a lock that a living participant holds.
     pub timeout: Duration,
 }
 
@@ -114,11 +114,11 @@ impl fmt::Debug for Caller<'_> {
 }
 
 impl<'a> Caller<'a> {
-    /// Nothing that a lock protects here takes long: who holds it for a second is
-    /// stopped, or starved.
+    /// No operation under a lock takes long: an owner that holds it for a second is stopped, or
+    /// starved.
     pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// With the usual patience.
+    /// With the default timeout.
     #[must_use]
     pub fn new(me: Participant, liveness: &'a dyn Liveness) -> Self {
         Self { me, liveness, timeout: Self::DEFAULT_TIMEOUT }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_names_are_one_to_one() {
+    fn participant_numbers_are_unique() {
         for (slot, generation) in [(0, 1), (1, 1), (255, 7), (255, Participant::MAX_GENERATION)] {
             let name = Participant::new(slot, generation).unwrap();
             assert_eq!((name.slot(), name.generation()), (slot, generation));

@@ -1,10 +1,10 @@
-//! Knowing that a process is dead, for sure.
+//! Detecting the death of a process reliably.
 //!
-//! A process opens a descriptor that stands for itself (a pidfd) and sends it along
-//! when it joins. The descriptor becomes readable when the process is gone, with all
-//! its threads, its memory and its device contexts. That holds across PID namespaces,
-//! where process numbers mean nothing and may be the same for two processes, and no
-//! number can be given to somebody else while the descriptor is held.
+//! A process opens a file descriptor for itself (a pidfd) and sends it when it joins. The
+//! descriptor becomes readable when the process is gone, with all its threads, its memory and
+//! its device contexts. That works across PID namespaces, where process ids mean nothing and
+//! two processes may have the same one. And the id of a process is not reused for another one
+//! in the view of the descriptor.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,10 +17,10 @@ use crate::channel::Channel;
 use crate::participant::{Liveness, Participant};
 use crate::words::Words;
 
-/// Asks a Unix socket for the process at the other end; since Linux 6.5.
+/// Queries the process at the other end of a Unix socket; since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// Stands for a process, this one or another.
+/// A handle of a process, this one or another.
 ///
 /// ```
 /// use ipc::PidFd;
@@ -32,25 +32,25 @@ const SO_PEERPIDFD: libc::c_int = 77;
 pub struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// This process, to be sent to others. Needs Linux 5.3.
+    /// A pidfd of this process, to send to others. Needs Linux 5.3.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn of_this_process() -> io::Result<Self> {
-        // SAFETY: no pointers; what comes back is checked.
+        // SAFETY: no pointers; the result is checked.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, close-on-exec as all of its kind, and nobody else's.
+        // SAFETY: just opened, close-on-exec like all pidfds, and not shared.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
     }
 
-    /// What another process sent of itself.
+    /// A file descriptor that another process sent for itself.
     ///
     /// # Errors
-    /// `InvalidData` if it is no such descriptor: others become readable for other
-    /// reasons, or never.
+    /// `InvalidData` if it is not a pidfd: other descriptors become readable for other reasons,
+    /// or never.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         let link = link.to_string_lossy();
@@ -61,12 +61,12 @@ impl PidFd {
         Ok(Self(fd))
     }
 
-    /// The process at the other end of a channel, which sent this descriptor of itself.
+    /// A pidfd that the peer of a channel sent for itself.
     ///
-    /// Since Linux 6.5 the kernel says which process connected, whichever process was sent. Before, the process of the descriptor has to have the number that the kernel gives for the
-    /// other end. A process of a PID namespace that this one does not see has the number 0 in both
-    /// answers, so among these any is accepted. Where /proc is not of this process's own namespace, the
-    /// two are not comparable, and nothing is compared.
+    /// Since Linux 6.5 the kernel reports which process connected, so the two can be compared.
+    /// Before, the pidfd's process id must equal the peer's id from the kernel. A process of an
+    /// invisible PID namespace has id 0 in both, so any of these is accepted. If /proc belongs
+    /// to another namespace, the two are not comparable, and nothing is compared.
     ///
     /// ```
     /// use std::os::fd::AsFd;
@@ -78,8 +78,8 @@ impl PidFd {
     /// ```
     ///
     /// # Errors
-    /// `InvalidData` if the descriptor is not of a process, or of another one than that at the other
-    /// end, or of one that has ended; what the system says.
+    /// `InvalidData` if the descriptor is not a pidfd, or belongs to another process than the
+    /// peer, or to one that has exited; the system's error.
     pub fn of_peer(channel: &Channel, sent: OwnedFd) -> io::Result<Self> {
         let sent = Self::from_fd(sent)?;
         match Self::by_kernel(channel) {
@@ -88,12 +88,12 @@ impl PidFd {
         }
     }
 
-    /// As the kernel knows it. None if it does not tell.
+    /// The pidfd of the peer, from the kernel. None if the kernel does not support that.
     fn by_kernel(channel: &Channel) -> Option<Self> {
         let mut fd: RawFd = -1;
         let mut length = size_of::<RawFd>() as libc::socklen_t;
         let socket = channel.as_fd().as_raw_fd();
-        // SAFETY: room for the answer, with its length.
+        // SAFETY: space for the result, with its length.
         let code = unsafe {
             libc::getsockopt(
                 socket,
@@ -103,11 +103,11 @@ impl PidFd {
                 &raw mut length,
             )
         };
-        // SAFETY: just opened, close-on-exec as all of its kind, and nobody else's.
+        // SAFETY: just opened, close-on-exec like all pidfds, and not shared.
         (code == 0 && fd >= 0).then(|| Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// What was sent, if it stands for a process with the number of the other end.
+    /// The descriptor that was sent, if its process has the id of the peer.
     fn by_number(channel: &Channel, sent: Self) -> io::Result<Self> {
         if Self::of_this_process()?.number()? != i64::from(std::process::id()) {
             return Ok(sent);
@@ -122,26 +122,27 @@ impl PidFd {
         }
     }
 
-    /// The number of the process in the namespace of /proc: 0 if it has none there, -1 if it is gone.
+    /// The process id in the namespace of /proc: 0 if the process is not visible there, -1 if
+    /// it has exited.
     fn number(&self) -> io::Result<i64> {
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
         let found = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
-        found.ok_or_else(|| io::Error::other("/proc does not tell the process of a descriptor"))
+        found.ok_or_else(|| io::Error::other("/proc has no process id for a pidfd"))
     }
 
-    /// One more that stands for the same process.
+    /// Another pidfd of the same process.
     ///
     /// # Errors
-    /// What the system says: that there can be no more descriptors.
+    /// The system's error, for example that no more descriptors can be opened.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
 
-    /// Is the process gone?
+    /// Has the process exited?
     #[must_use]
     pub fn is_over(&self) -> bool {
         let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry. An interruption looks like "still there": so it was.
+        // SAFETY: one valid entry. An interruption reads as "running", which was true.
         unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLIN != 0 }
     }
 }
@@ -152,11 +153,11 @@ impl AsFd for PidFd {
     }
 }
 
-/// Which process this is, in a way that a fork changes.
+/// Identifies this process, in a way that a fork changes.
 ///
-/// A handle that was made before a fork belongs to the parent: its names in shared
-/// memory are the parent's, and two processes under one name would undo each other.
-/// It remembers this, and says so when it is used in the child.
+/// A handle that was made before a fork belongs to the parent: its participant is the parent's,
+/// and two processes under one participant would undo each other's changes. The handle stores
+/// this value, and fails when it is used in the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForkGeneration(u32);
 
@@ -167,13 +168,13 @@ extern "C" fn after_fork_in_child() {
 }
 
 impl ForkGeneration {
-    /// This one.
+    /// The generation of this process.
     #[inline]
     #[must_use]
     pub fn current() -> Self {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
-            // SAFETY: the handler does nothing but an atomic addition.
+            // SAFETY: the handler only does an atomic addition.
             unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         });
         Self(INCARNATION.load(Relaxed))
@@ -187,7 +188,7 @@ impl ForkGeneration {
     }
 }
 
-/// Phases of a place: nobody's; somebody's; a dead one's, who is not cleaned up after.
+/// Phases of a slot: free; in use; dead, not reclaimed yet.
 const EMPTY: u64 = 0;
 const LIVING: u64 = 1;
 const DEAD: u64 = 2;
@@ -201,12 +202,11 @@ fn decode_slot(word: u64) -> (u32, u64) {
     ((word >> PHASE_BITS) as u32, word & ((1 << PHASE_BITS) - 1))
 }
 
-/// Who takes part: names in shared memory, and this process's knowledge of the lives
-/// behind them.
+/// The participants: their names in shared memory, and this process's pidfds of them.
 ///
-/// One process, the one that others join at, [admits](Self::admit) them. Others
-/// [learn](Self::learn) of each other's lives as they are sent to them; of those that
-/// they know nothing of they see what somebody else has noticed.
+/// One process, at which the others join, [admits](Self::admit) them. It sends their pidfds to
+/// the others, which [add](Self::add_pidfd) them. For participants without a pidfd, a process
+/// only sees deaths that other processes have recorded.
 #[derive(Debug)]
 pub struct ParticipantTable<W> {
     words: W,
@@ -214,22 +214,22 @@ pub struct ParticipantTable<W> {
 }
 
 impl<W: Words> ParticipantTable<W> {
-    /// Words that it takes; zeroed, they are a roster of nobody.
+    /// Number of words; zeroed words are an empty table.
     pub const WORDS: usize = Participant::SLOTS as usize;
 
-    /// A roster in these words; None if there are too few.
+    /// A table in these words; None if there are too few.
     #[must_use]
     pub fn new(words: W) -> Option<Self> {
         let pidfds = RwLock::new((0..Participant::SLOTS).map(|_| None).collect());
         (words.count() >= Self::WORDS).then_some(Self { words, pidfds })
     }
 
-    /// Gives a process a name. None if all places are taken.
+    /// Admits a process, and assigns a name. None if all slots are in use.
     pub fn admit(&self, pidfd: PidFd) -> Option<Participant> {
         for slot in 0..Participant::SLOTS - Participant::ROLES {
             let word = self.words.load(slot as usize, Acquire);
             let (generation, phase) = decode_slot(word);
-            // A place whose names are used up is never given away again.
+            // A slot whose generations are used up is never assigned again.
             let Some(name) = Participant::new(slot, generation.saturating_add(1)) else { continue };
             let new = encode_slot(name.generation(), LIVING);
             if phase == EMPTY && self.words.compare_exchange(slot as usize, word, new).is_ok() {
@@ -240,7 +240,7 @@ impl<W: Words> ParticipantTable<W> {
         None
     }
 
-    /// How many more can be admitted now.
+    /// How many more processes can be admitted now.
     pub fn free_slots(&self) -> usize {
         let is_free = |slot: &u32| {
             let (generation, phase) = decode_slot(self.words.load(*slot as usize, Acquire));
@@ -249,17 +249,17 @@ impl<W: Words> ParticipantTable<W> {
         (0..Participant::SLOTS - Participant::ROLES).filter(is_free).count()
     }
 
-    /// Gives up one's own name, in which nothing is done any more: it is cleaned up after like
-    /// one of the dead. False if the name was not one of the living.
-    pub fn leave(&self, who: Participant) -> bool {
-        let living = encode_slot(who.generation(), LIVING);
-        let dead = encode_slot(who.generation(), DEAD);
-        !who.is_role() && self.words.compare_exchange(who.slot() as usize, living, dead).is_ok()
+    /// Resigns a participant of this process that is no longer used: it is reclaimed like a
+    /// dead one. False if the participant was not in use.
+    pub fn leave(&self, participant: Participant) -> bool {
+        let living = encode_slot(participant.generation(), LIVING);
+        let dead = encode_slot(participant.generation(), DEAD);
+        !participant.is_role()
+            && self.words.compare_exchange(participant.slot() as usize, living, dead).is_ok()
     }
 
-    /// Lets a [role](Participant::role) take part: not a process, but what one after the other
-    /// does. It has the same name whoever admits it, and however often. None if there is no
-    /// such role.
+    /// Admits a [role](Participant::role): not a process, but a task of one process after the
+    /// other. Its name is always the same. None if there is no such role.
     ///
     /// ```
     /// use ipc::{Liveness, LocalWords, ParticipantTable};
@@ -275,36 +275,36 @@ impl<W: Words> ParticipantTable<W> {
         Some(role)
     }
 
-    /// The lives that are known here, to be handed on.
+    /// The known pidfds, to send to another process.
     ///
     /// # Errors
-    /// What the system says: that there can be no more descriptors.
+    /// The system's error, for example that no more descriptors can be opened.
     pub fn pidfds(&self) -> io::Result<Vec<(Participant, OwnedFd)>> {
         let pidfds = self.pidfds.read().unwrap_or_else(PoisonError::into_inner);
         let named = pidfds.iter().zip(0..).filter_map(|(known, slot)| {
             let (generation, pidfd) = known.as_ref()?;
             Some((Participant::new(slot, *generation)?, pidfd))
         });
-        named.map(|(who, pidfd)| Ok((who, pidfd.0.try_clone()?))).collect()
+        named.map(|(participant, pidfd)| Ok((participant, pidfd.0.try_clone()?))).collect()
     }
 
-    /// Takes note of the life behind a name. A role has none.
-    pub fn add_pidfd(&self, who: Participant, pidfd: PidFd) {
-        if who.is_role() {
+    /// Adds the pidfd of a participant. A role has none.
+    pub fn add_pidfd(&self, participant: Participant, pidfd: PidFd) {
+        if participant.is_role() {
             return;
         }
         let mut pidfds = self.pidfds.write().unwrap_or_else(PoisonError::into_inner);
-        pidfds[who.slot() as usize] = Some((who.generation(), pidfd));
+        pidfds[participant.slot() as usize] = Some((participant.generation(), pidfd));
     }
 
-    /// Lets go of the lives behind names that nobody has any more, which somebody else struck
-    /// off: each is a descriptor. Those that are dead and not yet cleaned up after are kept.
+    /// Closes the pidfds of participants that another process has freed. Those of dead
+    /// participants that are not reclaimed yet are kept.
     ///
     /// ```
     /// use ipc::{Liveness, PidFd, LocalWords, ParticipantTable};
     /// let words = || LocalWords::zeroed(ParticipantTable::<LocalWords>::WORDS);
     /// let participants = ParticipantTable::new(words()).unwrap();
-    /// let who = participants.admit(PidFd::of_this_process()?).unwrap();
+    /// let participant = participants.admit(PidFd::of_this_process()?).unwrap();
     /// participants.drop_unused_pidfds();
     /// assert_eq!(participants.pidfds()?.len(), 1);
     /// # Ok::<(), std::io::Error>(())
@@ -314,7 +314,7 @@ impl<W: Words> ParticipantTable<W> {
             let (generation, phase) = decode_slot(self.words.load(slot, Acquire));
             known.as_ref().is_some_and(|(known, _)| *known != generation || phase == EMPTY)
         };
-        // Mostly there are none, and others may go on looking.
+        // Usually there are none, and other threads may continue reading.
         let pidfds = self.pidfds.read().unwrap_or_else(PoisonError::into_inner);
         if !pidfds.iter().enumerate().any(is_gone) {
             return;
@@ -327,18 +327,22 @@ impl<W: Words> ParticipantTable<W> {
             .filter_map(|(slot, known)| is_gone((slot, known)).then(|| known.take()))
             .collect();
         drop(pidfds);
-        // Closed when nobody waits for it.
+        // Closed after the lock is released.
         drop(gone);
     }
 
-    /// Those that are dead and not yet cleaned up after.
+    /// The dead participants that are not reclaimed yet.
     pub fn dead_participants(&self) -> Vec<Participant> {
-        self.named(|phase| phase != EMPTY).filter(|who| self.is_dead(Some(*who))).collect()
+        self.named(|phase| phase != EMPTY)
+            .filter(|participant| self.is_dead(Some(*participant)))
+            .collect()
     }
 
-    /// Those that live, as far as is known.
+    /// The living participants, as far as is known.
     pub fn living_participants(&self) -> Vec<Participant> {
-        self.named(|phase| phase == LIVING).filter(|who| !self.is_dead(Some(*who))).collect()
+        self.named(|phase| phase == LIVING)
+            .filter(|participant| !self.is_dead(Some(*participant)))
+            .collect()
     }
 
     fn named(&self, is_meant: impl Fn(u64) -> bool) -> impl Iterator<Item = Participant> {
@@ -348,20 +352,23 @@ impl<W: Words> ParticipantTable<W> {
         })
     }
 
-    /// Gives the place of one that left, or that is dead and cleaned up after, to the
-    /// next. Nothing may name it any more. False if it was done already, and for a role.
-    pub fn free_slot(&self, who: Participant) -> bool {
-        if who.is_role() {
+    /// Frees the slot of a participant that left, or that is dead and reclaimed. No word may
+    /// contain its name any more. False if the slot was already freed, and for a role.
+    pub fn free_slot(&self, participant: Participant) -> bool {
+        if participant.is_role() {
             return false;
         }
-        let slot = who.slot() as usize;
-        let empty = encode_slot(who.generation(), EMPTY);
+        let slot = participant.slot() as usize;
+        let empty = encode_slot(participant.generation(), EMPTY);
         let done = [LIVING, DEAD].into_iter().any(|phase| {
-            let word = encode_slot(who.generation(), phase);
+            let word = encode_slot(participant.generation(), phase);
             self.words.compare_exchange(slot, word, empty).is_ok()
         });
         let mut pidfds = self.pidfds.write().unwrap_or_else(PoisonError::into_inner);
-        if pidfds[slot].as_ref().is_some_and(|(generation, _)| *generation == who.generation()) {
+        if pidfds[slot]
+            .as_ref()
+            .is_some_and(|(generation, _)| *generation == participant.generation())
+        {
             pidfds[slot] = None;
         }
         done
@@ -370,22 +377,22 @@ impl<W: Words> ParticipantTable<W> {
 
 impl<W: Words> Liveness for ParticipantTable<W> {
     fn is_dead(&self, participant: Option<Participant>) -> bool {
-        let Some(who) = participant else { return true };
-        let slot = who.slot() as usize;
+        let Some(participant) = participant else { return true };
+        let slot = participant.slot() as usize;
         let word = self.words.load(slot, Acquire);
         let (generation, phase) = decode_slot(word);
-        if generation != who.generation() || phase != LIVING {
-            // Struck off, noticed by somebody, or never admitted: a scribble.
+        if generation != participant.generation() || phase != LIVING {
+            // Freed, recorded as dead, or never admitted (corruption).
             return true;
         }
         let pidfds = self.pidfds.read().unwrap_or_else(PoisonError::into_inner);
         let is_over = match &pidfds[slot] {
-            Some((generation, pidfd)) if *generation == who.generation() => pidfd.is_over(),
+            Some((generation, pidfd)) if *generation == participant.generation() => pidfd.is_over(),
             _ => false,
         };
         drop(pidfds);
         if is_over {
-            // For those that do not have its life at hand.
+            // For processes that do not have its pidfd.
             let _ = self.words.compare_exchange(slot, word, encode_slot(generation, DEAD));
         }
         is_over
@@ -401,7 +408,7 @@ mod tests {
 
     /// A child that waits to be killed.
     fn child() -> (libc::pid_t, PidFd) {
-        // SAFETY: the child does nothing but wait, by a call that is safe after a fork.
+        // SAFETY: the child only waits, by a call that is safe after a fork.
         let number = unsafe { libc::fork() };
         assert!(number >= 0);
         if number == 0 {
@@ -410,24 +417,24 @@ mod tests {
                 unsafe { libc::pause() };
             }
         }
-        // SAFETY: no pointers; the child is not reaped, so the number is its own.
+        // SAFETY: no pointers; the child is not reaped, so the id is its own.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
-        // SAFETY: checked by its use.
+        // SAFETY: its use checks it.
         (number, PidFd::from_fd(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).unwrap())
     }
 
     fn kill(number: libc::pid_t) {
-        // SAFETY: a child of ours, not yet reaped.
+        // SAFETY: a child of this process, not yet reaped.
         unsafe { libc::kill(number, libc::SIGKILL) };
     }
 
     fn reap(number: libc::pid_t) {
-        // SAFETY: a child of ours; no status is asked for.
+        // SAFETY: a child of this process; no status is requested.
         unsafe { libc::waitpid(number, std::ptr::null_mut(), 0) };
     }
 
     #[test]
-    fn the_end_of_a_process_is_seen_and_remembered() {
+    fn process_exit_is_detected_and_recorded() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         let me = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         let (number, pidfd) = child();
@@ -438,13 +445,13 @@ mod tests {
         kill(number);
         let end = Instant::now() + Duration::from_secs(20);
         while participants.dead_participants() != [other] {
-            assert!(Instant::now() < end, "its end was not seen");
+            assert!(Instant::now() < end, "its exit was not detected");
             std::thread::sleep(Duration::from_millis(1));
         }
         reap(number);
         assert!(participants.free_slot(other));
         assert!(!participants.free_slot(other));
-        assert!(participants.is_dead(Some(other)), "also when its place is free");
+        assert!(participants.is_dead(Some(other)), "dead also after its slot is freed");
         let next = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         assert_eq!(next.slot(), other.slot());
         assert_ne!(next, other);
@@ -452,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_never_admitted_is_no_holder_of_anything() {
+    fn never_admitted_participant_counts_as_dead() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         assert!(participants.is_dead(Participant::new(3, 1)));
         assert!(participants.is_dead(None));
@@ -460,18 +467,22 @@ mod tests {
     }
 
     #[test]
-    fn a_role_outlives_everybody_and_no_process_gets_its_name() {
+    fn role_name_is_permanent_and_reserved() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         let role = participants.admit_role(1).unwrap();
         assert!(role.is_role() && participants.admit_role(Participant::ROLES).is_none());
         let mut admitted = Vec::new();
-        while let Some(who) = participants.admit(PidFd::of_this_process().unwrap()) {
-            admitted.push(who);
+        while let Some(participant) = participants.admit(PidFd::of_this_process().unwrap()) {
+            admitted.push(participant);
         }
         assert_eq!(admitted.len(), (Participant::SLOTS - Participant::ROLES) as usize);
-        assert!(admitted.iter().all(|who| !who.is_role()));
-        let known: Vec<_> =
-            participants.pidfds().unwrap().into_iter().map(|(who, _)| who).collect();
+        assert!(admitted.iter().all(|participant| !participant.is_role()));
+        let known: Vec<_> = participants
+            .pidfds()
+            .unwrap()
+            .into_iter()
+            .map(|(participant, _)| participant)
+            .collect();
         assert_eq!(known, admitted);
         assert!(!participants.free_slot(role) && !participants.is_dead(Some(role)));
         let (number, pidfd) = child();
@@ -484,36 +495,39 @@ mod tests {
     }
 
     #[test]
-    fn one_who_resigns_is_cleaned_up_after() {
+    fn resigned_participant_is_reclaimed() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         let most = participants.free_slots();
         assert_eq!(most, (Participant::SLOTS - Participant::ROLES) as usize);
-        let who = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
+        let participant = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         assert_eq!(participants.free_slots(), most - 1);
-        assert!(participants.leave(who) && !participants.leave(who));
-        assert!(participants.is_dead(Some(who)) && participants.dead_participants() == [who]);
+        assert!(participants.leave(participant) && !participants.leave(participant));
+        assert!(
+            participants.is_dead(Some(participant))
+                && participants.dead_participants() == [participant]
+        );
         assert_eq!(participants.free_slots(), most - 1);
-        assert!(participants.free_slot(who));
+        assert!(participants.free_slot(participant));
         assert_eq!(participants.free_slots(), most);
         let role = participants.admit_role(0).unwrap();
         assert!(!participants.leave(role));
     }
 
     #[test]
-    fn lives_of_those_that_were_struck_off_elsewhere_are_let_go_of() {
+    fn pidfds_of_freed_participants_are_closed() {
         let words = LocalWords::zeroed(256);
         let (here, there) =
             (ParticipantTable::new(&words).unwrap(), ParticipantTable::new(&words).unwrap());
         let pidfd = || PidFd::of_this_process().unwrap();
         let known = |participants: &ParticipantTable<&LocalWords>| -> Vec<_> {
-            participants.pidfds().unwrap().into_iter().map(|(who, _)| who).collect()
+            participants.pidfds().unwrap().into_iter().map(|(participant, _)| participant).collect()
         };
         let [stays, leaves, goes, replaced] = std::array::from_fn(|_| {
-            let who = here.admit(pidfd()).unwrap();
-            there.add_pidfd(who, pidfd());
-            who
+            let participant = here.admit(pidfd()).unwrap();
+            there.add_pidfd(participant, pidfd());
+            participant
         });
-        // Still to be cleaned up after.
+        // Not reclaimed yet.
         assert!(here.leave(leaves));
         assert!(here.free_slot(goes) && here.free_slot(replaced));
         assert_eq!(known(&there), [stays, leaves, goes, replaced]);
@@ -521,7 +535,7 @@ mod tests {
         assert_eq!(next.slot(), goes.slot());
         there.drop_unused_pidfds();
         assert_eq!(known(&there), [stays, leaves]);
-        // One of whom nothing is known but that it is there is none that is gone.
+        // A participant without a known pidfd counts as living.
         there.add_pidfd(next, pidfd());
         there.drop_unused_pidfds();
         assert_eq!(known(&there), [stays, leaves, next]);
@@ -532,14 +546,14 @@ mod tests {
     }
 
     #[test]
-    fn other_descriptors_are_no_lives() {
+    fn other_descriptors_are_not_pidfds() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let error = PidFd::from_fd(null.into()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn only_the_process_at_the_other_end_is_the_peer() {
+    fn only_the_pidfd_of_the_peer_is_accepted() {
         let (here, _there) = Channel::pair().unwrap();
         let (number, other) = child();
         let sent = |pidfd: &PidFd| pidfd.as_fd().try_clone_to_owned().unwrap();
@@ -555,14 +569,14 @@ mod tests {
         kill(number);
         let end = Instant::now() + Duration::from_secs(20);
         while !other.is_over() {
-            assert!(Instant::now() < end, "its end was not seen");
+            assert!(Instant::now() < end, "its exit was not detected");
             std::thread::sleep(Duration::from_millis(1));
         }
         reap(number);
-        // A process that has ended is not at the other end.
+        // A process that has exited is not the peer.
         assert_eq!(other.number().unwrap(), -1);
         assert!(PidFd::by_number(&here, other.try_clone().unwrap()).is_err());
-        // The child's end is not that of the peer, which is this process.
+        // The child's pidfd is not that of the peer, which is this process.
         match by_kernel {
             Some(peer) => {
                 assert_eq!(peer.number().unwrap(), i64::from(std::process::id()));
@@ -573,20 +587,20 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_is_noticed() {
+    fn fork_is_detected() {
         let before = ForkGeneration::current();
         assert!(before.is_current());
-        // SAFETY: the child only compares and ends.
+        // SAFETY: the child only compares and exits.
         let number = unsafe { libc::fork() };
         if number == 0 {
             let code = i32::from(before.is_current());
-            // SAFETY: ends the child at once, without running anything of the parent's.
+            // SAFETY: ends the child at once, without running any code of the parent.
             unsafe { libc::_exit(code) };
         }
         let mut status = 0;
-        // SAFETY: a child of ours.
+        // SAFETY: a child of this process.
         unsafe { libc::waitpid(number, &raw mut status, 0) };
-        assert_eq!(libc::WEXITSTATUS(status), 0, "the child took itself for its parent");
+        assert_eq!(libc::WEXITSTATUS(status), 0, "the child did not detect the fork");
         assert!(before.is_current());
     }
 }

@@ -1,13 +1,12 @@
-//! Memory that processes share, by a file descriptor and by nothing else.
+//! Memory that processes share by a file descriptor only.
 //!
-//! A segment has no name in any file system, so nothing of it stays behind when its
-//! last holder is gone, however that came about, and nobody finds it who was not
-//! given its descriptor. It cannot change its size any more, so a process that maps
-//! it cannot be made to fault by another one that cuts it off.
+//! A segment has no name in any file system. So nothing remains when its last owner is gone,
+//! for whatever reason, and only processes that got its descriptor can open it. Its size is
+//! sealed, so no process can truncate it and make another one fault.
 //!
-//! The first page says what is inside: a layout's name and version, where the body begins, and
-//! whether its maker has finished. What follows is the body. A page is what the system says it is,
-//! since the body is pinned and let to devices by whole pages.
+//! The first page is the header: a layout's name and version, where the body begins, and
+//! whether its creator has finished. The body follows. It begins at a page of the system's
+//! size, because it is pinned and mapped for devices by whole pages.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -23,7 +22,7 @@ use crate::limits::{LimitReached, check_file_size};
 use crate::page_size::page_size;
 use crate::words::{FutexWords, Words, words_of_a_slice};
 
-/// What the body of a segment is: a name of at most 32 bytes, and a version.
+/// The layout of a segment's body: a name of at most 32 bytes, and a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Layout {
     name: [u8; Self::MAX_NAME_LENGTH],
@@ -72,31 +71,31 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Why a segment could not be made or opened.
+/// Why a segment could not be created or opened.
 #[non_exhaustive]
 pub enum SegmentError {
-    /// The system refused.
+    /// A system call failed.
     System {
         /// The call.
         call: &'static str,
-        /// Bytes, where it is about so many.
+        /// The length in bytes, if the call has one.
         length: u64,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// The descriptor is that of something else: no memory, not sealed, cut off.
+    /// The file descriptor is not a segment: not memory, not sealed, or truncated.
     NotASegment {
-        /// What is wrong.
+        /// The reason.
         why: &'static str,
     },
-    /// Its body is something else than was expected.
+    /// Its body has another layout than expected.
     LayoutMismatch {
-        /// What was expected.
+        /// The expected layout.
         expected: Layout,
-        /// What it says it is.
+        /// The layout in its header.
         found: Layout,
     },
-    /// Its maker has not finished it.
+    /// Its creator has not finished it.
     NotReady,
 }
 
@@ -131,7 +130,7 @@ impl std::error::Error for SegmentError {
     }
 }
 
-/// What segment calls give.
+/// The result of segment calls.
 pub type Result<T> = std::result::Result<T, SegmentError>;
 
 const WORD: usize = size_of::<u64>();
@@ -140,7 +139,7 @@ const HEAD_VERSION: u64 = 2;
 const READY: u64 = 1;
 const WRITABLE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-// Words of the head.
+// Words of the header.
 const AT_KIND: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_LAYOUT: usize = 2;
@@ -161,7 +160,7 @@ const HEAD_WORDS: usize = 10;
 /// made.words().store(3, 42, Ordering::Relaxed);
 /// made.mark_ready();
 ///
-/// // Another process would have got the descriptor over a socket.
+/// // Another process would receive the file descriptor over a socket.
 /// let opened = Segment::open(made.as_fd().try_clone_to_owned().unwrap(), COUNTERS)?;
 /// assert_eq!(opened.words().load(3, Ordering::Relaxed), 42);
 /// let other = Segment::open(made.as_fd().try_clone_to_owned().unwrap(), Layout::new("x", 1));
@@ -180,22 +179,22 @@ struct Mapping {
     file: OwnedFd,
 }
 
-// SAFETY: a mapping has no thread affinity, and its bytes are reached by atomics only.
+// SAFETY: a mapping has no thread affinity, and its bytes are accessed by atomics only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping that was made; nothing refers to it any more.
+        // SAFETY: exactly the mapping that was made; no reference to it exists any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
 impl Mapping {
-    /// Maps all of a file, of which nothing is body yet.
+    /// Maps a whole file, without a body yet.
     fn new(file: OwnedFd, length: usize, protection: libc::c_int) -> Result<Self> {
-        // SAFETY: a fresh mapping touches nothing that exists.
+        // SAFETY: a fresh mapping does not affect existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -216,8 +215,8 @@ impl Mapping {
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped as long as `self`, page-aligned, never changing its size (it
-        // is sealed), and only ever reached by atomics.
+        // SAFETY: mapped as long as `self`, page-aligned, of constant size (it is sealed), and
+        // only accessed by atomics.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.length / WORD) }
     }
 
@@ -240,11 +239,11 @@ fn system(call: &'static str, length: u64) -> SegmentError {
 }
 
 impl Segment {
-    /// Makes a segment with a zeroed body of at least so many bytes. Others can open
-    /// it once it is [marked ready](Self::mark_ready).
+    /// Creates a segment with a zeroed body of at least this many bytes. Other processes can
+    /// open it after it is [marked ready](Self::mark_ready).
     ///
     /// # Errors
-    /// `System`, if there is not enough memory, say.
+    /// `System`, for example if there is not enough memory.
     pub fn create(layout: Layout, body: usize) -> Result<Self> {
         Self::create_with_pages(layout, body, page_size())
     }
@@ -257,17 +256,17 @@ impl Segment {
         };
         let name = CString::new(format!("fabricast {layout}")).unwrap_or_default();
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: a valid string; what comes back is checked.
+        // SAFETY: a valid string; the result is checked.
         let file = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         if file < 0 {
             return Err(system("memfd_create", length as u64));
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and not shared.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let failed =
             |cause| SegmentError::System { call: "ftruncate", length: length as u64, cause };
         check_file_size(length as u64).map_err(failed)?;
-        // SAFETY: a descriptor of ours.
+        // SAFETY: a file descriptor owned here.
         if unsafe { libc::ftruncate(file.as_raw_fd(), length as i64) } < 0 {
             return Err(system("ftruncate", length as u64));
         }
@@ -289,12 +288,12 @@ impl Segment {
         Ok(Self(Arc::new(mapping)))
     }
 
-    /// Tells others that the body is made.
+    /// Marks the body as initialised, for other processes.
     pub fn mark_ready(&self) {
         self.0.words()[AT_STATE].store(READY, Ordering::Release);
     }
 
-    /// Opens a segment of this layout that somebody made.
+    /// Opens an existing segment of this layout.
     ///
     /// # Errors
     /// `NotASegment`, `LayoutMismatch`, `NotReady`, `System`.
@@ -306,13 +305,13 @@ impl Segment {
         Mapping::open(file, layout, page, WRITABLE).map(|mapping| Self(Arc::new(mapping)))
     }
 
-    /// A descriptor of the same memory by which it can only be read, as a
-    /// [`ReadOnlySegment`]. Processes of other users cannot open it for writing by that.
+    /// A read-only file descriptor of the same memory, for a [`ReadOnlySegment`]. Processes of
+    /// other users cannot open it for writing with that.
     ///
     /// # Errors
-    /// `System`: it is opened by way of /proc.
+    /// `System`: it is opened through /proc.
     pub fn read_only(&self) -> Result<OwnedFd> {
-        // SAFETY: a descriptor of ours.
+        // SAFETY: a file descriptor owned here.
         if unsafe { libc::fchmod(self.0.file.as_raw_fd(), 0o600) } < 0 {
             return Err(system("fchmod", self.0.length as u64));
         }
@@ -325,7 +324,7 @@ impl Segment {
         })
     }
 
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     #[must_use]
     pub fn body_length(&self) -> usize {
         self.0.length - self.0.body
@@ -337,15 +336,15 @@ impl Segment {
         MappedWords { mapping: Arc::clone(&self.0) }
     }
 
-    /// The first byte of the body. Valid as long as the segment; other processes may
-    /// write what it points to at any time, so no reference may be made of it.
+    /// The first byte of the body. Valid as long as the segment. Other processes may write the
+    /// memory at any time, so no reference to it may be created.
     #[must_use]
     pub fn body(&self) -> *mut u8 {
         self.0.body()
     }
 }
 
-/// Memory shared by another process that may only be read here. Cheap to clone.
+/// Memory of another process that is mapped read-only here. Cheap to clone.
 ///
 /// ```
 /// use ipc::{Layout, ReadOnlySegment, Segment};
@@ -354,7 +353,7 @@ impl Segment {
 /// made.mark_ready();
 /// let opened = ReadOnlySegment::open(made.read_only()?, EXAMPLE)?;
 /// assert!(opened.body_length() >= 1000);
-/// // By this descriptor it cannot be written.
+/// // This file descriptor is read-only.
 /// assert!(Segment::open(made.read_only()?, EXAMPLE).is_err());
 /// # Ok::<(), ipc::SegmentError>(())
 /// ```
@@ -371,13 +370,13 @@ impl ReadOnlySegment {
             .map(|mapping| Self(Arc::new(mapping)))
     }
 
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     #[must_use]
     pub fn body_length(&self) -> usize {
         self.0.length - self.0.body
     }
 
-    /// The first byte of the body: as that of a [`Segment`], to be read alone.
+    /// The first byte of the body, as of a [`Segment`], but read-only.
     #[must_use]
     pub fn body(&self) -> *const u8 {
         self.0.body()
@@ -387,7 +386,7 @@ impl ReadOnlySegment {
     #[inline]
     #[must_use]
     pub fn load(&self, at: usize) -> u64 {
-        // Of memory that cannot be written only relaxed loads are defined.
+        // Only relaxed loads are defined for read-only memory.
         let word = self.0.body_words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         word
@@ -398,23 +397,23 @@ impl Mapping {
     fn open(file: OwnedFd, layout: Layout, page: usize, protection: libc::c_int) -> Result<Self> {
         let refuse = |why| Err(SegmentError::NotASegment { why });
         let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        // SAFETY: a descriptor of ours.
+        // SAFETY: a file descriptor owned here.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 {
-            return refuse("not a memory file");
+            return refuse("it is not a memory file");
         }
         if seals & needed != needed {
             return refuse("its size is not sealed (F_SEAL_SHRINK)");
         }
         // SAFETY: all bytes zero is a valid value.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the result goes where there is room for it.
+        // SAFETY: the result is written to a valid place.
         if unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) } < 0 {
             return Err(system("fstat", 0));
         }
         let length = match usize::try_from(status.st_size) {
             Ok(length) if length >= HEAD_WORDS * WORD && length.is_multiple_of(WORD) => length,
-            _ => return refuse("too short"),
+            _ => return refuse("it is too short"),
         };
         let mut mapping = Self::new(file, length, protection)?;
         let head = mapping.words();
@@ -422,14 +421,14 @@ impl Mapping {
             return refuse("its magic number is wrong");
         }
         if head[AT_VERSION].load(Ordering::Relaxed) != HEAD_VERSION {
-            return refuse("its head is of another version");
+            return refuse("its header has another version");
         }
         if head[AT_LENGTH].load(Ordering::Relaxed) != length as u64 {
-            return refuse("its length is not what it says");
+            return refuse("its length differs from its header");
         }
         let body = match usize::try_from(head[AT_BODY].load(Ordering::Relaxed)) {
             Ok(body) if body >= HEAD_WORDS * WORD && body <= length => body,
-            _ => return refuse("its body is not inside of it"),
+            _ => return refuse("its body lies outside of it"),
         };
         if !body.is_multiple_of(page) {
             return refuse("its body does not begin at a page");
@@ -453,7 +452,7 @@ impl AsFd for Segment {
     }
 }
 
-/// The words of a segment's body. Keeps it mapped.
+/// The words of a segment's body. Keeps the segment mapped.
 #[derive(Debug, Clone)]
 pub struct MappedWords {
     mapping: Arc<Mapping>,
@@ -469,14 +468,14 @@ impl MappedWords {
 impl Words for MappedWords {
     words_of_a_slice!();
 
-    /// A word that was read first and is written then is fetched twice: from whoever wrote it, and
-    /// for its owner.
+    /// A word that is read and then written would be fetched twice: from its last writer, and
+    /// again for ownership.
     #[inline]
     fn prefetch_for_write(&self, at: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if let Some(word) = self.slice().get(at) {
             // SAFETY: a hint, which changes neither memory nor registers, whatever the address.
-            // Processors without it do nothing instead.
+            // Processors without it ignore it.
             unsafe {
                 std::arch::asm!(
                     "prefetchw [{0}]",
@@ -507,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_survives_its_words() {
+    fn layout_round_trips_through_words() {
         for name in ["a", "eightlet", "exactly thirty-two bytes of name"] {
             let layout = Layout::new(name, u32::MAX);
             assert_eq!(Layout::from_words(layout.words()), layout);
@@ -516,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_mapping_writes_another_reads() {
+    fn writes_are_visible_in_another_mapping() {
         let made = Segment::create(LAYOUT, 10_000).unwrap();
         assert!(made.body_length() >= 10_000);
         made.mark_ready();
@@ -525,14 +524,14 @@ mod tests {
         made.words().store(last, 17, Ordering::Release);
         assert_eq!(opened.words().load(last, Ordering::Acquire), 17);
         assert_ne!(made.body(), opened.body());
-        // The words outlive the segment they are of.
+        // The words outlive their segment.
         let words = opened.words();
         drop((made, opened));
         assert_eq!(words.load(last, Ordering::Acquire), 17);
     }
 
     #[test]
-    fn only_a_finished_segment_of_the_same_layout_is_opened() {
+    fn unfinished_or_different_segments_are_not_opened() {
         let made = Segment::create(LAYOUT, 1).unwrap();
         assert!(matches!(Segment::open(copy(&made), LAYOUT), Err(SegmentError::NotReady)));
         made.mark_ready();
@@ -541,16 +540,16 @@ mod tests {
         assert_eq!(error.to_string(), "the segment holds test v3, test v4 was expected");
         made.0.words()[AT_LENGTH].store(99, Ordering::Relaxed);
         let error = Segment::open(copy(&made), LAYOUT).unwrap_err();
-        assert_eq!(error.to_string(), "not a shared segment: its length is not what it says");
+        assert_eq!(error.to_string(), "not a shared segment: its length differs from its header");
     }
 
     #[test]
-    fn other_files_are_no_segments() {
+    fn other_files_are_refused() {
         let why = |file: OwnedFd| Segment::open(file, LAYOUT).unwrap_err().to_string();
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(why(null.into()), "not a shared segment: not a memory file");
+        assert_eq!(why(null.into()), "not a shared segment: it is not a memory file");
         let memory = |flags, length| {
-            // SAFETY: a valid name; the descriptor is checked by its use.
+            // SAFETY: a valid name; the use of the file descriptor checks it.
             unsafe {
                 let file = libc::memfd_create(c"x".as_ptr(), flags);
                 libc::ftruncate(file, length);
@@ -560,19 +559,19 @@ mod tests {
         assert!(why(memory(libc::MFD_CLOEXEC, 8192)).contains("not sealed"));
         let sealed = memory(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING, 100);
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        // SAFETY: a descriptor of ours.
+        // SAFETY: a file descriptor owned here.
         unsafe { libc::fcntl(sealed.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-        assert_eq!(why(sealed), "not a shared segment: too short");
+        assert_eq!(why(sealed), "not a shared segment: it is too short");
     }
 
     #[test]
-    fn a_size_that_cannot_be_is_refused() {
+    fn impossible_size_is_refused() {
         assert!(Segment::create(LAYOUT, usize::MAX).is_err());
         assert!(Segment::create(LAYOUT, usize::MAX - page_size()).is_err());
     }
 
     #[test]
-    fn the_body_begins_at_a_page_of_any_size() {
+    fn body_begins_at_a_page_of_any_size() {
         for page in [4 << 10, 16 << 10, 64 << 10] {
             if page % page_size() != 0 {
                 continue;
@@ -580,7 +579,7 @@ mod tests {
             let made = Segment::create_with_pages(LAYOUT, page + 1, page).unwrap();
             made.mark_ready();
             assert_eq!(made.body_length(), 2 * page);
-            // Without an offset the kernel maps at a page of its own, which may be smaller.
+            // Without an offset the kernel maps at its own page size, which may be smaller.
             assert_eq!(made.body().addr() - made.0.base.as_ptr().addr(), page);
             let opened = Segment::open(copy(&made), LAYOUT).unwrap();
             assert_eq!(opened.body_length(), 2 * page);
@@ -591,14 +590,14 @@ mod tests {
             assert_eq!(opened.words().load(0, Ordering::Acquire), 5);
             assert_eq!(opened.words().load(last, Ordering::Acquire), 6);
             assert_eq!(opened.words().slice().as_ptr().addr(), opened.body().addr());
-            // Nothing of the head is body: the segment can still be opened.
+            // The body does not overlap the header: the segment can still be opened.
             Segment::open(copy(&made), LAYOUT).unwrap();
         }
         assert_eq!(Segment::create(LAYOUT, 1).unwrap().body().addr() % page_size(), 0);
     }
 
     #[test]
-    fn a_body_that_is_no_page_or_outside_is_refused() {
+    fn unaligned_or_outside_body_is_refused() {
         let page = page_size();
         let why = |body: usize, page: usize| {
             let made = Segment::create(LAYOUT, 1).unwrap();
@@ -609,7 +608,7 @@ mod tests {
         assert_eq!(why(page, 2 * page), "not a shared segment: its body does not begin at a page");
         assert_eq!(why(page + 8, page), "not a shared segment: its body does not begin at a page");
         for outside in [0, 8, 2 * page + 8, usize::MAX] {
-            assert_eq!(why(outside, page), "not a shared segment: its body is not inside of it");
+            assert_eq!(why(outside, page), "not a shared segment: its body lies outside of it");
         }
     }
 }

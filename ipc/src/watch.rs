@@ -1,19 +1,20 @@
-//! Waiting at many bells at once, for those that cannot sleep: they wait for a descriptor.
+//! Waiting at many doorbells at once, for processes that wait for a file descriptor instead of
+//! sleeping.
 //!
-//! A thread sleeps at the bells, and tells whoever listens there that one was rung. It is at
-//! each of them from when somebody begins to listen, whether that one waits or not, and does not
-//! say that somebody sleeps: who waits says so ([`Doorbell::announce_waiter`], and again each second, by
-//! its listener), looks once more, and that is all. So waiting costs no call of the system, and a ring costs none as long
-//! as nobody waits.
+//! A thread sleeps at the doorbells, and calls the listeners of one that was rung. It watches
+//! each doorbell as long as there is a listener, but does not set the sleepers flag. A waiter
+//! announces itself ([`Doorbell::announce_waiter`], and again each second, by its listener),
+//! and then polls once more. So waiting costs no system call, and a ring costs none without
+//! waiters.
 //!
-//! Nothing is lost. A ring moves the bell's count; the thread compares it with the one that it
-//! saw last, and tells the listener after it has seen another one. Whoever stored something
-//! before an announcement is found by the look after it. Whoever stored it later sees the
-//! announcement, and its ring comes after that, so the listener is told after that, too.
-//! (`models/watch.rs` tries all orders of it.)
+//! No ring is lost. A ring increments the doorbell's count; the thread compares it with the
+//! last value, and calls the listener after a change. A value that was stored before an
+//! announcement is found by the poll after it. A later store sees the announcement, and its
+//! ring follows, so the listener is called after the store. (`models/watch.rs` tries all
+//! orders.)
 //!
-//! The kernel takes 128 words at a time: of more bells there are more threads, and one for each
-//! bell where it takes one only (before Linux 5.16).
+//! The kernel takes 128 words at a time. More doorbells need more threads; before Linux 5.16,
+//! each doorbell needs one.
 
 use std::fmt::Debug;
 use std::io;
@@ -27,17 +28,17 @@ use crate::futex;
 use crate::pidfd::ForkGeneration;
 use crate::words::{FutexWords, LocalWords, Words};
 
-/// One who is told when a bell was rung. It is told by the thread of a [`DoorbellWatcher`], which serves
-/// others, too: so it does not wait for anything.
+/// A listener that is called when a doorbell was rung. It runs on the thread of a
+/// [`DoorbellWatcher`], which serves others, too, so it must not block.
 pub trait DoorbellListener: Debug + Send + Sync {
-    /// The bell was rung.
+    /// The doorbell was rung.
     fn rung(&self);
-    /// Some time has passed, a second or so. One who waits announces itself again, and looks:
-    /// whoever was about to ring may have been stopped before.
+    /// About a second has passed. A waiter announces itself again, and polls: a process that
+    /// was about to ring may have been stopped.
     fn look(&self);
 }
 
-/// A bell, whatever words it is made of.
+/// A doorbell on any kind of words.
 trait AnyDoorbell: Debug + Send + Sync {
     fn count(&self) -> u64;
     fn word(&self) -> Option<&AtomicU64>;
@@ -56,8 +57,8 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
     }
 }
 
-/// Threads at bells: none as long as nobody listens. A forked child has none of them, and makes
-/// a watch of its own.
+/// Threads that watch doorbells: none without listeners. A forked child has none of them, and
+/// needs its own watcher.
 ///
 /// ```
 /// use std::sync::{Arc, mpsc};
@@ -73,24 +74,24 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 ///     fn look(&self) {}
 /// }
 ///
-/// // Others that map the segment ring there, too.
-/// let segment = Segment::create(Layout::new("a bell", 1), 64).unwrap();
+/// // Other processes that map the segment can ring, too.
+/// let segment = Segment::create(Layout::new("doorbell", 1), 64).unwrap();
 /// let doorbell = Doorbell::new(segment.words()).unwrap();
 /// let (sender, receiver) = mpsc::channel();
 /// let watch = DoorbellWatcher::new();
 /// let listening = watch.listen(doorbell.clone(), Arc::new(Teller(sender)))?;
-/// doorbell.ring(); // nobody waits: next to nothing
+/// doorbell.ring(); // no waiter: costs next to nothing
 /// assert!(receiver.try_recv().is_err());
 ///
-/// doorbell.announce_waiter(); // and then one looks for what is waited for
+/// doorbell.announce_waiter(); // then the waiter polls once more
 /// doorbell.ring();
 /// receiver.recv_timeout(Duration::from_secs(10)).unwrap();
-/// drop(listening); // from here on nothing is told any more
+/// drop(listening); // the listener is not called any more
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct DoorbellWatcher {
-    /// Bells of each thread.
+    /// Doorbells of each thread.
     max: usize,
     groups: Mutex<Vec<Arc<WatcherThread>>>,
 }
@@ -101,12 +102,12 @@ impl Default for DoorbellWatcher {
     }
 }
 
-/// The bells of one thread.
+/// The doorbells of one thread.
 #[derive(Debug)]
 struct WatcherThread {
     max: usize,
     state: Mutex<State>,
-    /// Moves when the thread has to look at its bells anew.
+    /// Changed when the thread must read its list of doorbells again.
     control: LocalWords,
 }
 
@@ -118,12 +119,12 @@ struct State {
     has_stopped: bool,
 }
 
-/// A bell, and who listens.
+/// A doorbell, and its listener.
 #[derive(Debug)]
 struct Registration {
     number: u64,
     doorbell: Arc<dyn AnyDoorbell>,
-    /// Its count when it was looked at last.
+    /// Its count at the last check.
     seen: u64,
     listener: Arc<dyn DoorbellListener>,
 }
@@ -133,25 +134,24 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DoorbellWatcher {
-    /// With as many bells for each thread as the kernel allows.
+    /// With as many doorbells for each thread as the kernel allows.
     #[must_use]
     pub fn new() -> Self {
-        // One word is the thread's own.
+        // One word belongs to the thread itself.
         Self::with_max_doorbells(if futex::supports_waitv() { futex::MAX_WORDS - 1 } else { 1 })
     }
 
-    /// With no more bells for each thread than so many: with one, as where the kernel knows no
-    /// better.
+    /// With at most this many doorbells for each thread: 1 is what old kernels support.
     #[must_use]
     pub fn with_max_doorbells(max: usize) -> Self {
         let possible = if futex::supports_waitv() { futex::MAX_WORDS - 1 } else { 1 };
         Self { max: max.clamp(1, possible), groups: Mutex::default() }
     }
 
-    /// Tells this listener of each ring from now on, until what this gives is dropped.
+    /// Calls this listener after each ring from now on, until the returned object is dropped.
     ///
     /// # Errors
-    /// What the system says: that there can be no more threads.
+    /// The system's error, for example that no more threads can be created.
     pub fn listen<W>(
         &self,
         doorbell: Doorbell<W>,
@@ -186,7 +186,7 @@ impl DoorbellWatcher {
         Ok(ListenerGuard { group, number: 0, fork_generation })
     }
 
-    /// How many threads there are.
+    /// The number of threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         let has_stopped = |group: &&Arc<WatcherThread>| locked(&group.state).has_stopped;
@@ -210,7 +210,8 @@ impl WatcherThread {
         Ok(number)
     }
 
-    /// Once this is done, nothing is told to its listener, and nobody here has it any more.
+    /// After this returns, the listener is not called any more, and no reference to it is left
+    /// here.
     fn remove(&self, number: u64) {
         let mut state = locked(&self.state);
         let Some(at) =
@@ -222,21 +223,21 @@ impl WatcherThread {
         state.has_stopped = state.registrations.is_empty();
         drop(state);
         if self.max == 1 {
-            // The bell is all that its thread sleeps at. Others wake for nothing.
+            // The thread sleeps only at the doorbell. Other threads would wake for nothing.
             registration.doorbell.ring_unconditionally();
         } else {
             self.wake_thread();
         }
     }
 
-    /// Has the thread look anew.
+    /// Makes the thread read its list again.
     fn wake_thread(&self) {
         self.control.fetch_add(0, 1);
         self.control.wake(0, 1);
     }
 
     fn run(&self) {
-        let mut looked = Instant::now();
+        let mut last_check = Instant::now();
         let mut waiters = Vec::new();
         loop {
             let called = {
@@ -244,9 +245,9 @@ impl WatcherThread {
                 if state.has_stopped {
                     return;
                 }
-                let is_time = looked.elapsed() >= MAX_SLEEP;
+                let is_time = last_check.elapsed() >= MAX_SLEEP;
                 if is_time {
-                    looked = Instant::now();
+                    last_check = Instant::now();
                 }
                 for registration in &mut state.registrations {
                     let count = registration.doorbell.count();
@@ -258,11 +259,11 @@ impl WatcherThread {
                     }
                     waiters.push((Arc::clone(&registration.doorbell), count as u32));
                 }
-                // Those who change something do so before they call.
+                // Callers change the list before they notify the thread.
                 self.control.load(0, Acquire) as u32
             };
             self.sleep(called, &waiters);
-            // Before it looks again: words that nobody listens at any more are not kept mapped.
+            // Before it sleeps again: words without a listener must not stay mapped.
             waiters.clear();
         }
     }
@@ -278,16 +279,16 @@ impl WatcherThread {
         }
         let called = self.control.word(0).map(|word| (word, called));
         if futex::wait_any(called.into_iter().chain(words), MAX_SLEEP).is_err() {
-            // The kernel has no memory for it: rings are heard a little later meanwhile.
+            // The kernel has no memory for it: until then, rings are detected a little later.
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// One who listens at a bell. Once it is dropped, nothing is told any more; the thread ends with
-/// the last one.
+/// A listener at a doorbell. After it is dropped, nothing is reported any more; the thread ends
+/// with the last one.
 #[derive(Debug)]
-#[must_use = "dropped, it does not listen any more"]
+#[must_use = "dropping it ends the registration"]
 pub struct ListenerGuard {
     group: Arc<WatcherThread>,
     number: u64,
@@ -296,7 +297,7 @@ pub struct ListenerGuard {
 
 impl Drop for ListenerGuard {
     fn drop(&mut self) {
-        // A forked child has neither the thread nor anybody who would let go of the lock.
+        // A forked child has no such thread, and no thread that would release the lock.
         if self.fork_generation.is_current() {
             self.group.remove(self.number);
         }

@@ -1,51 +1,50 @@
 //! Words that processes share.
 //!
-//! Every structure in this crate that lives in shared memory is made of 64-bit
-//! words, and reaches them by index through [`Words`]. That has four uses. The
-//! structure means the same at whatever address it is mapped; an index is checked
-//! before it is used, so that a process that scribbles cannot make another one
-//! read or write outside of the structure; loom can run the same code on its own
-//! atomics; and a test can stop a process before and after each single store.
+//! Every structure of this crate in shared memory consists of 64-bit words, and accesses them
+//! by index through [`Words`]. That has four uses. A structure works at any mapped address. An
+//! index is checked before use, so that a process that corrupts memory cannot make another one
+//! access memory outside of the structure. loom can run the same code on its own atomics. And a
+//! test can stop a process before and after each store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// An array of 64-bit words, each of which is only reached atomically.
+/// An array of 64-bit words, which are only accessed atomically.
 ///
-/// An index beyond the end must be harmless: such a load gives 0, such a store
-/// does nothing. Indices come out of shared memory, which a broken peer can write.
+/// An index beyond the end must be harmless: a load returns 0, a store does nothing. Indices
+/// are read from shared memory, which a faulty process can write.
 pub trait Words {
-    /// How many there are.
+    /// The number of words.
     fn count(&self) -> usize;
-    /// Reads one.
+    /// Loads a word.
     fn load(&self, at: usize, order: Ordering) -> u64;
-    /// Writes one.
+    /// Stores a word.
     fn store(&self, at: usize, value: u64, order: Ordering);
-    /// Replaces one that has this value; else gives the value it has.
+    /// Replaces a word that has the expected value; otherwise returns its value.
     ///
     /// # Errors
-    /// The value found.
+    /// The value that was found.
     fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64>;
-    /// Replaces one, and gives what it was.
+    /// Replaces a word, and returns the old value.
     fn swap(&self, at: usize, value: u64) -> u64;
-    /// Clears all bits but these, and gives what it was.
+    /// Clears all other bits, and returns the old value.
     fn fetch_and(&self, at: usize, bits: u64) -> u64;
-    /// Sets these bits, and gives what it was.
+    /// Sets these bits, and returns the old value.
     fn fetch_or(&self, at: usize, bits: u64) -> u64;
-    /// Adds, wrapping, and gives what it was.
+    /// Adds, wrapping, and returns the old value.
     fn fetch_add(&self, at: usize, value: u64) -> u64;
-    /// It will be written soon: a processor that wants to may fetch it meanwhile. Nothing else
-    /// comes of it.
+    /// A hint that the word will be written soon, so that the processor may prefetch it. It has
+    /// no other effect.
     #[inline]
     fn prefetch_for_write(&self, _at: usize) {}
-    /// Sleeps while the lower half of the word is `low`, until it is woken or time
-    /// is over. May return early.
+    /// Sleeps while the lower half of the word is `low`, until a wake-up or the timeout. May
+    /// return early.
     fn sleep(&self, at: usize, low: u32, timeout: Duration);
-    /// Wakes so many of those that sleep on the word.
+    /// Wakes up to this many threads that sleep on the word.
     fn wake(&self, at: usize, how_many: u32);
-    /// A pause in a loop that waits for what is about to happen.
+    /// A pause in a loop that waits for something imminent.
     fn pause(&self);
-    /// Waits for longer, but does not sleep: some 0.2 µs for each of `how_long`.
+    /// A longer pause without sleeping: about 0.2 µs for each unit of `how_long`.
     #[inline]
     fn rest(&self, how_long: u32) {
         for _ in 0..how_long {
@@ -53,31 +52,30 @@ pub trait Words {
             break_pause_sequence();
         }
     }
-    /// What time it is, for those that wait. A model of processes has a time of its
-    /// own, or it would not run twice in the same way.
+    /// The time for waits. A model has a time of its own, so that it runs deterministically.
     #[inline]
     fn now(&self) -> Instant {
         Instant::now()
     }
-    /// Orders all before it against all after it, for everybody.
+    /// Orders all accesses before it against all after it, for all threads.
     fn fence(&self);
-    /// Orders loads before it, of whatever memory, against loads of words after it.
+    /// Orders loads before it, of any memory, against loads of words after it.
     #[inline]
     fn fence_loads(&self) {
         std::sync::atomic::fence(Ordering::Acquire);
     }
 }
 
-/// Words that the kernel knows, so that it can be asked to wait at those of several structures
+/// Words that the kernel can sleep on, so that a thread can wait on words of several structures
 /// at once.
 pub trait FutexWords: Words {
-    /// One of them; None beyond the end.
+    /// A word; None beyond the end.
     fn word(&self, at: usize) -> Option<&AtomicU64>;
 }
 
-/// Some arithmetic that nobody needs. A hypervisor takes pauses that follow each other
-/// closely for a sign that whoever is waited for does not run, and stops the processor
-/// for a while to let others; it does not count pauses with this between them.
+/// Some useless arithmetic. A hypervisor takes closely spaced pause instructions as a sign that
+/// the awaited processor does not run, and deschedules this one for a while; pauses with this
+/// between them do not count.
 #[inline]
 fn break_pause_sequence() {
     let mut number = 1_u64;
@@ -86,7 +84,7 @@ fn break_pause_sequence() {
     }
 }
 
-/// What words do that lie in others, all but their number: where `$at` is, those have `$place`.
+/// Words that forward to other words with an index shift: `$at` becomes `$place`.
 macro_rules! words_of_words {
     (|$self:ident, $at:ident| $words:expr, $place:expr) => {
         #[inline]
@@ -164,7 +162,7 @@ impl<W: Words + ?Sized> Words for &W {
     words_of_words!(|self, at| (**self), at);
 }
 
-/// Words of this process alone: for tests, and for structures that are not shared.
+/// Words of this process only: for tests, and for structures that are not shared.
 ///
 /// ```
 /// use std::sync::atomic::Ordering;
@@ -173,22 +171,22 @@ impl<W: Words + ?Sized> Words for &W {
 /// words.store(1, 7, Ordering::Relaxed);
 /// assert_eq!(words.fetch_add(1, 3), 7);
 /// assert_eq!(words.load(1, Ordering::Relaxed), 10);
-/// words.store(99, 1, Ordering::Relaxed); // beyond the end: nothing
+/// words.store(99, 1, Ordering::Relaxed); // beyond the end: no effect
 /// assert_eq!(words.load(99, Ordering::Relaxed), 0);
 /// ```
 #[derive(Debug)]
 pub struct LocalWords(Box<[AtomicU64]>);
 
 impl LocalWords {
-    /// So many words, all 0.
+    /// This many words, all 0.
     #[must_use]
     pub fn zeroed(count: usize) -> Self {
         Self((0..count).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
-/// What the words of a slice of atomics do one by one: shared by the local kind, the
-/// mapped kind, and models of both.
+/// The word operations on a slice of atomics: shared by the local kind, the mapped kind, and
+/// models of both.
 macro_rules! atomics_of_a_slice {
     () => {
         #[inline]
@@ -239,7 +237,7 @@ macro_rules! atomics_of_a_slice {
 }
 pub(crate) use atomics_of_a_slice;
 
-/// The words as a slice of atomics does them: shared by the local and the mapped kind.
+/// The slice operations on atomics: shared by the local and the mapped kind.
 macro_rules! words_of_a_slice {
     () => {
         $crate::words::atomics_of_a_slice!();
@@ -282,7 +280,7 @@ impl FutexWords for LocalWords {
     }
 }
 
-/// A part of other words, for a structure that lies inside of something larger.
+/// A range of other words, for a structure inside of a larger one.
 #[derive(Debug, Clone)]
 pub struct WordRange<W> {
     words: W,
@@ -291,14 +289,14 @@ pub struct WordRange<W> {
 }
 
 impl<W: Words> WordRange<W> {
-    /// `count` words from `first` on; None if there are not so many.
+    /// `count` words from `first` on; None if there are not that many.
     #[must_use]
     pub fn new(words: W, first: usize, count: usize) -> Option<Self> {
         let end = first.checked_add(count)?;
         (end <= words.count()).then_some(Self { words, first, count })
     }
 
-    /// Where the word lies in the whole: beyond its end, for one beyond this part's.
+    /// The index in the whole; beyond its end for an index beyond this range.
     #[inline]
     fn at(&self, at: usize) -> usize {
         if at < self.count { self.first + at } else { usize::MAX }

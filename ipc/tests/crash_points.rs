@@ -1,10 +1,9 @@
-//! Kills a process before and after every single store to shared memory, and looks
-//! whether those that live on find everything whole, and lose nothing.
+//! Kills a process before and after every store to shared memory. The survivors must find
+//! everything consistent, and lose nothing.
 //!
-//! The structures reach shared memory through a trait, so the words that they are
-//! given here count the stores and end the process at the one that is asked for. At
-//! the end every place in the source that stores must have been reached, or the test
-//! fails: a store that no test kills at has not been thought about.
+//! The structures access shared memory through a trait, so that these words can count the
+//! stores and end the process at a given one. At the end every store in the source must have
+//! been reached, or the test fails: a store without a kill is an untested case.
 
 mod crashing;
 
@@ -31,13 +30,13 @@ const SETUP: [QueueSetup; 3] = [
     QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropNewest },
 ];
 
-/// The word of the queue that has a bit for each that stands in line for its lock.
+/// The queue word that has a bit for each waiter of its lock.
 const QUEUE_LINE: usize = 9;
 
 type SharedAllocator<'a> = Allocator<CrashingWords<'a>>;
 type Line<'a> = Queue<CrashingWords<'a>, 2>;
 
-/// Everything that two processes share.
+/// The shared state of two processes.
 struct Fixture {
     words: MappedWords,
     crash: Crash,
@@ -45,9 +44,9 @@ struct Fixture {
     survivor: Participant,
     victim: Participant,
     setup: QueueSetup,
-    /// Children that are not the victim.
+    /// Children other than the victim.
     others: RefCell<Vec<ForkedChild>>,
-    /// One that is about to be evicted, and holds the first entry.
+    /// A subscriber that is about to be evicted, and holds the first entry.
     slow: RefCell<Option<ipc::Subscriber>>,
 }
 
@@ -55,12 +54,12 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_millis(1)
 }
 
-/// What blocks belong to that are on their way to readers.
+/// The owner of blocks that are in flight to readers.
 fn delivered() -> Owner {
     Owner::other(1).unwrap()
 }
 
-/// In whose name what one process after the other does.
+/// The role for tasks that one process after the other does.
 fn replication() -> Participant {
     Participant::role(0).unwrap()
 }
@@ -75,7 +74,7 @@ impl Fixture {
         let participants =
             ParticipantTable::new(WordRange::new(words.clone(), 0, 256).unwrap()).unwrap();
         let survivor = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
-        // Its life is learnt when it is born.
+        // Its pidfd is added when it is started.
         let victim = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         let (crash, others, slow) = (Crash::new(&SOURCES), RefCell::default(), RefCell::default());
         let fixture = Self { words, crash, participants, survivor, victim, setup, others, slow };
@@ -118,17 +117,17 @@ impl Fixture {
         self.allocator().allocate(&self.caller(me), owner, bytes, alignment).unwrap().0
     }
 
-    /// What is free is joined, and nothing is at hand.
+    /// Coalesces free blocks, and empties the free cache.
     fn list_all(&self) {
         self.allocator().statistics(&self.caller(self.survivor)).unwrap();
     }
 
-    /// Frees what an entry names, whoever did so before.
+    /// Frees the block of an entry, even if another process has already done so.
     fn dispose(&self, me: Participant, entry: [u64; 2]) {
         let _ = self.allocator().free(&self.caller(me), Block::from_bits(entry[0]), delivered());
     }
 
-    /// What everybody does who sends a block along.
+    /// The steps of every sender of a block.
     fn publish(&self, me: Participant, block: Block) -> Result<(), ipc::QueueError> {
         let hand_over = |_| {
             self.allocator().transfer(block, Owner::participant(me), delivered()).unwrap();
@@ -148,11 +147,12 @@ impl Fixture {
         }
     }
 
-    /// What is done after a death, by one who lives.
+    /// The recovery after a death, by a survivor.
     fn clean_up_after(&self, me: Participant, dead: Participant) {
         let (allocator, queue, caller) = (self.allocator(), self.queue(), self.caller(me));
         queue.remove_participant(&caller, dead, |entry| self.dispose(me, entry)).unwrap();
-        // What was handed over and not delivered is nobody's; nobody publishes meanwhile.
+        // A block that was handed over and not delivered has no owner; no process publishes
+        // meanwhile.
         let mut referred_to = BTreeSet::new();
         queue.find_entries(&caller, |entry| referred_to.extend([entry[0]])).unwrap();
         allocator
@@ -161,16 +161,16 @@ impl Fixture {
         allocator.reclaim(&caller, Owner::participant(dead), |_| false).unwrap();
     }
 
-    /// Is everything as it must be, when nobody but the survivor is left?
+    /// Checks the final state, when only the survivor is left.
     fn check(&self, what: &str) {
         let (allocator, queue) = (self.allocator(), self.queue());
         let caller = self.caller(self.survivor);
         allocator.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
         let mut referred_to = BTreeSet::new();
         queue.find_entries(&caller, |entry| referred_to.extend([entry[0]])).unwrap();
-        // What a role has still to do is done by the next.
+        // The next owner completes the tasks of the role.
         if let Some(mut next) = queue.resume(&caller, replication(), |_| {}).unwrap() {
-            // But for what it held, and cannot come by any more.
+            // Except for entries that it held, and that can no longer be reached.
             let may_miss = u64::from(what.contains("out of reach"));
             while let Some(taken) = queue.take(&mut next) {
                 assert!(taken.missed <= may_miss, "{what}: {taken:?}");
@@ -184,27 +184,27 @@ impl Fixture {
                 Some(owner) if owner == Owner::participant(self.survivor) => {}
                 Some(owner) if owner == delivered() => assert!(
                     referred_to.contains(&listed.block.to_bits()),
-                    "{what}: {listed:?} is delivered to nobody"
+                    "{what}: {listed:?} was not delivered"
                 ),
-                Some(owner) => panic!("{what}: {listed:?} belongs to {owner:?}"),
+                Some(owner) => panic!("{what}: {listed:?} still belongs to {owner:?}"),
             }
         }
     }
 }
 
-/// Runs the scenario with the victim killed at its `point`th point; false if it came
-/// to its end.
+/// Runs the scenario with the victim killed at its `point`th point; false if it ran to its end.
 fn run(name: &str, scenario: &Scenario, setup: QueueSetup, point: u64) -> bool {
     let fixture = Fixture::new(setup);
     let act = scenario(&fixture);
     let child = fork(&fixture.crash, point, || act(&fixture));
     fixture.participants.add_pidfd(fixture.victim, PidFd::from_fd(child.pidfd()).unwrap());
     let was_killed = child.was_killed();
-    // Noted for those, too, that were born before the victim, and do not know its life.
+    // Recorded also for processes that were started before the victim, and do not have its
+    // pidfd.
     assert!(fixture.participants.is_dead(Some(fixture.victim)));
     fixture.others.take().into_iter().for_each(|other| assert!(!other.was_killed()));
     let what = format!("{name}, {:?}, killed at point {point}", setup.overflow_policy);
-    // Whatever others do next finds a lock held by the dead, or not.
+    // The others' next operation finds a lock held by the dead process, or not.
     let owner = Owner::participant(fixture.survivor);
     match fixture.allocator().allocate(&fixture.caller(fixture.survivor), owner, 100, 1) {
         Ok(_) | Err(AllocatorError::OutOfMemory { .. }) => {}
@@ -220,7 +220,7 @@ fn run(name: &str, scenario: &Scenario, setup: QueueSetup, point: u64) -> bool {
     was_killed
 }
 
-/// What is not made to its end is not there.
+/// Structures that are not fully initialised must not be found.
 fn deaths_while_making() {
     let setup = SETUP[0];
     let scratch = 256;
@@ -237,7 +237,7 @@ fn deaths_while_making() {
             Line::format(part(allocator, queue), setup).unwrap();
         })
         .was_killed();
-        // Refused, or whole.
+        // Refused, or complete.
         let survivor = Participant::new(0, 1).unwrap();
         if let Ok(allocator) = Allocator::attach(part(0, allocator)) {
             allocator.audit(&Caller::new(survivor, &ipc::AlwaysAlive)).unwrap().unwrap();
@@ -253,7 +253,7 @@ fn deaths_while_making() {
 }
 
 #[test]
-fn a_death_at_any_store_loses_nothing() {
+fn kill_at_any_store_loses_nothing() {
     deaths_while_making();
     let mut points = 0;
     for setup in SETUP {
@@ -265,17 +265,17 @@ fn a_death_at_any_store_loses_nothing() {
                     break;
                 }
                 point += 1;
-                assert!(point < 5000, "{name} does not come to its end");
+                assert!(point < 5000, "{name} does not finish");
             }
             println!("{name}, {:?}: killed at {point} points", setup.overflow_policy);
             points += point;
         }
     }
     let reached = SOURCES.reached();
-    println!("{points} deaths at {} places in the source", reached.len());
-    for place in &reached {
-        println!("  {place}");
+    println!("{points} kills at {} stores in the source", reached.len());
+    for store in &reached {
+        println!("  {store}");
     }
     let missed = SOURCES.missed(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    assert!(missed.is_empty(), "nobody died at: {missed:#?}");
+    assert!(missed.is_empty(), "no process was killed at: {missed:#?}");
 }

@@ -1,5 +1,5 @@
-//! Two processes that share nothing but a directory: each in a PID, IPC, mount and
-//! network namespace of its own, as two containers are.
+//! Two processes that share only a directory: each has its own PID, IPC, mount and network
+//! namespace, like two containers.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -37,14 +37,14 @@ fn fixture(segment: &Segment) -> Fixture {
 
 testkit::child_entry!(enter);
 
-/// What the process in the other namespaces does: joins, takes a block, says so, and
-/// waits to be killed.
+/// The process in the other namespaces joins, takes a block, reports it, and waits to be
+/// killed.
 fn enter(words: &[&str]) {
     let [path] = words else { panic!("{words:?}") };
     let channel = Channel::connect(Path::new(path), TIMEOUT).unwrap();
     let pidfd = PidFd::of_this_process().unwrap();
     channel.send(b"here I am", &[pidfd.as_fd()], TIMEOUT).unwrap();
-    // Who is in another PID namespace has no number here.
+    // A process in another PID namespace has no process id here.
     assert_eq!(channel.credentials().unwrap().process, None);
     let message = channel.receive(TIMEOUT).unwrap();
     let me = u32::from_le_bytes(message.bytes.try_into().unwrap());
@@ -59,12 +59,12 @@ fn enter(words: &[&str]) {
 }
 
 #[test]
-fn processes_in_different_namespaces_share_memory_and_see_each_other_die() {
+fn processes_in_different_namespaces_share_memory_and_liveness() {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--net"];
     let works =
         Command::new(unshare[0]).args(&unshare[1..]).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
-        testkit::skip!("no namespaces can be made here");
+        testkit::skip!("creating namespaces is not permitted");
     }
     let directory = std::env::temp_dir().join(format!("fabricast-spaces-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
@@ -94,7 +94,7 @@ fn processes_in_different_namespaces_share_memory_and_see_each_other_die() {
     assert!(!fixture.participants.is_dead(Some(other)));
     drop(child);
     while !fixture.participants.is_dead(Some(other)) {
-        assert!(Instant::now() < end, "its death was not seen");
+        assert!(Instant::now() < end, "its exit was not detected");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(allocator.reclaim(&caller, Owner::participant(other), |_| false), Ok(1));

@@ -1,5 +1,5 @@
-//! Processes that allocate, publish, read and free, and are killed at random, a
-//! thousand times over: nothing is lost, nothing belongs to two.
+//! Processes that allocate, publish, read and free are killed at random, a thousand times:
+//! nothing is lost, and no block has two owners.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Release;
@@ -18,7 +18,7 @@ const WORKERS: usize = 4;
 const GRANULE: u64 = 64;
 const MAX_BLOCKS: u32 = 512;
 const MEMORY: u64 = 1 << 20;
-/// A word for each granule: who thinks that it is theirs.
+/// A word for each granule: the participant that claims it.
 const CLAIMS: usize = (MEMORY / GRANULE) as usize;
 
 struct Fixture {
@@ -51,7 +51,8 @@ impl Fixture {
         Self { participants, allocator, queue, claims: part(CLAIMS), parts }
     }
 
-    /// What a forked child does with its copies first of all: those are its parent's.
+    /// A forked child must not use its copies, which belong to its parent, so this drops them
+    /// first.
     fn attach_again(&mut self) {
         let me = Participant::new(0, 1).unwrap();
         let caller = Caller::new(me, &self.participants);
@@ -65,24 +66,27 @@ impl Fixture {
         Caller { timeout: Duration::from_secs(30), ..Caller::new(me, &self.participants) }
     }
 
-    /// Writes its name all over a block that it was given, and looks whether anybody
-    /// living has written there: two that own the same bytes would meet here.
+    /// Writes its name into every granule of a new block, and checks for the name of a living
+    /// owner: two owners of the same bytes would be detected here.
     fn claim(&self, block: Block, me: Participant) {
-        let place = self.allocator.find(block).unwrap();
-        for at in place.offset / GRANULE..(place.offset + place.length) / GRANULE {
+        let block_range = self.allocator.find(block).unwrap();
+        for at in block_range.offset / GRANULE..(block_range.offset + block_range.length) / GRANULE
+        {
             let was = self.claims.swap(at as usize, me.number().into());
             let owner = Participant::from_number(was as u32);
             assert!(
                 was == 0 || self.participants.is_dead(owner) || owner == Some(me),
-                "{block:?} is {me}'s, and {owner:?}'s too"
+                "{block:?} belongs to {me} and to {owner:?}"
             );
-            assert!(was == 0 || owner != Some(me), "{me} was given it twice");
+            assert!(was == 0 || owner != Some(me), "{me} got the block twice");
         }
     }
 
     fn unclaim(&self, block: Block) {
-        if let Ok(place) = self.allocator.find(block) {
-            for at in place.offset / GRANULE..(place.offset + place.length) / GRANULE {
+        if let Ok(block_range) = self.allocator.find(block) {
+            for at in
+                block_range.offset / GRANULE..(block_range.offset + block_range.length) / GRANULE
+            {
                 self.claims.store(at as usize, 0, Release);
             }
         }
@@ -92,7 +96,7 @@ impl Fixture {
         let _ = self.allocator.free(&self.caller(me), Block::from_bits(entry[0]), delivered());
     }
 
-    /// A life of work, until it is killed.
+    /// The work loop of a child, until it is killed.
     fn work(&self, me: Participant, mut random: u64) {
         let (caller, owner) = (self.caller(me), Owner::participant(me));
         let mut next = || {
@@ -102,10 +106,10 @@ impl Fixture {
             random
         };
         let mut subscriber = self.queue.subscribe(&caller).unwrap();
-        let (mut mine, mut held) = (Vec::new(), Vec::new());
+        let (mut own_blocks, mut held) = (Vec::new(), Vec::new());
         loop {
             match next() % 8 {
-                0..=2 if mine.len() < 8 => {
+                0..=2 if own_blocks.len() < 8 => {
                     match self.allocator.allocate(
                         &caller,
                         owner,
@@ -114,7 +118,7 @@ impl Fixture {
                     ) {
                         Ok((block, _)) => {
                             self.claim(block, me);
-                            mine.push(block);
+                            own_blocks.push(block);
                         }
                         Err(
                             AllocatorError::OutOfMemory { .. } | AllocatorError::OutOfBlocks { .. },
@@ -122,13 +126,13 @@ impl Fixture {
                         Err(error) => panic!("{error}"),
                     }
                 }
-                3 if !mine.is_empty() => {
-                    let block = mine.swap_remove(next() as usize % mine.len());
+                3 if !own_blocks.is_empty() => {
+                    let block = own_blocks.swap_remove(next() as usize % own_blocks.len());
                     self.unclaim(block);
                     self.allocator.free(&caller, block, owner).unwrap();
                 }
-                4 | 5 if !mine.is_empty() => {
-                    let block = mine.pop().unwrap();
+                4 | 5 if !own_blocks.is_empty() => {
+                    let block = own_blocks.pop().unwrap();
                     self.unclaim(block);
                     let check = block.to_bits() ^ 0x5555;
                     let hand_over = |_| self.allocator.transfer(block, owner, delivered()).unwrap();
@@ -153,7 +157,7 @@ impl Fixture {
                     });
                     if let Some(taken) = self.queue.take_until(&mut subscriber, soon) {
                         assert_eq!(taken.entry[1], taken.entry[0] ^ 0x5555, "a torn entry");
-                        // While it is held it stays what it is.
+                        // The payload of a held entry must not change.
                         let block = Block::from_bits(taken.entry[0]);
                         assert_eq!(self.allocator.owner(block), Ok(delivered()));
                         held.push(taken.position);
@@ -177,15 +181,15 @@ impl Fixture {
         self.queue.remove_participant(&caller, dead, |entry| self.dispose(me, entry)).unwrap();
         self.allocator.reclaim(&caller, Owner::participant(dead), |_| false).unwrap();
         self.sweep(me);
-        // Granules that it had claimed are others' by now, or nobody's.
+        // Granules that it had claimed now belong to others, or are free.
         for at in 0..CLAIMS {
             let _ = self.claims.compare_exchange(at, dead.number().into(), 0);
         }
         assert!(self.participants.free_slot(dead));
     }
 
-    /// What was handed over by one that died before it was delivered belongs to nobody.
-    /// It is looked for twice, since somebody may be handing over just now.
+    /// A block that a dead process handed over but did not deliver has no owner. It is searched
+    /// twice, since another process may be handing over a block now.
     fn sweep(&self, me: Participant) {
         let caller = self.caller(me);
         let orphans = || {
@@ -204,8 +208,8 @@ impl Fixture {
                 .unwrap();
             owned
         };
-        // Found before any of them was delivered, or after it was read by all: the
-        // second look tells, because what is delivered between is not in it.
+        // Found before its delivery, or after all had read it. The second search tells: a block
+        // delivered in between is not in it.
         let (first, second) = (orphans(), orphans());
         for bits in first.intersection(&second) {
             let _ = self.allocator.free(&caller, Block::from_bits(*bits), delivered());
@@ -219,7 +223,8 @@ struct Worker {
 }
 
 fn start(fixture: &mut Fixture, random: u64) -> Worker {
-    // Its life is learnt once it has one; its place is kept by ours until then.
+    // Its pidfd is added after it was started; until then its slot is protected by that of this
+    // process.
     let me = fixture.participants.admit(PidFd::of_this_process().unwrap()).unwrap();
     let child = ForkedChild::new(|| {
         fixture.attach_again();
@@ -275,7 +280,7 @@ fn thousand_kills(overflow_policy: OverflowPolicy, kills: usize) {
 }
 
 #[test]
-fn a_thousand_kills_lose_nothing() {
+fn thousand_random_kills_lose_nothing() {
     thousand_kills(OverflowPolicy::Reject, KILLS / 2);
     thousand_kills(OverflowPolicy::DropOldest, KILLS / 2);
     thousand_kills(OverflowPolicy::DropNewest, KILLS / 4);

@@ -1,8 +1,7 @@
-//! When all is set up, messages cost no allocations: neither in who publishes and reads, nor in
-//! the threads that serve a node and carry its messages to another one.
+//! Once topics are set up, messages cost no allocations: neither in publisher and subscriber, nor
+//! in the threads of the service and of replication.
 //!
-//! A test in a program of its own, whose allocator counts for each thread by its name. What
-//! libraries in C allocate is theirs.
+//! The allocator of this program counts by thread name. Allocations of C libraries are not counted.
 #![allow(missing_docs, unreachable_pub)]
 
 use std::net::SocketAddr;
@@ -26,16 +25,16 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::with_thread_names();
 
 /// Messages of a round.
 const MESSAGES: u64 = 2000;
-/// These look after who is there, and say so, now and then: whether there are messages or not.
-const CLOCKED: [&str; 3] = ["fabricast-node", "fabricast-peers", "fabricast-link"];
-/// What they may allocate.
-const A_SECOND: f64 = 500.0;
+/// Threads that do periodic work, whether messages flow or not.
+const PERIODIC: [&str; 3] = ["fabricast-node", "fabricast-peers", "fabricast-link"];
+/// Allocations that each of them may make in a second.
+const MAX_PER_SECOND: f64 = 500.0;
 
 fn settings(memory: MemoryLocation) -> TopicSettings {
     TopicSettings { memory, depth: 8, largest: 100_000, ..TopicSettings::default() }
 }
 
-/// In all ways that there are.
+/// Publishes and reads messages in every way that the API offers.
 fn pass(publisher: &Publisher, subscriber: &mut Subscriber, bytes: &mut [u8]) {
     let mut found = [0; 8];
     for number in 0..MESSAGES {
@@ -62,29 +61,28 @@ fn pass(publisher: &Publisher, subscriber: &mut Subscriber, bytes: &mut [u8]) {
     }
 }
 
-/// What is allocated in a round. On a busy machine more may be in use at once than ever before:
-/// once, not each time.
-fn check(what: &str, publisher: &Publisher, subscriber: &mut Subscriber) {
+/// Checks the minimum of several rounds: on a busy machine a single round may need more memory at
+/// once than any round before.
+fn check(case: &str, publisher: &Publisher, subscriber: &mut Subscriber) {
     let mut bytes = vec![7; 100_000];
     pass(publisher, subscriber, &mut bytes);
-    let (mut least, mut longest) = ([u64::MAX; MAX_NAMES], Duration::ZERO);
+    let (mut min, mut longest) = ([u64::MAX; MAX_NAMES], Duration::ZERO);
     for _ in 0..5 {
         let (before, start) = (by_thread_name(), Instant::now());
         pass(publisher, subscriber, &mut bytes);
         let (after, took) = (by_thread_name(), start.elapsed());
-        for (least, (before, after)) in least.iter_mut().zip(before.into_iter().zip(after)) {
-            *least = (after - before).min(*least);
+        for (min, (before, after)) in min.iter_mut().zip(before.into_iter().zip(after)) {
+            *min = (after - before).min(*min);
         }
         longest = longest.max(took);
     }
-    for (name, found) in thread_names().into_iter().zip(least).filter(|(name, _)| !name.is_empty())
-    {
-        println!("{what}: {found} of {name} in {longest:?}");
-        let most = match CLOCKED.contains(&name.as_str()) {
-            true => 50 + (longest.as_secs_f64() * A_SECOND) as u64,
+    for (name, count) in thread_names().into_iter().zip(min).filter(|(name, _)| !name.is_empty()) {
+        println!("{case}: {name} allocated {count} times in {longest:?}");
+        let limit = match PERIODIC.contains(&name.as_str()) {
+            true => 50 + (longest.as_secs_f64() * MAX_PER_SECOND) as u64,
             false => 0,
         };
-        assert!(found <= most, "{what}: {name} allocates {found} times in {MESSAGES} messages");
+        assert!(count <= limit, "{case}: {name} allocated {count} times in {MESSAGES} messages");
     }
 }
 
@@ -98,26 +96,26 @@ fn network(directory: &Path, listen: SocketAddr, peer: SocketAddr) -> Node {
     Node::join(NodeOptions { network: Some(network), ..options(directory) }).unwrap()
 }
 
-/// One test: what others do at the same time would be counted, too.
+/// The only test of this program, since the allocator would count other tests, too.
 #[test]
 fn nothing_is_allocated_per_message() {
     let (test_dirs, addresses) =
         ([TestDir::new(), TestDir::new()], [unused_listen_address(), unused_listen_address()]);
-    let here = network(test_dirs[0].path(), addresses[0], addresses[1]);
-    let there = network(test_dirs[1].path(), addresses[1], addresses[0]);
+    let first = network(test_dirs[0].path(), addresses[0], addresses[1]);
+    let second = network(test_dirs[1].path(), addresses[1], addresses[0]);
     for memory in ["host", "emulated:0"] {
         let settings = settings(memory.parse().unwrap());
-        let topic = here.topic(&format!("within {memory}"), &settings).unwrap();
+        let topic = first.topic(&format!("within {memory}"), &settings).unwrap();
         let mut subscriber = topic.subscriber().unwrap();
         check(&format!("on one node, {memory}"), &topic.publisher().unwrap(), &mut subscriber);
 
         let name = format!("between {memory}");
-        let reading = there.topic(&name, &settings).unwrap();
+        let reading = second.topic(&name, &settings).unwrap();
         let mut subscriber = reading.subscriber().unwrap();
-        let topic = here.topic(&name, &settings).unwrap();
+        let topic = first.topic(&name, &settings).unwrap();
         let publisher = topic.publisher().unwrap();
-        until("another node that wants it", || {
-            let rows = here.report().unwrap();
+        until("a subscriber on the other node", || {
+            let rows = first.report().unwrap();
             rows.iter().any(|row| matches!(row, Row::Sent { topic, .. } if *topic == name))
         });
         check(&format!("between nodes, {memory}"), &publisher, &mut subscriber);

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// An address to listen at later, which nothing else takes meanwhile: of a loopback address that
-/// only this process uses, with a port that the system gives to nobody who does not ask for it.
+/// An address to listen at later, which no other program takes meanwhile: a loopback address
+/// that only this process uses, with a port outside the system's ephemeral range.
 ///
 /// ```
 /// let (one, other) = (testkit::addresses::unused_listen_address(), testkit::addresses::unused_listen_address());

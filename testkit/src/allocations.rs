@@ -1,4 +1,4 @@
-//! An allocator that counts, for tests of what allocates nothing.
+//! A counting allocator, for tests of code that must not allocate.
 //!
 //! ```
 //! use testkit::allocations::{CountingAllocator, of_this_thread};
@@ -16,8 +16,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The system's allocator; it counts allocations and reallocations of this process. What libraries
-/// in C allocate is not counted.
+/// The system's allocator, which counts allocations and reallocations of this process.
+/// Allocations of C libraries are not counted.
 #[derive(Debug, Default)]
 pub struct CountingAllocator {
     by_thread_name: bool,
@@ -38,15 +38,15 @@ impl CountingAllocator {
 
     fn count(&self) {
         ALL.fetch_add(1, Relaxed);
-        // Not any more when the thread ends.
-        let _ = MINE.try_with(|mine| mine.set(mine.get() + 1));
+        // No longer available when the thread ends.
+        let _ = OF_THIS_THREAD.try_with(|mine| mine.set(mine.get() + 1));
         if self.by_thread_name {
             count_by_name();
         }
     }
 }
 
-// SAFETY: all is left to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.count();
@@ -67,19 +67,19 @@ unsafe impl GlobalAlloc for CountingAllocator {
 static ALL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    static MINE: Cell<u64> = const { Cell::new(0) };
+    static OF_THIS_THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Allocations of all threads until now.
+/// Allocations of all threads so far.
 #[must_use]
 pub fn of_all_threads() -> u64 {
     ALL.load(Relaxed)
 }
 
-/// Allocations of this thread until now.
+/// Allocations of this thread so far.
 #[must_use]
 pub fn of_this_thread() -> u64 {
-    MINE.get()
+    OF_THIS_THREAD.get()
 }
 
 /// Threads with the same name count together.
@@ -89,7 +89,7 @@ struct Count {
     allocations: AtomicU64,
 }
 
-/// How many names there can be.
+/// The largest number of names.
 pub const MAX_NAMES: usize = 32;
 static COUNTS: [Count; MAX_NAMES] = [const {
     Count {
@@ -100,9 +100,9 @@ static COUNTS: [Count; MAX_NAMES] = [const {
 }; MAX_NAMES];
 
 fn count_by_name() {
-    // As the system knows it: in two words.
+    // The kernel's thread name, in two words.
     let mut name = [0_u64; 2];
-    // SAFETY: room for the longest name.
+    // SAFETY: space for the longest name.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     let key = (name[0] ^ name[1].rotate_left(7)).max(1);
     for count in &COUNTS {
@@ -116,13 +116,13 @@ fn count_by_name() {
     }
 }
 
-/// Allocations until now of all threads of each name, in the order of [`thread_names`].
+/// Allocations so far of all threads of each name, in the order of [`thread_names`].
 #[must_use]
 pub fn by_thread_name() -> [u64; MAX_NAMES] {
     std::array::from_fn(|number| COUNTS[number].allocations.load(Relaxed))
 }
 
-/// The names of threads that allocated; empty where there are no more.
+/// The names of threads that allocated; the rest is empty.
 #[must_use]
 pub fn thread_names() -> [String; MAX_NAMES] {
     std::array::from_fn(|number| {

@@ -1,9 +1,9 @@
 //! Child processes of tests.
 //!
-//! A child is the test program once more, with words that say what it is to do. A test program that
-//! has such children names a function with [`child_entry!`](crate::child_entry), which
-//! runs instead of the tests. A [`Child`] may also be any other program, and a [`ForkedChild`] goes
-//! on with a copy of the test's memory.
+//! A child is the test program again, with words that name its task. A test program with such
+//! children names a function with [`child_entry!`](crate::child_entry), which runs instead of
+//! the tests. A [`Child`] may also be any other program, and a [`ForkedChild`] continues with a
+//! copy of the test's memory.
 //!
 //! ```
 //! use std::process::Stdio;
@@ -29,16 +29,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// In the environment of a child.
+/// Set in the environment of a child.
 const CHILD: &str = "FABRICAST_TEST_CHILD";
-/// In the environment of tests of another processor: the emulator that runs them, with its
-/// arguments. The system would not know how to run a child without it.
+/// Set in the environment of tests for another processor: the emulator that runs them, with its
+/// arguments. Without it the system could not run a child.
 const EMULATOR: &str = "FABRICAST_TEST_EMULATOR";
-/// Between two looks whether a child has ended.
+/// Pause between two checks whether a child has exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Names the function `fn(&[&str])` that children of this test program run instead of the tests,
-/// with the words that [`respawn`](crate::children::again) was given. Once in a program.
+/// Names the function `fn(&[&str])` that children of this test program run instead of the
+/// tests, with the words given to [`respawn`](crate::children::respawn). Once in a program.
 #[macro_export]
 macro_rules! child_entry {
     ($run_if_child:expr) => {
@@ -47,8 +47,7 @@ macro_rules! child_entry {
             extern "C" fn run_before_main() {
                 $crate::children::run_if_child(CHILD);
             }
-            // Run before main, and so before the harness of the tests: only there a child can be
-            // told from a test program without being a test itself.
+            // Runs before main, and so before the test harness, so that a child runs no tests.
             #[used]
             #[allow(unsafe_code)]
             #[unsafe(link_section = ".init_array")]
@@ -57,7 +56,7 @@ macro_rules! child_entry {
     };
 }
 
-/// Runs a child, if this process is one; it does not return then.
+/// Runs the child's function and exits, if this process is a child.
 #[doc(hidden)]
 pub fn run_if_child(child: fn(&[&str])) {
     if std::env::var_os(CHILD).is_none() {
@@ -71,7 +70,8 @@ pub fn run_if_child(child: fn(&[&str])) {
     std::process::exit(if ended.is_ok() { 0 } else { 101 });
 }
 
-/// This program again, as a child with these words. Its input is a pipe, its output goes nowhere.
+/// A command that runs this program again, as a child with these words. Its input is a pipe,
+/// its output is discarded.
 pub fn respawn(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     respawn_with(&[], words)
 }
@@ -79,7 +79,7 @@ pub fn respawn(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
 /// The same, started by another program, such as `unshare` with its arguments.
 ///
 /// # Panics
-/// If this program's path is not known.
+/// If this program's path is unknown.
 pub fn respawn_with(
     program: &[&str],
     words: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -89,17 +89,18 @@ pub fn respawn_with(
     command
 }
 
-/// This program again, not as a child: for test programs that have arguments of their own.
+/// A command that runs this program again, not as a child: for test programs that parse their
+/// own arguments.
 ///
 /// # Panics
-/// If this program's path is not known.
+/// If this program's path is unknown.
 #[must_use]
 pub fn this_program() -> Command {
     this_program_by(&[])
 }
 
 fn this_program_by(program: &[&str]) -> Command {
-    let this = std::env::current_exe().expect("the path of this program");
+    let this = std::env::current_exe().expect("determine the path of this program");
     let emulator = std::env::var(EMULATOR).unwrap_or_default();
     let mut line = program.iter().copied().chain(emulator.split_whitespace());
     match line.next() {
@@ -112,26 +113,26 @@ fn this_program_by(program: &[&str]) -> Command {
     }
 }
 
-/// In a child: says a line to the test.
+/// In a child: writes a line to the test.
 ///
 /// # Panics
-/// If the test does not read any more.
+/// If the test no longer reads.
 pub fn say(line: &str) {
     let mut output = std::io::stdout().lock();
-    writeln!(output, "{line}").and_then(|()| output.flush()).expect("a test that reads");
+    writeln!(output, "{line}").and_then(|()| output.flush()).expect("write to the test");
 }
 
-/// In a child: the next line that the test [says](Child::say); None when there are no more.
+/// In a child: the next line that the test [wrote](Child::say); None at the end of the input.
 ///
 /// # Panics
 /// If the input cannot be read.
 pub fn next_line() -> Option<String> {
     let mut line = String::new();
-    let length = std::io::stdin().read_line(&mut line).expect("an input of text");
+    let length = std::io::stdin().read_line(&mut line).expect("read the input");
     (length > 0).then(|| line.trim_end().to_owned())
 }
 
-/// In a child: waits until the test lets it [end](Child::end).
+/// In a child: waits until the test [ends](Child::end) it.
 pub fn wait_for_end_of_input() {
     while next_line().is_some() {}
 }
@@ -140,7 +141,7 @@ pub fn wait_for_end_of_input() {
 #[derive(Debug)]
 pub struct Child {
     process: std::process::Child,
-    /// What was read behind the last line.
+    /// The bytes that were read after the last line.
     unread: Vec<u8>,
 }
 
@@ -155,16 +156,16 @@ impl Child {
         Self { process, unread: Vec::new() }
     }
 
-    /// Its number.
+    /// Its process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// The next line of its output, which has to be a pipe; None when there are no more.
+    /// The next line of its output, which must be a pipe; None at the end of the output.
     ///
     /// # Panics
-    /// If there is none for so long.
+    /// If no line arrives within the timeout.
     #[track_caller]
     pub fn line(&mut self, timeout: Duration) -> Option<String> {
         let end = Instant::now() + timeout;
@@ -173,7 +174,7 @@ impl Child {
                 let line: Vec<u8> = self.unread.drain(..=length).collect();
                 return Some(String::from_utf8_lossy(&line[..length]).into_owned());
             }
-            let output = self.process.stdout.as_mut().expect("an output that is a pipe");
+            let output = self.process.stdout.as_mut().expect("the output is a pipe");
             let left = end.saturating_duration_since(Instant::now()).as_millis();
             let mut entry =
                 libc::pollfd { fd: output.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -182,7 +183,7 @@ impl Child {
             assert!(found > 0 || left > 0, "the child wrote no line in time");
             if found > 0 {
                 let mut bytes = [0; 1024];
-                match output.read(&mut bytes).expect("its output") {
+                match output.read(&mut bytes).expect("read the output of the child") {
                     0 => return None,
                     length => self.unread.extend_from_slice(&bytes[..length]),
                 }
@@ -190,20 +191,20 @@ impl Child {
         }
     }
 
-    /// Says a line to it: it reads [that](next_line).
+    /// Writes a line to it, for its [`next_line`].
     ///
     /// # Panics
-    /// If it does not read any more.
+    /// If it no longer reads.
     #[track_caller]
     pub fn say(&mut self, line: &str) {
-        let input = self.process.stdin.as_mut().expect("an input that is a pipe");
-        writeln!(input, "{line}").and_then(|()| input.flush()).expect("a child that reads");
+        let input = self.process.stdin.as_mut().expect("the input is a pipe");
+        writeln!(input, "{line}").and_then(|()| input.flush()).expect("write to the child");
     }
 
-    /// Waits until it has ended.
+    /// Waits for its exit.
     ///
     /// # Panics
-    /// If it did not exit in time for so long.
+    /// If it does not exit within the timeout.
     #[track_caller]
     pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
         let end = Instant::now() + timeout;
@@ -216,26 +217,26 @@ impl Child {
         }
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has exited.
     ///
     /// # Panics
-    /// If the system does not say.
+    /// If the system reports an error.
     #[track_caller]
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
-        self.process.try_wait().expect("a child of ours")
+        self.process.try_wait().expect("query the child")
     }
 
-    /// Waits until it has ended well.
+    /// Waits for its successful exit.
     ///
     /// # Panics
-    /// If it fails, or did not exit in time for so long.
+    /// If it fails, or does not exit within the timeout.
     #[track_caller]
     pub fn finish(&mut self, timeout: Duration) {
         let status = self.wait(timeout);
         assert!(status.success(), "the child failed: {status}");
     }
 
-    /// Closes its input, and waits until it has ended well.
+    /// Closes its input, and waits for its successful exit.
     ///
     /// # Panics
     /// As [`Self::finish`].
@@ -248,34 +249,34 @@ impl Child {
     /// Kills it.
     ///
     /// # Panics
-    /// If it has been waited for before.
+    /// If it was already waited for.
     #[track_caller]
     pub fn kill(&mut self) {
-        self.process.kill().and_then(|()| self.process.wait()).expect("a child that lives");
+        self.process.kill().and_then(|()| self.process.wait()).expect("kill the child");
     }
 
     /// Sends it a signal.
     ///
     /// # Panics
-    /// If the system does not do it.
+    /// If the system reports an error.
     #[track_caller]
     pub fn signal(&self, signal: i32) {
-        // SAFETY: no pointers; a child that is not reaped, so the number is its own.
+        // SAFETY: no pointers; the child is not reaped, so the process id is its own.
         assert_eq!(unsafe { libc::kill(self.id() as i32, signal) }, 0);
     }
 
-    /// Stops it, until it is [resumed](Self::resume) or killed. All of it: on several processors some
-    /// of its threads run a while longer.
+    /// Stops all of its threads, until it is [resumed](Self::resume) or killed. With several
+    /// processors some threads stop a while later, so this waits for them.
     ///
     /// # Panics
-    /// If it does not stop for so long.
+    /// If it does not stop within the timeout.
     #[track_caller]
     pub fn stop(&self, timeout: Duration) {
         self.signal(libc::SIGSTOP);
         let threads = format!("/proc/{}/task", self.id());
         let is_stopped = |thread: std::fs::DirEntry| {
             let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            // Behind its name, which may have anything in it.
+            // After its name, which may contain any characters.
             line.rsplit_once(')').is_none_or(|(_, unread)| unread.trim_start().starts_with('T'))
         };
         let end = Instant::now() + timeout;
@@ -285,7 +286,7 @@ impl Child {
         }
     }
 
-    /// Lets it go on.
+    /// Resumes it after a stop.
     ///
     /// # Panics
     /// As [`Self::signal`].
@@ -294,18 +295,18 @@ impl Child {
         self.signal(libc::SIGCONT);
     }
 
-    /// Its output, to be read by another thread. It has to be a pipe.
+    /// Its output, for another thread to read. It must be a pipe.
     ///
     /// # Panics
-    /// If it is none, or was taken.
+    /// If it is not a pipe, or was already taken.
     pub fn output(&mut self) -> std::process::ChildStdout {
-        self.process.stdout.take().expect("an output that is a pipe")
+        self.process.stdout.take().expect("the output is a pipe")
     }
 
-    /// How many descriptors it has open.
+    /// The number of its open file descriptors.
     ///
     /// # Panics
-    /// If it has ended.
+    /// If it has exited.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.id())).expect("a child").count()
@@ -328,47 +329,48 @@ pub struct ForkedChild {
 }
 
 impl ForkedChild {
-    /// A child that does this and ends, well unless it panics. Of the test's threads it has this one
-    /// alone, so what it does must need no other, and no lock that another holds.
+    /// A child that runs this function and exits, successfully unless it panics. It has only
+    /// this one of the test's threads, so the function must not need another thread, or a lock
+    /// that another thread holds.
     ///
     /// # Panics
-    /// If the system has no place for it.
+    /// If the system cannot create a process.
     pub fn new(act: impl FnOnce()) -> Self {
-        // SAFETY: the child goes on alone, with a copy of everything. It uses what this thread uses,
-        // and never returns from here.
+        // SAFETY: the child continues alone, with a copy of everything. It uses only what this
+        // thread uses, and never returns from here.
         let number = unsafe { libc::fork() };
         assert!(number >= 0, "fork: {}", std::io::Error::last_os_error());
         if number == 0 {
             let code = i32::from(catch_unwind(AssertUnwindSafe(act)).is_err());
-            // SAFETY: ends the child without running anything that is the parent's.
+            // SAFETY: ends the child without running any code of the parent.
             unsafe { libc::_exit(code) };
         }
         Self { number, parent: std::process::id(), is_reaped: false }
     }
 
-    /// A descriptor of the process.
+    /// A pidfd of the process.
     ///
     /// # Panics
-    /// If the system gives none.
+    /// If the system returns none.
     #[must_use]
     pub fn pidfd(&self) -> OwnedFd {
-        // SAFETY: no pointers; the child is not reaped, so the number is its own.
+        // SAFETY: no pointers; the child is not reaped, so the process id is its own.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.number, 0) };
         assert!(fd >= 0, "pidfd_open: {}", std::io::Error::last_os_error());
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and not shared.
         unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
     }
 
-    /// Kills it; it stays to be [waited for](Self::wait).
+    /// Kills it; it must still be [waited for](Self::wait).
     pub fn kill(&self) {
-        // SAFETY: a child of ours, not reaped yet.
+        // SAFETY: a child of this process, not reaped yet.
         unsafe { libc::kill(self.number, libc::SIGKILL) };
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     ///
     /// # Panics
-    /// If it is no child of this process.
+    /// If it is not a child of this process.
     pub fn wait(mut self) -> ExitStatus {
         self.reap()
     }
@@ -376,13 +378,13 @@ impl ForkedChild {
     fn reap(&mut self) -> ExitStatus {
         let mut status = 0;
         self.is_reaped = true;
-        // SAFETY: a child of ours, not reaped before.
+        // SAFETY: a child of this process, not reaped before.
         let found = unsafe { libc::waitpid(self.number, &raw mut status, 0) };
         assert_eq!(found, self.number);
         ExitStatus::from_raw(status)
     }
 
-    /// Waits for its end: was it killed? If not, it ended well.
+    /// Waits for its exit, and returns whether it was killed. Otherwise it succeeded.
     ///
     /// # Panics
     /// If it failed.
@@ -397,7 +399,7 @@ impl ForkedChild {
 
 impl Drop for ForkedChild {
     fn drop(&mut self) {
-        // A child may have copies of others, which are not its children.
+        // A forked child may have copies of other handles, which are not its children.
         if !self.is_reaped && self.parent == std::process::id() {
             self.kill();
             self.reap();

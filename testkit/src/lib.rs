@@ -1,5 +1,5 @@
-//! What the tests and benchmarks of all crates share. No part of the product, and it knows none of
-//! the product's crates, so each of them can use it.
+//! Helpers that the tests and benchmarks of all crates share. It is not part of the product,
+//! and depends on none of the product's crates, so each of them can use it.
 
 pub mod addresses;
 pub mod allocations;

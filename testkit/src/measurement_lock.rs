@@ -1,11 +1,11 @@
-//! Measurements take turns, also where each test is a process of its own: two processes that poll
-//! need a core each.
+//! Serialises measurements, also between test processes: two processes that poll need a core
+//! each.
 
 use std::fs::File;
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// Until it is dropped nobody else measures, of the tests that were built into the same directory.
+/// While it is held, no other test that was built into the same directory measures.
 ///
 /// # Panics
 /// The directory of the test cannot be written to.

@@ -1,16 +1,16 @@
-//! Processes, as the system sees them.
+//! Processes, from the system's view.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Only reached by what fails.
+/// Only reached if a test fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks again and again until there is an answer.
+/// Polls until there is a result.
 ///
 /// # Panics
-/// There is none within a minute.
+/// If there is none within a minute.
 #[track_caller]
 pub fn poll_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + TIMEOUT;
@@ -23,20 +23,20 @@ pub fn poll_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A process, told from others that get its number later.
+/// A process, distinguished from later ones with the same process id.
 pub type Process = (i32, String);
 
-/// The process that has this number now.
+/// The process that has this id now.
 #[must_use]
 pub fn process(number: i32) -> Option<Process> {
     let state = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
-    // Behind the name, which may have anything in it: what it does, …, when it began.
+    // After the name, which may contain any characters: state, …, start time.
     let mut fields = state.rsplit_once(')')?.1.split_whitespace();
     let is_gone = fields.next()? == "Z";
     (!is_gone).then(|| fields.nth(18).map(|began| (number, began.to_owned())))?
 }
 
-/// Those that it started itself.
+/// The processes that it started itself.
 #[must_use]
 pub fn children(number: i32) -> BTreeSet<Process> {
     let text = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
@@ -44,7 +44,7 @@ pub fn children(number: i32) -> BTreeSet<Process> {
     text.split_whitespace().filter_map(|number| process(number.parse().ok()?)).collect()
 }
 
-/// Those that it started, and theirs.
+/// The processes that it started, and their descendants.
 #[must_use]
 pub fn descendants(number: i32) -> BTreeSet<Process> {
     let own = children(number);
@@ -52,7 +52,7 @@ pub fn descendants(number: i32) -> BTreeSet<Process> {
     own.into_iter().chain(further).collect()
 }
 
-/// A line of what the system says of a process or a thread; nothing if it is gone.
+/// The system's status line of a process or a thread; empty if it has exited.
 #[must_use]
 pub fn status(of: &Path, name: &str) -> String {
     let all = std::fs::read_to_string(of.join("status")).unwrap_or_default();
@@ -63,7 +63,7 @@ pub fn status(of: &Path, name: &str) -> String {
 /// The cores that this process may use.
 ///
 /// # Panics
-/// The system names them in another way.
+/// If the system's format is unknown.
 #[must_use]
 pub fn cores() -> Vec<usize> {
     let mut all = Vec::new();
@@ -75,10 +75,10 @@ pub fn cores() -> Vec<usize> {
     all
 }
 
-/// Waits until all of them are gone.
+/// Waits until all of these processes have exited.
 ///
 /// # Panics
-/// Some stay for a minute.
+/// If some remain for a minute.
 #[track_caller]
 pub fn wait_until_gone(all: &BTreeSet<Process>) {
     poll_until("processes stay", || {

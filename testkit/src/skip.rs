@@ -1,4 +1,4 @@
-//! Tests that cannot run on a machine say so, and are counted.
+//! Tests that cannot run on a machine report this, and are counted.
 //!
 //! The standard harness knows only "passed" and "failed", so a test that returns early counts as
 //! passed. [`skip!`](crate::skip!) therefore also appends a line to the file that
@@ -17,7 +17,7 @@ pub const VARIABLE: &str = "FABRICAST_SKIPS";
 /// # fn has_namespaces() -> bool { false }
 /// fn two_nodes_find_each_other() {
 ///     if !has_namespaces() {
-///         testkit::skip!("no network namespaces can be made here");
+///         testkit::skip!("creating network namespaces is not permitted");
 ///     }
 ///     unreachable!()
 /// }

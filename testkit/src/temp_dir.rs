@@ -3,15 +3,15 @@
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-/// A directory of one test. It goes when this is dropped, unless the test panics.
+/// The directory of one test. It is removed when this is dropped, unless the test panics.
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    /// A new one, which tells the test by its name.
+    /// A new directory, named after the test.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// If it cannot be created.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
@@ -19,10 +19,10 @@ impl TempDir {
         Self(path)
     }
 
-    /// What lies in it.
+    /// The entries of the directory.
     ///
     /// # Panics
-    /// It cannot be read.
+    /// If it cannot be read.
     #[must_use]
     pub fn entries(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&self.0).unwrap();

@@ -1,8 +1,8 @@
-//! Agents, regions and routes behind a C interface, for `tests/endings`: C++ destructors and
-//! Python's garbage collector end them there, in any order. It is there for that test only.
+//! Agents, regions and routes behind a C interface, for `tests/destruction_order` only: C++
+//! destructors and Python's garbage collector end them there in any order.
 //!
-//! Each handle is made by one function and ended by another one of the same kind, once. A
-//! function that fails gives NULL, or a number below 0.
+//! Each handle is created by one function and ended once by another one of the same kind. A
+//! function that fails returns NULL or a negative number.
 #![allow(unsafe_code, missing_docs)]
 
 use std::collections::VecDeque;
@@ -14,29 +14,29 @@ use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Region, Rights, Route};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Of a region; as much lies before and behind it.
+/// The length of a region, and of the memory before and after it.
 const LENGTH: u64 = 64 << 10;
 const PUTS: u64 = 6;
 const INSIDE: u8 = 0x33;
 const OUTSIDE: u8 = 0x11;
 
-/// Memory that was checked once, and since when.
+/// Checked memory, and the time of the check.
 static CHECKED: Mutex<VecDeque<(Instant, Memory)>> = Mutex::new(VecDeque::new());
-/// It is checked again after so long: longer than any copy takes.
+/// When it is checked again: longer than any copy takes.
 const LATER: Duration = Duration::from_millis(200);
 
-/// A region, which is the middle third of its allocation, and all of that.
+/// A region, which is the middle third of its allocation, and the allocation.
 #[derive(Debug)]
 pub struct Guarded {
     region: Option<Region>,
     memory: Memory,
 }
 
-/// A route, and the region of the agent that puts.
+/// A route and its local region.
 #[derive(Debug)]
 pub struct Joined {
     route: Route,
-    _mine: Region,
+    _local: Region,
 }
 
 fn boxed<T>(make: impl FnOnce() -> Option<T>) -> *mut T {
@@ -44,11 +44,11 @@ fn boxed<T>(make: impl FnOnce() -> Option<T>) -> *mut T {
 }
 
 /// # Safety
-/// It was given by `boxed`, and is not ended twice.
-unsafe fn end<T>(what: *mut T) {
-    if !what.is_null() {
+/// It was returned by `boxed`, and is not ended twice.
+unsafe fn end<T>(object: *mut T) {
+    if !object.is_null() {
         // SAFETY: the caller's promise.
-        drop(unsafe { Box::from_raw(what) });
+        drop(unsafe { Box::from_raw(object) });
     }
 }
 
@@ -58,7 +58,7 @@ fn fill(memory: &Memory, offset: u64, length: u64, byte: u8) -> Option<()> {
     stream.upload(&memory.slice(offset, length).ok()?, &bytes, TIMEOUT).ok()
 }
 
-/// How many microseconds each copy takes.
+/// Sets the time of each copy in microseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn endings_delay(microseconds: u64) {
     for number in 0..emulated::COUNT {
@@ -82,14 +82,14 @@ pub unsafe extern "C" fn endings_region(agent: *mut Agent) -> *mut Guarded {
         let device = Device::open("emulated:0".parse().ok()?).ok()?;
         let memory = device.allocate_shared(3 * LENGTH, &[]).ok()?;
         fill(&memory, 0, 3 * LENGTH, OUTSIDE)?;
-        // SAFETY: inside of the allocation, which goes along.
+        // SAFETY: inside of the allocation, which is moved along.
         let middle = unsafe { device.adopt(memory.address() + LENGTH, LENGTH, memory.clone()) };
         let region = agent.register(middle.ok()?, Rights::ALL).ok()?;
         Some(Guarded { region: Some(region), memory })
     })
 }
 
-/// Joins, and begins to put.
+/// Joins two regions.
 ///
 /// # Safety
 /// Two agents and a region of the second one, which have not ended.
@@ -103,15 +103,15 @@ pub unsafe extern "C" fn endings_route(
     let (here, there, region) = unsafe { (&mut *here, &*there, &*region) };
     boxed(|| {
         let device = Device::open("emulated:0".parse().ok()?).ok()?;
-        let mine = here.register(device.allocate_shared(LENGTH, &[]).ok()?, Rights::ALL).ok()?;
+        let local = here.register(device.allocate_shared(LENGTH, &[]).ok()?, Rights::ALL).ok()?;
         let peer = here.connect(&there.card().encode().ok()?, TIMEOUT).ok()?;
         let descriptor = region.region.as_ref()?.descriptor().encode().ok()?;
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).ok()?;
-        Some(Joined { route, _mine: mine })
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).ok()?;
+        Some(Joined { route, _local: local })
     })
 }
 
-/// Begins some puts; gives how many.
+/// Starts some puts; returns their number.
 ///
 /// # Safety
 /// An agent and its route, which have not ended.
@@ -120,15 +120,15 @@ pub unsafe extern "C" fn endings_put(here: *mut Agent, route: *mut Joined) -> i3
     // SAFETY: the caller's promise.
     let (here, route) = unsafe { (&mut *here, &*route) };
     let length = LENGTH / PUTS;
-    let mut begun = 0;
+    let mut started = 0;
     for number in 0..PUTS {
         let block = [Block { to: number * length, from: number * length, length }];
         if let Ok(token) = here.put(&route.route, &block, None) {
             here.forget(token);
-            begun += 1;
+            started += 1;
         }
     }
-    begun
+    started
 }
 
 /// # Safety
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn endings_drop_agent(agent: *mut Agent) {
     unsafe { end(agent) };
 }
 
-/// The region ends; its memory can be [looked at](endings_check) until that is ended, too.
+/// Ends the region; its memory can be [checked](endings_check) until that is ended too.
 ///
 /// # Safety
 /// A region.
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn endings_drop_route(route: *mut Joined) {
     unsafe { end(route) };
 }
 
-/// Once all has ended: 0 if no byte moves any more and none outside ever did. It is looked at again
+/// After all has ended: 0 if no byte is written any more, and none outside ever was. Checked again
 /// later, by a call for another region or [at the end](endings_check_later).
 ///
 /// # Safety
@@ -170,24 +170,24 @@ pub unsafe extern "C" fn endings_check(region: *mut Guarded) -> i32 {
         return -1;
     }
     let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut outcome = look(&memory);
+    let mut outcome = check(&memory);
     checked.push_back((Instant::now(), memory));
     while checked.front().is_some_and(|(since, _)| since.elapsed() > LATER) {
-        outcome = outcome.max(checked.pop_front().map_or(0, |(_, memory)| look(&memory)));
+        outcome = outcome.max(checked.pop_front().map_or(0, |(_, memory)| check(&memory)));
     }
     outcome
 }
 
-/// The same for all that was not looked at again yet.
+/// Checks all memory that was not checked again yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn endings_check_later() -> i32 {
     std::thread::sleep(LATER);
     let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
-    checked.drain(..).map(|(_, memory)| look(&memory)).max().unwrap_or(0)
+    checked.drain(..).map(|(_, memory)| check(&memory)).max().unwrap_or(0)
 }
 
-/// 0 if every byte is as it was filled.
-fn look(memory: &Memory) -> i32 {
+/// 0 if every byte has its filled value.
+fn check(memory: &Memory) -> i32 {
     let mut bytes = vec![0; 3 * LENGTH as usize];
     let downloaded = memory
         .mapped_for()
@@ -197,7 +197,8 @@ fn look(memory: &Memory) -> i32 {
         return 2;
     }
     let inside = LENGTH as usize..2 * LENGTH as usize;
-    let is_right =
-        |(at, byte): (usize, &u8)| *byte == if inside.contains(&at) { INSIDE } else { OUTSIDE };
+    let is_right = |(index, byte): (usize, &u8)| {
+        *byte == if inside.contains(&index) { INSIDE } else { OUTSIDE }
+    };
     i32::from(!bytes.iter().enumerate().all(is_right))
 }

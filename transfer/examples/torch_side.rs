@@ -1,8 +1,8 @@
-//! An agent behind a C interface, for a test in Python: `tests/gpu/torch_transfer` calls it
-//! by ctypes, with memory that PyTorch allocated. It is there for that test only.
+//! An agent behind a C interface, for the test `tests/gpu/torch_transfer` only: it calls it by
+//! ctypes, with memory that PyTorch allocated.
 //!
-//! A process has one agent. Every function gives a number from 0 on, or one below 0: then
-//! `torch_side_error` has the text. Regions, peers, routes and operations are known by numbers.
+//! A process has one agent. Every function returns a number from 0 on, or a negative one: then
+//! `torch_side_error` has the text. Regions, peers, routes and operations have numbers.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -20,21 +20,21 @@ use transfer::{
     Agent, AgentOptions, Buffer, ErrorKind, Event, Notice, PeerId, Region, Rights, Route, Token,
 };
 
-/// What is said in numbers below 0.
+/// Error codes.
 const FAILED: i64 = -1;
 const TOO_LATE: i64 = -2;
 const PANICKED: i64 = -3;
 
-/// As an operation's number.
+/// Numbers of operations.
 const PUT: u32 = 0;
 const GET: u32 = 1;
-/// Bytes of the tag that a notice begins with.
+/// Length of the tag at the start of a notice.
 const TAG: usize = size_of::<u64>();
 
 static SIDE: Mutex<Option<Side>> = Mutex::new(None);
 static ERROR: Mutex<String> = Mutex::new(String::new());
 
-/// All that this process has; what comes first goes first.
+/// The state of this process, in order of destruction.
 struct Side {
     agent: Agent,
     routes: Vec<Route>,
@@ -42,8 +42,8 @@ struct Side {
     peers: Vec<PeerId>,
     begun: HashMap<u64, (Token, Path)>,
     next: u64,
-    /// Stands for the memory of another library, where no GPU is.
-    played: Vec<ForeignMemory>,
+    /// Emulates the memory of another library without a GPU.
+    emulated_memory: Vec<ForeignMemory>,
 }
 
 struct Failure {
@@ -70,7 +70,7 @@ impl From<gpu::Error> for Failure {
     }
 }
 
-/// What another thread panicked in is no reason to do so here.
+/// A panic of another thread does not matter here.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -80,12 +80,12 @@ fn with_side(act: impl FnOnce(&mut Side) -> Outcome) -> Outcome {
     act(side.as_mut().ok_or_else(|| failed("no agent was started"))?)
 }
 
-/// A number, or a code with its text kept.
-fn answer(act: impl FnOnce() -> Outcome) -> i64 {
+/// A number, or an error code with its text stored.
+fn run(act: impl FnOnce() -> Outcome) -> i64 {
     let outcome = catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        let text = format!("panicked: {}", text.unwrap_or("nobody knows why"));
+        let text = format!("panicked: {}", text.unwrap_or("unknown cause"));
         Err(Failure { code: PANICKED, text })
     });
     outcome.unwrap_or_else(|Failure { code, text }| {
@@ -94,12 +94,12 @@ fn answer(act: impl FnOnce() -> Outcome) -> i64 {
     })
 }
 
-/// An argument, as it comes from C.
+/// An argument in its C form.
 trait Argument {
     type Value;
 
     /// # Safety
-    /// What it points at is there, and nobody else's, for as long as the value lives.
+    /// It points at valid memory without other users, as long as the value lives.
     unsafe fn value(self) -> Self::Value;
 }
 
@@ -119,7 +119,7 @@ impl Argument for u64 {
     }
 }
 
-/// Bytes that the caller gives.
+/// Bytes from the caller.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Bytes<'a> {
@@ -135,12 +135,12 @@ impl<'a> Argument for Bytes<'a> {
         if self.address.is_null() || self.length == 0 {
             return &[];
         }
-        // SAFETY: so many bytes are there, as the caller promised.
+        // SAFETY: the caller promised this many bytes.
         unsafe { std::slice::from_raw_parts(self.address, self.length as usize) }
     }
 }
 
-/// Where the caller wants bytes.
+/// Room for bytes to the caller.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Room<'a> {
@@ -156,7 +156,7 @@ impl<'a> Argument for Room<'a> {
         if self.address.is_null() || self.length == 0 {
             return &mut [];
         }
-        // SAFETY: so many bytes are there, for this call alone, as the caller promised.
+        // SAFETY: the caller promised this many bytes, for this call alone.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.length as usize) }
     }
 }
@@ -169,52 +169,51 @@ fn milliseconds(timeout: u64) -> Duration {
     Duration::from_millis(timeout)
 }
 
-/// Puts bytes where the caller wants them, and gives their number.
+/// Copies bytes to the caller, and returns their number.
 fn give(bytes: &[u8], room: &mut [u8]) -> Outcome {
-    let Some(place) = room.get_mut(..bytes.len()) else {
-        return Err(failed(format!("{} bytes, and room for {}", bytes.len(), room.len())));
+    let Some(target) = room.get_mut(..bytes.len()) else {
+        return Err(failed(format!("{} bytes, room for {}", bytes.len(), room.len())));
     };
-    place.copy_from_slice(bytes);
+    target.copy_from_slice(bytes);
     Ok(bytes.len() as i64)
 }
 
-/// Keeps something, and gives its number.
+/// Stores a value, and returns its number.
 fn keep<T>(all: &mut Vec<T>, one: T) -> Outcome {
     all.push(one);
     Ok(all.len() as i64 - 1)
 }
 
 fn get<T>(all: &[T], number: u32) -> Result<&T, Failure> {
-    all.get(number as usize).ok_or_else(|| failed(format!("there is no {number} of these")))
+    all.get(number as usize).ok_or_else(|| failed(format!("number {number} does not exist")))
 }
 
-/// Functions for C: arguments become values, failures codes, and no panic leaves them.
+/// Functions for C: converts arguments, returns error codes, and catches panics.
 macro_rules! interface {
     ($($(#[doc = $doc:literal])* fn $name:ident($($argument:ident: $type:ty),*) $body:block)*) => {$(
         $(#[doc = $doc])*
         ///
         /// # Safety
-        /// What is pointed at is there, and nobody else's, until this returns.
-        // SAFETY: nothing else has a name that begins with torch_side.
+        /// The pointers are valid and without other users until this returns.
+        // SAFETY: the names that begin with torch_side are unique.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> i64 {
             // SAFETY: as the caller promised.
             $(let $argument = unsafe { Argument::value($argument) };)*
-            answer(move || $body)
+            run(move || $body)
         }
     )*};
 }
 
 interface! {
-    /// Why the last function that failed did so.
+    /// The error of the last function that failed.
     fn torch_side_error(room: Room<'_>) {
         let error = lock(&ERROR);
         let length = error.len().min(room.len());
         give(&error.as_bytes()[..length], room)
     }
 
-    /// Starts the agent, with its socket in this directory. One that is eager looks all the
-    /// time while it waits.
+    /// Starts the agent with its socket in this directory, spinning while it waits if it is eager.
     fn torch_side_start(directory: Bytes<'_>, label: Bytes<'_>, is_eager: u32) {
         let options = AgentOptions::new(text(label)?).directory(FilePath::new(text(directory)?));
         let wait_strategy = if is_eager == 0 { WaitStrategy::default() } else { WaitStrategy::Busy };
@@ -225,13 +224,13 @@ interface! {
             peers: Vec::new(),
             begun: HashMap::new(),
             next: 0,
-            played: Vec::new(),
+            emulated_memory: Vec::new(),
         };
         *lock(&SIDE) = Some(side);
         Ok(0)
     }
 
-    /// Ends the agent, and lets go of all memory.
+    /// Ends the agent, and releases all memory.
     fn torch_side_end() {
         let side = lock(&SIDE).take();
         drop(side);
@@ -243,7 +242,7 @@ interface! {
         with_side(|side| give(&side.agent.card().encode()?, room))
     }
 
-    /// Memory as expandable segments have it, in so many pieces, on a emulated; gives its
+    /// Memory as of expandable segments, in a number of pieces, on an emulated device; returns its
     /// address.
     fn torch_side_play(number: u32, piece: u64, count: u32) {
         with_side(|side| {
@@ -251,24 +250,24 @@ interface! {
             let allocator = Allocator::Mapped { exportable: true };
             let memory = ForeignMemory::new(number, &pieces, allocator)?;
             let address = memory.address() as i64;
-            side.played.push(memory);
+            side.emulated_memory.push(memory);
             Ok(address)
         })
     }
 
-    /// Registers memory of somebody else on the device of this name. It must stay until the
-    /// agents of this process and of its peers have ended.
+    /// Registers foreign memory on the device with this name. It must stay until the agents of this
+    /// process and of its peers have ended.
     fn torch_side_register(device: Bytes<'_>, address: u64, length: u64) {
         with_side(|side| {
             let device = Device::open(text(device)?.parse()?)?;
-            // SAFETY: it stays until nobody has it any more: the caller sees to that.
+            // SAFETY: the caller keeps it until its last use.
             let memory = unsafe { device.adopt(address, length, ()) }?;
             let region = side.agent.register(memory, Rights::ALL)?;
             keep(&mut side.regions, region)
         })
     }
 
-    /// In how many pieces a region leaves this process; 0 if otherwise than in pieces.
+    /// The number of exported pieces of a region; 0 if it is not exported in pieces.
     fn torch_side_pieces(region: u32) {
         with_side(|side| match get(&side.regions, region)?.buffer() {
             Buffer::Device(memory) => {
@@ -278,7 +277,7 @@ interface! {
         })
     }
 
-    /// Where in its first piece a region begins.
+    /// The offset of a region in its first piece.
     fn torch_side_offset(region: u32) {
         with_side(|side| match get(&side.regions, region)?.buffer() {
             Buffer::Device(memory) => Ok(memory.pieces()?.offset as i64),
@@ -309,19 +308,18 @@ interface! {
             let timeout = milliseconds(timeout);
             let route = side.agent.join(peer, region, descriptor, &policy, timeout)?;
             if let Some(reason) = route.fallback() {
-                return Err(failed(format!("a fallback to {}: {reason}", route.path())));
+                return Err(failed(format!("fallback to {}: {reason}", route.path())));
             }
             keep(&mut side.routes, route)
         })
     }
 
-    /// The name of the path that a route takes.
+    /// The name of a route's path.
     fn torch_side_path(route: u32, room: Room<'_>) {
         with_side(|side| give(get(&side.routes, route)?.path().name().as_bytes(), room))
     }
 
-    /// Begins to put (0) or get (1) one block. The tag and the bytes of the notice behind it are
-    /// one; without any there is no notice.
+    /// Starts to put (0) or get (1) one block. The notice, if any, has tag and data in one.
     fn torch_side_begin(
         operation: u32, route: u32, to: u64, from: u64, length: u64, notice: Bytes<'_>
     ) {
@@ -329,7 +327,7 @@ interface! {
             let operation = match operation {
                 PUT => Operation::Put,
                 GET => Operation::Get,
-                other => return Err(failed(format!("{other} is no operation"))),
+                other => return Err(failed(format!("unknown operation {other}"))),
             };
             let route = get(&side.routes, route)?;
             let block = [Block { to, from, length }];
@@ -341,23 +339,22 @@ interface! {
         })
     }
 
-    /// Waits until an operation is done; gives the bytes that it moved. It is a failure if they
-    /// took another path than the route's.
+    /// Waits for an operation; returns its bytes. Fails if they took another path than the route's.
     fn torch_side_wait(operation: u64, timeout: u64) {
         with_side(|side| {
             let Some(&(token, path)) = side.begun.get(&operation) else {
-                return Err(failed(format!("operation {operation} was not begun, or is done")));
+                return Err(failed(format!("operation {operation} is unknown or done")));
             };
             let done = side.agent.wait(token, milliseconds(timeout))?;
             side.begun.remove(&operation);
             if done.path != Some(path) {
-                return Err(failed(format!("by {:?} instead of {path}", done.path)));
+                return Err(failed(format!("path {:?} instead of {path}", done.path)));
             }
             Ok(done.bytes as i64)
         })
     }
 
-    /// Tells a peer something, without data: tag and bytes.
+    /// Sends a notice without data: tag and bytes.
     fn torch_side_notify(peer: u32, notice: Bytes<'_>, timeout: u64) {
         with_side(|side| {
             let token = side.agent.notify(*get(&side.peers, peer)?, notice_of(notice)?)?;
@@ -366,11 +363,11 @@ interface! {
         })
     }
 
-    /// The next notice: tag and bytes. It is a failure if a peer has left before.
+    /// The next notice: tag and bytes. Fails if a peer has left before.
     fn torch_side_next_notice(timeout: u64, room: Room<'_>) {
         with_side(|side| loop {
             match side.agent.next_event(milliseconds(timeout))? {
-                Event::Left { label, .. } => return Err(failed(format!("{label} is gone"))),
+                Event::Left { label, .. } => return Err(failed(format!("{label} has disconnected"))),
                 Event::Notice { notice, .. } => {
                     let mut bytes = notice.tag.to_le_bytes().to_vec();
                     bytes.extend_from_slice(notice.data());
@@ -382,7 +379,7 @@ interface! {
     }
 
     /// Bytes that the links of a device carried so far, as JSON: NVLink sent and received, PCIe
-    /// sent and received; null for what is not counted.
+    /// sent and received; null for missing counters.
     fn torch_side_links(device: Bytes<'_>, room: Room<'_>) {
         let device = Device::open(text(device)?.parse()?)?;
         let bytes = LinkCounters::of(&device)?.read()?;
@@ -392,7 +389,7 @@ interface! {
         give(text.as_bytes(), room)
     }
 
-    /// What was counted by path, as text.
+    /// The metrics of the paths, as text.
     fn torch_side_metrics(room: Room<'_>) {
         give(metrics().as_bytes(), room)
     }
@@ -400,7 +397,7 @@ interface! {
 
 fn notice_of(bytes: &[u8]) -> Result<Notice, Failure> {
     let Some((tag, data)) = bytes.split_first_chunk::<TAG>() else {
-        return Err(failed("a notice begins with a tag of 8 bytes"));
+        return Err(failed("a notice starts with a tag of 8 bytes"));
     };
     Ok(Notice::new(u64::from_le_bytes(*tag), data)?)
 }

@@ -6,45 +6,45 @@ use std::path::Path;
 use std::sync::Arc;
 
 errors::define! {
-    /// What went wrong, as far as a program can act on it.
+    /// The kinds of failure that a program can act on.
     pub enum ErrorKind {
-        /// Bytes from outside that are truncated, altered or contradict themselves.
+        /// Bytes from outside are truncated, altered or contradict themselves.
         Malformed = "malformed",
-        /// A version that this build does not speak.
+        /// This build does not support the version.
         VersionMismatch = "version mismatch",
         /// The description does not fit the memory.
         OutOfBounds = "out of bounds",
-        /// The memory lies on a device that this process does not see.
+        /// The memory is on a device that this process does not see.
         NoSuchDevice = "no such device",
         /// The device cannot reach the memory.
         NoPeerAccess = "no peer access",
-        /// The descriptors that came are not the memory that was described.
+        /// The received descriptors are not those of the described memory.
         WrongMemory = "not the memory described",
-        /// Nothing is shared under this name; or nothing is known by this token.
+        /// No memory is shared under this name, or no operation has this token.
         Unknown = "unknown",
-        /// No path leads there; the detail has a reason for each.
+        /// No path is possible; the detail has a reason for each.
         NoPath = "no path",
-        /// What was described is gone: withdrawn, or its agent was started anew.
+        /// The region was withdrawn, or its agent was restarted.
         Stale = "gone",
         /// The region's rights do not allow it.
         NotAllowed = "not allowed",
-        /// There is no place for one more.
+        /// A limit was reached.
         TooMany = "too many",
-        /// The other side may not, or we may not trust it.
+        /// Access is denied, or the peer is not trusted.
         Denied = "denied",
         /// The deadline passed.
         DeadlineExceeded = "deadline exceeded",
-        /// The other side closed the connection, or is dead.
+        /// The peer closed the connection, or has died.
         Closed = "closed",
-        /// An operation failed that it was to wait for, so it was not begun.
+        /// The operation was not started, because one that it waited for failed.
         Cancelled = "cancelled",
         /// The handle was made before a fork, and belongs to the parent.
         Forked = "used after a fork",
-        /// Something below failed; the cause says what.
+        /// A lower layer failed; the cause has the details.
         Failed = "failed",
     }
 
-    /// An error: what was tried, with whom, and why it failed.
+    /// An error: the operation, the peer, and the cause.
     pub struct Error {
         peer: Option<String>,
         detail: String,
@@ -69,7 +69,7 @@ impl Error {
         error
     }
 
-    /// What a device said.
+    /// An error of a device.
     pub(crate) fn of_device(operation: &'static str, cause: gpu::Error) -> Self {
         let kind = match cause.kind() {
             gpu::ErrorKind::NoSuchDevice | gpu::ErrorKind::Unavailable => ErrorKind::NoSuchDevice,
@@ -84,11 +84,11 @@ impl Error {
         Self::caused_by(operation, kind, cause)
     }
 
-    /// What a fabric said.
+    /// An error of a fabric.
     pub(crate) fn of_fabric(operation: &'static str, cause: fabric::Error) -> Self {
         let kind = match cause.kind() {
             fabric::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
-            // Nobody here cancels: the provider does, when a connection is gone.
+            // This crate never cancels: the provider does when a connection is lost.
             fabric::ErrorKind::Closed
             | fabric::ErrorKind::Cancelled
             | fabric::ErrorKind::ConnectionLost
@@ -101,7 +101,7 @@ impl Error {
         Self::caused_by(operation, kind, cause)
     }
 
-    /// What a channel said.
+    /// An error of a channel.
     pub(crate) fn of_channel(operation: &'static str, cause: ipc::ChannelError) -> Self {
         let kind = match cause {
             ipc::ChannelError::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
@@ -112,8 +112,8 @@ impl Error {
         Self::caused_by(operation, kind, cause)
     }
 
-    /// What a channel said, where the peer is known by the path of its socket, which is
-    /// then named once.
+    /// An error of a channel whose peer is identified by the path of its socket. The path is named
+    /// only once.
     pub(crate) fn of_channel_at(
         operation: &'static str,
         path: &Path,
@@ -125,14 +125,14 @@ impl Error {
             System { call, cause, .. } => {
                 Self::of_channel(operation, System { call, path: None, cause })
             }
-            InUse(_) => failed("another process listens there already"),
-            InvalidPath(_) => failed("the path of a socket has 1 to 107 bytes, and no zero"),
+            InUse(_) => failed("another process listens there. Choose another path"),
+            InvalidPath(_) => failed("the path of a socket has 1 to 107 bytes and no NUL"),
             other => Self::of_channel(operation, other),
         };
         error.with(path.display())
     }
 
-    /// Why, in a few words.
+    /// The cause, in a few words.
     pub(crate) fn reason(&self) -> String {
         match &self.0.cause {
             Some(cause) if self.0.detail.is_empty() => cause.to_string(),
@@ -140,7 +140,7 @@ impl Error {
         }
     }
 
-    /// The same failure, of another kind.
+    /// The same failure with another kind.
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self
@@ -151,7 +151,7 @@ impl Error {
         self
     }
 
-    /// With whom, if with somebody.
+    /// The peer, if the operation had one.
     #[must_use]
     pub fn peer(&self) -> Option<&str> {
         self.0.peer.as_deref()

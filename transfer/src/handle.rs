@@ -1,26 +1,24 @@
-//! How shared memory is named on its way to another process: some bytes, and file
-//! descriptors beside them.
+//! The format of handles of shared memory: bytes, accompanied by file descriptors.
 //!
 //! ```text
-//! offset  size  field (little endian); first and last what all descriptors have
+//! offset  size  field (little endian); header and checksum as in `wire`
 //!      0     8  "FcSH", version (now 1), length of the whole
 //!      8    16  identity: random, one for each time memory is shared
-//!     24    16  UUID of the device that it lies on
-//!     40     1  kind: 1 file descriptors, 2 legacy handle
+//!     24    16  UUID of the device of the memory
+//!     40     1  handle type: 1 file descriptors, 2 legacy handle
 //!     41     1  element type
 //!     42     1  dimensions, n
-//!     43     1  pieces, p: as many descriptors travel beside the bytes
+//!     43     1  pieces, p: the number of descriptors sent with the bytes
 //!     44     8  length of the memory
 //!     52     8  byte offset of the tensor
 //!     60   16n  for each dimension its length (8) and its stride (8, signed)
 //!  …      8p    for each piece its length
-//!  …   64 + 8   legacy only: what the driver made of it, and an offset
-//!  …        4   CRC-32 of all that stands before
+//!  …   64 + 8   legacy only: the driver's handle, and an offset
+//!  …        4   CRC-32 of all bytes before
 //! ```
 //!
-//! The checksum finds accidents, not attackers. Whoever sends a handle is asked for
-//! credentials by the channel; what the bytes claim is checked here, and against the
-//! memory behind the descriptors when it is opened.
+//! The checksum detects accidents, not attackers. The channel reports the sender's credentials. The
+//! claims of the bytes are validated here, and against the memory when the handle is opened.
 
 use std::os::fd::OwnedFd;
 
@@ -32,23 +30,23 @@ use crate::wire::DescriptorFormat;
 
 const FORMAT: DescriptorFormat =
     DescriptorFormat { magic: *b"FcSH", version: 1, operation: OPERATION };
-/// As many as a message can carry.
+/// The limit of a message.
 pub(crate) const MAX_PIECES: usize = ipc::channel::MAX_DESCRIPTORS;
 const OPERATION: &str = "decode a handle";
 
-/// How the memory is reached.
+/// How the memory is exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandleType {
-    /// By file descriptors, one for each piece of so many bytes.
+    /// By one file descriptor per piece.
     Descriptors {
         /// Lengths of the pieces.
         pieces: Vec<u64>,
     },
-    /// By what the driver made of a plain allocation.
+    /// By the driver's handle of a `cudaMalloc` allocation.
     Legacy(LegacyHandle),
 }
 
-/// What the bytes of a handle say.
+/// The contents of a handle without its descriptors.
 ///
 /// ```
 /// use gpu::Uuid;
@@ -67,29 +65,29 @@ pub enum HandleType {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandleMetadata {
-    /// Random, one for each time memory is shared: the same memory is mapped once.
+    /// Random, new for each shared buffer. Handles with the same identity are mapped once.
     pub identity: [u8; 16],
-    /// The device that it lies on.
+    /// The device of the memory.
     pub device: Uuid,
     /// Length of the memory in bytes.
     pub length: u64,
-    /// How it is reached.
+    /// How it is exported.
     pub handle_type: HandleType,
     /// What the bytes mean.
     pub tensor: Tensor,
 }
 
-/// What crosses to another process: the facts, and the descriptors that they speak of.
+/// A handle: metadata and descriptors, to be sent to another process.
 #[derive(Debug)]
 pub struct Handle {
-    /// What the bytes say.
+    /// Metadata, encoded as bytes.
     pub metadata: HandleMetadata,
     /// One for each piece.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl HandleMetadata {
-    /// The bytes that travel.
+    /// Encodes the metadata.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let tensor = &self.tensor;
@@ -113,11 +111,11 @@ impl HandleMetadata {
             bytes.extend(handle.bytes);
             bytes.extend(handle.offset.to_le_bytes());
         }
-        // Far below what a frame can hold: dimensions and pieces are few.
+        // Far below the maximum of a descriptor: dimensions and pieces are few.
         FORMAT.seal(bytes).unwrap_or_default()
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    /// Decodes and validates the result of [`encode`](Self::encode).
     ///
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch),
@@ -129,16 +127,16 @@ impl HandleMetadata {
         let device = Uuid(reader.take()?);
         let [kind, element, dimensions, pieces] = reader.take()?;
         let (dimensions, pieces) = (usize::from(dimensions), usize::from(pieces));
-        let goes_with = match kind {
+        let is_consistent = match kind {
             1 => (1..=MAX_PIECES).contains(&pieces),
             2 => pieces == 0,
             _ => false,
         };
-        if !goes_with || dimensions > MAX_DIMENSIONS {
-            return Err(malformed("an unknown kind, or parts that do not go with it"));
+        if !is_consistent || dimensions > MAX_DIMENSIONS {
+            return Err(malformed("unknown handle type, or parts that contradict it"));
         }
         let Some(element) = ElementType::from_code(element) else {
-            return Err(malformed("an unknown element type"));
+            return Err(malformed("unknown element type"));
         };
         let length = reader.u64()?;
         let byte_offset = reader.u64()?;
@@ -151,7 +149,7 @@ impl HandleMetadata {
             let pieces = (0..pieces).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
             let sum = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(*piece));
             if sum.is_none_or(|sum| sum < length) || pieces.contains(&0) {
-                return Err(malformed("its pieces are not as long as the whole"));
+                return Err(malformed("the pieces are shorter than the memory, or one is empty"));
             }
             HandleType::Descriptors { pieces }
         } else {
@@ -164,7 +162,7 @@ impl HandleMetadata {
         Ok(Self { identity, device, length, handle_type, tensor })
     }
 
-    /// How many descriptors belong to it.
+    /// The number of descriptors.
     #[must_use]
     pub fn pieces(&self) -> usize {
         match &self.handle_type {
@@ -175,17 +173,17 @@ impl HandleMetadata {
 }
 
 impl Handle {
-    /// From what a message brought.
+    /// From the parts of a message.
     ///
     /// # Errors
-    /// As for [decoding](Facts::decode); [`Malformed`](ErrorKind::Malformed) if more or fewer
-    /// descriptors came than are spoken of. They are closed.
+    /// As for [decoding](HandleMetadata::decode); [`Malformed`](ErrorKind::Malformed) if the number
+    /// of descriptors does not match. The descriptors are closed then.
     pub fn from_parts(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
         let metadata = HandleMetadata::decode(bytes)?;
         if descriptors.len() == metadata.pieces() {
             return Ok(Self { metadata, descriptors });
         }
-        let detail = format!("{} descriptors, not {}", descriptors.len(), metadata.pieces());
+        let detail = format!("{} descriptors instead of {}", descriptors.len(), metadata.pieces());
         Err(Error::new(OPERATION, ErrorKind::Malformed, detail))
     }
 }
@@ -228,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn encoded_metadata_is_decoded() {
         for metadata in both() {
             assert_eq!(HandleMetadata::decode(&metadata.encode()).unwrap(), metadata);
         }
     }
 
     #[test]
-    fn every_truncation_and_every_changed_byte_is_noticed() {
+    fn every_truncation_and_every_changed_byte_is_detected() {
         for metadata in both() {
             let bytes = metadata.encode();
             for length in 0..bytes.len() {
@@ -251,16 +249,16 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused_though_its_checksum_fits() {
+    fn contradictions_with_a_valid_checksum_are_refused() {
         let refused = |at: usize, new: &[u8]| {
             let mut bytes = both()[0].encode();
             bytes[at..at + new.len()].copy_from_slice(new);
             HandleMetadata::decode(&sealed(bytes)).unwrap_err().kind()
         };
         assert_eq!(refused(4, &[9, 0]), ErrorKind::VersionMismatch);
-        assert_eq!(refused(40, &[3]), ErrorKind::Malformed, "a kind that is none");
+        assert_eq!(refused(40, &[3]), ErrorKind::Malformed, "unknown handle type");
         assert_eq!(refused(40, &[2]), ErrorKind::Malformed, "a legacy handle with pieces");
-        assert_eq!(refused(41, &[0]), ErrorKind::Malformed, "an element type that is none");
+        assert_eq!(refused(41, &[0]), ErrorKind::Malformed, "unknown element type");
         assert_eq!(refused(42, &[17]), ErrorKind::Malformed, "dimensions");
         assert_eq!(refused(43, &[0]), ErrorKind::Malformed, "pieces");
         assert_eq!(refused(44, &[0xff; 8]), ErrorKind::Malformed, "longer than its pieces");
@@ -284,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_counted() {
+    fn wrong_number_of_descriptors_is_refused() {
         let bytes = both()[0].encode();
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         for count in [0, 1, 3] {

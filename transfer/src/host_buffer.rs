@@ -1,4 +1,4 @@
-//! Memory of the host that other processes can map.
+//! Host memory that other processes can map.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -15,11 +15,9 @@ use crate::private_memory::{PinnedPrivateMemory, PrivateMemory};
 
 const LAYOUT: Layout = Layout::new("host buffer", 1);
 
-/// Memory of the host that other processes can map. Copies of the handle are the same
-/// memory.
+/// Host memory that other processes can map. Clones of the handle share the memory.
 ///
-/// Its bytes may change at any time by a peer's hand, so they are copied out and in, never
-/// borrowed.
+/// A peer may change the bytes at any time, so they are copied in and out, never borrowed.
 ///
 /// ```
 /// use transfer::HostBuffer;
@@ -37,11 +35,11 @@ pub struct HostBuffer(Arc<Inner>);
 struct Inner {
     body: Backing,
     length: u64,
-    /// Pinned for all devices of an implementation, when one first needs it.
+    /// Pinned for all devices of an implementation, at the first use by one of them.
     pinned: Mutex<HashMap<Implementation, Memory>>,
 }
 
-/// Its bytes, mapped.
+/// Mapped bytes of the buffer.
 #[derive(Debug)]
 enum Backing {
     Shared(Segment),
@@ -70,13 +68,14 @@ impl Backing {
 }
 
 impl HostBuffer {
-    /// Zeroed memory. Its pages are made when they are first touched.
+    /// Allocates zeroed memory. Pages are allocated when they are first touched.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed) if there is not so much.
+    /// [`Failed`](ErrorKind::Failed) if there is not enough memory.
     pub fn new(length: u64) -> Result<Self> {
         let operation = "allocate host memory";
-        let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
+        let failed =
+            |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
         let bytes = usize::try_from(length).map_err(|error| failed(&error))?;
         if bytes == 0 {
             return Err(failed(&"0 bytes"));
@@ -87,15 +86,15 @@ impl HostBuffer {
         Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
     }
 
-    /// Memory that the caller had before: the bytes of a vector, which
-    /// [`into_vec`](Self::into_vec) gives back. Only this process can map them. So peers reach them by a
-    /// fabric, if its provider registers such memory, and agents of the same process.
+    /// Wraps existing memory: the bytes of a vector, which [`into_vec`](Self::into_vec) returns.
+    /// Only this process can map them. Agents of the same process reach them, and peers through a
+    /// fabric whose provider registers such memory.
     ///
     /// ```
     /// use transfer::{Agent, AgentOptions, HostBuffer};
     /// let agent = Agent::start(AgentOptions::new("solver"))?;
     /// let field = HostBuffer::from_vec(vec![0; 1 << 16])?;
-    /// let region = agent.register_own(&field)?;
+    /// let region = agent.register_local(&field)?;
     /// // … put from it, get into it …
     /// drop(region);
     /// agent.close(std::time::Duration::from_secs(1))?;
@@ -105,12 +104,12 @@ impl HostBuffer {
     /// ```
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed) for an empty one.
+    /// [`Failed`](ErrorKind::Failed) for an empty vector.
     pub fn from_vec(bytes: Vec<u8>) -> Result<Self> {
         Self::private(bytes.len(), || PrivateMemory::of_vec(bytes))
     }
 
-    /// The same for memory that stays the caller's: of MPI, of another allocator, of a library.
+    /// Wraps memory that the caller keeps: of MPI, of another allocator, of a library.
     ///
     /// ```
     /// use transfer::HostBuffer;
@@ -128,10 +127,10 @@ impl HostBuffer {
     /// [`Failed`](ErrorKind::Failed) for no bytes.
     ///
     /// # Safety
-    /// All bytes from `start` on can be read and written until the last handle to this buffer is gone,
-    /// those of regions among them: when these were [withdrawn](crate::Agent::withdraw) and dropped,
-    /// those for own use and all others when their agent was [closed](crate::Agent::close) without an
-    /// error. No references to them are used meanwhile.
+    /// All bytes from `start` on stay readable and writable until the last handle to this buffer is
+    /// dropped. Regions hold handles until they are [withdrawn](crate::Agent::withdraw) and
+    /// dropped; local-only and other regions until their agent was [closed](crate::Agent::close)
+    /// without an error. No references to the bytes are used meanwhile.
     pub unsafe fn from_pointer(start: *mut u8, length: usize) -> Result<Self> {
         // SAFETY: the caller's promise.
         Self::private(length, || unsafe { PrivateMemory::of_pointer(start, length) })
@@ -145,14 +144,14 @@ impl HostBuffer {
         Ok(Self(Arc::new(Inner { body, length: length as u64, pinned: Mutex::default() })))
     }
 
-    /// The vector that it was [made of](Self::from_vec).
+    /// The vector that the buffer was [made of](Self::from_vec).
     ///
     /// # Errors
-    /// The buffer, if it was not made of a vector, or if something else has a handle to it: a region
-    /// that was not dropped, or an agent that keeps it registered for own use and was not closed.
+    /// The buffer, if it was not made of a vector, or if other handles exist: a region that was not
+    /// dropped, or an agent that caches a local-only registration of it and was not closed.
     pub fn into_vec(self) -> std::result::Result<Vec<u8>, Self> {
         let Inner { body, length, pinned } = Arc::try_unwrap(self.0).map_err(Self)?;
-        // Devices let go of it first.
+        // Devices release it first.
         drop(pinned);
         let again = |body| Self(Arc::new(Inner { body, length, pinned: Mutex::default() }));
         let Backing::PrivateMemory(memory) = body else { return Err(again(body)) };
@@ -161,15 +160,15 @@ impl HostBuffer {
         memory.into_vec().map_err(|memory| again(Backing::PrivateMemory(Arc::new(memory))))
     }
 
-    /// Is it memory of this process alone?
+    /// Is the memory private to this process?
     pub(crate) fn is_private(&self) -> bool {
         matches!(self.0.body, Backing::PrivateMemory(_))
     }
 
-    /// Of another process, which may have exported it read-only.
+    /// Maps memory of another process, which may have exported it read-only.
     pub(crate) fn open(file: OwnedFd, length: u64, is_writable: bool) -> Result<Self> {
         let operation = "map host memory";
-        let wrong = |why: String| Error::new(operation, ErrorKind::WrongMemory, why);
+        let wrong = |cause: String| Error::new(operation, ErrorKind::WrongMemory, cause);
         let opened = match is_writable {
             true => Segment::open(file, LAYOUT).map(Backing::Shared),
             false => ReadOnlySegment::open(file, LAYOUT).map(Backing::ReadOnly),
@@ -177,18 +176,18 @@ impl HostBuffer {
         let body = opened.map_err(|error| wrong(error.to_string()))?;
         let available = body.length();
         if length == 0 || length > available {
-            return Err(wrong(format!("{length} bytes, where {available} are")));
+            return Err(wrong(format!("{length} bytes described, {available} available")));
         }
         Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
     }
 
-    /// A descriptor for another process, by which it can be written only if that is said.
+    /// A descriptor for another process, read-only unless `is_writable`.
     pub(crate) fn export(&self, is_writable: bool) -> Result<OwnedFd> {
-        let failed = |why: &dyn ToString| {
-            Error::new("export host memory", ErrorKind::Failed, why.to_string())
+        let failed = |cause: &dyn ToString| {
+            Error::new("export host memory", ErrorKind::Failed, cause.to_string())
         };
         match &self.0.body {
-            Backing::ReadOnly(_) => Err(failed(&"it is another process's")),
+            Backing::ReadOnly(_) => Err(failed(&"the memory belongs to another process")),
             Backing::PrivateMemory(_) => Err(failed(&"other processes cannot map it")),
             Backing::Shared(segment) if is_writable => {
                 segment.as_fd().try_clone_to_owned().map_err(|error| failed(&error))
@@ -203,18 +202,18 @@ impl HostBuffer {
         self.0.length
     }
 
-    /// Where it starts in this process's address space.
+    /// Start address in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.body.start() as u64
     }
 
-    /// A number that no other buffer has as long as this lives.
+    /// A number that is unique as long as this buffer exists.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// Has anybody else a handle to it?
+    /// Do other handles to it exist?
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -224,7 +223,7 @@ impl HostBuffer {
         matches!(self.0.body, Backing::ReadOnly(_))
     }
 
-    /// As memory that a device copies from and to.
+    /// Pins the memory for a device.
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
         self.pinned_if_possible(device)?.ok_or_else(|| {
             let detail = "the device cannot register memory that can only be read";
@@ -232,7 +231,8 @@ impl HostBuffer {
         })
     }
 
-    /// The same, or None if it can only be read and the device registers no such memory.
+    /// As [`pinned_for`](Self::pinned_for), or None if the memory is read-only and the device
+    /// registers no such memory.
     pub(crate) fn pinned_if_possible(&self, device: &Device) -> Result<Option<Memory>> {
         let mut pinned = lock(&self.0.pinned);
         let implementation = device.name().implementation;
@@ -305,20 +305,19 @@ impl HostBuffer {
         length: u64,
     ) -> Result<*const u8> {
         if offset.checked_add(length).is_none_or(|end| end > self.0.length) {
-            let detail = format!("{length} bytes from {offset} on, of {}", self.0.length);
+            let detail = format!("{length} bytes at offset {offset} of {}", self.0.length);
             return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
         }
-        // SAFETY: inside of the body, or one behind its end.
+        // SAFETY: inside of the body, or one byte past its end.
         Ok(unsafe { self.0.body.start().add(offset as usize) })
     }
 }
 
-/// Others may write the same bytes at the same time; what is there then is up to chance, as
-/// with any memory that is shared. So the copy is left to the C library, of which the
-/// compiler supposes nothing.
+/// Other processes may write the same bytes concurrently, as with any shared memory. So the C
+/// library copies: the compiler assumes nothing about it.
 ///
 /// # Safety
-/// Both ranges are mapped, and nobody holds references to their bytes but the caller.
+/// Both ranges are mapped, and only the caller holds references to their bytes.
 unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
     // SAFETY: the caller's promise.
     unsafe { libc::memmove(to.cast(), from.cast(), length) };

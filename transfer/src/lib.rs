@@ -1,13 +1,13 @@
-//! Memory handed from process to process, and bytes moved between them.
+//! Memory shared between processes, and bytes transferred between them.
 //!
-//! Stands on `gpu` (devices) and `ipc` (processes of one machine), and owns the choice of
-//! [paths](path): by which way bytes go, and why.
+//! Builds on `gpu` (devices) and `ipc` (processes of one machine), and chooses the [path](path) of
+//! each transfer and gives the reasons.
 //!
-//! - Shared without a copy: a [`SharedBuffer`] buffer gives [handles](Handle), which carry what
-//!   the bytes mean along with the descriptors that reach them; an [`Opener`] maps them,
-//!   each memory once. A [`ShareService`] gives them out by name.
-//! - Moved: an [`Agent`] puts into regions of other agents and gets from them, and tells
-//!   them when the data is there.
+//! - Sharing without a copy: a [`SharedBuffer`] makes [handles](Handle), which carry the tensor's
+//!   description and the descriptors of its memory. An [`Opener`] maps them, each memory once. A
+//!   [`ShareService`] hands them out by name.
+//! - Transfers: an [`Agent`] puts into regions of other agents, gets from them, and notifies them
+//!   when the data has arrived.
 
 mod agent;
 mod blocks;
@@ -41,7 +41,7 @@ pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{Admission, MAX_NAME_LENGTH, ShareClient, ShareService};
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 
-/// What a thread that panicked left is whole: nothing here breaks off in the middle of a change.
+/// A poisoned mutex is used anyway: no critical section of this crate leaves its data half changed.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -6,13 +6,12 @@ use ipc::{ReadOnlySegment, Segment};
 
 use crate::error::{Error, Result};
 
-/// A segment's body, which stays mapped as long as this lives.
+/// A segment's body, mapped as long as this exists.
 #[derive(Debug)]
 struct PinnedSegment(Segment);
 
-// SAFETY: a segment never moves or changes its size, and stays mapped until the last
-// handle to it is gone, of which this is one. Its bytes are reached as atomics or through
-// pointers only.
+// SAFETY: a segment never moves or changes its size, and stays mapped as long as a handle to it
+// exists, such as this one. Its bytes are accessed as atomics or through pointers only.
 unsafe impl HostMapping for PinnedSegment {
     fn address(&self) -> u64 {
         self.0.body() as u64
@@ -23,7 +22,7 @@ unsafe impl HostMapping for PinnedSegment {
     }
 }
 
-/// The same of one that may only be read.
+/// The body of a read-only segment.
 #[derive(Debug)]
 struct PinnedReadOnlySegment(ReadOnlySegment);
 
@@ -42,8 +41,8 @@ unsafe impl HostMapping for PinnedReadOnlySegment {
     }
 }
 
-/// Gives devices access to the body of a segment from which they may only copy. None if the device
-/// registers no memory that can only be read.
+/// Gives devices read access to the body of a read-only segment. None if the device registers no
+/// read-only memory.
 pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Result<Option<Memory>> {
     match device.register(PinnedReadOnlySegment(segment.clone())) {
         Ok(memory) => Ok(Some(memory)),
@@ -52,10 +51,10 @@ pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Resul
     }
 }
 
-/// Gives devices access to the body of a segment that processes share: copies to and from it run
-/// at full speed, and beside the caller.
+/// Gives devices access to the body of a shared segment: copies run at full speed and
+/// asynchronously.
 ///
-/// It takes a while for each gibibyte, in each process: once, not for each message.
+/// Pinning is slow for each gibibyte, in each process: pin once, not for each message.
 ///
 /// ```
 /// use gpu::Device;
@@ -70,7 +69,7 @@ pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Resul
 /// ```
 ///
 /// # Errors
-/// What the device says, such as of a segment that is pinned already.
+/// Errors of the device, for example if the segment is pinned already.
 pub fn pin(segment: &Segment, device: &Device) -> Result<Memory> {
     device
         .register(PinnedSegment(segment.clone()))

@@ -1,4 +1,4 @@
-//! Memory of this process alone, which its owner had before.
+//! Memory that is private to this process and was allocated by its caller.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -10,12 +10,12 @@ use gpu::HostMapping;
 pub(crate) struct PrivateMemory {
     start: *mut u8,
     length: usize,
-    /// The capacity of the vector that they came in; None: they stay the caller's.
+    /// The capacity of the vector that it was made of; None for memory that the caller keeps.
     capacity: Option<usize>,
 }
 
-// SAFETY: the bytes are reached by copies through the pointer only, from whatever thread; whoever
-// gave them away keeps no reference to them.
+// SAFETY: any thread accesses the bytes by copies through the pointer only; the caller that
+// provided them keeps no reference to them.
 unsafe impl Send for PrivateMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PrivateMemory {}
@@ -28,8 +28,7 @@ impl PrivateMemory {
     }
 
     /// # Safety
-    /// The bytes can be read and written as long as this lives, and there are no references to
-    /// them meanwhile.
+    /// The bytes stay readable and writable, and unreferenced, as long as this exists.
     pub(crate) unsafe fn of_pointer(start: *mut u8, length: usize) -> Self {
         Self { start, length, capacity: None }
     }
@@ -42,12 +41,11 @@ impl PrivateMemory {
         self.length
     }
 
-    /// The vector, if they came in one.
+    /// The vector, if it was made of one.
     pub(crate) fn into_vec(self) -> Result<Vec<u8>, Self> {
         let Some(capacity) = self.capacity else { return Err(self) };
         let this = ManuallyDrop::new(self);
-        // SAFETY: these are the parts of a vector, which is made of them again once: `drop` does
-        // not run.
+        // SAFETY: these are the parts of a vector, which is rebuilt once: `drop` does not run.
         Ok(unsafe { Vec::from_raw_parts(this.start, this.length, capacity) })
     }
 }
@@ -55,17 +53,17 @@ impl PrivateMemory {
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
         if let Some(capacity) = self.capacity {
-            // SAFETY: as in `into_vec`; nobody has the pointer any more.
+            // SAFETY: as in `into_vec`; no other owner of the pointer exists.
             drop(unsafe { Vec::from_raw_parts(self.start, self.length, capacity) });
         }
     }
 }
 
-/// The same for a device, as long as that has it registered.
+/// The same, kept alive as long as a device has it registered.
 #[derive(Debug)]
 pub(crate) struct PinnedPrivateMemory(pub(crate) std::sync::Arc<PrivateMemory>);
 
-// SAFETY: the bytes stay where they are as long as this has its part of them.
+// SAFETY: the bytes do not move as long as this holds its `Arc`.
 unsafe impl HostMapping for PinnedPrivateMemory {
     fn address(&self) -> u64 {
         self.0.start as u64

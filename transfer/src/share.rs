@@ -1,7 +1,7 @@
-//! One buffer, without a copy, in as many processes as want it.
+//! One buffer shared by several processes without a copy.
 //!
-//! Only descriptors (or 64 bytes) cross: no path in a file system, no process number, no
-//! capability. So it works between containers as between threads.
+//! Only descriptors (or 64 bytes) are sent: no path, no process id, no capability. So it works
+//! across containers too.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,11 +15,11 @@ use crate::handle::{Handle, HandleMetadata, HandleType, MAX_PIECES};
 use crate::lock;
 use crate::tensor::Tensor;
 
-/// Memory that is shared: as long as this lives, handles of it can be made.
+/// Shared memory, of which handles can be made as long as this exists.
 ///
-/// Memory that was [allocated to be shared](gpu::Device::allocate_shared) stays with those
-/// that opened it when this, or its process, is gone. Memory that was allocated the plain
-/// way goes with the process that allocated it.
+/// Memory [allocated to be shared](gpu::Device::allocate_shared) stays with the processes that
+/// opened it after this buffer and its process are gone. Memory from `cudaMalloc` is freed with the
+/// process that allocated it.
 ///
 /// ```
 /// use gpu::Device;
@@ -28,7 +28,7 @@ use crate::tensor::Tensor;
 /// let memory = device.allocate_shared(12, &[])?;
 /// let tensor = Tensor::contiguous(ElementType::F32, &[3]);
 /// let shared = SharedBuffer::new(&memory, &tensor)?;
-/// let handle = shared.handle()?; // … which travels to another process …
+/// let handle = shared.handle()?; // … sent to another process …
 /// let opened = Opener::shared().open(&handle, None)?;
 /// assert_eq!(opened.tensor, tensor);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -36,7 +36,7 @@ use crate::tensor::Tensor;
 #[derive(Debug)]
 pub struct SharedBuffer {
     _memory: Memory,
-    /// Exported once: a driver takes its time for it.
+    /// Exported once, because drivers are slow at it.
     descriptors: Vec<OwnedFd>,
     metadata: HandleMetadata,
     fork_generation: ForkGeneration,
@@ -47,18 +47,18 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the tensor reaches beyond the memory;
-    /// [`Failed`](ErrorKind::Failed) for memory that cannot leave its process.
+    /// [`Failed`](ErrorKind::Failed) for memory that cannot be exported.
     pub fn new(memory: &Memory, tensor: &Tensor) -> Result<Self> {
         let operation = "share";
         let device = memory.mapped_for();
         if memory.device() != Some(device.name()) {
-            let detail = "it lies on another device, or on the host: share it where it was made";
+            let detail = "it is on another device or on the host. Share it where it was allocated";
             return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
         let of_device = |error| Error::of_device(operation, error);
         let (handle_type, descriptors) = match memory.export_pieces() {
             Ok(Exported { pieces, .. }) if pieces.len() > MAX_PIECES => {
-                let detail = format!("{} pieces, {MAX_PIECES} are the most", pieces.len());
+                let detail = format!("{} pieces, {MAX_PIECES} is the maximum", pieces.len());
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Ok(Exported { pieces, offset: 0 }) => {
@@ -66,7 +66,7 @@ impl SharedBuffer {
                 (HandleType::Descriptors { pieces }, descriptors)
             }
             Ok(Exported { offset, .. }) => {
-                let detail = format!("it begins {offset} bytes behind the start of its piece");
+                let detail = format!("it starts {offset} bytes after the start of its piece");
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
@@ -74,8 +74,8 @@ impl SharedBuffer {
             }
             Err(error) => return Err(of_device(error)),
         };
-        // Read once, for it grows if the memory is a pool's; and pieces that came after
-        // the export are not among those that travel.
+        // Read once, because the length grows if the memory is a pool's. Pieces added after the
+        // export are not in the handle.
         let length = match &handle_type {
             HandleType::Descriptors { pieces } => {
                 let sum = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(*piece));
@@ -95,7 +95,7 @@ impl SharedBuffer {
         Ok(Self { _memory: memory.clone(), descriptors, metadata, fork_generation })
     }
 
-    /// What its handles say.
+    /// The metadata of its handles.
     #[must_use]
     pub fn metadata(&self) -> &HandleMetadata {
         &self.metadata
@@ -116,10 +116,10 @@ impl SharedBuffer {
     }
 }
 
-/// A buffer of another process, mapped here. Whoever has a copy keeps it mapped.
+/// A mapped buffer of another process. The mapping exists as long as any clone of this.
 #[derive(Debug, Clone)]
 pub struct OpenedBuffer {
-    /// The memory, as long as it is.
+    /// The mapped memory.
     pub memory: Memory,
     /// What the bytes mean.
     pub tensor: Tensor,
@@ -134,17 +134,17 @@ impl OpenedBuffer {
         self.memory.slice(first, end - first).unwrap_or_else(|_| self.memory.whole())
     }
 
-    /// Where the element with all indices 0 lies in this process.
+    /// The address of the element with all indices 0 in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.memory.address() + self.tensor.byte_offset
     }
 }
 
-/// Opens handles, each memory once: what is mapped already is found again.
+/// Opens handles; maps each memory once.
 ///
-/// One of its own knows nothing of what others mapped; mostly [that of the
-/// process](Self::shared) is what is wanted.
+/// An opener does not know the mappings of other openers. Mostly the [process-wide
+/// one](Self::shared) is wanted.
 #[derive(Debug)]
 pub struct Opener {
     mapped: Mutex<HashMap<([u8; 16], DeviceName), Mapped>>,
@@ -163,27 +163,26 @@ struct Mapped {
     metadata: HandleMetadata,
 }
 
-/// Entries above which those whose memory is gone are looked for.
+/// Above this number of entries, those whose memory is gone are removed.
 const SWEEP_ABOVE: usize = 64;
 
 impl Opener {
-    /// The one that the process has in common: with it a memory is mapped once per process
-    /// and device, whoever asks. In a forked child it says
-    /// [`Forked`](ErrorKind::Forked), as the devices do.
+    /// The opener of the whole process: it maps a memory once per process and device. In a forked
+    /// child it fails with [`Forked`](ErrorKind::Forked), as devices do.
     #[must_use]
     pub fn shared() -> Arc<Self> {
         static SHARED: OnceLock<Arc<Opener>> = OnceLock::new();
         Arc::clone(SHARED.get_or_init(Arc::default))
     }
 
-    /// Maps the memory of a handle, for the device that it lies on, or for another one. Memory
-    /// that was allocated the plain way is opened in other processes only, whatever their number
-    /// is in their namespace.
+    /// Maps the memory of a handle, for its own device or for another one. Memory from `cudaMalloc`
+    /// can be opened in other processes only, whatever their process ids in their namespaces.
     ///
     /// # Errors
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process does not see the device;
-    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if the other one cannot reach it;
-    /// [`WrongMemory`](ErrorKind::WrongMemory) if what came is not what was described.
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if the given device cannot reach it;
+    /// [`WrongMemory`](ErrorKind::WrongMemory) if the descriptors are not those of the described
+    /// memory.
     pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<OpenedBuffer> {
         let operation = "open a handle";
         check_fork(self.fork_generation, operation)?;
@@ -208,13 +207,14 @@ impl Opener {
             if (entry.metadata.device, entry.metadata.length, &entry.metadata.handle_type)
                 != (metadata.device, metadata.length, &metadata.handle_type)
             {
-                let detail = "another memory was opened under its identity";
+                let detail = "another memory was opened under this identity";
                 return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
             }
             return Ok(OpenedBuffer { memory, tensor: metadata.tensor.clone() });
         }
         let memory = open_memory(operation, handle, device)?;
-        // Of memory opened by legacy handle the driver says that it lies where it was opened.
+        // For memory opened by legacy handle the driver reports the opening device, so it proves
+        // nothing.
         if matches!(metadata.handle_type, HandleType::Descriptors { .. }) {
             check_device(operation, &memory, Some(metadata.device))?;
         }
@@ -230,11 +230,11 @@ pub(crate) fn check_fork(fork_generation: ForkGeneration, operation: &'static st
     if fork_generation.is_current() {
         return Ok(());
     }
-    let detail = "it belongs to the parent process; make one in the child";
+    let detail = "it belongs to the parent process. Create one in the child";
     Err(Error::new(operation, ErrorKind::Forked, detail))
 }
 
-/// The device may be named otherwise here; what matters is that it is that one.
+/// Compares UUIDs, because names of devices differ between processes.
 pub(crate) fn check_device(
     operation: &'static str,
     memory: &Memory,
@@ -244,7 +244,7 @@ pub(crate) fn check_device(
     if resident.map_err(|error| Error::of_device(operation, error))? == expected_device {
         return Ok(());
     }
-    let detail = "it lies on another device than was said";
+    let detail = "the memory is on another device than described";
     Err(Error::new(operation, ErrorKind::WrongMemory, detail))
 }
 
@@ -254,15 +254,18 @@ fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Res
     let pieces = match &metadata.handle_type {
         HandleType::Legacy(legacy) => {
             let whole = LegacyHandle { length: metadata.length, ..*legacy };
-            // Of another process, also one that has our number in a namespace of its own: what
-            // this process made is known to the device, which refuses it either way.
+            // Process ids are no criterion: namespaces reuse them. The device knows what this
+            // process allocated, and refuses it.
             return device.open_legacy_handle(&whole).map_err(of_device);
         }
         HandleType::Descriptors { pieces } => pieces,
     };
     if pieces.len() != handle.descriptors.len() {
-        let detail =
-            format!("{} descriptors for {} pieces", handle.descriptors.len(), pieces.len());
+        let detail = format!(
+            "received {} descriptors for {} pieces",
+            handle.descriptors.len(),
+            pieces.len()
+        );
         return Err(Error::new(operation, ErrorKind::Malformed, detail));
     }
     let pairs: Vec<_> =

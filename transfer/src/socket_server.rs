@@ -2,9 +2,9 @@
 //! message to a handler.
 //!
 //! One thread serves all connections in turn, and trusts none of them. An admitted user has a
-//! bounded number of connections; when the bound is reached, the connection that is idle for
-//! longest is closed. [Registered clients] are not counted and not closed. A user that is not
-//! admitted is told so and never counted.
+//! bounded number of connections; when the bound is reached, its longest idle connection is closed.
+//! [Registered clients] are not counted and not closed. A user that is not admitted receives a
+//! refusal and is never counted.
 //!
 //! [Registered clients]: Handler::Client
 
@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a server does with the messages of its connections.
 pub(crate) trait Handler {
-    /// State of a connection that registered, and stays until it ends by itself.
+    /// State of a registered connection, which stays until it ends by itself.
     type Client;
 
     /// Handles a connection that is readable or at its end. False closes it.
@@ -91,10 +91,10 @@ impl<C> Drop for Connection<C> {
 struct Connections<C> {
     /// In the order of their last message, the oldest first.
     open: Vec<Connection<C>>,
-    /// Refused connections. If one were closed with a request unread, its client would see a reset
-    /// before the reply; so each is kept for a moment.
+    /// Refused connections. A client whose request is unread at the close would see a reset before
+    /// the reply, so each stays open for a moment.
     refused: VecDeque<(Channel, Instant)>,
-    /// Nothing is accepted until then: the process ran out of descriptors.
+    /// Accepting is paused until then, because the process ran out of descriptors.
     accept_paused_until: Instant,
 }
 
@@ -109,7 +109,7 @@ impl<C> Connections<C> {
         let channels = self.open.iter().map(|connection| connection.channel.as_fd());
         let listening = is_accepting.then(|| server.listener.as_fd());
         let Some(is_ready) = ready(channels.chain(listening)) else {
-            // Out of memory, for example: no reason to spin.
+            // For example out of memory: sleep instead of spinning.
             return std::thread::sleep(POLL_INTERVAL);
         };
         let has_incoming = is_accepting && is_ready.last() == Some(&true);
@@ -143,7 +143,7 @@ impl<C> Connections<C> {
         }
     }
 
-    /// Adds a connection; where that is one too many, closes another one.
+    /// Adds a connection; at a limit, closes the one that is idle for longest.
     fn add(&mut self, channel: Channel, user: u32, max_per_user: usize) {
         let counted = || self.open.iter().enumerate().filter(|(_, it)| it.client.is_none());
         let of_user = || counted().filter(|(_, connection)| connection.user == user);
@@ -166,7 +166,7 @@ impl<C> Connections<C> {
         self.refused.push_back((channel, Instant::now() + REFUSED_LINGER));
     }
 
-    /// Closes what has lasted too long.
+    /// Closes expired connections.
     fn expire(&mut self, register_timeout: Duration) {
         self.refused.retain(|(channel, end)| {
             let is_closed = matches!(channel.receive(Duration::ZERO), Err(ChannelError::Closed));
@@ -178,7 +178,7 @@ impl<C> Connections<C> {
     }
 }
 
-/// Which of the descriptors are readable or at their end? None if poll failed.
+/// Which descriptors are readable or at their end? None if poll failed.
 fn ready<'a>(descriptors: impl Iterator<Item = BorrowedFd<'a>>) -> Option<Vec<bool>> {
     let mut entries: Vec<_> =
         descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_connections_are_bounded_and_told_why() {
+    fn refused_connections_are_bounded_and_get_a_reply() {
         let mut connections = Connections::<()>::new();
         let all: Vec<_> = (0..MAX_REFUSED + 4)
             .map(|_| {

@@ -1,13 +1,13 @@
-//! What shared bytes mean: element type, shape, strides.
+//! Description of shared bytes: element type, shape, strides.
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The most dimensions.
+/// Maximum number of dimensions.
 pub const MAX_DIMENSIONS: usize = 16;
 
 macro_rules! element_types {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $size:literal;)*) => {
-        /// What an element is.
+        /// The type of an element.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum ElementType {
@@ -23,7 +23,7 @@ macro_rules! element_types {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
-            /// Its size in bytes.
+            /// Size in bytes.
             #[must_use]
             pub fn size(self) -> u64 {
                 match self { $(Self::$name => $size,)* }
@@ -32,9 +32,9 @@ macro_rules! element_types {
     };
 }
 
-// Codes are part of the format: none is ever given to another type.
+// Codes are part of the format and are never reused.
 element_types! {
-    /// A byte, or anything else.
+    /// An unsigned byte, or opaque data.
     U8 = 1, 1;
     /// 8 bits, signed.
     I8 = 2, 1;
@@ -70,32 +70,31 @@ element_types! {
     C128 = 17, 16;
 }
 
-/// What bytes mean: where the first element lies, how many there are in each dimension,
-/// and how far apart.
+/// Layout of the bytes: element type, the offset of the first element, shape and strides.
 ///
 /// ```
 /// use transfer::{ElementType, Tensor};
 /// let rows = Tensor::contiguous(ElementType::F32, &[3, 4]);
 /// assert_eq!(rows.strides, [4, 1]);
 /// assert_eq!(rows.extent(), Some((0, 48)));
-/// // The same turned round, and without its first row.
+/// // Transposed, and without its first row.
 /// let turned = Tensor { shape: vec![4, 2], strides: vec![1, 4], byte_offset: 16, ..rows };
 /// assert_eq!(turned.extent(), Some((16, 48)));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tensor {
-    /// What an element is.
+    /// The type of an element.
     pub element: ElementType,
     /// Elements in each dimension.
     pub shape: Vec<u64>,
-    /// From one element to the next in each dimension, in elements; may be negative or 0.
+    /// Distance between neighbours in each dimension, in elements; may be negative or 0.
     pub strides: Vec<i64>,
-    /// Where the element with all indices 0 lies in the memory, in bytes.
+    /// Offset in the memory of the element with all indices 0, in bytes.
     pub byte_offset: u64,
 }
 
 impl Tensor {
-    /// Without gaps, the last dimension's elements side by side.
+    /// A tensor without gaps in row-major order.
     #[must_use]
     pub fn contiguous(element: ElementType, shape: &[u64]) -> Self {
         let mut strides = vec![1_i64; shape.len()];
@@ -106,24 +105,24 @@ impl Tensor {
         Self { element, shape: shape.to_vec(), strides, byte_offset: 0 }
     }
 
-    /// Just bytes.
+    /// A tensor of bytes.
     #[must_use]
     pub fn bytes(length: u64) -> Self {
         Self::contiguous(ElementType::U8, &[length])
     }
 
-    /// How many elements there are; None if more than can be counted.
+    /// The number of elements; None if it exceeds 64 bits.
     #[must_use]
     pub fn elements(&self) -> Option<u64> {
-        // Nothing is nothing, whatever the other dimensions claim.
+        // A length of 0 makes the tensor empty, whatever the other dimensions claim.
         if self.shape.contains(&0) {
             return Some(0);
         }
         self.shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length))
     }
 
-    /// The first byte that belongs to it, and the first behind it. None if that cannot be
-    /// said in 64 bits, or if shape and strides do not go together.
+    /// The range of bytes that it covers. None if that exceeds 64 bits, or if shape and strides do
+    /// not match.
     #[must_use]
     pub fn extent(&self) -> Option<(u64, u64)> {
         if self.shape.len() != self.strides.len() || self.shape.len() > MAX_DIMENSIONS {
@@ -147,12 +146,12 @@ impl Tensor {
         Some((u64::try_from(first).ok()?, u64::try_from(last.checked_add(size)?).ok()?))
     }
 
-    /// Refuses what reaches beyond memory of so many bytes.
+    /// Fails if the tensor exceeds memory of `length` bytes.
     pub(crate) fn check(&self, operation: &'static str, length: u64) -> Result<()> {
         match self.extent() {
             Some((_, end)) if end <= length => Ok(()),
             Some((first, end)) => {
-                let detail = format!("bytes {first} to {end}, of {length}");
+                let detail = format!("the tensor covers bytes {first} to {end} of {length}");
                 Err(Error::new(operation, ErrorKind::OutOfBounds, detail))
             }
             None => {
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extent_is_what_is_reached() {
+    fn extent_covers_all_elements() {
         let tensor = |shape: &[u64], strides: &[i64], byte_offset| Tensor {
             element: ElementType::F32,
             shape: shape.to_vec(),

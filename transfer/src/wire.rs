@@ -1,19 +1,19 @@
-//! How what other processes read is written.
+//! Encoding of what other processes read.
 //!
-//! Control messages go by [`decode`]. Descriptors, which applications keep and send themselves, have
-//! a fixed layout: a name, a version, a length, and a checksum.
+//! Control messages are decoded by [`decode`]. Descriptors, which applications keep and send
+//! themselves, have a fixed layout: a magic number, a version, a length, and a checksum.
 //!
 //! ```text
 //! offset  size  field (little endian)
-//!      0     4  what it is
+//!      0     4  magic number
 //!      4     2  version
-//!      6     2  length of the whole
-//!      …        its parts
-//!      …     4  CRC-32 of all that stands before
+//!      6     2  total length
+//!      …        parts
+//!      …     4  CRC-32 of all bytes before
 //! ```
 //!
-//! The checksum finds accidents, not attackers: what the parts claim is checked by those
-//! who read them, and against what is really there.
+//! The checksum detects accidents, not attackers: readers validate the claims of the parts against
+//! the memory that exists.
 
 use control::codec::{self, DecodeError};
 use serde::Serialize;
@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 const HEADER_LENGTH: usize = 8;
 const CHECKSUM_LENGTH: usize = 4;
 
-/// What a descriptor is, and what is said when one cannot be read.
+/// The format of a descriptor, and the operation that its errors name.
 pub(crate) struct DescriptorFormat {
     pub(crate) magic: [u8; 4],
     pub(crate) version: u16,
@@ -37,7 +37,7 @@ impl DescriptorFormat {
         Error::new(self.operation, ErrorKind::Malformed, detail)
     }
 
-    /// Starts a descriptor, to be [sealed](Self::seal) when its parts are there.
+    /// Starts a descriptor, to be [sealed](Self::seal) when its parts were added.
     pub(crate) fn begin(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(256);
         bytes.extend(self.magic);
@@ -46,7 +46,7 @@ impl DescriptorFormat {
         bytes
     }
 
-    /// None if it became longer than a descriptor can be.
+    /// None if it exceeds the maximum length of a descriptor.
     pub(crate) fn seal(&self, mut bytes: Vec<u8>) -> Option<Vec<u8>> {
         let length = u16::try_from(bytes.len() + CHECKSUM_LENGTH).ok()?;
         bytes[6..8].copy_from_slice(&length.to_le_bytes());
@@ -55,7 +55,7 @@ impl DescriptorFormat {
         Some(bytes)
     }
 
-    /// The parts of a descriptor that is whole.
+    /// The parts of a descriptor, after its header and checksum were checked.
     pub(crate) fn open<'a>(&'a self, bytes: &'a [u8]) -> Result<Reader<'a>> {
         let mut head = Reader { rest: bytes, format: self };
         if head.take::<4>()? != self.magic {
@@ -63,12 +63,12 @@ impl DescriptorFormat {
         }
         let version = u16::from_le_bytes(head.take()?);
         if version != self.version {
-            let detail = format!("version {version}, where this build speaks {}", self.version);
+            let detail = format!("version {version}, this build supports {}", self.version);
             return Err(Error::new(self.operation, ErrorKind::VersionMismatch, detail));
         }
         let length = usize::from(head.u16()?);
         if length != bytes.len() || length < HEADER_LENGTH + CHECKSUM_LENGTH {
-            return Err(self.malformed(format!("{} bytes that claim to be {length}", bytes.len())));
+            return Err(self.malformed(format!("{} bytes, header says {length}", bytes.len())));
         }
         let (body, checksum) = bytes.split_at(length - CHECKSUM_LENGTH);
         if crc32fast::hash(body).to_le_bytes() != checksum {
@@ -78,7 +78,7 @@ impl DescriptorFormat {
     }
 }
 
-/// Takes parts off the front.
+/// Takes parts from the front.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
     format: &'a DescriptorFormat,
@@ -114,36 +114,38 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes with their length (16 bits) before them.
-    pub(crate) fn length_prefixed(&mut self, most: usize) -> Result<&'a [u8]> {
+    pub(crate) fn length_prefixed(&mut self, max: usize) -> Result<&'a [u8]> {
         let length = usize::from(self.u16()?);
-        if length > most {
-            return Err(self.format.malformed(format!("a part of {length} bytes, {most} at most")));
+        if length > max {
+            return Err(self
+                .format
+                .malformed(format!("{length} bytes in a part, {max} is the maximum")));
         }
         self.bytes(length)
     }
 
-    /// All parts were taken.
+    /// Fails if bytes are left.
     pub(crate) fn finish(self) -> Result<()> {
         match self.rest.len() {
             0 => Ok(()),
-            more => Err(self.format.malformed(format!("{more} bytes more than its parts have"))),
+            more => Err(self.format.malformed(format!("{more} bytes follow the last part"))),
         }
     }
 
     fn too_short(&self, wanted: usize) -> Error {
-        self.format.malformed(format!("{} bytes left, {wanted} wanted", self.rest.len()))
+        self.format.malformed(format!("{} bytes left, {wanted} needed", self.rest.len()))
     }
 }
 
 /// Bytes with their length before them.
 pub(crate) fn put_length_prefixed(bytes: &mut Vec<u8>, part: &[u8]) {
-    // Longer ones are refused when the whole is sealed.
+    // `seal` refuses longer parts with the whole.
     let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
     bytes.extend(length.to_le_bytes());
     bytes.extend(part);
 }
 
-/// Reads a control message of this version, believing nothing.
+/// Decodes and validates a control message of this version.
 pub(crate) fn decode<T: Serialize + DeserializeOwned>(
     operation: &'static str,
     version: u8,

@@ -193,7 +193,7 @@ def without_libfabric():
     node, why = join(library, b"127.0.0.1:0")
     assert node is None
     assert "libfabric cannot be loaded (" in why and "libfabric.so.1: file too short" in why, why
-    assert "Install it anew with apt install --reinstall libfabric1" in why, why
+    assert "Reinstall it with apt install --reinstall libfabric1" in why, why
 
 
 # ----------------------------------------------------------------------------- running

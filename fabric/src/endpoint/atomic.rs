@@ -1,13 +1,13 @@
 //! One-sided atomics.
 //!
-//! Atomics are atomic against atomics of the same provider only. The target's
-//! processor, and peers that arrive by another provider, are not ordered with them
-//! unless the hardware happens to be: reach such words by atomics alone, also
-//! locally, through an endpoint that talks to itself.
+//! Atomics are atomic only against atomics of the same provider. The target's processor, and
+//! peers that use another provider, are not ordered with them unless the hardware guarantees
+//! it. Access such words by atomics alone, also locally, through an endpoint that is connected
+//! to itself.
 //!
-//! Which combinations of type, operation and form exist is asked of the provider
-//! one by one ([`Domain::atomic_limit`](crate::Domain::atomic_limit)): a provider
-//! may list `FI_ATOMIC` and support none.
+//! The provider is asked for each combination of type, operation and form
+//! ([`Domain::atomic_limit`](crate::Domain::atomic_limit)): it may list `FI_ATOMIC` and support
+//! none.
 
 use libfabric_sys as sys;
 
@@ -37,7 +37,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// What an atomic works on.
+    /// The element type of an atomic.
     Datatype {
         /// Signed 8-bit integer.
         I8 = FI_INT8,
@@ -81,7 +81,7 @@ impl Datatype {
 }
 
 numbered! {
-    /// What an atomic does to its target, with the operand.
+    /// The operation of an atomic on its target, with the operand.
     AtomicOperation {
         /// Keeps the smaller.
         Minimum = FI_MIN,
@@ -127,13 +127,13 @@ numbered! {
 /// The three forms of an atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AtomicForm {
-    /// Changes the target and brings nothing back (`fi_atomic`). Its completion need
-    /// not mean that the target has changed already.
+    /// Changes the target and returns nothing (`fi_atomic`). Its completion does not imply that
+    /// the target has changed already.
     Plain,
-    /// Changes the target and returns what was there (`fi_fetch_atomic`); the result
-    /// is in the local buffer when the operation completes.
+    /// Changes the target and returns the old value (`fi_fetch_atomic`), which is in the local
+    /// buffer when the operation completes.
     Fetch,
-    /// Changes the target if a comparison holds, and returns what was there either way
+    /// Changes the target if a comparison holds, and returns the old value in both cases
     /// (`fi_compare_atomic`).
     Compare,
 }
@@ -148,7 +148,7 @@ impl AtomicForm {
     }
 }
 
-/// One atomic: what is done to which remote elements, with which operands.
+/// One atomic: operation, remote elements and operands.
 ///
 /// Fetch-and-add on a peer's counter:
 ///
@@ -180,7 +180,7 @@ impl AtomicForm {
 /// let result = local.slice(8..16)?;
 /// let add = endpoint.fetch_atomic(&mut queue, me, &request, &result, 1)?;
 /// queue.complete(add, Duration::from_secs(5))?;
-/// assert_eq!(local.load_u64(8)?, 40, "what was there before");
+/// assert_eq!(local.load_u64(8)?, 40, "the old value");
 /// assert_eq!(counter.load_u64(0)?, 42);
 /// # Ok::<(), fabric::Error>(())
 /// ```
@@ -188,12 +188,11 @@ impl AtomicForm {
 pub struct AtomicRequest<'a> {
     /// Type of the elements.
     pub datatype: Datatype,
-    /// What is done.
+    /// The operation.
     pub operation: AtomicOperation,
-    /// The operands, one per element; their number is that of the elements.
+    /// The operands, one per element; their count is the number of elements.
     pub operand: &'a RegionSlice,
-    /// The elements at the peer: aligned to their size, and at least as many bytes
-    /// as the operands have.
+    /// The elements at the peer: aligned to their size, and at least as long as the operands.
     pub remote: &'a RemoteSlice,
 }
 
@@ -214,8 +213,8 @@ impl Endpoint {
         self.post_atomic(queue, to, request, (None, None), options.into())
     }
 
-    /// Changes remote elements and brings back what was there (`fi_fetch_atomic`).
-    /// With [`AtomicOperation::Sum`] this is fetch-and-add.
+    /// Changes remote elements and returns the old values (`fi_fetch_atomic`). With
+    /// [`AtomicOperation::Sum`] this is fetch-and-add.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).
@@ -230,9 +229,8 @@ impl Endpoint {
         self.post_atomic(queue, to, request, (None, Some(result)), options.into())
     }
 
-    /// Changes remote elements if a comparison holds, and brings back what was
-    /// there (`fi_compare_atomic`). With [`AtomicOperation::CompareSwap`] this is
-    /// compare-and-swap.
+    /// Changes remote elements if a comparison holds, and returns the old values
+    /// (`fi_compare_atomic`). With [`AtomicOperation::CompareSwap`] this is compare-and-swap.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).
@@ -352,12 +350,12 @@ impl Endpoint {
         form: AtomicForm,
     ) -> Result<(u64, usize)> {
         self.ensure(self.limits.has_atomic, operation, ErrorKind::NotSupported, || {
-            "the endpoint has no atomics: ask for Caps::ATOMIC".to_owned()
+            "the endpoint has no atomics. Request Caps::ATOMIC".to_owned()
         })?;
         let (size, length) = (request.datatype.size(), request.operand.len());
         let is_whole = length > 0 && length.is_multiple_of(size);
         self.ensure(is_whole, operation, ErrorKind::InvalidArgument, || {
-            format!("{length} bytes are no whole number of {:?}", request.datatype)
+            format!("{length} bytes are not a multiple of {:?}", request.datatype)
         })?;
         let count = length / size;
         let limit = self.domain.atomic_limit(request.datatype, request.operation, form);
@@ -369,15 +367,15 @@ impl Endpoint {
             format!("{count} elements, the provider takes {limit} at once")
         })?;
         self.check_operand(operation, request, request.operand, Access::WRITE)?;
-        // What brings the old value back reads it, whatever else it does.
+        // A form that returns the old value needs read access, whatever the operation.
         let needed = match (form, request.operation) {
             (_, AtomicOperation::Read) => Access::REMOTE_READ,
             (AtomicForm::Plain, _) => Access::REMOTE_WRITE,
             _ => Access::REMOTE_READ | Access::REMOTE_WRITE,
         };
         self.check_range(operation, request.remote, length, needed)?;
-        // Providers hand the address to the processor or the card as it is. Where a region's base
-        // is not told (no FI_MR_VIRT_ADDR), this is the offset in it.
+        // Providers pass the address to the processor or the card unchanged. Without
+        // FI_MR_VIRT_ADDR, it is the offset in the region.
         let address = request.remote.address;
         self.ensure(
             address.is_multiple_of(size as u64),
@@ -398,15 +396,15 @@ mod tests {
         AddressVector, Caps, Domain, EndpointKind, HostMemory, MemoryRegion, Query, RemoteMemory,
     };
 
-    /// Where a request's parts begin.
-    struct Places {
+    /// Addresses of the buffers of a request.
+    struct Offsets {
         operand: usize,
         compared: usize,
         result: usize,
         remote: u64,
     }
 
-    const GOOD: Places = Places { operand: 0, compared: 8, result: 16, remote: 24 };
+    const VALID: Offsets = Offsets { operand: 0, compared: 8, result: 16, remote: 24 };
 
     struct Opened {
         endpoint: Endpoint,
@@ -417,21 +415,21 @@ mod tests {
     }
 
     impl Opened {
-        fn compare(&mut self, datatype: Datatype, places: &Places) -> Result<OperationId> {
+        fn compare(&mut self, datatype: Datatype, offsets: &Offsets) -> Result<OperationId> {
             let size = datatype.size();
             let part = |at: usize| self.local.slice(at..at + size).unwrap();
-            let remote = self.remote.slice(places.remote..places.remote + size as u64).unwrap();
+            let remote = self.remote.slice(offsets.remote..offsets.remote + size as u64).unwrap();
             let operation = AtomicOperation::CompareSwap;
-            let operand = &part(places.operand);
+            let operand = &part(offsets.operand);
             let request = AtomicRequest { datatype, operation, operand, remote: &remote };
-            let (compared, result) = (part(places.compared), part(places.result));
+            let (compared, result) = (part(offsets.compared), part(offsets.result));
             let Self { endpoint, queue, me, .. } = self;
             endpoint.compare_atomic(queue, *me, &request, &compared, &result, 1)
         }
     }
 
     #[test]
-    fn atomics_that_are_not_aligned_are_refused() {
+    fn unaligned_atomics_are_refused() {
         let caps = Caps::MESSAGE | Caps::RMA | Caps::ATOMIC;
         let query = Query::new(EndpointKind::Rdm).caps(caps).provider("tcp;ofi_rxm");
         let domain = Domain::open(&query.source("127.0.0.1").first().unwrap()).unwrap();
@@ -453,20 +451,20 @@ mod tests {
             let size = datatype.size();
             for off in 1..size {
                 let bad = [
-                    (Places { operand: off, ..GOOD }, "buffer"),
-                    (Places { compared: 8 + off, ..GOOD }, "buffer"),
-                    (Places { result: 16 + off, ..GOOD }, "buffer"),
-                    (Places { remote: 24 + off as u64, ..GOOD }, "remote address"),
+                    (Offsets { operand: off, ..VALID }, "buffer"),
+                    (Offsets { compared: 8 + off, ..VALID }, "buffer"),
+                    (Offsets { result: 16 + off, ..VALID }, "buffer"),
+                    (Offsets { remote: 24 + off as u64, ..VALID }, "remote address"),
                 ];
-                for (places, what) in bad {
-                    let refused = opened.compare(datatype, &places).unwrap_err();
+                for (offsets, what) in bad {
+                    let refused = opened.compare(datatype, &offsets).unwrap_err();
                     assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
                     assert!(refused.to_string().contains(what), "{refused}");
                 }
             }
-            // What is as long as the type needs no more.
-            let places = Places { remote: 24 + size as u64, ..GOOD };
-            let posted = opened.compare(datatype, &places).unwrap();
+            // A type of one byte needs no alignment.
+            let offsets = Offsets { remote: 24 + size as u64, ..VALID };
+            let posted = opened.compare(datatype, &offsets).unwrap();
             opened.queue.complete(posted, Duration::from_secs(10)).unwrap();
             tried += 1;
         }

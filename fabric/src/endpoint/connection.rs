@@ -1,13 +1,13 @@
 //! Connecting endpoints that have one peer.
 //!
-//! libfabric splits a connection into four steps, each reported by an event queue:
-//! a request at the listener, an acceptance, and one `Connected` on either side.
-//! The blocking calls here wait for one side's event only, which is what two
-//! processes want. Where both ends live in one thread, start both and poll both
-//! queues: some providers move the handshake only while somebody reads.
+//! libfabric splits a connection into four steps, each reported by an event queue: a request at
+//! the listener, an acceptance, and one `Connected` on each side. The blocking calls here wait
+//! for the event of one side only, which suits two processes. If both ends live in one thread,
+//! start both and poll both queues: some providers advance the handshake only while a queue is
+//! read.
 //!
-//! Providers copy connection data into room of a fixed size, and not all look at its
-//! length. So each call asks how much that is, and refuses more.
+//! Providers copy connection data into a buffer of fixed size, and some do not check its
+//! length. So each call queries the limit and refuses longer data.
 #![allow(unsafe_code)]
 
 use std::os::raw::c_void;
@@ -26,8 +26,8 @@ use crate::handle::Handle;
 use crate::offer::Offer;
 use crate::waiting::Deadline;
 
-/// Connection data that every provider takes which has connected endpoints: verbs has the least
-/// room, 55 bytes, and less with shared connections. For those that do not say.
+/// Connection data that every provider with connected endpoints accepts: verbs has the smallest
+/// limit, 55 bytes, and less with shared connections. Used for providers that report no limit.
 const MIN_CONNECTION_DATA: usize = 32;
 
 /// How many bytes of connection data an endpoint or listener takes.
@@ -62,8 +62,8 @@ fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8
     ))
 }
 
-/// Waits for peers that want to connect (`fid_pep`). Their requests arrive on
-/// the event queue it was opened with.
+/// Waits for peers that connect (`fid_pep`). Their requests arrive on the event queue that it
+/// was opened with.
 ///
 /// Both ends in one thread, over TCP on the loopback interface:
 ///
@@ -88,12 +88,12 @@ fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8
 ///
 /// let end = Instant::now() + Duration::from_secs(5);
 /// let request = loop {
-///     // The client's side is read too: that moves the handshake.
+///     // The client's queue is read as well, because that advances the handshake.
 ///     client_events.poll()?;
 ///     if let Some(Event::ConnectionRequest(request)) = requests.poll()? {
 ///         break request;
 ///     }
-///     assert!(Instant::now() < end, "no request came");
+///     assert!(Instant::now() < end, "no request arrived");
 /// };
 /// assert!(request.data.starts_with(b"let me in"));
 ///
@@ -123,7 +123,7 @@ fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8
 #[derive(Debug)]
 pub struct Listener {
     handle: Handle<sys::fid_pep>,
-    #[allow(dead_code)] // kept alive: bound to the listener
+    #[allow(dead_code)] // #[allow(dead_code)] // retained: bound to the listener
     events: Arc<EventQueueShared>,
     fabric: Fabric,
 }
@@ -132,7 +132,7 @@ impl Listener {
     /// Starts listening at the offer's source address.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
         let add_provider = |e: Error| e.with_provider(fabric.provider());
         if !events.shared.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
@@ -154,7 +154,7 @@ impl Listener {
             Error::check("fi_passive_ep", i64::from(code)).map_err(add_provider)?;
             Handle::adopt("fi_passive_ep", listener)?
         };
-        // SAFETY: both objects are alive; the queue is kept.
+        // SAFETY: both objects are alive; the listener retains the queue.
         let code = unsafe { sys::fi_bind(handle.as_fid(), events.shared.as_fid(), 0) };
         Error::check("fi_pep_bind", i64::from(code)).map_err(add_provider)?;
         // SAFETY: the listener is alive and bound.
@@ -166,7 +166,7 @@ impl Listener {
     /// The address to connect to.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn address(&self) -> Result<Address> {
         local_address(self.handle.as_fid()).map_err(|e| e.with_provider(self.fabric.provider()))
     }
@@ -178,14 +178,16 @@ impl Listener {
         connection_data_limit(self.handle.as_fid())
     }
 
-    /// Turns a peer down, with a reason in bytes.
+    /// Rejects a connection request, with a reason in bytes.
     ///
-    /// The peer's event queue reports `ConnectionRefused` or `ConnectionLost`, by provider.
+    /// The peer's event queue reports `ConnectionRefused` or `ConnectionLost`, depending on the
+    /// provider.
     ///
     /// # Errors
-    /// `Truncated` for a reason longer than [`connection_data_limit`](Self::connection_data_limit):
-    /// the request can still be rejected, or accepted. `InvalidArgument` for a request that came to
-    /// another fabric, or was accepted or rejected already. What the provider says.
+    /// `Truncated` for a reason longer than
+    /// [`connection_data_limit`](Self::connection_data_limit): the request can still be
+    /// rejected or accepted. `InvalidArgument` for a request of another fabric, or a request
+    /// that was already accepted or rejected. The provider's error.
     pub fn reject(&self, request: &ConnectionRequest, reason: &[u8]) -> Result<()> {
         let add_provider = |e: Error| e.with_provider(self.fabric.provider());
         let refuse = |why: &'static str| {
@@ -196,14 +198,14 @@ impl Listener {
         }
         if !request.offer.info.belongs_to(&self.fabric) {
             return Err(refuse(
-                "the connection request came to a listener on another fabric object. Open the domain \
+                "the connection request belongs to a listener on another fabric. Open the domain \
                  with Domain::open_on and the listener's fabric",
             ));
         }
         check_connection_data("fi_reject", self.handle.as_fid(), reason).map_err(add_provider)?;
         request.offer.info.claim("fi_reject").map_err(add_provider)?;
-        // SAFETY: the request's info is alive; its handle names the connection, and
-        // is used this once.
+        // SAFETY: the request's info is alive; its handle names the connection and is used only
+        // here.
         let code = unsafe {
             let handle = (*request.offer.info.as_ptr()).handle;
             sys::fi_reject(
@@ -218,9 +220,9 @@ impl Listener {
 }
 
 impl Endpoint {
-    /// How many bytes of data may travel with [`connect`](Self::connect) or
-    /// [`accept`](Self::accept): what the provider says (`FI_OPT_CM_DATA_SIZE`; tcp has 256, verbs
-    /// 55), at most 1024, and 32 where it does not say.
+    /// Bytes of data that may travel with [`connect`](Self::connect) or
+    /// [`accept`](Self::accept): the provider's limit (`FI_OPT_CM_DATA_SIZE`; 256 for tcp, 55
+    /// for verbs), at most 1024, and 32 if the provider reports none.
     ///
     /// ```
     /// use fabric::*;
@@ -247,21 +249,21 @@ impl Endpoint {
             .map_err(|e| self.domain.add_provider(e))
     }
 
-    /// Starts connecting to a listener. The event queue tells the outcome: an
+    /// Starts connecting to a listener. The event queue reports the outcome: an
     /// [`Event::Connected`], or an error.
     ///
     /// `data` travels with the request: at most
     /// [`connection_data_limit`](Self::connection_data_limit) bytes. Some providers pad it with
-    /// zeros: put a length in front of what may vary.
+    /// zeros: data of variable length needs a length field.
     ///
     /// # Errors
-    /// `Truncated` for longer data, of which the provider sees nothing; what the provider says at
-    /// once.
+    /// `Truncated` for longer data, which is not passed to the provider; the provider's error,
+    /// if immediate.
     pub fn start_connecting(&mut self, to: &Address, data: &[u8]) -> Result<()> {
         self.check_connection_data("fi_connect", data)
             .map_err(|e| e.with_peer(self.format_address(to)))?;
         let mut address = to.0.clone();
-        // Providers read whole sockaddr unions.
+        // Providers read a whole sockaddr union.
         address.resize(address.len().max(256), 0);
         // SAFETY: endpoint, address and data are valid for the call.
         let code = unsafe {
@@ -278,12 +280,12 @@ impl Endpoint {
             .map_err(|e| self.domain.add_provider(e).with_peer(self.format_address(to)))
     }
 
-    /// Accepts the request that this endpoint was opened for. The event queue
-    /// tells when the connection is up.
+    /// Accepts the request that this endpoint was opened for. The event queue reports when the
+    /// connection is up.
     ///
     /// # Errors
-    /// `Truncated` for data longer than [`connection_data_limit`](Self::connection_data_limit): the
-    /// request can still be accepted. What the provider says at once.
+    /// `Truncated` for data longer than [`connection_data_limit`](Self::connection_data_limit):
+    /// the request can still be accepted. The provider's error, if immediate.
     pub fn start_accepting(&mut self, data: &[u8]) -> Result<()> {
         self.check_connection_data("fi_accept", data)?;
         // SAFETY: endpoint and data are valid for the call.
@@ -295,11 +297,10 @@ impl Endpoint {
             .map_err(|e| self.domain.add_provider(e))
     }
 
-    /// Connects and waits until the connection is up; returns the data that the
-    /// accepting side sent along.
+    /// Connects and waits until the connection is up; returns the data of the accepting side.
     ///
-    /// Events of other endpoints on the same queue are dropped meanwhile, so give an
-    /// endpoint that connects this way an event queue of its own.
+    /// Events of other endpoints on the same queue are dropped during the call, so an endpoint
+    /// that connects this way needs its own event queue.
     ///
     /// # Errors
     /// `ConnectionRefused`, `ConnectionLost`, `DeadlineExceeded`; as
@@ -353,7 +354,7 @@ impl Endpoint {
     /// connect again: close it and open another.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn disconnect(&mut self) -> Result<()> {
         // SAFETY: the endpoint is alive; flags must be 0.
         let code = unsafe { sys::fi_shutdown(self.handle.as_ptr(), 0) };

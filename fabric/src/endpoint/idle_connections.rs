@@ -1,17 +1,19 @@
-//! Connections to an endpoint's port that say nothing.
+//! Idle connections to an endpoint's port.
 //!
-//! Providers over TCP accept whatever connects to their port, and keep a connection that says nothing for
-//! good: a thousand of them leave a process without descriptors. The system can keep such connections to
-//! itself until their first byte. A peer's provider speaks as soon as it is connected.
+//! Providers over TCP accept every connection to their port and keep an idle one for ever: a
+//! thousand of them leave a process without file descriptors. With `TCP_DEFER_ACCEPT` the
+//! kernel holds a connection back until its first byte. A peer's provider sends as soon as it
+//! is connected.
 
 use std::os::fd::RawFd;
 
 use crate::address::Address;
 
-/// How long a connection may say nothing before the provider sees it, in seconds.
+/// How long the kernel holds back an idle connection, in seconds.
 const DEFER_ACCEPT_SECONDS: libc::c_int = 3600;
 
-/// Keeps silent connections away from what listens at this address in this process, if that is TCP.
+/// Sets `TCP_DEFER_ACCEPT` on the sockets of this process that listen at this address, if they
+/// are TCP sockets.
 pub(super) fn defer_accept(address: &Address) {
     let family = address.0.first_chunk().map(|bytes| i32::from(u16::from_ne_bytes(*bytes)));
     if !matches!(family, Some(libc::AF_INET | libc::AF_INET6)) {
@@ -20,8 +22,8 @@ pub(super) fn defer_accept(address: &Address) {
     let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers = descriptors.flatten().filter_map(|it| it.file_name().to_str()?.parse().ok());
     for descriptor in numbers.filter(|descriptor| listens_at(*descriptor, address)) {
-        // SAFETY: the option is an `int`. That the descriptor may be another's by now does no harm:
-        // only a socket of TCP that listens takes note of it.
+        // SAFETY: the option is an `int`. If the descriptor number has been reused, no harm is
+        // done: only a listening TCP socket uses the option.
         let code = unsafe {
             libc::setsockopt(
                 descriptor,
@@ -41,7 +43,7 @@ pub(super) fn defer_accept(address: &Address) {
 /// Is it a socket that listens at this address?
 fn listens_at(descriptor: RawFd, address: &Address) -> bool {
     let (mut listens, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as u32);
-    // SAFETY: room for an `int`, whose length is passed.
+    // SAFETY: space for an `int`, whose length is passed.
     let code = unsafe {
         libc::getsockopt(
             descriptor,
@@ -56,9 +58,9 @@ fn listens_at(descriptor: RawFd, address: &Address) -> bool {
     }
     let mut name = [0_u8; 128];
     let mut length = name.len() as libc::socklen_t;
-    // SAFETY: room for the longest address, whose length is passed.
+    // SAFETY: space for the longest address, whose length is passed.
     let code = unsafe { libc::getsockname(descriptor, name.as_mut_ptr().cast(), &raw mut length) };
-    // Family, port and address; what follows is padding or scope.
+    // Family, port and address; padding or scope follow.
     let compared = if address.0.len() < 28 { 8 } else { 24 };
     code == 0
         && name
@@ -74,7 +76,7 @@ mod tests {
     use crate::*;
 
     #[test]
-    fn silent_connections_to_an_endpoint_take_no_descriptors() {
+    fn idle_connections_take_no_file_descriptors() {
         for provider in ["net", "tcp;ofi_rxm", "tcp"] {
             let query = Query::new(EndpointKind::Rdm).source("127.0.0.1").provider(provider);
             let Ok(offer) = query.first() else { continue };

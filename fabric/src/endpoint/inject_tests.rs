@@ -1,5 +1,5 @@
-//! Providers that inject messages and no writes, or none with immediates: one that is here, with
-//! such entries in its tables.
+//! Providers that inject messages but no writes, or no writes with immediates: an installed
+//! provider with such entries in its tables.
 #![allow(unsafe_code)]
 
 use std::os::raw::{c_int, c_void};
@@ -16,7 +16,7 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An endpoint, and what goes with it.
+/// An endpoint and the objects that it needs.
 struct Opened {
     domain: Domain,
     endpoint: Endpoint,
@@ -36,8 +36,8 @@ fn open() -> Opened {
 
 /// Replaces the entries for injected writes.
 fn replace(endpoint: &Endpoint, change: impl FnOnce(&mut sys::fi_ops_rma)) {
-    // SAFETY: the endpoint is open, and nobody else's; the table is leaked, since it has it to its
-    // end.
+    // SAFETY: the endpoint is open and only used here; the table is leaked, since the endpoint
+    // keeps it.
     unsafe {
         let raw = endpoint.handle.as_ptr();
         let mut table = Box::new(std::ptr::read((*raw).rma));
@@ -57,7 +57,7 @@ unsafe extern "C" fn refuse(
     -(sys::FI_EOPNOTSUPP as isize)
 }
 
-/// A few short messages through a ring to itself.
+/// Sends a few short messages through a ring to the same process.
 fn pass_messages(opened: Opened) {
     let Opened { domain, endpoint, queue, addresses } = opened;
     let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
@@ -70,7 +70,7 @@ fn pass_messages(opened: Opened) {
     let source = source.unwrap();
     source.enable_for(port.endpoint()).unwrap();
     for number in 0..100 {
-        // Some inject no more than a header.
+        // Some providers inject no more than a header.
         let length = [0, 8, 32][number as usize % 3];
         let payload = source.slice(0..length).unwrap();
         assert_eq!(port.send(writing, 3, &payload, TIMEOUT).unwrap(), number);
@@ -79,14 +79,14 @@ fn pass_messages(opened: Opened) {
         view.read(0, &mut bytes).unwrap();
         assert_eq!((view.header().message, bytes), (number, vec![7; length]));
     }
-    // Credit goes the same way.
+    // Credit is injected the same way.
     port.flush(writing, TIMEOUT).unwrap();
     port.close_sender(writing, TIMEOUT).unwrap();
     let end = Instant::now() + TIMEOUT;
     while port.take(reading).is_ok() {
-        assert!(Instant::now() < end, "the end was not told");
+        assert!(Instant::now() < end, "the end was not reported");
         let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-            panic!("nobody's")
+            panic!("a completion of no ring")
         };
         std::thread::yield_now();
     }
@@ -94,9 +94,9 @@ fn pass_messages(opened: Opened) {
 }
 
 #[test]
-fn a_ring_works_where_injected_writes_are_refused() {
+fn ring_works_if_injected_writes_are_refused() {
     let opened = open();
-    // As by efa-direct.
+    // The behaviour of efa-direct.
     replace(&opened.endpoint, |rma| {
         rma.inject = Some(refuse);
         rma.injectdata = Some(refuse_data);
@@ -117,9 +117,9 @@ unsafe extern "C" fn refuse_data(
 }
 
 #[test]
-fn a_ring_works_where_no_immediates_are_injected() {
+fn ring_works_without_injected_immediates() {
     let opened = open();
-    // As by opx, whose entry is empty.
+    // The behaviour of opx, whose entry is empty.
     replace(&opened.endpoint, |rma| rma.injectdata = None);
     pass_messages(opened);
 }
@@ -132,7 +132,7 @@ unsafe extern "C" fn tell_size(
     length: *mut usize,
 ) -> c_int {
     assert_eq!((level, name), (sys::FI_OPT_ENDPOINT as c_int, 18), "FI_OPT_INJECT_RMA_SIZE");
-    // SAFETY: the caller has room for a size.
+    // SAFETY: the caller passes space for a size.
     unsafe {
         assert_eq!(*length, size_of::<usize>());
         *value.cast::<usize>() = 32;
@@ -141,12 +141,12 @@ unsafe extern "C" fn tell_size(
 }
 
 #[test]
-fn the_size_of_injected_writes_is_asked_for() {
+fn inject_size_of_writes_is_queried() {
     let mut opened = open();
     let most = opened.domain.capabilities().inject_size;
     assert!(most > 32, "{most}");
     assert_eq!(opened.endpoint.limits.inject_write_size, most, "no limit of its own here");
-    // SAFETY: the endpoint is open, and nobody else's; the table is leaked.
+    // SAFETY: the endpoint is open and only used here; the table is leaked.
     unsafe {
         let raw = opened.endpoint.handle.as_ptr();
         let mut table = Box::new(*(*raw).ops);
@@ -155,7 +155,7 @@ fn the_size_of_injected_writes_is_asked_for() {
     }
     assert_eq!(inject_write_size(&opened.endpoint.handle, most), 32);
     assert_eq!(inject_write_size(&opened.endpoint.handle, 16), 16);
-    // What is longer is refused when it is asked for by name.
+    // A longer write is refused if it is requested as injected.
     opened.endpoint.limits.inject_write_size = 32;
     let region = opened.domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
     region.enable_for(&opened.endpoint).unwrap();
@@ -181,7 +181,7 @@ unsafe extern "C" fn refuse_long(
 }
 
 #[test]
-fn what_is_not_injected_bounds_its_own_call_and_length_only() {
+fn refused_injection_limits_only_its_call_and_length() {
     let mut opened = open();
     replace(&opened.endpoint, |rma| {
         rma.injectdata = None;
@@ -197,7 +197,7 @@ fn what_is_not_injected_bounds_its_own_call_and_length_only() {
         endpoint.try_inject_write(queue, peer, &[0; 16][..length], target, data).unwrap()
     };
     assert_eq!(inject(8, Some(1)), InjectOutcome::NotSupported);
-    // The other call is there, but not for all lengths.
+    // The other entry is present, but does not take all lengths.
     assert_eq!([16, 9].map(|length| inject(length, None)), [InjectOutcome::NotSupported; 2]);
     assert_eq!(inject(8, None), InjectOutcome::Accepted);
     let limits = endpoint.limits;

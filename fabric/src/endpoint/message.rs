@@ -1,8 +1,8 @@
 //! Two-sided messages, with and without tags.
 //!
-//! A message needs a receive that was posted for it. What happens to one that
-//! comes early is the provider's affair: most keep it, without a bound, and some
-//! crash on thousands of them. Bound what is in flight by credits of your own.
+//! A message needs a posted receive. Providers differ in what they do with a message that
+//! arrives before its receive: most buffer it, without a bound, and some crash on thousands of
+//! them. Applications must bound messages in flight by credits.
 
 use std::os::raw::c_void;
 
@@ -22,8 +22,8 @@ impl Endpoint {
     /// Sends a message (`fi_send`).
     ///
     /// # Errors
-    /// `AccessDenied`, `Truncated` above the largest message; `DeadlineExceeded`
-    /// if the provider takes nothing for as long as the options say.
+    /// `AccessDenied`, `Truncated` above the largest message; `DeadlineExceeded` if the
+    /// provider accepts no operation within the timeout of the options.
     #[inline]
     pub fn send(
         &mut self,
@@ -50,7 +50,7 @@ impl Endpoint {
         self.send_message(queue, to, local, Some(tag), options.into())
     }
 
-    /// Without flags and tag by the short form; else by that with a message structure.
+    /// Uses the short form without flags and tag; otherwise the form with a message structure.
     #[inline]
     fn send_message(
         &mut self,
@@ -93,10 +93,10 @@ impl Endpoint {
         )
     }
 
-    /// Posts a buffer for one message from anybody (`fi_recv`).
+    /// Posts a buffer for one message from any peer (`fi_recv`).
     ///
     /// # Errors
-    /// `AccessDenied`, or what the provider says.
+    /// `AccessDenied`, or the provider's error.
     #[inline]
     pub fn receive(
         &mut self,
@@ -107,12 +107,12 @@ impl Endpoint {
         self.receive_message(queue, Some(into), None, options.into())
     }
 
-    /// Posts a receive without a buffer: one for each immediate that is expected,
-    /// where immediates consume receives
+    /// Posts a receive without a buffer: one for each expected immediate, if immediates consume
+    /// receives
     /// ([`immediates_consume_receives`](crate::Capabilities::immediates_consume_receives)).
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn receive_immediate(
         &mut self,
         queue: &mut CompletionQueue,
@@ -121,11 +121,11 @@ impl Endpoint {
         self.receive_message(queue, None, None, options.into())
     }
 
-    /// Posts a buffer for one message whose tag equals `tag` in all bits that
-    /// `ignore` leaves (`fi_trecv`).
+    /// Posts a buffer for one message whose tag equals `tag` in all bits that `ignore` does not
+    /// set (`fi_trecv`).
     ///
-    /// A set bit of `ignore` matches anything: 0 wants the exact tag, `u64::MAX` takes
-    /// any message that has one. The completion's `tag` tells what came.
+    /// A set bit of `ignore` matches any value: 0 requires the exact tag, `u64::MAX` takes any
+    /// tagged message. The completion's `tag` is the tag of the message.
     ///
     /// ```
     /// use std::time::Duration;
@@ -140,7 +140,7 @@ impl Endpoint {
     /// # let me = addresses.insert(&endpoint.address()?)?;
     /// # let inbox = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
     /// # let outbox = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
-    /// // The low byte is a sequence number that the receiver does not choose by.
+    /// // The low byte is a sequence number, which the receiver ignores.
     /// let receive = endpoint.receive_tagged(&mut queue, &inbox.all(), (0x500, 0xff), 0)?;
     /// endpoint.send_tagged(&mut queue, me, &outbox.all(), 0x507, 0)?;
     /// assert_eq!(queue.complete(receive, Duration::from_secs(5))?.tag, 0x507);
@@ -177,7 +177,7 @@ impl Endpoint {
         )
     }
 
-    /// As the calls above, the tag to be matched whole; false if there is no room now.
+    /// Like the calls above, with the whole tag matched; false if the queue has no space now.
     pub(crate) fn try_receive(
         &mut self,
         queue: &mut CompletionQueue,
@@ -198,8 +198,8 @@ impl Endpoint {
         self.false_if_would_block(operation, Peer::ANY, code)
     }
 
-    /// The call that posts a receive, checked, with its name. What it names is to be kept alive
-    /// until completion.
+    /// The checked call that posts a receive, with its name. The buffer must stay alive until
+    /// completion.
     #[inline]
     fn receive_call(
         &self,
@@ -216,7 +216,8 @@ impl Endpoint {
         let (pointer, length, descriptor) = into.map_or((null, 0, null), parts);
         let peer = sys::FI_ADDR_UNSPEC;
         #[allow(unsafe_code)]
-        // SAFETY: whoever posts keeps the range alive until completion, where there is one.
+        // SAFETY: the caller that posts keeps the range alive until completion, where there is
+        // one.
         let call = move |endpoint, context| unsafe {
             match tag_and_ignore {
                 Some((tag, ignore)) => {

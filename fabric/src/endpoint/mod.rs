@@ -1,20 +1,18 @@
 //! Endpoints: where operations are posted.
 //!
-//! One endpoint belongs to one domain and reports to one queue. What a
-//! post may touch is decided here, before libfabric is called: rights, bounds,
-//! widths and the peer are checked against facts read when the endpoint was opened,
-//! because providers answer a wrong argument with a bare `EINVAL`, with `EAGAIN` for
-//! ever, or not at all.
+//! An endpoint belongs to one domain and reports to one queue. Each post is checked here before
+//! libfabric is called: access, bounds, widths and the peer, against facts read when the
+//! endpoint was opened. Providers answer a wrong argument with a bare `EINVAL`, with `EAGAIN`
+//! for ever, or not at all.
 //!
-//! - [`post`](Options): slots, and patience when a queue is full
+//! - [`post`](PostOptions): slots, and the timeout when a queue is full
 //! - one-sided transfers, messages and atomics: one file each
 //! - connections: [`Listener`], and connecting, accepting, ending
 //!
-//! Four things hold throughout. A queue that is handed to a post must be the one
-//! that was bound at opening. What a post names stays alive until the provider lets
-//! go of it, not until somebody stops waiting. An endpoint is closed before its
-//! buffers are released, since closing is the one thing that ends a transfer that
-//! was started. Registrations that are bound to it are closed before it.
+//! Four rules hold throughout. A post takes only the queue that was bound at opening. Memory of
+//! a post stays alive until the provider releases it, not until the caller stops waiting. An
+//! endpoint is closed before its buffers are released, because only closing ends a started
+//! transfer. Registrations bound to an endpoint are closed before it.
 #![allow(unsafe_code)]
 
 mod atomic;
@@ -56,8 +54,8 @@ use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
 use crate::version::Version;
 
-/// An endpoint. Posting goes through `&mut`, together with the queue that will
-/// report the outcome: so both have one user at a time, and neither needs a lock.
+/// An endpoint. A post takes `&mut` of the endpoint and of the queue that will report the
+/// outcome, so both have one user at a time, and neither needs a lock.
 ///
 /// ```
 /// use std::time::Duration;
@@ -89,22 +87,22 @@ use crate::version::Version;
 pub struct Endpoint {
     handle: ManuallyDrop<Handle<sys::fid_ep>>,
     is_closed: bool,
-    /// Before the queue: rxm keeps megabytes of a vector closed after them.
+    /// Declared before the queue: rxm keeps megabytes of a vector that is closed after them.
     addresses: Option<AddressVector>,
-    /// The peer that is posted to now, for those that remove peers.
+    /// The hazard pointer: the peer that is posted to now, for threads that remove peers.
     hazard: Arc<HazardPointer>,
     queue_binding: QueueBinding,
     limits: Limits,
-    /// Regions that are closed before it is.
+    /// Regions that are closed before the endpoint.
     bound: BoundRegistrations,
-    #[allow(dead_code)] // kept alive: bound to the endpoint
+    #[allow(dead_code)] // #[allow(dead_code)] // retained: bound to the endpoint
     counters: Vec<Counter>,
-    #[allow(dead_code)] // kept alive: bound to the endpoint
+    #[allow(dead_code)] // #[allow(dead_code)] // retained: bound to the endpoint
     events: Option<Arc<EventQueueShared>>,
     domain: Domain,
 }
 
-/// The endpoint's place in its queue.
+/// The index of the endpoint in its queue.
 #[derive(Debug, Clone)]
 struct QueueBinding {
     member: Arc<crate::queue::Member>,
@@ -112,12 +110,12 @@ struct QueueBinding {
     number: u32,
 }
 
-/// What is asked at every post, next to each other.
+/// Facts that every post checks, next to each other.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     immediate_mask: u64,
     inject_size: usize,
-    /// The same of one-sided writes, and of those with an immediate.
+    /// Limits of one-sided writes, and of writes with an immediate.
     inject_write_size: usize,
     inject_write_data_size: usize,
     max_message: usize,
@@ -128,11 +126,11 @@ struct Limits {
     has_atomic: bool,
 }
 
-/// Binds what an endpoint needs, then opens it.
+/// Binds the objects that an endpoint needs, then opens it.
 ///
-/// Everything is bound before `fi_enable`, because libfabric allows it at no other
-/// time. A connectionless endpoint needs a queue and an address vector, a connected
-/// one a queue and an event queue; what is missing is found without a call.
+/// All objects are bound before `fi_enable`, because libfabric does not allow it later. A
+/// connectionless endpoint needs a queue and an address vector, a connected one a queue and an
+/// event queue; a missing object is found without a call.
 ///
 /// ```
 /// use fabric::*;
@@ -156,53 +154,53 @@ pub struct EndpointBuilder<'q> {
 }
 
 impl<'q> EndpointBuilder<'q> {
-    /// The queue that tells what became of operations, and what arrived.
+    /// The queue that reports completed operations and arrived messages.
     pub fn queue(mut self, queue: &'q mut CompletionQueue) -> Self {
         self.queue = Some(queue);
         self
     }
 
-    /// The peers that a connectionless endpoint can name.
+    /// The peers of a connectionless endpoint.
     pub fn addresses(mut self, addresses: &AddressVector) -> Self {
         self.addresses = Some(addresses.clone());
         self
     }
 
-    /// Where a connected endpoint reports its connection.
+    /// The event queue that reports the connection of a connected endpoint.
     pub fn events(mut self, events: &EventQueue) -> Self {
         self.events = Some(Arc::clone(&events.shared));
         self
     }
 
-    /// A counter of the operations that need these rights: `WRITE` counts writes that start here and
-    /// completed, `REMOTE_WRITE` those of peers.
+    /// A counter of operations by access: `WRITE` counts completed writes of this endpoint,
+    /// `REMOTE_WRITE` those of peers.
     ///
-    /// Can be called several times; one counter may also serve several endpoints.
-    /// Counting does not replace the completion queue, which owns the memory in flight.
+    /// Can be called several times, and one counter may serve several endpoints. The completion
+    /// queue is still needed, because it owns the memory in flight.
     pub fn counter(mut self, counter: &Counter, events: Access) -> Self {
         self.counters.push((counter.clone(), events));
         self
     }
 
-    /// Uses another offer than the domain's own: that of a
-    /// [`ConnectionRequest`](crate::ConnectionRequest) that came to the same fabric.
+    /// Uses another offer than the domain's: that of a
+    /// [`ConnectionRequest`](crate::ConnectionRequest) of the same fabric.
     pub fn offer(mut self, offer: &Offer) -> Self {
         self.offer = offer.clone();
         self
     }
 
-    /// The listener that a connected endpoint will connect to: some providers
-    /// choose the device by it, when the endpoint is opened.
+    /// The listener that a connected endpoint will connect to: some providers choose the device
+    /// by it when the endpoint is opened.
     pub fn towards(mut self, listener: &Address) -> Self {
         self.destination = Some(listener.clone());
         self
     }
 
-    /// Opens and enables the endpoint. A connected one is not connected yet.
+    /// Opens and enables the endpoint. A connected endpoint is not connected yet.
     ///
     /// # Errors
-    /// `InvalidArgument` if a queue, or for a connectionless endpoint the address
-    /// vector, is missing; what the provider says.
+    /// `InvalidArgument` if a queue is missing, or the address vector of a connectionless
+    /// endpoint; the provider's error.
     pub fn open(self) -> Result<Endpoint> {
         let domain = self.domain;
         let refuse = |why: &'static str| {
@@ -216,7 +214,7 @@ impl<'q> EndpointBuilder<'q> {
             return Err(refuse("a connected endpoint needs an event queue"));
         }
         let Some(queue) = self.queue else { return Err(refuse("no completion queue")) };
-        // Providers cast what is bound to them without a look.
+        // Providers cast bound objects without a check.
         if !queue.domain().is_same(&domain)
             || self.addresses.as_ref().is_some_and(|a| !a.domain().is_same(&domain))
             || self.counters.iter().any(|(counter, _)| !counter.domain().is_same(&domain))
@@ -224,16 +222,18 @@ impl<'q> EndpointBuilder<'q> {
         {
             return Err(refuse("a queue, counter or address vector belongs to another domain"));
         }
-        let ours = domain.capabilities();
-        let theirs = self.offer.capabilities();
-        // Some leave the name out of their connection requests.
-        let named = !theirs.provider.is_empty();
-        if (named && ours.provider != theirs.provider) || ours.endpoint != theirs.endpoint {
+        let domain_facts = domain.capabilities();
+        let offer_facts = self.offer.capabilities();
+        // Some providers omit their name in connection requests.
+        let named = !offer_facts.provider.is_empty();
+        if (named && domain_facts.provider != offer_facts.provider)
+            || domain_facts.endpoint != offer_facts.endpoint
+        {
             return Err(refuse("the offer is of another provider than the domain"));
         }
         if !self.offer.info.belongs_to(domain.fabric()) {
             return Err(refuse(
-                "the connection request came to a listener on another fabric object. Open the domain \
+                "the connection request belongs to a listener on another fabric. Open the domain \
                  with Domain::open_on and the listener's fabric",
             ));
         }
@@ -263,7 +263,7 @@ impl<'q> EndpointBuilder<'q> {
             Handle::adopt("fi_endpoint", endpoint)?
         };
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
-            // SAFETY: both objects are alive, and are kept by the endpoint below.
+            // SAFETY: both objects are alive, and the endpoint below retains them.
             let code = unsafe { sys::fi_bind(handle.as_fid(), fid, flags) };
             Error::check(operation, i64::from(code)).map(drop).map_err(|e| domain.add_provider(e))
         };
@@ -279,17 +279,17 @@ impl<'q> EndpointBuilder<'q> {
         bind("fi_ep_bind (completion queue)", queue.shared_handle().as_fid(), flags)?;
         let mut counters = self.counters;
         let counts_writes = |(_, events): &(_, Access)| events.contains(Access::WRITE);
-        if injects_without_context(&ours.provider)
-            && ours.caps.contains(Caps::RMA)
+        if injects_without_context(&domain_facts.provider)
+            && domain_facts.caps.contains(Caps::RMA)
             && !counters.iter().any(counts_writes)
         {
-            // Nobody reads it: with it injected writes are remembered as others are.
+            // The counter is never read. With it, rxm tracks injected writes like others.
             counters.push((Counter::open(&domain)?, Access::WRITE));
         }
         for (counter, events) in &counters {
             bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
         }
-        // SAFETY: the endpoint is alive and all it needs is bound.
+        // SAFETY: the endpoint is alive and all objects that it needs are bound.
         let code = unsafe { sys::fi_enable(handle.as_fid()) };
         Error::check("fi_enable", i64::from(code))
             .map_err(|e| explain_enable(domain.add_provider(e)))?;
@@ -297,7 +297,7 @@ impl<'q> EndpointBuilder<'q> {
             idle_connections::defer_accept(&address);
         }
         let limits = limits(&domain, &handle);
-        // Only now: a queue must not count on an endpoint that did not come up.
+        // Only now: a queue must not count an endpoint that failed to open.
         let destination = self.destination.as_ref().map(|address| format_address(&domain, address));
         let destination = destination.or_else(|| self.offer.info.destination());
         let named = if connectionless { self.addresses.clone() } else { None };
@@ -322,7 +322,7 @@ impl<'q> EndpointBuilder<'q> {
     }
 }
 
-/// A bare EINVAL here has a known cause, which nothing in the code tells.
+/// A bare EINVAL here has a known cause that the code does not reveal.
 fn explain_enable(error: Error) -> Error {
     if error.kind() == ErrorKind::Busy {
         return error.with_detail(
@@ -336,7 +336,7 @@ fn explain_enable(error: Error) -> Error {
     let universe =
         std::env::var("FI_UNIVERSE_SIZE").unwrap_or_else(|_| "256 (the default)".to_owned());
     error.with_detail(format!(
-        "the device may not have room for the queues that FI_UNIVERSE_SIZE = {universe} asks for; try 64"
+        "the device may have no space for the queues of FI_UNIVERSE_SIZE = {universe}. Set it to 64"
     ))
 }
 
@@ -348,7 +348,7 @@ fn format_address(domain: &Domain, address: &Address) -> String {
 
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     let capabilities = domain.capabilities();
-    // SAFETY: the endpoint is alive, and nothing changes its tables now.
+    // SAFETY: the endpoint is alive, and no other thread changes its tables now.
     let endpoint = unsafe { &*handle.as_ptr() };
     let has = |is_absent: bool, caps| !is_absent && capabilities.caps.contains(caps);
     let inject_write_size = match Version::has_inject_size_option() {
@@ -369,7 +369,7 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     }
 }
 
-/// Some providers inject messages, and writes less or not at all.
+/// Some providers inject messages but only short writes, or none.
 fn inject_write_size(handle: &Handle<sys::fid_ep>, most: usize) -> usize {
     let mut size = 0;
     // SAFETY: the endpoint is alive, and `size` receives the answer.
@@ -384,7 +384,7 @@ impl Endpoint {
         self.queue_binding.member.name_of(peer)
     }
 
-    /// Starts making an endpoint of a domain.
+    /// Starts building an endpoint of a domain.
     pub fn builder<'q>(domain: &Domain) -> EndpointBuilder<'q> {
         EndpointBuilder {
             domain: domain.clone(),
@@ -397,22 +397,22 @@ impl Endpoint {
         }
     }
 
-    /// The address under which peers reach this endpoint.
+    /// The address that peers use to reach this endpoint.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn address(&self) -> Result<Address> {
         local_address(self.handle.as_fid()).map_err(|e| self.domain.add_provider(e))
     }
 
-    /// Who sent what a completion tells of, if the query asked for `Caps::SOURCE` and
-    /// the sender is in the address vector.
+    /// The sender of a completed message, if the query asked for `Caps::SOURCE` and the sender
+    /// is in the address vector.
     #[must_use]
     pub fn sender(&self, completion: &Completion) -> Option<Peer> {
         self.addresses.as_ref()?.peer_of(completion.source)
     }
 
-    /// The domain it belongs to.
+    /// The domain of the endpoint.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         &self.domain
@@ -420,8 +420,8 @@ impl Endpoint {
 
     /// Is this the endpoint an event names?
     ///
-    /// Several connected endpoints can share one event queue; events carry the
-    /// endpoint's identity as a number, which may be used again after it is closed.
+    /// Several connected endpoints can share one event queue. Events carry the endpoint's
+    /// identity as a number, which may be reused after it is closed.
     #[must_use]
     pub fn is(&self, endpoint: usize) -> bool {
         self.handle.as_fid() as usize == endpoint
@@ -430,7 +430,7 @@ impl Endpoint {
     /// Whether device memory may go peer to peer (`FI_OPT_FI_HMEM_P2P`).
     ///
     /// # Errors
-    /// `NotSupported` where the provider has no such choice.
+    /// `NotSupported` if the provider has no such choice.
     pub fn set_peer_to_peer(&mut self, policy: PeerToPeer) -> Result<()> {
         let policy = policy as i32;
         // SAFETY: the endpoint is alive; `&mut self` serialises against its operations; the option
@@ -449,23 +449,22 @@ impl Endpoint {
             .map_err(|e| self.domain.add_provider(e))
     }
 
-    /// Closes the endpoint and says if that failed; dropping it only logs that.
-    /// Operations still in flight are reported as failed by their queue, and
-    /// their memory is released.
+    /// Closes the endpoint and reports a failure; dropping the endpoint only logs it. The queue
+    /// reports operations in flight as failed, and releases their memory.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn close(mut self) -> Result<()> {
         self.close_once().map_err(|e| self.domain.add_provider(e))
     }
 
-    /// The second time there is nothing left to do.
+    /// A second call does nothing.
     fn close_once(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.is_closed, true) {
             return Ok(());
         }
         if self.handle.is_inherited() {
-            // A forked child: the parent goes on with endpoint, queue and memory.
+            // In a forked child, endpoint, queue and memory belong to the parent.
             return Ok(());
         }
         self.queue_binding.member.begin_close();
@@ -473,15 +472,15 @@ impl Endpoint {
             self.queue_binding.queue.drain_entries();
         }
         self.bound.close();
-        // SAFETY: taken once, since this comes here once, and used by nobody afterwards: `close`
-        // has all of the endpoint, and else it is being dropped.
+        // SAFETY: taken once, since this code runs once, and not used afterwards: `close`
+        // consumes the endpoint, and otherwise it is being dropped.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
         let result = handle.close();
         if result.is_ok() {
             self.queue_binding.member.finish_close(&self.queue_binding.queue);
         } else {
-            // The provider may still use all of it: what the endpoint was made from,
-            // and the memory in its queues, must never be freed.
+            // The provider may still use all of it: the objects of the endpoint, and the memory
+            // in its queues, must never be freed.
             std::mem::forget((
                 self.queue_binding.clone(),
                 self.addresses.clone(),
@@ -496,7 +495,7 @@ impl Endpoint {
         self.handle.as_fid()
     }
 
-    /// The regions that are bound to it.
+    /// The regions bound to the endpoint.
     #[inline]
     pub(crate) fn bound(&self) -> &BoundRegistrations {
         &self.bound
@@ -506,7 +505,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if let Err(error) = self.close_once() {
-            // Its buffers stay in quarantine: the provider may still use them.
+            // Its buffers are quarantined: the provider may still use them.
             tracing::error!(%error, "an endpoint could not be closed");
         }
     }
@@ -519,10 +518,10 @@ pub enum PeerToPeer {
     /// The provider decides for each transfer, and may stage through host memory
     /// (`FI_HMEM_P2P_ENABLED`, libfabric's default).
     Enabled = 0,
-    /// Every transfer goes directly, or fails: what a benchmark of the direct path
-    /// should ask for (`FI_HMEM_P2P_REQUIRED`).
+    /// Every transfer goes directly, or fails: for benchmarks of the direct path
+    /// (`FI_HMEM_P2P_REQUIRED`).
     Required = 1,
-    /// Directly where the hardware can, staged elsewhere (`FI_HMEM_P2P_PREFERRED`).
+    /// Directly where the hardware can, staged otherwise (`FI_HMEM_P2P_PREFERRED`).
     Preferred = 2,
     /// Always staged through host memory (`FI_HMEM_P2P_DISABLED`).
     Disabled = 3,

@@ -1,9 +1,8 @@
-//! Posts of a ring: without patience, and without a box for saying that there was no room.
+//! Posts of a ring: they do not wait, and do not allocate an error when the queue is full.
 //!
-//! What a ring posts is the same as what everybody can post. But a ring has something
-//! better to do when the provider's queue is full, which happens all the time; and it posts
-//! pieces of regions whose bounds it knows, of which it wants to count as few references
-//! as keep the memory alive.
+//! A ring can do other work when the provider's queue is full, which is frequent. It posts
+//! parts of regions whose bounds it has checked, and counts as few references as keep the
+//! memory alive.
 
 use libfabric_sys as sys;
 
@@ -31,32 +30,32 @@ pub(crate) struct RemoteTarget<'a> {
     pub(crate) offset: u64,
 }
 
-/// What became of bytes that were to be copied at once.
+/// The outcome of an injected write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InjectOutcome {
-    /// They were.
+    /// The provider copied the bytes.
     Accepted,
-    /// There is no room now.
+    /// The queue has no space now.
     WouldBlock,
-    /// The provider injects no write of this length: it is to be written in another way.
+    /// The provider injects no write of this length: the caller must post an ordinary write.
     NotSupported,
 }
 
-/// What is said of an operation that a provider does not have.
+/// The error code for an operation that a provider does not have.
 const NOT_IMPLEMENTED: isize = -(sys::FI_ENOSYS as isize);
-/// What a provider says of one that it does not do so.
+/// The error code for an operation that a provider does not do in this form.
 const NOT_SUPPORTED: isize = -(sys::FI_EOPNOTSUPP as isize);
 
 impl Endpoint {
-    /// Bytes that are copied by a call of [`try_inject_write`](Self::try_inject_write) with an
-    /// immediate, at most.
+    /// Largest number of bytes that [`try_inject_write`](Self::try_inject_write) copies with an
+    /// immediate.
     #[inline]
     pub(crate) fn inject_limit(&self) -> usize {
         self.limits.inject_write_data_size
     }
 
-    /// Gathers several pieces into one remote range, in one operation and without a copy, with an
-    /// immediate if there is one; false if there is no room now.
+    /// Gathers several local segments into one remote range, in one operation without a copy,
+    /// with an optional immediate; false if the queue has no space now.
     #[inline]
     pub(crate) fn try_write_segments(
         &mut self,
@@ -83,8 +82,8 @@ impl Endpoint {
         let slot = queue.take(member, CompletionKind::Write, to, options.token)?;
         let (id, context) = (slot.id(), slot.context());
         let message = vectors.rma(peer, &remote, context, data.unwrap_or(0));
-        // SAFETY: the vectors live for the call; what they name lives until completion, by
-        // the slot, or, if the call fails, is not touched.
+        // SAFETY: the vectors live for the call. The slot keeps the memory that they name alive
+        // until completion; if the call fails, it is not touched.
         let code = unsafe { sys::fi_writemsg(self.handle.as_ptr(), &message, flags) };
         self.posted();
         if code == 0 {
@@ -100,9 +99,8 @@ impl Endpoint {
         self.false_if_would_block(operation, to, code)
     }
 
-    /// Writes a few bytes that are copied at once, with an immediate if there is one: nothing stays
-    /// in flight, and no completion is reported. A provider that injects none of this length,
-    /// though it said so, is not asked again.
+    /// Injects a short write, with an optional immediate: nothing stays in flight, and no
+    /// completion is reported. After a refusal, this length is not injected again.
     #[inline]
     pub(crate) fn try_inject_write(
         &mut self,
@@ -157,7 +155,7 @@ impl Endpoint {
             true => &mut self.limits.inject_write_data_size,
             false => &mut self.limits.inject_write_size,
         };
-        // The one has no entry for it, the other none for this length.
+        // One provider has no entry for the call, the other refuses this length.
         let left = match code {
             NOT_IMPLEMENTED => Some(0),
             NOT_SUPPORTED => Some(length.saturating_sub(1)),
@@ -170,8 +168,7 @@ impl Endpoint {
         self.false_if_would_block(operation, to, code).map(|_| InjectOutcome::WouldBlock)
     }
 
-    /// Sends a few bytes that are copied at once, with a tag if there is one; false if there is no
-    /// room now.
+    /// Injects a short message, with an optional tag; false if the queue has no space now.
     pub(crate) fn try_inject(
         &mut self,
         queue: &CompletionQueue,

@@ -1,12 +1,11 @@
-//! What all posts have in common: checks, slots, and patience when a queue is full.
+//! Common parts of all posts: checks, slots, and the timeout when a queue is full.
 //!
-//! A post takes a slot of the queue's table, calls the provider with its context,
-//! and then puts into the slot what must stay alive. Until that the caller's borrows
-//! keep it alive, and nobody can see the completion, for which the queue would have
-//! to be polled; so the counting of references is off the way to the wire.
-//! `-FI_EAGAIN` means a full queue, or a connection that comes up in the
-//! background; both go away only by progress, so the post makes some, with growing
-//! pauses, until the patience of its options ends. It never spins for ever.
+//! A post takes a slot of the queue's table, calls the provider with the slot's context, and
+//! then moves the references into the slot. Until then the caller's borrows keep the memory
+//! alive. No completion can be seen before, because the queue would have to be polled. So
+//! reference counting is off the latency path. `-FI_EAGAIN` means a full queue, or a connection
+//! that is still being set up. Both need progress, so the post makes some, with growing pauses,
+//! until the timeout of its options. The wait is always bounded.
 
 use std::os::raw::c_void;
 use std::time::Duration;
@@ -30,8 +29,7 @@ use crate::waiting::{Backoff, Deadline};
 /// # let _ = (plain, safe);
 /// ```
 ///
-/// A zero patience turns a full queue into an error at once, for callers that have
-/// something better to do:
+/// A zero timeout turns a full queue into an error at once, for callers with other work:
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,32 +56,31 @@ pub struct PostOptions {
 }
 
 impl PostOptions {
-    /// How long a post makes progress while the provider's queue is full, before
-    /// it gives up.
+    /// The default for how long a post makes progress while the provider's queue is full.
     pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// With this token, which the completion will carry.
+    /// Options with this token, which the completion will carry.
     #[must_use]
     #[inline]
     pub fn token(token: u64) -> Self {
         Self { token, flags: TransferFlags::empty(), timeout: Self::DEFAULT_TIMEOUT }
     }
 
-    /// With these flags.
+    /// Options with these flags.
     ///
-    /// They are for what is sent, written or read; the others have no form with flags,
-    /// and refuse them (`InvalidArgument`). With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
-    /// `fi_write`), which costs a little more to build. Not every provider obeys
-    /// every flag, and libfabric has no bit to ask.
+    /// Flags are valid for sends, writes and reads; other operations have no form with flags,
+    /// and refuse them (`InvalidArgument`). With flags an operation takes libfabric's `*msg`
+    /// form (`fi_writemsg` for `fi_write`), which costs a little more. Not every provider obeys
+    /// every flag, and libfabric has no bit to query that.
     #[must_use]
     pub fn flags(mut self, flags: TransferFlags) -> Self {
-        // Bits without a name here could change what an operation is.
+        // Unknown bits could change the operation.
         self.flags = flags & TransferFlags::all();
         self
     }
 
-    /// Waits at most this long for room in the provider's queue; not at all, and
-    /// fails with `WouldBlock`, if it is zero.
+    /// Waits at most this long for space in the provider's queue. If it is zero, a full queue
+    /// fails with `WouldBlock`.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -98,12 +95,12 @@ impl From<u64> for PostOptions {
     }
 }
 
-/// One operation on its way to the provider.
+/// One operation that is being posted.
 #[derive(Clone, Copy)]
 pub(super) struct PostRequest {
     operation: &'static str,
     kind: CompletionKind,
-    /// Whom it is directed to.
+    /// The peer that it is directed to.
     peer: Peer,
     token: u64,
     timeout: Duration,
@@ -123,11 +120,12 @@ impl PostRequest {
 }
 
 pub(super) const AGAIN: isize = -(sys::FI_EAGAIN as isize);
-/// The peer was removed while the post waited: not what a provider said.
+/// The peer was removed while the post waited: not a provider error.
 const REMOVED: isize = isize::MIN;
 
 impl Endpoint {
-    /// The provider's number for a peer: nobody else's until [`posted`](Self::posted).
+    /// The provider's number for a peer, which is not reassigned before
+    /// [`posted`](Self::posted).
     #[inline]
     pub(super) fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
         match &self.addresses {
@@ -141,14 +139,14 @@ impl Endpoint {
         }
     }
 
-    /// Is a peer that was resolved before still there?
+    /// Is a peer that was resolved earlier still in the vector?
     #[cold]
     fn check_not_removed(&self, operation: &'static str, peer: Peer) -> Result<()> {
         if peer == Peer::ANY { Ok(()) } else { self.resolve(operation, peer).map(drop) }
     }
 
-    /// The provider's call has returned: the peer may be removed. A post that was refused
-    /// before the call need not say so, since the next one does.
+    /// The provider's call has returned, so the peer may be removed. A post that failed before
+    /// the call need not report this, since the next post does.
     #[inline]
     pub(super) fn posted(&self) {
         self.hazard.clear();
@@ -159,7 +157,7 @@ impl Endpoint {
         self.domain.add_provider(Error::new(kind, operation, why))
     }
 
-    /// An error with this reason, unless it is so.
+    /// An error with this reason, unless the condition holds.
     #[inline]
     pub(super) fn ensure(
         &self,
@@ -207,7 +205,7 @@ impl Endpoint {
         })
     }
 
-    /// What reads, writes and atomics want of what they are directed to.
+    /// Checks of reads, writes and atomics against their remote range.
     #[inline]
     pub(super) fn check_range(
         &self,
@@ -228,7 +226,8 @@ impl Endpoint {
         })
     }
 
-    /// Providers copy what is injected into room of a fixed size, and not all look.
+    /// Providers copy injected bytes into a buffer of fixed size, and some do not check the
+    /// length.
     #[inline]
     pub(super) fn check_injected(
         &self,
@@ -241,7 +240,7 @@ impl Endpoint {
         })
     }
 
-    /// For operations that libfabric has no form with flags of.
+    /// For operations that libfabric has no form with flags for.
     #[inline]
     pub(super) fn check_no_flags(
         &self,
@@ -254,20 +253,20 @@ impl Endpoint {
         })
     }
 
-    /// Does the endpoint have two-sided messages, with tags or without?
+    /// Does the endpoint support two-sided messages, with or without tags?
     #[inline]
     pub(super) fn check_messages(&self, operation: &'static str, tagged: bool) -> Result<()> {
         let has_them = if tagged { self.limits.has_tagged } else { self.limits.has_message };
         self.ensure(has_them, operation, ErrorKind::NotSupported, || match tagged {
-            true => "the endpoint has no tagged messages: ask for Caps::TAGGED".to_owned(),
-            false => "the endpoint has no messages: ask for Caps::MESSAGE (a provider that is \
+            true => "the endpoint has no tagged messages. Request Caps::TAGGED".to_owned(),
+            false => "the endpoint has no messages. Request Caps::MESSAGE (a provider that is \
                       known to lose messages offers none)"
                 .to_owned(),
         })
     }
 
-    /// Refuses immediates of writes where there are none (some providers would
-    /// answer EAGAIN for ever) or where the provider would cut them silently.
+    /// Refuses immediates of writes that carry none (some providers would return EAGAIN for
+    /// ever), and immediates that the provider would cut silently.
     #[inline]
     pub(super) fn check_data(&self, operation: &'static str, data: u64) -> Result<()> {
         let mask = self.limits.immediate_mask;
@@ -285,18 +284,18 @@ impl Endpoint {
         operation: &'static str,
         queue: &CompletionQueue,
     ) -> Result<u32> {
-        let is_ours = queue.is(&self.queue_binding.queue);
-        self.ensure(is_ours, operation, ErrorKind::InvalidArgument, || {
+        let is_bound = queue.is(&self.queue_binding.queue);
+        self.ensure(is_bound, operation, ErrorKind::InvalidArgument, || {
             "the endpoint reports to another completion queue".to_owned()
         })?;
         Ok(self.queue_binding.number)
     }
 
-    /// Takes a slot, calls the provider until it takes the operation, and lets
-    /// `keep` put into the slot what must stay alive.
+    /// Takes a slot, calls the provider until it accepts the operation, and lets `retain` fill
+    /// the slot with references.
     ///
-    /// Both closures are copied for the rare case, instead of lent: what they hold
-    /// can stay in registers on the way that all but a few operations go.
+    /// Both closures are copied for the slow path instead of borrowed: their captures can stay
+    /// in registers on the fast path.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -318,7 +317,7 @@ impl Endpoint {
         self.retry_post(operation, peer, timeout, queue, id, keep, (code, context), call)
     }
 
-    /// The rest of `post`, for when the first call did not do it.
+    /// The slow path of `post`, after the first call failed.
     #[cold]
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "one struct of them would be filled each time")]
@@ -334,12 +333,12 @@ impl Endpoint {
         call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize,
     ) -> Result<OperationId> {
         let endpoint = self.handle.as_ptr();
-        let mut gone = None;
+        let mut removal_error = None;
         if code == AGAIN {
             code = Self::retry_until_timeout(queue, timeout, || {
-                // The peer may have been removed meanwhile.
-                gone = self.check_not_removed(operation, peer).err();
-                if gone.is_some() { REMOVED } else { call(endpoint, context) }
+                // The peer may have been removed in the meantime.
+                removal_error = self.check_not_removed(operation, peer).err();
+                if removal_error.is_some() { REMOVED } else { call(endpoint, context) }
             });
         }
         self.posted();
@@ -348,11 +347,11 @@ impl Endpoint {
             return Ok(id);
         }
         queue.put_back(id.index);
-        Err(gone.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
+        Err(removal_error.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
     }
 
-    /// The provider's queue is full, or a connection is still coming up: makes
-    /// progress, with growing pauses, and tries again until patience is over.
+    /// The provider's queue is full, or a connection is being set up: makes progress, with
+    /// growing pauses, and retries until the timeout.
     #[cold]
     fn retry_until_timeout(
         queue: &mut CompletionQueue,
@@ -360,7 +359,7 @@ impl Endpoint {
         mut call: impl FnMut() -> isize,
     ) -> isize {
         if timeout.is_zero() {
-            // One look at the queue may be all that is needed.
+            // One poll of the queue may be enough.
             queue.progress();
             return call();
         }
@@ -400,13 +399,13 @@ impl Endpoint {
     }
 }
 
-/// Puts a local slice under an operation's protection.
+/// Adds a local slice to the retained memory of an operation.
 #[inline]
 pub(super) fn keep_region(slot: &mut Slot, slice: &RegionSlice) {
     slot.keep_region(&slice.region.0);
 }
 
-/// Puts a mapped key, where there is one, under an operation's protection.
+/// Adds a mapped key, if there is one, to the retained memory of an operation.
 #[inline]
 pub(super) fn keep_mapped_key(slot: &mut Slot, remote: &RemoteSlice) {
     if let Some(mapped_key) = &remote.mapped_key {

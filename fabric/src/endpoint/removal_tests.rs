@@ -1,4 +1,4 @@
-//! Peers that are removed by one thread while another one posts to them.
+//! One thread removes peers while another one posts to them.
 #![allow(unsafe_code)]
 
 use std::os::raw::{c_int, c_void};
@@ -20,8 +20,8 @@ struct Opened {
     queue: CompletionQueue,
     addresses: AddressVector,
     slice: RegionSlice,
-    /// Its own address, and another one that nobody has.
-    known: [Address; 2],
+    /// The endpoint's own address, and an unused address.
+    known_addresses: [Address; 2],
 }
 
 fn open() -> Opened {
@@ -33,17 +33,17 @@ fn open() -> Opened {
     let endpoint = builder.queue(&mut queue).open().unwrap();
     let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
     let slice = region.slice(0..8).unwrap();
-    let mine = endpoint.address().unwrap();
-    let mut other = mine.clone();
-    // The port of a socket's address.
+    let own_address = endpoint.address().unwrap();
+    let mut other = own_address.clone();
+    // The port of a socket address.
     other.0[3] ^= 1;
-    Opened { endpoint, queue, addresses, slice, known: [mine, other] }
+    Opened { endpoint, queue, addresses, slice, known_addresses: [own_address, other] }
 }
 
 fn wait_for(what: impl Fn() -> bool) {
     let end = Instant::now() + TIMEOUT;
     while !what() {
-        assert!(Instant::now() < end, "nothing happened");
+        assert!(Instant::now() < end, "timed out");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -53,7 +53,7 @@ static MAY_RETURN: AtomicBool = AtomicBool::new(false);
 static REMOVED_IN_CALL: AtomicBool = AtomicBool::new(false);
 static REMOVALS: AtomicU32 = AtomicU32::new(0);
 
-/// A send that is under way until the test lets it go on.
+/// A send that blocks until the test releases it.
 unsafe extern "C" fn slow_send(
     _: *mut sys::fid_ep,
     _: *const c_void,
@@ -85,10 +85,10 @@ unsafe extern "C" fn note_removal(
 }
 
 #[test]
-fn a_peer_is_not_removed_under_a_post() {
-    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
-    // SAFETY: the objects are open, and nobody else's; the tables are leaked, since they have them
-    // to their ends.
+fn peer_is_not_removed_during_a_post() {
+    let Opened { mut endpoint, mut queue, addresses, slice, known_addresses } = open();
+    // SAFETY: the objects are open and only used here; the tables are leaked, since the objects
+    // keep them.
     unsafe {
         let raw = endpoint.handle.as_ptr();
         let mut table = Box::new(*(*raw).msg);
@@ -99,30 +99,30 @@ fn a_peer_is_not_removed_under_a_post() {
         table.remove = Some(note_removal);
         (*raw).ops = Box::leak(table);
     }
-    let peer = addresses.insert(&known[0]).unwrap();
+    let peer = addresses.insert(&known_addresses[0]).unwrap();
     thread::scope(|scope| {
         let poster = scope.spawn(|| endpoint.send(&mut queue, peer, &slice, 1).unwrap_err());
         wait_for(|| IS_IN_CALL.load(Ordering::SeqCst));
         addresses.remove(peer).unwrap();
         assert_eq!(addresses.remove(peer).unwrap_err().kind(), ErrorKind::Closed);
         assert_eq!(addresses.lookup(peer).unwrap_err().kind(), ErrorKind::Closed);
-        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");
-        // Nor when the same address comes back as another peer, which goes again.
-        let again = addresses.insert(&known[0]).unwrap();
+        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "removed while a post uses it");
+        // The same holds when the same address is inserted as a new peer and removed again.
+        let again = addresses.insert(&known_addresses[0]).unwrap();
         addresses.remove(again).unwrap();
-        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");
-        // Nor is it another peer's meanwhile.
-        addresses.insert(&known[1]).unwrap();
-        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");
+        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "removed while a post uses it");
+        // The number is not given to another peer before.
+        addresses.insert(&known_addresses[1]).unwrap();
+        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "removed while a post uses it");
         MAY_RETURN.store(true, Ordering::SeqCst);
-        let said = poster.join().unwrap();
-        assert_ne!(said.kind(), ErrorKind::Closed, "it was posted before: {said}");
+        let error = poster.join().unwrap();
+        assert_ne!(error.kind(), ErrorKind::Closed, "it was posted before: {error}");
     });
     let refused = endpoint.send(&mut queue, peer, &slice, 1).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
-    // Nobody posts: so the next change gives it back.
+    // No post is running, so the next change returns the number.
     endpoint.receive(&mut queue, &slice, 2).unwrap();
-    addresses.insert(&known[1]).unwrap();
+    addresses.insert(&known_addresses[1]).unwrap();
     assert_eq!(REMOVALS.load(Ordering::SeqCst), 1);
     assert!(!REMOVED_IN_CALL.load(Ordering::SeqCst));
 }
@@ -142,8 +142,8 @@ unsafe extern "C" fn full(
 }
 
 #[test]
-fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
-    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+fn waiting_post_ends_when_its_peer_is_removed() {
+    let Opened { mut endpoint, mut queue, addresses, slice, known_addresses } = open();
     // SAFETY: as above.
     unsafe {
         let raw = endpoint.handle.as_ptr();
@@ -151,7 +151,7 @@ fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
         table.send = Some(full);
         (*raw).msg = Box::leak(table);
     }
-    let peer = addresses.insert(&known[0]).unwrap();
+    let peer = addresses.insert(&known_addresses[0]).unwrap();
     thread::scope(|scope| {
         let poster = scope.spawn(|| {
             let patient = PostOptions::token(1).timeout(3 * TIMEOUT);
@@ -163,25 +163,28 @@ fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
         addresses.remove(peer).unwrap();
         let (refused, end) = poster.join().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
-        assert!(end.saturating_duration_since(start) < TIMEOUT, "it waited on");
+        assert!(
+            end.saturating_duration_since(start) < TIMEOUT,
+            "the post waited for its whole timeout"
+        );
     });
 }
 
-/// A provider as it is: one thread sends to itself, another one removes and inserts it.
+/// A real provider: one thread sends to itself, another one removes and inserts the peer.
 #[test]
-fn posts_beside_removals_are_made_or_refused() {
-    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+fn posts_concurrent_with_removals_succeed_or_fail_cleanly() {
+    let Opened { mut endpoint, mut queue, addresses, slice, known_addresses } = open();
     let inserted = AtomicU32::new(0);
     let is_over = AtomicBool::new(false);
-    let current = std::sync::Mutex::new(addresses.insert(&known[0]).unwrap());
+    let current = std::sync::Mutex::new(addresses.insert(&known_addresses[0]).unwrap());
     thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let peer: Peer = *current.lock().unwrap();
                 addresses.remove(peer).unwrap();
-                // In the provider's place of the one that is gone.
-                let other = addresses.insert(&known[1]).unwrap();
-                let next = addresses.insert(&known[0]).unwrap();
+                // It takes the provider's number of the removed peer.
+                let other = addresses.insert(&known_addresses[1]).unwrap();
+                let next = addresses.insert(&known_addresses[0]).unwrap();
                 addresses.remove(other).unwrap();
                 *current.lock().unwrap() = next;
                 inserted.fetch_add(1, Ordering::Relaxed);
@@ -196,7 +199,7 @@ fn posts_beside_removals_are_made_or_refused() {
             tried += 1;
             match endpoint.send(&mut queue, peer, &slice, options) {
                 Ok(_) => {}
-                // Or the provider has no connection yet: removals end it.
+                // The provider may have no connection yet, because removals end it.
                 Err(error) => assert!(
                     matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded),
                     "{error}"

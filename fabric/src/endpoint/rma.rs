@@ -1,14 +1,14 @@
 //! One-sided reads and writes.
 //!
-//! The target's processor takes no part, so the target learns of a write only by
-//! an immediate, by a later message on a provider that orders sends after writes,
-//! or by looking at the bytes. A local completion without
-//! [`TransferFlags::DELIVERY_COMPLETE`](crate::TransferFlags::DELIVERY_COMPLETE)
-//! says that the source may be reused, and nothing about the target.
+//! The target's processor takes no part. So the target learns of a write only by an immediate,
+//! by a later message on a provider that orders sends after writes, or by polling the bytes. A
+//! local completion without
+//! [`TransferFlags::DELIVERY_COMPLETE`](crate::TransferFlags::DELIVERY_COMPLETE) means that the
+//! source may be reused, and says nothing about the target.
 //!
-//! Rights and bounds come with the peer's descriptor and are checked before
-//! posting: not all targets look (rxm does not check `FI_REMOTE_READ`), and shm
-//! reports a write with a wrong key as successful.
+//! Access and bounds are in the peer's region descriptor and are checked before the post: some
+//! targets do not check them (rxm ignores `FI_REMOTE_READ`), and shm reports a write with a
+//! wrong key as successful.
 
 use std::os::raw::c_void;
 
@@ -23,7 +23,7 @@ use crate::flags::{Access, TransferFlags};
 use crate::memory::{RegionSlice, RemoteSlice};
 use crate::queue::{CompletionKind, CompletionQueue, OperationId};
 
-/// What is done with a peer's region.
+/// The access that an operation needs to a peer's region.
 #[derive(Clone, Copy)]
 enum Transfer {
     Write,
@@ -32,13 +32,14 @@ enum Transfer {
 }
 
 impl Endpoint {
-    /// Writes local bytes into a peer's region (`fi_write`). The region stays
-    /// alive until the operation is done; its bytes must not change until then,
-    /// or the peer may get either.
+    /// Writes local bytes into a peer's region (`fi_write`). The region stays alive until the
+    /// operation is done. Its bytes must not change before; otherwise the peer may get the old
+    /// or the new ones.
     ///
     /// # Errors
     /// `OutOfBounds`, `AccessDenied`, `NotSupported` before anything is sent;
-    /// `DeadlineExceeded` if the provider takes nothing for as long as the options say.
+    /// `DeadlineExceeded` if the provider accepts no operation within the timeout of the
+    /// options.
     #[inline]
     pub fn write(
         &mut self,
@@ -51,7 +52,7 @@ impl Endpoint {
         self.transfer(queue, to, local, remote, Transfer::Write, options.into())
     }
 
-    /// Writes, and tells the peer with an immediate once the bytes are there
+    /// Writes, and notifies the peer with an immediate after the bytes arrived
     /// (`fi_writedata`).
     ///
     /// ```
@@ -84,8 +85,8 @@ impl Endpoint {
     /// ```
     ///
     /// # Errors
-    /// As [`write`](Self::write); `OutOfBounds` for an immediate wider than the
-    /// provider carries, `NotSupported` where it carries none.
+    /// As [`write`](Self::write); `OutOfBounds` for an immediate wider than the provider
+    /// carries, `NotSupported` if it carries none.
     #[inline]
     pub fn write_data(
         &mut self,
@@ -116,7 +117,7 @@ impl Endpoint {
         self.transfer(queue, from, local, remote, Transfer::Read, options.into())
     }
 
-    /// Without flags by the short forms; else by those with a message structure.
+    /// Uses the short forms without flags; otherwise those with a message structure.
     #[inline]
     fn transfer(
         &mut self,
@@ -193,7 +194,7 @@ impl Endpoint {
     }
 }
 
-/// Pointer, length and descriptor of a slice.
+/// Pointer, length and local descriptor of a slice.
 #[inline]
 pub(super) fn parts(slice: &RegionSlice) -> (*mut c_void, usize, *mut c_void) {
     (slice.as_ptr().cast(), slice.len(), slice.region.0.descriptor)

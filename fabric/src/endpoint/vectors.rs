@@ -1,4 +1,4 @@
-//! What is gathered or sent with flags, as libfabric's `*msg` calls want it.
+//! Gather lists and messages with flags, in the form of libfabric's `*msg` calls.
 
 use std::os::raw::c_void;
 
@@ -9,7 +9,7 @@ use super::nonblocking::LocalSegment;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
 
-/// Slices as libfabric wants them.
+/// Slices in libfabric's form.
 pub(super) struct Vectors {
     vector: [sys::iovec; Self::MAX_SEGMENTS],
     descriptors: [*mut c_void; Self::MAX_SEGMENTS],
@@ -18,10 +18,10 @@ pub(super) struct Vectors {
 }
 
 impl Vectors {
-    /// What every provider here can gather, and a slot can hold.
+    /// The largest gather list that every known provider takes and a slot can hold.
     pub(super) const MAX_SEGMENTS: usize = 4;
 
-    /// A few pieces of regions that are to be written from.
+    /// A few local segments to write from.
     #[inline]
     pub(super) fn from_segments(
         endpoint: &Endpoint,
@@ -52,7 +52,7 @@ impl Vectors {
         Ok(vectors)
     }
 
-    /// One buffer; the caller has checked it.
+    /// A single buffer, which the caller has checked.
     pub(super) fn raw(pointer: *mut c_void, length: usize, descriptor: *mut c_void) -> Self {
         let empty = sys::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let mut vector = [empty; Self::MAX_SEGMENTS];

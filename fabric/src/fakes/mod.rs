@@ -1,7 +1,7 @@
-//! Providers whose hardware is not here, as fakes that behave as their manual pages say.
+//! Fakes of providers whose hardware is not available, which behave as their manual pages say.
 //!
-//! What each promises is in `profile`; `network` carries it out, as badly as it permits; `objects`
-//! are the tables of functions; `suite` is run on each.
+//! `profile` holds what each provider promises; `network` carries it out, as badly as the
+//! profile permits; `objects` has the tables of functions; `suite` runs on each.
 
 mod network;
 mod objects;

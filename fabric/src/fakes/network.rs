@@ -1,9 +1,9 @@
-//! What the fake providers have open, and what is on its way between their endpoints.
+//! The open objects of the fake providers, and the packets in flight between their endpoints.
 //!
-//! A thread has one network. Nothing moves unless a queue is read, what moves next is drawn by a
-//! seeded generator among all that the profile's order permits, and the memory of an operation is
-//! looked at as late as the profile permits. Whatever no provider may be asked for is a misuse,
-//! and fails the test that asked.
+//! Each thread has one network. Nothing moves unless a queue is read. A seeded generator draws
+//! the next packet among all that the profile's order permits. The memory of an operation is
+//! accessed as late as the profile permits. A call that breaks the provider's rules is a
+//! misuse, and fails the calling test.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -28,7 +28,7 @@ pub(super) enum Object {
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) object: Object,
-    /// What it was made from or is bound to: none of these may be closed before it.
+    /// The objects that it was made from or is bound to: none of these may be closed before it.
     pub(super) needs: Vec<usize>,
     users: usize,
 }
@@ -70,7 +70,7 @@ pub(super) struct Receive {
     pub(super) context: usize,
 }
 
-/// Local memory, and the descriptor that came with it.
+/// Local memory, and its local descriptor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LocalSegment {
     pub(super) at: usize,
@@ -83,30 +83,30 @@ pub(super) enum Kind {
     Write,
     Read,
     Message(Option<u64>),
-    /// The operation on a word, what it compares, and whether it brings the old value.
+    /// The operation on a word, the comparand, and whether it returns the old value.
     Atomic(u32, u64, bool),
 }
 
-/// An operation on its way.
+/// An operation in flight.
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) from: usize,
     pub(super) to: u64,
     pub(super) kind: Kind,
-    /// Where bytes are taken from, and where those that are read go to.
+    /// Where bytes are read from, and where read bytes are written to.
     pub(super) source: Vec<LocalSegment>,
     pub(super) result: Option<LocalSegment>,
     pub(super) length: usize,
-    /// The bytes, once they left their source.
+    /// The bytes, after they left their source.
     pub(super) bytes: Option<Vec<u8>>,
     pub(super) remote: (u64, u64),
     pub(super) data: Option<u64>,
-    /// 0: it was injected, and nobody is told.
+    /// 0: the packet was injected, and no completion is reported.
     pub(super) context: usize,
-    /// Is it told of when it arrived, and not before? And was it?
+    /// Is its completion reported only after it arrived? And was it reported?
     pub(super) delivery_complete: bool,
     pub(super) is_reported: bool,
-    /// Where the parts of a long write begin that have not landed.
+    /// The offsets of the parts of a long write that have not arrived.
     pub(super) parts: Option<Vec<usize>>,
 }
 
@@ -118,12 +118,12 @@ pub(super) struct Network {
     random: u64,
     pub(super) next_number: u64,
     pub(super) misuses: Vec<String>,
-    /// Packets that landed before an earlier one of the same pair of endpoints.
+    /// Packets that arrived before an earlier one of the same pair of endpoints.
     pub(super) reordered: u64,
-    /// Posts that there was no room for.
+    /// Posts that failed because the queue was full.
     pub(super) rejected_posts: u64,
     pub(super) most_entries: usize,
-    /// Nothing can be posted: as if no connection came up.
+    /// Nothing can be posted: as if no connection were set up.
     pub(super) is_disconnected: bool,
 }
 
@@ -131,7 +131,7 @@ thread_local! {
     static NETWORK: RefCell<Option<Network>> = const { RefCell::new(None) };
 }
 
-/// Begins a thread's network anew.
+/// Resets a thread's network.
 pub(super) fn begin(profile: ProviderProfile, seed: u64) {
     let network = Network {
         profile,
@@ -152,14 +152,14 @@ pub(super) fn with<T>(act: impl FnOnce(&mut Network) -> T) -> T {
     NETWORK.with_borrow_mut(|network| act(network.as_mut().unwrap()))
 }
 
-/// Bytes that land together, of a write.
+/// Bytes of a write that arrive together.
 const PART: usize = 4096;
 
 const AGAIN: isize = -(sys::FI_EAGAIN as isize);
 const INVALID: isize = -(sys::FI_EINVAL as isize);
 
 impl Network {
-    /// Answers to what no provider may be asked for.
+    /// Return values for misuse.
     pub(super) fn misuse(&mut self, what: String) -> isize {
         self.note_misuse(what);
         INVALID
@@ -183,11 +183,11 @@ impl Network {
         needs.into_iter().for_each(|parent| self.need(address, parent));
     }
 
-    /// One object may not be closed before the other.
+    /// This object may be closed only after another.
     pub(super) fn need(&mut self, object: usize, needed: usize) {
         match self.objects.get_mut(&needed) {
             Some(open) => open.users += 1,
-            None => self.note_misuse("an object is made from one that is closed".to_owned()),
+            None => self.note_misuse("an object is made from a closed object".to_owned()),
         }
         self.objects.get_mut(&object).unwrap().needs.push(needed);
     }
@@ -211,13 +211,13 @@ impl Network {
             self.objects.get_mut(&needed).unwrap().users -= 1;
         }
         if let Object::Endpoint(_) = open.object {
-            // What left goes on, and completes for nobody.
+            // Sent packets continue, but their completion is not reported.
             self.packets.retain(|packet| packet.from != address || packet.bytes.is_some());
         }
         0
     }
 
-    /// Does an operation in flight have this descriptor?
+    /// Does an operation in flight use this local descriptor?
     fn is_used(&self, region: usize) -> bool {
         let is_it = |piece: &LocalSegment| piece.descriptor == region;
         let receives = self.objects.values().filter_map(|open| match &open.object {
@@ -247,7 +247,7 @@ impl Network {
         }
     }
 
-    /// The endpoint number behind a peer of an endpoint's vector.
+    /// The endpoint number of a peer of an endpoint's vector.
     pub(super) fn resolve(&mut self, endpoint: usize, peer: u64) -> Option<u64> {
         let vector = self.endpoint(endpoint)?.vector;
         match self.objects.get(&vector).map(|open| &open.object) {
@@ -258,7 +258,7 @@ impl Network {
         }
     }
 
-    /// Is local memory such that the endpoint may use it?
+    /// May the endpoint use this local memory?
     pub(super) fn check_local(
         &mut self,
         address: usize,
@@ -272,7 +272,7 @@ impl Network {
         let Some(Object::Region(region)) =
             self.objects.get(&piece.descriptor).map(|open| &open.object)
         else {
-            return Err(format!("{piece:?} is in no region that is open"));
+            return Err(format!("{piece:?} is in no open region"));
         };
         let is_inside = region.base <= piece.at
             && piece.at + piece.length <= region.base + region.length
@@ -281,15 +281,15 @@ impl Network {
         if is_inside && is_for { Ok(()) } else { Err(format!("{piece:?} is not in {region:?}")) }
     }
 
-    /// Takes an operation, or says why not.
+    /// Takes an operation, or returns the reason for a refusal.
     pub(super) fn post(&mut self, mut packet: Packet, peer: u64) -> isize {
         let is_injected = packet.context == 0;
         let Some(endpoint) = self.endpoint(packet.from) else {
-            return self.misuse("a post to an endpoint that is closed".to_owned());
+            return self.misuse("a post to a closed endpoint".to_owned());
         };
         let (is_enabled, in_flight) = (endpoint.is_enabled, endpoint.in_flight);
         if !is_enabled {
-            return self.misuse("a post to an endpoint that is not enabled".to_owned());
+            return self.misuse("a post to a disabled endpoint".to_owned());
         }
         let Some(to) = self.resolve(packet.from, peer) else {
             return self.misuse(format!("a post to peer {peer}, which was not inserted"));
@@ -325,7 +325,7 @@ impl Network {
         0
     }
 
-    /// Moves a few of the packets that concern the endpoints of a queue.
+    /// Moves a few of the packets of the endpoints of a queue.
     pub(super) fn progress(&mut self, queue: usize) {
         for _ in 0..self.draw(5) {
             let able: Vec<_> =
@@ -357,7 +357,7 @@ impl Network {
         let is_message = matches!(self.packets[at].kind, Kind::Message(_));
         let is_read = match self.find(to) {
             Some(target) => self.is_polled(target, queue),
-            // Nobody is there any more.
+            // The endpoint has been closed.
             None => true,
         };
         let is_moved = is_read || sends && self.profile.automatic_progress && !is_message;
@@ -379,7 +379,7 @@ impl Network {
             }
     }
 
-    /// The bytes leave their source, which the caller may use again if it is told so.
+    /// The bytes leave their source; the caller may reuse it if the completion is reported.
     fn read_source(&mut self, at: usize) {
         let (from, context) = (self.packets[at].from, self.packets[at].context);
         let bytes = match self.packets[at].kind {
@@ -402,7 +402,7 @@ impl Network {
         }
     }
 
-    /// Reports an operation to the endpoint that began it.
+    /// Reports an operation to the endpoint that posted it.
     fn complete(&mut self, from: usize, context: usize, kind: Kind) {
         let Some(endpoint) = self.endpoint(from) else { return };
         endpoint.in_flight -= 1;
@@ -439,7 +439,7 @@ impl Network {
         self.most_entries = self.most_entries.max(entries);
     }
 
-    /// A packet arrives, unless its target has no room for it.
+    /// A packet arrives, unless its target has no space for it.
     fn deliver(&mut self, at: usize) {
         let Some(target) = self.find(self.packets[at].to) else {
             let packet = self.packets.remove(at);
@@ -485,14 +485,14 @@ impl Network {
         self.complete_rest(&packet);
     }
 
-    /// Who began it is told now, unless it was told before.
+    /// Reports the completion to the initiator, unless it was reported before.
     fn complete_rest(&mut self, packet: &Packet) {
         if !packet.is_reported {
             self.complete(packet.from, packet.context, packet.kind);
         }
     }
 
-    /// What of it lands next: long writes land in parts, in any order.
+    /// The next part of a packet that arrives: long writes arrive in parts, in any order.
     fn next_part(&mut self, packet: &mut Packet) -> Range<usize> {
         if packet.kind != Kind::Write || packet.length <= PART {
             return 0..packet.length;
@@ -522,7 +522,7 @@ impl Network {
         );
     }
 
-    /// A one-sided operation reaches memory.
+    /// A one-sided operation accesses memory.
     fn access(&mut self, target: usize, packet: &Packet, part: Range<usize>) {
         let Endpoint { domain, vector, .. } = *self.endpoint(target).unwrap();
         let number = self.endpoint(packet.from).map(|endpoint| endpoint.number);
@@ -580,7 +580,7 @@ impl Network {
                     sys::FI_SUM => old.wrapping_add(operand),
                     sys::FI_CSWAP if old == compared => operand,
                     sys::FI_CSWAP => old,
-                    _ => return self.note_misuse("an operation that was not offered".to_owned()),
+                    _ => return self.note_misuse("the operation is not offered".to_owned()),
                 };
                 scatter(&new.to_ne_bytes(), at);
                 self.return_bytes(packet, &old.to_ne_bytes());
@@ -589,7 +589,7 @@ impl Network {
         }
     }
 
-    /// Bytes come back to who asked for them.
+    /// Returns bytes to the initiator of a read.
     fn return_bytes(&mut self, packet: &Packet, bytes: &[u8]) {
         let Some(result) = packet.result else { return };
         if !self.objects.contains_key(&packet.from) {
@@ -601,10 +601,10 @@ impl Network {
         }
     }
 
-    /// One entry of those that came first; no order is promised.
+    /// The entry of one of the packets that arrived; no order is promised.
     pub(super) fn take_entry(&mut self, address: usize) -> Option<sys::fi_cq_tagged_entry> {
-        let few = self.queue(address)?.entries.len().min(4);
-        let at = if few == 0 { return None } else { self.draw(few) };
+        let candidates = self.queue(address)?.entries.len().min(4);
+        let at = if candidates == 0 { return None } else { self.draw(candidates) };
         self.queue(address)?.entries.remove(at)
     }
 }
@@ -613,8 +613,8 @@ fn gather(pieces: &[LocalSegment]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for piece in pieces {
         for at in 0..piece.length {
-            // SAFETY: local memory of an operation in flight, or of a region that is open; others
-            // look at it only by atomics or after that.
+            // SAFETY: local memory of an operation in flight, or of an open region; other
+            // threads access it only by atomics or after that.
             bytes.push(unsafe { std::ptr::read_volatile((piece.at + at) as *const u8) });
         }
     }
@@ -628,10 +628,10 @@ fn scatter(bytes: &[u8], to: usize) {
     }
 }
 
-/// Uses the space that a context gives to the provider.
+/// Overwrites the space of a context that belongs to the provider.
 pub(super) fn overwrite_context(context: usize) {
     for word in 0..8 {
-        // SAFETY: a context is a `fi_context2`, which is the provider's until completion.
+        // SAFETY: a context is a `fi_context2`, which the provider owns until completion.
         unsafe { ((context + 8 * word) as *mut usize).write(context ^ word) };
     }
 }

@@ -9,8 +9,8 @@ use super::network::{
     Endpoint, Kind, LocalSegment, Object, Packet, Queue, Receive, Region, overwrite_context, with,
 };
 
-/// An object of this class, with such tables; it is never freed, so that its address is never
-/// another's.
+/// An object of this class, with these tables. It is never freed, so that its address is not
+/// reused.
 macro_rules! object {
     ($type:ident, $class:ident, $parent:expr, $state:expr, { $($table:ident: $kind:ident
         { $($entry:ident = $call:expr),* $(,)? }),* $(,)? }) => {{
@@ -46,7 +46,7 @@ unsafe extern "C" fn close(object: *mut sys::fid) -> c_int {
     with(|network| network.close(object as usize))
 }
 
-/// Of endpoints to queues and vectors, and of regions to endpoints.
+/// Binds endpoints to queues and vectors, and regions to endpoints.
 unsafe extern "C" fn bind(object: *mut sys::fid, to: *mut sys::fid, _: u64) -> c_int {
     let (object, to) = (object as usize, to as usize);
     with(|network| {
@@ -56,7 +56,7 @@ unsafe extern "C" fn bind(object: *mut sys::fid, to: *mut sys::fid, _: u64) -> c
             Object::Endpoint(endpoint) if is_vector => endpoint.vector = to,
             Object::Endpoint(endpoint) => endpoint.queue = to,
             Object::Region(region) if is_bound => region.endpoint = to,
-            _ => return network.misuse("binding what is not bound".to_owned()) as c_int,
+            _ => return network.misuse("binding an object of another kind".to_owned()) as c_int,
         }
         network.need(object, to);
         0
@@ -76,7 +76,7 @@ unsafe extern "C" fn control(object: *mut sys::fid, command: c_int, _: *mut c_vo
             region.is_enabled = true;
             0
         }
-        _ => network.misuse("enabling what is not bound".to_owned()) as c_int,
+        _ => network.misuse("enabling an endpoint without bindings".to_owned()) as c_int,
     })
 }
 
@@ -120,7 +120,7 @@ unsafe extern "C" fn insert(
     _: u64,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: an address is a number; `peer` has room for one.
+    // SAFETY: an address is a number; `peer` has space for one.
     let number = unsafe { address.cast::<u64>().read_unaligned() };
     with(|network| {
         let Object::Vector(peers) =
@@ -179,14 +179,14 @@ unsafe extern "C" fn read_queue(queue: *mut sys::fid_cq, into: *mut c_void, coun
         let Some(Object::Queue(Queue { tagged, .. })) =
             network.objects.get(&queue).map(|open| &open.object)
         else {
-            return network.misuse("reading a queue that is closed".to_owned());
+            return network.misuse("reading a closed queue".to_owned());
         };
         let tagged = *tagged;
         for at in 0..count {
             let Some(entry) = network.take_entry(queue) else {
                 return if at == 0 { -(sys::FI_EAGAIN as isize) } else { at as isize };
             };
-            // SAFETY: room for `count` entries of the form that the queue was opened with.
+            // SAFETY: space for `count` entries of the queue's format.
             unsafe {
                 if tagged {
                     into.cast::<sys::fi_cq_tagged_entry>().add(at).write(entry);
@@ -209,7 +209,7 @@ unsafe extern "C" fn read_failure(
     -(sys::FI_EAGAIN as isize)
 }
 
-/// What `struct fi_mr_attr` begins with in all versions.
+/// The common prefix of `struct fi_mr_attr` in all versions.
 #[repr(C)]
 struct Request {
     vector: *const sys::iovec,
@@ -225,7 +225,7 @@ unsafe extern "C" fn register(
     _: u64,
     opened: *mut *mut sys::fid_mr,
 ) -> c_int {
-    // SAFETY: it begins so, and has a vector of so many.
+    // SAFETY: the attributes begin with this prefix, and the vector has this length.
     let (request, vector) = unsafe {
         let request = &*request.cast::<Request>();
         (request, std::slice::from_raw_parts(request.vector, request.count))
@@ -251,7 +251,7 @@ unsafe extern "C" fn register(
         is_enabled: profile.mr_mode & sys::FI_MR_ENDPOINT == 0,
     };
     let object = object!(fid_mr, FI_CLASS_MR, domain, Object::Region(region), {});
-    // SAFETY: just made, and not seen by anybody; `opened` receives it.
+    // SAFETY: just made, and not visible to others; `opened` receives it.
     unsafe {
         (*object).mem_desc = object.cast();
         (*object).key = key;
@@ -270,7 +270,7 @@ unsafe extern "C" fn query_atomic(
     if datatype != sys::FI_UINT64 || ![sys::FI_SUM, sys::FI_CSWAP].contains(&operation) {
         return -sys::FI_EOPNOTSUPP;
     }
-    // SAFETY: room for one.
+    // SAFETY: space for one value.
     unsafe { *attributes = sys::fi_atomic_attr { count: 1, size: 8 } };
     0
 }
@@ -306,7 +306,7 @@ unsafe extern "C" fn endpoint(
     let atomic = table!(fi_ops_atomic {
         write = Some(atomic), readwrite = Some(fetch_atomic), compwrite = Some(compare_atomic)
     });
-    // SAFETY: just made, and not seen by anybody; `opened` receives it.
+    // SAFETY: just made, and not visible to others; `opened` receives it.
     unsafe {
         if profile.caps & sys::FI_TAGGED != 0 {
             (*object).tagged = tagged;
@@ -321,7 +321,7 @@ unsafe extern "C" fn endpoint(
 
 unsafe extern "C" fn name(endpoint: *mut sys::fid, name: *mut c_void, length: *mut usize) -> c_int {
     let number = with(|network| network.endpoint(endpoint as usize).map_or(0, |it| it.number));
-    // SAFETY: room for as many bytes as it says, which is more.
+    // SAFETY: space for as many bytes as `length` says, which is enough.
     unsafe {
         name.cast::<u64>().write_unaligned(number);
         *length = 8;
@@ -341,7 +341,7 @@ unsafe extern "C" fn option(
     if option != INJECT_RMA_SIZE {
         return -sys::FI_ENOSYS;
     }
-    // SAFETY: room for one.
+    // SAFETY: space for one value.
     unsafe { *value.cast::<usize>() = with(|network| network.profile.inject_rma) };
     0
 }
@@ -375,7 +375,7 @@ impl Packet {
         with(|network| network.post(self, peer))
     }
 
-    /// Copied at once, if it is not too long.
+    /// Injects bytes, if they are not too long.
     fn inject(self, peer: u64) -> isize {
         let limit = with(|network| match self.kind {
             Kind::Write => network.profile.inject_rma,
@@ -474,7 +474,7 @@ fn post_receive(
         }
         let depth = network.profile.depth;
         let Some(endpoint) = network.endpoint(endpoint as usize) else {
-            return network.misuse("a receive of an endpoint that is closed".to_owned());
+            return network.misuse("a receive on a closed endpoint".to_owned());
         };
         if endpoint.receives.len() >= depth {
             return -(sys::FI_EAGAIN as isize);
@@ -519,7 +519,8 @@ unsafe extern "C" fn write_message(
     message: *const sys::fi_msg_rma,
     flags: u64,
 ) -> isize {
-    // SAFETY: valid for the call, with as many pieces and descriptors as it says, and one range.
+    // SAFETY: valid for the call, with as many pieces and descriptors as it says, and one
+    // range.
     let (message, remote, pieces, descriptors) = unsafe {
         let it = &*message;
         let pieces = std::slice::from_raw_parts(it.msg_iov, it.iov_count);

@@ -1,39 +1,40 @@
-//! What each of the providers promises, demands and lacks, as its manual page or source says.
+//! What each provider promises, demands and lacks, by its manual page or source.
 //!
-//! Facts are of libfabric's main branch in August 2026, and of the released versions where said.
+//! Facts are those of libfabric's main branch in August 2026, and of released versions where
+//! named.
 
 use libfabric_sys as sys;
 
-/// A provider, as far as it matters to this crate.
+/// The properties of a provider that this crate depends on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProviderProfile {
     pub(super) name: &'static str,
     pub(super) fabric: &'static str,
-    /// Beside messages and one-sided operations.
+    /// Capabilities besides messages and one-sided operations.
     pub(super) caps: u64,
     pub(super) mr_mode: i32,
     pub(super) key_size: usize,
     pub(super) data_size: usize,
-    /// Can writes carry immediates at all, and injected ones?
+    /// Can writes carry immediates, and can injected writes?
     pub(super) write_data: bool,
     pub(super) inject_data: bool,
     pub(super) inject_size: usize,
-    /// The most that injected writes have; 0: they are refused.
+    /// The largest injected write in bytes; 0: injected writes are refused.
     pub(super) inject_rma: usize,
     pub(super) iov_limit: usize,
     pub(super) max_message: usize,
     pub(super) order: u64,
-    /// The longest write that a later one does not overtake, where the order says so.
+    /// The longest write in bytes that a later write does not overtake, if writes are ordered.
     pub(super) max_ordered_write: usize,
     pub(super) depth: usize,
     /// Entries of a queue that is opened without a size.
     pub(super) entries: usize,
     pub(super) resource_management: u32,
-    /// May queues overrun, whatever resource management says?
+    /// May queues overrun, whatever resource management is reported?
     pub(super) queues_overrun: bool,
-    /// Do writes and reads go on without the target's calls?
+    /// Do writes and reads progress without calls of the target?
     pub(super) automatic_progress: bool,
-    /// Are they refused by a target that has not inserted the initiator's address?
+    /// Does a target refuse them unless it has inserted the initiator's address?
     pub(super) needs_initiator_address: bool,
 }
 
@@ -112,8 +113,8 @@ pub(super) const CXI: ProviderProfile = ProviderProfile {
     needs_initiator_address: false,
 };
 
-/// fi_opx.7: scalable registration (no bits for who asks by modern ones), manual progress, 4 bytes
-/// of immediate. prov/opx/src/fi_opx_rma.c: no fi_inject_writedata in its tables. fi_opx_ep.c and
+/// fi_opx.7: scalable registration (without deprecated mode bits), manual progress, 4 bytes of
+/// immediate. prov/opx/src/fi_opx_rma.c: no fi_inject_writedata in its tables. fi_opx_ep.c and
 /// fi_opx_info.c: 16 bytes are injected, depths and pieces without a limit, no order between
 /// writes or messages. fi_opx_domain.c: no resource management.
 pub(super) const OPX: ProviderProfile = ProviderProfile {

@@ -1,4 +1,4 @@
-//! What every provider has to get through: puts and gets, rings in all forms, ends.
+//! Tests that every fake provider must pass: puts and gets, rings in all forms, and closing.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn offer(profile: &ProviderProfile) -> Offer {
     }
 }
 
-/// One of two endpoints that know each other.
+/// One of two endpoints that are peers of each other.
 struct Side {
     endpoint: Endpoint,
     queue: CompletionQueue,
@@ -58,7 +58,7 @@ impl Pair {
     fn open(profile: ProviderProfile, seed: u64) -> Self {
         begin(profile, seed);
         let offer = offer(&profile);
-        // SAFETY: just opened, and the handle's own.
+        // SAFETY: just opened, and owned by the handle.
         let fabric =
             unsafe { Fabric::of(Handle::adopt("fi_fabric", objects::fabric()).unwrap(), &offer) };
         let domain = Domain::open_on(&fabric, &offer).unwrap();
@@ -79,7 +79,8 @@ impl Pair {
     }
 }
 
-/// At the end of a test: nothing is open, so every close worked; and nothing was done that may not be.
+/// The checks at the end of a test: no object is open, so every close worked, and there was no
+/// misuse.
 fn is_clean() {
     with(|network| {
         assert!(network.misuses.is_empty(), "{:#?}", network.misuses);
@@ -105,10 +106,10 @@ fn bytes(region: &MemoryRegion, from: usize, length: usize) -> Vec<u8> {
 fn puts_and_gets(profile: ProviderProfile, seed: u64) {
     const BLOCKS: usize = 32;
     const BLOCK_LENGTH: usize = 10_000;
-    let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
-    let source = region(&domain, &here.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
-    let result = region(&domain, &here.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
-    let target = region(&domain, &there.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let Pair { sides: [mut initiator, mut responder], domain } = Pair::open(profile, seed);
+    let source = region(&domain, &initiator.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let result = region(&domain, &initiator.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let target = region(&domain, &responder.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
     let remote = domain.attach(&target.describe().unwrap()).unwrap();
     let has_data = domain.capabilities().immediate_mask() != 0;
     let end = Instant::now() + TIMEOUT;
@@ -120,45 +121,51 @@ fn puts_and_gets(profile: ProviderProfile, seed: u64) {
             let at = source_range * BLOCK_LENGTH;
             let local = source.slice(at..at + length).unwrap();
             let range = remote.slice(at as u64..(at + length) as u64).unwrap();
-            // Told when they arrived, since nothing else says so of those without an immediate.
+            // Completed on delivery, since nothing else reports the arrival of writes without
+            // an immediate.
             let options = PostOptions::token(7).flags(TransferFlags::DELIVERY_COMPLETE);
-            let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
+            let (endpoint, queue) = (&mut initiator.endpoint, &mut initiator.queue);
             if has_data && source_range % 2 == 0 {
                 let number = 0xff00_0000 | source_range as u64;
-                endpoint.write_data(queue, here.peer, &local, &range, number, options).unwrap();
+                endpoint
+                    .write_data(queue, initiator.peer, &local, &range, number, options)
+                    .unwrap();
                 data.push((number, length));
             } else {
-                endpoint.write(queue, here.peer, &local, &range, options).unwrap();
+                endpoint.write(queue, initiator.peer, &local, &range, options).unwrap();
             }
             pending += 1;
             wanted.push((at, length));
         }
-        let mut came = Vec::new();
-        while pending > 0 || came.len() < data.len() {
+        let mut received = Vec::new();
+        while pending > 0 || received.len() < data.len() {
             assert!(Instant::now() < end, "{pending} writes of seed {seed} are not done");
-            while let Some(outcome) = here.queue.poll() {
+            while let Some(outcome) = initiator.queue.poll() {
                 assert_eq!(outcome.unwrap().token, 7);
                 pending -= 1;
             }
-            while let Some(outcome) = there.queue.poll() {
+            while let Some(outcome) = responder.queue.poll() {
                 let completion = outcome.unwrap();
                 assert_eq!(completion.kind, CompletionKind::RemoteWrite);
-                came.push((completion.data.unwrap(), completion.length));
+                received.push((completion.data.unwrap(), completion.length));
             }
         }
-        came.sort_unstable();
-        assert_eq!(came, data);
+        received.sort_unstable();
+        assert_eq!(received, data);
         for (at, length) in &wanted {
             assert_eq!(bytes(&target, *at, *length), bytes(&source, *at, *length), "seed {seed}");
             let range = remote.slice(*at as u64..(at + length) as u64).unwrap();
             let local = result.slice(*at..at + length).unwrap();
-            here.endpoint.read(&mut here.queue, here.peer, &local, &range, 8).unwrap();
+            initiator
+                .endpoint
+                .read(&mut initiator.queue, initiator.peer, &local, &range, 8)
+                .unwrap();
         }
         pending = wanted.len();
         while pending > 0 {
             assert!(Instant::now() < end, "{pending} reads of seed {seed} are not done");
-            assert!(there.queue.poll().is_none());
-            while let Some(outcome) = here.queue.poll() {
+            assert!(responder.queue.poll().is_none());
+            while let Some(outcome) = initiator.queue.poll() {
                 assert_eq!(outcome.unwrap().token, 8);
                 pending -= 1;
             }
@@ -167,11 +174,12 @@ fn puts_and_gets(profile: ProviderProfile, seed: u64) {
             assert_eq!(bytes(&result, at, length), bytes(&source, at, length), "seed {seed}");
         }
     }
-    drop((source, result, target, remote, here, there, domain));
+    drop((source, result, target, remote, initiator, responder, domain));
     is_clean();
 }
 
-/// Where in the source a message lies, and how long it is: most are short, few longer than a chunk.
+/// The offset in the source and the length of a message: most are short, few longer than a
+/// chunk.
 fn source_range(message: u64) -> (usize, usize) {
     let mixed = (message + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     let most = [64, 300, 3000, 30_000][(mixed >> 32) as usize % 4];
@@ -188,10 +196,10 @@ struct Rings {
     domain: Domain,
     end: Instant,
     seed: u64,
-    /// Turns that each does not take.
+    /// Turns that each side skips.
     skipped_turns: [usize; 2],
-    /// Rings that were lost, and that their writer keeps a share of its queue for.
-    kept: usize,
+    /// Lost rings for which the writer still reserves a share of its queue.
+    reserved_rings: usize,
     _addresses: [AddressVector; 2],
 }
 
@@ -208,14 +216,14 @@ impl Rings {
             end: Instant::now() + TIMEOUT,
             seed,
             skipped_turns: [0; 2],
-            kept: 0,
+            reserved_rings: 0,
             _addresses: [writer.addresses, reader.addresses],
         }
     }
 
-    /// Both sides take a turn; not always, and at times not for long.
+    /// Each side takes a turn; at random it skips some, or many in a row.
     fn progress(&mut self) {
-        assert!(Instant::now() < self.end, "seed {}: it takes too long", self.seed);
+        assert!(Instant::now() < self.end, "seed {}: timed out", self.seed);
         for (port, skipped_turns) in
             [&mut self.writer, &mut self.reader].into_iter().zip(&mut self.skipped_turns)
         {
@@ -228,7 +236,7 @@ impl Rings {
                 let progress = port.progress().unwrap();
                 assert!(
                     matches!(progress, PortEvent::Idle | PortEvent::Ring),
-                    "{progress:?} is nobody's"
+                    "{progress:?} belongs to no ring"
                 );
                 port.return_all_credit(with(|network| network.draw(8) == 0));
             }
@@ -237,13 +245,14 @@ impl Rings {
 
     fn options(&self, mode: NotifyMode, completed_messages: u64) -> RingOptions {
         let capacity = 64 << 10;
-        // Credit in larger steps, or for all that is released.
+        // Returns credit in larger steps, or all released credit at once.
         let watermark = if self.seed.is_multiple_of(2) { 0 } else { capacity / 4 };
         RingOptions { capacity, watermark, notify: mode, completed_messages }
     }
 
-    /// Messages through a new ring, from one on until another one came whole. More may be on their
-    /// way then, up to `last`. If that was all the ring is closed, and else it is lost.
+    /// Sends messages through a new ring until message `first` or a later one arrived complete.
+    /// More may be in flight then, up to `last`. If all messages arrived, the ring is closed;
+    /// otherwise it is lost.
     fn pass(&mut self, mode: NotifyMode, (first, until, last): (u64, u64, u64)) {
         let options = self.options(mode, first);
         let reading = self.reader.offer(&options).unwrap();
@@ -254,23 +263,24 @@ impl Rings {
             let sender = port.sender(writing).unwrap();
             sender.writer().unread() == 0 && sender.unfinished() == 0
         };
-        let (mut next, mut completed_messages, mut came) = (first, first, Vec::new());
+        let (mut next, mut completed_messages, mut received) = (first, first, Vec::new());
         let mut message = None;
         let mut views: Vec<ChunkView> = Vec::new();
         while completed_messages < until {
-            // Now and then all has to be read before it goes on: the last credit may not be lost.
-            let goes_on = !next.is_multiple_of(20) || is_read(&self.writer);
-            if message.is_none() && next < last && goes_on {
+            // At random, waits until all messages are read: the last credit must not be lost.
+            let may_write_more = !next.is_multiple_of(20) || is_read(&self.writer);
+            if message.is_none() && next < last && may_write_more {
                 let (_, length) = source_range(next);
-                let begun = self.writer.begin(writing, next as u32, length as u64).unwrap();
-                assert_eq!(begun.number(), next);
-                message = Some(begun);
+                let message_writer =
+                    self.writer.begin(writing, next as u32, length as u64).unwrap();
+                assert_eq!(message_writer.number(), next);
+                message = Some(message_writer);
             }
-            if let Some(begun) = &mut message {
+            if let Some(message_writer) = &mut message {
                 let (from, length) = source_range(next);
                 let payload = self.source.slice(from..from + length).unwrap();
-                let _ = self.writer.push(writing, begun, &payload).unwrap();
-                if begun.is_written() {
+                let _ = self.writer.push(writing, message_writer, &payload).unwrap();
+                if message_writer.is_written() {
                     (message, next) = (None, next + 1);
                 }
             }
@@ -281,19 +291,19 @@ impl Rings {
                     (header.message, header.topic),
                     (completed_messages, completed_messages as u32)
                 );
-                assert_eq!(header.offset, came.len() as u64);
-                let at = came.len();
-                came.resize(at + view.len(), 0);
-                view.read(0, &mut came[at..]).unwrap();
+                assert_eq!(header.offset, received.len() as u64);
+                let at = received.len();
+                received.resize(at + view.len(), 0);
+                view.read(0, &mut received[at..]).unwrap();
                 if view.is_last() {
                     let (from, length) = source_range(completed_messages);
                     let wanted = bytes(&self.source, from, length);
                     assert!(
-                        came == wanted,
+                        received == wanted,
                         "seed {}: message {completed_messages} is wrong",
                         self.seed
                     );
-                    (completed_messages, came) = (completed_messages + 1, Vec::new());
+                    (completed_messages, received) = (completed_messages + 1, Vec::new());
                 }
                 views.push(view);
             }
@@ -305,8 +315,9 @@ impl Rings {
         }
         drop(views);
         if until < last {
-            // Where queues may overrun, a writer that is told nothing more keeps its share.
-            self.kept = usize::from(!self.domain.capabilities().resource_management);
+            // Where queues may overrun, a writer that receives no more reports keeps its share
+            // reserved.
+            self.reserved_rings = usize::from(!self.domain.capabilities().resource_management);
             self.reader.forget(reading);
             return self.writer.drop_sender(writing);
         }
@@ -319,7 +330,7 @@ impl Rings {
         }
         let statistics = self.reader.close_receiver(reading).unwrap();
         assert_eq!((statistics.messages, statistics.duplicates), (last - first, 0));
-        while self.writer.rings().1 > self.kept || self.reader.rings().0 > 0 {
+        while self.writer.rings().1 > self.reserved_rings || self.reader.rings().0 > 0 {
             self.progress();
         }
     }
@@ -334,7 +345,7 @@ impl Rings {
     }
 }
 
-/// What the profile permits, by every form that it permits.
+/// The operations that the profile permits, in every permitted form.
 fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
     const MESSAGES: u64 = 1500;
     for mode in NotifyMode::ALL {
@@ -343,9 +354,9 @@ fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
             rings.pass(mode, (0, MESSAGES / 3, MESSAGES));
             rings.pass(mode, (MESSAGES / 3, MESSAGES, MESSAGES));
             with(|network| {
-                // What the test is about has happened.
+                // The tested event has happened.
                 assert!(network.rejected_posts > 100);
-                // The polling form has only writes that are ordered.
+                // The polling form needs ordered writes.
                 assert!(mode == Polling || network.reordered > 100, "{}", network.reordered);
                 let fills = profile.automatic_progress && mode == Immediate;
                 assert!(!fills || network.most_entries > 6, "{}", network.most_entries);
@@ -361,7 +372,7 @@ fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
     }
 }
 
-/// A ring is in use when its ports are closed.
+/// The ports of a ring in use are closed.
 fn close_rings_in_use(profile: ProviderProfile, mode: NotifyMode, seed: u64) {
     let mut rings = Rings::open(profile, seed);
     let options = rings.options(mode, 0);
@@ -382,12 +393,12 @@ fn close_rings_in_use(profile: ProviderProfile, mode: NotifyMode, seed: u64) {
     is_clean();
 }
 
-/// Objects are let go of in any order, with operations in flight.
+/// Objects are dropped in any order, with operations in flight.
 fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
-    let Pair { sides: [here, there], domain } = Pair::open(profile, seed);
-    let Side { mut endpoint, mut queue, addresses, peer } = here;
+    let Pair { sides: [initiator, responder], domain } = Pair::open(profile, seed);
+    let Side { mut endpoint, mut queue, addresses, peer } = initiator;
     let local = region(&domain, &endpoint, 4096, Access::ALL);
-    let target = region(&domain, &there.endpoint, 4096, Access::ALL);
+    let target = region(&domain, &responder.endpoint, 4096, Access::ALL);
     let remote = domain.attach(&target.describe().unwrap()).unwrap();
     let range = remote.slice(0..64).unwrap();
     for at in 0..20 {
@@ -402,30 +413,30 @@ fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
         Box::new(queue),
         Box::new(addresses),
         Box::new(domain),
-        Box::new(there.endpoint),
-        Box::new(there.queue),
-        Box::new(there.addresses),
+        Box::new(responder.endpoint),
+        Box::new(responder.queue),
+        Box::new(responder.addresses),
     ];
     while !objects.is_empty() {
         let next = with(|network| network.draw(objects.len()));
         drop(objects.swap_remove(next));
     }
-    // A peer's memory is kept for as long as it is to be reached.
+    // A peer's memory is retained for as long as it must be reachable.
     drop((target, remote, range));
     is_clean();
 }
 
 /// Sums, old values and exchanges of a word; or the refusal of all of them.
 fn atomics(profile: ProviderProfile, seed: u64) {
-    let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
+    let Pair { sides: [mut initiator, mut responder], domain } = Pair::open(profile, seed);
     let word = |endpoint, value| {
         let word = domain.register(HostMemory::zeroed(8).unwrap(), Access::ALL).unwrap();
         word.enable_for(endpoint).unwrap();
         word.store_u64(0, value).unwrap();
         word
     };
-    let (three, result) = (word(&here.endpoint, 3), word(&here.endpoint, 0));
-    let target = word(&there.endpoint, 0);
+    let (three, result) = (word(&initiator.endpoint, 3), word(&initiator.endpoint, 0));
+    let target = word(&responder.endpoint, 0);
     let remote = domain.attach(&target.describe().unwrap()).unwrap().all();
     let (operand, brought) = (three.all(), result.all());
     let request = AtomicRequest {
@@ -434,31 +445,31 @@ fn atomics(profile: ProviderProfile, seed: u64) {
         operand: &operand,
         remote: &remote,
     };
-    let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
+    let (endpoint, queue) = (&mut initiator.endpoint, &mut initiator.queue);
     if profile.caps & sys::FI_ATOMIC == 0 {
-        let error = endpoint.atomic(queue, here.peer, &request, 0).unwrap_err();
+        let error = endpoint.atomic(queue, initiator.peer, &request, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
     } else {
         for _ in 0..100 {
-            endpoint.atomic(queue, here.peer, &request, 0).unwrap();
+            endpoint.atomic(queue, initiator.peer, &request, 0).unwrap();
         }
-        settle(&mut here, &mut there, 100);
-        let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
-        endpoint.fetch_atomic(queue, here.peer, &request, &brought, 0).unwrap();
-        settle(&mut here, &mut there, 1);
+        settle(&mut initiator, &mut responder, 100);
+        let (endpoint, queue) = (&mut initiator.endpoint, &mut initiator.queue);
+        endpoint.fetch_atomic(queue, initiator.peer, &request, &brought, 0).unwrap();
+        settle(&mut initiator, &mut responder, 1);
         assert_eq!((result.load_u64(0).unwrap(), target.load_u64(0).unwrap()), (300, 303));
     }
-    drop((operand, three, brought, result, target, remote, here, there, domain));
+    drop((operand, three, brought, result, target, remote, initiator, responder, domain));
     is_clean();
 }
 
-/// Waits for so many operations of one side.
-fn settle(here: &mut Side, there: &mut Side, mut pending: usize) {
+/// Waits for this many operations of one side.
+fn settle(initiator: &mut Side, responder: &mut Side, mut pending: usize) {
     let end = Instant::now() + TIMEOUT;
     while pending > 0 {
         assert!(Instant::now() < end, "{pending} operations are not done");
-        assert!(there.queue.poll().is_none());
-        if let Some(outcome) = here.queue.poll() {
+        assert!(responder.queue.poll().is_none());
+        if let Some(outcome) = initiator.queue.poll() {
             outcome.unwrap();
             pending -= 1;
         }
@@ -473,17 +484,17 @@ macro_rules! on_each {
             use super::*;
 
             #[test]
-            fn puts_and_gets_bring_their_bytes() {
+            fn puts_and_gets_transfer_all_bytes() {
                 (1..=4).for_each(|seed| puts_and_gets($profile, seed * 7919));
             }
 
             #[test]
-            fn atomics_are_done_once_or_refused() {
+            fn atomics_run_exactly_once_or_are_refused() {
                 (1..=4).for_each(|seed| atomics($profile, seed * 7919));
             }
 
             #[test]
-            fn rings_bring_messages_whole_and_in_order() {
+            fn ring_messages_arrive_complete_and_in_order() {
                 (1..=4).for_each(|seed| rings($profile, &$forms, seed * 7919));
             }
 
@@ -495,7 +506,7 @@ macro_rules! on_each {
             }
 
             #[test]
-            fn objects_are_closed_in_any_order() {
+            fn objects_close_in_any_order() {
                 (1..=40).for_each(|seed| close_objects_in_any_order($profile, seed * 7919));
             }
         }
@@ -512,7 +523,7 @@ on_each! {
 }
 
 #[test]
-fn offers_of_psm3_with_and_without_immediates_are_two() {
+fn psm3_offers_differ_by_immediates() {
     let (with_data, without) = (offer(&PSM3), offer(&ProviderProfile { data_size: 0, ..PSM3 }));
     assert!(with_data.is_duplicate_of(&with_data));
     assert!(!with_data.is_duplicate_of(&without));
@@ -520,12 +531,12 @@ fn offers_of_psm3_with_and_without_immediates_are_two() {
     let (choice, order) =
         rank(&facts, &Requirements::ring(Locality::SameMachine), &Policy::default());
     assert_eq!(choice.candidates[0].verdict, Verdict::Taken, "{choice}");
-    assert_eq!(order[0], 1, "the one with immediates");
+    assert_eq!(order[0], 1, "the offer with immediates comes first");
 }
 
-/// Its writes arrive though the reader does not look.
+/// The writes of efa arrive even if the reader does not poll.
 #[test]
-fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
+fn efa_queues_do_not_overrun_without_a_polling_reader() {
     let mut rings = Rings::open(EFA_DIRECT, 1);
     let options = rings.options(Immediate, 0);
     let reading = rings.reader.offer(&options).unwrap();
@@ -540,11 +551,11 @@ fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
     }
     let sent = rings.writer.sender(writing).unwrap().statistics().messages;
     assert!(sent > 5, "{sent} messages");
-    let mut came = 0;
-    while came < sent {
+    let mut received = 0;
+    while received < sent {
         rings.progress();
         while rings.reader.take(reading).unwrap().is_some() {
-            came += 1;
+            received += 1;
         }
     }
     rings.close();
@@ -552,7 +563,7 @@ fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
     is_clean();
 }
 
-/// One side lets go of a ring while the other cannot be reached: for a while, or for good.
+/// One side closes a ring while the other cannot be reached: for a while, or permanently.
 fn close_with_unreachable_peer(writer_ends: bool) {
     let mut rings = Rings::open(PSM3, 1);
     let options = rings.options(Immediate, 0);
@@ -580,7 +591,7 @@ fn close_with_unreachable_peer(writer_ends: bool) {
     });
     assert!((2..=14).contains(&rejected_posts), "{rejected_posts} attempts in 300 ms");
     assert!(turns <= 40, "{turns} turns in 300 ms");
-    // And then the other side is told, within the time that a turn may take.
+    // Afterwards the other side is notified, within the time limit of one turn.
     if writer_ends {
         while rings.reader.take(reading).is_ok() {
             rings.progress();
@@ -599,25 +610,25 @@ fn close_with_unreachable_peer(writer_ends: bool) {
 }
 
 #[test]
-fn unreachable_peers_are_told_of_ends_with_growing_pauses() {
+fn end_notifications_to_unreachable_peers_back_off() {
     close_with_unreachable_peer(true);
     close_with_unreachable_peer(false);
 }
 
-/// The fakes see what they are to see.
+/// The fakes detect misuse.
 #[test]
-fn misuses_are_noted() {
-    let Pair { sides: [here, there], domain } = Pair::open(EFA_DIRECT, 1);
-    let mut queue = here.queue;
-    let local = region(&domain, &here.endpoint, 64, Access::ALL);
-    let target = region(&domain, &there.endpoint, 64, Access::ALL);
+fn fakes_detect_misuse() {
+    let Pair { sides: [initiator, responder], domain } = Pair::open(EFA_DIRECT, 1);
+    let mut queue = initiator.queue;
+    let local = region(&domain, &initiator.endpoint, 64, Access::ALL);
+    let target = region(&domain, &responder.endpoint, 64, Access::ALL);
     let (at, descriptor) = (local.as_ptr().cast::<std::ffi::c_void>(), local.0.descriptor);
-    let (raw, null) = (here.endpoint.as_fid().cast::<sys::fid_ep>(), std::ptr::null_mut());
+    let (raw, null) = (initiator.endpoint.as_fid().cast::<sys::fid_ep>(), std::ptr::null_mut());
     let (key, to) = (target.key().unwrap(), target.as_ptr() as u64);
-    let noted = || with(|network| std::mem::take(&mut network.misuses).len());
+    let count_misuses = || with(|network| std::mem::take(&mut network.misuses).len());
     let mut scratch = sys::fi_context2::default();
     let context = (&raw mut scratch).cast();
-    // SAFETY: the endpoint is open; nothing that is wrong here is read or written.
+    // SAFETY: the endpoint is open; the wrong arguments are never dereferenced.
     unsafe {
         assert!(sys::fi_write(raw, at, 64, descriptor, 5, to, key, context) < 0, "no such peer");
         assert!(sys::fi_write(raw, at, 64, null, 0, to, key, context) < 0, "no descriptor");
@@ -627,12 +638,12 @@ fn misuses_are_noted() {
         assert!(code < 0, "too wide");
         assert!(sys::fi_inject(raw, at, 33, 0) < 0, "too long to be injected");
         assert_eq!(sys::fi_close(domain.as_ptr().cast()), -sys::FI_EBUSY);
-        assert_eq!(noted(), 6);
-        // These are found out when they arrive.
+        assert_eq!(count_misuses(), 6);
+        // These are detected on arrival.
         for (to, key) in [(to, key ^ 1), (to + 1, key)] {
             while sys::fi_write(raw, at, 64, descriptor, 0, to, key, context) != 0 {}
             (0..100).for_each(|_| drop(queue.poll()));
-            assert_eq!(noted(), 1);
+            assert_eq!(count_misuses(), 1);
         }
     }
 }

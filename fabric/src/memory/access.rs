@@ -1,16 +1,14 @@
-//! The bytes of a region, from this side.
+//! Local access to the bytes of a region.
 //!
-//! A region's bytes may change while they are looked at: by a peer, whom nobody
-//! here can stop, or by another thread that holds a clone of the region. So they
-//! are never lent out by reference, and copies go by atomic accesses: bytes at the
-//! edges, words in between. Such a copy may be torn, half old and half new; the
-//! compiler makes nothing else of it. x86 and ARM do these accesses with plain loads
-//! and stores; what is lost to `memcpy` is at most half of its speed, in the cache.
+//! A region's bytes may change while they are read: a peer may write them, or another thread
+//! with a clone of the region. So they are never lent by reference, and copies use atomic
+//! accesses: bytes at the edges, words in between. Such a copy may be torn, half old and half
+//! new, but it is not undefined behaviour. On x86 and ARM these accesses are plain loads and
+//! stores; at most half the speed of `memcpy` is lost, in the cache.
 //!
-//! Two limits. What a network card or another process writes is outside of any
-//! language's memory model, and is treated as if it came by atomic stores. And two
-//! copies that overlap in words of different size are outside of Rust's model of
-//! atomics; the instructions that they become are well defined.
+//! Two limits. Writes by a network card or another process are outside any language's memory
+//! model, and are treated as atomic stores. And two overlapping copies with different word
+//! sizes are outside Rust's model of atomics; the resulting instructions are well defined.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -49,15 +47,15 @@ impl MemoryRegion {
         )
     }
 
-    /// Copies bytes out of the region. If a peer or another thread writes meanwhile,
-    /// the copy may hold old and new bytes.
+    /// Copies bytes out of the region. If a peer or another thread writes at the same time, the
+    /// copy may hold old and new bytes.
     ///
     /// # Errors
     /// `OutOfBounds`, or `InvalidArgument` for device memory.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let from = self.host_range("read region", offset, into.len())?;
-        // SAFETY: valid for as long as `self`, and reached by atomics only.
+        // SAFETY: valid for as long as `self`, and accessed by atomics only.
         unsafe { load(from, into) };
         Ok(())
     }
@@ -85,8 +83,7 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Loads an aligned 64-bit word, with acquire ordering towards a peer that
-    /// wrote it last.
+    /// Loads an aligned 64-bit word, with acquire ordering towards the peer that wrote it last.
     ///
     /// # Errors
     /// `OutOfBounds`, or `InvalidArgument` if it is not aligned or device memory.
@@ -111,8 +108,8 @@ impl MemoryRegion {
         if !(address as usize).is_multiple_of(WORD) {
             return Err(not_aligned(offset));
         }
-        // SAFETY: 8 valid, aligned bytes, alive as long as `self`; atomics allow
-        // concurrent change from the other side.
+        // SAFETY: 8 valid, aligned bytes, alive as long as `self`; atomics allow concurrent
+        // change by the peer.
         Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
     }
 }
@@ -126,17 +123,17 @@ fn not_aligned(offset: usize) -> Error {
     )
 }
 
-/// How many of `length` bytes lie before the first aligned word.
+/// The number of the `length` bytes that precede the first aligned word.
 #[inline]
 fn before_words(shared: *mut u8, length: usize) -> usize {
     shared.align_offset(WORD).min(length)
 }
 
 /// # Safety
-/// `from` is valid for as many bytes as `into` has, and nobody reaches them but by
-/// atomics, or from outside of this process.
+/// `from` is valid for as many bytes as `into` has. Threads of this process access these bytes
+/// by atomics only.
 unsafe fn load(from: *mut u8, into: &mut [u8]) {
-    // Who has looked at a flag before calling sees here what was written before it.
+    // A caller that read a flag before this call must see the writes before that flag.
     fence(Ordering::Acquire);
     let (head, rest) = into.split_at_mut(before_words(from, into.len()));
     let (words, tail) = rest.as_chunks_mut::<WORD>();
@@ -155,7 +152,7 @@ unsafe fn load(from: *mut u8, into: &mut [u8]) {
             *byte = AtomicU8::from_ptr(last.add(at)).load(Relaxed);
         }
     }
-    // And who looks at one afterwards knows whether this was whole.
+    // A caller that reads a flag after this call can detect whether the copy was torn.
     fence(Ordering::Acquire);
 }
 
@@ -202,15 +199,15 @@ unsafe fn fill(into: *mut u8, length: usize, byte: u8) {
     }
 }
 
-/// Words from which on [`fill_long`] is the faster one: measured, 1 KiB.
+/// Number of words from which [`fill_long`] is faster: measured, 1 KiB.
 const LONG: usize = 128;
 
-/// The compiler joins no atomic stores, so that words one by one are all it makes of a loop:
-/// from 1 KiB on that takes 1.2 to 4 times as long as `memset`, which may not be called, since
-/// it stores plainly and another thread may look. What is permitted is any instruction that
-/// does the same as some loop of relaxed atomic stores: `rep stos` is one, from 16 KiB on as fast as
-/// `memset` (1.1 to 1.2 times as long at 4 KiB, 2.3 to 3.4 times at 1 KiB). It stores each word whole or byte by byte, in any order, but before whatever the
-/// thread stores after it; relaxed stores of bytes promise less.
+/// Fills with `rep stosq`, because the compiler does not merge atomic stores: a loop of words takes
+/// 1.2 to 4 times as long as `memset` from 1 KiB on. `memset` itself is not permitted, since its
+/// plain stores would race with a thread that reads. Any instruction is permitted that acts like
+/// some loop of relaxed atomic stores. `rep stos` stores each word whole or by bytes, in any order,
+/// but before the later stores of the thread; relaxed stores of bytes promise less. Measured: as
+/// fast as `memset` from 16 KiB on, 1.1 to 1.2 times as long at 4 KiB, 2.3 to 3.4 times at 1 KiB.
 ///
 /// # Safety
 /// As [`load`], for `count` words; aligned.
@@ -247,14 +244,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_whole_at_every_alignment_and_length() {
+    fn copies_are_complete_at_every_alignment_and_length() {
         for offset in 0..10 {
             for length in 0..40 {
                 let mut shared = [0xEE_u8; 64];
                 let base = shared.as_mut_ptr();
                 let bytes: Vec<u8> = (1..=length as u8).collect();
                 let mut back = vec![0; length];
-                // SAFETY: inside the array, which nobody else knows.
+                // SAFETY: inside the array, which only this test uses.
                 unsafe {
                     store(&bytes, base.add(offset));
                     load(base.add(offset), &mut back);
@@ -271,11 +268,11 @@ mod tests {
     }
 
     #[test]
-    fn long_ranges_are_filled_to_their_ends_and_no_further() {
+    fn long_fills_stay_within_their_range() {
         for offset in 0..10 {
             for length in (LONG * WORD - 20..LONG * WORD + 20).chain([10_000, 65_536]) {
                 let mut shared = vec![0xEE_u8; length + 32];
-                // SAFETY: inside the vector, which nobody else knows.
+                // SAFETY: inside the vector, which only this test uses.
                 unsafe { fill(shared.as_mut_ptr().add(offset), length, 7) };
                 assert!(shared[offset..offset + length].iter().all(|byte| *byte == 7));
                 assert_eq!(shared.iter().filter(|byte| **byte == 0xEE).count(), 32);

@@ -1,9 +1,9 @@
 //! Registrations, and the endpoints that they are bound to.
 //!
-//! A provider that binds regions to endpoints (`FI_MR_ENDPOINT`) may refuse to close an endpoint
-//! that has any (`-FI_EBUSY`). And a region is held by whatever is in flight until its endpoint
-//! is closed. So an endpoint closes the registrations that are bound to it before itself; their
-//! memory stays with the regions.
+//! A provider that binds regions to endpoints (`FI_MR_ENDPOINT`) may refuse to close an
+//! endpoint with bound regions (`-FI_EBUSY`), and operations in flight hold a region until its
+//! endpoint is closed. So an endpoint first closes the registrations bound to it; their memory
+//! stays with the regions.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,11 +16,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A registration, until it is closed: with its region, or before the endpoint it is bound to.
+/// A registration until it is closed: with its region, or before the endpoint that it is bound
+/// to.
 #[derive(Debug)]
 pub(super) struct Registration {
     handle: Mutex<Option<Handle<sys::fid_mr>>>,
-    /// It could not be closed: the provider may use the memory for good.
+    /// Closing it failed: the provider may use the memory permanently.
     close_failed: AtomicBool,
 }
 
@@ -29,7 +30,7 @@ impl Registration {
         Self { handle: Mutex::new(Some(handle)), close_failed: AtomicBool::new(false) }
     }
 
-    /// It is not closed as long as this is held.
+    /// Prevents closing while the guard is held.
     pub(super) fn lock_handle(&self) -> MutexGuard<'_, Option<Handle<sys::fid_mr>>> {
         lock(&self.handle)
     }
@@ -38,7 +39,7 @@ impl Registration {
         self.close_failed.load(Ordering::Acquire)
     }
 
-    /// Before the endpoint is.
+    /// Closes it before the endpoint is closed.
     fn close(&self) {
         let mut handle = self.lock_handle();
         if let Some(Err(error)) = handle.take().map(Handle::close) {
@@ -51,7 +52,7 @@ impl Registration {
 /// The registrations that are bound to one endpoint.
 #[derive(Debug)]
 pub(crate) struct BoundRegistrations {
-    /// Tells endpoints apart, also those that are closed.
+    /// Distinguishes endpoints, including closed ones.
     number: u64,
     registrations: Mutex<Vec<Weak<Registration>>>,
 }
@@ -69,17 +70,17 @@ impl BoundRegistrations {
         self.number
     }
 
-    /// One more is bound.
+    /// Records a bound registration.
     pub(super) fn add(&self, registration: &Arc<Registration>) {
         let mut registrations = lock(&self.registrations);
         if registrations.len() == registrations.capacity() {
-            // Those that are closed, before there is room for as many again.
+            // Removes closed registrations before the list would double.
             registrations.retain(|one| one.strong_count() > 0);
         }
         registrations.push(Arc::downgrade(registration));
     }
 
-    /// Closes all that are not closed yet: the endpoint is about to be.
+    /// Closes all remaining registrations, because the endpoint is about to be closed.
     pub(crate) fn close(&self) {
         let registrations = std::mem::take(&mut *lock(&self.registrations));
         for registration in registrations.iter().filter_map(Weak::upgrade) {

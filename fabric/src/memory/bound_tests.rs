@@ -1,5 +1,5 @@
-//! Endpoints that are not closed while regions are bound to them, as cxi's are: a provider that
-//! is here, with such entries in its tables.
+//! Endpoints that cannot be closed while regions are bound to them, as with cxi: an installed
+//! provider with such entries in its tables.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -17,14 +17,14 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What became of the objects whose tables were replaced, by their addresses.
+/// Records about the objects whose tables were replaced, by their addresses.
 #[derive(Default)]
 struct CallRecord {
-    /// The tables that they had.
+    /// Their original tables.
     tables: HashMap<usize, usize>,
     /// Regions, and the endpoints that they are bound to.
     bound: HashMap<usize, usize>,
-    /// How many regions each endpoint that is closed had before.
+    /// The number of regions that each closed endpoint had when it was closed.
     closed: HashMap<usize, usize>,
     /// How often the provider refused to close each endpoint.
     refused: HashMap<usize, usize>,
@@ -42,7 +42,7 @@ fn with_record<T>(look: impl FnOnce(&mut CallRecord) -> T) -> T {
 /// # Safety
 /// The object is open.
 unsafe fn replace(object: *mut sys::fid, change: impl FnOnce(&mut sys::fi_ops)) {
-    // SAFETY: by contract; the new table is leaked, since the object may have it to its end.
+    // SAFETY: by contract; the new table is leaked, since the object keeps it.
     unsafe {
         let mut table = Box::new(*(*object).ops);
         change(&mut table);
@@ -51,7 +51,7 @@ unsafe fn replace(object: *mut sys::fid, change: impl FnOnce(&mut sys::fi_ops)) 
     }
 }
 
-/// Closes an object by the entry that it had.
+/// Closes an object by its original entry.
 ///
 /// # Safety
 /// The object is open, and its table was replaced.
@@ -80,7 +80,7 @@ unsafe extern "C" fn close_region(region: *mut sys::fid) -> c_int {
             *record.closed.entry(endpoint).or_default() += 1;
         }
     });
-    // SAFETY: it is being closed, and was replaced when it was registered.
+    // SAFETY: the object is being closed, and its table was replaced at registration.
     unsafe { close_as_before(region) }
 }
 
@@ -93,7 +93,7 @@ unsafe extern "C" fn close_endpoint(endpoint: *mut sys::fid) -> c_int {
     if is_busy {
         return -sys::FI_EBUSY;
     }
-    // SAFETY: it is being closed, and was replaced after it was opened.
+    // SAFETY: the object is being closed, and its table was replaced after it was opened.
     unsafe { close_as_before(endpoint) }
 }
 
@@ -104,8 +104,8 @@ unsafe extern "C" fn register(
     region: *mut *mut sys::fid_mr,
 ) -> c_int {
     let table = with_record(|record| record.tables[&(domain as usize)]) as *const sys::fi_ops_mr;
-    // SAFETY: the table is the provider's own, with an entry of this type; the region is open if
-    // that says so.
+    // SAFETY: the table is the provider's own, with an entry of this type; a result of 0 means
+    // that the region is open.
     unsafe {
         let Some(call) = (*table).regattr else { return -sys::FI_ENOSYS };
         let code = call(domain, attributes, flags, region);
@@ -136,7 +136,7 @@ fn domain_of(mut offer: crate::Offer) -> Domain {
     facts.mr_mode |= MrMode::ENDPOINT;
     offer.capabilities = Arc::new(facts);
     let domain = Domain::open(&offer).unwrap();
-    // SAFETY: the domain is open, and nobody else's yet.
+    // SAFETY: the domain is open, and not shared yet.
     unsafe {
         let raw = domain.as_ptr();
         let mut table = Box::new(*(*raw).mr);
@@ -147,7 +147,7 @@ fn domain_of(mut offer: crate::Offer) -> Domain {
     domain
 }
 
-/// An endpoint that is busy while it has regions.
+/// An endpoint that cannot be closed while it has regions.
 fn endpoint(domain: &Domain) -> (Endpoint, CompletionQueue, AddressVector) {
     let addresses = AddressVector::open(domain).unwrap();
     let mut queue = CompletionQueue::open(domain).unwrap();
@@ -162,8 +162,8 @@ fn region(domain: &Domain, access: Access) -> MemoryRegion {
     domain.register(HostMemory::zeroed(4096).unwrap(), access).unwrap()
 }
 
-/// Regions of an endpoint that were closed before it, which was closed at the first try. Another
-/// endpoint may have its address after that.
+/// The number of regions that were closed before this endpoint. The endpoint was closed at the
+/// first attempt; afterwards its address may be reused.
 fn closed_with(endpoint: usize) -> usize {
     with_record(|record| {
         assert_eq!(record.refused.remove(&endpoint), Some(0), "refused, or not closed");
@@ -179,7 +179,7 @@ fn regions_are_closed_before_their_endpoint() {
     held.enable_for(&first).unwrap();
     dropped.enable_for(&first).unwrap();
     held.write(0, b"payload").unwrap();
-    // What is in flight holds its memory until the endpoint is closed.
+    // Operations in flight hold their memory until the endpoint is closed.
     first.receive(&mut queue, &dropped.all(), 0).unwrap();
     drop(dropped);
 
@@ -187,7 +187,7 @@ fn regions_are_closed_before_their_endpoint() {
     first.close().unwrap();
     assert_eq!(closed_with(address), 2);
 
-    // Its bytes are still there, and nothing else.
+    // The region keeps its bytes, but nothing else.
     let mut bytes = [0; 7];
     held.read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"payload");
@@ -203,7 +203,7 @@ fn regions_are_closed_before_their_endpoint() {
 }
 
 #[test]
-fn a_region_is_for_the_endpoint_it_is_bound_to() {
+fn bound_region_is_refused_by_other_endpoints() {
     let domain = domain();
     let (mut first, mut queue, addresses) = endpoint(&domain);
     let (second, _queue, _addresses) = endpoint(&domain);
@@ -212,7 +212,7 @@ fn a_region_is_for_the_endpoint_it_is_bound_to() {
     region.enable_for(&second).unwrap();
     let refused = first.send(&mut queue, peer, &region.all(), 0).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-    // Dropped first, it is closed first.
+    // The endpoint is dropped first, so it is closed first.
     drop(region);
     for (endpoint, regions) in [(second, 1), (first, 0)] {
         let address = endpoint.as_fid() as usize;
@@ -222,7 +222,7 @@ fn a_region_is_for_the_endpoint_it_is_bound_to() {
 }
 
 #[test]
-fn ports_are_closed_where_regions_belong_to_endpoints() {
+fn ports_close_with_endpoint_bound_regions() {
     let domain = domain();
     let (mut ports, mut vectors) = (Vec::new(), Vec::new());
     for _ in 0..2 {
@@ -245,17 +245,17 @@ fn ports_are_closed_where_regions_belong_to_endpoints() {
     let mut views = Vec::new();
     let end = Instant::now() + TIMEOUT;
     while !views.last().is_some_and(|view: &crate::ring::ChunkView| view.is_last()) {
-        assert!(Instant::now() < end, "the message did not come");
+        assert!(Instant::now() < end, "the message did not arrive");
         ports[0].push(writing, &mut message, &payload).unwrap();
         for port in &mut ports {
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                panic!("nobody's")
+                panic!("a completion of no ring")
             };
         }
         views.extend(ports[1].take(reading).unwrap());
         std::thread::yield_now();
     }
-    // Views, and the memory that was written from, are still there.
+    // Views, and the memory that was written from, are still valid.
     for port in ports {
         let address = port.endpoint().as_fid() as usize;
         port.close().unwrap();
@@ -266,13 +266,13 @@ fn ports_are_closed_where_regions_belong_to_endpoints() {
 
 type Parts = (Endpoint, CompletionQueue, AddressVector);
 
-/// Memory that an endpoint is closed with.
+/// Memory that closes an endpoint when it is dropped.
 struct Owner {
     memory: HostMemory,
     _owned: Arc<Mutex<Option<Parts>>>,
 }
 
-// SAFETY: its memory is, and stays where it is as long as this has it.
+// SAFETY: the inner memory fulfils the contract, and does not move while it is held here.
 unsafe impl Memory for Owner {
     fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ptr()
@@ -284,22 +284,22 @@ unsafe impl Memory for Owner {
 }
 
 #[test]
-fn memory_that_closes_the_endpoint_of_its_region_ends() {
-    // The first may take turns with other threads to close a registration.
+fn memory_may_close_the_endpoint_of_its_region() {
+    // The first region may need the deregistration lock.
     for offer in [query().provider("net").first(), query().first()].into_iter().flatten() {
         let domain = domain_of(offer);
         let (is_done, done) = std::sync::mpsc::channel();
-        // A lock that is held would never be had.
+        // The test would deadlock on a lock that is already held.
         let thread = std::thread::spawn(move || {
             let owned = endpoint(&domain);
             let address = owned.0.as_fid() as usize;
-            let place = Arc::new(Mutex::new(None));
+            let owned_slot = Arc::new(Mutex::new(None));
             let memory = HostMemory::zeroed(64).unwrap();
-            let memory = Owner { memory, _owned: Arc::clone(&place) };
+            let memory = Owner { memory, _owned: Arc::clone(&owned_slot) };
             let region = domain.register(memory, Access::ALL).unwrap();
             region.enable_for(&owned.0).unwrap();
-            *place.lock().unwrap() = Some(owned);
-            drop((place, region));
+            *owned_slot.lock().unwrap() = Some(owned);
+            drop((owned_slot, region));
             is_done.send(closed_with(address)).unwrap();
         });
         assert_eq!(done.recv_timeout(TIMEOUT).expect("the region is dropped"), 1);

@@ -1,4 +1,5 @@
-//! How a region travels: one versioned, self-contained, checked sequence of bytes.
+//! The encoding of a region descriptor: one versioned, self-contained, checked sequence of
+//! bytes.
 //!
 //! ```text
 //! offset  size  field (little endian)
@@ -16,7 +17,7 @@
 //!   42+n     4  CRC-32 of all that stands before
 //! ```
 //!
-//! The checksum finds accidents, not attackers: descriptors belong inside an
+//! The checksum detects accidents, not attackers: region descriptors must be sent over an
 //! authenticated channel.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -30,7 +31,7 @@ const VERSION: u16 = 1;
 const FIXED_LENGTH: usize = 42;
 const CHECKSUM: usize = 4;
 const RAW_KEY: u16 = 0x8000;
-/// Far above what any provider uses; a bound for what a peer can claim.
+/// Far above the key size of any provider; bounds the claim of a peer.
 const MAX_KEY_LENGTH: usize = 1024;
 const OPERATION: &str = "decode region descriptor";
 
@@ -38,15 +39,15 @@ const OPERATION: &str = "decode region descriptor";
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoteKey {
-    /// Usable in operations as it is.
+    /// Usable in operations without mapping.
     Plain(u64),
-    /// To be mapped by the peer first (`fi_mr_map_raw`).
+    /// Must be mapped by the peer first (`fi_mr_map_raw`).
     Raw(Vec<u8>),
 }
 
 impl std::fmt::Debug for RemoteKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Keys are a capability: they do not belong into logs.
+        // Keys are a capability: they must not appear in logs.
         match self {
             Self::Plain(_) => f.write_str("Plain(..)"),
             Self::Raw(bytes) => write!(f, "Raw({} bytes)", bytes.len()),
@@ -62,7 +63,7 @@ impl std::fmt::Debug for RemoteKey {
 /// # let domain = Domain::open(&offer)?;
 /// let region = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
 /// let bytes = region.describe()?.encode();
-/// // … the bytes travel …
+/// // … the bytes are sent to a peer …
 /// let remote = RemoteRegion::decode(&bytes)?;
 /// assert_eq!(remote.len(), 4096);
 /// # Ok::<(), fabric::Error>(())
@@ -95,13 +96,13 @@ impl RemoteRegion {
         self.length
     }
 
-    /// What a peer may do.
+    /// The access that peers have.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// What sort of memory it is.
+    /// The kind of memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.kind
@@ -113,7 +114,7 @@ impl RemoteRegion {
         self.protocol
     }
 
-    /// What offset 0 is called at the owner: 0, or a virtual address.
+    /// The address of offset 0 at the owner: 0, or a virtual address.
     #[must_use]
     pub fn base(&self) -> u64 {
         self.base
@@ -125,7 +126,7 @@ impl RemoteRegion {
         &self.key
     }
 
-    /// The bytes that travel.
+    /// The encoded descriptor.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (key_length, key) = match &self.key {
@@ -152,12 +153,11 @@ impl RemoteRegion {
         out
     }
 
-    /// Reads what a peer sent. Never panics, never allocates more than the key.
+    /// Decodes the bytes of a peer. Never panics, and allocates no more than the key.
     ///
     /// # Errors
-    /// `MalformedDescriptor` for bytes that are truncated, too long, altered or
-    /// contradict themselves, `VersionMismatch` for a version this build does
-    /// not know; the text says which.
+    /// `MalformedDescriptor` for bytes that are truncated, too long, altered or inconsistent,
+    /// `VersionMismatch` for an unknown version; the text names the fault.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut input = Input { bytes, at: 0 };
         if input.array::<4>("the magic")? != MAGIC {
@@ -168,7 +168,7 @@ impl RemoteRegion {
             return Err(Error::new(
                 ErrorKind::VersionMismatch,
                 OPERATION,
-                format!("region descriptor of version {version}, this build speaks {VERSION}"),
+                format!("region descriptor of version {version}, this build supports {VERSION}"),
             ));
         }
         let total = usize::from(u16::from_le_bytes(input.array("the length")?));
@@ -180,13 +180,13 @@ impl RemoteRegion {
         }
         let (body, checksum) = bytes.split_at(total - CHECKSUM);
         if crc32fast::hash(body).to_le_bytes() != *checksum {
-            return Err(malformed("its checksum is wrong: it was altered on the way"));
+            return Err(malformed("its checksum is wrong: it was altered in transit"));
         }
         input.bytes = body;
         let protocol = u32::from_le_bytes(input.array("the protocol")?);
         let interface = u32::from_le_bytes(input.array("the interface")?);
         let device = i32::from_le_bytes(input.array("the device")?);
-        let rights = u32::from_le_bytes(input.array("the rights")?);
+        let wire_access = u32::from_le_bytes(input.array("the access flags")?);
         let length = u64::from_le_bytes(input.array("the region's length")?);
         let base = u64::from_le_bytes(input.array("the base")?);
         let key_length = u16::from_le_bytes(input.array("the key's length")?);
@@ -195,12 +195,12 @@ impl RemoteRegion {
         let kind = MemoryKind::from_parts(interface, device).ok_or_else(|| {
             malformed(format!("memory interface {interface} with device {device} is not known"))
         })?;
-        if rights == 0 || rights > 3 {
-            return Err(malformed(format!("rights {rights:#x} are not a set of access flags")));
+        if wire_access == 0 || wire_access > 3 {
+            return Err(malformed(format!("access flags {wire_access:#x} are invalid")));
         }
         let mut access = Access::empty();
-        access.set(Access::REMOTE_READ, rights & 1 != 0);
-        access.set(Access::REMOTE_WRITE, rights & 2 != 0);
+        access.set(Access::REMOTE_READ, wire_access & 1 != 0);
+        access.set(Access::REMOTE_WRITE, wire_access & 2 != 0);
         if length == 0 || base.checked_add(length).is_none() {
             return Err(malformed(format!("{length} bytes at {base:#x} are not a range")));
         }

@@ -29,7 +29,7 @@ fn any_region() -> impl Strategy<Value = RemoteRegion> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded(region in any_region()) {
+    fn descriptor_round_trips(region in any_region()) {
         prop_assert_eq!(RemoteRegion::decode(&region.encode()).unwrap(), region);
     }
 
@@ -65,16 +65,16 @@ fn forge(region: &RemoteRegion, change: impl FnOnce(&mut [u8])) -> Error {
 }
 
 #[test]
-fn contradictions_are_named() {
+fn inconsistent_fields_are_named() {
     let region = sample(RemoteKey::Plain(5));
-    let no_rights = forge(&region, |b| b[20..24].fill(0));
-    assert!(no_rights.to_string().contains("rights"), "{no_rights}");
+    let no_access = forge(&region, |b| b[20..24].fill(0));
+    assert!(no_access.to_string().contains("access flags"), "{no_access}");
     let no_length = forge(&region, |b| b[24..32].fill(0));
     assert!(no_length.to_string().contains("not a range"), "{no_length}");
     let wraps = forge(&region, |b| b[32..40].fill(0xff));
     assert!(wraps.to_string().contains("not a range"), "{wraps}");
-    let strange = forge(&region, |b| b[12..16].fill(0x77));
-    assert!(strange.to_string().contains("interface"), "{strange}");
+    let unknown_interface = forge(&region, |b| b[12..16].fill(0x77));
+    assert!(unknown_interface.to_string().contains("interface"), "{unknown_interface}");
     let long_key = forge(&region, |b| b[40] = 9);
     assert!(long_key.to_string().contains("claims 9"), "{long_key}");
     let newer = forge(&region, |b| b[4] = 2);
@@ -82,13 +82,13 @@ fn contradictions_are_named() {
 }
 
 #[test]
-fn keys_stay_out_of_logs() {
+fn keys_do_not_appear_in_logs() {
     let text = format!("{:?}", sample(RemoteKey::Plain(0x1234_5678)));
     assert!(!text.contains("305419896") && !text.contains("12345678"), "{text}");
 }
 
 #[test]
-fn it_travels_through_serde() {
+fn descriptor_round_trips_through_serde() {
     let region = sample(RemoteKey::Raw(vec![1, 2, 3]));
     let json = serde_json::to_string(&region).unwrap();
     let back: RemoteRegion = serde_json::from_str(&json).unwrap();
@@ -96,9 +96,9 @@ fn it_travels_through_serde() {
     assert!(serde_json::from_str::<RemoteRegion>("[1,2,3]").is_err());
 }
 
-/// The inputs that the fuzzer found interesting stay tests on the stable toolchain.
+/// Inputs that the fuzzer found, kept as tests on the stable toolchain.
 #[test]
-fn the_fuzzers_corpus_does_not_panic() {
+fn fuzz_corpus_does_not_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/region_descriptor");
     let mut seen = 0;
     for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {

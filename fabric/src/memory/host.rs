@@ -1,9 +1,8 @@
-//! Memory that can be handed to the fabric.
+//! Memory that can be registered.
 //!
-//! A registration needs an owner for its bytes that outlives every transfer. A
-//! `Vec` behind a reference is not one, and neither is anything that might move or
-//! reallocate: so owners are consumed, and promise by [`Memory`]'s contract that
-//! the range stays where it is.
+//! A registration needs an owner for its bytes that outlives every transfer. A borrowed `Vec`
+//! does not qualify, nor does anything that may move or reallocate. So owners are consumed, and
+//! promise by [`Memory`]'s contract that the range does not move.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -24,7 +23,7 @@ use crate::kind::MemoryKind;
 /// }
 /// // SAFETY: one owner, whose allocation is not bound to a thread.
 /// unsafe impl Send for Borrowed {}
-/// // SAFETY: the bytes are reached through raw copies only.
+/// // SAFETY: the bytes are accessed by raw copies only.
 /// unsafe impl Sync for Borrowed {}
 /// // SAFETY: pointer and length never change; the bytes live until the drop below.
 /// unsafe impl Memory for Borrowed {
@@ -37,7 +36,7 @@ use crate::kind::MemoryKind;
 /// }
 /// impl Drop for Borrowed {
 ///     fn drop(&mut self) {
-///         // SAFETY: made by `Box::into_raw` below, given back once.
+///         // SAFETY: made by `Box::into_raw` below, freed once.
 ///         drop(unsafe { Box::from_raw(self.base.cast::<[u8; 256]>()) });
 ///     }
 /// }
@@ -46,16 +45,15 @@ use crate::kind::MemoryKind;
 /// ```
 ///
 /// # Safety
-/// From the first call on and until the value is dropped, `as_ptr` and `len`
-/// must name the same range; it must be valid for reads and writes by devices,
-/// peers and C code (a device pointer for device memory), and no Rust reference
-/// to its bytes may exist.
+/// From the first call until the value is dropped, `as_ptr` and `len` must name the same range.
+/// It must be valid for reads and writes by devices, peers and C code (a device pointer for
+/// device memory), and no Rust reference to its bytes may exist.
 pub unsafe trait Memory: Send + Sync + 'static {
     /// First byte.
     fn as_ptr(&self) -> *mut u8;
     /// Length in bytes.
     fn len(&self) -> usize;
-    /// What sort of memory it is.
+    /// The kind of memory.
     fn kind(&self) -> MemoryKind {
         MemoryKind::Host
     }
@@ -74,7 +72,7 @@ unsafe impl Memory for Box<dyn Memory> {
     }
 }
 
-// SAFETY: as above; the value is shared, and lives until its last owner is gone.
+// SAFETY: as above; the value is shared, and lives until its last owner drops it.
 unsafe impl<M: Memory> Memory for std::sync::Arc<M> {
     fn as_ptr(&self) -> *mut u8 {
         (**self).as_ptr()
@@ -89,9 +87,8 @@ unsafe impl<M: Memory> Memory for std::sync::Arc<M> {
 
 /// Page-aligned, zeroed host memory.
 ///
-/// A vector that is taken over keeps its own alignment. Fresh mappings are private
-/// and not locked: pinning them is the provider's work at registration, and counts
-/// against `ulimit -l` there.
+/// A vector that is taken over keeps its alignment. Fresh mappings are private and not locked:
+/// the provider pins them at registration, which counts against `ulimit -l`.
 ///
 /// ```
 /// use fabric::{HostMemory, Memory};
@@ -123,12 +120,12 @@ impl HostMemory {
     /// Maps fresh zeroed pages.
     ///
     /// # Errors
-    /// `InvalidArgument` for length 0, `ResourceExhausted` if the system has no more.
+    /// `InvalidArgument` for length 0, `ResourceExhausted` if the system has no more memory.
     pub fn zeroed(length: usize) -> Result<Self> {
         if length == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "mmap", "length is zero"));
         }
-        // SAFETY: a fresh anonymous mapping touches nothing that exists.
+        // SAFETY: a fresh anonymous mapping does not affect existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

@@ -1,20 +1,18 @@
-//! Memory that the fabric may touch: who owns it, how it is registered, and how
-//! a peer speaks of it.
+//! Memory that the fabric may access: its owners, its registration, and its description for
+//! peers.
 //!
-//! Registered memory is what a peer can reach without asking, so the worst bug of
-//! this crate would be memory that is freed, or handed to somebody else, under a
-//! transfer. Hence the order of ownership:
+//! A peer can access registered memory without asking. So the worst bug of this crate would be
+//! memory that is freed or reused under a transfer. Hence the order of ownership:
 //!
-//! - a [`Memory`] is given away to its registration, and freed after it;
+//! - a registration takes ownership of its [`Memory`], which is freed after it;
 //! - a [`MemoryRegion`] is held by its slices, and by every operation in flight;
-//! - a registration that is bound to an endpoint is closed before that, and its memory freed
-//!   after it;
-//! - a registration that cannot be closed keeps its memory for good.
+//! - a registration bound to an endpoint is closed before it, and its memory freed after it;
+//! - a registration that cannot be closed keeps its memory permanently.
 //!
-//! Two types stand for the two ends. A [`MemoryRegion`] is the local view, and its
-//! bytes are copied in and out. A [`RemoteRegion`] is what travels: length, rights,
-//! kind, wire protocol and key, versioned and checked. [`RemoteMemory`] is what the
-//! receiver makes of it, and the only thing a one-sided operation accepts.
+//! Two types stand for the two ends. A [`MemoryRegion`] is the local view; its bytes are copied
+//! in and out. A [`RemoteRegion`] is sent to peers: length, access, kind, wire protocol and
+//! key, versioned and checked. The receiver turns it into [`RemoteMemory`], the only target
+//! that one-sided operations accept.
 
 mod access;
 mod bound;

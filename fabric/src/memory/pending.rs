@@ -1,7 +1,7 @@
-//! Registrations that take their time.
+//! Asynchronous registrations.
 //!
-//! Where a provider registers in the background, what is under way belongs to a
-//! [`PendingRegion`]: only the event that says that it is done makes a region of it.
+//! Where a provider registers in the background, the registration in flight belongs to a
+//! [`PendingRegion`]: only the event of its completion turns it into a region.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -22,11 +22,11 @@ use crate::handle::Handle;
 use crate::waiting::Deadline;
 
 impl Domain {
-    /// Starts a registration that completes on the event queue the domain was
-    /// opened with ([`open_asynchronous`](Self::open_asynchronous)).
+    /// Starts a registration that completes on the event queue that the domain was opened with
+    /// ([`open_asynchronous`](Self::open_asynchronous)).
     ///
     /// # Errors
-    /// `InvalidArgument` for a domain that registers synchronously; else as
+    /// `InvalidArgument` for a domain that registers synchronously; otherwise as
     /// [`register`](Self::register).
     pub fn register_asynchronously(
         &self,
@@ -43,7 +43,7 @@ impl Domain {
         }
         let memory: Vec<Box<dyn Memory>> = vec![Box::new(memory)];
         let (vector, extent) = self.check_buffers(&memory)?;
-        // Never a pointer: the event brings it back as it is.
+        // Never a pointer: the event returns it unchanged.
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let context = std::ptr::without_provenance_mut(number);
@@ -62,7 +62,7 @@ impl Domain {
     }
 }
 
-/// A registration that is not finished yet. The memory belongs to it.
+/// A registration that is not finished yet, which owns the memory.
 ///
 /// Where the provider registers asynchronously, the event ends the wait:
 ///
@@ -98,7 +98,7 @@ impl Drop for PendingRegion {
         if self.domain.is_inherited() {
             return;
         }
-        // SAFETY: `finish`, which takes them too, does not let this run.
+        // SAFETY: `finish`, which also takes these fields, prevents this from running.
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
         let late =
@@ -117,29 +117,30 @@ impl PendingRegion {
     /// Is this event about this registration?
     #[must_use]
     pub fn is_done_by(&self, event: &Event) -> bool {
-        // The context tells registrations apart; where a provider forgets it, the
-        // event names the region itself.
+        // The context identifies the registration; where a provider loses it, the event names
+        // the region itself.
         matches!(event, Event::RegistrationComplete(done)
             if done.number == self.number
                 || (done.number == 0 && done.object == self.handle.as_fid() as usize))
     }
 
-    /// Finishes, once its event was seen.
+    /// Finishes the registration after its event arrived.
     ///
     /// # Errors
-    /// Gives itself back, with the reason, if the event is another's.
+    /// Returns the pending region, with the reason, if the event belongs to another
+    /// registration.
     pub fn finish(self, event: &Event) -> std::result::Result<MemoryRegion, Box<(Self, Error)>> {
         if !self.is_done_by(event) {
             let error = Error::new(
                 ErrorKind::InvalidArgument,
                 "finish registration",
-                "the event is about something else",
+                "the event belongs to another registration",
             );
             return Err(Box::new((self, error)));
         }
         let mut pending = ManuallyDrop::new(self);
-        // SAFETY: each field is taken once; what is left of the pending region, which
-        // is nothing that owns anything, is never dropped.
+        // SAFETY: each field is taken once; the rest of the pending region owns nothing, and is
+        // never dropped.
         let (handle, memory, domain) = unsafe {
             (
                 ManuallyDrop::take(&mut pending.handle),
@@ -151,12 +152,12 @@ impl PendingRegion {
         Ok(MemoryRegion::new(domain, Some(handle), extent, access, Some(memory), enabled))
     }
 
-    /// Waits for its event and finishes. Other events on the queue are dropped,
-    /// so this is for queues used for registrations alone.
+    /// Waits for its event and finishes. Other events on the queue are dropped, so the queue
+    /// must be used for registrations only.
     ///
     /// # Errors
-    /// `DeadlineExceeded` (the memory is then lost on purpose: the provider may
-    /// still be at it), or the failure that was reported.
+    /// `DeadlineExceeded` (the memory is then leaked on purpose, because the provider may still
+    /// use it), or the reported failure.
     pub fn wait(self, events: &mut EventQueue, timeout: Duration) -> Result<MemoryRegion> {
         let deadline = Deadline::after(timeout);
         loop {
@@ -166,8 +167,8 @@ impl PendingRegion {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    // What failed is over: closing it frees the memory. What is only
-                    // late is not.
+                    // A failed registration is over, and closing it frees the memory. A late
+                    // one is not over.
                     if error.kind() == ErrorKind::DeadlineExceeded {
                         std::mem::forget(self);
                     }

@@ -1,12 +1,12 @@
-//! Is an address range one that can be registered at all? Providers differ in
-//! what they check, and answer with a bare EINVAL or a crash; so it is checked here.
+//! Checks whether an address range can be registered. Providers differ in what they check, and
+//! answer with a bare EINVAL or a crash; so it is checked here.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// End of the address space that ordinary mappings lie in: 47 bits on x86-64, 48 on
-/// aarch64. With larger tables there is more, for those who ask for it: beyond this
-/// line a range counts as user space if it is really mapped.
+/// End of the address space of ordinary mappings: 47 bits on x86-64, 48 on aarch64. Larger page
+/// tables offer more on request: beyond this limit a range counts as user space if it is
+/// mapped.
 const USER_SPACE_END: usize = 1 << if cfg!(target_arch = "aarch64") { 48 } else { 47 };
 
 /// Refuses ranges that are empty, wrap around or lie outside user space.
@@ -35,7 +35,7 @@ pub(crate) fn check(operation: &'static str, base: usize, length: usize) -> Resu
     Ok(())
 }
 
-/// Refuses ranges with pages that nothing is mapped to.
+/// Refuses ranges with unmapped pages.
 pub(crate) fn check_mapped(operation: &'static str, base: usize, length: usize) -> Result<()> {
     if is_mapped(base, length) {
         return Ok(());
@@ -51,17 +51,17 @@ pub(crate) fn check_mapped(operation: &'static str, base: usize, length: usize) 
     ))
 }
 
-/// Bytes of one of the system's pages.
+/// The system's page size in bytes.
 pub(super) fn page_size() -> usize {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: queries a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // Never so; but the largest pages that Linux has would do everywhere.
+    // Never fails; otherwise the largest page size of Linux is safe everywhere.
     usize::try_from(size).unwrap_or(64 << 10)
 }
 
 /// Is every page of the range mapped (whether or not it is resident)?
 fn is_mapped(base: usize, length: usize) -> bool {
-    /// Pages that are looked at in one call: each has a byte of the answer.
+    /// Pages examined by one call: each needs one byte of the result.
     const AT_ONCE: usize = 4096;
     let page = page_size();
     let end = base.saturating_add(length);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_ranges_are_fine() {
+    fn unaligned_ranges_are_accepted() {
         let bytes = vec![0_u8; 10_000];
         let base = bytes.as_ptr() as usize + 3;
         check("t", base, 9_000).unwrap();
@@ -107,9 +107,9 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_found() {
+    fn unmapped_page_is_found() {
         let page = page_size();
-        // SAFETY: two fresh pages, of which the second is given back.
+        // SAFETY: two fresh pages; the second is unmapped.
         let base = unsafe {
             let base = libc::mmap(
                 std::ptr::null_mut(),
@@ -125,7 +125,7 @@ mod tests {
         assert!(base + page <= USER_SPACE_END, "{base:#x}");
         check_mapped("t", base, page).unwrap();
         assert_eq!(check_mapped("t", base, page + 1).unwrap_err().kind(), ErrorKind::NotMapped);
-        // SAFETY: the page that is left.
+        // SAFETY: the remaining page.
         unsafe { libc::munmap(base as *mut libc::c_void, page) };
     }
 }

@@ -20,13 +20,11 @@ use crate::flags::{Access, MrMode};
 use crate::handle::Handle;
 use crate::kind::MemoryKind;
 
-/// Memory that is registered with a domain. Cheap to clone; the registration
-/// ends, and then the memory is freed, when the last clone, the last slice and
-/// the last operation in flight are gone.
+/// Memory that is registered with a domain. Cheap to clone. When the last clone, slice and
+/// operation in flight is gone, the registration is closed and then the memory freed.
 ///
-/// The bytes of a region may change at any time, by a peer's hand. They are
-/// therefore reached by copying ([`read`](Self::read), [`write`](Self::write)),
-/// never by reference.
+/// A peer may change the bytes of a region at any time. They are therefore accessed by copying
+/// ([`read`](Self::read), [`write`](Self::write)), never by reference.
 ///
 /// ```
 /// use fabric::*;
@@ -39,7 +37,7 @@ use crate::kind::MemoryKind;
 /// assert_eq!(&copy, b"payload");
 /// assert_eq!(region.read(4090, &mut copy).unwrap_err().kind(), ErrorKind::OutOfBounds);
 ///
-/// // A word that peers change as well: loads and stores are atomic.
+/// A word that peers change as well: loads and stores are atomic.
 /// region.store_u64(0, 17)?;
 /// assert_eq!(region.load_u64(0)?, 17);
 /// # Ok::<(), fabric::Error>(())
@@ -49,27 +47,27 @@ pub struct MemoryRegion(pub(crate) Arc<RegionInner>);
 
 #[derive(Debug)]
 pub(crate) struct RegionInner {
-    /// None: the provider needs no registration for what the region is used for.
+    /// None: the provider needs no registration for this use of the region.
     registration: Option<Arc<Registration>>,
     /// The number of the endpoint that it is bound to; 0: none.
     bound_to: AtomicU64,
     pub(super) base: *mut u8,
     length: usize,
-    /// The bytes at `base`; less than `length` for a region of several buffers,
-    /// of which only the first can be sliced and copied here.
+    /// The number of bytes at `base`; less than `length` for a region of several buffers, of
+    /// which only the first can be sliced and copied.
     pub(crate) contiguous_length: usize,
     pub(super) kind: MemoryKind,
     access: Access,
-    /// What data transfer calls want as descriptor: null unless the provider asks.
+    /// The local descriptor for transfer calls: null unless the provider requires one.
     pub(crate) descriptor: *mut c_void,
     enabled: AtomicBool,
-    /// Counters bound to the region: they must live as long as it does.
+    /// Counters bound to the region, which must live as long as the region.
     counters: Mutex<Vec<Counter>>,
     domain: Domain,
     memory: Option<Keepalive>,
 }
 
-/// What has to stay allocated while the region exists.
+/// The owner of the memory, which must not be freed while the region exists.
 pub(crate) struct Keepalive(#[allow(dead_code)] pub(crate) Vec<Box<dyn Memory>>);
 
 impl std::fmt::Debug for Keepalive {
@@ -78,19 +76,19 @@ impl std::fmt::Debug for Keepalive {
     }
 }
 
-// SAFETY: the pointers name memory that is kept alive by `memory` (or by the
-// contract of an unsafe constructor) and is only reached by raw copies.
+// SAFETY: the pointers name memory that `memory` (or the contract of an unsafe constructor)
+// keeps alive, and that is only accessed by raw copies.
 unsafe impl Send for RegionInner {}
 // SAFETY: as above.
 unsafe impl Sync for RegionInner {}
 
-/// The range a region covers.
+/// The range of a region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) base: *mut u8,
-    /// What peers see: all buffers together.
+    /// The length that peers see: all buffers together.
     pub(crate) length: usize,
-    /// What lies in one piece at `base`: the first buffer.
+    /// The contiguous length at `base`: the first buffer.
     pub(crate) contiguous_length: usize,
     pub(crate) kind: MemoryKind,
 }
@@ -141,21 +139,21 @@ impl MemoryRegion {
         self.0.length
     }
 
-    /// What sort of memory it is.
+    /// The kind of memory.
     #[must_use]
     #[inline]
     pub fn kind(&self) -> MemoryKind {
         self.0.kind
     }
 
-    /// What it was registered for.
+    /// The access that it was registered for.
     #[must_use]
     #[inline]
     pub fn access(&self) -> Access {
         self.0.access
     }
 
-    /// The domain it is registered with.
+    /// The domain that it is registered with.
     #[must_use]
     #[inline]
     pub fn domain(&self) -> &Domain {
@@ -169,15 +167,14 @@ impl MemoryRegion {
         self.0.base
     }
 
-    /// The local descriptor (`fi_mr_desc`) that raw posts want; null where the
-    /// provider asks for none.
+    /// The local descriptor (`fi_mr_desc`) for raw posts; null if the provider requires none.
     #[must_use]
     pub fn local_descriptor(&self) -> *mut c_void {
         self.0.descriptor
     }
 
-    /// Has anybody else a part in it: another clone, a slice, an operation in flight? What is
-    /// answered may be over already, unless nobody has.
+    /// Does another clone, slice or operation in flight share the region? A `true` may be
+    /// outdated when it is returned; a `false` is not.
     ///
     /// ```
     /// use fabric::*;
@@ -193,8 +190,8 @@ impl MemoryRegion {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Is there a registration behind it? A region for local use needs none
-    /// where the provider does not ask for one.
+    /// Is the region registered? A region for local use needs no registration unless the
+    /// provider requires it.
     #[must_use]
     pub fn is_registered(&self) -> bool {
         self.0.registration.is_some()
@@ -206,7 +203,8 @@ impl MemoryRegion {
         self.0.enabled.load(Ordering::Acquire)
     }
 
-    /// What is bound together must come from one domain: providers cast without a look.
+    /// Objects that are bound together must come from one domain: providers cast without a
+    /// check.
     fn check_same_domain(&self, other: &Domain) -> Result<()> {
         if self.0.domain.is_same(other) {
             return Ok(());
@@ -228,7 +226,7 @@ impl MemoryRegion {
         })
     }
 
-    /// Makes a call with the registration, which is not closed meanwhile.
+    /// Makes a call with the registration, and prevents closing it during the call.
     fn with_handle<T>(
         &self,
         operation: &'static str,
@@ -244,10 +242,10 @@ impl MemoryRegion {
         }
     }
 
-    /// The key as `fi_mr_key` tells it.
+    /// The key, from `fi_mr_key`.
     ///
     /// # Errors
-    /// `KeyUnavailable` where there is only a raw key, or the region is not enabled yet.
+    /// `KeyUnavailable` if the provider has raw keys only, or the region is not enabled yet.
     pub fn key(&self) -> Result<u64> {
         // SAFETY: the registration is alive and finished.
         let key = self.with_handle("fi_mr_key", |region| unsafe { (*region.as_ptr()).key })?;
@@ -266,10 +264,10 @@ impl MemoryRegion {
         Ok(key)
     }
 
-    /// Base address and raw key as `fi_mr_raw_attr` tells them.
+    /// Base address and raw key, from `fi_mr_raw_attr`.
     ///
     /// # Errors
-    /// `NotSupported` where the provider has plain keys and no raw form of them.
+    /// `NotSupported` if the provider has plain keys only.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
         let mut size = self.0.domain.capabilities().mr_key_size.max(8);
         let mut key = vec![0_u8; size];
@@ -295,16 +293,16 @@ impl MemoryRegion {
         )))
     }
 
-    /// Counts peers' accesses to this region (`fi_mr_bind` with a counter).
-    /// Where the provider demands it (`MrMode::RMA_EVENT`) the region must have
-    /// been registered with that flag, and this comes before `enable`.
+    /// Counts peers' accesses to this region (`fi_mr_bind` with a counter). Where the provider
+    /// requires it (`MrMode::RMA_EVENT`), the region must be registered with that flag, and
+    /// this call must precede `enable`.
     ///
     /// # Errors
-    /// `NotSupported` where the provider does not count accesses to regions.
+    /// `NotSupported` if the provider does not count accesses to regions.
     pub fn bind_counter(&self, counter: &Counter) -> Result<()> {
         self.registration("fi_mr_bind")?;
         self.check_same_domain(counter.domain())?;
-        // SAFETY: both objects are alive, of one domain, and the counter is kept below.
+        // SAFETY: both objects are alive, of one domain, and the region retains the counter.
         let code = self.with_handle("fi_mr_bind", |region| unsafe {
             sys::fi_bind(region.as_fid(), counter.as_fid(), sys::FI_REMOTE_WRITE)
         })?;
@@ -320,15 +318,15 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Ties the region to one endpoint (`fi_mr_bind` with an endpoint), as
-    /// `MrMode::ENDPOINT` demands before `enable`, and before anything is posted with it.
+    /// Binds the region to one endpoint (`fi_mr_bind` with an endpoint), as `MrMode::ENDPOINT`
+    /// requires before `enable` and before any post.
     ///
-    /// From then on no other endpoint takes the region, and its registration ends when the
-    /// endpoint is closed, if not before: peers do not reach it any more, and nothing can be
-    /// posted with it. Its bytes stay until the region goes.
+    /// From then on no other endpoint accepts the region. Its registration ends when the
+    /// endpoint is closed, if not earlier: then peers cannot access it, and nothing can be
+    /// posted with it. Its bytes stay until the region is dropped.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
         let registration = self.registration("fi_mr_bind")?;
         self.check_same_domain(endpoint.domain())?;
@@ -342,8 +340,8 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// May it be used by this endpoint? Not if it is bound to another one, or was to one that is
-    /// closed.
+    /// May this endpoint use it? Not if it is bound to another endpoint, or to one that has
+    /// been closed.
     #[inline]
     pub(crate) fn is_usable_with(&self, endpoint: &Endpoint) -> bool {
         let bound_to = self.0.bound_to.load(Ordering::Acquire);
@@ -351,11 +349,11 @@ impl MemoryRegion {
             && (bound_to == 0 || bound_to == endpoint.bound().number())
     }
 
-    /// Opens the region to peers where registration left it disabled
-    /// (`MrMode::ENDPOINT`, `MrMode::RMA_EVENT`); does nothing elsewhere.
+    /// Enables the access of peers where registration left the region disabled
+    /// (`MrMode::ENDPOINT`, `MrMode::RMA_EVENT`); otherwise does nothing.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn enable(&self) -> Result<()> {
         if self.0.enabled.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -369,11 +367,11 @@ impl MemoryRegion {
         enabled.map(drop).inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
     }
 
-    /// The same after the region is tied to this endpoint, where the provider demands that;
+    /// Binds the region to this endpoint, where the provider requires that, and enables it;
     /// does nothing for a region that is not registered.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn enable_for(&self, endpoint: &Endpoint) -> Result<()> {
         if !self.is_registered() || self.is_enabled() {
             return Ok(());
@@ -384,11 +382,11 @@ impl MemoryRegion {
         self.enable()
     }
 
-    /// Tells the provider that pages of this range changed, as
-    /// `MrMode::MMU_NOTIFY` demands; does nothing where it does not.
+    /// Reports to the provider that pages of this range changed, as `MrMode::MMU_NOTIFY`
+    /// requires; otherwise does nothing.
     ///
     /// # Errors
-    /// `OutOfBounds`, or what the provider says.
+    /// `OutOfBounds`, or the provider's error.
     pub fn refresh(&self, range: Range<usize>) -> Result<()> {
         if !self.0.domain.capabilities().mr_mode.contains(MrMode::MMU_NOTIFY) {
             return self.slice(range).map(drop);
@@ -396,10 +394,10 @@ impl MemoryRegion {
         self.force_refresh(range)
     }
 
-    /// Calls `fi_mr_refresh` whether or not the provider asks for it.
+    /// Calls `fi_mr_refresh` whether or not the provider requires it.
     ///
     /// # Errors
-    /// `OutOfBounds`; `NotSupported` from providers that do not know the call.
+    /// `OutOfBounds`; `NotSupported` from providers without the call.
     pub fn force_refresh(&self, range: Range<usize>) -> Result<()> {
         let slice = self.slice(range)?;
         let vector = sys::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() };
@@ -412,7 +410,7 @@ impl MemoryRegion {
             .map_err(|e| self.0.domain.add_provider(e))
     }
 
-    /// What a peer needs to reach this region.
+    /// The region descriptor, by which a peer reaches this region.
     ///
     /// # Errors
     /// `AccessDenied` if it grants no remote access; `KeyUnavailable` before it is enabled.
@@ -445,15 +443,15 @@ impl MemoryRegion {
             capabilities.protocol,
             self.0.kind,
             self.0.access,
-            // Of several buffers, providers have been read to check, and reach, the
-            // first one only: the others are not announced.
+            // The source of providers shows that of several buffers they check, and reach, only
+            // the first: the others are not announced.
             self.0.contiguous_length as u64,
             base,
             key,
         ))
     }
 
-    /// A part of the region, to be used in an operation.
+    /// A part of the region, for use in an operation.
     ///
     /// # Errors
     /// `OutOfBounds`.
@@ -478,7 +476,7 @@ impl MemoryRegion {
 impl Drop for RegionInner {
     fn drop(&mut self) {
         if self.domain.is_inherited() {
-            // A forked child: the parent's peers go on reaching the memory.
+            // In a forked child: the parent's peers continue to access the memory.
             std::mem::forget(self.memory.take());
             return;
         }
@@ -498,14 +496,14 @@ impl Drop for RegionInner {
             Some(deregistration_lock) => deregistration_lock.close(late),
             None => late.close(),
         };
-        // It is the caller's own, and may close the endpoint when it ends.
+        // The memory belongs to the caller, and may close the endpoint when it is dropped.
         drop(held);
         drop(memory);
     }
 }
 
-/// A part of a registered region. Holds the region, so that memory under an
-/// operation cannot be freed.
+/// A part of a registered region. It holds the region, so that memory in use by an operation
+/// cannot be freed.
 ///
 /// ```
 /// use fabric::*;
@@ -514,7 +512,7 @@ impl Drop for RegionInner {
 /// let region = domain.register(HostMemory::zeroed(4096)?, Access::LOCAL)?;
 /// let slot = region.slice(1024..2048)?;
 /// drop(region);
-/// // The slice holds the registration; the region can be had back from it.
+/// The slice holds the registration; the region can be had back from it.
 /// assert_eq!((slot.offset(), slot.len(), slot.region().len()), (1024, 1024, 4096));
 /// # Ok::<(), fabric::Error>(())
 /// ```
@@ -541,20 +539,20 @@ impl RegionSlice {
         self.length
     }
 
-    /// Is there nothing?
+    /// Is the slice empty?
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Where in its region the slice begins.
+    /// The offset of the slice in its region.
     #[must_use]
     #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// The region it is a part of.
+    /// The region that contains the slice.
     #[must_use]
     pub fn region(&self) -> MemoryRegion {
         self.region.clone()

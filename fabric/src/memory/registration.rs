@@ -1,10 +1,9 @@
 //! Registering memory (`fi_mr_reg`, `fi_mr_regv`, `fi_mr_regattr`).
 //!
-//! What a provider demands of a registration (`mr_mode`) differs, and so does what
-//! it checks. Ranges are therefore examined here first, keys are drawn at random
-//! where the provider leaves the choice, so that knowing one says nothing of
-//! another, and a bare `EINVAL` is returned with the precondition that was likely
-//! not met.
+//! Providers differ in what they require of a registration (`mr_mode`), and in what they check.
+//! So ranges are examined here first. Where the provider leaves the choice, keys are drawn at
+//! random, so that one key reveals nothing about another. A bare `EINVAL` is returned with the
+//! precondition that was probably violated.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,7 +22,7 @@ use crate::handle::Handle;
 use crate::kind::MemoryKind;
 use crate::version::Version;
 
-/// How to register: rights, and everything else `struct fi_mr_attr` can say.
+/// How to register: access, and all other fields of `struct fi_mr_attr`.
 ///
 /// ```
 /// use fabric::{Access, RegistrationOptions};
@@ -37,13 +36,13 @@ pub struct RegistrationOptions {
     requested_key: Option<u64>,
     offset: u64,
     authorization_key: Vec<u8>,
-    /// Register even what the provider needs no registration for.
+    /// Registers even if the provider needs no registration.
     force_registration: bool,
 }
 
 impl RegistrationOptions {
-    /// These rights. Unlike passing the rights alone, options always lead to a
-    /// registration, also where the provider would not need one.
+    /// Options with this access. Unlike bare access flags, options always lead to a
+    /// registration, even if the provider does not need one.
     #[must_use]
     pub fn new(access: Access) -> Self {
         Self { force_registration: true, ..Self::from(access) }
@@ -56,8 +55,8 @@ impl RegistrationOptions {
         self
     }
 
-    /// Asks for this key. Without it the library picks an unguessable one where
-    /// the provider leaves the choice.
+    /// Requests this key. Without it the library draws an unguessable key where the provider
+    /// leaves the choice.
     #[must_use]
     pub fn requested_key(mut self, key: u64) -> Self {
         self.requested_key = Some(key);
@@ -94,8 +93,8 @@ impl From<Access> for RegistrationOptions {
 
 /// Memory named by a dma-buf file descriptor.
 ///
-/// The descriptor is borrowed: the provider takes its own reference to the buffer
-/// while it registers, and the caller may close the file afterwards.
+/// The file descriptor is borrowed: the provider takes its own reference to the buffer while it
+/// registers, and the caller may close the file afterwards.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -111,21 +110,22 @@ impl From<Access> for RegistrationOptions {
 pub struct DmaBuf<'fd> {
     /// The dma-buf.
     pub fd: BorrowedFd<'fd>,
-    /// Where the region begins in it, in bytes. Allocations are often carved out of
-    /// a larger buffer, so this is seldom 0 for pooled memory.
+    /// The offset of the region in it, in bytes. Allocations are often carved out of a larger
+    /// buffer, so this is seldom 0 for pooled memory.
     pub offset: u64,
     /// Length of the region.
     pub length: usize,
-    /// The address by which the application knows the region's first byte.
+    /// The application's address of the region's first byte.
     pub base: *mut u8,
-    /// What sort of memory it is.
+    /// The kind of memory.
     pub kind: MemoryKind,
 }
 
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Regions that this process has registered so far. Registering pins pages, 0.5 s for each GiB of
-/// them: a number that grows with the traffic means that somebody registers per message.
+/// Regions that this process has registered so far. Registering pins pages, 0.5 s for each GiB
+/// of them: a number that grows with the traffic means that the application registers per
+/// message.
 ///
 /// ```
 /// use fabric::*;
@@ -147,14 +147,13 @@ pub(super) enum Source<'a> {
 }
 
 impl Domain {
-    /// Registers memory and takes it over. With bare rights, a registration that
-    /// the provider does not need (local use only) is not made.
+    /// Registers memory and takes ownership of it. With bare access flags, an unneeded
+    /// registration (local use only) is skipped.
     ///
     /// # Errors
-    /// `InvalidArgument`, `OutOfBounds` or `NotMapped` for a range that cannot be
-    /// registered, `KeyInUse`/`KeyUnavailable` for a requested key, `NotSupported`
-    /// for a memory kind or flag, `Truncated` if the memory is longer than the
-    /// provider registers.
+    /// `InvalidArgument`, `OutOfBounds` or `NotMapped` for a range that cannot be registered,
+    /// `KeyInUse`/`KeyUnavailable` for a requested key, `NotSupported` for a memory kind or
+    /// flag, `Truncated` if the memory is longer than the provider registers.
     pub fn register(
         &self,
         memory: impl Memory,
@@ -163,8 +162,8 @@ impl Domain {
         self.register_vector(vec![Box::new(memory)], options)
     }
 
-    /// Registers several buffers as one region (`fi_mr_regv`); offsets run
-    /// through them in order.
+    /// Registers several buffers as one region (`fi_mr_regv`); offsets run through them in
+    /// order.
     ///
     /// # Errors
     /// As [`register`](Self::register); `InvalidArgument` for more buffers than
@@ -180,13 +179,13 @@ impl Domain {
         unsafe { self.register_checked(&vector, extent, Some(Keepalive(memory)), &options) }
     }
 
-    /// Registers memory that somebody else owns.
+    /// Registers memory that the region does not own.
     ///
     /// # Safety
-    /// The range must stay valid, to be read and to be written whatever the rights are
-    /// ([`MemoryRegion::write`] does not ask), until the region (all clones, slices and
-    /// operations) is gone, and no Rust reference to its
-    /// bytes may be used while peers can write it.
+    /// The range must stay valid for reads and writes, whatever the access
+    /// ([`MemoryRegion::write`] does not check it), until the region (all clones, slices and
+    /// operations) is gone. No Rust reference to its bytes may be used while peers can write
+    /// it.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -204,14 +203,14 @@ impl Domain {
         unsafe { self.register_checked(&vector, Extent::of(base, length, kind), None, &options) }
     }
 
-    /// Registers a dma-buf, for device memory that the kernel lends to other
-    /// devices. Needs libfabric 1.20 headers and library.
+    /// Registers a dma-buf, for device memory that the kernel exports to other devices. Needs
+    /// libfabric 1.20 headers and library.
     ///
     /// # Safety
     /// As [`register_raw`](Self::register_raw), for the memory behind the dma-buf.
     ///
     /// # Errors
-    /// `NotSupported` where headers or library are older, or the provider refuses.
+    /// `NotSupported` if headers or library are older, or the provider refuses.
     pub unsafe fn register_dma_buf(
         &self,
         buffer: &DmaBuf<'_>,
@@ -254,22 +253,20 @@ impl Domain {
         Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, None, enabled))
     }
 
-    /// Can memory of this kind be registered at all, with this build of libfabric
-    /// and the runtimes that are there?
+    /// Can this build of libfabric, with the installed runtimes, register memory of this kind?
     ///
-    /// Answers by trying: a page of host memory is registered as if it were the
-    /// device's, and closed at once; nothing is ever transferred with it. Only a
-    /// clear no counts; a provider that looks closer and objects to the page
-    /// itself has shown that it knows the device.
+    /// Tries it: registers a page of host memory as device memory, and closes it at once;
+    /// nothing is ever transferred with it. Only a clear refusal counts. A provider that
+    /// objects to the page itself has shown that it knows the device.
     ///
     /// # Errors
     /// `NotSupported`, with the reason; `InvalidArgument` on a domain that registers
-    /// asynchronously, where nothing can be tried.
+    /// asynchronously, where the test is impossible.
     pub fn probe_memory(&self, kind: MemoryKind) -> Result<()> {
         self.refuse_if_asynchronous()?;
         let page = HostMemory::zeroed(range::page_size())?;
-        // SAFETY: the page outlives the region, which is dropped right here, and
-        // no key of it leaves this function.
+        // SAFETY: the page outlives the region, which is dropped here, and no key of it leaves
+        // this function.
         let result = unsafe { self.register_raw(page.as_ptr(), page.len(), kind, Access::ALL) };
         match result {
             Err(error) if error.kind() == ErrorKind::NotSupported => Err(error),
@@ -321,8 +318,8 @@ impl Domain {
         let operation = "fi_mr_regattr";
         let base = base as usize;
         if kind.is_device() {
-            // Some providers take a device registration they cannot honour and
-            // then treat the address as host memory: ask what was offered.
+            // Some providers accept a device registration that they cannot honour and then
+            // treat the address as host memory: check the offer.
             if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
                 return Err(self.add_provider(Error::new(
                     ErrorKind::NotSupported,
@@ -330,7 +327,7 @@ impl Domain {
                     format!("{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"),
                 )));
             }
-            // Device addresses mean nothing to the host's memory map.
+            // Device addresses mean nothing in the host's address space.
             if length == 0 || base.checked_add(length).is_none() {
                 range::check(operation, base, length).map_err(|e| self.add_provider(e))?;
             }
@@ -366,8 +363,7 @@ impl Domain {
         Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, memory, enabled))
     }
 
-    /// One registration call, repeated with another key if the library's own
-    /// choice happens to be taken.
+    /// One registration call, repeated with another key if the library's random key is in use.
     ///
     /// # Safety
     /// The source's ranges are valid as long as the registration lives.
@@ -379,7 +375,7 @@ impl Domain {
         context: *mut c_void,
     ) -> Result<(Handle<sys::fid_mr>, bool)> {
         if options.offset != 0 {
-            // Providers that do not look would register something else than was meant.
+            // Providers without this check would register another range.
             return Err(self.add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_mr_regattr",
@@ -414,7 +410,7 @@ impl Domain {
                 auth_key: options.authorization_key.as_ptr().cast_mut(),
                 iface: extent.kind.interface(),
                 device: u64::from(extent.kind.device().cast_unsigned()),
-                // Bits without a name here could mean anything to the provider.
+                // Unknown bits could mean anything to the provider.
                 flags: (options.flags & RegistrationFlags::all()).bits(),
                 ..Default::default()
             };
@@ -431,22 +427,22 @@ impl Domain {
                     request.dmabuf_fd = buffer.fd.as_raw_fd();
                     request.dmabuf_offset = buffer.offset;
                     request.dmabuf_len = buffer.length;
-                    // libfabric wants the address of the dma-buf's own beginning.
+                    // libfabric requires the address of the beginning of the dma-buf.
                     let beginning = buffer.base.wrapping_sub(buffer.offset as usize);
                     request.dmabuf_base = beginning.cast();
                 }
             }
             let mut region = std::ptr::null_mut();
-            let nobody_closes = self
+            let registration_guard = self
                 .deregistration_lock()
                 .map(|deregistration_lock| deregistration_lock.lock_registration());
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
             let code = unsafe { sys::register_memory(self.as_ptr(), &request, &mut region) };
-            drop(nobody_closes);
+            drop(registration_guard);
             if code == 0 {
                 REGISTRATIONS.fetch_add(1, Ordering::Relaxed);
-                // SAFETY: just created, and ours.
+                // SAFETY: just created, and owned here.
                 return Ok((unsafe { Handle::adopt("fi_mr_regattr", region)? }, enabled));
             }
             let taken = code == -crate::error::number::NO_KEY;
@@ -457,26 +453,30 @@ impl Domain {
         }
     }
 
-    /// libfabric answers much with a bare EINVAL or ENOSYS: say which
-    /// precondition is the likely one.
+    /// libfabric answers many faults with a bare EINVAL or ENOSYS: adds the precondition that
+    /// was probably violated.
     fn explain(&self, code: i32, extent: &Extent, options: &RegistrationOptions) -> Error {
         let error = self.add_provider(Error::from_code("fi_mr_regattr", i64::from(code)));
         let mode = self.capabilities().mr_mode.without_deprecated();
         let key_is_chosen = options.requested_key.is_some();
         match -code {
-            crate::error::number::NO_KEY => error.with_detail("the requested key is in use in this domain"),
+            crate::error::number::NO_KEY => {
+                error.with_detail("the requested key is in use in this domain")
+            }
             sys::FI_EKEYREJECTED => error
                 .with_kind(ErrorKind::KeyUnavailable)
                 .with_detail("the requested key is out of the provider's range"),
             sys::FI_ENOSYS if extent.kind.is_device() => error.with_detail(format!(
-                "this libfabric was built without support for {} memory, or its runtime is not there",
+                "libfabric was built without support for {} memory, or its runtime is missing",
                 extent.kind
             )),
             crate::error::number::BAD_FLAGS => error.with_detail(format!(
                 "flags {} are not supported for registrations",
                 crate::flags::names(&options.flags).join(", ")
             )),
-            sys::FI_EINVAL if options.access.is_empty() => error.with_detail("no access right is asked for"),
+            sys::FI_EINVAL if options.access.is_empty() => {
+                error.with_detail("no access is requested")
+            }
             sys::FI_EINVAL if key_is_chosen && mode.contains(MrMode::PROV_KEY) => error
                 .with_kind(ErrorKind::KeyUnavailable)
                 .with_detail("the provider chooses the keys (FI_MR_PROV_KEY)"),
@@ -488,8 +488,7 @@ impl Domain {
         }
     }
 
-    /// Maps a raw key for use in operations; [`attach`](Self::attach) does it
-    /// where it is due.
+    /// Maps a raw key for use in operations; [`attach`](Self::attach) calls it where needed.
     pub(crate) fn map_raw_key(&self, base: u64, key: &[u8]) -> Result<u64> {
         let mut raw = key.to_vec();
         let mut mapped = 0;
@@ -509,7 +508,7 @@ impl Domain {
     }
 
     pub(crate) fn unmap_key(&self, key: u64) {
-        // SAFETY: the key came from map_raw_key of this domain and is given back once.
+        // SAFETY: the key came from map_raw_key of this domain and is released once.
         let code = unsafe { sys::fi_mr_unmap_key(self.as_ptr().cast(), key) };
         if code < 0 {
             let error = self.add_provider(Error::from_code("fi_mr_unmap_key", i64::from(code)));
@@ -518,7 +517,7 @@ impl Domain {
     }
 }
 
-/// Is a region open to peers as soon as it is registered, or must it be bound first?
+/// Can peers access a region as soon as it is registered, or must it be bound first?
 fn starts_enabled(mode: MrMode, flags: RegistrationFlags) -> bool {
     let wants_endpoint = mode.contains(MrMode::ENDPOINT);
     let wants_counter =
@@ -526,7 +525,7 @@ fn starts_enabled(mode: MrMode, flags: RegistrationFlags) -> bool {
     !wants_endpoint && !wants_counter
 }
 
-/// A key that a peer cannot guess, as wide as the provider takes.
+/// A key that a peer cannot guess, of the provider's key size.
 fn random_key(size: usize) -> Result<u64> {
     let key = getrandom::u64().map_err(|error| {
         Error::new(ErrorKind::Other, "fi_mr_regattr", format!("no random key: {error}"))
@@ -543,7 +542,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_starts_disabled_where_it_must_be_bound_first() {
+    fn region_starts_disabled_if_it_must_be_bound() {
         let (none, events) = (RegistrationFlags::empty(), RegistrationFlags::RMA_EVENT);
         assert!(starts_enabled(MrMode::empty(), none));
         assert!(starts_enabled(MrMode::empty(), events), "the provider counts without it");
@@ -554,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_fit_the_provider_and_never_mean_none() {
+    fn random_keys_fit_the_key_size_and_are_valid() {
         for size in 1..=8 {
             for _ in 0..100 {
                 let key = random_key(size).unwrap();

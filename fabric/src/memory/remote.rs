@@ -1,10 +1,10 @@
-//! A peer's region, ready to be written and read.
+//! A peer's region, ready for writes and reads.
 //!
-//! A descriptor is data from outside, attached once. After that every operation
-//! takes slices whose bounds are proved by construction, so the hot path compares
-//! two lengths and two bit sets and nothing else. A key that had to be mapped
-//! (`FI_MR_RAW`) is shared by all slices and unmapped after the last operation that
-//! uses it: a provider may look it up when the transfer is made, not when posted.
+//! A region descriptor comes from a peer, and is attached once. After that every operation
+//! takes slices whose bounds are proved by construction, so the hot path only compares two
+//! lengths and two bit sets. All slices share a mapped key (`FI_MR_RAW`), which is unmapped
+//! after the last operation that uses it: a provider may look it up when the transfer is made,
+//! not when it is posted.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -15,7 +15,7 @@ use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, MrMode};
 
-/// A mapped raw key: given back when the last user is gone.
+/// A mapped raw key: released when the last user is gone.
 pub(crate) struct MappedKey {
     domain: Domain,
     key: u64,
@@ -35,8 +35,8 @@ impl Drop for MappedKey {
     }
 }
 
-/// A region of a peer, as seen from one domain. Bounds and rights are checked
-/// here, before anything goes on the wire.
+/// A region of a peer, attached to one domain. Bounds and access are checked here, before
+/// anything is sent.
 ///
 /// ```
 /// use fabric::*;
@@ -53,13 +53,13 @@ impl Drop for MappedKey {
 #[derive(Clone)]
 pub struct RemoteMemory {
     region: RemoteRegion,
-    /// The key as operations want it.
+    /// The key for operations.
     key: u64,
-    /// Present where the key had to be mapped; operations in flight hold it too.
+    /// Present if the key was mapped; operations in flight hold it too.
     pub(crate) mapped_key: Option<Arc<MappedKey>>,
 }
 
-/// Without the key, which is a capability.
+/// Omits the key, which is a capability.
 impl fmt::Debug for RemoteMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteMemory").field("region", &self.region).finish_non_exhaustive()
@@ -67,12 +67,12 @@ impl fmt::Debug for RemoteMemory {
 }
 
 impl Domain {
-    /// Makes a peer's region usable from this domain; a raw key is mapped, and
-    /// released when the last user of the result is gone.
+    /// Makes a peer's region usable from this domain. A raw key is mapped, and released when
+    /// the last user of the result is gone.
     ///
     /// # Errors
-    /// `VersionMismatch` if the region is reached by another wire protocol than
-    /// this domain speaks; what the provider says about a raw key.
+    /// `VersionMismatch` if the region needs another wire protocol than this domain's; the
+    /// provider's error about a raw key.
     pub fn attach(&self, region: &RemoteRegion) -> Result<RemoteMemory> {
         let ours = self.capabilities().protocol;
         if region.protocol() != ours {
@@ -80,13 +80,13 @@ impl Domain {
                 ErrorKind::VersionMismatch,
                 "attach remote region",
                 format!(
-                    "the region is reached by wire protocol {}, this domain speaks {ours}",
+                    "the region needs wire protocol {}, this domain uses {ours}",
                     region.protocol()
                 ),
             )));
         }
-        // A raw key in the place of a plain one, or the other way round, would be
-        // taken for an address by some providers.
+        // Some providers would take a raw key in place of a plain one, or the reverse, for an
+        // address.
         let facts = self.capabilities();
         let takes_raw = facts.mr_mode.contains(MrMode::RAW);
         let (key, mapped_key) = match region.key() {
@@ -112,7 +112,7 @@ impl Domain {
     }
 }
 
-/// Length, rights and kind are those of the region.
+/// Length, access and kind are those of the region.
 impl Deref for RemoteMemory {
     type Target = RemoteRegion;
 
@@ -128,7 +128,7 @@ impl RemoteMemory {
         self.mapped_key.is_some()
     }
 
-    /// The address of an offset that is known to lie inside, and the key.
+    /// The address of an offset, which must be inside the region, and the key.
     #[inline]
     pub(crate) fn address(&self, offset: u64) -> (u64, u64) {
         (self.base() + offset, self.key)
@@ -169,7 +169,7 @@ impl RemoteMemory {
     }
 }
 
-/// A part of a peer's region, to be used in an operation.
+/// A part of a peer's region, for use in an operation.
 #[derive(Clone)]
 pub struct RemoteSlice {
     pub(crate) address: u64,
@@ -183,7 +183,7 @@ impl fmt::Debug for RemoteSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemoteSlice");
         shown.field("address", &self.address).field("length", &self.length);
-        shown.field("rights", &self.access).finish_non_exhaustive()
+        shown.field("access", &self.access).finish_non_exhaustive()
     }
 }
 
@@ -209,7 +209,7 @@ mod tests {
         let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
         let remote = domain.attach(&region.describe().unwrap()).unwrap();
         let slice = remote.slice(0..8).unwrap();
-        // Whatever the key is: a small one could stand there for something else.
+        // Whatever the key: a small number could also appear elsewhere in the text.
         let (remote, slice) = (
             RemoteMemory { key: 0x1234_5678_9abc_def0, ..remote },
             RemoteSlice { key: 0x1234_5678_9abc_def0, ..slice },
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_form_is_refused() {
+    fn key_of_the_wrong_form_is_refused() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let domain = Domain::open(&offer).unwrap();
         let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();

@@ -1,20 +1,20 @@
-//! What a completion queue tells.
+//! The results that a completion queue reports.
 //!
-//! Outcomes name operations in two ways: by [`OperationId`], which this library
-//! gives and never repeats while the operation is known, and by the caller's token,
-//! which is carried as it is and may repeat.
+//! Results name operations in two ways: by [`OperationId`], which this library assigns and does
+//! not repeat while the operation is known, and by the caller's token, which is returned
+//! unchanged and may repeat.
 //!
 //! ```
 //! use fabric::{Completion, CompletionKind, Outcome};
 //!
-//! /// Sorts what a queue handed out.
+//! /// Sorts the results of a queue.
 //! fn note(outcome: Outcome, done: &mut Vec<u64>, immediates: &mut Vec<u64>) {
 //!     match outcome {
 //!         Ok(Completion { kind: CompletionKind::RemoteWrite, data: Some(data), .. }) => {
 //!             immediates.push(data);
 //!         }
 //!         Ok(completion) => done.push(completion.token),
-//!         // A failure without an operation says something of the whole queue.
+//!         // A failure without an operation concerns the whole queue.
 //!         Err(failure) if failure.operation.is_none() => eprintln!("{failure}"),
 //!         Err(failure) => eprintln!("operation {} failed: {}", failure.token, failure.error),
 //!     }
@@ -27,15 +27,15 @@ use std::num::NonZeroU32;
 
 use crate::error::Error;
 
-/// Names one posted operation, within the queue it reports to. It goes stale when
-/// the outcome was handed out: a later operation in the same slot has another name.
+/// Names one posted operation, within the queue that reports it. The name is stale after the
+/// result was returned: a later operation in the same slot has another name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OperationId {
     pub(crate) index: u32,
     pub(crate) generation: NonZeroU32,
 }
 
-/// What completed.
+/// The kind of a completed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CompletionKind {
@@ -43,48 +43,48 @@ pub enum CompletionKind {
     Send,
     /// A receive.
     Receive,
-    /// A write that was started here.
+    /// A write of this endpoint.
     Write,
-    /// A read that was started here.
+    /// A read of this endpoint.
     Read,
-    /// An atomic that was started here.
+    /// An atomic of this endpoint.
     Atomic,
-    /// A peer's write arrived, with an immediate. Where immediates consume
-    /// receives, the operation and token are those of the receive it used up.
+    /// A peer's write arrived, with an immediate. If immediates consume receives, the operation
+    /// and token are those of the consumed receive.
     RemoteWrite,
 }
 
 /// An operation that completed, or an immediate that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// What completed.
+    /// The kind of operation.
     pub kind: CompletionKind,
-    /// The operation; None for arrivals that no operation here asked for.
+    /// The operation; None for arrivals without a local operation.
     pub operation: Option<OperationId>,
-    /// The token given at posting; 0 where there is no operation.
+    /// The token given at posting; 0 if there is no operation.
     pub token: u64,
-    /// Bytes received or written, where the provider tells (0 where it does not:
-    /// `verbs;ofi_rxm` gives no length with an immediate, for one).
+    /// Bytes received or written, if the provider reports them; otherwise 0 (`verbs;ofi_rxm`
+    /// gives no length with an immediate, for example).
     pub length: usize,
-    /// The immediate (`FI_REMOTE_CQ_DATA`), if one came. Bits beyond the provider's
-    /// width were refused at the sender, so what is here is whole.
+    /// The immediate (`FI_REMOTE_CQ_DATA`), if there is one. It is complete, because the sender
+    /// refuses bits beyond the provider's width.
     pub data: Option<u64>,
-    /// The tag of a tagged receive, as the sender gave it; 0 for anything else.
+    /// The tag of a tagged receive, as the sender set it; otherwise 0.
     pub tag: u64,
     pub(crate) source: u64,
 }
 
-/// An operation that failed, or a failure that belongs to no operation (a lost
-/// connection, say, or a deadline).
+/// An operation that failed, or a failure that belongs to no operation (such as a lost
+/// connection or a deadline).
 #[derive(Clone)]
 pub struct Failure {
-    /// What failed, if it was an operation.
+    /// The kind of operation, if it was one.
     pub kind: Option<CompletionKind>,
     /// The operation.
     pub operation: Option<OperationId>,
-    /// The token given at posting; 0 where there is no operation.
+    /// The token given at posting; 0 if there is no operation.
     pub token: u64,
-    /// Why.
+    /// The cause.
     pub error: Error,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// For people, as with [`Error`].
+/// The same text as `Display`, as with [`Error`].
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {
@@ -122,5 +122,5 @@ impl From<Failure> for Error {
     }
 }
 
-/// What a queue hands out.
+/// The result that a queue returns.
 pub type Outcome = Result<Completion, Failure>;

@@ -1,7 +1,7 @@
-//! Entries that were read before their time.
+//! Entries that were read ahead of their owner.
 //!
-//! Some providers cannot stand an endpoint that is closed while its queue has entries that nobody
-//! has read. So they are read then, by whoever closes it, and kept for the queue's owner.
+//! Some providers crash if an endpoint is closed while its queue has unread entries. So the
+//! thread that closes it reads them, and stores them for the queue's owner.
 #![allow(unsafe_code)]
 
 use std::sync::PoisonError;
@@ -11,25 +11,25 @@ use libfabric_sys as sys;
 
 use super::{BATCH, CompletionQueue, QueueShared};
 
-/// An entry that was read before its time.
+/// An entry that was read ahead of its owner.
 #[derive(Debug)]
 pub(super) struct DrainedEntry(pub(super) sys::fi_cq_tagged_entry);
 
-// SAFETY: plain data; its pointers are only compared, by the queue's owner.
+// SAFETY: plain data; only the queue's owner uses its pointers, and only compares them.
 unsafe impl Send for DrainedEntry {}
 
 impl QueueShared {
-    /// Reads what there is, and keeps it for the queue's owner: before an endpoint is closed
-    /// whose provider cannot stand entries that nobody has read. Entries are few, or the owner
-    /// has not looked for long.
+    /// Drains the queue before an endpoint is closed whose provider crashes on unread entries,
+    /// and stores the entries for the queue's owner. They are few, unless the owner has not
+    /// polled for long.
     #[cold]
     pub(crate) fn drain_entries(&self) {
         const MAX_DRAINED: usize = 1 << 16;
-        /// For what is in sockets still: of a peer that died in the middle of a write, which
-        /// rxm 1.17 takes better while the endpoint is open.
+        /// Data that is still in sockets, of a peer that died during a write: rxm 1.17 handles
+        /// it better while the endpoint is open.
         const DRAIN_TIME: Duration = Duration::from_millis(5);
         let end = Instant::now() + DRAIN_TIME;
-        // A lock that this holds is poisoned by no panic.
+        // No code under this lock panics, so it cannot be poisoned.
         let mut drained = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
         while drained.len() < MAX_DRAINED {
             let mut tagged = [sys::fi_cq_tagged_entry::default(); BATCH];
@@ -38,11 +38,12 @@ impl QueueShared {
                 true => tagged.as_mut_ptr().cast(),
                 false => plain.as_mut_ptr().cast(),
             };
-            let _turn = self
+            let _guard = self
                 .domain
                 .deregistration_lock()
                 .map(|deregistration_lock| deregistration_lock.lock_progress());
-            // SAFETY: the queue is alive, and the buffer has room for so many entries of its format.
+            // SAFETY: the queue is alive, and the buffer has space for this many entries of its
+            // format.
             let got = unsafe { sys::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };
             let got = match usize::try_from(got) {
                 Ok(got @ 1..) => got,
@@ -60,7 +61,7 @@ impl QueueShared {
 }
 
 impl CompletionQueue {
-    /// Takes over entries that were read when an endpoint was closed.
+    /// Takes the entries that were drained when an endpoint was closed.
     pub(super) fn take_drained(&mut self) -> bool {
         let mut drained = self.shared.drained.lock().unwrap_or_else(PoisonError::into_inner);
         let count = drained.len().min(BATCH);
@@ -74,7 +75,7 @@ impl CompletionQueue {
     }
 }
 
-/// An entry of the short form in the form of those with tags.
+/// Converts an entry of the short form to the form with tags.
 pub(super) fn widened(from: &sys::fi_cq_data_entry) -> sys::fi_cq_tagged_entry {
     sys::fi_cq_tagged_entry {
         op_context: from.op_context,

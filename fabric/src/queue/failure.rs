@@ -1,4 +1,4 @@
-//! Reading what failed.
+//! Reading the error entries of a queue.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 impl CompletionQueue {
     #[cold]
     pub(super) fn read_failure(&mut self) -> FailureRead {
-        // Newer libraries append fields: leave them room.
+        // Newer libraries append fields: leave space for them.
         #[repr(C)]
         struct Roomy {
             entry: sys::fi_cq_err_entry,
@@ -23,7 +23,7 @@ impl CompletionQueue {
         // SAFETY: all bytes zero is a valid entry.
         let mut roomy: Roomy = unsafe { std::mem::zeroed() };
         let queue = self.shared.handle.as_ptr();
-        // SAFETY: the entry is at least as large as the version we speak has it.
+        // SAFETY: the entry is at least as large as in the negotiated version.
         let got = unsafe { sys::fi_cq_readerr(queue, &mut roomy.entry, 0) };
         if got == -(sys::FI_EAGAIN as isize) || got == 0 {
             return FailureRead::Nothing;
@@ -73,9 +73,9 @@ impl CompletionQueue {
         FailureRead::Failure(Box::new(Failure { kind: Some(kind), operation, token, error }))
     }
 
-    /// The provider's own words for a failure. Layered providers look for them
-    /// through an endpoint of the queue, and crash if there is none left: so one
-    /// is held open meanwhile, or the question is not asked.
+    /// The provider's own text for a failure. Layered providers look it up through an endpoint
+    /// of the queue, and crash if none is left. So one is held open during the call, or the
+    /// call is skipped.
     fn failure_text(&self, entry: &sys::fi_cq_err_entry) -> Option<String> {
         let _open = self.members.iter().find_map(|member| {
             let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,10 +97,10 @@ impl CompletionQueue {
     }
 }
 
-/// What came of asking for a failure.
+/// The result of reading a failure.
 pub(super) enum FailureRead {
     Failure(Box<Failure>),
-    /// That of an operation nobody waits for any more.
+    /// The failure of an abandoned operation.
     Abandoned,
     Nothing,
 }

@@ -1,12 +1,11 @@
 //! Completion queues.
 //!
-//! A queue does more than report: it owns everything that operations in flight may
-//! still touch. The provider is handed a piece of scratch space as the operation's
-//! context; the slot beside it holds the memory, and is freed when the completion
-//! comes, or when the endpoint is closed. Dropping the queue first changes nothing of that.
+//! A queue also owns everything that operations in flight may still access. The provider gets
+//! scratch space as the operation's context. The slot next to it holds the memory, and is freed
+//! when the operation completes or its endpoint is closed, even if the queue is dropped first.
 //!
-//! Entries are read in batches. An entry that one call did not ask for is kept for
-//! the next, so waiting for one operation loses nothing of the others.
+//! Entries are read in batches. An entry that a call did not ask for is stored for the next
+//! call, so waiting for one operation loses no others.
 #![allow(unsafe_code)]
 
 mod completion;
@@ -46,22 +45,22 @@ use crate::version::Version;
 use crate::waiting::{Backoff, PollPause, WaitStrategy};
 use table::{State, Table};
 
-/// What a read answers that found nothing.
+/// The result of a read that found nothing.
 const WOULD_BLOCK: isize = -(sys::FI_EAGAIN as isize);
-/// What a read answers that found a failure, which is read by another call.
+/// The result of a read that found a failure, which another call reads.
 const FAILURE: isize = -(crate::error::number::AVAILABLE as isize);
 
-/// Entries taken from the provider at a time: enough to drain a burst with few
-/// calls, few enough to stay in the first-level cache (16 × 48 bytes).
+/// Entries read from the provider at a time: enough to drain a burst with few calls, few enough
+/// to stay in the first-level cache (16 × 48 bytes).
 const BATCH: usize = 16;
 
-/// A completion queue: posts and polls go through `&mut`, so that one owner at a
-/// time does both and no lock is needed. It owns the memory of all operations in
-/// flight, and keeps it until the provider lets go, even if it is dropped first.
+/// A completion queue. Posts and polls take `&mut`, so that one owner at a time does both
+/// without a lock. It owns the memory of all operations in flight until the provider releases
+/// it, even if the queue is dropped first.
 ///
-/// There are three ways to get outcomes: [`poll`](Self::poll) returns at once,
-/// [`wait`](Self::wait) takes the next of any operation, and
-/// [`complete`](Self::complete) waits for one operation and keeps the others.
+/// There are three ways to get results: [`poll`](Self::poll) returns at once,
+/// [`wait`](Self::wait) takes the next result of any operation, and
+/// [`complete`](Self::complete) waits for one operation and stores the others.
 ///
 /// ```
 /// use std::time::Duration;
@@ -77,14 +76,14 @@ const BATCH: usize = 16;
 /// ```
 #[derive(Debug)]
 pub struct CompletionQueue {
-    /// Before the queue itself: what they hold of their peers is closed first.
+    /// Declared before the queue itself: the remote objects that they hold are closed first.
     members: Vec<Arc<Member>>,
     shared: Arc<QueueShared>,
-    /// Taken out by `drop`, and by nothing else.
+    /// Only `drop` takes it out.
     table: ManuallyDrop<Box<Table>>,
     ready: VecDeque<Outcome>,
     batch: Box<[sys::fi_cq_tagged_entry; BATCH]>,
-    /// For providers without tags, which have a shorter form of entry.
+    /// True for providers without tags, which have a shorter form of entry.
     untagged: Option<Box<[sys::fi_cq_data_entry; BATCH]>>,
     sources: Box<[u64; BATCH]>,
     filled: usize,
@@ -94,27 +93,27 @@ pub struct CompletionQueue {
     max_pause: Duration,
     wait_fd: Option<RawFd>,
     reports_source: bool,
-    /// Reading it takes [turns](crate::memory::Closing) with closing registrations.
+    /// Reading it is guarded by the [deregistration lock](crate::memory::DeregistrationLock).
     needs_deregistration_lock: bool,
     closed_endpoints_seen: u32,
-    /// Members seen closed, whose last entries may still be in the queue.
+    /// Closed members, whose last entries may still be in the queue.
     closed_members: Vec<u32>,
     sweep_due: bool,
-    /// Entries that were asked for; 0: as many as the provider likes.
+    /// Requested entries; 0: the provider's default.
     size: usize,
 }
 
 // SAFETY: entries are plain data; contexts in them are only compared.
 unsafe impl Send for CompletionQueue {}
 
-/// How a queue is made.
+/// The options of a queue.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QueueOptions {
-    /// Entries that the provider shall have room for (`fi_cq_attr::size`); 0 leaves
-    /// it to the provider. Keep fewer operations in flight: beyond it a queue may overrun.
+    /// Capacity in entries that the provider must have (`fi_cq_attr::size`); 0 leaves it to the
+    /// provider. Keep fewer operations in flight: beyond it a queue may overrun.
     pub size: usize,
-    /// How it waits. `Busy` opens the queue with `FI_WAIT_NONE`, which spares some
-    /// providers the upkeep of a descriptor; all else asks for `FI_WAIT_FD` first.
+    /// How the queue waits. `Busy` opens it with `FI_WAIT_NONE`, which saves some providers the
+    /// cost of a file descriptor; otherwise `FI_WAIT_FD` is tried first.
     pub waiting: WaitStrategy,
 }
 
@@ -122,7 +121,7 @@ impl CompletionQueue {
     /// Opens a queue that waits adaptively.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open(domain: &Domain) -> Result<Self> {
         Self::open_with(domain, QueueOptions::default())
     }
@@ -130,7 +129,7 @@ impl CompletionQueue {
     /// Opens a queue.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub fn open_with(domain: &Domain, options: QueueOptions) -> Result<Self> {
         let mut attributes = sys::fi_cq_attr {
             size: options.size,
@@ -143,13 +142,13 @@ impl CompletionQueue {
             ..Default::default()
         };
         let mut queue = ptr::null_mut();
-        // Not every provider has tags, and not every one can be slept on.
+        // Not every provider supports tags, or waiting on a file descriptor.
         let waits: &[u32] = match options.waiting {
             WaitStrategy::Busy => &[sys::FI_WAIT_NONE],
             _ => &[sys::FI_WAIT_FD, sys::FI_WAIT_NONE],
         };
-        // Connected endpoints mostly have none: to ask such a provider for them first
-        // would cost two sockets, which verbs loses when it refuses.
+        // Most providers of connected endpoints have no tags. Trying tags first would cost two
+        // sockets, which verbs leaks when it refuses.
         let facts = domain.capabilities();
         let formats = match facts.endpoint {
             EndpointKind::Msg if !facts.caps.contains(Caps::TAGGED) => {
@@ -171,7 +170,7 @@ impl CompletionQueue {
             }
         }
         Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
-        // SAFETY: just opened, and ours.
+        // SAFETY: just opened, and owned here.
         let handle = unsafe { Handle::adopt("fi_cq_open", queue)? };
         let untagged = (attributes.format == sys::FI_CQ_FORMAT_DATA)
             .then(|| Box::new([sys::fi_cq_data_entry::default(); BATCH]));
@@ -218,13 +217,13 @@ impl CompletionQueue {
         })
     }
 
-    /// Entries that it was opened for; 0: as many as the provider likes.
+    /// The requested capacity in entries; 0: the provider's default.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
 
-    /// The next outcome, if there is one. Also moves data where the provider
-    /// leaves that to the application.
+    /// The next result, if there is one. Also makes progress where the provider leaves that to
+    /// the application.
     #[inline]
     pub fn poll(&mut self) -> Option<Outcome> {
         if !self.ready.is_empty() {
@@ -233,10 +232,10 @@ impl CompletionQueue {
         self.poll_fresh()
     }
 
-    /// As `poll`, leaving aside what was put back.
+    /// Like `poll`, without the stored results.
     #[inline]
     fn poll_fresh(&mut self) -> Option<Outcome> {
-        // Polls that find nothing are the most, and wait for those that do.
+        // Most polls find nothing, and they are the ones that matter for latency.
         if self.next == self.filled {
             let got = self.read();
             if got <= 0 {
@@ -247,17 +246,16 @@ impl CompletionQueue {
         self.next_entry()
     }
 
-    /// The next of the entries that were read, of which there is at least one.
+    /// The next of the entries that were read; there must be at least one.
     fn next_entry(&mut self) -> Option<Outcome> {
         let at = self.next;
         self.next += 1;
-        // Built once, where it goes to: a copy just after would wait for the stores.
+        // Built in place: a copy directly afterwards would wait for the stores.
         let outcome = self.translate(at);
         if outcome.is_some() { outcome } else { self.poll_slowly() }
     }
 
-    /// As `poll_fresh`, in a loop: thousands of ends that nobody waits for may come in
-    /// a row.
+    /// Like `poll_fresh`, in a loop: thousands of abandoned operations may complete in a row.
     #[cold]
     fn poll_slowly(&mut self) -> Option<Outcome> {
         loop {
@@ -278,7 +276,7 @@ impl CompletionQueue {
         }
     }
 
-    /// What a read means that brought no entry.
+    /// Handles a read that returned no entry.
     #[inline]
     fn retry_read(&mut self, code: isize) -> Option<Outcome> {
         let has_news = self.sweep_due
@@ -292,7 +290,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Nothing, or an endpoint left, or something failed.
+    /// Nothing, or an endpoint was closed, or an operation failed.
     #[cold]
     fn handle_read_code(&mut self, code: isize) -> ReadOutcome {
         if code == WOULD_BLOCK || code == 0 {
@@ -305,9 +303,8 @@ impl CompletionQueue {
                 }
                 return ReadOutcome::Done(self.ready.pop_front());
             }
-            // Entries of the endpoints that left may have come in since the read:
-            // sweep those that are known to have left by now, and no others, at
-            // the next empty read.
+            // Entries of closed endpoints may have arrived since the read: at the next empty
+            // read, sweep exactly the endpoints that are known to be closed now.
             self.closed_endpoints_seen = self.shared.closed_endpoints.load(Ordering::Acquire);
             for (number, member) in self.members.iter().enumerate() {
                 if member.closed.load(Ordering::Acquire) {
@@ -326,12 +323,12 @@ impl CompletionQueue {
         match self.read_failure() {
             FailureRead::Failure(failure) => ReadOutcome::Done(Some(Err(*failure))),
             FailureRead::Abandoned => ReadOutcome::Retry,
-            // It said there was one, and there is none: no loop over that.
+            // The provider announced a failure but has none: do not loop.
             FailureRead::Nothing => ReadOutcome::Done(None),
         }
     }
 
-    /// Where the provider writes entries, in the form it has.
+    /// The buffer for the provider's entries, in the queue's format.
     #[inline]
     fn buffer(&mut self) -> *mut c_void {
         match &mut self.untagged {
@@ -340,7 +337,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes note of entries that the provider wrote.
+    /// Records entries that the provider wrote.
     #[inline]
     fn fill(&mut self, count: usize) {
         self.next = 0;
@@ -350,7 +347,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Gives entries without tags the form of those with.
+    /// Converts entries without tags to the form with tags.
     #[cold]
     fn widen(&mut self) {
         if let Some(entries) = &self.untagged {
@@ -365,7 +362,7 @@ impl CompletionQueue {
         &mut self.table
     }
 
-    /// None: the end of an operation nobody waits for any more.
+    /// None: the completion of an abandoned operation.
     #[inline(always)]
     fn translate(&mut self, at: usize) -> Option<Outcome> {
         let (entry, source) = (&self.batch[at], self.sources[at]);
@@ -373,8 +370,8 @@ impl CompletionQueue {
         let is_receive = flags & sys::FI_RECV != 0;
         let has_data = flags & sys::FI_REMOTE_CQ_DATA != 0;
         let data = has_data.then_some(entry.data);
-        // An immediate that came with a write: the receive bit is clear
-        // (providers differ in which other bits they set).
+        // An immediate of a write: the receive bit is clear (providers differ in the other
+        // bits).
         let is_arrival = has_data && !is_receive;
         let Some(info) = self.table.take_info(entry.op_context) else {
             if !is_arrival {
@@ -391,17 +388,17 @@ impl CompletionQueue {
                 source,
             }));
         };
-        // Only a receive can be used up by a peer's immediate.
+        // A peer's immediate can only consume a receive.
         let kind = if is_arrival && info.kind == CompletionKind::Receive {
             CompletionKind::RemoteWrite
         } else {
             info.kind
         };
-        // A peer's data is news even if the receive it used up was given up.
+        // A peer's data is reported even if the consumed receive was abandoned.
         if info.is_abandoned && kind != CompletionKind::RemoteWrite {
             return None;
         }
-        // sockets repeats the immediate to the one who sent it.
+        // sockets also reports the immediate to its sender.
         let is_ours = matches!(kind, CompletionKind::Receive | CompletionKind::RemoteWrite);
         Some(Ok(Completion {
             kind,
@@ -418,7 +415,7 @@ impl CompletionQueue {
         Failure { kind: None, operation: None, token: 0, error }
     }
 
-    /// Releases what endpoints that are closed left behind.
+    /// Releases the operations that closed endpoints left behind.
     #[cold]
     fn sweep(&mut self) {
         self.sweep_due = false;
@@ -456,25 +453,25 @@ impl CompletionQueue {
         self.table.in_flight()
     }
 
-    /// Operations that were given up and whose memory is still kept.
+    /// Abandoned operations whose memory is still retained.
     #[must_use]
     pub fn quarantined(&self) -> usize {
         self.table.abandoned()
     }
 
-    /// What other threads wake a sleeper in this queue with.
+    /// A handle by which other threads wake a thread that sleeps in this queue.
     #[must_use]
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.shared))
     }
 
-    /// The domain it belongs to.
+    /// The domain of the queue.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         &self.shared.domain
     }
 
-    /// Makes progress while a post waits for room; what completes stays for `poll`.
+    /// Makes progress while a post waits for space; completions stay for `poll`.
     pub(crate) fn progress(&mut self) {
         for _ in 0..BATCH {
             match self.poll_fresh() {
@@ -501,7 +498,7 @@ impl CompletionQueue {
             addresses,
             connected_to: OnceLock::new(),
         });
-        // A place whose endpoint is closed and swept can be taken again.
+        // The index of an endpoint that is closed and swept can be reused.
         for number in 0..self.members.len() {
             if self.members[number].closed.load(Ordering::Acquire)
                 && !self.closed_members.contains(&(number as u32))
@@ -551,14 +548,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Puts into a slot in flight what must stay alive.
+    /// Stores references in a slot in flight.
     pub(crate) fn keep(&mut self, id: OperationId, keep: impl FnOnce(&mut Slot)) {
         if let Some(slot) = self.table().by_id(id) {
             keep(slot);
         }
     }
 
-    /// Gives back the slot of an operation that could not be posted.
+    /// Frees the slot of an operation whose post failed.
     pub(crate) fn put_back(&mut self, index: u32) {
         self.table().release(index);
     }
@@ -567,12 +564,11 @@ impl CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         if self.shared.handle.is_inherited() {
-            // A forked child: the operations are the parent's.
+            // In a forked child: the operations belong to the parent.
             return;
         }
-        // Endpoints may outlive their queue's owner: then the memory of their
-        // operations must live on until they are closed.
-        // SAFETY: nothing uses the table after this.
+        // Endpoints may outlive the queue's owner: then the memory of their operations must
+        // live until they are closed. SAFETY: nothing uses the table after this.
         let table = unsafe { ManuallyDrop::take(&mut self.table) };
         *self.shared.orphaned_table.lock().unwrap_or_else(PoisonError::into_inner) = Some(table);
     }
@@ -583,10 +579,10 @@ fn log_unknown_completion(flags: u64) {
     tracing::debug!(flags, "dropped the completion of an unknown operation");
 }
 
-/// What came of a closer look at a read that brought no entry.
+/// The result of handling a read that returned no entry.
 enum ReadOutcome {
-    /// This, or nothing.
+    /// This result, or nothing.
     Done(Option<Outcome>),
-    /// Nothing that anybody waits for; there may be more.
+    /// Only abandoned operations; there may be more entries.
     Retry,
 }

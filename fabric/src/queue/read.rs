@@ -19,7 +19,7 @@ impl CompletionQueue {
     #[cold]
     fn read_with_lock(&mut self) -> isize {
         let shared = Arc::clone(&self.shared);
-        let _turn = shared
+        let _guard = shared
             .domain
             .deregistration_lock()
             .map(|deregistration_lock| deregistration_lock.lock_progress());
@@ -30,8 +30,7 @@ impl CompletionQueue {
     fn read_entries(&mut self) -> isize {
         let queue = self.shared.handle.as_ptr();
         let buffer = self.buffer();
-        // SAFETY: the buffers have room for BATCH entries of the format that the
-        // queue was opened with.
+        // SAFETY: the buffers have space for BATCH entries of the queue's format.
         unsafe {
             if self.reports_source {
                 sys::fi_cq_readfrom(queue, buffer, BATCH, self.sources.as_mut_ptr())

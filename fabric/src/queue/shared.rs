@@ -1,4 +1,4 @@
-//! What a queue and its endpoints hold of each other, and who else may wake it.
+//! The state that a queue, its endpoints and wakers share.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -14,28 +14,28 @@ use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 
-/// What endpoints hold of their queue.
+/// The part of a queue that its endpoints hold.
 #[derive(Debug)]
 pub(crate) struct QueueShared {
     pub(super) handle: Handle<sys::fid_cq>,
-    /// The operations in flight when the queue's owner dropped it. Freed with
-    /// the queue itself: after the last endpoint is closed.
+    /// The operations that were in flight when the queue's owner dropped it. Freed with the
+    /// queue itself: after the last endpoint is closed.
     pub(super) orphaned_table: Mutex<Option<Box<Table>>>,
-    /// Counts endpoints that were closed.
+    /// Counts closed endpoints.
     pub(super) closed_endpoints: AtomicU32,
     pub(super) domain: Domain,
     /// Do entries have tags?
     pub(super) has_tags: bool,
-    /// Entries that were read when an endpoint was closed, for whoever reads the queue next.
+    /// Entries that were drained when an endpoint was closed, for the next reader of the queue.
     pub(super) drained: Mutex<VecDeque<DrainedEntry>>,
-    /// Somebody wants a sleeper woken.
+    /// A wake-up was requested.
     pub(super) wake_up: AtomicBool,
-    /// Was it opened with something to sleep on? libfabric 1.17 crashes if one without is
-    /// signalled.
+    /// Was the queue opened with a wait object? libfabric 1.17 crashes if a queue without one
+    /// is signalled.
     pub(super) can_signal: bool,
 }
 
-/// Wakes whoever sleeps in a completion queue, from any thread.
+/// Wakes the thread that sleeps in a completion queue, from any thread.
 ///
 /// ```
 /// use fabric::*;
@@ -53,13 +53,13 @@ pub(crate) struct QueueShared {
 pub struct Waker(pub(super) Arc<QueueShared>);
 
 impl Waker {
-    /// Wakes a sleeper (`fi_cq_signal`). Its sleep ends early, with nothing found: it looks
-    /// whether its time is over, or, in
-    /// [`wait_or_wake`](super::CompletionQueue::wait_or_wake), gives up waiting.
+    /// Wakes a sleeping thread (`fi_cq_signal`). Its sleep ends early, without a result: it
+    /// checks its deadline, or, in [`wait_or_wake`](super::CompletionQueue::wait_or_wake),
+    /// stops waiting.
     ///
     /// # Errors
-    /// `NotSupported` where the provider cannot: then a sleeper finds out when it next looks,
-    /// which is soon.
+    /// `NotSupported` if the provider lacks the call: then the sleeping thread notices the
+    /// request at its next check, which is soon.
     pub fn wake(&self) -> Result<()> {
         self.0.wake_up.store(true, Ordering::SeqCst);
         if !self.0.can_signal {
@@ -74,12 +74,12 @@ impl Waker {
             .map_err(|e| self.0.domain.add_provider(e))
     }
 
-    /// Is this a forked child, and the queue its parent's?
+    /// Is this a forked child, so that the queue belongs to the parent?
     pub(crate) fn is_inherited(&self) -> bool {
         self.0.handle.is_inherited()
     }
 
-    /// The same, for who has no use for an error, and must not allocate one.
+    /// Like `wake`, for callers that ignore errors and must not allocate one.
     pub(crate) fn wake_best_effort(&self) {
         if self.is_inherited() {
             return;
@@ -92,20 +92,20 @@ impl Waker {
     }
 }
 
-/// One endpoint, as its queues know it.
+/// One endpoint, as its queues see it.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// The endpoint to cancel receives on; gone once it is being closed.
+    /// The endpoint to cancel receives on; null once it is being closed.
     pub(super) endpoint: Mutex<Option<usize>>,
     pub(super) closed: AtomicBool,
-    /// To name the peers of what failed.
+    /// Used to name the peers of failed operations.
     pub(super) addresses: Option<AddressVector>,
-    /// The one peer of a connected endpoint, once it is known.
+    /// The peer of a connected endpoint, once it is known.
     pub(super) connected_to: OnceLock<String>,
 }
 
 impl Member {
-    /// A peer's address, for messages; None for nobody in particular.
+    /// A peer's address, for messages; None if the operation names no peer.
     #[cold]
     pub(crate) fn name_of(&self, peer: Peer) -> Option<String> {
         match &self.addresses {
@@ -115,7 +115,7 @@ impl Member {
         }
     }
 
-    /// Takes note of whom a connected endpoint is connected to.
+    /// Records the peer that a connected endpoint is connected to.
     pub(crate) fn connects_to(&self, name: String) {
         // A second attempt to connect leads to the same peer, or fails.
         let _ = self.connected_to.set(name);

@@ -1,10 +1,9 @@
-//! Operations in flight: what the provider may still touch, and for whom.
+//! Operations in flight, and the memory that the provider may still access.
 //!
-//! Every posted operation takes one place: scratch space for the provider
-//! (`struct fi_context2`), and a slot that owns all memory the operation reads or
-//! writes. The place's address is the operation's context; it comes back with the
-//! completion. Places never move, and are freed only after the provider's queue
-//! is closed.
+//! Every posted operation takes one entry of the table: scratch space for the provider (`struct
+//! fi_context2`), and a slot that owns all memory that the operation reads or writes. The
+//! entry's address is the operation's context, which the completion returns. Entries never
+//! move, and are freed only after the provider's queue is closed.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -19,46 +18,46 @@ use super::{CompletionKind, OperationId};
 use crate::address::Peer;
 use crate::memory::{MappedKey, RegionInner};
 
-/// Something that must live until an operation is done.
-#[allow(dead_code)] // held, never read
+/// An object that must live until an operation is done.
+#[allow(dead_code)] // #[allow(dead_code)] // retained, never read
 enum Retained {
     Region(Arc<RegionInner>),
     MappedKey(Arc<MappedKey>),
 }
 
-/// Beyond the first: four local buffers, a result, an operand to compare with, and
-/// a mapped key are the most.
+/// Objects after the first. At most four local buffers, a result, a comparand, and a mapped
+/// key.
 const MAX_RETAINED: usize = 6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
     Free,
     InFlight,
-    /// Its owner stopped waiting; the memory stays until the provider lets go.
+    /// The caller stopped waiting; the memory stays until the provider releases it.
     Abandoned,
 }
 
-/// Where a slot lies: behind the scratch space whose address is the context. The
-/// two are apart because the provider writes the scratch space whenever it likes,
-/// while a slot is reached through references.
+/// The slot follows the scratch space, whose address is the context. The two are separate
+/// because the provider writes the scratch space at any time, while a slot is accessed by
+/// reference.
 #[repr(C, align(64))]
 struct TableEntry {
     scratch: UnsafeCell<sys::fi_context2>,
     slot: Slot,
 }
 
-/// In this order, so that what most operations need is in one line of the cache.
+/// Ordered so that the fields of most operations are in one cache line.
 #[repr(C)]
 pub(crate) struct Slot {
-    /// The operation's context: the address of the place.
+    /// The operation's context: the address of the entry.
     context: *mut c_void,
     pub(crate) token: u64,
-    /// Whom the operation is directed to.
+    /// The peer that the operation is directed to.
     pub(crate) peer: Peer,
-    /// Never zero, so that names of operations can be optional for nothing.
+    /// Never zero, so that an optional operation id needs no extra space.
     pub(crate) generation: NonZeroU32,
     pub(crate) index: u32,
-    /// What most operations have, and no more.
+    /// The only retained object of most operations.
     region: Option<Arc<RegionInner>>,
     pub(crate) member: u32,
     pub(crate) state: State,
@@ -106,7 +105,7 @@ impl Slot {
         }
     }
 
-    /// The operation is over; true if nobody waited for it any more.
+    /// Ends the operation; true if it was abandoned.
     #[inline]
     fn complete_slot(&mut self) -> bool {
         let was_abandoned = self.state == State::Abandoned;
@@ -125,7 +124,7 @@ impl Slot {
     }
 }
 
-/// What a completion wants to know of its operation.
+/// The fields of an operation that its completion needs.
 pub(crate) struct SlotInfo {
     pub(crate) operation: OperationId,
     pub(crate) token: u64,
@@ -142,14 +141,14 @@ struct Chunk {
 /// All slots of one queue.
 pub(crate) struct Table {
     chunks: Vec<Chunk>,
-    /// Places of this table that no operation has.
+    /// Free entries of this table.
     free: Vec<NonNull<TableEntry>>,
     total: u32,
     abandoned: usize,
 }
 
-// SAFETY: the places are owned by the table, and all its pointers lead to them; the
-// provider touches only `scratch`, under its own locking.
+// SAFETY: the table owns the entries, and all its pointers lead to them; the provider accesses
+// only `scratch`, under its own locking.
 unsafe impl Send for Table {}
 
 impl Table {
@@ -162,7 +161,7 @@ impl Table {
         table
     }
 
-    /// Doubles the table; chunks stay where they are.
+    /// Doubles the table; chunks do not move.
     fn grow(&mut self) {
         let length = self.total.max(Self::FIRST_CHUNK);
         let entries: Box<[TableEntry]> = (0..length)
@@ -186,7 +185,7 @@ impl Table {
         let entries: NonNull<TableEntry> = NonNull::from(Box::leak(entries)).cast();
         self.free.reserve((self.total + length) as usize);
         for at in (0..length as usize).rev() {
-            // SAFETY: inside the chunk that was just made, and nobody else's yet.
+            // SAFETY: inside the chunk that was just made, and not shared yet.
             unsafe {
                 let entry = entries.add(at);
                 (*entry.as_ptr()).slot.context = entry.as_ptr().cast();
@@ -207,7 +206,7 @@ impl Table {
             self.grow();
         }
         let entry = self.free.pop()?;
-        // SAFETY: of a chunk of this table, as all that are free; the rest as in `at`.
+        // SAFETY: all free entries belong to chunks of this table; the rest as in `at`.
         let slot = unsafe { &mut (*entry.as_ptr()).slot };
         slot.state = State::InFlight;
         Some(slot)
@@ -219,17 +218,17 @@ impl Table {
             if let Some(offset) = index.checked_sub(chunk.first)
                 && offset < chunk.length
             {
-                // SAFETY: inside the chunk, which this table owns; `&mut self`
-                // makes the reference unique among ours, and it leaves out the
-                // scratch space, which is the provider's.
+                // SAFETY: inside the chunk, which this table owns. `&mut self` makes the
+                // reference unique in this process, and it excludes the scratch space, which
+                // the provider owns.
                 return Some(unsafe { &mut (*chunk.entries.as_ptr().add(offset as usize)).slot });
             }
         }
         None
     }
 
-    /// The slot of a context that came back: contexts of entries that belong to
-    /// no operation of ours (a peer's immediate) may be anything.
+    /// The slot of a returned context. The context of an entry without a local operation (a
+    /// peer's immediate) may be any value.
     #[inline]
     pub(crate) fn by_context(&mut self, context: *mut c_void) -> Option<&mut Slot> {
         let address = context as usize;
@@ -255,7 +254,7 @@ impl Table {
         (slot.state != State::Free && slot.generation == id.generation).then_some(slot)
     }
 
-    /// The operation is over: its memory is let go, its slot is free again.
+    /// Ends the operation: its memory is released, and its slot is free again.
     #[inline]
     pub(crate) fn release(&mut self, index: u32) {
         let Some(slot) = self.at(index) else { return };
@@ -266,8 +265,8 @@ impl Table {
         self.recycle_slot(context, was_abandoned);
     }
 
-    /// What the slot of this context knows. The operation is over, as by
-    /// [`release`](Self::release).
+    /// Takes the fields from the slot of this context, and ends the operation as
+    /// [`release`](Self::release) does.
     #[inline]
     pub(crate) fn take_info(&mut self, context: *mut c_void) -> Option<SlotInfo> {
         let slot = self.by_context(context)?;
@@ -285,7 +284,7 @@ impl Table {
     #[inline]
     fn recycle_slot(&mut self, context: *mut c_void, was_abandoned: bool) {
         self.abandoned -= usize::from(was_abandoned);
-        // `grow` made room for all of them.
+        // `grow` reserved space for all of them.
         self.free.extend(NonNull::new(context.cast::<TableEntry>()));
     }
 
@@ -306,7 +305,7 @@ impl Table {
         self.total as usize - self.free.len()
     }
 
-    /// Slots in use by one member.
+    /// The number of slots that one member uses.
     pub(crate) fn of_member(&mut self, member: u32) -> Vec<u32> {
         (0..self.total)
             .filter(|i| self.at(*i).is_some_and(|s| s.state != State::Free && s.member == member))
@@ -343,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_found_by_their_context_and_nothing_else_is() {
+    fn only_valid_contexts_find_a_slot() {
         let mut table = Table::new();
         let mut contexts = Vec::new();
         for i in 0..2000_u64 {
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_id_does_not_name_a_reused_slot() {
+    fn stale_id_does_not_name_a_reused_slot() {
         let mut table = Table::new();
         let slot = table.take().unwrap();
         let (index, old) = (slot.index, slot.id());

@@ -1,10 +1,9 @@
 //! Waiting for completions.
 //!
-//! Sleeping is where providers differ most. Some have no descriptor, some keep it
-//! readable while nothing comes, some lose a wake-up. So every sleep is bounded
-//! (50 ms), `fi_trywait` is asked before each, a signal that stays is taken back by a
-//! short sleep inside of the provider, and after eight wake-ups in a row that brought
-//! nothing the queue goes over to growing pauses.
+//! Providers differ most in how they sleep. Some have no file descriptor, some keep it readable
+//! without an entry, some lose a wake-up. So every sleep is bounded (50 ms), and `fi_trywait`
+//! is called before each. A signal that stays is cleared by a short sleep inside the provider.
+//! After eight empty wake-ups in a row, the queue changes to growing pauses.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -19,17 +18,17 @@ use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Out
 use crate::error::{Error, ErrorKind, Result};
 use crate::waiting::{Backoff, Deadline, WaitStrategy};
 
-/// Longest uninterrupted sleep on a file descriptor: providers with several
-/// layers have been seen to lose a wake-up.
+/// Longest uninterrupted sleep on a file descriptor: layered providers have been seen to lose a
+/// wake-up.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
-/// The shortest sleep inside of a provider, which counts in milliseconds.
+/// The shortest sleep inside a provider, whose unit is milliseconds.
 const PROVIDER_SLEEP: Duration = Duration::from_millis(1);
 
 impl CompletionQueue {
-    /// Waits for the next outcome, in the way the queue was opened with.
+    /// Waits for the next result, with the strategy that the queue was opened with.
     ///
     /// # Errors
-    /// A failed operation; or, without an operation, `DeadlineExceeded`.
+    /// The error of a failed operation; or, without an operation, `DeadlineExceeded`.
     pub fn wait(&mut self, timeout: Duration) -> Outcome {
         if let Some(outcome) = self.ready.pop_front() {
             return outcome;
@@ -37,24 +36,23 @@ impl CompletionQueue {
         self.wait_fresh(&Deadline::after(timeout), timeout)
     }
 
-    /// What to do between two polls that find nothing, in a loop that polls all the
-    /// time, as [`wait`](Self::wait) does by itself. Short, and as long as it must be
-    /// for peers not to be held up by the polling: with some providers (shm before
-    /// libfabric 1.18) messages come *sooner* to who looks less often.
+    /// Pauses between two empty polls in a caller's loop, as [`wait`](Self::wait) does. The
+    /// pause is short, but long enough that polling does not slow the peers down: with some
+    /// providers (shm before libfabric 1.18) messages arrive *sooner* if the queue is polled
+    /// less often.
     #[inline]
     pub fn pause(&self) {
         self.pace.pause();
     }
 
-    /// How long a pause may be while it waits where a provider has nothing to sleep on, or does not
-    /// let us: 200 µs unless one says otherwise. Longer ones take less of a processor, and come
-    /// late by as much.
+    /// The longest pause while the queue waits without a usable file descriptor: 200 µs by
+    /// default. Longer pauses use less CPU time, and delay messages by as much.
     pub fn set_max_pause(&mut self, longest: Duration) {
         self.max_pause = longest;
     }
 
-    /// As [`wait`](Self::wait); None if somebody [woke](super::Waker::wake) the sleeper, now or
-    /// since the last wait, or the time is over.
+    /// Like [`wait`](Self::wait); None if a thread [woke](super::Waker::wake) this one, now or
+    /// since the last wait, or the deadline passed.
     pub fn wait_or_wake(&mut self, timeout: Duration) -> Option<Outcome> {
         match self.ready.pop_front() {
             Some(outcome) => Some(outcome),
@@ -76,8 +74,8 @@ impl CompletionQueue {
         })
     }
 
-    /// The next outcome that the provider has. None if the time is over; or, where that is wanted,
-    /// if another thread woke us.
+    /// The next result of the provider. None if the deadline passed, or, if requested, if
+    /// another thread woke this one.
     fn poll_and_sleep(&mut self, deadline: &Deadline, may_be_woken: bool) -> Option<Outcome> {
         let spin_end = match self.waiting {
             WaitStrategy::Busy => None,
@@ -85,7 +83,7 @@ impl CompletionQueue {
             WaitStrategy::Block => Some(Instant::now()),
         };
         let mut backoff = Backoff::sleeping().with_max_pause(self.max_pause);
-        let (mut empty_wakeups, mut looks) = (0, 0_u32);
+        let (mut empty_wakeups, mut polls) = (0, 0_u32);
         loop {
             if let Some(outcome) = self.poll_fresh() {
                 return Some(outcome);
@@ -93,10 +91,11 @@ impl CompletionQueue {
             if may_be_woken && self.shared.wake_up.swap(false, Ordering::AcqRel) {
                 return None;
             }
-            // The clock costs as much as a look: read it every eighth time, and the first.
-            let is_time_to_look = looks.is_multiple_of(8) || self.waiting == WaitStrategy::Block;
-            looks = looks.wrapping_add(1);
-            if !is_time_to_look {
+            // Reading the clock costs as much as a poll: read it every eighth time, and the
+            // first.
+            let reads_clock = polls.is_multiple_of(8) || self.waiting == WaitStrategy::Block;
+            polls = polls.wrapping_add(1);
+            if !reads_clock {
                 self.pause();
                 continue;
             }
@@ -109,11 +108,11 @@ impl CompletionQueue {
         }
     }
 
-    /// Sleeps until there may be something to read, for a bounded while.
+    /// Sleeps until there may be an entry to read, for a bounded time.
     ///
-    /// `empty_wakeups` counts wake-ups in a row that brought nothing: some providers
-    /// refuse to let us sleep, or keep their descriptor readable, for as long as a
-    /// connection is open. Then pauses are better than a loop around `poll`.
+    /// `empty_wakeups` counts empty wake-ups in a row: some providers refuse to sleep, or keep
+    /// their file descriptor readable, for as long as a connection is open. Then pauses are
+    /// better than a loop around `poll`.
     fn sleep(
         &mut self,
         deadline: &Deadline,
@@ -130,10 +129,10 @@ impl CompletionQueue {
             backoff.pause(deadline);
             return;
         }
-        // Once for the wish to wake somebody, and once for the signal itself; then it is seen
+        // Repeated once for the wake-up request, and once for the signal itself; then check
         // whether that helped.
         if *empty_wakeups > 1 && *empty_wakeups % 3 != 1 {
-            // Inside of the provider it lasts a millisecond, whatever is left.
+            // Inside the provider a sleep lasts at least a millisecond, whatever time is left.
             if deadline.left() < PROVIDER_SLEEP {
                 backoff.pause(deadline);
             } else {
@@ -143,22 +142,22 @@ impl CompletionQueue {
         }
         let fabric = self.shared.domain.fabric().as_ptr();
         let mut fid = self.shared.handle.as_fid();
-        // SAFETY: one live object. Sleeping without this call's permission can
-        // miss what arrived before.
+        // SAFETY: one live object. Sleeping without the permission of this call can miss an
+        // earlier arrival.
         let code = unsafe { sys::fi_trywait(fabric, &mut fid, 1) };
         if code != 0 {
-            // -FI_EAGAIN: there is something to do first.
+            // -FI_EAGAIN: there is an entry to read first.
             std::thread::yield_now();
             return;
         }
-        // Asking took back the signal of whoever woke us just now.
+        // This call consumed the signal of a thread that woke this one just now.
         if may_be_woken && self.shared.wake_up.load(Ordering::SeqCst) {
             return;
         }
         let left = deadline.left().min(MAX_SLEEP);
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // To the nanosecond: who looks after a device's copies meanwhile comes back in far less than
-        // a millisecond.
+        // With nanosecond resolution: a caller that also drives device copies must return in
+        // far less than a millisecond.
         let longest =
             libc::timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };
         // SAFETY: one valid entry, and a time; the descriptor belongs to the queue.
@@ -167,9 +166,9 @@ impl CompletionQueue {
         }
     }
 
-    /// After a wake-up that brought nothing. Some providers (`net`) take back what was signalled,
-    /// by [`Waker::wake`](super::Waker::wake) or a completion that was read long ago, only
-    /// from who sleeps inside of them: until then their descriptor stays readable.
+    /// Handles a wake-up without an entry. Some providers (`net`) clear a signal, of
+    /// [`Waker::wake`](super::Waker::wake) or of a completion read long ago, only during a
+    /// sleep inside the provider: until then their file descriptor stays readable.
     fn clear_signal(&mut self) {
         const MILLISECONDS: i32 = PROVIDER_SLEEP.as_millis() as i32;
         let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
@@ -178,7 +177,7 @@ impl CompletionQueue {
             .domain
             .deregistration_lock()
             .map(|deregistration_lock| deregistration_lock.lock_progress());
-        // SAFETY: room for BATCH entries.
+        // SAFETY: space for BATCH values.
         let got = unsafe {
             if self.reports_source {
                 let sources = self.sources.as_mut_ptr();
@@ -188,24 +187,23 @@ impl CompletionQueue {
             }
         };
         drop(lock_progress);
-        // A failure is there for the next look, and so is a queue that is broken.
+        // The next poll reports a failure, or a broken queue.
         self.fill(usize::try_from(got).unwrap_or(0));
     }
 
-    /// An outcome that was put back.
+    /// Returns a result that was stored.
     fn take_ready(&mut self, fits: impl FnMut(&Outcome) -> bool) -> Option<Outcome> {
         let at = self.ready.iter().position(fits)?;
         self.ready.remove(at)
     }
 
-    /// Waits for one operation; outcomes of others stay for [`poll`](Self::poll).
+    /// Waits for one operation; results of others stay for [`poll`](Self::poll).
     ///
-    /// If the deadline passes the operation is given up as by
-    /// [`abandon`](Self::abandon).
+    /// If the deadline passes, the operation is abandoned as by [`abandon`](Self::abandon).
     ///
     /// # Errors
-    /// Why the operation failed; `DeadlineExceeded`; `InvalidArgument` if it is
-    /// not in flight.
+    /// The error of the operation; `DeadlineExceeded`; `InvalidArgument` if it is not in
+    /// flight.
     pub fn complete(&mut self, operation: OperationId, timeout: Duration) -> Result<Completion> {
         let is_it = |outcome: &Outcome| {
             let id = match outcome {
@@ -217,9 +215,9 @@ impl CompletionQueue {
         if let Some(outcome) = self.take_ready(is_it) {
             return outcome.map_err(Error::from);
         }
-        let of_whom = self.table().by_id(operation).map(|slot| (slot.member, slot.peer));
-        // A deadline names nobody by itself.
-        let named = |queue: &Self, error: Error| match of_whom
+        let target = self.table().by_id(operation).map(|slot| (slot.member, slot.peer));
+        // A deadline error does not name the peer by itself.
+        let named = |queue: &Self, error: Error| match target
             .and_then(|(member, peer)| queue.name_of(member, peer))
         {
             Some(peer) => error.with_peer(peer),
@@ -227,7 +225,7 @@ impl CompletionQueue {
         };
         let deadline = Deadline::after(timeout);
         loop {
-            // Its outcome may have come together with others'.
+            // Its result may have arrived together with others.
             if self.table().by_id(operation).is_none() {
                 return match self.take_ready(is_it) {
                     Some(outcome) => outcome.map_err(Error::from),
@@ -248,7 +246,7 @@ impl CompletionQueue {
                 self.abandon(operation);
                 return outcome.map_err(|failure| named(self, failure.error));
             }
-            // A queue that is broken says so at every look: do not collect that.
+            // A broken queue reports this at every poll: do not collect it.
             let broken = matches!(&outcome, Err(f) if f.operation.is_none()
                 && f.error.operation() == "fi_cq_read");
             if broken {
@@ -256,7 +254,7 @@ impl CompletionQueue {
                 return outcome.map_err(Error::from);
             }
             self.ready.push_back(outcome);
-            // Others' outcomes must not keep this one waiting for ever.
+            // Results of other operations must not extend the wait without a bound.
             if deadline.has_passed() {
                 self.abandon(operation);
                 let error = self.shared.domain.add_provider(Error::new(
@@ -269,10 +267,9 @@ impl CompletionQueue {
         }
     }
 
-    /// Stops wait for operation. A receive is cancelled. What is on the
-    /// wire cannot be called back: its memory is quarantined, that is kept until
-    /// the provider completes it or its endpoint is closed. Its outcome will not
-    /// be reported.
+    /// Stops waiting for an operation. A receive is cancelled. A transfer on the wire cannot be
+    /// cancelled: its memory is quarantined, that is, retained until the provider completes it
+    /// or its endpoint is closed. Its result will not be reported.
     ///
     /// ```
     /// use std::time::Duration;
@@ -286,7 +283,7 @@ impl CompletionQueue {
     /// # let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
     /// let receive = endpoint.receive(&mut queue, &inbox.all(), 0)?;
     /// queue.abandon(receive);
-    /// // Nobody waits for it now; its memory is safe until the provider lets go.
+    /// // The receive is abandoned; its memory is safe until the provider releases it.
     /// assert!(queue.complete(receive, Duration::from_millis(5)).is_err());
     /// endpoint.close()?;
     /// while queue.poll().is_some() {}
@@ -304,15 +301,15 @@ impl CompletionQueue {
         {
             let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(endpoint) = *endpoint {
-                // SAFETY: the endpoint is not closed while its lock is held; the
-                // context is a slot in flight. A refusal leaves it quarantined.
+                // SAFETY: the endpoint is not closed while its lock is held; the context is a
+                // slot in flight. If the provider refuses, the operation stays quarantined.
                 unsafe { sys::fi_cancel(endpoint as *mut sys::fid, context) };
             }
         }
     }
 
-    /// How waiting is done: `busy`, `fd` (sleeps on the provider's descriptor) or
-    /// `pauses` (the provider has none).
+    /// How the queue waits: `busy`, `fd` (sleeps on the provider's file descriptor) or `pauses`
+    /// (the provider has none).
     #[must_use]
     pub fn wait_method(&self) -> &'static str {
         match (self.waiting, self.wait_fd) {
@@ -322,9 +319,9 @@ impl CompletionQueue {
         }
     }
 
-    /// The file descriptor to sleep on in an event loop of the caller's own, where the provider has
-    /// one. Ask [`may_sleep`](Self::may_sleep) right before each sleep, and [`poll`](Self::poll) until
-    /// there is nothing after it.
+    /// The file descriptor to wait on in the caller's own event loop, if the provider has one.
+    /// Call [`may_sleep`](Self::may_sleep) right before each sleep, and [`poll`](Self::poll)
+    /// until it returns nothing after it.
     ///
     /// ```
     /// use fabric::*;

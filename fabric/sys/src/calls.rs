@@ -1,16 +1,18 @@
-//! The one way into the operation tables of libfabric's objects.
+//! Checked calls of the operation tables of libfabric's objects.
 //!
-//! libfabric declares most of its calls `static inline`: each looks a function up in a table of the
-//! object and calls it, whether it is there or not. Providers leave functions and whole tables
-//! out, and one that was built against older headers has shorter tables. So each call here first
-//! sees whether the object has the table, whether the table's `size` covers the entry, and whether
-//! the entry is set. If not, it answers `-FI_ENOSYS`. All of it is inlined.
+//! libfabric declares most of its calls `static inline`: each looks a function up in a table of
+//! the object and calls it without a check. Providers omit functions and whole tables, and a
+//! provider built against older headers has shorter tables. So each call here first checks that
+//! the object has the table, that the table's `size` covers the entry, and that the entry is
+//! set. Otherwise it returns `-FI_ENOSYS`. All of it is inlined.
 //!
-//! Calls that libfabric makes of others (`fi_enable` is a `fi_control`) are made of those here.
+//! libfabric calls that use other calls (`fi_enable` is a `fi_control`) use the checked calls
+//! here.
 //!
 //! # Safety
-//! As libfabric's functions of the same name: the object is open, and what it is given stays valid
-//! as long as the manual page says. A table that the object points to has at least its `size` field.
+//! As for libfabric's functions of the same name: the object is open, and the arguments stay
+//! valid as long as the manual page requires. A table of the object has at least its `size`
+//! field.
 
 use std::mem::offset_of;
 use std::os::raw::{c_char, c_int, c_void};
@@ -18,7 +20,7 @@ use std::ptr;
 
 use crate::*;
 
-/// What a call answers whose function is absent.
+/// The result of a call whose function is absent.
 trait Absent {
     const ABSENT: Self;
 }
@@ -31,7 +33,7 @@ impl Absent for isize {
     const ABSENT: Self = -(FI_ENOSYS as isize);
 }
 
-/// Counters have no way to say it: see [`can_count`].
+/// Counters cannot report it: see [`can_count`].
 impl Absent for u64 {
     const ABSENT: Self = 0;
 }
@@ -40,7 +42,7 @@ impl Absent for *const c_char {
     const ABSENT: Self = ptr::null();
 }
 
-/// The function at an entry of an object's table, if it is there.
+/// The function at an entry of an object's table, if present.
 macro_rules! entry {
     ($object:expr, $table:ident => $kind:ident.$entry:ident) => {{
         let table = (*$object).$table;
@@ -217,7 +219,7 @@ pub unsafe fn wait_descriptor(object: *mut fid, descriptor: *mut c_int) -> c_int
     fi_control(object, FI_GETWAIT as c_int, descriptor.cast())
 }
 
-/// `fi_getopt` of `FI_OPT_INJECT_RMA_SIZE`, which the library that is loaded may know though the
+/// `fi_getopt` of `FI_OPT_INJECT_RMA_SIZE`, which the loaded library may know even if the
 /// headers do not name it.
 pub unsafe fn inject_rma_size(endpoint: *mut fid, size: *mut usize) -> c_int {
     const INJECT_RMA_SIZE: c_int = 18;
@@ -225,7 +227,7 @@ pub unsafe fn inject_rma_size(endpoint: *mut fid, size: *mut usize) -> c_int {
     fi_getopt(endpoint, FI_OPT_ENDPOINT as c_int, INJECT_RMA_SIZE, size.cast(), &mut length)
 }
 
-/// Does a counter say how far it is? The two calls that read it cannot say that they are absent.
+/// Can the counter be read? The two calls that read it cannot report that they are absent.
 pub unsafe fn can_count(counter: *mut fid_cntr) -> bool {
     entry!(counter, ops => fi_ops_cntr.read).is_some()
         && entry!(counter, ops => fi_ops_cntr.readerr).is_some()
@@ -302,24 +304,24 @@ pub unsafe fn fi_mr_unmap_key(domain: *mut fid, key: u64) -> c_int {
 mod tests {
     use super::*;
 
-    /// What may be wrong with a table.
+    /// The defects of a table.
     #[derive(Debug, Clone, Copy)]
     pub(super) enum Tables {
-        /// The object has none.
+        /// The object has no table.
         Missing,
         /// All entries are NULL.
         Empty,
-        /// All entries are set, and lie behind the table's end.
+        /// All entries are set, but the table's size ends before them.
         Short,
     }
 
     extern "C" fn called() {
-        eprintln!("an entry behind the end of its table was called");
+        eprintln!("an entry beyond the end of its table was called");
         std::process::abort();
     }
 
     impl Tables {
-        /// Room for any table; it is never freed.
+        /// Space for any table; it is never freed.
         pub(super) fn table<T>(self) -> *mut T {
             let entry = match self {
                 Self::Missing => return ptr::null_mut(),
@@ -334,9 +336,9 @@ mod tests {
     }
 
     #[test]
-    fn absent_entries_are_answered_with_enosys() {
+    fn absent_entries_return_enosys() {
         for tables in [Tables::Missing, Tables::Empty, Tables::Short] {
-            // SAFETY: no call gets as far as to use what it is given.
+            // SAFETY: no call gets far enough to use its arguments.
             for (name, is_refused) in unsafe { call_all(tables) } {
                 assert!(is_refused, "{name}, tables {tables:?}");
             }
@@ -344,9 +346,10 @@ mod tests {
     }
 
     #[test]
-    fn calls_made_of_others_are_answered_with_enosys() {
+    fn composed_calls_return_enosys() {
         for tables in [Tables::Missing, Tables::Empty, Tables::Short] {
-            // SAFETY: all bytes zero is a valid object; no call gets as far as to use what it is given.
+            // SAFETY: all bytes zero is a valid object; no call gets far enough to use its
+            // arguments.
             unsafe {
                 let mut region: fid_mr = std::mem::zeroed();
                 region.fid.ops = tables.table();
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_there_is_called_with_its_object() {
+    fn present_entry_is_called_with_its_object() {
         unsafe extern "C" fn recv(
             endpoint: *mut fid_ep,
             _: *mut c_void,

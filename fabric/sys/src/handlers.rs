@@ -1,4 +1,4 @@
-//! What becomes of signals while libraries are loaded that replace their handlers.
+//! Restores signal handlers that libraries replace while they are loaded.
 
 use std::mem;
 use std::ops::Range;
@@ -8,14 +8,14 @@ use libc::{
     SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP, c_int, c_void, sigaction, sigset_t,
 };
 
-/// Faults of this thread itself: they cannot wait.
+/// Faults of this thread itself, which cannot be deferred.
 const FAULTS: [c_int; 7] = [SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP];
 
-/// Loads libraries, and puts the handlers of signals back that they replaced: those that lie in a
-/// library that was not loaded before. What other threads of the program handle from now on stays,
-/// unless one of them has a signal ignored, or handled as usual, meanwhile. Other signals than faults
-/// are held back from this thread meanwhile, and from the threads that it starts: a handler that is
-/// there temporarily may end the process.
+/// Loads libraries, and restores the signal handlers that they replaced, if the new handler is
+/// in a library that was not loaded before. A handler that another thread of the program
+/// installs during the call stays; a disposition that it sets to ignored or default may be
+/// overwritten. Signals other than faults are blocked in this thread during the call, and in
+/// the threads that it starts, because a temporary handler may end the process.
 pub(crate) fn preserve_signal_handlers<T>(task: impl FnOnce() -> T) -> T {
     let loaded_before = LoadedCode::loaded();
     let before: Vec<_> = (1..=libc::SIGRTMAX())
@@ -36,9 +36,9 @@ pub(crate) fn preserve_signal_handlers<T>(task: impl FnOnce() -> T) -> T {
     let loaded = LoadedCode::loaded();
     for (signal, usual) in before {
         let Some(now) = handler(signal, None).map(|now| now.sa_sigaction) else { continue };
-        let is_theirs = matches!(now, libc::SIG_DFL | libc::SIG_IGN)
+        let is_program_disposition = matches!(now, libc::SIG_DFL | libc::SIG_IGN)
             || loaded.contains(now) && !loaded_before.contains(now);
-        if now != usual.sa_sigaction && is_theirs {
+        if now != usual.sa_sigaction && is_program_disposition {
             handler(signal, Some(&usual));
         }
     }
@@ -46,14 +46,14 @@ pub(crate) fn preserve_signal_handlers<T>(task: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Where the program and its libraries lie.
+/// The address ranges of the program and its libraries.
 struct LoadedCode(Vec<Range<usize>>);
 
 impl LoadedCode {
-    /// Of what is loaded now.
+    /// The ranges of the code that is loaded now.
     fn loaded() -> Self {
         let mut found = Self(Vec::new());
-        // SAFETY: the callback is called during this call only, with what it was given.
+        // SAFETY: the callback only runs during this call, with the given argument.
         unsafe { libc::dl_iterate_phdr(Some(add_object), ptr::from_mut(&mut found).cast()) };
         found
     }
@@ -72,7 +72,7 @@ unsafe extern "C" fn add_object(
     _: usize,
     found: *mut c_void,
 ) -> c_int {
-    // SAFETY: the linker has so many headers there; nothing else uses what was given.
+    // SAFETY: the linker passes this many headers; nothing else uses the argument.
     unsafe {
         let (object, found) = (&*object, &mut *found.cast::<LoadedCode>());
         let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
@@ -84,10 +84,10 @@ unsafe extern "C" fn add_object(
     0
 }
 
-/// What becomes of a signal, or became before this was set. None for those that the C library keeps
-/// for itself.
+/// Sets the disposition of a signal, and returns the previous one. None for signals that the C
+/// library reserves.
 fn handler(signal: c_int, new: Option<&sigaction>) -> Option<sigaction> {
-    // SAFETY: all zeros are a valid value. What is set was there before.
+    // SAFETY: all zeros are a valid value. A disposition that is set was in use before.
     unsafe {
         let mut found: sigaction = mem::zeroed();
         let new = new.map_or(ptr::null(), ptr::from_ref);
@@ -95,9 +95,9 @@ fn handler(signal: c_int, new: Option<&sigaction>) -> Option<sigaction> {
     }
 }
 
-/// Changes this thread's mask of signals; the one before.
+/// Changes this thread's signal mask, and returns the previous one.
 fn set_mask(how: c_int, signals: &sigset_t) -> sigset_t {
-    // SAFETY: the set is valid; all zeros are a value, which is written over.
+    // SAFETY: the set is valid; all zeros are a value, which is overwritten.
     unsafe {
         let mut before: sigset_t = mem::zeroed();
         libc::pthread_sigmask(how, signals, &mut before);
@@ -112,8 +112,8 @@ mod tests {
     extern "C" fn ignore(_: c_int) {}
 
     #[test]
-    fn handlers_that_the_program_sets_meanwhile_stay() {
-        // SAFETY: the handler does nothing, and is for a signal that nothing else here uses.
+    fn handlers_that_the_program_sets_are_kept() {
+        // SAFETY: the handler does nothing, and no other code of this process uses the signal.
         unsafe {
             let mut host: sigaction = mem::zeroed();
             host.sa_sigaction = ignore as *const () as usize;
@@ -124,8 +124,8 @@ mod tests {
     }
 
     #[test]
-    fn replaced_handlers_are_put_back_and_signals_wait_until_then() {
-        // SAFETY: the handler does nothing; a signal that is blocked is sent to this thread only.
+    fn replaced_handlers_are_restored_and_signals_deferred() {
+        // SAFETY: the handler does nothing; a blocked signal is sent to this thread only.
         unsafe {
             let mut host: sigaction = mem::zeroed();
             host.sa_sigaction = ignore as *const () as usize;
@@ -136,7 +136,7 @@ mod tests {
                 for signal in [libc::SIGUSR2, SIGSEGV] {
                     handler(signal, Some(&other)).unwrap();
                 }
-                // With its usual effect it would end the process.
+                // The default disposition would end the process.
                 libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2);
             });
             assert_eq!(

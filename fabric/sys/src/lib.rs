@@ -1,22 +1,19 @@
 //! Raw bindings to [libfabric](https://ofiwg.github.io/libfabric/).
 //!
-//! Most of it is generated, by bindgen, from libfabric's headers and a small C
-//! shim, for what the `fabric` crate uses. `src/bindings` has a file for each
-//! version whose structures differ; the one taken is the newest that is not
-//! newer than the headers that `pkg-config` finds, 1.17 or newer. The C compiler
-//! checks sizes and offsets against these headers. `scripts/make-bindings` makes
-//! a file for another version, or anew.
+//! bindgen generates most of it from libfabric's headers and a small C shim, for what the
+//! `fabric` crate uses. `src/bindings` has a file for each version whose structures differ. The
+//! build takes the newest file that is not newer than the headers found by `pkg-config`, which
+//! must be 1.17 or newer. The C compiler checks sizes and offsets against these headers.
+//! `scripts/make-bindings` generates a file for another version.
 //!
-//! The names are libfabric's own. The few functions that the library exports are found
-//! in it when one is called for the first time, which loads it: see [`load`]. Functions that libfabric declares `static
-//! inline`, and which call a function of the object, are in [`calls`]: there a
-//! function that the object lacks is answered with `-FI_ENOSYS`. Whatever differs
-//! between header versions (anonymous unions, structures that grew) is reached
-//! through the `fcs_` functions of the shim, so that one source builds against all
-//! of them.
+//! The names are libfabric's own. The few functions that the library exports are looked up at
+//! the first call, which loads the library: see [`load`]. Functions that libfabric declares
+//! `static inline`, and that call a function of the object, are in [`calls`]: a function that
+//! the object lacks returns `-FI_ENOSYS`. Everything that differs between header versions
+//! (anonymous unions, structures that grew) is accessed through the `fcs_` functions of the
+//! shim, so that one source builds against all of them.
 //!
-//! Nothing is safe to call without having read libfabric's manual pages: use
-//! the `fabric` crate.
+//! No call is safe without knowledge of libfabric's manual pages: use the `fabric` crate.
 //!
 //! ```
 //! // SAFETY: takes no argument and has no precondition.
@@ -48,8 +45,8 @@ pub use library::{
     load,
 };
 
-/// Structures of which libfabric's tables only have pointers here, and whose layout differs between
-/// versions, or is of no use.
+/// Structures that are only used by pointer, and whose layout differs between versions or is
+/// not needed.
 macro_rules! opaque {
     ($($name:ident)*) => {$(
         #[repr(C)]
@@ -64,7 +61,8 @@ opaque! {
     fid_av_set fid_mc fid_poll fid_stx
 }
 
-/// What the headers declare. Nothing is linked with libfabric: its functions are those above.
+/// Declarations of the headers. Nothing is linked with libfabric: its functions are those
+/// above.
 mod bindings {
     use super::*;
 
@@ -73,8 +71,8 @@ mod bindings {
 
 pub use bindings::*;
 
-// Macros with casts, and macros that are enum members in some versions, do not
-// come through bindgen. Their values are ABI; `shim.c` asserts each of them.
+// bindgen does not translate macros with casts, or macros that are enum members in some
+// versions. Their values are ABI; `shim.c` asserts each of them.
 
 /// No address, or any address.
 pub const FI_ADDR_UNSPEC: u64 = u64::MAX;

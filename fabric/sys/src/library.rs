@@ -1,11 +1,11 @@
-//! libfabric itself, which is loaded when it is used for the first time.
+//! Loading libfabric at its first use.
 //!
-//! A program that uses no fabric starts without it, and runs where it is not installed. Debian's and
-//! Ubuntu's loads the libraries of PSM and PSM2, which replace the handlers of six signals, Ctrl-C's
-//! among them, and measure the processor's clock for 0.2 s.
+//! A program that uses no fabric starts without libfabric, and runs where it is not installed.
+//! The libfabric of Debian and Ubuntu loads the libraries of PSM and PSM2, which replace the
+//! handlers of six signals, including SIGINT, and measure the processor's clock for 0.2 s.
 //!
-//! Functions are found by their symbol versions, so that a library that is newer than the headers
-//! reads and writes structures as the bindings have them.
+//! Functions are looked up by symbol version, so that a library newer than the headers uses the
+//! structures of the bindings.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
@@ -17,8 +17,9 @@ use crate::*;
 
 const LIBRARY_NAME: &CStr = c"libfabric.so.1";
 
-/// The symbol version of functions that take or give a `fi_info`, for the structures that the
-/// bindings have. libfabric has a new one when these change, and keeps the functions for earlier ones.
+/// The symbol version of functions that take or return a `fi_info`, for the structures of the
+/// bindings. libfabric adds a version when these change, and keeps the functions of earlier
+/// ones.
 const INFO_SYMBOL_VERSION: &CStr = match (FI_MAJOR_VERSION, FI_MINOR_VERSION) {
     (1, ..20) => c"FABRIC_1.3",
     (1, _) => c"FABRIC_1.7",
@@ -27,7 +28,8 @@ const INFO_SYMBOL_VERSION: &CStr = match (FI_MAJOR_VERSION, FI_MINOR_VERSION) {
     _ => panic!("name the symbol version of fi_getinfo for these headers"),
 };
 
-/// `name @ symbol version (arguments) -> result, or what it answers without the library`
+/// `name @ symbol version (arguments) -> result, or the value that it returns without the
+/// library`
 macro_rules! functions {
     ($($name:ident @ $version:expr,
         ($($argument:ident: $type:ty),*) -> $result:ty, or $absent:expr;)*) => {
@@ -63,7 +65,7 @@ macro_rules! functions {
                 }
             }
 
-            // The headers declare it so.
+            // The headers declare it with this type.
             const _: unsafe extern "C" fn($($type),*) -> $result = bindings::$name;
         )*
     };
@@ -89,13 +91,14 @@ functions! {
     fi_version @ c"FABRIC_1.0", () -> u32, or 0;
 }
 
-/// Loads libfabric and its providers, unless it was done before. Each function of libfabric's does
-/// so; without the library they answer `-FI_ENOSYS`, a null pointer or 0.
+/// Loads libfabric and its providers, unless already loaded. Each libfabric function does so;
+/// without the library they return `-FI_ENOSYS`, a null pointer or 0.
 ///
-/// Handlers of signals stay what they were. Signals that ask this thread to end come when it is done.
+/// Signal handlers are restored. Signals that ask this thread to end are delivered when the
+/// call is done.
 ///
 /// # Errors
-/// Why it cannot be loaded, and what to do.
+/// Why the library cannot be loaded, and the remedy.
 pub fn load() -> Result<(), &'static str> {
     library().map(drop)
 }
@@ -115,8 +118,8 @@ fn open(name: &CStr) -> Result<Library, String> {
     if handle.is_null() {
         return Err(explain_dlopen_failure(&name.to_string_lossy(), &dlerror_text()));
     }
-    // SAFETY: the handle was just opened. Asked for nothing but its providers' names and versions,
-    // the library loads them: some have constructors of their own. The list is freed.
+    // SAFETY: the handle was just opened. A query for only the names and versions of providers
+    // makes the library load them: some have constructors of their own. The list is freed.
     unsafe {
         let library = Library::find(handle)?;
         let mut list = ptr::null_mut();
@@ -129,12 +132,13 @@ fn open(name: &CStr) -> Result<Library, String> {
     }
 }
 
-/// Why a library is not there, from what the run-time linker says.
+/// Why a library was not found, from the message of the run-time linker.
 fn explain_dlopen_failure(name: &str, linker_message: &str) -> String {
-    // In the language of the process, as the linker says it.
+    // The linker's message is in the language of the process.
     let absent = io::Error::from_raw_os_error(libc::ENOENT).to_string();
     let absent = absent.split(" (os error").next().unwrap_or_default();
-    // Of a library that it needs the linker says the same, with that one's name.
+    // If a dependency is missing, the linker's message is the same, with the name of the
+    // dependency.
     if linker_message.starts_with(&format!("{name}: ")) && linker_message.ends_with(absent) {
         return format!(
             "libfabric is not installed ({linker_message}). Install it with apt install libfabric1, or name its \
@@ -142,7 +146,8 @@ fn explain_dlopen_failure(name: &str, linker_message: &str) -> String {
         );
     }
     format!(
-        "libfabric cannot be loaded ({linker_message}). Install it anew with apt install --reinstall libfabric1, \
+        "libfabric cannot be loaded ({linker_message}). Reinstall it with apt install --reinstall \
+         libfabric1, \
          or name the directory of another one in LD_LIBRARY_PATH"
     )
 }
@@ -163,9 +168,9 @@ unsafe fn symbol(handle: *mut c_void, name: &CStr, version: &CStr) -> Result<*mu
     Ok(found)
 }
 
-/// What the run-time linker says of its last failure.
+/// The run-time linker's message about its last failure.
 fn dlerror_text() -> String {
-    // SAFETY: the text is terminated, and stays until this thread's next call of the linker.
+    // SAFETY: the text is terminated, and valid until this thread's next call of the linker.
     unsafe {
         let text = libc::dlerror();
         if text.is_null() {
@@ -180,25 +185,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absent_library_is_named_with_the_remedy() {
-        let Err(error) = open(c"libfabric-absent.so.1") else { panic!("it was loaded") };
+    fn absent_library_error_names_the_remedy() {
+        let Err(error) = open(c"libfabric-absent.so.1") else { panic!("the library was loaded") };
         let start = "libfabric is not installed (libfabric-absent.so.1: ";
         assert!(error.starts_with(start), "{error}");
         assert!(error.contains("). Install it with apt install libfabric1, "), "{error}");
     }
 
     #[test]
-    fn library_that_cannot_be_loaded_is_told_in_the_words_of_the_linker() {
+    fn load_error_contains_the_message_of_the_linker() {
         let name = format!("libfabric-bogus-{}.so.1", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::write(&path, "no library").unwrap();
         let bogus = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
         let opened = open(&bogus);
         std::fs::remove_file(&path).unwrap();
-        let Err(error) = opened else { panic!("it was loaded") };
+        let Err(error) = opened else { panic!("the library was loaded") };
         let start = format!("libfabric cannot be loaded ({}: ", path.display());
         assert!(error.starts_with(&start), "{error}");
-        // The words of glibc.
+        // Messages of glibc.
         for linker_message in [
             "libfabric.so.1: wrong ELF class: ELFCLASS32",
             "libpsm2.so.2: cannot open shared object file: No such file or directory",
@@ -223,10 +228,10 @@ mod tests {
         assert!(error.contains(INFO_SYMBOL_VERSION.to_str().unwrap()), "{error}");
     }
 
-    /// As the linker takes them where the bindings and the library are of the same version.
+    /// The run-time linker accepts them if the bindings and the library have the same version.
     #[test]
-    fn symbol_versions_are_those_of_the_headers() {
-        // SAFETY: functions are looked for, and `fi_version` has no precondition.
+    fn symbol_versions_match_the_headers() {
+        // SAFETY: functions are only looked up, and `fi_version` has no precondition.
         unsafe {
             if fi_version() != (FI_MAJOR_VERSION << 16 | FI_MINOR_VERSION) {
                 return;

@@ -1,4 +1,4 @@
-//! Which cells there are.
+//! The cells of the matrix.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ pub struct Group {
     pub kind: EndpointKind,
     /// Local address to bind to, for providers with IP addresses.
     pub source: Option<&'static str>,
-    /// Environment the provider needs.
+    /// Environment variables that the provider needs.
     pub environment: &'static [(&'static str, &'static str)],
-    /// Do two-sided messages arrive? On `ofi_mrail` 1.17 they do not (libfabric's
-    /// own `fi_pingpong` hangs there, too): pairs do not greet each other by one.
+    /// Do two-sided messages arrive? They do not on `ofi_mrail` 1.17 (libfabric's own
+    /// `fi_pingpong` hangs there, too), so pairs skip the message of their first exchange.
     pub messages: bool,
 }
 
@@ -64,11 +64,11 @@ pub const GROUPS: &[Group] = &[
     },
 ];
 
-/// The verbs provider's registration cache widens the rights of regions and
-/// keeps closed ones open to peers.
+/// The verbs provider's registration cache widens the access of regions and leaves closed ones
+/// open to peers.
 const NO_REGISTRATION_CACHE: &[(&str, &str)] = &[("FI_MR_CACHE_MAX_COUNT", "0")];
 
-/// Memory that the payload lies in.
+/// Kind of memory of the payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Memory {
     Host,
@@ -141,7 +141,7 @@ impl Cell {
         GROUPS.iter().find(|g| g.provider == self.provider && g.kind == self.kind)
     }
 
-    /// The question for this cell's provider.
+    /// The query for this cell's provider.
     pub fn query(&self) -> Query {
         let mut query = Query::new(self.kind).provider(&self.provider);
         if let Some(source) = self.group().and_then(|g| g.source) {
@@ -150,7 +150,7 @@ impl Cell {
         query
     }
 
-    /// This cell's offer, with these capabilities on top of messages and RMA.
+    /// This cell's offer, with these capabilities in addition to messages and RMA.
     pub fn offer(&self, extra: Caps) -> Result<Offer> {
         self.offer_of(self.query(), extra)
     }

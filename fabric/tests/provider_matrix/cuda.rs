@@ -1,7 +1,7 @@
-//! CUDA memory for the matrix, through the driver library, loaded at run time.
-//! Only what the cells need: one device, allocate, copy in and out.
+//! CUDA memory for the matrix, through the driver library, loaded at run time. Only the calls
+//! that cells need: one device, allocate, copy in and out.
 #![allow(unsafe_code)]
-// The fields' types say what the symbols are.
+// The types of the fields document the symbols.
 #![allow(clippy::missing_transmute_annotations)]
 
 use std::ffi::CStr;
@@ -70,11 +70,11 @@ fn load() -> Option<Driver> {
     }
 }
 
-/// Is there a device? Asked without creating a context in this process, since a
-/// process with one must not fork children that use it.
+/// Is there a device? Checked without creating a context in this process, because a process
+/// with a context must not fork children that use CUDA.
 pub fn is_available() -> bool {
     std::path::Path::new("/dev/nvidiactl").exists() && {
-        // SAFETY: a terminated name; only looked for.
+        // SAFETY: a terminated name; only looked up.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY) };
         !library.is_null()
     }

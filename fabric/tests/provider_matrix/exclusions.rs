@@ -1,4 +1,4 @@
-//! What cells cannot do, as data.
+//! Exclusions of cells, as data.
 
 use fabric::Version;
 
@@ -41,7 +41,7 @@ pub fn load() -> Result<Vec<Exclusion>, String> {
     Ok(list)
 }
 
-/// `*` matches anything, `a*` what begins with a, `a|b` either.
+/// `*` matches anything, `a*` anything that begins with a, `a|b` either.
 fn matches(pattern: &str, text: &str) -> bool {
     pattern.split('|').any(|pattern| match pattern.strip_suffix('*') {
         Some(start) => text.starts_with(start),
@@ -71,7 +71,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
 }
 
-/// Why this cell is not run, if it is not. `absent`: the provider is not in
+/// The reason why this cell is not run, if it is excluded. `absent`: the provider is not in
 /// this library, or finds no device.
 pub fn find<'a>(
     list: &'a [Exclusion],

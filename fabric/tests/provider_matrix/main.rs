@@ -1,11 +1,10 @@
 //! The provider matrix: one conformance suite × every provider, endpoint type
 //! and memory kind.
 //!
-//! A cell is one case on one provider. Each cell runs in a process of its own
-//! (or, with FABRICAST_MATRIX_BATCH=N, N of them one after the other), with a
-//! deadline, so that a provider that crashes or hangs costs one cell. What
-//! a cell cannot do is listed in `exclusions.txt`, with the reason; a lack that
-//! is not listed there is a failure, and so is a run of no cell at all.
+//! A cell is one case on one provider. Each cell runs in its own process (or, with
+//! FABRICAST_MATRIX_BATCH=N, N cells in one process), with a deadline, so that a provider that
+//! crashes or hangs costs one cell. `exclusions.txt` lists what a cell cannot do, with the
+//! reason. An unlisted lack is a failure, and so is a run without any cell.
 //!
 //! ```text
 //! provider_matrix [--only PATTERN]… [--exclude PATTERN]… [--json FILE] [--label TEXT]    run cells
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
                     rest.next();
                 }
             }
-            // What `cargo test` passes to harnesses means nothing here.
+            // Arguments that `cargo test` passes to harnesses are ignored.
             "--nocapture" | "--quiet" | "-q" | "--test-threads" | "--include-ignored" => {}
             other => {
                 eprintln!(

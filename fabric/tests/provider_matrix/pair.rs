@@ -1,4 +1,4 @@
-//! Two sides that talk to each other, both driven by one thread.
+//! Two endpoints that communicate, both driven by one thread.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -20,13 +20,12 @@ pub type CaseResult<T = ()> = Result<T, Failure>;
 pub const A: usize = 0;
 pub const B: usize = 1;
 
-/// How long a step may take before a case fails. Far above what any step needs,
-/// below the limit of a cell.
+/// Time limit of one step of a case. Far above what any step needs, below the limit of a cell.
 pub fn timeout() -> Duration {
     crate::runner::cell_limit() / 3
 }
 
-/// A post that does not wait by itself: the pair makes both sides progress.
+/// A post that does not wait: the pair makes both sides progress instead.
 pub fn nonblocking(token: u64) -> PostOptions {
     PostOptions::token(token).timeout(Duration::ZERO)
 }
@@ -72,12 +71,12 @@ impl Side {
         Ok(region)
     }
 
-    /// Binds and enables where the provider demands it.
+    /// Binds and enables where the provider requires it.
     pub fn activate(&self, region: &MemoryRegion) -> CaseResult {
         Ok(region.enable_for(&self.endpoint)?)
     }
 
-    /// The peer's region, through the bytes that would travel.
+    /// The peer's region, decoded from its region descriptor.
     pub fn attach(&self, region: &MemoryRegion) -> CaseResult<RemoteMemory> {
         let bytes = region.describe()?.encode();
         Ok(self.domain.attach(&RemoteRegion::decode(&bytes)?)?)
@@ -101,7 +100,7 @@ pub fn get(region: &MemoryRegion, offset: usize, length: usize) -> CaseResult<Ve
     Ok(bytes)
 }
 
-/// Bytes that differ for every seed and place.
+/// Bytes that differ for every seed and offset.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -130,7 +129,7 @@ macro_rules! ensure {
     };
 }
 
-/// What a pair is built with.
+/// Options of a pair.
 #[derive(Default)]
 pub struct Setup {
     pub caps: Caps,
@@ -143,13 +142,13 @@ pub struct Setup {
 pub struct Pair {
     pub sides: [Side; 2],
     pub counter: Option<Counter>,
-    #[allow(dead_code)] // must outlive the connection it made
+    #[allow(dead_code)] // #[allow(dead_code)] // must outlive the connection that it made
     listener: Option<Listener>,
     pub kind: EndpointKind,
 }
 
-/// What is left of a pair whose endpoints and queues are somebody else's now.
-#[allow(dead_code)] // kept alive
+/// The rest of a pair whose endpoints and queues were moved out.
+#[allow(dead_code)] // #[allow(dead_code)] // retained
 pub struct Parts {
     pub peers: [Peer; 2],
     rest: [(Option<AddressVector>, Option<EventQueue>, Domain); 2],
@@ -157,7 +156,7 @@ pub struct Parts {
 }
 
 impl Pair {
-    /// Endpoints and queues, and all the rest.
+    /// Splits the pair into endpoints and queues, and the rest.
     pub fn split(self) -> ([(Endpoint, CompletionQueue); 2], Parts) {
         let peers = [A, B].map(|side| self.sides[side].peer);
         let mut rest = Vec::new();
@@ -190,9 +189,9 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Connections under connectionless endpoints come up: a write each way, then
-    /// a message each way. The write comes first since `ofi_mrail` loses count of
-    /// its messages if one is refused for lack of a connection.
+    /// Sets up the connections below connectionless endpoints: a write each way, then a message
+    /// each way. The write is first because `ofi_mrail` loses count of its messages if one is
+    /// refused for lack of a connection.
     fn handshake(&mut self, cell: &Cell) -> CaseResult {
         for from in [A, B] {
             let to = 1 - from;
@@ -202,7 +201,7 @@ impl Pair {
             let wrote = self.post(from, |s| {
                 s.endpoint.write(&mut s.queue, s.peer, &source.all(), &remote.all(), options)
             })?;
-            self.complete(from, wrote).map_err(|e| format!("greeting by a write: {e}"))?;
+            self.complete(from, wrote).map_err(|e| format!("first exchange, write: {e}"))?;
         }
         if cell.group().is_some_and(|group| !group.messages) {
             return Ok(());
@@ -216,13 +215,13 @@ impl Pair {
             let sent = self.post(from, |s| {
                 s.endpoint.send(&mut s.queue, s.peer, &hello.all(), nonblocking(0))
             })?;
-            self.complete(from, sent).map_err(|e| format!("greeting, sent: {e}"))?;
-            self.complete(to, got).map_err(|e| format!("greeting, received: {e}"))?;
+            self.complete(from, sent).map_err(|e| format!("first exchange, sent message: {e}"))?;
+            self.complete(to, got).map_err(|e| format!("first exchange, received message: {e}"))?;
         }
         Ok(())
     }
 
-    /// Moves both sides once.
+    /// Makes both sides progress once.
     pub fn pump(&mut self) -> bool {
         let mut any = false;
         for side in &mut self.sides {
@@ -234,7 +233,8 @@ impl Pair {
         any
     }
 
-    /// Calls until it is not refused for lack of room, moving both sides between.
+    /// Repeats a post until it is not refused for lack of space; both sides progress in
+    /// between.
     pub fn act<T>(
         &mut self,
         side: usize,
@@ -263,8 +263,7 @@ impl Pair {
         self.act(side, action)
     }
 
-    /// Moves both sides until this side has an outcome that fits; None when the
-    /// time is over.
+    /// Both sides progress until this side has a matching result; None if the deadline passes.
     pub fn find(
         &mut self,
         side: usize,
@@ -295,7 +294,7 @@ impl Pair {
         }
     }
 
-    /// The outcome of an operation, whichever it is.
+    /// The result of an operation, success or failure.
     pub fn outcome(&mut self, side: usize, id: OperationId) -> CaseResult<Outcome> {
         let is_it = |outcome: &Outcome| match outcome {
             Ok(completion) => completion.operation == Some(id),
@@ -332,7 +331,7 @@ impl Pair {
         }
     }
 
-    /// Posts the receives that so many immediates will use up, where they do.
+    /// Posts the receives that this many immediates will consume, if they consume receives.
     pub fn expect_immediates(&mut self, side: usize, count: usize) -> CaseResult {
         if self.sides[side].domain.capabilities().immediates_consume_receives() {
             for _ in 0..count {
@@ -342,7 +341,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Moves both sides until something holds, or it took too long.
+    /// Both sides progress until a condition holds, or the time limit passes.
     pub fn pump_until(&mut self, holds: impl Fn() -> bool) {
         let end = Instant::now() + timeout();
         while !holds() && Instant::now() < end {
@@ -351,7 +350,7 @@ impl Pair {
         }
     }
 
-    /// Moves both sides for a while.
+    /// Both sides progress for a fixed time.
     pub fn pump_for(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -382,7 +381,7 @@ fn side(
     }
 }
 
-/// One connectionless side, not acquainted with anyone.
+/// One connectionless side, without a peer yet.
 pub fn unconnected_side(
     cell: &Cell,
     setup: &Setup,
@@ -418,11 +417,12 @@ fn connectionless(cell: &Cell, setup: &Setup, offer: &Offer) -> CaseResult<Pair>
     Ok(Pair { sides: [a, b], counter, listener: None, kind: cell.kind })
 }
 
-/// Waits for a peer's wish to connect, which comes with `hello`. An endpoint that connects in the
-/// same thread must make progress, too: with some providers only when its event queue is read.
+/// Waits for a peer's connection request, which carries `hello`. An endpoint that connects in
+/// the same thread must make progress, too: with some providers only when its event queue is
+/// read.
 ///
-/// Others are refused: the port may have been that of a process that was killed, whose
-/// peers, in cells that run at the same time, still try to reach it.
+/// Other requests are rejected: the port may have belonged to a killed process, whose peers, in
+/// cells that run at the same time, still try to reach it.
 pub fn connection_request(
     listener: &Listener,
     listening: &mut EventQueue,
@@ -438,7 +438,7 @@ pub fn connection_request(
             }
             Some(Event::ConnectionRequest(other)) => {
                 eprintln!("a request of another process: {:?}", other.data);
-                // It may have gone meanwhile.
+                // The peer may have exited already.
                 let _ = listener.reject(&other, b"");
             }
             Some(other) => return Err(format!("expected a request, got {other:?}").into()),
@@ -497,7 +497,7 @@ fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> CaseResult<Pair> {
                 None => {}
             }
         }
-        // Connection management of some providers moves with the queues.
+        // With some providers, connections make progress only when the queues are polled.
         let _ = (queue_a.poll(), queue_b.poll());
         ensure!(
             Instant::now() < deadline,

@@ -1,4 +1,4 @@
-//! A peer in a process of its own, for cells that kill it.
+//! A peer in a separate process, for cells that kill it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, ExitCode, Stdio};
@@ -33,7 +33,7 @@ fn unhex(text: &str) -> CaseResult<Vec<u8>> {
 }
 
 impl PeerProcess {
-    /// Starts a peer for this cell; it says its address at once.
+    /// Starts a peer for this cell; it reports its address at once.
     pub fn start(cell: &Cell) -> CaseResult<Self> {
         let mut child = testkit::children::this_program()
             .arg("--peer")
@@ -52,12 +52,12 @@ impl PeerProcess {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         if line.is_empty() {
-            return Err("the peer process ended".into());
+            return Err("the peer process exited".into());
         }
         unhex(&line)
     }
 
-    /// Tells the peer our address and hears about its region.
+    /// Sends our address to the peer and receives its region descriptor.
     pub fn exchange_addresses(&mut self, address: &Address) -> CaseResult {
         writeln!(self.input, "{}", hex(&address.0))?;
         self.input.flush()?;
@@ -69,7 +69,7 @@ impl PeerProcess {
         Ok(RemoteRegion::decode(&bytes)?)
     }
 
-    /// Kills it, at whatever instruction it is.
+    /// Kills the peer, at an arbitrary instruction.
     pub fn kill(&mut self) -> CaseResult {
         self.child.kill()?;
         self.child.wait()?;
@@ -77,8 +77,8 @@ impl PeerProcess {
         Ok(())
     }
 
-    /// Removes the shared-memory files that shm leaves behind when it is killed:
-    /// a later process with the same number could not open its endpoint.
+    /// Removes the shared-memory files that a killed shm process leaves behind: a later process
+    /// with the same process id could not open its endpoint.
     fn remove_shm_files(&self) {
         let number = self.child.id().to_string();
         let is_its = |name: &str| {
@@ -99,7 +99,7 @@ impl Drop for PeerProcess {
     }
 }
 
-/// In the peer's process.
+/// Runs in the peer's process.
 pub fn serve(text: &str) -> ExitCode {
     match text.parse().map_err(Into::into).and_then(|cell| serve_cell(&cell)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -164,7 +164,7 @@ fn serve_connected(cell: &Cell, offer: &fabric::Offer) -> CaseResult {
     receive_for_ever(&mut endpoint, &mut queue)
 }
 
-/// Takes whatever comes, until killed; ends by itself if nobody kills it.
+/// Receives messages until it is killed; exits by itself after a time limit.
 fn receive_for_ever(endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> CaseResult {
     let consume = endpoint.domain().capabilities().immediates_consume_receives();
     if consume {
@@ -184,7 +184,7 @@ fn receive_for_ever(endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Cas
     Ok(())
 }
 
-/// A side that talks to a peer process, and the process.
+/// A side that communicates with a peer process, and the process.
 pub fn connect_to_peer_process(cell: &Cell) -> CaseResult<(Side, PeerProcess, RemoteRegion)> {
     let offer = cell.offer(Caps::empty())?;
     let mut process = PeerProcess::start(cell)?;

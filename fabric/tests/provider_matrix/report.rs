@@ -1,4 +1,4 @@
-//! What came of the cells: a table for people, JSON for machines.
+//! Results of the cells: a table for people, JSON for machines.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -51,7 +51,7 @@ impl Report {
     }
 }
 
-/// Prints all reports and the closing line; false if the whole run is no good.
+/// Prints all reports and the closing line; false if the whole run failed.
 pub fn print(reports: &[Report]) -> bool {
     let mut totals = BTreeMap::new();
     for report in reports {
@@ -94,7 +94,7 @@ pub fn print(reports: &[Report]) -> bool {
     let total = |name: &str| totals.get(name).copied().unwrap_or(0);
     let (passed, failed, skipped) = (total("Passed"), total("Failed"), total("Skipped"));
     if passed + failed == 0 {
-        println!("\nno cell ran: that is a failure");
+        println!("\nfailed: no cell ran");
     }
     println!("\n{passed} passed, {failed} failed, {skipped} skipped");
     failed == 0 && passed > 0

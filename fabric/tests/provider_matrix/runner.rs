@@ -1,4 +1,4 @@
-//! Running cells, each in a process of its own.
+//! Runs cells, each in its own process.
 
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
@@ -28,7 +28,7 @@ pub struct Options {
     pub reporting: bool,
 }
 
-/// How long one cell may take. An emulated machine needs more.
+/// Time limit of one cell. An emulated machine needs more.
 pub fn cell_limit() -> Duration {
     let seconds = std::env::var("FABRICAST_MATRIX_LIMIT").ok().and_then(|s| s.parse().ok());
     Duration::from_secs(seconds.unwrap_or(60))
@@ -64,7 +64,7 @@ fn run_all(options: &Options) -> Result<bool, String> {
         headers: Version::headers().to_string(),
         rows: Vec::new(),
     };
-    // First who is here at all, then what there is to run.
+    // First query which providers are available, then select the cells.
     let mut planned = Vec::new();
     for group in GROUPS {
         for memory in MEMORIES {
@@ -116,8 +116,8 @@ fn cells_of(group: &Group, memory: Memory, options: &Options) -> Vec<Cell> {
     cells
 }
 
-/// Runs what is not decided yet, several at a time: a cell spends most of its
-/// time asleep in libfabric's start (0.2 s in some builds) and in waits.
+/// Runs the undecided cells, several at a time: a cell sleeps most of its time, in libfabric's
+/// start (0.2 s in some builds) and in waits.
 fn run_planned(planned: Vec<(Cell, Option<Row>)>) -> Vec<Row> {
     let rows: Vec<OnceLock<Row>> = planned.iter().map(|_| OnceLock::new()).collect();
     let mut undecided: Vec<usize> = Vec::new();
@@ -194,8 +194,8 @@ fn row(cell: &Cell, outcome: Outcome, detail: &str, seconds: f64) -> Row {
     }
 }
 
-/// Why the provider cannot be had here, if it cannot. Asked in a process of its
-/// own, like everything that touches a provider.
+/// Why the provider is not available here, if it is not. Queried in a separate process, like
+/// every use of a provider.
 fn probe(cell: &Cell) -> Option<String> {
     let row = run_one(&Cell { case: "probe".to_owned(), ..cell.clone() });
     (row.outcome != Outcome::Passed).then_some(row.detail)
@@ -210,16 +210,19 @@ const BEGIN: &str = "@@ begin";
 const PASSED: &str = "@@ passed";
 const FAILED: &str = "@@ failed";
 
-/// Runs cells one after the other in one process; if that dies or hangs, it
-/// costs the cell that was running, and another process runs the rest.
+/// Runs several cells in one process. If that process dies or hangs, only the running cell is
+/// lost, and another process runs the rest.
 fn run_batch(cells: &[&Cell]) -> Vec<Row> {
     let mut rows = Vec::new();
     while rows.len() < cells.len() {
         match run_process(&cells[rows.len()..]) {
             Ok(more) if !more.is_empty() => rows.extend(more),
-            Ok(_) => {
-                rows.push(row(cells[rows.len()], Outcome::Failed, "the process said nothing", 0.0))
-            }
+            Ok(_) => rows.push(row(
+                cells[rows.len()],
+                Outcome::Failed,
+                "the process reported nothing",
+                0.0,
+            )),
             Err(error) => {
                 rows.push(row(cells[rows.len()], Outcome::Failed, &error.to_string(), 0.0))
             }
@@ -228,12 +231,12 @@ fn run_batch(cells: &[&Cell]) -> Vec<Row> {
     rows
 }
 
-/// One process: the rows of the cells that it ended, the last of them perhaps by
-/// its own end.
+/// Runs one process: returns the rows of the cells that it completed; the last may have ended
+/// the process.
 fn run_process(cells: &[&Cell]) -> std::io::Result<Vec<Row>> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    // Output goes to a file: a pipe that nobody reads could block the child.
+    // Output goes to a file: a pipe that is not read could block the child.
     let base =
         std::env::temp_dir().join(format!("provider_matrix.{}.{number}", std::process::id()));
     let output = std::fs::File::create(&base)?;
@@ -325,7 +328,7 @@ fn read_rows(
     rows
 }
 
-/// In the child: runs cells, and says how each ended.
+/// In the child: runs cells, and reports the result of each.
 pub fn run_cells(names: &[String]) -> ExitCode {
     for name in names {
         println!("{BEGIN}");
@@ -337,7 +340,7 @@ pub fn run_cells(names: &[String]) -> ExitCode {
                 println!("{error}");
                 FAILED
             }
-            // The panic's own message is in the output already.
+            // The panic message is in the output already.
             Err(_) => FAILED,
         };
         println!("{ended}");

@@ -1,4 +1,4 @@
-//! A device, its context, and what is known of it.
+//! A device, its context, and its properties.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int};
@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
 
-/// How many devices the driver shows this process.
+/// The number of devices that the driver shows to this process.
 pub(crate) fn count() -> Result<u32> {
     let functions = library::driver()?;
     let mut count = 0;
@@ -33,12 +33,12 @@ pub(crate) fn count() -> Result<u32> {
     Ok(count.max(0) as u32)
 }
 
-/// A device's name on this machine. Makes no context.
+/// A device's UUID on this machine. Creates no context.
 pub(crate) fn uuid(number: u32) -> Result<Uuid> {
     let operation = "read properties";
     let functions = library::driver()?;
     let (mut device, mut uuid) = (0, [0; 16]);
-    // SAFETY: valid places for the results.
+    // SAFETY: valid pointers for the results.
     unsafe {
         let code = (functions.device_get)(&raw mut device, number as c_int);
         library::check(functions, operation, code)?;
@@ -47,7 +47,7 @@ pub(crate) fn uuid(number: u32) -> Result<Uuid> {
     Ok(Uuid(uuid))
 }
 
-/// The primary context of a device, retained: the one that frameworks use, too.
+/// The primary context of a device, retained; frameworks use the same context.
 pub(super) struct Context {
     pub(super) functions: &'static Functions,
     pub(super) number: u32,
@@ -56,12 +56,13 @@ pub(super) struct Context {
     pub(super) kernels: Kernels,
     pub(super) pinned_buffers: PinnedBufferPool,
     pub(super) accumulators: AccumulatorPool,
-    /// It was destroyed by others, or the driver shut down: nothing of it is used or freed any more.
+    /// Another library destroyed the context, or the driver shut down: no object of it is used
+    /// or freed any more.
     is_destroyed: AtomicBool,
 }
 
-// SAFETY: the driver's objects may be used from any thread; a context is made current in
-// each before it is used there.
+// SAFETY: the driver's objects may be used from any thread; a context is made current in each
+// before its use.
 unsafe impl Send for Context {}
 // SAFETY: the same.
 unsafe impl Sync for Context {}
@@ -77,7 +78,7 @@ impl Context {
         let operation = "open";
         let mut device = 0;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: valid places for the results.
+        // SAFETY: valid pointers for the results.
         unsafe {
             let code = (functions.device_get)(&raw mut device, number as c_int);
             library::check(functions, operation, code)?;
@@ -103,20 +104,21 @@ impl Context {
     /// An error unless the code is 0.
     pub(super) fn check(&self, operation: &'static str, code: Code) -> Result<()> {
         if matches!(code, DEINITIALIZED | CONTEXT_DESTROYED) {
-            // Handles of it mean nothing to the driver any more.
+            // Handles of this context are no longer valid in the driver.
             self.is_destroyed.store(true, Ordering::Relaxed);
         }
         library::check(self.functions, operation, code)
             .map_err(|error| error.on(DeviceName::cuda(self.number)))
     }
 
-    /// Makes the context this thread's for the calls that follow. What was there before is
-    /// there again afterwards: a framework's next call would go to another device.
+    /// Makes the context current on this thread for the following calls, and restores the
+    /// previous one afterwards: otherwise the next call of a framework would go to another
+    /// device.
     ///
-    /// So is the mode in which this thread takes part in the capture of graphs. While any thread
-    /// captures in global mode, which is what frameworks do, a thread in another mode than "relaxed"
-    /// may neither ask after an event nor allocate: the call fails, and invalidates the capture. Nothing
-    /// that is begun here is on a stream that is captured.
+    /// The capture mode of this thread is set and restored, too. While any thread captures a
+    /// graph in global mode, as frameworks do, a thread in a mode other than "relaxed" may
+    /// neither query an event nor allocate: the call fails, and invalidates the capture. No
+    /// operation that starts here is on a captured stream.
     pub(super) fn make_current(&self, operation: &'static str) -> Result<CurrentContext<'_>> {
         const RELAXED: u32 = 2;
         if self.is_destroyed.load(Ordering::Relaxed) {
@@ -134,14 +136,14 @@ impl Context {
             _ => error,
         })?;
         let mut mode = RELAXED;
-        // SAFETY: a valid mode, which becomes the one before.
+        // SAFETY: a valid mode, which is replaced by the previous one.
         let code = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
         let entered = CurrentContext { context: self, mode: (code == 0).then_some(mode) };
         self.check(operation, code)?;
         Ok(entered)
     }
 
-    /// True for done, false for not yet.
+    /// True if done, false if not yet.
     pub(super) fn is_ready(&self, operation: &'static str, code: Code) -> Result<bool> {
         if code == NOT_READY {
             return Ok(false);
@@ -158,7 +160,7 @@ impl Context {
         self.check("read properties", code).map(|()| value)
     }
 
-    /// Does it take memory whose pages cannot be written?
+    /// Can it register memory whose pages are read-only?
     pub(super) fn can_register_read_only(&self) -> bool {
         self.has(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
     }
@@ -168,10 +170,10 @@ impl Context {
     }
 }
 
-/// The driver's functions, while a context is this thread's.
+/// The driver's functions, while a context is current on this thread.
 pub(super) struct CurrentContext<'a> {
     context: &'a Context,
-    /// How this thread took part in captures before.
+    /// The previous capture mode of this thread.
     mode: Option<u32>,
 }
 
@@ -186,19 +188,19 @@ impl std::ops::Deref for CurrentContext<'_> {
 impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.mode {
-            // SAFETY: the mode that the driver gave.
+            // SAFETY: a mode that the driver returned.
             let _ = unsafe { (self.context.functions.exchange_capture_mode)(&raw mut mode) };
         }
         let mut popped = std::ptr::null_mut();
-        // SAFETY: room for a handle; what is popped is what was pushed.
+        // SAFETY: space for a handle; the popped context is the pushed one.
         let _ = unsafe { (self.context.functions.context_pop)(&raw mut popped) };
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // What follows would wait for a stream of another device that waits. It ends with the
-        // process, then.
+        // The following calls would block on a waiting stream of another device. Then the
+        // context ends with the process.
         if self.is_destroyed.load(Ordering::Relaxed) || any_stream_waits(Implementation::Cuda) {
             return;
         }
@@ -208,7 +210,7 @@ impl Drop for Context {
         if self.is_destroyed.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: retained once, by `retain`. Nobody is left to tell if it fails.
+        // SAFETY: retained once, by `retain`. A failure cannot be reported to any caller.
         let _ = unsafe { (self.functions.context_release)(self.device) };
     }
 }
@@ -248,7 +250,7 @@ fn properties_of(context: &Context) -> Result<Properties> {
     let mut uuid = [0; 16];
     let mut total = 0;
     let mut version = 0;
-    // SAFETY: valid places of the lengths told.
+    // SAFETY: valid pointers of the given lengths.
     unsafe {
         let length = name.len() as c_int;
         let code = (functions.device_name)(name.as_mut_ptr(), length, context.device);
@@ -284,7 +286,7 @@ fn properties_of(context: &Context) -> Result<Properties> {
         handle_types: HandleTypes {
             file_descriptor: context
                 .has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
-            // Linux drivers have them on every device with unified addresses.
+            // On Linux, every device with unified addresses supports them.
             legacy: context.has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
             fabric: has_fabric_handles(context),
             dma_buf: context.has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
@@ -292,7 +294,7 @@ fn properties_of(context: &Context) -> Result<Properties> {
     })
 }
 
-/// An attribute that came with CUDA 12.4: older drivers do not know it.
+/// An attribute of CUDA 12.4: older drivers do not have it.
 fn has_fabric_handles(context: &Context) -> bool {
     const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
     let mut value = 0;
@@ -304,7 +306,7 @@ fn has_fabric_handles(context: &Context) -> bool {
     code == 0 && value != 0
 }
 
-/// As the system tells it; -1 there means that it does not know.
+/// The NUMA node from sysfs, where -1 means unknown.
 fn numa_node(pci: PciAddress) -> Option<u32> {
     let path = format!("/sys/bus/pci/devices/{pci}/numa_node");
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -336,12 +338,12 @@ impl DeviceDriver for Device {
         unsafe {
             let code = (functions.device_get)(&raw mut other, peer as c_int);
             self.context.check(operation, code)?;
-            let mine = self.context.device;
-            let code = (functions.device_can_access_peer)(&raw mut can, mine, other);
+            let own = self.context.device;
+            let code = (functions.device_can_access_peer)(&raw mut can, own, other);
             self.context.check(operation, code)?;
             let get = functions.device_peer_attribute;
-            // Only a nicety: a driver that does not know has none.
-            let _ = get(&raw mut atomics, NATIVE_ATOMIC_SUPPORTED, mine, other);
+            // Optional: a driver without this attribute reports none.
+            let _ = get(&raw mut atomics, NATIVE_ATOMIC_SUPPORTED, own, other);
         }
         Ok(match can {
             0 => PeerAccess::None,
@@ -353,13 +355,13 @@ impl DeviceDriver for Device {
         let operation = "enable peer access";
         let peer = self.peer(peer)?;
         let functions = self.context.make_current(operation)?;
-        // SAFETY: the peer's context is retained during the call; the grant ends with
-        // either context.
+        // SAFETY: the peer's context is retained during the call; the grant ends with either
+        // context.
         match unsafe { (functions.context_enable_peer)(peer.raw, 0) } {
             PEER_ACCESS_ALREADY_ENABLED => {}
             code => self.context.check(operation, code)?,
         }
-        // It must outlive the grant, or a context made anew later would not be reachable.
+        // It must outlive the grant, or a context created later would not be reachable.
         std::mem::forget(peer);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The kernels: shipped as text, compiled by the driver when the device is opened.
+//! The kernels: shipped as PTX text, compiled by the driver when the device is opened.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -10,17 +10,18 @@ use cudarc::driver::sys;
 use super::device::{Context, CurrentContext};
 use crate::error::Result;
 
-/// Threads of a block that copies a list: as many as the largest team has.
+/// Threads of a block that copies a list: the size of the largest team.
 const COPY_THREADS: u32 = 512;
-/// Blocks that copy a list. Of 10 000 pieces of 64 KiB from H200 to H200 by NVLink, 64 moved
-/// 368 GB/s, 32 moved 345 to 356 and 132 moved 369: more only take processors from others.
+/// Blocks that copy a list. For 10 000 pieces of 64 KiB from H200 to H200 by NVLink, 64 blocks
+/// moved 368 GB/s, 32 moved 345 to 356 and 132 moved 369: more blocks only take processors from
+/// other kernels.
 const COPY_BLOCKS: u64 = 64;
 /// Threads of a block that computes a checksum.
 const CHECKSUM_THREADS: u32 = 256;
 /// Enough to keep the memory of any device busy; each thread takes many words.
 const CHECKSUM_BLOCKS: u64 = 1024;
 
-/// What is run on a device.
+/// A kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kernel {
     Checksum,
@@ -28,7 +29,7 @@ pub(super) enum Kernel {
 }
 
 impl Kernel {
-    /// Text and name, both of which end in zero.
+    /// Text and name, both zero-terminated.
     fn source(self) -> (&'static str, &'static CStr) {
         match self {
             Self::Checksum => (concat!(include_str!("checksum.ptx"), "\0"), c"checksum"),
@@ -37,24 +38,24 @@ impl Kernel {
     }
 }
 
-/// How many blocks of how many threads.
+/// The number of blocks and threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaunchConfig {
     pub(super) blocks: u32,
     pub(super) threads: u32,
 }
 
-/// For a checksum of so many bytes.
+/// For a checksum of this many bytes.
 pub(super) fn checksum_launch(length: u64) -> LaunchConfig {
     let threads = CHECKSUM_THREADS;
     let blocks = length.div_ceil(8 * u64::from(threads)).clamp(1, CHECKSUM_BLOCKS) as u32;
     LaunchConfig { blocks, threads }
 }
 
-/// For a list of so many entries with so many bytes in all; and how many threads are a team.
+/// For a list with this many entries and bytes. Also returns the number of threads of a team.
 ///
 /// A lane moves 64 bytes at a time: a team is as large as an average entry keeps busy, so that
-/// as many entries as possible are on their way at once.
+/// as many entries as possible are in flight at once.
 pub(super) fn copy_launch(entries: u32, bytes: u64) -> (LaunchConfig, u32) {
     let average = bytes / u64::from(entries.max(1));
     let lanes = match average {
@@ -67,12 +68,12 @@ pub(super) fn copy_launch(entries: u32, bytes: u64) -> (LaunchConfig, u32) {
     (LaunchConfig { blocks, threads: COPY_THREADS }, lanes)
 }
 
-/// A context's kernels, as far as they were needed.
+/// The kernels of a context that were loaded so far.
 #[derive(Default)]
 pub(super) struct Kernels {
     checksum: OnceLock<LoadedKernel>,
     copy_list: OnceLock<LoadedKernel>,
-    /// One thread loads at a time: to unload what another one loaded as well may take long.
+    /// One thread loads at a time: unloading a duplicate may take long.
     loading: Mutex<()>,
 }
 
@@ -95,7 +96,7 @@ impl Kernels {
         }
     }
 
-    /// Has the driver compile it, the first time.
+    /// Lets the driver compile it, the first time.
     fn function(&self, context: &Context, kernel: Kernel) -> Result<sys::CUfunction> {
         let slot_of = self.slot_of(kernel);
         if let Some(loaded) = slot_of.get() {
@@ -109,7 +110,7 @@ impl Kernels {
         let (text, name) = kernel.source();
         let functions = context.make_current(operation)?;
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: room for handles; texts that end in zero.
+        // SAFETY: space for handles; zero-terminated texts.
         unsafe {
             let code = (functions.module_load)(&raw mut module, text.as_ptr().cast());
             context.check(operation, code)?;
@@ -121,19 +122,20 @@ impl Kernels {
         Ok(slot_of.get_or_init(|| LoadedKernel { module, function }).function)
     }
 
-    /// Has all of them compiled: the driver loads nothing while a stream waits, and who needs one
-    /// then would wait as well. What cannot be loaded is told when it is needed.
+    /// Compiles all kernels now: the driver loads nothing while a stream waits, so a caller
+    /// that needs a kernel then would wait, too. A load error is reported when the kernel is
+    /// needed.
     pub(super) fn load_all(&self, context: &Context) {
         for kernel in [Kernel::Checksum, Kernel::CopyList] {
             let _ = self.function(context, kernel);
         }
     }
 
-    /// Begins a kernel on a stream.
+    /// Launches a kernel on a stream.
     ///
     /// # Safety
-    /// The arguments point to values of the types that the kernel has, in its order, and what
-    /// they name stays valid until it is done.
+    /// The arguments point to values of the kernel's parameter types, in its order. Memory that
+    /// they name stays valid until the kernel is done.
     pub(super) unsafe fn launch(
         &self,
         context: &Context,
@@ -162,7 +164,7 @@ impl Kernels {
         context.check("launch a kernel", code)
     }
 
-    /// Before its context goes.
+    /// Must be called before the context is released.
     pub(super) fn unload(self, context: &Context) {
         for loaded in [self.checksum, self.copy_list] {
             if let Some(loaded) = loaded.into_inner() {
@@ -175,7 +177,7 @@ impl Kernels {
 impl LoadedKernel {
     fn unload(self, context: &Context) {
         if let Ok(functions) = context.make_current("unload a kernel") {
-            // SAFETY: loaded by us; nothing of it runs any more.
+            // SAFETY: loaded by this object; no kernel of it runs any more.
             let _ = unsafe { (functions.module_unload)(self.module) };
         }
     }
@@ -206,9 +208,9 @@ mod tests {
         assert_eq!(checksum_launch(u64::MAX).blocks, 1024);
     }
 
-    /// A text that the driver would refuse for what it calls the kernel is found here.
+    /// Checks the kernel names in the texts, which otherwise only the driver would refuse.
     #[test]
-    fn texts_have_the_kernels() {
+    fn kernel_texts_contain_the_kernel_names() {
         for kernel in [Kernel::Checksum, Kernel::CopyList] {
             let (text, name) = kernel.source();
             let name = name.to_str().unwrap();

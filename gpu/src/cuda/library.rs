@@ -1,9 +1,9 @@
-//! The driver's functions, found at run time.
+//! The driver's functions, looked up at run time.
 //!
-//! Nothing is linked: a machine without CUDA runs the same program. All functions are
-//! looked up at once, so that a driver that lacks one is refused with the name of what is
-//! missing. They are declared to return plain numbers, since a newer driver may return
-//! ones that no enumeration here knows.
+//! Nothing is linked: a machine without CUDA runs the same program. All functions are looked up
+//! at once, so that a driver that lacks one is refused with the name of the missing function.
+//! They are declared to return plain numbers, since a newer driver may return values that no
+//! enumeration here has.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -14,12 +14,12 @@ use cudarc::driver::sys;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 
-/// What every function returns.
+/// The return type of every function.
 pub(super) type Code = u32;
 /// An address on a device, or of registered host memory.
 pub(super) type Address = u64;
 
-/// The oldest driver interface that has all of the functions.
+/// The oldest CUDA version that has all of the functions.
 const MIN_DRIVER_VERSION: i32 = 12_000;
 
 macro_rules! functions {
@@ -132,11 +132,12 @@ functions! {
     );
 }
 
-/// The driver, if there is one. What was found out is remembered.
+/// The driver, if there is one. The result is cached.
 pub(super) fn driver() -> Result<&'static Functions> {
     static FOUND: OnceLock<(ForkGeneration, Result<Functions>)> = OnceLock::new();
     let (fork_generation, found) = FOUND.get_or_init(|| (ForkGeneration::now(), find()));
-    // A driver that the parent started answers in a child with errors that do not say why.
+    // A driver that the parent initialised returns errors in a child that do not tell the
+    // cause.
     fork_generation.check("use CUDA")?;
     found.as_ref().map_err(Clone::clone)
 }
@@ -148,7 +149,7 @@ fn find() -> Result<Functions> {
         let detail = "libcuda.so.1 was not found: no NVIDIA driver is installed, or the container has no access to it";
         return Err(missing(detail.to_owned()));
     }
-    // SAFETY: it is the CUDA driver: found by its name.
+    // SAFETY: it is the CUDA driver, by its file name.
     let functions = unsafe { Functions::find() };
     let functions = functions
         .map_err(|symbol| missing(format!("libcuda has no {symbol}: too old a driver")))?;
@@ -174,13 +175,13 @@ pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// What the driver answers while something is not done.
+/// The driver's code for an operation that is not done yet.
 pub(super) const NOT_READY: Code = 600;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 /// The driver was shut down, at the end of the process.
 pub(super) const DEINITIALIZED: Code = 4;
-/// That of a context which was destroyed, or of something else: only where it is made current
-/// is it certain which.
+/// The code for a destroyed context, and for other faults: it is only unambiguous when the
+/// context is made current.
 pub(super) const INVALID_CONTEXT: Code = 201;
 pub(super) const CONTEXT_DESTROYED: Code = 709;
 
@@ -188,17 +189,17 @@ fn kind_of(code: Code) -> ErrorKind {
     match code {
         1 => ErrorKind::InvalidArgument,
         2 => ErrorKind::OutOfMemory,
-        // Among them: a fabric manager that does not run yet.
+        // For example, a fabric manager that does not run yet.
         3 | 46 | 100 | 802..=804 => ErrorKind::Unavailable,
         101 => ErrorKind::NoSuchDevice,
         217 => ErrorKind::NoPeerAccess,
         400 => ErrorKind::InvalidHandle,
         712 | 713 => ErrorKind::InvalidArgument,
-        // Among them: code for other devices.
+        // For example, code for other devices.
         209 | 222 | 801 => ErrorKind::NotSupported,
-        // Addresses, instructions and assertions that went wrong, errors of the hardware: the
-        // context is gone. It also is when the driver was shut down at the end of the process
-        // (4), and when the device was reset (709).
+        // Faults of addresses, instructions and assertions, and errors of the hardware: the
+        // context is gone. It is also gone when the driver was shut down at the end of the
+        // process (4), and when the device was reset (709).
         4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
         _ => ErrorKind::Other,
     }
@@ -229,9 +230,9 @@ mod tests {
     use super::*;
     use crate::error::is_over;
 
-    /// No copy outlives the driver or its context, and nothing waits for one then.
+    /// No copy outlives the driver or its context, so nothing has to be waited for.
     #[test]
-    fn driver_or_context_that_ended_has_nothing_under_way() {
+    fn ended_driver_or_context_has_nothing_in_flight() {
         let is_over = |code| is_over(&Error::new("query stream", kind_of(code), ""));
         for ended in [4, 700, 709] {
             assert!(is_over(ended), "{ended}");

@@ -1,4 +1,4 @@
-//! Whose memory an address is, in a process that may not use CUDA at all.
+//! Finds the device of an address, in a process that may not use CUDA at all.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -10,12 +10,12 @@ use sys::CUpointer_attribute_enum as Attribute;
 use super::device::count;
 use super::library::{self, Address, Functions};
 
-/// Where an address lies, as far as CUDA knows.
+/// Where the memory at an address is located, as far as CUDA knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PointerLocation {
-    /// In memory of the host's that was allocated by or registered with the driver.
+    /// In host memory that was allocated by or registered with the driver.
     Host { base: u64, length: u64 },
-    /// On the device of this number.
+    /// On the device with this number.
     Device(u32),
 }
 
@@ -29,12 +29,13 @@ pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
     if asked.is_some() {
         return asked;
     }
-    // The driver may want a context to be current: one that is there already, since making one takes
-    // long. Each of them knows the memory of all.
+    // The driver may require a current context. An existing one is used, since creating one
+    // takes long; each knows the memory of all devices.
     let number = (0..count().ok()?).find(|number| has_context(functions, *number))?;
     let mut device = 0;
     let mut context = std::ptr::null_mut();
-    // SAFETY: valid places for the results; what is retained is released, what is pushed popped.
+    // SAFETY: valid pointers for the results; a retained context is released, a pushed one
+    // popped.
     unsafe {
         if (functions.device_get)(&raw mut device, number as c_int) != 0
             || (functions.context_retain)(&raw mut context, device) != 0
@@ -54,7 +55,8 @@ pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
     }
 }
 
-/// Asks with whatever context is current. It disturbs no capture of graphs: nothing is begun.
+/// Queries with the current context. It does not disturb a graph capture, because it starts no
+/// operation.
 fn ask(functions: &Functions, address: Address) -> Option<PointerLocation> {
     const HOST: u32 = 1;
     let (mut kind, mut managed, mut ordinal) = (0_u64, 0_u64, 0_u64);
@@ -67,11 +69,12 @@ fn ask(functions: &Functions, address: Address) -> Option<PointerLocation> {
         (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut length),
     ];
     let numbers = wanted.map(|(attribute, _)| attribute as u32);
-    let places = wanted.map(|(_, place)| place.cast::<c_void>());
-    // SAFETY: as many attributes as are said, and for each eight bytes, which is the most any has.
+    let results = wanted.map(|(_, place)| place.cast::<c_void>());
+    // SAFETY: as many attributes as the count says, and eight bytes for each, the size of the
+    // largest.
     let code = unsafe {
         let count = numbers.len() as u32;
-        (functions.pointer_attributes)(count, numbers.as_ptr(), places.as_ptr(), address)
+        (functions.pointer_attributes)(count, numbers.as_ptr(), results.as_ptr(), address)
     };
     match kind as u32 {
         _ if code != 0 => None,
@@ -81,10 +84,10 @@ fn ask(functions: &Functions, address: Address) -> Option<PointerLocation> {
     }
 }
 
-/// Is its primary context made already?
+/// Does its primary context exist already?
 fn has_context(functions: &Functions, number: u32) -> bool {
     let (mut device, mut flags, mut is_active) = (0, 0, 0);
-    // SAFETY: valid places for the results.
+    // SAFETY: valid pointers for the results.
     unsafe {
         (functions.device_get)(&raw mut device, number as c_int) == 0
             && (functions.context_state)(device, &raw mut flags, &raw mut is_active) == 0
@@ -92,11 +95,11 @@ fn has_context(functions: &Functions, number: u32) -> bool {
     }
 }
 
-/// Has something in this process loaded the driver? Asked for each message, so it is looked for again
-/// only when a library was loaded since.
+/// Has any library in this process loaded the driver? Called for each message, so it only looks
+/// again after a library was loaded.
 fn is_loaded() -> bool {
     const LOADED: u64 = u64::MAX;
-    /// How many libraries had been loaded when the driver was not among them, and 1.
+    /// The number of loaded libraries when the driver was not among them, plus 1.
     static MISSED_AT: AtomicU64 = AtomicU64::new(0);
     let missed_at = MISSED_AT.load(Ordering::Relaxed);
     if missed_at == LOADED {
@@ -106,23 +109,23 @@ fn is_loaded() -> bool {
     if missed_at == loads + 1 {
         return false;
     }
-    // SAFETY: a terminated name; what is not there already is not loaded.
+    // SAFETY: a terminated name; the call does not load a library.
     let found =
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let is_loaded = !found.is_null();
-    // The reference is kept: the driver stays, as it does for whoever uses it.
+    // The reference is kept: the driver stays loaded, as for every user of it.
     MISSED_AT.store(if is_loaded { LOADED } else { loads + 1 }, Ordering::Relaxed);
     is_loaded
 }
 
-/// How many libraries this process has loaded so far.
+/// The number of libraries that this process has loaded so far.
 fn loads() -> u64 {
     unsafe extern "C" fn first(
         info: *mut libc::dl_phdr_info,
         _: libc::size_t,
         loads: *mut c_void,
     ) -> c_int {
-        // SAFETY: what the system gives, and the number below.
+        // SAFETY: the system passes a valid structure, and `data` is the number below.
         unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         1
     }
@@ -137,12 +140,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_the_driver_nothing_is_known_and_nothing_is_loaded() {
-        let here = 0_u8;
+    fn locating_does_not_load_the_driver() {
+        let local = 0_u8;
         if is_loaded() {
             return;
         }
-        assert_eq!(locate(&raw const here as u64), None);
+        assert_eq!(locate(&raw const local as u64), None);
         assert!(!is_loaded());
         assert_eq!(loads(), loads());
     }

@@ -1,4 +1,4 @@
-//! Memory: plain, mapped, of other processes, of the host.
+//! Memory: of cuMemAlloc, mapped, of other processes, and of the host.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -19,13 +19,13 @@ use crate::pointer_attributes::{Allocator, PointerAttributes};
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
 
-/// Memory on this device that can leave as a descriptor, and that network cards may reach
-/// where they can.
+/// Memory on this device that can be exported as a file descriptor, and that network cards may
+/// access if they can.
 fn shareable(context: &Context) -> sys::CUmemAllocationProp {
     const GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED: u32 = 110;
     let mut rdma = 0;
     let mut device = 0;
-    // SAFETY: valid numbers. A driver that does not know the attribute says so.
+    // SAFETY: valid numbers. A driver without the attribute returns an error.
     unsafe {
         let functions = context.functions;
         let _ = (functions.device_get)(&raw mut device, context.number as c_int);
@@ -85,7 +85,7 @@ pub(crate) struct Physical {
 impl Drop for Physical {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.make_current("release memory") {
-            // SAFETY: ours, released once; what is mapped stays until it is unmapped.
+            // SAFETY: owned, and released once; mapped memory stays until it is unmapped.
             let _ = unsafe { (functions.physical_release)(self.handle) };
         }
     }
@@ -109,20 +109,21 @@ impl Physical {
         let operation = "export";
         let functions = self.context.make_current(operation)?;
         let mut number: c_int = -1;
-        // SAFETY: room for a descriptor's number.
+        // SAFETY: space for a file descriptor's number.
         let code = unsafe {
-            let place = (&raw mut number).cast::<c_void>();
-            (functions.physical_export)(place, self.handle, FILE_DESCRIPTOR, 0)
+            let out = (&raw mut number).cast::<c_void>();
+            (functions.physical_export)(out, self.handle, FILE_DESCRIPTOR, 0)
         };
         self.context.check(operation, code).map_err(|error| match error.kind() {
-            // What the driver says of memory that others made, not to leave as a descriptor.
+            // The driver's error for memory of other libraries that cannot be exported as a
+            // file descriptor.
             ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
             _ => error,
         })?;
         owned(operation, number)
     }
 
-    /// The memory, and the device that it lies on.
+    /// The memory, and the device that it is located on.
     pub(super) fn import(
         context: &Arc<Context>,
         descriptor: BorrowedFd<'_>,
@@ -131,8 +132,8 @@ impl Physical {
         let operation = "import";
         let functions = context.make_current(operation)?;
         let mut handle = 0;
-        // SAFETY: the driver takes the number of a descriptor for a pointer, looks at
-        // what it is, and keeps nothing of it.
+        // SAFETY: the driver takes the number of a file descriptor as a pointer, and keeps no
+        // reference to it.
         let code = unsafe {
             let number = ptr::without_provenance_mut(descriptor.as_raw_fd() as usize);
             (functions.physical_import)(&raw mut handle, number, FILE_DESCRIPTOR)
@@ -143,8 +144,8 @@ impl Physical {
         })?;
         let physical = Self { context: Arc::clone(context), handle, length };
         let mut found = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
-        // SAFETY: room for a description, of which only a plain number is read: its
-        // enumerations may have values that nobody here knows.
+        // SAFETY: space for a description, of which only a plain number is read: its
+        // enumerations may have values that are unknown here.
         let (code, kind, resident) = unsafe {
             let code = (functions.physical_properties)(found.as_mut_ptr(), handle);
             let location = &raw const (*found.as_ptr()).location;
@@ -163,13 +164,13 @@ impl Physical {
     }
 }
 
-/// The descriptor behind a number that the driver gave, from here on close-on-exec.
+/// Takes ownership of the file descriptor that the driver returned, and sets close-on-exec.
 fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
     // SAFETY: no pointers.
     if number < 0 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return Err(Error::system(operation, "fcntl F_SETFD"));
     }
-    // SAFETY: just made for us.
+    // SAFETY: just made for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -206,7 +207,7 @@ impl AddressRangeDriver for AddressRange {
         };
         let functions = self.context.make_current(operation)?;
         let (at, length) = (self.address + offset, physical.length as usize);
-        // SAFETY: inside of the reserved range: `address_range.rs` keeps count of it.
+        // SAFETY: inside of the reserved range, which `address_range.rs` keeps track of.
         let code = unsafe { (functions.map)(at, length, 0, physical.handle, 0) };
         self.context.check(operation, code)?;
         let access: Vec<_> = devices
@@ -216,10 +217,10 @@ impl AddressRangeDriver for AddressRange {
                 flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
             })
             .collect();
-        // SAFETY: as many descriptions as told.
+        // SAFETY: as many descriptions as the count says.
         let code = unsafe { (functions.set_access)(at, length, access.as_ptr(), access.len()) };
         self.context.check("set access", code).inspect_err(|_| {
-            // SAFETY: mapped a moment ago, and used by nobody yet.
+            // SAFETY: mapped a moment ago, and not used yet.
             let _ = unsafe { (functions.unmap)(at, length) };
         })
     }
@@ -236,7 +237,7 @@ impl AddressRangeDriver for AddressRange {
 impl Drop for AddressRange {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.make_current("free addresses") {
-            // SAFETY: reserved by us; the pieces are unmapped, or this is refused.
+            // SAFETY: reserved here; the pieces are unmapped, or the call is refused.
             let _ = unsafe { (functions.address_free)(self.address, self.length as usize) };
         }
     }
@@ -246,10 +247,10 @@ pub(super) fn legacy_export(context: &Context, address: Address) -> Result<[u8; 
     let operation = "export by legacy handle";
     let functions = context.make_current(operation)?;
     let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
-    // SAFETY: room for a handle.
+    // SAFETY: space for a handle.
     let code = unsafe { (functions.ipc_memory_handle)(&raw mut handle, address) };
     context.check(operation, code).map_err(|error| match error.kind() {
-        // What the driver says of memory that was not allocated the plain way.
+        // The driver's error for memory that was not allocated with cuMemAlloc.
         ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
         _ => error,
     })?;
@@ -302,11 +303,11 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
         (Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, &raw mut pool),
     ];
     let numbers = wanted.map(|(attribute, _)| attribute as u32);
-    let places = wanted.map(|(_, place)| place.cast::<c_void>());
-    // SAFETY: eight attributes, and for each of them eight bytes, which is the most any has.
+    let results = wanted.map(|(_, out)| out.cast::<c_void>());
+    // SAFETY: eight attributes, and eight bytes for each, the size of the largest.
     let code = unsafe {
         let count = numbers.len() as u32;
-        (functions.pointer_attributes)(count, numbers.as_ptr(), places.as_ptr(), address)
+        (functions.pointer_attributes)(count, numbers.as_ptr(), results.as_ptr(), address)
     };
     context.check(operation, code)?;
     if memory_type == 0 {
@@ -328,11 +329,11 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
     Ok(PointerAttributes { device, allocator, base, length, buffer_id })
 }
 
-/// Was physical memory mapped here, by whoever?
+/// Is physical memory mapped here, by any library?
 fn is_mapped(context: &Context, address: Address) -> bool {
     let functions = context.functions;
     let mut handle = 0;
-    // SAFETY: a valid number; what is retained is released at once.
+    // SAFETY: a valid number; the retained handle is released at once.
     unsafe {
         let at = ptr::without_provenance_mut(address as usize);
         let is_mapped = (functions.physical_retain)(&raw mut handle, at) == 0;
@@ -343,8 +344,8 @@ fn is_mapped(context: &Context, address: Address) -> bool {
     }
 }
 
-/// The piece that is mapped at an address, retained. Of memory that was mapped in pieces the
-/// driver tells the bounds of the one that the address lies in, not those of all.
+/// The piece that is mapped at an address, retained. For memory that was mapped in pieces, the
+/// driver reports the bounds of this piece, not those of the whole range.
 pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver::Mapping> {
     let operation = "query mapped memory";
     let functions = context.make_current(operation)?;
@@ -366,10 +367,10 @@ pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Resul
     let operation = "export as dma-buf";
     let functions = context.make_current(operation)?;
     let mut number: c_int = -1;
-    // SAFETY: room for a descriptor's number.
+    // SAFETY: space for a file descriptor's number.
     let code = unsafe {
-        let place = (&raw mut number).cast::<c_void>();
-        (functions.address_handle)(place, address, length as usize, DMA_BUF, 0)
+        let out = (&raw mut number).cast::<c_void>();
+        (functions.address_handle)(out, address, length as usize, DMA_BUF, 0)
     };
     context.check(operation, code)?;
     owned(operation, number)
@@ -400,7 +401,7 @@ pub(super) unsafe fn register(
     context.check(operation, code)
 }
 
-/// Memory of the host, allocated with the driver.
+/// Host memory, allocated with the driver.
 #[derive(Debug)]
 pub(super) struct PinnedBlock {
     context: Arc<Context>,
@@ -408,9 +409,9 @@ pub(super) struct PinnedBlock {
     length: usize,
 }
 
-/// Blocks that nobody uses, for the next ones of the same length. The driver frees such memory
-/// only when the whole device has come to rest: with a stream that waits for another process, that
-/// can be long, and if that one waits for this one, for ever.
+/// Unused blocks, for the next requests of the same length. The driver frees such memory only
+/// when the whole device is idle. If a stream waits for another process, that can take long; if
+/// that process waits for this one, for ever.
 #[derive(Debug, Default)]
 pub(super) struct PinnedBufferPool(Mutex<Vec<(usize, u64)>>);
 
@@ -425,7 +426,7 @@ impl PinnedBufferPool {
         Some(all.swap_remove(found).1)
     }
 
-    /// At the end of a context.
+    /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
         let all = std::mem::take(&mut *self.all());
         if all.is_empty() {
@@ -433,14 +434,14 @@ impl PinnedBufferPool {
         }
         if let Ok(functions) = context.make_current("free host memory") {
             for (_, address) in all {
-                // SAFETY: ours, and no operation on it is left.
+                // SAFETY: owned, and no operation on it is left.
                 let _ = unsafe { (functions.host_free)(address as *mut c_void) };
             }
         }
     }
 }
 
-/// Where kernels of streams added up that went while another one waited, for the next ones.
+/// Result words of streams that were dropped while another stream waited, for new streams.
 #[derive(Debug, Default)]
 pub(super) struct AccumulatorPool(Mutex<Vec<Address>>);
 
@@ -458,7 +459,7 @@ impl AccumulatorPool {
         self.all().push(address);
     }
 
-    /// At the end of a context.
+    /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
         for address in std::mem::take(&mut *self.all()) {
             free_accumulator(context, address);
@@ -468,7 +469,7 @@ impl AccumulatorPool {
 
 pub(super) fn free_accumulator(context: &Context, address: Address) {
     if let Ok(functions) = context.make_current("free") {
-        // SAFETY: ours, and no operation on it is left.
+        // SAFETY: owned, and no operation on it is left.
         let _ = unsafe { (functions.memory_free)(address) };
     }
 }
@@ -481,11 +482,11 @@ impl PinnedBlock {
         if let Some(address) = context.pinned_buffers.take(length) {
             return Ok(Self { context: Arc::clone(context), address, length });
         }
-        let mut place = ptr::null_mut();
-        // SAFETY: room for an address.
-        let code = unsafe { (functions.host_allocate)(&raw mut place, length, PORTABLE) };
+        let mut out = ptr::null_mut();
+        // SAFETY: space for an address.
+        let code = unsafe { (functions.host_allocate)(&raw mut out, length, PORTABLE) };
         context.check(operation, code)?;
-        let address = place.expose_provenance() as u64;
+        let address = out.expose_provenance() as u64;
         Ok(Self { context: Arc::clone(context), address, length })
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
     is_adopted: bool,
-    /// Where the kernel adds up.
+    /// The word in which the checksum kernel adds up.
     accumulator: OnceLock<Address>,
 }
 
@@ -32,12 +32,12 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
-        /// Does not wait for the default stream, which others may use.
+        /// Does not wait for the default stream, which other libraries may use.
         const NON_BLOCKING: u32 = 1;
         let operation = "create stream";
         let functions = context.make_current(operation)?;
         let mut raw = ptr::null_mut();
-        // SAFETY: room for a handle.
+        // SAFETY: space for a handle.
         let code = unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) };
         context.check(operation, code)?;
         Ok(Self {
@@ -50,19 +50,19 @@ impl Stream {
 
     /// # Safety
     /// A stream of this context, or one of the driver's small numbers for default streams; it
-    /// outlives what is made here.
+    /// outlives the returned object.
     pub(super) unsafe fn adopt(context: &Arc<Context>, handle: u64) -> Result<Self> {
-        /// The driver's name for the default stream of whichever thread asks.
+        /// The driver's number for the per-thread default stream.
         const OF_EACH_THREAD: u64 = 2;
         let operation = "adopt a stream";
         if handle == OF_EACH_THREAD {
-            let detail = "the default stream of each thread is another one in each";
+            let detail = "the per-thread default stream differs in each thread";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
         let functions = context.make_current(operation)?;
         let raw: sys::CUstream = ptr::with_exposed_provenance_mut(handle as usize);
         let mut capturing = 0;
-        // SAFETY: alive, by the caller's promise; room for a number.
+        // SAFETY: alive, by the caller's promise; space for a number.
         let code = unsafe { (functions.stream_is_capturing)(raw, &raw mut capturing) };
         context.check(operation, code)?;
         if capturing != 0 {
@@ -82,7 +82,7 @@ impl Stream {
             return Ok(*address);
         }
         let made = self.context.accumulators.take(&self.context)?;
-        // Under the lock of the stream that this belongs to: nobody was faster.
+        // Under the lock of the stream that this belongs to: no other thread set it in between.
         Ok(*self.accumulator.get_or_init(|| made))
     }
 }
@@ -92,7 +92,7 @@ impl Drop for Stream {
         if !self.is_adopted
             && let Ok(functions) = self.context.make_current("close a stream")
         {
-            // SAFETY: ours, and all operations are done.
+            // SAFETY: owned, and all operations are done.
             let _ = unsafe { (functions.stream_destroy)(self.raw) };
         }
         if let Some(accumulator) = self.accumulator.take() {
@@ -138,8 +138,8 @@ impl StreamDriver for Stream {
             (&raw mut length).cast(),
             (&raw mut accumulator).cast(),
         ];
-        // SAFETY: the caller's promise for the range; three arguments, as the kernel has;
-        // the sum belongs to this stream.
+        // SAFETY: the caller's promise for the range; three arguments, as the kernel has; the
+        // sum belongs to this stream.
         unsafe {
             self.context.check(operation, (functions.fill_bytes)(accumulator, 0, 8, self.raw))?;
             let kernels = &self.context.kernels;
@@ -159,7 +159,7 @@ impl StreamDriver for Stream {
             [(&raw mut list).cast::<c_void>(), (&raw mut count).cast(), (&raw mut lanes).cast()];
         let what = (Kernel::CopyList, config);
         // SAFETY: the caller's promise for the list, which the driver allocated, so that
-        // devices reach it at the host's address; three arguments, as the kernel has.
+        // devices access it at the host's address; three arguments, as the kernel has.
         unsafe {
             let kernels = &self.context.kernels;
             kernels.launch(&self.context, &functions, what, self.raw, &mut arguments)
@@ -167,7 +167,7 @@ impl StreamDriver for Stream {
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
-        /// With a barrier before it, for the whole system.
+        /// Includes a system-wide barrier before the write.
         const DEFAULT: u32 = 0;
         let operation = "write a word";
         let functions = self.context.make_current(operation)?;
@@ -201,7 +201,7 @@ impl StreamDriver for Stream {
             return Err(driver::implementation_mismatch(operation));
         };
         let functions = self.context.make_current(operation)?;
-        // SAFETY: both are alive; the driver remembers the point, not the event.
+        // SAFETY: both are alive; the driver keeps the point, not the event.
         let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
         self.context.check(operation, code)
     }
@@ -214,7 +214,7 @@ impl StreamDriver for Stream {
     }
 }
 
-/// An event of the driver's.
+/// An event of the driver.
 #[derive(Debug)]
 pub(crate) struct Event {
     context: Arc<Context>,
@@ -232,7 +232,7 @@ impl Event {
         let operation = "create event";
         let functions = context.make_current(operation)?;
         let mut raw = ptr::null_mut();
-        // SAFETY: room for a handle.
+        // SAFETY: space for a handle.
         let code = unsafe { (functions.event_create)(&raw mut raw, WITHOUT_TIME) };
         context.check(operation, code)?;
         Ok(Self { context: Arc::clone(context), raw })
@@ -249,7 +249,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.make_current("close an event") {
-            // SAFETY: ours. The driver lets go of it when it was reached.
+            // SAFETY: owned. The driver releases it after it is reached.
             let _ = unsafe { (functions.event_destroy)(self.raw) };
         }
     }

@@ -1,16 +1,16 @@
-//! Faults that tests ask a emulated for.
+//! Faults that tests inject into an emulated device.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::{COUNT, state};
 
-/// How a emulated behaves, for all its streams in this process from now on.
+/// The behaviour of an emulated device, for all its streams in this process from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultConfig {
     /// Time that each operation takes, whatever its length.
     pub delay: Duration,
-    /// Can stand-ins reach each other's memory?
+    /// Can emulated devices access each other's memory?
     pub are_peers: bool,
 }
 
@@ -20,12 +20,12 @@ impl Default for FaultConfig {
     }
 }
 
-/// What a emulated was told.
+/// The injected faults of an emulated device.
 pub(super) struct Faults {
     /// In nanoseconds.
     delay: AtomicU64,
     are_not_peers: AtomicBool,
-    /// Operations until one fails; below 0 for never.
+    /// The number of operations until one fails; below 0: none fails.
     until_failure: AtomicI64,
     refuses_words: AtomicBool,
     refuses_points: AtomicBool,
@@ -75,7 +75,7 @@ impl Faults {
     }
 }
 
-/// Makes a emulated behave so. Numbers that none has are ignored.
+/// Sets the behaviour of an emulated device. Unknown numbers are ignored.
 pub fn configure_faults(number: u32, behaviour: FaultConfig) {
     if number < COUNT {
         let faults = &state(number).faults;
@@ -85,39 +85,40 @@ pub fn configure_faults(number: u32, behaviour: FaultConfig) {
     }
 }
 
-/// Lets the emulated's next copy, fill, checksum or list of copies but `operations` fail, and
-/// with it all that follow on its stream.
+/// Lets the device's next copy, fill, checksum or list of copies fail after `operations`
+/// successful ones, and with it all later operations of its stream.
 pub fn fail_after(number: u32, operations: u32) {
     if number < COUNT {
         state(number).faults.until_failure.store(i64::from(operations), Relaxed);
     }
 }
 
-/// Lets the emulated's driver refuse to begin the writing of words, until it is told otherwise;
-/// all else goes on.
+/// Lets the device's driver refuse to write words, until it is switched off; other operations
+/// work.
 pub fn refuse_words(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).faults.refuses_words.store(refuses, Relaxed);
     }
 }
 
-/// Lets the emulated's driver refuse to tell whether a stream has come past a point, until it is
-/// told otherwise; all else goes on.
+/// Lets the device's driver refuse to query whether a stream has passed a point, until it is
+/// switched off; other operations work.
 pub fn refuse_points(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).faults.refuses_points.store(refuses, Relaxed);
     }
 }
 
-/// Lets the emulated's driver refuse to record events, until it is told otherwise; all else goes on.
+/// Lets the device's driver refuse to record events, until it is switched off; other operations
+/// work.
 pub fn refuse_records(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).faults.refuses_records.store(refuses, Relaxed);
     }
 }
 
-/// Lets the emulated's driver refuse to register memory that can only be read, as devices do that
-/// have no such registrations, until it is told otherwise.
+/// Lets the device's driver refuse to register read-only memory, as some devices do, until it
+/// is switched off.
 pub fn refuse_read_only_registrations(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).faults.refuses_read_only.store(refuses, Relaxed);

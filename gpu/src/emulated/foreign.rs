@@ -1,4 +1,4 @@
-//! Memory of somebody else: as another library of the same process would have it.
+//! Foreign memory: memory as another library of the same process would allocate it.
 #![allow(unsafe_code)]
 
 use super::memory::{self, AddressRange, Physical};
@@ -8,8 +8,8 @@ use crate::driver::{self, AddressRangeDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::Allocator;
 
-/// Memory that is not ours, to be [adopted](crate::Device::adopt) as that of a framework
-/// would be. It goes when this is dropped.
+/// Foreign memory, to be [adopted](crate::Device::adopt) like that of a framework. It is freed
+/// when this is dropped.
 ///
 /// ```
 /// use gpu::emulated::ForeignMemory;
@@ -18,7 +18,7 @@ use crate::pointer_attributes::Allocator;
 /// let segment = ForeignMemory::new(0, &pieces, Allocator::Mapped { exportable: true })?;
 /// let (address, length) = (segment.address() + (1 << 20), 30 << 20);
 /// let device = Device::open("emulated:0".parse()?)?;
-/// // SAFETY: inside of the segment, which stays as long as the tensor does.
+/// // SAFETY: inside of the segment, which the tensor keeps alive.
 /// let tensor = unsafe { device.adopt(address, length, segment)? };
 /// let exported = tensor.export_pieces()?;
 /// assert_eq!((exported.pieces.len(), exported.offset), (2, 1 << 20));
@@ -29,18 +29,18 @@ pub struct ForeignMemory {
     number: u32,
     address: u64,
     length: u64,
-    /// If it is mapped: its pieces.
+    /// The pieces, if it is mapped.
     mapped: Option<(AddressRange, Vec<u64>)>,
 }
 
 impl ForeignMemory {
-    /// On the emulated of this number, allocated as it says: if it is mapped, then in pieces of
-    /// these lengths, which are whole [granules](crate::Properties::granularity); otherwise as
-    /// one allocation of them all.
+    /// Allocates on the emulated device with this number. Mapped memory has pieces of these
+    /// lengths, which are whole [granules](crate::Properties::granularity); other memory is one
+    /// allocation of the total length.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for other lengths, or if there is no such
-    /// emulated; [`OutOfMemory`](ErrorKind::OutOfMemory).
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for other lengths, or if there is no
+    /// such emulated device; [`OutOfMemory`](ErrorKind::OutOfMemory).
     pub fn new(number: u32, pieces: &[u64], allocator: Allocator) -> Result<Self> {
         let operation = "allocate foreign memory";
         let are_whole = pieces.iter().all(|length| *length > 0 && length % GRANULARITY == 0);
@@ -108,7 +108,7 @@ impl Drop for ForeignMemory {
         };
         let mut offset = 0;
         for length in lengths {
-            // SAFETY: mapped by us; who adopted it promised that this outlives it.
+            // SAFETY: mapped here; the caller that adopted it promised that this outlives it.
             let _ = unsafe { address_range.unmap(offset, *length) };
             offset += length;
         }

@@ -1,4 +1,4 @@
-//! A emulated's memory: sealed memory files, and ranges of addresses.
+//! The memory of an emulated device: sealed memory files, and ranges of addresses.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use crate::driver::{self, AddressRangeDriver, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 
-/// What is known of the addresses of this process.
+/// The known addresses of this process.
 static ALLOCATIONS: Mutex<BTreeMap<u64, KnownAllocation>> = Mutex::new(BTreeMap::new());
 static NEXT_BUFFER: AtomicU64 = AtomicU64::new(1);
 
 struct KnownAllocation {
     attributes: PointerAttributes,
-    /// What is mapped there, if it was mapped.
+    /// The memory that is mapped there, if it was mapped.
     physical: Option<Physical>,
 }
 
@@ -42,7 +42,10 @@ fn allocations() -> MutexGuard<'static, BTreeMap<u64, KnownAllocation>> {
     ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn look<T>(address: u64, answer: impl FnOnce(&KnownAllocation) -> Option<T>) -> Option<T> {
+fn with_allocation<T>(
+    address: u64,
+    answer: impl FnOnce(&KnownAllocation) -> Option<T>,
+) -> Option<T> {
     let allocations = allocations();
     let (_, found) = allocations.range(..=address).next_back()?;
     let is_inside = address - found.attributes.base < found.attributes.length;
@@ -50,12 +53,12 @@ fn look<T>(address: u64, answer: impl FnOnce(&KnownAllocation) -> Option<T>) -> 
 }
 
 pub(crate) fn attributes(address: u64) -> Option<PointerAttributes> {
-    look(address, |found| Some(found.attributes.clone()))
+    with_allocation(address, |found| Some(found.attributes.clone()))
 }
 
-/// What is mapped at an address, by whoever.
+/// The memory that is mapped at an address, by any library.
 pub(super) fn retain(address: u64) -> Option<driver::Mapping> {
-    look(address, |found| {
+    with_allocation(address, |found| {
         let physical = driver::Physical::Emulated(found.physical.clone()?);
         let PointerAttributes { base, length, .. } = found.attributes;
         Some(driver::Mapping { physical, base, length })
@@ -71,8 +74,8 @@ fn map(
     file: Option<(BorrowedFd<'_>, u64)>,
 ) -> Result<u64> {
     let (descriptor, offset) = file.map_or((-1, 0), |(file, offset)| (file.as_raw_fd(), offset));
-    // SAFETY: without MAP_FIXED it takes nothing away; with it, the caller gives a range
-    // of its own.
+    // SAFETY: without MAP_FIXED it replaces no mapping; with it, the caller passes its own
+    // range.
     let address = unsafe {
         libc::mmap(at, length as usize, protection, flags, descriptor, offset as libc::off_t)
     };
@@ -83,7 +86,7 @@ fn map(
 }
 
 fn unmap(address: u64, length: u64) -> Result<()> {
-    // SAFETY: a mapping of our own that nobody uses any more.
+    // SAFETY: a mapping of this process that is no longer used.
     match unsafe { libc::munmap(address as *mut libc::c_void, length as usize) } {
         0 => Ok(()),
         _ => Err(Error::system("free", "munmap")),
@@ -100,10 +103,14 @@ pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -
     Ok(address)
 }
 
-/// Gives its length.
+/// Returns its length.
 pub(super) fn free(address: u64) -> Result<u64> {
     let Some(found) = allocations().remove(&address) else {
-        return Err(Error::new("free", ErrorKind::InvalidArgument, "it was not allocated"));
+        return Err(Error::new(
+            "free",
+            ErrorKind::InvalidArgument,
+            "the address was not allocated",
+        ));
     };
     unmap(address, found.attributes.length)?;
     Ok(found.attributes.length)
@@ -114,7 +121,7 @@ pub(super) fn register(address: u64, length: u64) -> Result<()> {
     let before = allocations.range(..address.saturating_add(length)).next_back();
     let overlaps = before.is_some_and(|(base, found)| base + found.attributes.length > address);
     if overlaps || length == 0 {
-        let detail = format!("{length} bytes at {address:#x} are known already, or nothing");
+        let detail = format!("{length} bytes at {address:#x} are empty or already registered");
         return Err(Error::new("register host memory", ErrorKind::InvalidArgument, detail));
     }
     allocations.insert(address, KnownAllocation::new(None, Allocator::Host, address, length));
@@ -126,7 +133,7 @@ pub(super) fn unregister(address: u64) -> Result<()> {
     Ok(())
 }
 
-/// Memory of the host that belongs to a stream.
+/// Host memory that belongs to a stream.
 #[derive(Debug)]
 pub(super) struct PinnedBlock {
     address: u64,
@@ -155,16 +162,17 @@ impl Drop for PinnedBlock {
     }
 }
 
-/// Bytes of a page, from whose start on files are mapped: all processes of a machine have the same.
+/// The page size, to which file offsets of mappings are aligned: it is the same in all
+/// processes of a machine.
 fn page_size() -> u64 {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: queries a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // Never so; but the largest pages that Linux has would do everywhere.
+    // Never fails; otherwise the largest page size of Linux is safe everywhere.
     u64::try_from(size).unwrap_or(64 << 10)
 }
 
-// Words before the bytes of a memory file: what it is. They have a page for themselves, so that the
-// rest can be mapped.
+// Header words of a memory file, which identify it. They occupy a page, so that the rest can be
+// mapped.
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_RESIDENT: usize = 2;
@@ -175,19 +183,19 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FCSTNDIN");
 const VERSION: u64 = 2;
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Physical memory, which whoever made it, mapped it or retained it has in common.
+/// Physical memory, shared by its creator, its mappings and its retained handles.
 #[derive(Debug, Clone)]
 pub(crate) struct Physical(pub(super) Arc<Pages>);
 
-/// A memory file that cannot change its size any more.
+/// A memory file that can no longer change its size.
 #[derive(Debug)]
 pub(crate) struct Pages {
     file: OwnedFd,
     pub(super) resident: u32,
-    /// Where its bytes begin in the file: at a page.
+    /// The file offset of its bytes: a page boundary.
     offset: u64,
     length: u64,
-    /// Whose memory it counts as; None if it was imported.
+    /// The device that it is charged to; None if it was imported.
     charged: Option<&'static State>,
     is_exportable: bool,
 }
@@ -209,12 +217,12 @@ impl Drop for Pages {
 /// An empty file in memory, without a name.
 fn memory_file(operation: &'static str, length: u64) -> Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: a literal that ends in zero.
+    // SAFETY: a zero-terminated literal.
     let number = unsafe { libc::memfd_create(c"fabricast-emulated".as_ptr(), flags) };
     if number < 0 {
         return Err(Error::system(operation, "memfd_create"));
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and owned here.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
     check_file_size(operation, length)?;
     file.set_len(length).map_err(|_| Error::system(operation, "ftruncate"))?;
@@ -225,11 +233,11 @@ fn memory_file(operation: &'static str, length: u64) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Refuses to make a file so long if that is beyond the limit of this process: the system would
-/// not only refuse it, but kill the process by `SIGXFSZ`.
+/// Refuses a file length beyond the limit of this process: the system would kill the process by
+/// `SIGXFSZ`.
 fn check_file_size(operation: &'static str, length: u64) -> Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: room for the answer.
+    // SAFETY: space for the result.
     let is_known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
     if !is_known || length <= limit.rlim_cur {
         return Ok(());
@@ -249,17 +257,17 @@ fn is_sealed(file: BorrowedFd<'_>) -> bool {
     seals >= 0 && seals & SEALS == SEALS
 }
 
-/// A sealed file of at least so many bytes, and a copy of its descriptor.
+/// A sealed file of at least this many bytes, and a duplicate of its file descriptor.
 fn checked(operation: &'static str, descriptor: BorrowedFd<'_>, length: u64) -> Result<File> {
     let refuse = |detail: String| Error::new(operation, ErrorKind::InvalidHandle, detail);
     if !is_sealed(descriptor) {
-        return Err(refuse("the descriptor is no sealed memory file".to_owned()));
+        return Err(refuse("the file descriptor is not a sealed memory file".to_owned()));
     }
     let copy = descriptor.try_clone_to_owned();
     let file = File::from(copy.map_err(|_| Error::system(operation, "dup"))?);
     let size = file.metadata().map_err(|_| Error::system(operation, "fstat"))?.len();
     if size < length {
-        return Err(refuse(format!("{size} bytes, where {length} are wanted")));
+        return Err(refuse(format!("{size} bytes, {length} are required")));
     }
     Ok(file)
 }
@@ -317,11 +325,11 @@ impl Physical {
         } else if resident >= u64::from(super::COUNT) {
             format!("memory of emulated device {resident}, which does not exist")
         } else if words[AT_LENGTH] < length {
-            format!("{} bytes, where {length} are wanted", words[AT_LENGTH])
+            format!("{} bytes, {length} are required", words[AT_LENGTH])
         } else if end.is_none() {
-            format!("{size} bytes, where {length} are wanted from {offset} on")
+            format!("{size} bytes, {length} are required from offset {offset}")
         } else if offset == 0 || !offset.is_multiple_of(page) {
-            format!("its bytes begin at {offset}, where a page has {page}")
+            format!("its bytes begin at {offset}, which is not a multiple of the page size {page}")
         } else {
             let (resident, file) = (resident as u32, file.into());
             let pages =
@@ -334,7 +342,7 @@ impl Physical {
     pub(super) fn export(&self) -> Result<OwnedFd> {
         let operation = "export";
         if !self.0.is_exportable {
-            let detail = "it was not created to leave its process";
+            let detail = "the memory was created without a shareable handle";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
         self.0.file.try_clone().map_err(|_| Error::system(operation, "dup"))
@@ -391,7 +399,7 @@ impl AddressRangeDriver for AddressRange {
         }
         allocations().remove(&(self.address + offset));
         let at = (self.address + offset) as *mut libc::c_void;
-        // Reserved again, not free for others.
+        // Reserved again, so that no other mapping is placed there.
         map(operation, at, length, libc::PROT_NONE, RESERVED | libc::MAP_FIXED, None).map(drop)
     }
 }
@@ -444,24 +452,24 @@ mod tests {
             }
             let first = address_range.address() as *mut u8;
             let last = (address_range.address() + 2 * LENGTH - 1) as *mut u8;
-            // SAFETY: the first and the last byte of what was just mapped, and of the same memory
-            // mapped a second time, which only this test knows.
+            // SAFETY: the first and the last byte of the mapping, and of a second mapping of
+            // the same memory, which only this test uses.
             unsafe {
                 first.write_volatile(7);
                 last.write_volatile(8);
-                let there = |at: *mut u8| at.read_volatile();
-                assert_eq!(there(first.add(LENGTH as usize)), 7);
-                assert_eq!(there(last.sub(LENGTH as usize)), 8);
+                let read = |at: *mut u8| at.read_volatile();
+                assert_eq!(read(first.add(LENGTH as usize)), 7);
+                assert_eq!(read(last.sub(LENGTH as usize)), 8);
             }
             for at in [0, LENGTH] {
-                // SAFETY: nothing refers to it any more.
+                // SAFETY: no reference to it exists any more.
                 unsafe { address_range.unmap(at, LENGTH) }.unwrap();
             }
         }
     }
 
     #[test]
-    fn memory_that_does_not_begin_at_a_page_is_refused() {
+    fn unaligned_memory_file_is_refused() {
         let page = page_size();
         let made = create(page);
         let import = |page| {
@@ -471,6 +479,12 @@ mod tests {
         };
         import(page).unwrap();
         let why = import(2 * page).unwrap_err();
-        assert!(why.contains(&format!("begin at {page}, where a page has {}", 2 * page)), "{why}");
+        assert!(
+            why.contains(&format!(
+                "begin at {page}, which is not a multiple of the page size {}",
+                2 * page
+            )),
+            "{why}"
+        );
     }
 }

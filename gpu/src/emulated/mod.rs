@@ -1,10 +1,9 @@
-//! Devices made of host memory and threads.
+//! Emulated devices, made of host memory and threads.
 //!
-//! They do what real ones do, on any machine: memory that leaves the process only as a
-//! descriptor, streams that go on while the caller does something else, events, peers.
-//! With the feature `fault-injection`, which only tests enable, they can be told to be slow, to
-//! fail, or to be unreachable for each other, so that overlap, order and failure can be tested
-//! where no GPU is.
+//! They behave as real devices, on any machine: memory that is exported only as a file
+//! descriptor, asynchronous streams, events, peers. With the feature `fault-injection`, which
+//! only tests enable, they can be made slow, failing, or unreachable for each other, so that
+//! overlap, order and failure can be tested without a GPU.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "fault-injection")]
@@ -37,13 +36,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 use crate::properties::{HandleTypes, PeerAccess, Properties, Uuid};
 
-/// How many there are.
+/// The number of emulated devices.
 pub const COUNT: u32 = 2;
-/// What each claims to have. Pages are only taken when they are touched.
+/// The memory size that each device reports. Pages are only allocated when they are touched.
 const TOTAL: u64 = 16 << 30;
 const GRANULARITY: u64 = 2 << 20;
 
-/// What all handles of a emulated have in common.
+/// The state that all handles of an emulated device share.
 pub(crate) struct State {
     faults: Faults,
     used: AtomicU64,
@@ -58,7 +57,7 @@ impl State {
         let taken = |used: u64| used.checked_add(length).filter(|sum| *sum <= TOTAL);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).map(drop).map_err(
             |used| {
-                let detail = format!("{length} bytes wanted, {used} of {TOTAL} taken");
+                let detail = format!("{length} bytes requested, {used} of {TOTAL} in use");
                 Error::new(operation, ErrorKind::OutOfMemory, detail)
             },
         )
@@ -75,14 +74,14 @@ fn state(number: u32) -> &'static State {
     &STATES[number as usize % STATES.len()]
 }
 
-/// The same in every process, as a real device's.
+/// The same in every process, like a real device's.
 pub(crate) fn uuid(number: u32) -> Uuid {
     let mut bytes = *b"fabricast-host-0";
     bytes[15] += number as u8;
     Uuid(bytes)
 }
 
-/// A emulated.
+/// An emulated device.
 #[derive(Debug)]
 pub(crate) struct Device {
     number: u32,
@@ -98,7 +97,7 @@ impl Device {
         Err(Error::new("open", ErrorKind::NoSuchDevice, detail).on(DeviceName::emulated(number)))
     }
 
-    /// One that nobody opened: it owns nothing.
+    /// A device that was not opened: it owns nothing.
     pub(crate) fn none() -> Self {
         Self::new(0)
     }
@@ -245,7 +244,7 @@ impl DeviceDriver for Device {
 
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>> {
         if handle == 0 {
-            // Nobody sees the order of operations that begin elsewhere.
+            // The order of operations that other libraries start is not visible.
             return self.stream();
         }
         let detail = "streams of an emulated device are made by this library only";

@@ -1,4 +1,4 @@
-//! A emulated's streams: a thread each, which does what it is told, in order.
+//! The streams of an emulated device: one thread each, which runs operations in order.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -29,14 +29,15 @@ struct EventState {
     has_failed: AtomicU64,
 }
 
-/// A point in a emulated's stream.
+/// A point in a stream of an emulated device.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Event(Arc<EventState>);
 
 impl Event {
     pub(crate) fn is_done(&self) -> Result<bool> {
         let points = &self.0;
-        // First the point, then the failure: a failed stream stores its failure before it reaches a point.
+        // Read the point first, then the failure: a failed stream stores its failure before it
+        // reaches a point.
         let is_reached = self.has_reached(points.recorded.load(Ordering::Acquire));
         if points.has_failed.load(Ordering::Acquire) != 0 {
             return Err(failed("query event"));
@@ -80,7 +81,7 @@ impl WorkQueue {
     }
 }
 
-/// A thread and its line of operations.
+/// A thread and its work queue.
 pub(super) struct Stream {
     work_queue: Arc<WorkQueue>,
     worker: Option<JoinHandle<()>>,
@@ -96,10 +97,10 @@ impl Stream {
     pub(super) fn start(state: &'static State) -> Result<Self> {
         let queue = Mutex::default();
         let work_queue = Arc::new(WorkQueue { queue, changed: Condvar::new(), state });
-        let theirs = Arc::clone(&work_queue);
+        let thread_queue = Arc::clone(&work_queue);
         let worker = std::thread::Builder::new()
             .name("emulated".to_owned())
-            .spawn(move || work(&theirs))
+            .spawn(move || work(&thread_queue))
             .map_err(|_| Error::system("create stream", "clone"))?;
         Ok(Self { work_queue, worker: Some(worker) })
     }
@@ -206,7 +207,7 @@ fn work(work_queue: &WorkQueue) {
     }
 }
 
-/// False if it failed. After a failure only events are attended to.
+/// Returns false if it failed. After a failure only events are handled.
 fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bool {
     match &operation {
         Operation::Copy { .. }
@@ -214,7 +215,7 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
         | Operation::Checksum { .. }
         | Operation::CopyList { .. }
         | Operation::WriteWord { .. } => {}
-        // A device that has failed waits for nothing.
+        // A failed device waits for nothing.
         Operation::WaitForWord { .. } | Operation::Wait { .. } if has_failed => return false,
         Operation::WaitForWord { at, min_value } => {
             let (at, min_value) = (*at as *const AtomicU32, *min_value);
@@ -241,11 +242,11 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
     if !delay.is_zero() {
         std::thread::sleep(delay);
     }
-    // Two streams that are not ordered may copy the same bytes at once, as on any device; what
-    // is there then is up to chance, here as there. Nothing but such copies ever looks at it.
+    // As on any device, two unordered streams may copy the same bytes at the same time, with an
+    // undefined result. Only such copies access the bytes.
     //
-    // SAFETY: who began the operation keeps all ranges, and a list, valid until it is done,
-    // and nobody holds references to the bytes.
+    // SAFETY: the caller keeps all ranges, and a list, valid until the operation is done, and
+    // no references to the bytes exist.
     unsafe {
         match operation {
             Operation::Copy { to, from, length } => {
@@ -274,7 +275,8 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
     true
 }
 
-/// By way of a buffer: others may write the bytes meanwhile, so no reference to them.
+/// Copies through a buffer: other threads may write the bytes at the same time, so no reference
+/// to them may exist.
 ///
 /// # Safety
 /// The range is valid for reads.
@@ -290,11 +292,11 @@ unsafe fn checksum_of(from: *const u8, length: usize) -> u64 {
     sum
 }
 
-/// How many streams of all stand-ins wait for something at the moment.
+/// The number of streams of all emulated devices that wait now.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// Comes back when no stream waits for anything, as a driver's calls that free something do.
-/// Those come back no sooner, however long it takes; nobody here has to find out how long.
+/// Returns when no stream waits, like a driver's calls that free memory. Those block for as
+/// long as a stream waits; here no test needs that long.
 pub(super) fn wait_until_no_stream_waits() {
     const TIMEOUT: Duration = Duration::from_secs(20);
     let start = Instant::now();
@@ -329,15 +331,16 @@ fn until(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
 mod tests {
     use super::*;
 
-    /// A thread that asks at the moment in which a failed stream reaches a point is told of the failure.
+    /// A thread that queries at the moment when a failed stream reaches a point must get the
+    /// failure.
     #[test]
-    fn points_reached_by_a_failed_stream_are_failures() {
+    fn points_of_a_failed_stream_fail() {
         let events: Vec<_> = (0..50_000).map(|_| Event::default()).collect();
         let queue = Mutex::default();
         let work_queue =
             WorkQueue { queue, changed: Condvar::new(), state: super::super::state(0) };
         events.iter().for_each(|event| event.0.recorded.store(1, Ordering::Release));
-        // Events that were asked for so far.
+        // The number of events queried so far.
         let asked = AtomicU64::new(0);
         let mut successes = 0;
         std::thread::scope(|scope| {

@@ -1,10 +1,10 @@
-//! Many blocks in one request: by the copy engine if they are large or few, by a kernel
-//! otherwise.
+//! Many blocks in one request: by the copy engine if they are large or few, otherwise by a
+//! kernel.
 //!
 //! A copy engine takes microseconds for each copy, however small. A kernel reads a list of
-//! them from memory of the host, and has hundreds on their way at once; `devices.md` has what
-//! was measured. What a kernel is given is cut into pieces, so that its threads have evenly
-//! much to do.
+//! copies from host memory, and has hundreds in flight at once; `devices.md` has the
+//! measurements. Blocks are cut into pieces for the kernel, so that its threads have equal
+//! work.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, PoisonError};
@@ -15,44 +15,44 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Slice;
 
 /// The longest piece: one team of threads copies it. A multiple of 16, so that all pieces of a
-/// block lie as it does to what a thread moves at once.
+/// block have the same alignment to a thread's unit.
 const MAX_PIECE: u64 = 64 << 10;
-/// From here on the copy engine is as fast as a kernel, and takes no processors.
+/// From this length on the copy engine is as fast as a kernel, and uses no multiprocessors.
 const COPY_ENGINE_MIN: u64 = 1 << 20;
-/// So few blocks are begun as copies as fast as a kernel is.
+/// Up to this many blocks, starting copies is as fast as starting a kernel.
 const COPY_ENGINE_MAX_BLOCKS: usize = 2;
-/// Entries of a list. A longer request takes several, so that the device is at the first while
-/// the host still writes the second.
+/// Entries of a list. A longer request takes several, so that the device copies the first while
+/// the host writes the second.
 const LIST_ENTRIES: usize = 4096;
-/// Copies that are begun under one lock: others may want the stream, too.
+/// Copies that are started under one lock: other threads may need the stream, too.
 const COPIES_PER_LOCK: usize = 64;
 
-/// A block: so many bytes from one place to another.
+/// A block: a length and two offsets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Block {
-    /// Where it goes, as an offset into the range to copy to.
+    /// The offset in the destination range.
     pub to: u64,
-    /// Where it is, as an offset into the range to copy from.
+    /// The offset in the source range.
     pub from: u64,
     /// Its length in bytes; 0 is allowed.
     pub length: u64,
 }
 
-/// By what [many blocks](Stream::copy_blocks) are copied.
+/// How [many blocks](Stream::copy_blocks) are copied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum CopyMethod {
-    /// By what was fastest when it was measured: blocks of a mebibyte or more by the copy
-    /// engine, and the others, too, if there are no more than two; by a kernel otherwise.
+    /// The method that was fastest in measurements. Blocks of a mebibyte or more use the copy
+    /// engine, and the others, too, if there are no more than two; otherwise a kernel.
     #[default]
     Best,
-    /// All by a kernel. It takes some of the device's processors while it runs, and leaves the
-    /// copy engine to others.
+    /// All by a kernel. It uses some of the device's multiprocessors while it runs, and leaves
+    /// the copy engine free.
     Kernel,
-    /// Each by a copy of its own, by the copy engine.
+    /// Each by a separate copy of the copy engine.
     CopyEngine,
 }
 
-/// How many blocks of a request are how long; empty ones are not counted.
+/// The number of blocks of a request by length; empty ones are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct BlockCounts {
     small: usize,
@@ -66,8 +66,8 @@ impl BlockCounts {
         self.small += usize::from((1..COPY_ENGINE_MIN).contains(&block.length));
     }
 
-    /// Blocks shorter than this go by a kernel, and whether there are any; and whether there are
-    /// others, which go by the copy engine.
+    /// Blocks shorter than the first value use a kernel. The flags tell whether there are such
+    /// blocks, and whether there are others, which use the copy engine.
     fn split(self, by: CopyMethod) -> (u64, bool, bool) {
         let Self { small, large } = self;
         match by {
@@ -81,9 +81,9 @@ impl BlockCounts {
 }
 
 impl Stream {
-    /// Copies many blocks of one range to places in another. In which order is not said: where
-    /// a block goes, no other may go, nor come from. What follows on this stream finds all of
-    /// them done.
+    /// Copies many blocks of one range to offsets in another, in unspecified order. The
+    /// destination of a block must not overlap another block's source or destination. Later
+    /// operations on this stream see all of them done.
     ///
     /// ```
     /// use gpu::{Block, CopyMethod};
@@ -99,9 +99,9 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// [`OutOfBounds`](ErrorKind::OutOfBounds), with the number of the block, if one reaches
-    /// beyond a range: then nothing is begun. [`NoPeerAccess`](ErrorKind::NoPeerAccess) as for
-    /// [copying](Self::copy). If the driver refuses, some blocks may have been begun.
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds), with the index of the block, if one exceeds a
+    /// range: then nothing is started. [`NoPeerAccess`](ErrorKind::NoPeerAccess) as for
+    /// [copying](Self::copy). If the driver refuses, some blocks may have been started.
     pub fn copy_blocks(
         &self,
         to: &Slice,
@@ -112,8 +112,8 @@ impl Stream {
         self.copy_each(to, from, blocks.iter().copied(), by)
     }
 
-    /// As [`copy_blocks`](Self::copy_blocks), where the blocks are in no list: they are gone
-    /// through several times, and must be the same each time.
+    /// As [`copy_blocks`](Self::copy_blocks), for blocks from an iterator: it is used several
+    /// times, and must return the same blocks each time.
     ///
     /// # Errors
     /// As for [`copy_blocks`](Self::copy_blocks).
@@ -132,7 +132,7 @@ impl Stream {
         let (below, by_kernel, by_engine) = census.split(by);
         let bases = (to.address(), from.address());
         let mut is_consistent = true;
-        // These first: the device is at them while the host writes lists.
+        // These first: the device copies them while the host writes lists.
         if by_engine {
             let mut copies = CheckedBlocks { blocks: blocks.clone(), limits, is_consistent: true };
             let mut next = copies.next_of(|length| length >= below.max(1));
@@ -162,8 +162,8 @@ impl Stream {
                     break;
                 }
                 self.begin_with(operation, &[to, from], Some(&list), |raw| {
-                    // SAFETY: inside of the ranges; they and the list, which nobody else has, are
-                    // kept until an event behind it is done.
+                    // SAFETY: inside of the ranges; they and the list, which has no other user,
+                    // are kept until an event behind it is done.
                     unsafe { raw.copy_list(list.address(), count, bytes) }
                 })?;
                 if (count as usize) < LIST_ENTRIES {
@@ -179,7 +179,7 @@ impl Stream {
         Err(self.refuse(operation, ErrorKind::OutOfBounds, detail.to_owned()))
     }
 
-    /// Whether all lie inside of the ranges, and how long they are.
+    /// Checks that all blocks are inside of the ranges, and counts their lengths.
     fn check_blocks(
         &self,
         operation: &'static str,
@@ -210,12 +210,12 @@ impl Stream {
         };
         let length = block.length;
         let detail = format!(
-            "block {number}: {length} bytes, {side} {offset} on, of a range of {limit} bytes"
+            "block {number}: {length} bytes, {side} offset {offset}, of a range of {limit} bytes"
         );
         self.refuse(operation, ErrorKind::OutOfBounds, detail)
     }
 
-    /// Room for a list, which is the caller's until what uses it is done: as many are made as
+    /// A list buffer, which is reserved until its operation is done: as many are allocated as
     /// are ever in use at once.
     fn list(&self) -> Result<Arc<dyn PinnedBuffer>> {
         let driver = self.device.driver("copy blocks")?;
@@ -224,7 +224,7 @@ impl Stream {
         if let Some(list) = free() {
             return Ok(list);
         }
-        // Nobody may have asked since those that were begun with are done.
+        // The events may not have been queried since the lists became free.
         let mut in_flight = self.in_flight();
         if in_flight.since_last > 0 {
             self.mark(&mut in_flight)?;
@@ -250,8 +250,8 @@ fn is_inside((to, from): (u64, u64), block: &Block) -> bool {
     ends_inside(block.to, block.length, to) && ends_inside(block.from, block.length, from)
 }
 
-/// Blocks that are gone through again. What is safe may not depend on an iterator that gives the
-/// same ones each time: each is checked again, and what comes behind one that is wrong is left.
+/// Blocks in a second pass. Safety must not depend on an iterator that returns the same blocks
+/// each time: each block is checked again, and the pass ends at a wrong one.
 struct CheckedBlocks<I> {
     blocks: I,
     limits: (u64, u64),
@@ -259,7 +259,7 @@ struct CheckedBlocks<I> {
 }
 
 impl<I: Iterator<Item = Block>> CheckedBlocks<I> {
-    /// The next one of such a length.
+    /// The next block of a matching length.
     #[inline]
     fn next_of(&mut self, is_meant: impl Fn(u64) -> bool) -> Option<Block> {
         while self.is_consistent {
@@ -273,14 +273,14 @@ impl<I: Iterator<Item = Block>> CheckedBlocks<I> {
     }
 }
 
-/// Blocks in pieces, as entries of lists.
+/// Blocks cut into pieces, as entries of lists.
 struct Pieces<I> {
     blocks: CheckedBlocks<I>,
     /// Only blocks shorter than this.
     below: u64,
-    /// Where the ranges begin, to and from.
+    /// The addresses of the ranges, destination and source.
     bases: (u64, u64),
-    /// What is left of the last block.
+    /// The rest of the last block.
     rest: Block,
 }
 
@@ -297,14 +297,14 @@ impl<I: Iterator<Item = Block>> Pieces<I> {
         Some(CopyEntry { to: self.bases.0 + to, from: self.bases.1 + from, length: piece })
     }
 
-    /// Writes a list. Gives the number of its entries, and of their bytes.
+    /// Writes a list. Returns the number of its entries, and of their bytes.
     fn write(&mut self, list: &dyn PinnedBuffer) -> (u32, u64) {
-        let place = list.address() as *mut CopyEntry;
+        let entries_start = list.address() as *mut CopyEntry;
         let (mut count, mut bytes) = (0, 0);
         while count < LIST_ENTRIES {
             let Some(entry) = self.next() else { break };
-            // SAFETY: there is room for so many; nobody but the caller has the list.
-            unsafe { place.add(count).write(entry) };
+            // SAFETY: there is space for this many; only the caller uses the list.
+            unsafe { entries_start.add(count).write(entry) };
             count += 1;
             bytes += entry.length;
         }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_blocks() {
+    fn pieces_cover_exactly_the_blocks() {
         let lengths =
             [0, 1, 15, MAX_PIECE - 1, MAX_PIECE, MAX_PIECE + 1, 3 * MAX_PIECE, 5 * MAX_PIECE + 77];
         let list: Vec<_> =
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_by_a_kernel() {
+    fn short_and_many_blocks_use_a_kernel() {
         let many = blocks(&[100, COPY_ENGINE_MIN - 1, COPY_ENGINE_MIN, 5 * COPY_ENGINE_MIN, 1, 0]);
         let split = |by: CopyMethod, blocks: &[Block]| {
             let mut census = BlockCounts::default();
@@ -371,9 +371,9 @@ mod tests {
         assert_eq!(split(CopyMethod::CopyEngine, &many), (0, false, true));
     }
 
-    /// An iterator that gives other blocks each time is wrong, but safe code.
+    /// An iterator that returns other blocks each time is wrong, but safe code.
     #[test]
-    fn blocks_that_change_meanwhile_are_refused_again() {
+    fn blocks_that_change_between_passes_are_refused() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = device.allocate(1 << 20).unwrap();
         let (whole, stream) = (memory.whole(), device.stream().unwrap());
@@ -392,10 +392,10 @@ mod tests {
         stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     }
 
-    /// What is waited for leaves its lists to the next, and requests that nobody waits for
-    /// take those that are done.
+    /// Requests that wait return their lists to later ones; requests without a wait reuse lists
+    /// whose operations are done.
     #[test]
-    fn lists_are_used_again() {
+    fn lists_are_reused() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let (to, from) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
         let stream = device.stream().unwrap();

@@ -1,7 +1,7 @@
-//! Other processes: what they are told, and what they do.
+//! Child processes: their inputs and actions.
 //!
-//! A child gets descriptors by inheritance, texts by its arguments, says "ready" on its
-//! standard output, and goes when its standard input is closed, or when it is killed.
+//! A child inherits file descriptors, gets texts as arguments, and writes "ready" to its
+//! standard output. It exits when its standard input is closed, or when it is killed.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -15,12 +15,12 @@ use testkit::children::{self, say, wait_for_end_of_input};
 
 use crate::fixture::Fixture;
 
-/// The first descriptor that a child finds.
+/// The first file descriptor of a child.
 const FIRST: i32 = 100;
-/// For what a child does until it says something, or ends.
+/// Time limit for a child to write a line, or to exit.
 const TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Ends a process and all that it started.
+/// Kills a process and all its children.
 pub fn end_group(process: &Process) {
     // SAFETY: no pointers; a group that was made for this child, which is not reaped yet.
     unsafe { libc::kill(-(process.id() as libc::pid_t), libc::SIGKILL) };
@@ -35,8 +35,7 @@ impl Child {
         let words = std::iter::once(role).chain(arguments.iter().map(String::as_str));
         let mut command = children::respawn(words);
         command.stdout(Stdio::piped());
-        // SAFETY: only dup2, which is safe between fork and exec; copies are not
-        // close-on-exec.
+        // SAFETY: only dup2, which is safe between fork and exec; copies are not close-on-exec.
         unsafe {
             command.pre_exec(move || {
                 for (number, to) in numbers.iter().zip(FIRST..) {
@@ -50,26 +49,26 @@ impl Child {
         Self(children::Child::start(&mut command))
     }
 
-    /// The next line that it says; empty if it has ended.
+    /// The next line that it writes; empty if it has exited.
     #[track_caller]
     pub fn line(&mut self) -> String {
         self.0.line(TIMEOUT).unwrap_or_default()
     }
 
-    /// Lets it end by itself.
+    /// Lets it exit by itself.
     #[track_caller]
     pub fn finish(mut self) {
         self.0.end(TIMEOUT);
     }
 
-    /// Ends it at once, whatever it does.
+    /// Kills it at once.
     pub fn kill(mut self) {
         self.0.kill();
     }
 }
 
 fn inherited(number: i32) -> OwnedFd {
-    // SAFETY: put there by the parent for us, taken once.
+    // SAFETY: the parent passed this descriptor to this process; it is taken once.
     unsafe { OwnedFd::from_raw_fd(FIRST + number) }
 }
 
@@ -98,7 +97,7 @@ pub fn handle_from_text(text: &[&str]) -> LegacyHandle {
 
 testkit::child_entry!(enter);
 
-/// What a child does.
+/// The actions of a child.
 fn enter(words: &[&str]) {
     let [role, arguments @ ..] = words else { panic!("no role") };
     if *role == "drop-at-exit" {
@@ -121,7 +120,7 @@ pub fn imported(device: &Device, piece: &OwnedFd, length: u64) -> gpu::Result<Me
     device.import_pieces(&[(piece.as_fd(), length)], length)
 }
 
-/// Finds seed 1 in the memory, and puts seed 2 there.
+/// Finds seed 1 in the memory, and writes seed 2.
 fn import(fixture: &Fixture, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
     let memory = imported(&fixture.first, &inherited(0), length).unwrap();
@@ -131,10 +130,12 @@ fn import(fixture: &Fixture, arguments: &[&str]) {
     wait_for_end_of_input();
 }
 
-/// The same with memory in pieces, each of which is let go of as soon as it is mapped.
+/// The same with memory in pieces, each of which is closed as soon as it is mapped.
 fn import_pieces(fixture: &Fixture, arguments: &[&str]) {
     let numbers: Vec<u64> = arguments.iter().map(|number| number.parse().unwrap()).collect();
-    let [offset, length, lengths @ ..] = &numbers[..] else { panic!("offset, length, lengths") };
+    let [offset, length, lengths @ ..] = &numbers[..] else {
+        panic!("expected: offset, length, lengths")
+    };
     let importer = fixture.first.importer(lengths.iter().sum()).unwrap();
     for (number, length) in lengths.iter().enumerate() {
         importer.add(inherited(number as i32).as_fd(), *length).unwrap();
@@ -146,8 +147,8 @@ fn import_pieces(fixture: &Fixture, arguments: &[&str]) {
     wait_for_end_of_input();
 }
 
-/// Makes memory with seed 3, gives it to the parent by the socket it inherited, and waits
-/// to be killed.
+/// Allocates memory with seed 3, sends it to the parent over the inherited socket, and waits to
+/// be killed.
 fn export_and_die(fixture: &Fixture, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
     let memory = fixture.first.allocate_shared(length, &[]).unwrap();
@@ -160,7 +161,7 @@ fn export_and_die(fixture: &Fixture, arguments: &[&str]) {
 
 fn open_legacy(fixture: &Fixture, arguments: &[&str]) {
     let memory = fixture.first.open_legacy_handle(&handle_from_text(arguments)).unwrap();
-    // Open once, however often it is asked for.
+    // Opened once, however often it is requested.
     let again = fixture.first.open_legacy_handle(&handle_from_text(arguments)).unwrap();
     assert_eq!(memory.address(), again.address());
     assert_eq!(gpu::open_legacy_handles(), 1);
@@ -174,7 +175,7 @@ fn open_legacy(fixture: &Fixture, arguments: &[&str]) {
     wait_for_end_of_input();
 }
 
-/// Makes plain memory with seed 4, tells its handle, and waits to be killed.
+/// Allocates `cuMemAlloc` memory with seed 4, writes its handle, and waits to be killed.
 fn hold_legacy(fixture: &Fixture, arguments: &[&str]) {
     let memory = fixture.first.allocate(arguments[0].parse().unwrap()).unwrap();
     fixture.fill(&memory.whole(), 4);
@@ -182,7 +183,7 @@ fn hold_legacy(fixture: &Fixture, arguments: &[&str]) {
     wait_for_end_of_input();
 }
 
-/// Takes and fills so much memory: what was free before is somebody's now.
+/// Allocates and fills this much memory, so that memory that was free before is in use.
 fn take_memory(fixture: &Fixture, arguments: &[&str]) {
     let memory = fixture.first.allocate(arguments[0].parse().unwrap()).unwrap();
     fixture.stream.fill(&memory.whole(), 0xee).unwrap();
@@ -191,8 +192,8 @@ fn take_memory(fixture: &Fixture, arguments: &[&str]) {
     wait_for_end_of_input();
 }
 
-/// Drops a stream, as a static object of C++ would, when the driver's own exit handlers have run, and
-/// says how many milliseconds that took.
+/// Drops a stream, like a static object of C++, after the driver's own exit handlers have run,
+/// and prints how many milliseconds that took.
 fn drop_at_exit() {
     static LAST: Mutex<Option<(Stream, Memory)>> = Mutex::new(None);
     extern "C" fn drop_last() {
@@ -200,7 +201,7 @@ fn drop_at_exit() {
         drop(LAST.lock().unwrap().take());
         say(&format!("{} {}", start.elapsed().as_millis(), gpu::leaked_streams()));
     }
-    // SAFETY: a function without arguments. It is the last to run, since it is registered before the
+    // SAFETY: a function without arguments. It runs last, since it is registered before the
     // driver is loaded.
     assert_eq!(unsafe { libc::atexit(drop_last) }, 0);
     let fixture = Fixture::open().unwrap();
@@ -209,12 +210,12 @@ fn drop_at_exit() {
     *LAST.lock().unwrap() = Some((stream, memory));
 }
 
-/// Sends a descriptor by a socket: `gpu` itself leaves that to others.
+/// Sends a file descriptor over a socket: `gpu` itself does not.
 fn send(socket: &OwnedFd, descriptor: &OwnedFd) {
     let mut byte = [1_u8];
     let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = Control::default();
-    // SAFETY: zeroes are a message; room for one descriptor.
+    // SAFETY: zeros are a valid message; space for one file descriptor.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut vector;
@@ -234,7 +235,7 @@ pub fn receive(socket: &OwnedFd) -> OwnedFd {
     let mut byte = [0_u8];
     let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     let mut control = Control::default();
-    // SAFETY: as in `send`; what arrives is a descriptor of ours.
+    // SAFETY: as in `send`; this process owns a received file descriptor.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut vector;
@@ -244,7 +245,7 @@ pub fn receive(socket: &OwnedFd) -> OwnedFd {
         let flags = libc::MSG_CMSG_CLOEXEC;
         assert_eq!(libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags), 1);
         let header = libc::CMSG_FIRSTHDR(&raw const message);
-        assert!(!header.is_null(), "no descriptor came");
+        assert!(!header.is_null(), "no descriptor arrived");
         OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<i32>().read_unaligned())
     }
 }

@@ -1,11 +1,11 @@
-//! The devices under test, and what must be the same after a case as before.
+//! The devices under test, and the resources that a case must leave unchanged.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Implementation, Slice, Stream};
 
-/// Which implementation is under test: `cuda` or `emulated`.
+/// The implementation under test: `cuda` or `emulated`.
 pub const VARIABLE: &str = "FABRICAST_CONFORMANCE";
 
 /// The devices under test.
@@ -48,11 +48,11 @@ impl Fixture {
         self.stream.download(slice, &mut bytes, gpu::DEFAULT_TIMEOUT).unwrap();
         let expected = pattern(bytes.len(), seed);
         let wrong = bytes.iter().zip(&expected).position(|(is, should)| is != should);
-        assert_eq!(wrong, None, "{slice:?} has another byte there");
+        assert_eq!(wrong, None, "{slice:?} has a wrong byte");
     }
 }
 
-/// Bytes that differ by place and by seed.
+/// Bytes that differ by offset and by seed.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -66,7 +66,7 @@ pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// What a case must leave as it was.
+/// The resources that a case must leave unchanged.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ResourceSnapshot {
     descriptors: BTreeSet<String>,
@@ -79,7 +79,7 @@ pub struct ResourceSnapshot {
 
 impl ResourceSnapshot {
     pub fn now(fixture: &Fixture) -> Self {
-        // Other tests run meanwhile: of theirs nothing is known here.
+        // Other tests run at the same time: their resources are not visible here.
         let process = std::process::id().to_string();
         let is_ours = |name: &String| name.contains("fabricast") || name.contains(&process);
         let devices = || std::iter::once(&fixture.first).chain(&fixture.second);
@@ -93,14 +93,14 @@ impl ResourceSnapshot {
         }
     }
 
-    /// Panics unless all is as before. What others have to let go of, such as a driver
-    /// after the end of a process, may take a moment.
+    /// Panics unless all resources are as before. Resources of other parts, such as the driver
+    /// after the exit of a process, may take a moment to be released.
     pub fn compare(&self, fixture: &Fixture) {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
             let now = Self::now(fixture);
             if *self == now || Instant::now() > end {
-                assert_eq!(*self, now, "left behind");
+                assert_eq!(*self, now, "resources were leaked");
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -113,7 +113,7 @@ fn names(directory: &str) -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Number and meaning of every open descriptor but the one that reads the list.
+/// Number and target of every open file descriptor, except the one that reads the list.
 fn descriptors() -> BTreeSet<String> {
     let numbers = names("/proc/self/fd");
     let meaning = |number: &String| {

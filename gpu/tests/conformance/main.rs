@@ -1,8 +1,9 @@
-//! What a device must do, whoever implements it: one suite for CUDA and for the emulated.
+//! What every implementation of a device must do: one suite for CUDA and for the emulated
+//! device.
 //!
-//! Every case runs in a process of its own, and twice: the second time has to leave file
-//! descriptors, device memory and /dev/shm as it found them. A case that a device cannot
-//! do is skipped with its reason, counted and printed; a run of nothing fails.
+//! Every case runs in its own process, and twice: the second run must leave file descriptors,
+//! device memory and /dev/shm unchanged. A case that a device cannot do is skipped with its
+//! reason, counted and printed; a run without cases fails.
 //!
 //! ```text
 //! conformance [--implementation cuda|emulated] [--json FILE] [NAME…]   run cases
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use cases::{CASES, Case, Skip};
 use fixture::{Fixture, ResourceSnapshot};
 
-/// What a process of one case tells by its exit.
+/// The exit codes of the process of one case.
 const SKIPPED: u8 = 77;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
             "--list" => options.list = true,
             "--ignored" => options.ignored = true,
             "--format" => drop(arguments.next()),
-            // What harnesses are passed means nothing here.
+            // Arguments that `cargo test` passes to harnesses are ignored.
             "--nocapture" | "--quiet" | "-q" => {}
             name if !name.starts_with("--") => options.names.push(name.to_owned()),
             other => {
@@ -96,7 +97,7 @@ fn run_here(name: &str) -> ExitCode {
         Err(Skip(reason)) => {
             println!("skipped: {name}: {reason}");
             testkit::skip::record_as(&format!("conformance::{name}"), &reason);
-            // A harness that knows no third answer takes it for passed.
+            // A harness without a skip status takes it for passed.
             match std::env::var_os("NEXTEST") {
                 Some(_) => ExitCode::SUCCESS,
                 None => ExitCode::from(SKIPPED),
@@ -105,7 +106,7 @@ fn run_here(name: &str) -> ExitCode {
     }
 }
 
-/// Twice, unless it leaves nothing to go on with.
+/// Runs a case twice, unless it makes the device unusable.
 fn run_case(case: &Case, fixture: &Fixture) -> Result<(), Skip> {
     (case.run)(fixture)?;
     if case.breaks_device {
@@ -162,7 +163,7 @@ fn json_line(outcome: &Outcome) -> String {
     )
 }
 
-/// In a process of its own, so that a crash or a hang costs one case.
+/// Runs a case in its own process, so that a crash or a hang costs one case.
 fn run_apart(case: &Case) -> Outcome {
     let start = Instant::now();
     let finish = |result, detail: String| Outcome {
@@ -177,7 +178,7 @@ fn run_apart(case: &Case) -> Outcome {
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
             .stderr(writer)
-            // So that its own children can be ended with it.
+            // So that its own children can be killed with it.
             .process_group(0)
             .spawn()?;
         Ok((child, reader))
@@ -214,7 +215,7 @@ fn run_apart(case: &Case) -> Outcome {
             finish("skipped", reason.unwrap_or_default().to_owned())
         }
         _ => {
-            let how = status.map_or("no end".to_owned(), |status| status.to_string());
+            let how = status.map_or("timed out".to_owned(), |status| status.to_string());
             finish("failed", format!("({how})\n{text}"))
         }
     }

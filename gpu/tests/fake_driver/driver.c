@@ -1,5 +1,5 @@
-/* A CUDA driver without a device, for tests of what real ones do at bad times: they are shut down, their
- * context is destroyed, a graph is captured. Memory is the host's, and work is done when it is begun. */
+/* A fake CUDA driver without a device, for tests of failure states: the driver is shut down, its context
+ * is destroyed, a graph is captured. It uses host memory, and runs operations synchronously. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static size_t host_pieces;
 static int busy, capturing, invalidated, without_read_only, registered_flags = -1;
 static _Thread_local unsigned capture_mode;
 
-/* What tests tell it, and ask. */
+/* Called by tests. */
 void fake_fail(int with) { failing = (code)with; }
 void fake_be_busy(int is) { busy = is; }
 void fake_capture(int is) { capturing = is; }
@@ -24,8 +24,8 @@ int fake_was_invalidated(void) { return invalidated; }
 void fake_lack_read_only(int does) { without_read_only = does; }
 int fake_registered_flags(void) { return registered_flags; }
 
-/* From here on the context is another one, with nothing in it: what uses handles of the old is counted,
- * and who touches its memory of the host crashes. */
+/* Replaces the context by a new, empty one: calls with old handles are counted, and access to the old
+ * host memory crashes. */
 void fake_destroy(int with) {
     failing = (code)with;
     destroyed = 1;
@@ -38,7 +38,7 @@ static code late(void) {
     return failing;
 }
 
-/* What may not be called while a graph is captured in global mode, unless the thread is relaxed. */
+/* Calls that are forbidden while a graph is captured in global mode, unless the thread is relaxed. */
 static code unsafe_call(void) {
     if (late()) return failing;
     if (capturing && capture_mode != RELAXED) {

@@ -1,4 +1,4 @@
-//! Size classes of the two-level segregated fit: which list a free block is in.
+//! Size classes of the two-level segregated fit: the class selects the list of a free block.
 //!
 //! The first level is the power of two, the second divides it into 32 equal parts.
 //! Sizes below 32 have a class each. Sizes are in granules.
@@ -44,7 +44,7 @@ impl Class {
         Some(Self::of(rounded))
     }
 
-    /// Its place among all classes.
+    /// Its index among all classes.
     #[inline]
     pub(super) fn index(self) -> usize {
         self.level * PARTS + self.part
@@ -66,7 +66,7 @@ mod tests {
         }
 
         #[test]
-        fn what_fits_fits(size in 1..u32::MAX, other in 1..u32::MAX) {
+        fn every_block_of_a_fitting_class_fits(size in 1..u32::MAX, other in 1..u32::MAX) {
             if let Some(class) = Class::fitting(size)
                 && Class::of(other) >= class
             {
@@ -75,8 +75,8 @@ mod tests {
         }
 
         #[test]
-        fn little_is_wasted(size in 32..u32::MAX / 2) {
-            // The smallest block of the class that fits is at most 1/32 larger.
+        fn rounding_wastes_at_most_one_32nd(size in 32..u32::MAX / 2) {
+            // The smallest block of a fitting class is at most 1/32 larger.
             let class = Class::fitting(size).unwrap();
             let rounded = u64::from(size) + u64::from(size) / 32 + 1;
             prop_assert!(Class::of(rounded as u32) >= class);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_have_classes() {
+    fn smallest_and_largest_sizes_have_classes() {
         assert_eq!(Class::of(1), Class { level: 0, part: 1 });
         assert_eq!(Class::of(32), Class { level: 1, part: 0 });
         assert_eq!(Class::of(u32::MAX).index(), CLASSES - 1);

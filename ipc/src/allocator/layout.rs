@@ -1,26 +1,26 @@
-//! Where everything lies in the allocator's words.
+//! The layout of the allocator's words.
 //!
 //! ```text
-//! 0  what this is: LAYOUT            8  free granules        16  log: number of pairs
-//! 1  most blocks                     9  granules in all      17  log: pairs (word, value)
-//! 2  bytes of a granule, as a power 10  blocks taken
-//! 3  lock: three words              11  blocks made          56  whose turn it is of those at hand
-//!                                   12  repairs made         57  free blocks at hand: seven
+//! 0  identification: LAYOUT          8  free granules        16  log: number of pairs
+//! 1  capacity of block records       9  granules in all      17  log: pairs (word, value)
+//! 2  granule size, as a power of 2  10  allocated blocks
+//! 3  lock: three words              11  block records        56  free cache: next index
+//!                                   12  repairs              57  free cache: seven blocks
 //!                                   13  first unused block   64  bitmap of levels
 //!                                                            65  bitmap of parts, a word a level
 //!                                                            96  first free block of each class
 //!                                                            then  four words a block
 //! ```
 //!
-//! A block's words: place and size; physical neighbours; neighbours in its list;
-//! generation, kind and owner. The first, second and fourth, and the number of blocks
-//! made, are the truth, and change by way of the log (or by one single store); all
-//! else can be told from them, and is told again when a holder of the lock has died.
+//! A block's words: offset and size; physical neighbours; neighbours in its list; generation,
+//! kind and owner. The first, second and fourth, and the number of block records, are primary
+//! state. They change by the redo log, or by a single store. All other words are derived from
+//! them, and rebuilt when a lock owner has died.
 
 use super::classes::{CLASSES, LEVELS};
 use crate::lock;
 
-/// Says that this is an allocator, of this version of the layout.
+/// Identifies an allocator of this layout version.
 pub(super) const LAYOUT: u64 = 0x6661_6272_746c_0003;
 
 pub(super) const KIND: usize = 0;
@@ -35,27 +35,28 @@ pub(super) const REPAIRS: usize = 12;
 pub(super) const FIRST_UNUSED: usize = 13;
 pub(super) const LOG_LENGTH: usize = 16;
 pub(super) const LOG: usize = 17;
-/// Pairs that the log has room for; an aligned allocation needs 11.
+/// Capacity of the log in pairs; an aligned allocation needs 11.
 pub(super) const LOG_ROOM: usize = (CACHE_NEXT - LOG) / 2;
 pub(super) const CACHE_NEXT: usize = 56;
 pub(super) const FREE_CACHE: usize = 57;
-/// Free blocks that are at hand at most: with the turn they have one cache line.
+/// Capacity of the free cache: with its next index it fills one cache line.
 pub(super) const MAX_CACHED: usize = LEVEL_BITS - FREE_CACHE;
 pub(super) const LEVEL_BITS: usize = 64;
 pub(super) const PART_BITS: usize = 65;
 pub(super) const HEADS: usize = 96;
 pub(super) const BLOCKS: usize = HEADS + CLASSES;
 
-// In the line of its words nothing changes but the lock: others look at it all the time.
+// In its cache line only the lock changes, because other processes read the rest of the line
+// often.
 const _: () = assert!(LOCK + lock::WORDS <= FREE);
 const _: () = assert!(PART_BITS + LEVELS <= HEADS && LOG_ROOM >= 16);
 const _: () = assert!(CACHE_NEXT.is_multiple_of(8) && MAX_CACHED == 7);
 
 /// Words of a block.
 pub(super) const BLOCK: usize = 4;
-/// Where and how large: granules, 32 bits each.
+/// Offset and size: granules, 32 bits each.
 pub(super) const EXTENT: usize = 0;
-/// The blocks right before and right after, in the same extent.
+/// The blocks directly before and after, in the same extent.
 pub(super) const NEIGHBORS: usize = 1;
 /// The blocks before and after in the same list.
 pub(super) const LIST_LINKS: usize = 2;
@@ -85,16 +86,16 @@ pub(super) fn low(word: u64) -> u32 {
     word as u32
 }
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A place for a block, and none.
+    /// An unused block record.
     Unused,
     Free,
     Allocated,
 }
 
-/// The fourth word, taken apart.
+/// The decoded fourth word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) generation: u32,

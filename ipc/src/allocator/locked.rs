@@ -1,9 +1,9 @@
-//! Changes to the books, by whoever holds the lock.
+//! Changes to the metadata, by the lock owner.
 //!
-//! Each change to the truth (see the layout) is one store, or goes through the log:
-//! first all new values are written down, then their number, and only then are they
-//! put in place. A holder that dies before the number has changed nothing; after it,
-//! the next one puts the values in place again, which does no harm twice.
+//! Each change to primary state (see the layout) is one store, or a transaction of the redo
+//! log. First all new values are written to the log, then their number, and only then are they
+//! applied. An owner that dies before it stores the number has changed nothing. After it, the
+//! next owner applies the values again, which is idempotent.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -14,17 +14,17 @@ use crate::lock::{Acquired, Guard};
 use crate::participant::Caller;
 use crate::words::Words;
 
-/// How far to look for a block of the very class of what is wanted, after all
-/// classes that surely fit were empty.
+/// How many blocks of the requested size's own class to check, after all larger classes were
+/// empty.
 const MAX_PROBES: usize = 32;
 
-/// The books, locked.
+/// The locked metadata.
 pub(super) struct Locked<'a, W: Words> {
     pub(super) allocator: &'a Allocator<W>,
     _guard: Guard<'a, W>,
 }
 
-/// A change to the truth, being written down.
+/// A transaction that is being written to the log.
 struct Transaction<'a, W: Words> {
     words: &'a W,
     pairs: [(usize, u64); layout::LOG_ROOM],
@@ -41,7 +41,8 @@ impl<W: Words> Transaction<'_, W> {
         self.length += 1;
     }
 
-    /// From the first of these stores on the change will happen, whoever finishes it.
+    /// From the first of these stores on the transaction is committed: a later owner finishes
+    /// it.
     #[inline]
     fn commit(self) {
         self.words.store(layout::LOG_LENGTH, self.length as u64, Release);
@@ -53,7 +54,7 @@ impl<W: Words> Transaction<'_, W> {
 }
 
 impl<W: Words> Allocator<W> {
-    /// Takes the lock, and repairs the books if their last holder died.
+    /// Takes the lock, and repairs the metadata if the last owner died.
     #[inline(always)]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W>> {
         self.check_fork()?;
@@ -158,14 +159,14 @@ impl<W: Words> Locked<'_, W> {
         }
     }
 
-    /// Keeps a place for a block for later use.
+    /// Returns a block record to the list of unused ones.
     pub(super) fn insert_unused(&self, block: u32) {
         let first = self.load(layout::FIRST_UNUSED);
         self.words().store(word_of(block, layout::LIST_LINKS), first, Relaxed);
         self.words().store(layout::FIRST_UNUSED, u64::from(block), Relaxed);
     }
 
-    /// A place for a block, its next generation, and how many were made then.
+    /// An unused block record, its next generation, and the new number of records.
     #[inline]
     fn unused(&self, made: u32) -> Option<(u32, u32)> {
         let first = low(self.load(layout::FIRST_UNUSED));
@@ -177,18 +178,18 @@ impl<W: Words> Locked<'_, W> {
         (made < self.allocator.max_blocks).then_some((made, made + 1))
     }
 
-    // ------------------------------------------------------------ at hand
+    // --------------------------------------------------------- free cache
 
-    /// What changes with every block is fetched while something else is looked at: mostly another
-    /// process wrote there last.
+    /// Prefetches the cache lines that change with every block, because another process usually
+    /// wrote them last.
     #[inline]
     pub(super) fn prefetch_cache(&self) {
         self.words().prefetch_for_write(layout::FREE_CACHE);
         self.words().prefetch_for_write(layout::FREE);
     }
 
-    /// Puts a free block, which is in no list, where the next who wants as much finds it; the
-    /// one that it takes the place of goes to its list.
+    /// Puts a free block, which is in no list, into the free cache, where the next request of
+    /// this size finds it. The block that it replaces goes to its list.
     #[inline]
     fn cache_free(&self, block: u32, size: u32) {
         let slots = layout::FREE_CACHE..layout::FREE_CACHE + layout::MAX_CACHED;
@@ -205,7 +206,7 @@ impl<W: Words> Locked<'_, W> {
         }
     }
 
-    /// Takes a block of exactly this size, if one is at hand.
+    /// Takes a block of exactly this size from the free cache, if there is one.
     #[inline]
     fn take_cached(&self, owner: Owner, size: u32) -> Option<Result<Block>> {
         let slots = layout::FREE_CACHE..layout::FREE_CACHE + layout::MAX_CACHED;
@@ -213,13 +214,13 @@ impl<W: Words> Locked<'_, W> {
         let number = high(self.load(slot));
         self.words().prefetch_for_write(word_of(number, layout::STATE));
         self.words().store(slot, 0, Relaxed);
-        // Only a scribble by somebody else brings this about.
+        // Only memory corruption by another process leads here.
         if !self.is_free(number) || self.extent(number).1 != size {
             return Some(Err(AllocatorError::Corrupt));
         }
         let generation = self.state(number).generation;
         let state = State { generation, kind: Kind::Allocated, owner: owner.0 };
-        // One store: this is the moment.
+        // The transaction is this single store.
         self.words().store(word_of(number, layout::STATE), state.word(), Release);
         self.add(layout::BLOCKS_ALLOCATED, 1);
         self.add(layout::FREE, u64::from(size).wrapping_neg());
@@ -235,8 +236,8 @@ impl<W: Words> Locked<'_, W> {
         })
     }
 
-    /// Nothing is at hand any more: all that is free is joined with what lies beside it. Gives
-    /// whether there was something.
+    /// Empties the free cache: coalesces all of its blocks with their neighbours. Returns
+    /// whether there were any.
     #[cold]
     pub(super) fn flush_cache(&self) -> bool {
         let mut had_some = false;
@@ -251,16 +252,16 @@ impl<W: Words> Locked<'_, W> {
         had_some
     }
 
-    /// Is there such a block, and is it free?
+    /// Does such a block exist, and is it free?
     #[inline]
     fn is_free(&self, block: u32) -> bool {
         block < self.allocator.max_blocks && self.state(block).kind == Kind::Free
     }
 
-    /// Joins a free block, which is neither listed nor at hand, with those beside it that are
-    /// listed, and lists what comes of it.
+    /// Coalesces a free block, which is neither listed nor cached, with its listed neighbours,
+    /// and lists the result.
     pub(super) fn coalesce(&self, block: u32) {
-        // Only a scribble by somebody else brings this about.
+        // Only memory corruption by another process leads here.
         if !self.is_free(block) {
             return;
         }
@@ -271,7 +272,7 @@ impl<W: Words> Locked<'_, W> {
         let (mut first, mut start, mut length) = (block, at, size);
         let (mut in_front, mut behind) = (before, after);
         let mut transaction = self.transaction();
-        let gone = |block| {
+        let unused_state = |block| {
             let generation = self.state(block).generation.wrapping_add(1);
             State { generation, kind: Kind::Unused, owner: 0 }.word()
         };
@@ -280,14 +281,14 @@ impl<W: Words> Locked<'_, W> {
             self.remove_free(after, more);
             length = length.wrapping_add(more);
             behind = self.neighbors(after).1;
-            transaction.set(word_of(after, layout::STATE), gone(after));
+            transaction.set(word_of(after, layout::STATE), unused_state(after));
         }
         if joins_before {
             let (earlier, more) = self.extent(before);
             self.remove_free(before, more);
             (first, start, length) = (before, earlier, length.wrapping_add(more));
             in_front = self.neighbors(before).0;
-            transaction.set(word_of(block, layout::STATE), gone(block));
+            transaction.set(word_of(block, layout::STATE), unused_state(block));
         }
         if joins_before || joins_after {
             transaction.set(word_of(first, layout::EXTENT), pair(start, length));
@@ -307,8 +308,8 @@ impl<W: Words> Locked<'_, W> {
         self.insert_free(first, length);
     }
 
-    /// Joins free blocks that lie side by side, all of them listed: some were not joined yet
-    /// when a holder of the lock died.
+    /// Coalesces neighbouring free blocks, all of them listed: some were not coalesced yet when
+    /// a lock owner died.
     pub(super) fn coalesce_all(&self) {
         for block in 0..self.allocator.blocks_created() {
             let (before, after) = self.neighbors(block);
@@ -341,7 +342,7 @@ impl<W: Words> Locked<'_, W> {
         self.find_in_own_class(size)
     }
 
-    /// The class of what is wanted holds smaller blocks, too: look at a few.
+    /// The class of the requested size also holds smaller blocks: checks a few.
     #[cold]
     fn find_in_own_class(&self, size: u32) -> Option<u32> {
         let mut block = low(self.load(layout::HEADS + Class::of(size).index()));
@@ -379,7 +380,7 @@ impl<W: Words> Locked<'_, W> {
 
     // ------------------------------------------------------------- changing
 
-    /// Is any of this known already?
+    /// Does any of these bytes overlap a known extent?
     pub(super) fn overlaps(&self, first: u32, size: u32) -> bool {
         let end = u64::from(first) + u64::from(size);
         (0..self.allocator.blocks_created()).any(|block| {
@@ -425,14 +426,14 @@ impl<W: Words> Locked<'_, W> {
         }
     }
 
-    /// From a block that is listed.
+    /// Allocates from a listed block.
     #[inline]
     fn allocate_listed(&self, owner: Owner, size: u32, alignment: u32) -> Result<Block> {
         let with_alignment =
             size.checked_add(alignment - 1).ok_or_else(|| self.out_of_memory(u32::MAX))?;
         let mut found = self.find(with_alignment);
         if found.is_none() && alignment > 1 {
-            // One that happens to lie right may be smaller.
+            // A block with a suitable alignment by chance may be smaller.
             found = self.find(size).filter(|block| {
                 let (at, length) = self.extent(*block);
                 aligned(at, alignment).is_some_and(|skip| skip + u64::from(size) <= length.into())
@@ -444,7 +445,7 @@ impl<W: Words> Locked<'_, W> {
         let (at, length) = self.extent(block);
         let skip = aligned(at, alignment).ok_or_else(|| self.out_of_memory(with_alignment))?;
         let old = self.state(block);
-        // Only a scribble by somebody else brings this about; nothing was changed.
+        // Only memory corruption by another process leads here; nothing was changed.
         if old.kind != Kind::Free || skip + u64::from(size) > u64::from(length) {
             return Err(AllocatorError::Corrupt);
         }
@@ -453,7 +454,7 @@ impl<W: Words> Locked<'_, W> {
         let rest = length - skip - size;
         if rest == 0 && skip == 0 {
             self.remove_free(block, length);
-            // One store: this is the moment.
+            // The transaction is this single store.
             let state = taken(old.generation).word();
             self.words().store(word_of(block, layout::STATE), state, Release);
             self.add(layout::BLOCKS_ALLOCATED, 1);
@@ -462,7 +463,7 @@ impl<W: Words> Locked<'_, W> {
         }
         let (before, after) = self.neighbors(block);
         let mut made = self.allocator.blocks_created();
-        // What is skipped stays with the old block, what is taken then is a new one.
+        // The skipped part stays with the old block; the allocated part becomes a new one.
         let mut number = block;
         let mut generation = old.generation;
         if skip > 0 {
@@ -518,7 +519,7 @@ impl<W: Words> Locked<'_, W> {
         Ok(Block { number, generation })
     }
 
-    /// Is this allocated, and theirs?
+    /// Is this block allocated, and owned by `owner`?
     #[inline]
     pub(super) fn check(&self, block: Block, owner: Owner) -> Result<()> {
         let at = self.allocator.state_at(block)?;
@@ -531,8 +532,8 @@ impl<W: Words> Locked<'_, W> {
         }
     }
 
-    /// Frees a block that is taken. It stays at hand, as large as it is: mostly the next one
-    /// wants as much, and what changes then is in few cache lines.
+    /// Frees an allocated block. It goes to the free cache unchanged, because the next request
+    /// often has the same size, and only few cache lines change.
     #[inline]
     pub(super) fn free(&self, block: u32) {
         let (_, size) = self.extent(block);
@@ -540,7 +541,7 @@ impl<W: Words> Locked<'_, W> {
         self.add(layout::FREE, u64::from(size));
         let generation = self.state(block).generation.wrapping_add(1);
         let state = State { generation, kind: Kind::Free, owner: 0 };
-        // One store: this is the moment.
+        // The transaction is this single store.
         self.words().store(word_of(block, layout::STATE), state.word(), Release);
         self.cache_free(block, size);
     }

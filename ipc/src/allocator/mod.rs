@@ -1,16 +1,15 @@
-//! A memory allocator whose books lie in shared memory, apart from the memory.
+//! A memory allocator whose metadata is in shared memory, separate from the managed memory.
 //!
-//! Two-level segregated fit: free blocks are kept in lists by size class, bitmaps
-//! tell which lists are not empty, so allocating and freeing take the same short
-//! time however many blocks there are. The books speak of offsets only. So they can
-//! keep memory that no processor reads, as that of a device, and every process may
-//! map books and memory wherever it likes.
+//! Two-level segregated fit: free blocks are in lists by size class, and bitmaps mark the
+//! non-empty lists. So allocating and freeing take the same short time for any number of
+//! blocks. The metadata contains only offsets. So the managed memory may be inaccessible to the
+//! processor, such as device memory, and every process may map metadata and memory at any
+//! address.
 //!
-//! Any process that maps the books may call; a [robust lock](crate::lock) keeps them
-//! apart. What a call changes is written to a log first, so that whoever takes the
-//! lock from a dead process finishes what that one had begun, and makes the lists
-//! anew. A block that was given to a dead process is known by its owner, and taken
-//! back with [`reclaim`](Allocator::reclaim).
+//! Any process that maps the metadata may call; a [robust lock](crate::lock) serialises the
+//! calls. A call first writes its changes to a log, so that the next lock owner can finish the
+//! transaction of a dead process. Blocks of a dead process are found by their owner, and freed
+//! with [`reclaim`](Allocator::reclaim).
 //!
 //! ```
 //! use ipc::{Allocator, Caller, AlwaysAlive, LocalWords, Owner, Participant};
@@ -18,7 +17,7 @@
 //! let allocator = Allocator::format(words, 1024, 256)?;
 //! let me = Participant::new(0, 1).unwrap();
 //! let caller = Caller::new(me, &AlwaysAlive);
-//! allocator.extend(&caller, 0, 1 << 20)?; // a mebibyte to give away
+//! allocator.extend(&caller, 0, 1 << 20)?; // a mebibyte of memory
 //!
 //! let (block, range) = allocator.allocate(&caller, Owner::participant(me), 5000, 4096)?;
 //! assert_eq!(range.offset % 4096, 0);
@@ -46,18 +45,18 @@ use crate::words::Words;
 
 pub use self::repair::AuditError;
 
-/// The books of an allocator. See the [module](self).
+/// The metadata of an allocator. See the [module](self).
 #[derive(Debug)]
 pub struct Allocator<W> {
     words: W,
     max_blocks: u32,
-    /// Bytes of a granule, as a power of two.
+    /// Granule size in bytes, as a power of two.
     granule: u32,
     fork_generation: ForkGeneration,
 }
 
-/// Names one allocation. It goes stale when the block is freed: another allocation
-/// at the same place has another name.
+/// Names one allocation. The name is stale after the block is freed: another allocation at the
+/// same offset has another name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Block {
     number: u32,
@@ -65,28 +64,29 @@ pub struct Block {
 }
 
 impl Block {
-    /// As one word, for entries of queues and the like.
+    /// As one word, for entries of queues, for example.
     #[must_use]
     pub fn to_bits(self) -> u64 {
         layout::pair(self.generation, self.number)
     }
 
-    /// Which of the blocks that the books can keep: no other allocation has the same number at
-    /// the same time, but later ones have. What is noted of allocations can be found by it.
+    /// Index of the block record: no other allocation has the same index at the same time, but
+    /// a later one may. It can index a table of allocations.
     #[must_use]
     pub fn number(self) -> u32 {
         self.number
     }
 
-    /// From such a word. It may be anything: a name of nothing is refused in use.
+    /// From such a word, which may have any value: invalid names are refused when they are
+    /// used.
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
         Self { number: low(bits), generation: high(bits) }
     }
 }
 
-/// To whom a block belongs: a participant, or something else that its users number
-/// (a queue, a topic).
+/// The owner of a block: a participant, or another object that the users number (a queue, a
+/// topic).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner(u32);
 
@@ -99,91 +99,91 @@ impl Owner {
         Self(participant.number())
     }
 
-    /// Anything else; None from 2²⁹ on.
+    /// Another owner; None from 2²⁹ on.
     #[must_use]
     pub const fn other(number: u32) -> Option<Self> {
         if number < Self::OTHERS { Some(Self(Self::OTHERS | number)) } else { None }
     }
 
-    /// The process, if it is one.
+    /// The participant, if it is one.
     #[must_use]
     pub fn as_participant(self) -> Option<Participant> {
         (self.0 < Self::OTHERS).then(|| Participant::from_number(self.0))?
     }
 }
 
-/// Where an allocation lies, in bytes.
+/// The range of an allocation, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRange {
-    /// From the beginning of the memory.
+    /// Offset from the beginning of the memory.
     pub offset: u64,
-    /// At least what was asked for.
+    /// Length; at least the requested size.
     pub length: u64,
 }
 
-/// What one block is, as [`Allocator::blocks`] lists them.
+/// A block, as [`Allocator::blocks`] lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockInfo {
     /// Its name.
     pub block: Block,
-    /// Where it lies.
+    /// Its range.
     pub range: BlockRange,
-    /// Whose it is; None if it is free.
+    /// Its owner; None if it is free.
     pub owner: Option<Owner>,
 }
 
-/// How full it is.
+/// Usage of the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Statistics {
-    /// Bytes in all.
+    /// Total bytes.
     pub total: u64,
-    /// Bytes that are free.
+    /// Free bytes.
     pub free: u64,
-    /// The largest that can be allocated.
+    /// The largest size that can be allocated.
     pub largest_free: u64,
     /// Allocations.
     pub blocks_allocated: u64,
-    /// Blocks that could be kept books of.
+    /// Capacity of block records.
     pub max_blocks: u64,
-    /// How often a holder of the lock died and the books were put right.
+    /// How often a lock owner died and the metadata was repaired.
     pub repairs: u64,
 }
 
-/// Why the allocator did not do what it was asked.
+/// Why an allocator call failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllocatorError {
     /// No free block is large enough.
     OutOfMemory {
-        /// Bytes asked for, with what the alignment may cost.
+        /// Requested bytes, including the cost of the alignment.
         wanted: u64,
-        /// Bytes free in all.
+        /// Total free bytes.
         free: u64,
         /// The largest free block.
         largest_free: u64,
     },
-    /// There is room, but the books have no line left for another block.
+    /// There is memory, but no block record left.
     OutOfBlocks {
-        /// How many they have.
+        /// The capacity of block records.
         most: u32,
     },
-    /// Zero bytes, or more than can be counted, or an alignment that is no power of two.
+    /// Zero bytes, or more than can be represented, or an alignment that is not a power of two.
     InvalidSize {
         /// Bytes.
         bytes: u64,
         /// Alignment.
         alignment: u64,
     },
-    /// The name is that of no allocation, or of one that was freed.
+    /// The name is invalid, or its allocation was freed.
     Stale(Block),
-    /// It belongs to somebody else.
+    /// The block has another owner.
     NotOwner {
-        /// What was named.
+        /// The named block.
         block: Block,
-        /// Whose it is.
+        /// Its owner.
         owner: Owner,
     },
-    /// The memory to add overlaps what is there, or is not a whole number of granules.
+    /// The new extent overlaps an existing one, or is not a whole number of granules.
     InvalidExtent {
         /// First byte.
         offset: u64,
@@ -192,15 +192,15 @@ pub enum AllocatorError {
     },
     /// A living process holds the lock.
     LockTimeout(LockTimeout),
-    /// What is said to be an allocator is none, or of another version, or cut off.
+    /// The words are not an allocator, have another version, or are truncated.
     NotAnAllocator {
-        /// What is wrong.
+        /// The reason.
         why: &'static str,
     },
-    /// The books contradict themselves, and could not be put right.
+    /// The metadata is inconsistent, and could not be repaired.
     Corrupt,
-    /// The process forked since it opened the books: two under one name would undo each
-    /// other's doing. A child joins and attaches by itself.
+    /// The process forked after it attached: two processes under one participant would undo
+    /// each other's changes. A child must join and attach itself.
     Forked,
 }
 
@@ -209,7 +209,7 @@ impl fmt::Display for AllocatorError {
         match self {
             Self::OutOfMemory { wanted, free, largest_free } => write!(
                 f,
-                "out of memory: {wanted} bytes wanted, {free} are free, {largest_free} in one piece"
+                "out of memory: {wanted} bytes requested, {free} are free, {largest_free} in one block"
             ),
             Self::OutOfBlocks { most } => write!(f, "all {most} blocks are in use"),
             Self::InvalidSize { bytes, alignment } => {
@@ -218,7 +218,7 @@ impl fmt::Display for AllocatorError {
             Self::Stale(block) => write!(f, "{block:?} is not allocated"),
             Self::NotOwner { block, owner } => write!(f, "{block:?} belongs to {owner:?}"),
             Self::InvalidExtent { offset, length } => {
-                write!(f, "{length} bytes at {offset} overlap others, or are no whole granules")
+                write!(f, "{length} bytes at {offset} overlap an extent, or are not whole granules")
             }
             Self::LockTimeout(held) => held.fmt(f),
             Self::NotAnAllocator { why } => write!(f, "not an allocator: {why}"),
@@ -251,38 +251,38 @@ impl From<LockTimeout> for AllocatorError {
     }
 }
 
-/// What allocator calls give.
+/// The result of allocator calls.
 pub type Result<T> = std::result::Result<T, AllocatorError>;
 
 impl<W: Words> Allocator<W> {
-    /// Words that the books of so many blocks take.
+    /// Number of words for this many blocks.
     #[must_use]
     pub const fn required_words(max_blocks: u32) -> usize {
         BLOCKS + max_blocks as usize * layout::BLOCK
     }
 
-    /// Makes books for at most so many blocks, in granules of so many bytes (a power
-    /// of two; every block is a whole number of them), over no memory yet.
+    /// Initialises metadata for at most this many blocks, in granules of this many bytes (a
+    /// power of two; every block is a whole number of them), without memory.
     ///
-    /// The words must be nobody else's until this is done.
+    /// No other thread may use the words before this returns.
     ///
     /// # Errors
-    /// `NotAnAllocator` if there are too few words or the numbers do not fit.
+    /// `NotAnAllocator` if there are too few words or the numbers are invalid.
     pub fn format(words: W, max_blocks: u32, granule: u64) -> Result<Self> {
         let needed = Self::required_words(max_blocks).min(words.count());
         (layout::KIND..needed).for_each(|at| words.store(at, 0, Release));
         Self::format_zeroed(words, max_blocks, granule)
     }
 
-    /// As [`format`](Self::format), in words that are all 0, as those of a new segment: what
-    /// is not needed yet is not touched, and takes no memory.
+    /// Like [`format`](Self::format), for words that are all 0, as in a new segment: unused
+    /// pages are not touched, and take no memory.
     ///
     /// # Errors
     /// As `format`.
     pub fn format_zeroed(words: W, max_blocks: u32, granule: u64) -> Result<Self> {
         let refuse = |why| Err(AllocatorError::NotAnAllocator { why });
         if !granule.is_power_of_two() || granule > 1 << 30 {
-            return refuse("a granule is a power of two, at most 2^30 bytes");
+            return refuse("the granule size must be a power of two, at most 2^30 bytes");
         }
         if max_blocks == 0 || max_blocks == layout::NONE {
             return refuse("the number of blocks must be from 1 to 2^32 - 2");
@@ -301,10 +301,10 @@ impl<W: Words> Allocator<W> {
         Self::attach(words)
     }
 
-    /// Opens books that somebody made.
+    /// Attaches to initialised metadata.
     ///
     /// # Errors
-    /// `NotAnAllocator`, with what is wrong.
+    /// `NotAnAllocator`, with the reason.
     pub fn attach(words: W) -> Result<Self> {
         let refuse = |why| Err(AllocatorError::NotAnAllocator { why });
         match words.load(layout::KIND, Acquire) {
@@ -331,15 +331,14 @@ impl<W: Words> Allocator<W> {
         })
     }
 
-    /// Bytes of a granule.
+    /// Granule size in bytes.
     #[must_use]
     pub fn granule(&self) -> u64 {
         1 << self.granule
     }
 
-    /// Gives the allocator more memory: these bytes, which must be new to it. Blocks
-    /// never reach from one extent into another, even if they lie side by side, so an
-    /// extent may be an object of its own.
+    /// Adds an extent to the allocator, which must not overlap existing ones. Blocks never
+    /// cross extents, even adjacent ones, so an extent may be a separate object.
     ///
     /// # Errors
     /// `InvalidExtent`, `OutOfBlocks`, `LockTimeout`.
@@ -360,7 +359,7 @@ impl<W: Words> Allocator<W> {
         allocator.extend(first, size)
     }
 
-    /// Allocates, in somebody's name.
+    /// Allocates a block for an owner.
     ///
     /// # Errors
     /// `OutOfMemory`, with the figures; `OutOfBlocks`, `InvalidSize`, `LockTimeout`.
@@ -387,7 +386,7 @@ impl<W: Words> Allocator<W> {
         Ok((block, allocator.range(block.number)))
     }
 
-    /// Frees an allocation, of the one who owns it.
+    /// Frees an allocation of this owner.
     ///
     /// # Errors
     /// `Stale` if it was freed before: so freeing twice is harmless. `NotOwner`, `LockTimeout`.
@@ -400,7 +399,7 @@ impl<W: Words> Allocator<W> {
         Ok(())
     }
 
-    /// Hands an allocation on, at once and without a lock.
+    /// Transfers an allocation to another owner, at once and without a lock.
     ///
     /// # Errors
     /// `Stale`, `NotOwner`.
@@ -423,7 +422,7 @@ impl<W: Words> Allocator<W> {
         if self.fork_generation.is_current() { Ok(()) } else { Err(AllocatorError::Forked) }
     }
 
-    /// Whose an allocation is.
+    /// The owner of an allocation.
     ///
     /// # Errors
     /// `Stale`.
@@ -435,32 +434,32 @@ impl<W: Words> Allocator<W> {
         }
     }
 
-    /// Where an allocation lies. Holds for as long as it is not freed.
+    /// The range of an allocation, valid until it is freed.
     ///
     /// # Errors
     /// `Stale`.
     pub fn find(&self, block: Block) -> Result<BlockRange> {
         let range = self.range(block.number);
-        // Looked at afterwards: a block that is still there did not move meanwhile.
+        // Checked afterwards: a block that still exists has not moved in the meantime.
         self.owner(block)?;
         Ok(range)
     }
 
-    /// Frees all that somebody owns, who is dead or wants nothing any more; gives how
-    /// many allocations that were. `spare` is asked first, and keeps what it says
-    /// is true of: for what was handed on and not yet noted down.
+    /// Frees all allocations of an owner that is dead or needs none any more; returns their
+    /// number. Allocations for which `spare` returns true are kept: they were transferred, but
+    /// the transfer is not recorded yet.
     ///
-    /// May be called again if it was cut short, and by several at once.
+    /// May be repeated after an interruption, and called by several threads at once.
     ///
     /// # Errors
-    /// `LockTimeout`: some may be freed already.
+    /// `LockTimeout`: some allocations may be freed already.
     pub fn reclaim(
         &self,
         caller: &Caller<'_>,
         owner: Owner,
         mut spare: impl FnMut(Block) -> bool,
     ) -> Result<usize> {
-        // A dead owner may have died holding the lock: then its last change comes first.
+        // A dead owner may have died with the lock: its last transaction is finished first.
         drop(self.lock(caller)?);
         let mut freed = 0;
         for number in 0..self.blocks_created() {
@@ -474,7 +473,7 @@ impl<W: Words> Allocator<W> {
             }
             match self.free(caller, block, owner) {
                 Ok(()) => freed += 1,
-                // Somebody else was faster.
+                // Another process freed it first.
                 Err(AllocatorError::Stale(_) | AllocatorError::NotOwner { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -482,7 +481,7 @@ impl<W: Words> Allocator<W> {
         Ok(freed)
     }
 
-    /// All blocks, free ones too, by place.
+    /// All blocks, including free ones, by offset.
     ///
     /// # Errors
     /// `LockTimeout`.
@@ -503,13 +502,13 @@ impl<W: Words> Allocator<W> {
         Ok(blocks)
     }
 
-    /// How full it is.
+    /// Usage of the allocator.
     ///
     /// # Errors
     /// `LockTimeout`.
     pub fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
         let allocator = self.lock(caller)?;
-        // What is free in one piece is wanted, whoever it was split for.
+        // Coalesce first, so that the largest free block is reported.
         allocator.flush_cache();
         let word = |at| self.words.load(at, Relaxed);
         Ok(Statistics {
@@ -522,7 +521,7 @@ impl<W: Words> Allocator<W> {
         })
     }
 
-    /// Looks whether the books are consistent: for tests, and for the suspicious.
+    /// Checks the consistency of the metadata: for tests and diagnostics.
     ///
     /// # Errors
     /// `LockTimeout`; inside, the first flaw that was found.
@@ -530,7 +529,7 @@ impl<W: Words> Allocator<W> {
         Ok(self.lock(caller)?.audit())
     }
 
-    /// Numbers that blocks have, or had: all below this.
+    /// The number of block records that were ever used: all indices are below this.
     #[must_use]
     pub fn blocks_created(&self) -> u32 {
         self.words.load(layout::BLOCKS_CREATED, Acquire).min(u64::from(self.max_blocks)) as u32
@@ -543,7 +542,7 @@ impl<W: Words> Allocator<W> {
         Ok(word_of(block.number, layout::STATE))
     }
 
-    /// Why what is in this state is not what was named.
+    /// The error for a block in this state that does not match its name.
     fn refusal(block: Block, state: State) -> AllocatorError {
         if state.kind == Kind::Allocated && state.generation == block.generation {
             AllocatorError::NotOwner { block, owner: Owner(state.owner) }

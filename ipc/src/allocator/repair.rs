@@ -1,4 +1,4 @@
-//! Putting the books right after a holder of the lock has died, and auditing them.
+//! Repairing the metadata after a lock owner has died, and auditing it.
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -8,12 +8,12 @@ use super::layout::{self, Kind, NONE, high, low, word_of};
 use super::locked::Locked;
 use crate::words::Words;
 
-/// What an audit found wrong, first.
+/// The first inconsistency that an audit found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditError {
-    /// What is wrong.
+    /// The inconsistency.
     pub what: &'static str,
-    /// With which block, if with one.
+    /// The affected block, if any.
     pub block: Option<u32>,
 }
 
@@ -29,8 +29,8 @@ impl fmt::Display for AuditError {
 impl std::error::Error for AuditError {}
 
 impl<W: Words> Locked<'_, W> {
-    /// Finishes what a dead holder had begun, then makes everything anew that is not
-    /// the truth. May be cut short at any point, and begun again by the next.
+    /// Finishes the transaction of a dead lock owner, then rebuilds the derived state. May be
+    /// interrupted at any point, and repeated by the next owner.
     #[cold]
     pub(super) fn repair(&self) {
         let words = self.words();
@@ -38,7 +38,7 @@ impl<W: Words> Locked<'_, W> {
         if length <= layout::LOG_ROOM as u64 {
             for pair in 0..length as usize {
                 let at = self.load(layout::LOG + 2 * pair) as usize;
-                // Into the blocks' words or their number: no change goes elsewhere.
+                // Changes go only to the words of blocks or to their number.
                 if at == layout::BLOCKS_CREATED || at >= layout::BLOCKS {
                     words.store(at, self.load(layout::LOG + 2 * pair + 1), Release);
                 }
@@ -80,7 +80,7 @@ impl<W: Words> Locked<'_, W> {
         words.store(layout::REPAIRS, self.load(layout::REPAIRS).wrapping_add(1), Relaxed);
     }
 
-    /// Compares everything with everything.
+    /// Checks all structures against each other.
     pub(super) fn audit(&self) -> Result<(), AuditError> {
         let made = self.allocator.blocks_created();
         let flaw = |what, block| Err(AuditError { what, block: Some(block) });
@@ -109,7 +109,7 @@ impl<W: Words> Locked<'_, W> {
             }
             total += u64::from(size);
             if size == 0 {
-                return flaw("it is empty", block);
+                return flaw("the block is empty", block);
             }
             by_place.push((at, size, block));
             for (neighbour, is_after) in [(before, false), (after, true)] {
@@ -117,7 +117,7 @@ impl<W: Words> Locked<'_, W> {
                     continue;
                 }
                 if neighbour >= made || self.state(neighbour).kind == Kind::Unused {
-                    return flaw("its neighbour does not exist", block);
+                    return flaw("the neighbour does not exist", block);
                 }
                 let (there, its_size) = self.extent(neighbour);
                 let (back_before, back_after) = self.neighbors(neighbour);
@@ -127,17 +127,17 @@ impl<W: Words> Locked<'_, W> {
                     u64::from(there) + u64::from(its_size) == u64::from(at) && back_after == block
                 };
                 if !meets {
-                    return flaw("its neighbour does not lie beside it", block);
+                    return flaw("the neighbour is not adjacent", block);
                 }
                 if kind == Kind::Free && self.state(neighbour).kind == Kind::Free {
-                    return flaw("it and its neighbour are free and not coalesced", block);
+                    return flaw("the block and its neighbour are free and not coalesced", block);
                 }
             }
         }
         by_place.sort_unstable();
         for two in by_place.windows(2) {
             if u64::from(two[0].0) + u64::from(two[0].1) > u64::from(two[1].0) {
-                return flaw("it overlaps the next", two[0].2);
+                return flaw("the block overlaps the next", two[0].2);
             }
         }
         self.audit_lists(made, free, unused)?;
@@ -173,18 +173,18 @@ impl<W: Words> Locked<'_, W> {
                 while block != NONE {
                     steps += 1;
                     if steps > made || block >= made {
-                        return flaw("its free list is corrupt", block);
+                        return flaw("the free list is corrupt", block);
                     }
                     if self.state(block).kind != Kind::Free {
-                        return flaw("it is listed and not free", block);
+                        return flaw("the block is listed and not free", block);
                     }
                     let size = self.extent(block).1;
                     if Class::of(size) != class {
-                        return flaw("it is listed in another class", block);
+                        return flaw("the block is listed in another class", block);
                     }
                     let word = self.load(word_of(block, layout::LIST_LINKS));
                     if high(word) != before {
-                        return flaw("its back link is wrong", block);
+                        return flaw("the back link is wrong", block);
                     }
                     listed += u64::from(size);
                     (before, block) = (block, low(word));

@@ -20,7 +20,7 @@ fn allocator(max_blocks: u32) -> Allocator<LocalWords> {
 }
 
 #[test]
-fn all_of_it_can_be_had_in_one_piece() {
+fn all_memory_can_be_allocated_in_one_block() {
     let allocator = allocator(16);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1000 * GRANULE).unwrap();
@@ -38,7 +38,7 @@ fn all_of_it_can_be_had_in_one_piece() {
 }
 
 #[test]
-fn what_is_asked_for_must_make_sense() {
+fn invalid_sizes_and_alignments_are_refused() {
     let allocator = allocator(16);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -52,34 +52,37 @@ fn what_is_asked_for_must_make_sense() {
         let error = allocator.extend(&caller, offset, length).unwrap_err();
         assert_eq!(error, AllocatorError::InvalidExtent { offset, length });
     }
-    let stranger = Block::from_bits(u64::MAX);
-    assert_eq!(allocator.free(&caller, stranger, owner), Err(AllocatorError::Stale(stranger)));
-    assert_eq!(allocator.find(stranger), Err(AllocatorError::Stale(stranger)));
+    let invalid_block = Block::from_bits(u64::MAX);
+    assert_eq!(
+        allocator.free(&caller, invalid_block, owner),
+        Err(AllocatorError::Stale(invalid_block))
+    );
+    assert_eq!(allocator.find(invalid_block), Err(AllocatorError::Stale(invalid_block)));
 }
 
 #[test]
-fn only_the_owner_frees_and_only_once() {
+fn only_the_owner_can_free_and_only_once() {
     let allocator = allocator(16);
     let caller = Caller::new(me(), &AlwaysAlive);
-    let (mine, topic) = (Owner::participant(me()), Owner::other(7).unwrap());
+    let (own, topic) = (Owner::participant(me()), Owner::other(7).unwrap());
     allocator.extend(&caller, 0, 1 << 20).unwrap();
-    let (block, range) = allocator.allocate(&caller, mine, 100, 1).unwrap();
+    let (block, range) = allocator.allocate(&caller, own, 100, 1).unwrap();
     assert_eq!(allocator.find(block), Ok(range));
-    allocator.transfer(block, mine, topic).unwrap();
+    allocator.transfer(block, own, topic).unwrap();
     assert_eq!(allocator.owner(block), Ok(topic));
-    let not_yours = AllocatorError::NotOwner { block, owner: topic };
-    assert_eq!(allocator.free(&caller, block, mine), Err(not_yours));
-    assert_eq!(allocator.transfer(block, mine, mine), Err(not_yours));
-    assert_eq!(allocator.reclaim(&caller, mine, |_| false), Ok(0));
+    let not_owner = AllocatorError::NotOwner { block, owner: topic };
+    assert_eq!(allocator.free(&caller, block, own), Err(not_owner));
+    assert_eq!(allocator.transfer(block, own, own), Err(not_owner));
+    assert_eq!(allocator.reclaim(&caller, own, |_| false), Ok(0));
     assert_eq!(allocator.reclaim(&caller, topic, |_| true), Ok(0), "spared");
     assert_eq!(allocator.reclaim(&caller, topic, |_| false), Ok(1));
     assert_eq!(allocator.free(&caller, block, topic), Err(AllocatorError::Stale(block)));
-    let (again, _) = allocator.allocate(&caller, mine, 100, 1).unwrap();
-    assert_ne!(again, block, "a name is not used again");
+    let (again, _) = allocator.allocate(&caller, own, 100, 1).unwrap();
+    assert_ne!(again, block, "names are not reused");
 }
 
 #[test]
-fn extents_stay_apart_though_they_touch() {
+fn adjacent_extents_are_not_coalesced() {
     let allocator = allocator(16);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 4096, 4096).unwrap();
@@ -93,9 +96,9 @@ fn extents_stay_apart_though_they_touch() {
     assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
 }
 
-/// Blocks at hand: who wants as much again gets the same one, whatever lies beside it.
+/// The free cache: a request of the same size gets the same block, whatever its neighbours are.
 #[test]
-fn what_was_freed_last_is_used_again_as_it_is() {
+fn freed_block_is_reused_unchanged() {
     let allocator = allocator(64);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -107,25 +110,25 @@ fn what_was_freed_last_is_used_again_as_it_is() {
             allocator.free(&caller, now, owner).unwrap();
             let (again, there) = allocator.allocate(&caller, owner, bytes, 1).unwrap();
             assert_eq!((again.number(), there), (block.number(), range));
-            assert_eq!(again.generation, block.generation + round, "a name is not used again");
+            assert_eq!(again.generation, block.generation + round, "names are not reused");
         }
     }
     assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
 }
 
-/// What is at hand is memory like all other: it is joined when somebody wants more.
+/// Cached blocks are memory like all other: they are coalesced when more is needed.
 #[test]
-fn what_is_at_hand_is_joined_when_it_is_wanted() {
+fn cached_blocks_are_coalesced_when_needed() {
     let allocator = allocator(64);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 64 * GRANULE).unwrap();
     for count in [1, 3, layout::MAX_CACHED, 40] {
-        // All different, so that none is found for another one.
+        // All different, so that no block fits another request.
         let sizes = (1..=count as u64).map(|number| if count < 8 { number } else { 1 });
         let blocks: Vec<_> = sizes
             .map(|granules| allocator.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0)
             .collect();
-        // Every other one first: neighbours are freed while they are at hand, and later.
+        // Every second one first: their neighbours are freed while they are cached, and later.
         for odd in [1, 0] {
             for (_, block) in blocks.iter().enumerate().filter(|(number, _)| number % 2 == odd) {
                 allocator.free(&caller, *block, owner).unwrap();
@@ -138,9 +141,9 @@ fn what_is_at_hand_is_joined_when_it_is_wanted() {
     }
 }
 
-/// Places for blocks are wanted as memory is.
+/// Cached blocks give up their block records when needed.
 #[test]
-fn what_is_at_hand_gives_back_places_for_blocks() {
+fn cached_blocks_release_block_records_when_needed() {
     let allocator = allocator(4);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -155,7 +158,7 @@ fn what_is_at_hand_gives_back_places_for_blocks() {
 }
 
 #[test]
-fn books_that_are_full_say_so_and_lose_nothing() {
+fn full_metadata_is_reported_and_loses_nothing() {
     let allocator = allocator(4);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -175,7 +178,7 @@ fn books_that_are_full_say_so_and_lose_nothing() {
 }
 
 #[test]
-fn strange_words_are_no_books() {
+fn invalid_metadata_is_refused() {
     let refused = |words: &LocalWords| match Allocator::attach(words) {
         Err(AllocatorError::NotAnAllocator { why }) => why,
         other => panic!("{other:?}"),
@@ -218,10 +221,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Allocations never overlap, are aligned and large enough, stay where they are,
-    /// and what is free is all the rest.
+    /// Allocations never overlap, are aligned and large enough, and do not move; the rest is
+    /// free.
     #[test]
-    fn it_does_as_the_model(steps in steps(), max_blocks in 8..200_u32) {
+    fn allocator_matches_the_model(steps in steps(), max_blocks in 8..200_u32) {
         let allocator = allocator(max_blocks);
         let caller = Caller::new(me(), &AlwaysAlive);
         let owner = |number| Owner::other(number).unwrap();
@@ -245,7 +248,7 @@ proptest! {
                         }
                         Err(AllocatorError::OutOfBlocks { .. }) => {}
                         Err(AllocatorError::OutOfMemory { largest_free, .. }) => {
-                            // Never refused while a whole class above has room.
+                            // Never refused while a whole larger class has space.
                             let size = bytes.next_multiple_of(GRANULE) + alignment.max(GRANULE);
                             prop_assert!(largest_free <= size + size / 16, "{largest_free}, {size}");
                         }
@@ -298,9 +301,9 @@ proptest! {
         prop_assert_eq!(statistics.blocks_allocated, taken.len() as u64);
     }
 
-    /// Whatever is scribbled into the books: no panic, no endless loop.
+    /// No corruption of the metadata causes a panic or an endless loop.
     #[test]
-    fn scribbles_do_no_harm(
+    fn corrupted_metadata_does_not_panic(
         scribbles in prop::collection::vec((0..3000_usize, any::<u64>()), 1..40),
         sizes in prop::collection::vec(1..5000_u64, 1..20),
     ) {
@@ -314,7 +317,7 @@ proptest! {
                 blocks.push(block);
             }
             let (word, value) = scribbles[at % scribbles.len()];
-            // Not the numbers that were checked at the beginning: `attach` keeps those.
+            // Not the sizes that were checked at the beginning: `attach` keeps those.
             allocator.words.store(3 + word, value, Relaxed);
             let _ = allocator.free(&caller, blocks.get(at / 2).copied().unwrap_or(Block::from_bits(0)), owner);
             let _ = allocator.reclaim(&caller, Owner(1), |_| false);

@@ -1,4 +1,4 @@
-//! Where others connect: a socket with a path.
+//! A listening socket with a path.
 
 use std::fs::File;
 use std::io;
@@ -13,19 +13,20 @@ use crate::pidfd::ForkGeneration;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
 
-/// Waits for connections at a path. The path goes with it.
+/// Waits for connections at a path, which it removes when it is dropped.
 #[derive(Debug)]
 pub struct ChannelListener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and number of the path's file: not to remove another's.
+    /// Device and inode number of the path's file, so that another listener's file is not
+    /// removed.
     file: (u64, u64),
     fork_generation: ForkGeneration,
 }
 
 impl ChannelListener {
-    /// Listens at a path, for this user alone. A socket that nobody listens at any
-    /// more, left by one that was killed, is replaced.
+    /// Listens at a path, for this user only. A socket that a killed process left behind,
+    /// without a listener, is replaced.
     ///
     /// # Errors
     /// `InUse`, `NotASocket`, `InvalidPath`, `DeadlineExceeded`, `System`.
@@ -33,16 +34,16 @@ impl ChannelListener {
         Self::bind_with_mode(path, 0o600)
     }
 
-    /// As [`bind`](Self::bind), for those whom the mode of the socket lets write to it.
-    /// Whether they reach it at all is up to the directories above it.
+    /// Like [`bind`](Self::bind), for users with write permission by the mode of the socket.
+    /// The directories above it also restrict access.
     ///
     /// # Errors
     /// As for [`bind`](Self::bind).
     pub fn bind_with_mode(path: &Path, mode: u32) -> Result<Self> {
         let (to, length) = address(path)?;
         let socket = new_socket()?;
-        // Between `bind` and `listen` a socket looks as if its owner were dead, and between
-        // that look and the removal somebody else may have replaced it.
+        // Between `bind` and `listen`, a socket looks stale. And between a check and the
+        // removal of a stale socket, another process may have replaced it.
         let _alone = DirectoryLock::above(path)?;
         let bind = || {
             // SAFETY: a valid address, with its length.
@@ -59,11 +60,11 @@ impl ChannelListener {
         }
         let failed =
             |call| move |cause| ChannelError::System { call, path: Some(path.to_owned()), cause };
-        // Before anybody can connect, which is from `listen` on.
+        // Before any process can connect, which is possible from `listen` on.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
             .map_err(failed("chmod"))?;
         let status = std::fs::symlink_metadata(path).map_err(failed("stat"))?;
-        // SAFETY: a socket of ours.
+        // SAFETY: a socket owned here.
         if unsafe { libc::listen(socket.as_raw_fd(), 128) } < 0 {
             return Err(system("listen", Some(path)));
         }
@@ -71,7 +72,7 @@ impl ChannelListener {
         Ok(Self { socket, path: path.to_owned(), file, fork_generation })
     }
 
-    /// The next that connects.
+    /// The next connection.
     ///
     /// # Errors
     /// `DeadlineExceeded`, `System`.
@@ -79,7 +80,7 @@ impl ChannelListener {
         let end = deadline(timeout);
         loop {
             wait(&self.socket, libc::POLLIN, end, "a connection")?;
-            // SAFETY: no address is asked for; what comes back is checked.
+            // SAFETY: no address is requested; the result is checked.
             let fd = unsafe {
                 libc::accept4(
                     self.socket.as_raw_fd(),
@@ -89,19 +90,19 @@ impl ChannelListener {
                 )
             };
             if fd >= 0 {
-                // SAFETY: just opened, and nobody else's.
+                // SAFETY: just opened, and not shared.
                 return Ok(Channel(unsafe { OwnedFd::from_raw_fd(fd) }));
             }
             match io::Error::last_os_error().raw_os_error() {
-                // Who came is gone again.
+                // The client has disconnected again.
                 Some(libc::EINTR | libc::ECONNABORTED | libc::EAGAIN) => {}
                 _ => return Err(system("accept", Some(&self.path))),
             }
         }
     }
 
-    /// Is this a socket at which nobody listens any more? To be asked by who has the
-    /// [lock](DirectoryLock) of its directory only: others may be about to listen.
+    /// Is this a socket without a listener? Only valid under the [lock](DirectoryLock) of its
+    /// directory: otherwise another process may be about to listen.
     #[must_use]
     pub fn is_stale(path: &Path) -> bool {
         let is_socket =
@@ -115,7 +116,7 @@ impl ChannelListener {
         is_socket && is_refused()
     }
 
-    /// What is at a path, if it is something else than a socket.
+    /// The kind of file at a path, if it is not a socket.
     #[must_use]
     pub fn non_socket_kind(path: &Path) -> Option<&'static str> {
         let kind = std::fs::symlink_metadata(path).ok()?.file_type();
@@ -128,7 +129,7 @@ impl ChannelListener {
         }
     }
 
-    /// Where it listens.
+    /// The path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -144,20 +145,20 @@ impl AsFd for ChannelListener {
 impl Drop for ChannelListener {
     fn drop(&mut self) {
         if !self.fork_generation.is_current() {
-            // A forked child: the parent goes on listening there.
+            // In a forked child: the parent continues to listen.
             return;
         }
-        // Not that of a successor; none comes while this one listens.
+        // Not the file of a successor; there is none while this one listens.
         let is_ours = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
         if is_ours {
             let _ = std::fs::remove_file(&self.path);
         }
-        // Also where a forked child has a copy, which would keep the socket open.
-        // SAFETY: a socket of ours.
+        // Shuts it down even if a forked child has a duplicate, which would keep the socket
+        // open. SAFETY: a socket owned here.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
-        // Connections that were not accepted end with an error, not with their deadline.
-        // SAFETY: the same socket, which does not wait any more; each descriptor is closed once.
+        // Connections that were not accepted end with an error instead of their deadline.
+        // SAFETY: the same socket, which no longer waits; each file descriptor is closed once.
         unsafe {
             loop {
                 let waiting = libc::accept4(
@@ -175,7 +176,7 @@ impl Drop for ChannelListener {
     }
 }
 
-/// Removes a socket that nobody listens at.
+/// Removes a socket without a listener.
 fn remove_stale(path: &Path) -> Result<()> {
     if let Some(found) = ChannelListener::non_socket_kind(path) {
         return Err(ChannelError::NotASocket { path: path.to_owned(), found });
@@ -190,17 +191,17 @@ fn remove_stale(path: &Path) -> Result<()> {
     })
 }
 
-/// Held while a socket is made in a directory, or what the dead left there is removed: a lock
-/// on the directory itself, which leaves no file behind and ends with the process.
+/// Held while a socket is created in a directory, or a stale one is removed: a lock on the
+/// directory itself, which leaves no file behind and ends with the process.
 ///
 /// ```
 /// use ipc::{ChannelListener, DirectoryLock};
 /// # let directory = std::env::temp_dir().join(format!("fabricast-lock-{}", std::process::id()));
 /// # std::fs::create_dir_all(&directory)?;
-/// let alone = DirectoryLock::take(&directory)?;
-/// // Nobody is about to listen, so who does not is dead.
+/// let lock = DirectoryLock::take(&directory)?;
+/// // Under the lock no process is about to listen, so a socket without a listener is stale.
 /// assert!(!ChannelListener::is_stale(&directory.join("none")));
-/// drop(alone);
+/// drop(lock);
 /// let listener = ChannelListener::bind(&directory.join("one"))?;
 /// assert!(!ChannelListener::is_stale(listener.path()));
 /// # drop(listener);
@@ -211,7 +212,7 @@ fn remove_stale(path: &Path) -> Result<()> {
 pub struct DirectoryLock(Option<File>, ForkGeneration);
 
 impl DirectoryLock {
-    /// Nobody holds it for longer than it takes to find out whether a listener is alive.
+    /// The lock is only held for a check whether a listener is alive.
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn above(path: &Path) -> Result<Self> {
@@ -219,9 +220,9 @@ impl DirectoryLock {
         Self::take(above.unwrap_or(Path::new(".")))
     }
 
-    /// Waits for its turn. Where files may be made but not be seen there is no lock, and
-    /// nothing is waited for. Who has it must not make a socket there by
-    /// [`bind`](ChannelListener::bind), which takes it as well.
+    /// Waits for the lock. If the directory cannot be opened for reading, there is no lock, and
+    /// the call returns at once. The owner must not call [`bind`](ChannelListener::bind), which
+    /// takes the lock itself.
     ///
     /// # Errors
     /// `DeadlineExceeded`, `System`.
@@ -239,7 +240,7 @@ impl DirectoryLock {
         };
         let end = deadline(Self::TIMEOUT);
         loop {
-            // SAFETY: a file of ours.
+            // SAFETY: a file owned here.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
                 return Ok(Self(Some(file), ForkGeneration::current()));
             }
@@ -261,10 +262,10 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // A forked child unlocks nothing: the lock is the parent's, who shares the file.
+        // A forked child must not unlock: it shares the lock with its parent.
         if let Some(file) = self.0.as_ref().filter(|_| self.1.is_current()) {
-            // Closing alone would leave it with a child that was forked meanwhile.
-            // SAFETY: a file of ours.
+            // Closing alone would leave the lock with a child that was forked meanwhile.
+            // SAFETY: a file owned here.
             unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
         }
     }

@@ -15,7 +15,7 @@ fn participant(slot: u32) -> Participant {
 }
 
 #[test]
-fn it_keeps_others_out() {
+fn lock_is_exclusive() {
     let words = Arc::new(LocalWords::zeroed(WORDS + 1));
     let threads: Vec<_> = (0..4)
         .map(|slot| {
@@ -24,7 +24,7 @@ fn it_keeps_others_out() {
                 let caller = Caller::new(participant(slot), &AlwaysAlive);
                 for _ in 0..2000 {
                     assert_eq!(take(&*words, 0, &caller), Ok(Acquired::Clean));
-                    // No atomic addition: only the lock makes this right.
+                    // Not an atomic addition: only the lock makes the sum correct.
                     let count = words.load(WORDS, Relaxed);
                     words.store(WORDS, count + 1, Relaxed);
                     assert!(release(&*words, 0, &caller));
@@ -39,13 +39,13 @@ fn it_keeps_others_out() {
 struct DeadProcess(Participant, AtomicBool);
 
 impl Liveness for DeadProcess {
-    fn is_dead(&self, who: Option<Participant>) -> bool {
-        who == Some(self.0) && self.1.load(Relaxed)
+    fn is_dead(&self, participant: Option<Participant>) -> bool {
+        participant == Some(self.0) && self.1.load(Relaxed)
     }
 }
 
 #[test]
-fn the_living_are_waited_for_and_the_dead_are_not() {
+fn lock_is_taken_from_dead_owners_only() {
     let words = LocalWords::zeroed(WORDS);
     let grave = DeadProcess(participant(1), AtomicBool::new(false));
     let first = Caller::new(participant(1), &grave);
@@ -57,17 +57,17 @@ fn the_living_are_waited_for_and_the_dead_are_not() {
     assert!(held.waited >= timeout && held.waited < timeout * 100, "{held}");
     grave.1.store(true, Relaxed);
     assert_eq!(take(&words, 0, &second), Ok(Acquired::OwnerDied));
-    // Who was taken for dead and was not learns of it.
+    // A process that was wrongly taken for dead detects it.
     assert!(!release(&words, 0, &first));
 }
 
 #[test]
-fn a_scribbled_holder_is_nobody() {
-    for scribble in
+fn corrupted_owner_counts_as_dead() {
+    for corrupted in
         [HOLDER, RESERVED | HOLDER, RESERVED | u64::from(WAITER_SLOTS), SLEEPERS | HOLDER]
     {
         let words = LocalWords::zeroed(WORDS);
-        words.store(0, scribble, Relaxed);
+        words.store(0, corrupted, Relaxed);
         let caller = Caller::new(participant(3), &AlwaysAlive);
         assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
         assert!(release(&words, 0, &caller));
@@ -76,8 +76,7 @@ fn a_scribbled_holder_is_nobody() {
 
 type Act<'a> = Box<dyn FnMut(&LocalWords, Duration) + 'a>;
 
-/// A lock whose time passes as it is looked at, and at which something happens at each
-/// rest of the one who waits.
+/// A lock whose clock advances with each read, and with an action at each pause of the waiter.
 struct SimulatedWords<'a> {
     words: LocalWords,
     began: Instant,
@@ -119,7 +118,7 @@ impl Words for SimulatedWords<'_> {
     }
     fn fetch_and(&self, at: usize, bits: u64) -> u64 {
         let was = self.words.fetch_and(at, bits);
-        // Who leaves the line may be told that it is in turn.
+        // A process that gives up may already have the reservation.
         self.pass(Duration::ZERO);
         was
     }
@@ -151,11 +150,11 @@ fn holds(words: &LocalWords) -> Option<Participant> {
 }
 
 #[test]
-fn who_stands_in_line_is_next_however_fast_others_are() {
+fn waiter_is_next_however_fast_others_are() {
     let (first, second) = (participant(1), participant(2));
     let overtaken = Cell::new(0);
     let words = SimulatedWords::new(|words, _| {
-        // One lets go, and the other has it before anybody looks.
+        // The owner releases, and the waiter has the lock before any other process polls.
         let (from, to) = match holds(words) {
             Some(holder) if holder == first => (first, second),
             Some(holder) if holder == second => (second, first),
@@ -180,11 +179,11 @@ fn who_stands_in_line_is_next_however_fast_others_are() {
 }
 
 #[test]
-fn the_line_is_served_in_turn() {
+fn waiters_are_served_in_turn() {
     let words = LocalWords::zeroed(WORDS);
     let holder = Caller::new(participant(9), &AlwaysAlive);
     words.store(WAITERS, 1 << 3 | 1 << 10 | 1 << 63, Relaxed);
-    // Wherever the last turn is said to have been.
+    // For any value of the last reservation.
     words.store(LAST_SERVED, 3 + 64 * 5, Relaxed);
     for waiter_slot in [10, 63, 3, 10, 63, 3] {
         words.store(0, holder.me.number().into(), Relaxed);
@@ -194,22 +193,22 @@ fn the_line_is_served_in_turn() {
 }
 
 #[test]
-fn nobody_waits_long_for_one_who_does_not_come() {
+fn absent_waiter_delays_others_only_briefly() {
     let words = SimulatedWords::new(|_, _| {});
     words.store(0, RESERVED | 7, Relaxed);
     words.store(WAITERS, 1 << 7 | 1 << 9, Relaxed);
     let caller = Caller::new(participant(9), &AlwaysAlive);
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean));
     assert!(words.passed.get() >= RESERVATION_TIME && words.passed.get() < 2 * RESERVATION_TIME);
-    assert_eq!(words.load(WAITERS, Relaxed), 1 << 9, "the spot of one who did not come is free");
-    // Nor does one whose patience is at its end.
+    assert_eq!(words.load(WAITERS, Relaxed), 1 << 9, "the bit of an absent waiter must be free");
+    // The same holds for a waiter that has timed out.
     words.store(0, RESERVED | 7, Relaxed);
     let hasty = Caller { timeout: Duration::ZERO, ..caller };
     assert_eq!(take(&words, 0, &hasty), Ok(Acquired::Clean));
 }
 
 #[test]
-fn who_did_not_come_in_time_stands_in_line_again() {
+fn waiter_that_missed_its_reservation_waits_again() {
     let struck_off = Cell::new(false);
     let other = Caller::new(participant(1), &AlwaysAlive);
     let words = SimulatedWords::new(|words, _| {
@@ -229,7 +228,7 @@ fn who_did_not_come_in_time_stands_in_line_again() {
 }
 
 #[test]
-fn a_full_line_is_no_hindrance() {
+fn lock_works_with_all_waiter_bits_set() {
     let other = Caller::new(participant(1), &AlwaysAlive);
     let words = SimulatedWords::new(|words, _| {
         if holds(words) == Some(other.me) {
@@ -244,7 +243,7 @@ fn a_full_line_is_no_hindrance() {
 }
 
 #[test]
-fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
+fn timed_out_waiter_clears_its_bit_unless_reserved() {
     let timeout = Duration::from_micros(50);
     let other = participant(1);
     let caller = Caller { timeout, ..Caller::new(participant(2), &AlwaysAlive) };
@@ -254,7 +253,7 @@ fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
     assert_eq!(held.by, Some(other));
     assert!(held.waited >= timeout && held.waited < 2 * timeout);
     assert_eq!(words.load(WAITERS, Relaxed), 0);
-    // The other one lets go, and has seen it in line, when it leaves the line.
+    // The other process releases, and has seen the waiter, just before the waiter gives up.
     let words = SimulatedWords::new(|words, passed| {
         if passed >= timeout && words.load(WAITERS, Relaxed) == 0 {
             words.store(0, RESERVED | 2, Relaxed);
@@ -265,10 +264,10 @@ fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
 }
 
 #[test]
-fn deaths_in_line_and_between_the_stores_hold_nobody_up() {
+fn dead_waiters_and_owners_block_no_process() {
     let grave = DeadProcess(participant(1), AtomicBool::new(false));
     let caller = Caller::new(participant(2), &grave);
-    // The holder dies while somebody stands in line.
+    // The owner dies while there is a waiter.
     let words = SimulatedWords::new(|_, passed| {
         grave.1.store(passed >= Duration::from_micros(300), Relaxed);
     });
@@ -276,23 +275,23 @@ fn deaths_in_line_and_between_the_stores_hold_nobody_up() {
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
     assert!(words.passed.get() < Duration::from_millis(3));
     assert!(release(&words, 0, &caller));
-    // It dies after it chose who is next; and so does that one.
+    // It dies after it made a reservation; so does the waiter.
     words.store(0, participant(1).number().into(), Relaxed);
     words.store(WAITERS, 1 << 5, Relaxed);
     words.store(LAST_SERVED, 5, Relaxed);
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
     assert!(release(&words, 0, &caller));
     assert_eq!(words.load(0, Relaxed), RESERVED | 5);
-    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean), "nobody began anything");
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean), "no change was in progress");
     assert!(release(&words, 0, &caller));
     assert_eq!((words.load(0, Relaxed), words.load(WAITERS, Relaxed)), (0, 0));
-    // One that took it in its turn dies before it has left the line.
+    // A waiter that used its reservation dies before it cleared its bit.
     words.store(0, participant(1).number().into(), Relaxed);
     words.store(WAITERS, 1 << 5, Relaxed);
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
 }
 
-fn scribbled_word() -> impl Strategy<Value = u64> {
+fn corrupted_word() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
         (0..70_u64).prop_map(|waiter_slot| RESERVED | waiter_slot),
@@ -303,10 +302,10 @@ fn scribbled_word() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    /// Whatever others write, and however often: nobody waits longer than it wants to.
+    /// However the words are corrupted, no process waits longer than its timeout.
     #[test]
-    fn scribbles_hold_nobody_up(
-        scribbles in prop::collection::vec((0..WORDS, scribbled_word()), 1..20),
+    fn corrupted_lock_blocks_no_process(
+        corruptions in prop::collection::vec((0..WORDS, corrupted_word()), 1..20),
         every in 1..5_usize,
         timeout in 0..30_000_u64,
     ) {
@@ -315,11 +314,11 @@ proptest! {
         let words = SimulatedWords::new(|words, _| {
             count += 1;
             if count % every == 0 {
-                let (at, value) = scribbles[count / every % scribbles.len()];
+                let (at, value) = corruptions[count / every % corruptions.len()];
                 words.store(at, value, Relaxed);
             }
         });
-        for (at, value) in &scribbles {
+        for (at, value) in &corruptions {
             words.store(*at, *value, Relaxed);
         }
         let caller = Caller { timeout, ..Caller::new(participant(2), &AlwaysAlive) };

@@ -1,4 +1,4 @@
-//! The bell: nobody sleeps through it.
+//! The doorbell: no wake-up is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -6,16 +6,16 @@ use super::{ModelWords, Waiting, check_with};
 use crate::doorbell::{Doorbell, WaitStrategy};
 use crate::words::{LocalWords, Words};
 
-const BELL: usize = 0;
-/// What is waited for.
+const DOORBELL: usize = 0;
+/// The awaited value.
 const FLAGS: [usize; 2] = [2, 3];
 
 fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {
-    Doorbell::at(words, BELL)
+    Doorbell::at(words, DOORBELL)
 }
 
 fn words() -> ModelWords {
-    ModelWords::new(&LocalWords::zeroed(4), &[BELL], Waiting::Sleeping)
+    ModelWords::new(&LocalWords::zeroed(4), &[DOORBELL], Waiting::Sleeping)
 }
 
 fn ring(words: &ModelWords, flag: usize) {
@@ -29,7 +29,7 @@ fn wait(words: &ModelWords, flag: usize) {
 }
 
 #[test]
-fn a_sleeper_is_woken() {
+fn sleeper_is_woken() {
     check_with(3, || {
         let words = words();
         let ringer = words.clone();
@@ -40,7 +40,7 @@ fn a_sleeper_is_woken() {
 }
 
 #[test]
-fn two_sleepers_are_woken() {
+fn both_sleepers_are_woken() {
     check_with(3, || {
         let words = words();
         let threads = FLAGS.map(|_| {
@@ -53,7 +53,7 @@ fn two_sleepers_are_woken() {
 }
 
 #[test]
-fn two_ringers_do_not_hide_each_other() {
+fn concurrent_rings_are_both_seen() {
     check_with(3, || {
         let words = words();
         let threads = FLAGS.map(|flag| {
@@ -66,7 +66,7 @@ fn two_ringers_do_not_hide_each_other() {
 }
 
 #[test]
-fn those_who_wait_for_each_other_in_turn_both_go_on() {
+fn alternating_waiters_both_continue() {
     check_with(3, || {
         let words = words();
         let other = words.clone();

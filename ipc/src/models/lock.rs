@@ -1,4 +1,4 @@
-//! The lock: it keeps others out, and lets all in.
+//! The lock: it excludes others, and every process gets it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
@@ -11,13 +11,12 @@ use crate::lock::{Acquired, Guard, WORDS};
 use crate::participant::{AlwaysAlive, Caller, Liveness, Participant};
 use crate::words::{LocalWords, Words};
 
-/// What the lock protects: each adds one, and not atomically.
+/// The protected value: each thread increments it, not atomically.
 const COUNT: usize = WORDS;
-/// The lock's second word: who stands in line.
+/// The lock's second word: the waiters.
 const WAITERS: usize = 1;
 
-/// So many threads that take the lock so many times each, while the dead stand in line
-/// at these spots.
+/// This many threads take the lock this many times each, while dead waiters have these bits.
 fn run(waiting: Waiting, threads: u32, times: u64, line: u64) {
     let values = LocalWords::zeroed(WORDS + 1);
     values.store(WAITERS, line, Relaxed);
@@ -42,42 +41,42 @@ fn add(words: &ModelWords, caller: &Caller<'_>) {
 }
 
 #[test]
-fn two_who_look_are_kept_apart() {
+fn lock_excludes_two_spinners() {
     check_with(3, || run(Waiting::Looking, 2, 2, 0));
 }
 
 #[test]
-fn two_who_sleep_are_kept_apart_and_woken() {
+fn lock_excludes_and_wakes_two_sleepers() {
     check_with(3, || run(Waiting::Sleeping, 2, 2, 0));
 }
 
 #[test]
-fn two_who_nap_are_kept_apart() {
+fn lock_excludes_two_nappers() {
     check_with(3, || run(Waiting::Napping, 2, 2, 0));
 }
 
 #[test]
-fn three_who_look_are_kept_apart() {
+fn lock_excludes_three_spinners() {
     check(|| run(Waiting::Looking, 3, 1, 0));
 }
 
 #[test]
-fn three_who_sleep_are_kept_apart_and_woken() {
+fn lock_excludes_and_wakes_three_sleepers() {
     check(|| run(Waiting::Sleeping, 3, 1, 0));
 }
 
 #[test]
-fn the_dead_in_line_are_passed_over() {
+fn dead_waiters_are_skipped() {
     check_with(3, || run(Waiting::Looking, 2, 1, 1 << 1 | 1 << 40));
 }
 
 #[test]
-fn the_dead_in_line_are_no_reason_to_sleep_on() {
+fn dead_waiters_do_not_prolong_a_sleep() {
     check(|| run(Waiting::Sleeping, 2, 2, 1 << 40));
 }
 
 #[test]
-fn two_of_one_name_are_two() {
+fn lock_excludes_threads_of_one_participant() {
     check_with(3, || {
         let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[0], Waiting::Sleeping);
         let other = words.clone();
@@ -94,31 +93,32 @@ struct DeadProcess {
 }
 
 impl Liveness for DeadProcess {
-    fn is_dead(&self, who: Option<Participant>) -> bool {
-        who.is_none() || who == Some(self.dead) && self.is_over.load(Acquire)
+    fn is_dead(&self, participant: Option<Participant>) -> bool {
+        participant.is_none() || participant == Some(self.dead) && self.is_over.load(Acquire)
     }
 }
 
-/// One dies with the lock, two others want it: one of them is told.
+/// An owner dies, two others want the lock: exactly one gets `OwnerDied`.
 #[test]
-fn what_a_dead_one_held_is_taken_once() {
+fn lock_of_a_dead_owner_is_taken_once() {
     check_with(3, || {
         let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[], Waiting::Napping);
         let dead = Participant::new(9, 1).unwrap();
-        let grave = Arc::new(DeadProcess { dead, is_over: AtomicBool::new(false) });
+        let dead_owner = Arc::new(DeadProcess { dead, is_over: AtomicBool::new(false) });
         let timeout = Duration::from_secs(1 << 19);
-        let survive = move |words: &ModelWords, grave: &DeadProcess, slot| {
+        let survive = move |words: &ModelWords, dead_owner: &DeadProcess, slot| {
             let me = Participant::new(slot, 1).unwrap();
-            let caller = Caller { me, liveness: grave, timeout };
+            let caller = Caller { me, liveness: dead_owner, timeout };
             let (guard, taken) = Guard::take(words, 0, &caller).unwrap();
             let count = words.load(COUNT, Relaxed);
-            // It died right after its addition; who is told adds no more than the others.
+            // It died right after its increment; the thread that gets `OwnerDied` adds nothing
+            // more.
             words.store(COUNT, count + 1, Relaxed);
             drop(guard);
             u64::from(taken == Acquired::OwnerDied)
         };
         let other = loom::thread::spawn({
-            let (words, grave) = (words.clone(), Arc::clone(&grave));
+            let (words, dead_owner) = (words.clone(), Arc::clone(&dead_owner));
             move || {
                 let caller = Caller::new(dead, &AlwaysAlive);
                 let (guard, taken) = Guard::take(&words, 0, &caller).unwrap();
@@ -126,14 +126,14 @@ fn what_a_dead_one_held_is_taken_once() {
                 let count = words.load(COUNT, Relaxed);
                 words.store(COUNT, count + 1, Relaxed);
                 std::mem::forget(guard);
-                grave.is_over.store(true, Release);
+                dead_owner.is_over.store(true, Release);
             }
         });
-        let told = survive(&words, &grave, 1);
+        let owner_died = survive(&words, &dead_owner, 1);
         other.join().unwrap();
-        // Whoever comes after it died is told, once.
-        let told = told + survive(&words, &grave, 2);
-        assert_eq!(told, 1);
+        // Exactly one of the later owners gets `OwnerDied`.
+        let owner_died = owner_died + survive(&words, &dead_owner, 2);
+        assert_eq!(owner_died, 1);
         assert_eq!(words.load(COUNT, Relaxed), 3);
     });
 }

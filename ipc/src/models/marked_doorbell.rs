@@ -1,4 +1,4 @@
-//! The bell with marks: nothing stays unseen that it was rung for.
+//! The marked doorbell: every value that it was rung for is found.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -7,10 +7,10 @@ use crate::doorbell::WaitStrategy;
 use crate::marked_doorbell::MarkedDoorbell;
 use crate::words::{LocalWords, Words};
 
-/// Behind the bell: what is looked for.
+/// The words after the doorbell: the awaited values.
 const STORED: [usize; 2] =
     [MarkedDoorbell::<ModelWords>::WORDS, MarkedDoorbell::<ModelWords>::WORDS + 1];
-/// What all of it is called.
+/// The numbers of the values.
 const NUMBER: u32 = 5;
 
 fn words() -> ModelWords {
@@ -22,14 +22,14 @@ fn doorbell(words: &ModelWords) -> MarkedDoorbell<ModelWords> {
     MarkedDoorbell::new(words, 0).unwrap()
 }
 
-/// As one who publishes.
+/// Stores like a publisher.
 fn store(words: &ModelWords, at: usize) {
     words.store(at, 1, Release);
     words.fence();
     doorbell(words).ring(NUMBER);
 }
 
-/// Waits for all of it, and looks only where there is a mark.
+/// Waits for all values, and polls only those with a mark.
 fn find(words: &ModelWords, all: &[usize]) {
     let doorbell = doorbell(words);
     let mut missing = all.to_vec();
@@ -46,7 +46,7 @@ fn find(words: &ModelWords, all: &[usize]) {
 }
 
 #[test]
-fn what_is_stored_by_one_after_the_other_is_found() {
+fn consecutive_stores_are_found() {
     check_with(3, || {
         let words = words();
         let other = words.clone();
@@ -56,9 +56,9 @@ fn what_is_stored_by_one_after_the_other_is_found() {
     });
 }
 
-/// The second finds the mark that the first one set, and makes no fence.
+/// The second ringer finds the mark that the first one set, and makes no fence.
 #[test]
-fn what_two_store_at_once_is_found() {
+fn concurrent_stores_are_found() {
     check_with(2, || {
         let words = words();
         let threads = STORED.map(|at| {

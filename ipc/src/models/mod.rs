@@ -1,5 +1,5 @@
-//! Models of what processes do to the same words, for loom, which tries all ways in
-//! which they can come between each other, and all old values that a load may see.
+//! Models of processes that change the same words, for loom, which tries all interleavings, and
+//! all old values that a load may return.
 //!
 //! `scripts/test loom` runs them.
 
@@ -20,24 +20,23 @@ use loom::sync::{Arc, Condvar, Mutex};
 use crate::participant::{AlwaysAlive, Caller, Participant};
 use crate::words::{LocalWords, Words, atomics_of_a_slice};
 
-/// What a look at the clock takes in a model: the phases of waiting are over after
-/// a look or two.
-const LOOK: Duration = Duration::from_micros(40);
+/// The advance of the clock per read in a model: the phases of a wait end after a read or two.
+const CLOCK_STEP: Duration = Duration::from_micros(40);
 
-/// What those do that wait. Nobody is woken by the clock but nappers: who is forgotten
-/// hangs the model, and loom says so.
+/// How the waiters of a model wait. The clock wakes only nappers: a lost wake-up hangs the
+/// model, and loom reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
-    /// At each look they let others go first.
+    /// Poll, and yield at each poll.
     Looking,
-    /// They go on until they sleep, and sleep until they are woken.
+    /// Run until they sleep, and sleep until they are woken.
     Sleeping,
-    /// As the former, and wake by themselves.
+    /// Like sleepers, but with a timeout.
     Napping,
 }
 
-/// A word of a model. A store is an exchange here: loom does not know otherwise that no
-/// store comes between what a compare-and-exchange finds and what it leaves.
+/// A word of a model. A store is an exchange here: otherwise loom does not know that no store
+/// happens between the read and the write of a compare-and-exchange.
 #[derive(Debug)]
 struct Word(AtomicU64);
 
@@ -75,15 +74,15 @@ impl Word {
 struct Shared {
     words: Vec<Word>,
     /// Changed before each use of a word. Loom tries two orders of two uses only where it
-    /// takes the order to matter, and for that it knows but the last use of each word:
-    /// a thread's own look at a word hides the one of another from what it then stores.
+    /// assumes that the order matters, and considers only the last use of each word: a thread's
+    /// own read of a word hides another thread's read from its later store.
     turn: AtomicU64,
-    /// For each word that is slept on.
+    /// One for each word that can be slept on.
     sleepable: HashMap<usize, (Mutex<()>, Condvar)>,
     waiting: Waiting,
 }
 
-/// Words as one thread of a model has them: each needs a clone, with a time of its own.
+/// The words of one thread of a model: each thread needs a clone, with its own time.
 #[derive(Debug)]
 struct ModelWords {
     shared: Arc<Shared>,
@@ -92,14 +91,14 @@ struct ModelWords {
 }
 
 impl ModelWords {
-    /// With these values to begin with; `sleepable` are the words that may be slept on.
+    /// With these initial values; `sleepable` are the words that can be slept on.
     fn new(values: &LocalWords, sleepable: &[usize], waiting: Waiting) -> Self {
         let word = |at| Word(AtomicU64::new(values.load(at, Ordering::Relaxed)));
-        let bed = |at: &usize| (*at, (Mutex::new(()), Condvar::new()));
+        let sleepers = |at: &usize| (*at, (Mutex::new(()), Condvar::new()));
         let shared = Shared {
             words: (0..values.count()).map(word).collect(),
             turn: AtomicU64::new(0),
-            sleepable: sleepable.iter().map(bed).collect(),
+            sleepable: sleepable.iter().map(sleepers).collect(),
             waiting,
         };
         Self { shared: Arc::new(shared), began: Instant::now(), passed: Cell::default() }
@@ -110,7 +109,7 @@ impl ModelWords {
         &self.shared.words
     }
 
-    /// A deadline that never comes.
+    /// A deadline that never passes.
     fn never(&self) -> Instant {
         self.began + Duration::from_secs(1 << 20)
     }
@@ -125,14 +124,14 @@ impl Clone for ModelWords {
 impl Words for ModelWords {
     atomics_of_a_slice!();
 
-    /// As the kernel does it: between the look at the word and the sleep nobody wakes.
+    /// Like the kernel: no wake-up happens between the check of the word and the sleep.
     fn sleep(&self, at: usize, low: u32, _: Duration) {
         if self.shared.waiting == Waiting::Napping {
             loom::thread::yield_now();
             return;
         }
-        let (bed, woken) = &self.shared.sleepable[&at];
-        let guard = bed.lock().unwrap();
+        let (sleepers, woken) = &self.shared.sleepable[&at];
+        let guard = sleepers.lock().unwrap();
         if self.load(at, Ordering::SeqCst) as u32 == low {
             drop(woken.wait(guard).unwrap());
         }
@@ -142,8 +141,8 @@ impl Words for ModelWords {
         if self.shared.waiting == Waiting::Napping {
             return;
         }
-        let (bed, woken) = &self.shared.sleepable[&at];
-        let _guard = bed.lock().unwrap();
+        let (sleepers, woken) = &self.shared.sleepable[&at];
+        let _guard = sleepers.lock().unwrap();
         if how_many == 1 { woken.notify_one() } else { woken.notify_all() }
     }
 
@@ -158,7 +157,7 @@ impl Words for ModelWords {
     }
 
     fn now(&self) -> Instant {
-        self.passed.set(self.passed.get() + LOOK);
+        self.passed.set(self.passed.get() + CLOCK_STEP);
         self.began + self.passed.get()
     }
 
@@ -171,8 +170,8 @@ impl Words for ModelWords {
     }
 }
 
-/// Runs a model in all ways, with so many moments at which a thread is stopped although
-/// it could go on, or as many as LOOM_MAX_PREEMPTIONS says.
+/// Runs a model in all interleavings, with this many preemptions of runnable threads, or as
+/// many as LOOM_MAX_PREEMPTIONS says.
 fn check_with(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));

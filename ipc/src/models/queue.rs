@@ -1,4 +1,4 @@
-//! The queue: nothing is lost, nothing is torn, nobody sleeps on.
+//! The queue: no entry is lost or torn, and no wake-up is lost.
 
 use super::*;
 use crate::doorbell::WaitStrategy;
@@ -6,13 +6,13 @@ use crate::queue::{OverflowPolicy, Queue, QueueError, QueueSetup, Subscriber};
 
 type Line = Queue<ModelWords, 2>;
 
-/// Words that are slept on: the lock, and both bells.
+/// Words that are slept on: the lock, and both doorbells.
 const SLEEPABLE: [usize; 3] = [8, 16, 24];
 
-/// A queue, and what another thread needs to have it, too.
+/// A queue, and the words by which other threads attach to it.
 fn queue(depth: u32, overflow_policy: OverflowPolicy) -> (Line, ModelWords) {
     let setup = QueueSetup { depth, overflow_policy };
-    // One more, for what an entry names.
+    // One more word, for the payload of an entry.
     let values = LocalWords::zeroed(Line::required_words(setup) + 1);
     Queue::<_, 2>::format(&values, setup).unwrap();
     let words = ModelWords::new(&values, &SLEEPABLE, Waiting::Sleeping);
@@ -23,7 +23,7 @@ fn attach(words: &ModelWords) -> Line {
     Queue::attach(words.clone()).unwrap()
 }
 
-/// An entry of which no part fits another.
+/// An entry whose parts fit no other entry.
 fn entry(value: u64) -> [u64; 2] {
     [value, !value]
 }
@@ -39,7 +39,7 @@ fn subscribe(queue: &Line, index: u32) -> Subscriber {
     subscriber
 }
 
-/// Publishes, and waits for room; what nobody reads any more goes nowhere.
+/// Publishes, and waits for space; disposed entries are ignored.
 fn publish(queue: &Line, words: &ModelWords, index: u32, value: u64) {
     let mut spin = WaitStrategy::Block;
     queue
@@ -58,7 +58,7 @@ fn read(queue: &Line, words: &ModelWords, subscriber: &mut Subscriber) -> u64 {
 }
 
 #[test]
-fn all_entries_come_in_order_through_one_slot() {
+fn entries_arrive_in_order_through_one_slot() {
     check(|| {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
@@ -73,7 +73,7 @@ fn all_entries_come_in_order_through_one_slot() {
 }
 
 #[test]
-fn who_only_looks_misses_nothing() {
+fn non_claiming_reader_misses_nothing() {
     check_with(3, || {
         let (queue, words) = queue(2, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
@@ -106,7 +106,7 @@ fn who_only_looks_misses_nothing() {
 }
 
 #[test]
-fn what_is_dropped_is_told() {
+fn dropped_entries_are_reported() {
     check(|| {
         let (queue, words) = queue(1, OverflowPolicy::DropOldest);
         let mut subscriber = subscribe(&queue, 0);
@@ -134,10 +134,10 @@ fn what_is_dropped_is_told() {
     });
 }
 
-/// One that reads nothing costs another one nothing, whenever that reads; and nothing is refused
-/// that anybody has room for.
+/// A subscriber that does not read costs another one nothing, whenever that reads; and no entry
+/// is rejected that any subscriber has space for.
 #[test]
-fn one_who_lags_costs_others_nothing() {
+fn slow_subscriber_does_not_affect_others() {
     check_with(2, || {
         let (queue, words) = queue(1, OverflowPolicy::DropNewest);
         let mut lags = subscribe(&queue, 0);
@@ -170,7 +170,7 @@ fn one_who_lags_costs_others_nothing() {
 }
 
 #[test]
-fn who_joins_gets_all_from_then_on() {
+fn new_subscriber_gets_all_later_entries() {
     check(|| {
         let (queue, words) = queue(4, OverflowPolicy::Reject);
         let _reader = subscribe(&queue, 0);
@@ -190,7 +190,7 @@ fn who_joins_gets_all_from_then_on() {
 }
 
 #[test]
-fn two_publishers_lose_nothing_of_each_other() {
+fn two_publishers_lose_nothing() {
     check(|| {
         let (queue, words) = queue(2, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
@@ -203,8 +203,8 @@ fn two_publishers_lose_nothing_of_each_other() {
     });
 }
 
-/// Two publish, and one reads meanwhile: at most one of them has to come between the
-/// others at a moment of loom's choice, or it would take too long.
+/// Two publish, and one reads at the same time: at most one preemption, or the model would take
+/// too long.
 #[test]
 fn two_publishers_and_a_reader() {
     check_with(1, || {
@@ -220,9 +220,9 @@ fn two_publishers_and_a_reader() {
     });
 }
 
-/// One that was taken for dead, and is not, reads; another comes to its place.
+/// A living subscriber that was taken for dead reads; another takes its slot.
 #[test]
-fn one_who_is_removed_sees_nothing_torn() {
+fn removed_subscriber_sees_no_torn_entry() {
     check_with(3, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut removed = subscribe(&queue, 0);
@@ -242,10 +242,10 @@ fn one_who_is_removed_sees_nothing_torn() {
     });
 }
 
-/// One that has its seat after it has read what an entry names has read what was sent: what
-/// an eviction disposes of is written over at once.
+/// A subscription that is active after the read of a payload proves that the payload was
+/// intact: an eviction overwrites what it disposes of at once.
 #[test]
-fn one_who_is_evicted_knows_what_not_to_trust() {
+fn evicted_subscriber_detects_overwritten_payloads() {
     check_with(3, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let named = words.count() - 1;
@@ -255,7 +255,7 @@ fn one_who_is_evicted_knows_what_not_to_trust() {
         let subscription_id = queue.take(&mut slow).map(|_| slow.subscription_id()).unwrap();
         let other = words.clone();
         let evictor = loom::thread::spawn(move || {
-            // There is a lock between who disposes of it and who writes there.
+            // There is a lock between the disposal of an entry and its next writer.
             let overwrite = |_| other.store(named, 2, Ordering::Release);
             attach(&other).evict(&caller(2), subscription_id, overwrite).unwrap();
         });
@@ -267,13 +267,14 @@ fn one_who_is_evicted_knows_what_not_to_trust() {
     });
 }
 
-/// One that says something of what it holds, and has its seat afterwards, is heard by whoever
-/// disposes of that: who evicts it, or another one that lets go of it last.
+/// A subscriber stores a word about an entry that it holds, and is active afterwards: the
+/// process that disposes of the entry must see the word, whether it is the evicting one, or a
+/// later reader that releases it last.
 #[test]
-fn what_one_says_who_is_not_evicted_yet_is_heard() {
+fn store_before_eviction_is_seen_by_the_disposer() {
     check_with(2, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
-        let said = words.count() - 1;
+        let payload = words.count() - 1;
         let readers = [0, 1].map(|index| subscribe(&queue, index));
         publish(&queue, &words, 2, 0);
         let [(slow, _), (last, position)] = readers.map(|mut reader| {
@@ -283,29 +284,29 @@ fn what_one_says_who_is_not_evicted_yet_is_heard() {
         let others = [words.clone(), words.clone()];
         let [evicting, releasing] = others;
         let evictor = loom::thread::spawn(move || {
-            let mut heard = None;
-            let dispose = |_| heard = Some(evicting.load(said, Ordering::Relaxed));
+            let mut observed = None;
+            let dispose = |_| observed = Some(evicting.load(payload, Ordering::Relaxed));
             attach(&evicting).evict(&caller(2), slow, dispose).unwrap();
-            heard
+            observed
         });
         let releaser = loom::thread::spawn(move || {
             let released = attach(&releasing).release_by(last, position);
-            released.map(|_| releasing.load(said, Ordering::Relaxed))
+            released.map(|_| releasing.load(payload, Ordering::Relaxed))
         });
-        words.store(said, 1, Ordering::Relaxed);
+        words.store(payload, 1, Ordering::Relaxed);
         words.fence();
         let was_subscription_active = queue.was_subscription_active(slow);
-        let heard = [evictor.join().unwrap(), releaser.join().unwrap()];
-        assert!(heard.iter().any(Option::is_some), "nobody disposes of it");
+        let observed = [evictor.join().unwrap(), releaser.join().unwrap()];
+        assert!(observed.iter().any(Option::is_some), "the entry was not disposed of");
         if was_subscription_active {
-            assert!(heard.into_iter().flatten().all(|said| said == 1));
+            assert!(observed.into_iter().flatten().all(|payload| payload == 1));
         }
     });
 }
 
-/// What one who is evicted lets go of at this very moment is no other's.
+/// An entry that an evicted subscriber releases at this moment belongs to no other.
 #[test]
-fn one_who_is_evicted_takes_no_mark_of_the_next() {
+fn evicted_subscriber_clears_no_mark_of_its_successor() {
     check_with(3, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut slow = subscribe(&queue, 0);
@@ -316,7 +317,7 @@ fn one_who_is_evicted_takes_no_mark_of_the_next() {
             let queue = attach(&other);
             queue.evict(&caller(2), subscription_id, |_| {}).unwrap();
             let mut next = subscribe(&queue, 3);
-            // The slow one may have let go of it, and not be done with that.
+            // The slow subscriber may have released the entry, and still be in that call.
             publish(&queue, &other, 2, 1);
             assert_eq!(queue.take(&mut next).map(|taken| value(taken.entry)), Some(1));
         });

@@ -1,4 +1,4 @@
-//! One who waits for a descriptor, and has a thread sleep at the bell for it.
+//! A process waits for a file descriptor, and a watcher thread sleeps at the doorbell for it.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -8,26 +8,26 @@ use super::{Arc, ModelWords, Waiting, check_with};
 use crate::doorbell::Doorbell;
 use crate::words::{LocalWords, Words};
 
-const BELL: usize = 0;
-/// Messages that were stored so far, one more each time.
+const DOORBELL: usize = 0;
+/// Number of messages that were stored so far.
 const STORED: usize = 2;
-/// Stands for the descriptor: how often it became readable. Slept on by those that poll it
-/// with edge triggering, who are not told of an edge again.
+/// Stands for the file descriptor: how often it became readable. Edge-triggered pollers sleep
+/// on it, and are not woken by an old edge.
 const EDGES: usize = 3;
-/// Nobody listens any more.
+/// The listener was dropped.
 const OVER: usize = 4;
-/// Whether the descriptor is readable.
+/// Whether the file descriptor is readable.
 const RAISED: usize = 5;
 
 fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {
-    Doorbell::at(words, BELL)
+    Doorbell::at(words, DOORBELL)
 }
 
 fn words() -> ModelWords {
-    ModelWords::new(&LocalWords::zeroed(6), &[BELL, EDGES], Waiting::Sleeping)
+    ModelWords::new(&LocalWords::zeroed(6), &[DOORBELL, EDGES], Waiting::Sleeping)
 }
 
-/// A descriptor, for those who change it.
+/// The view of the threads that change the file descriptor.
 #[derive(Clone)]
 struct Flag(Arc<Mutex<()>>);
 
@@ -47,12 +47,12 @@ impl Flag {
     }
 }
 
-/// What the thread of a watch does.
+/// The watcher thread.
 fn watch(words: &ModelWords, flag: &Flag) {
     let mut seen = 0;
     loop {
         let count = doorbell(words).count();
-        // After the count: who ends it rings afterwards.
+        // After the count: the thread that ends it rings afterwards.
         if words.load(OVER, Acquire) != 0 {
             return;
         }
@@ -60,11 +60,11 @@ fn watch(words: &ModelWords, flag: &Flag) {
             seen = count;
             flag.raise(words);
         }
-        words.sleep(BELL, count as u32, std::time::Duration::MAX);
+        words.sleep(DOORBELL, count as u32, std::time::Duration::MAX);
     }
 }
 
-/// Reads until it has this many, and polls the descriptor when there is nothing.
+/// Reads until it has this many messages, and polls the file descriptor when there is none.
 fn read(words: &ModelWords, flag: &Flag, many: u64) {
     let mut taken = 0;
     let mut take = || {
@@ -72,7 +72,7 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
         taken += u64::from(is_more);
         is_more
     };
-    let mut told = 0;
+    let mut seen_edges = 0;
     doorbell(words).announce_waiter();
     for _ in 0..many {
         while !take() {
@@ -84,11 +84,11 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
                     break;
                 }
             }
-            // It may be told of nothing, but must be told of something.
+            // A spurious wake-up is allowed, a lost one is not.
             loop {
                 let edges = words.load(EDGES, Acquire);
-                if edges != told {
-                    told = edges;
+                if edges != seen_edges {
+                    seen_edges = edges;
                     break;
                 }
                 words.sleep(EDGES, edges as u32, std::time::Duration::MAX);
@@ -122,16 +122,16 @@ fn run(publishers: u64, each: u64) {
 }
 
 #[test]
-fn one_who_polls_is_told_of_a_message() {
+fn poller_is_woken_by_a_message() {
     check_with(3, || run(1, 1));
 }
 
 #[test]
-fn one_who_polls_is_told_of_the_next_message_too() {
+fn poller_is_woken_by_the_next_message() {
     check_with(2, || run(1, 2));
 }
 
 #[test]
-fn one_who_polls_is_told_of_two_publishers() {
+fn poller_is_woken_by_two_publishers() {
     check_with(2, || run(2, 1));
 }

@@ -1,4 +1,4 @@
-//! A subscription that is halted: what it had stays, and nothing is added.
+//! A halted subscription: it keeps its entries, and gets no more.
 
 use super::*;
 use crate::participant::{AlwaysAlive, Caller};
@@ -7,7 +7,7 @@ use crate::words::LocalWords;
 type Short = Queue<LocalWords, 1>;
 
 #[test]
-fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
+fn halted_subscription_keeps_its_entries_and_gets_no_more() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -27,20 +27,20 @@ fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
             queue.for_each_unreleased(halted.subscription_id(), from, |entry| found.push(entry[0]));
             found
         };
-        // One who has nothing to do with it is left alone.
+        // A subscription of another participant is unaffected.
         queue.halt(&me, Participant::role(1).unwrap()).unwrap();
         assert_eq!((queue.subscribers(), unreleased(0)), (2, vec![0, 1, 2]));
-        // Once more is harmless.
+        // A second call does no harm.
         (0..2).for_each(|_| queue.halt(&me, role).unwrap());
         assert_eq!(queue.publish(&me, [3], |_| {}).unwrap().readers, 1);
         assert_eq!((unreleased(0), unreleased(1)), (vec![0, 1, 2], vec![1, 2]));
-        // It may still let go of what it had; nobody goes on for it, and its place is not free.
+        // It may still release its entries; it cannot be resumed, and its slot is not free.
         assert_eq!(queue.take(&mut halted).unwrap().entry, [1]);
         queue.release(&halted, 0);
         assert!(queue.resume(&me, role, |_| {}).unwrap().is_none());
         let next = queue.subscribe(&me).unwrap();
         assert_ne!(next.index(), halted.index());
-        // The last who lets go of something disposes of it.
+        // The last subscription that releases an entry disposes of it.
         let mut disposed = Vec::new();
         queue.unsubscribe(&me, &other, |entry| disposed.push(entry[0])).unwrap();
         queue.remove_participant(&me, role, |entry| disposed.push(entry[0])).unwrap();

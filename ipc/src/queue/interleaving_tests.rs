@@ -1,4 +1,4 @@
-//! The queue where others come between, at a moment that a test chooses.
+//! The queue with interleavings at moments that a test chooses.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -14,7 +14,7 @@ use crate::words::LocalWords;
 
 type Act = Box<dyn FnOnce()>;
 
-/// Words of one who is interrupted: before each compare-and-exchange one of these happens.
+/// Words of an interrupted thread: one of these actions runs before each compare-and-exchange.
 #[derive(Clone)]
 struct InterleavedWords {
     words: &'static LocalWords,
@@ -65,7 +65,7 @@ impl Words for InterleavedWords {
 }
 
 #[test]
-fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
+fn removal_during_a_mistaken_claim_leaves_no_mark() {
     let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropOldest };
     static WORDS: OnceLock<LocalWords> = OnceLock::new();
     let words = WORDS
@@ -78,8 +78,8 @@ fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
     let mut reader = queue.subscribe(&me).unwrap();
     let bystander = queue.subscribe(&me).unwrap();
     queue.publish(&me, [0], |_| {}).unwrap();
-    // It claims what is in the slot, which has come round to another entry; and when it finds
-    // out and puts that back, it is removed.
+    // It claims the entry in the slot, which by then holds another entry. When it detects that
+    // and reverts the claim, it is removed.
     let (first, second, subscription_id) = (others(), others(), reader.subscription_id());
     acts.borrow_mut().push_back(Box::new(move || {
         let me = Caller::new(Participant::new(1, 1).unwrap(), &AlwaysAlive);
@@ -92,7 +92,7 @@ fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
         second.evict(&me, subscription_id, |_| {}).unwrap();
     }));
     assert_eq!(queue.take(&mut reader), None);
-    assert!(acts.borrow().is_empty(), "all of it came between");
+    assert!(acts.borrow().is_empty(), "all actions have run");
     let marks = layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
     let marked = (0..queue.slots).map(|slot| {
         queue.words.load(queue.slot(slot) + Queue::<InterleavedWords, 1>::READERS, Acquire) & marks
@@ -101,9 +101,9 @@ fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
     assert!(queue.is_subscribed(&bystander));
 }
 
-/// What has still to be read by others stays when one stops who was to read it, too.
+/// Entries that others have not read yet stay when one of their subscribers stops.
 #[test]
-fn one_who_stops_takes_nothing_that_others_have_still_to_read() {
+fn stopping_keeps_entries_that_others_have_not_read() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -115,9 +115,9 @@ fn one_who_stops_takes_nothing_that_others_have_still_to_read() {
         let publish = |value| queue.publish(&me, [value], |_| {}).unwrap();
         (0..2).for_each(|value| assert_eq!(publish(value).readers, 2));
         assert_eq!(queue.take(&mut reader).map(|taken| taken.entry), Some([0]));
-        queue.stop(&me, &mut reader, |entry| panic!("{entry:?} is still to be read")).unwrap();
+        queue.stop(&me, &mut reader, |entry| panic!("{entry:?} was disposed of unread")).unwrap();
         assert_eq!(queue.take(&mut reader), None, "{overflow_policy:?}");
-        // Nor what comes now, which it does not miss.
+        // Nor does it miss entries that are published now.
         assert_eq!(publish(2).readers, 1);
         assert_eq!(queue.take(&mut reader), None, "{overflow_policy:?}");
         assert_eq!(reader.missed(), 0, "{overflow_policy:?}");
@@ -131,11 +131,11 @@ fn one_who_stops_takes_nothing_that_others_have_still_to_read() {
                 "{overflow_policy:?}: {value}"
             );
         }
-        assert_eq!(queue.release(&reader, 0), Some([0]), "it held that");
+        assert_eq!(queue.release(&reader, 0), Some([0]), "the subscriber held the entry");
     }
 }
 
-/// Words that note which lines are read and written, and whose they were first.
+/// Words that record which cache lines are read and written, and the previous owner of each.
 #[derive(Clone)]
 struct RecordedWords {
     words: &'static LocalWords,
@@ -154,7 +154,7 @@ impl RecordedWords {
         self.words
     }
 
-    /// Lines that were read and not written, and those that were written, since this was asked.
+    /// Lines that were read and not written, and lines that were written, since the last call.
     fn lines(&self) -> (Vec<usize>, Vec<usize>) {
         let written = std::mem::take(&mut *self.written.borrow_mut());
         let read = std::mem::take(&mut *self.read.borrow_mut());
@@ -201,9 +201,9 @@ impl Words for RecordedWords {
     }
 }
 
-/// What a message costs is how often lines of memory go from one processor to another.
+/// The cost of a message is the number of transfers of cache lines between processors.
 #[test]
-fn an_entry_comes_to_its_readers_in_one_line() {
+fn entry_reaches_its_readers_in_one_cache_line() {
     const ENTRY: usize = 6;
     let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::Reject };
     static WORDS: OnceLock<LocalWords> = OnceLock::new();
@@ -223,18 +223,18 @@ fn an_entry_comes_to_its_readers_in_one_line() {
         let (read, written) = noted.lines();
         assert_eq!((read, written), (vec![doorbell], vec![lock, tail, slot, marks]));
         for reader in &mut readers {
-            let mine = layout::subscriber(reader.index(), 0) / layout::LINE;
+            let own_line = layout::subscriber(reader.index(), 0) / layout::LINE;
             assert_eq!(queue.take(reader).unwrap().entry, [position; ENTRY]);
-            assert_eq!(noted.lines(), (vec![slot], vec![mine]), "entry, and its own line");
+            assert_eq!(noted.lines(), (vec![slot], vec![own_line]), "entry, and its own line");
         }
-        // The first ones let go while the others may not have seen it yet.
+        // The first readers release it while the others may not have seen it yet.
         for reader in &readers[..2] {
             assert_eq!(queue.release(reader, position), None);
             assert_eq!(noted.lines().1, [marks]);
         }
         assert!(queue.release(&readers[2], position).is_some());
         queue.mark_disposed(position);
-        // The next one to come to this place need not look at it, while its readers do.
+        // The next publisher to this slot need not read the entry's line, while its readers do.
         let next = position + queue.slots;
         noted.lines();
         assert!(queue.was_disposed(queue.slot(next), next));
@@ -243,7 +243,7 @@ fn an_entry_comes_to_its_readers_in_one_line() {
 }
 
 #[test]
-fn what_was_not_settled_is_looked_at() {
+fn entry_not_marked_as_disposed_is_checked() {
     let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
     let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
     let queue = Queue::<_, 1>::format(words, setup).unwrap();
@@ -252,7 +252,7 @@ fn what_was_not_settled_is_looked_at() {
     for position in 0..5 {
         let mut disposed = Vec::new();
         queue.publish(&me, [position], |entry: [u64; 1]| disposed.push(entry[0])).unwrap();
-        // Every other one is let go of by one that dies then.
+        // The reader of every second entry dies after it releases it.
         let expected = position.checked_sub(1).filter(|before| before % 2 == 0);
         assert_eq!(disposed, Vec::from_iter(expected));
         queue.take(&mut reader).unwrap();
@@ -264,7 +264,7 @@ fn what_was_not_settled_is_looked_at() {
 }
 
 #[test]
-fn who_was_woken_does_not_say_that_it_sleeps() {
+fn woken_waiter_does_not_set_the_sleepers_flag() {
     let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
     let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
     let queue = Queue::<_, 1>::format(words, setup).unwrap();
@@ -282,6 +282,6 @@ fn who_was_woken_does_not_say_that_it_sleeps() {
         queue.publish(&me, [3], |_| {}).unwrap();
         assert_eq!(sleeper.join().unwrap(), [3]);
     });
-    // The next one to publish need not call the system.
+    // The next publisher need not make a system call.
     assert_eq!(queue.words.load(layout::MESSAGES + 1, Acquire), 0);
 }

@@ -1,31 +1,31 @@
-//! Where everything lies in a queue's words.
+//! The layout of a queue's words.
 //!
 //! ```text
-//!  0 what this is     8 lock: three words    16 doorbell of messages   24 doorbell of room
-//!  1 slots           12 who subscribes       17 its sleepers       25 its sleepers
-//!  2 words an entry  13 messages dropped                           26 tail
-//!  3 depth           14 positions skipped                          27 oldest not dropped
+//!  0 identification   8 lock: three words    16 doorbell: messages     24 doorbell: space
+//!  1 slots           12 active subscribers   17 its sleepers            25 its sleepers
+//!  2 words an entry  13 messages dropped                                26 tail
+//!  3 depth           14 positions skipped                               27 oldest not dropped
 //!  4 when full       15 subscriptions made   32 a line for each subscriber
 //!
 //!                                            then two lines or more for each slot
 //! ```
 //!
-//! A subscriber's line: who it is and the how manieth, and whether it was removed; how far
-//! it has read; how many entries were dropped that it had still to read; whether somebody
-//! lost this place who may not know it.
+//! A subscriber's line: its participant and generation, and whether it was removed; its read
+//! position; how many unread entries were dropped; and whether a process lost this slot and may
+//! not know it.
 //!
-//! A slot: the position of its entry and one; whom it was delivered to; the entry. In a line
-//! of their own: who has it still to read, and who holds it; the position and one of the last
-//! entry that was disposed of in order; the number of its entry among all entries.
+//! A slot: the position of its entry plus 1; its subscribers; the entry. In a separate line:
+//! the subscribers that have not read it, and those that hold it; the position plus 1 of the
+//! last entry that was disposed of in order; the number of its entry among all entries.
 //!
-//! What lies together follows from who touches it while a message is on its way:
+//! The access pattern of a message decides which words share a cache line:
 //!
-//! - Readers that look all the time look at the line of the next entry. They find all that
-//!   they need there, and nobody but a publisher writes to it until all of them have let go:
-//!   so it goes from the publisher to each of them once. Marks are taken off in another line, or
-//!   those that are done would take the entry away from those that have not seen it yet.
-//! - The line of the lock is the publisher's, as long as there is one. The tail, which the last
-//!   reader looks at, lies with the bell that this one looks at, too.
+//! - Polling readers read the line of the next entry. It has all that they need, and only a
+//!   publisher writes to it after all of them have released the entry. So it moves from the
+//!   publisher to each of them once. Marks are cleared in another line; otherwise a finished
+//!   reader would take the line away from readers that have not seen the entry yet.
+//! - The line of the lock stays with the publisher, if there is only one. The tail, which the
+//!   last reader reads, is next to the doorbell, which it also reads.
 
 use crate::lock;
 
@@ -44,14 +44,14 @@ pub(super) const SERIAL: usize = 15;
 pub(super) const MESSAGES: usize = 16;
 pub(super) const ROOM: usize = 24;
 pub(super) const TAIL: usize = 26;
-/// Where entries are dropped: before this position nothing is left to drop.
+/// The drop limit: no entry before this position can be dropped any more.
 pub(super) const OLDEST: usize = 27;
 pub(super) const SUBSCRIBERS: usize = 32;
 /// Words of a cache line.
 pub(super) const LINE: usize = 8;
 /// Subscribers at a time: their bits are half a word.
 pub(super) const MAX_SUBSCRIBERS: u32 = 32;
-/// Of these as many may be processes: one place is left for a role.
+/// At most this many of them may be processes: one slot is reserved for a role.
 pub(super) const MAX_PROCESS_SUBSCRIBERS: u32 = MAX_SUBSCRIBERS - 1;
 pub(super) const FIRST_SLOT: usize = SUBSCRIBERS + MAX_SUBSCRIBERS as usize * LINE;
 
@@ -60,38 +60,38 @@ const _: () = assert!(TAIL / LINE == ROOM / LINE && OLDEST / LINE == TAIL / LINE
 
 // A subscriber's line.
 pub(super) const PARTICIPANT: usize = 0;
-/// In `PARTICIPANT`: it was removed, or is being removed. No participant's number has this bit.
+/// In `PARTICIPANT`: it was removed, or is being removed. No participant number has this bit.
 pub(super) const REMOVED: u64 = 1 << 31;
 pub(super) const CURSOR: usize = 1;
 pub(super) const MISSED: usize = 2;
-/// Somebody was removed from this place by another one, or followed by one: should it live after
-/// all, it may take off a mark that is not its own any more.
+/// A subscriber of this slot was removed or replaced by another process: if it still lives, it
+/// may clear a mark that no longer belongs to it.
 pub(super) const HAS_STALE_OWNER: usize = 3;
 
 // A slot.
-/// The position of its entry and 1; 0 if it holds none that matters.
+/// The position of its entry plus 1; 0 without a valid entry.
 pub(super) const SEQUENCE: usize = 0;
-/// Who subscribed when it was delivered, a bit each.
+/// The subscribers at the time of delivery, one bit each.
 pub(super) const DELIVERED_TO: usize = 1;
 pub(super) const PAYLOAD: usize = 2;
 
-/// Words that its entry takes, with what belongs to it, in whole lines.
+/// Words of an entry and its metadata, in whole lines.
 const fn entry_words(entry: usize) -> usize {
     (PAYLOAD + entry).next_multiple_of(LINE)
 }
 
-/// Upper half: who has still to read it; lower half: who holds it.
+/// Upper half: subscribers that have not read it; lower half: subscribers that hold it.
 pub(super) const fn readers(entry: usize) -> usize {
     entry_words(entry)
 }
 
-/// The position and 1 of the last entry that was disposed of by who let go of it last: then
-/// nobody has to look for it any more.
+/// The position plus 1 of the last entry that its last reader disposed of: then no other
+/// process has to.
 pub(super) const fn disposed(entry: usize) -> usize {
     entry_words(entry) + 1
 }
 
-/// The number of its entry: its position less the positions that were skipped before it.
+/// The number of its entry: its position minus the skipped positions before it.
 pub(super) const fn number(entry: usize) -> usize {
     entry_words(entry) + 2
 }
@@ -106,17 +106,17 @@ pub(super) fn subscriber(index: u32, which: usize) -> usize {
     SUBSCRIBERS + index as usize * LINE + which
 }
 
-/// The bit of one that has still to read.
+/// The bit of a subscriber that has not read the entry.
 #[inline]
 pub(super) fn unread_bit(index: u32) -> u64 {
     1 << (32 + index)
 }
 
-/// The bit of one that holds it.
+/// The bit of a subscriber that holds the entry.
 #[inline]
 pub(super) fn held_bit(index: u32) -> u64 {
     1 << index
 }
 
-/// All bits of those that have still to read.
+/// The bits of all subscribers that have not read the entry.
 pub(super) const UNREAD: u64 = 0xffff_ffff_0000_0000;

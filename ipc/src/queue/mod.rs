@@ -1,18 +1,17 @@
-//! A bounded queue in shared memory: many publishers, and many subscribers each of
-//! which gets every entry.
+//! A bounded queue in shared memory: many publishers, and many subscribers, each of which gets
+//! every entry.
 //!
-//! An entry is a few words, meant to name something larger. Each slot knows who has
-//! still to read it, and an entry is delivered to all who subscribe at that moment
-//! by one single store, which also counts them as its readers: no crash leaves a
-//! reader without its entry, or an entry with readers that are not counted. Who
-//! takes the last reader's mark off a slot is told so, and disposes of what the
-//! entry names.
+//! An entry is a few words, usually the name of something larger. Each slot records which
+//! subscribers have not read it. A single store delivers an entry to all current subscribers,
+//! and also counts them as its readers. So no crash leaves a reader without its entry, or an
+//! entry with uncounted readers. The call that clears the last reader's mark of a slot reports
+//! this, and its caller disposes of what the entry names.
 //!
-//! Publishers keep each other out by a robust lock. Subscribers take none: a
-//! subscriber of a queue that [refuses](OverflowPolicy::Refuse) when it is full only looks,
-//! and takes its mark off when it is done. Where entries are dropped it claims each before it
-//! looks: what a subscriber has not claimed yet is taken back when its publisher needs the room, from
-//! this one alone; what it has claimed is its own until it lets go.
+//! Publishers exclude each other by a robust lock; subscribers take none. A subscriber of a
+//! queue that [rejects](OverflowPolicy::Reject) entries when it is full only reads, and clears
+//! its mark afterwards. Where entries are dropped, it claims each entry before it reads. An
+//! unclaimed entry is taken back from this subscriber alone when its publisher needs the space;
+//! a claimed entry stays until its subscriber releases it.
 //!
 //! ```
 //! use ipc::{Caller, AlwaysAlive, LocalWords, Participant, Queue, QueueSetup, OverflowPolicy};
@@ -25,7 +24,7 @@
 //! queue.publish(&caller, [7, 8], |_| {})?;
 //! let taken = queue.take(&mut reader).unwrap();
 //! assert_eq!((taken.entry, taken.position), ([7, 8], 0));
-//! assert!(queue.release(&reader, taken.position).is_some(), "nobody else reads it");
+//! assert!(queue.release(&reader, taken.position).is_some(), "there is no other reader");
 //! assert!(queue.take(&mut reader).is_none());
 //! # Ok::<(), ipc::QueueError>(())
 //! ```
@@ -63,21 +62,22 @@ pub struct Queue<W, const E: usize> {
     fork_generation: ForkGeneration,
 }
 
-/// What happens to an entry for which there is no room.
+/// The policy for an entry without space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverflowPolicy {
-    /// It is not taken: the publisher waits, or goes on without.
+    /// It is rejected: the publisher waits, or continues without it.
     Reject,
-    /// The oldest one makes room. Those who had still to read it learn how many they missed; the
-    /// others miss nothing.
+    /// The oldest entry is dropped. Its subscribers that had not read it learn how many they
+    /// missed; the others miss nothing.
     DropOldest,
-    /// It is refused if no subscriber has room for it. Where some have, the oldest one makes room as
-    /// with [`DropOldest`](Self::DropOldest): those that lag miss it, and hold up nobody.
+    /// It is rejected if no subscriber has space for it. If some have, the oldest entry is
+    /// dropped as with [`DropOldest`](Self::DropOldest): slow subscribers miss it, and delay no
+    /// others.
     DropNewest,
 }
 
 impl OverflowPolicy {
-    /// Is it taken from subscribers what they have not claimed yet?
+    /// Can unclaimed entries be taken back from subscribers?
     fn drops(self) -> bool {
         !matches!(self, Self::Reject)
     }
@@ -91,18 +91,18 @@ impl OverflowPolicy {
     }
 }
 
-/// How a queue is made.
+/// The parameters of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueSetup {
-    /// Entries that may be waiting to be read.
+    /// Capacity of unread entries.
     pub depth: u32,
-    /// What happens to one more.
+    /// The policy for one more entry.
     pub overflow_policy: OverflowPolicy,
 }
 
 impl QueueSetup {
-    /// Where entries are dropped readers may still hold what was dropped for
-    /// others, and go on holding it: there have to be slots for those, too.
+    /// Number of slots. Where entries are dropped, a reader may still hold one that was dropped
+    /// for others: such entries need slots, too.
     fn slots(self) -> u64 {
         match self.overflow_policy {
             OverflowPolicy::Reject => u64::from(self.depth),
@@ -113,27 +113,27 @@ impl QueueSetup {
     }
 }
 
-/// Why a queue did not do what it was asked.
+/// Why a queue call failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// As many as its depth have not been read, by any where entries are dropped, and else by all; or
+    /// The queue is full: for all subscribers where entries are dropped, otherwise for any; or
     /// all slots are held.
     Full,
-    /// Nobody subscribes: the entry was not taken.
+    /// There are no subscribers: the entry was not published.
     NoSubscribers,
-    /// There is no place for one more subscriber.
+    /// All subscriber slots are in use.
     TooManySubscribers,
-    /// The subscriber is none any more: it was removed, as dead or too slow.
+    /// The subscription has ended: it was removed, as dead or too slow.
     NotSubscribed,
     /// A living process holds the lock.
     LockTimeout(LockTimeout),
-    /// The process forked since it opened the queue: two under one name would undo each
-    /// other's doing. A child joins, attaches and subscribes by itself.
+    /// The process forked after it attached: two processes under one participant would undo
+    /// each other's changes. A child must join, attach and subscribe itself.
     Forked,
-    /// What is said to be a queue is none, or another one.
+    /// The words are not a queue, or not one of this kind.
     NotAQueue {
-        /// What is wrong.
+        /// The reason.
         why: &'static str,
     },
 }
@@ -174,11 +174,11 @@ impl From<LockTimeout> for QueueError {
     }
 }
 
-/// What queue calls give.
+/// The result of queue calls.
 pub type Result<T> = std::result::Result<T, QueueError>;
 
 impl<W: Words, const E: usize> Queue<W, E> {
-    /// The most entries that may wait.
+    /// The largest number of unread entries.
     pub const MAX_DEPTH: u32 = 1 << 20;
 
     /// In a slot.
@@ -186,13 +186,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
     const DISPOSED: usize = layout::disposed(E);
     const NUMBER: usize = layout::number(E);
 
-    /// Words that such a queue takes.
+    /// Number of words of such a queue.
     #[must_use]
     pub fn required_words(setup: QueueSetup) -> usize {
         FIRST_SLOT + setup.slots() as usize * layout::stride(E)
     }
 
-    /// Makes an empty queue. The words must be nobody else's until this is done.
+    /// Initialises an empty queue. No other thread may use the words before this returns.
     ///
     /// # Errors
     /// `NotAQueue` if there are too few words, or the depth is 0 or too large.
@@ -202,14 +202,14 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Self::format_zeroed(words, setup)
     }
 
-    /// As [`format`](Self::format), in words that are all 0, as those of a new segment: what
-    /// is not needed yet is not touched, and takes no memory.
+    /// Like [`format`](Self::format), for words that are all 0, as in a new segment: unused
+    /// pages are not touched, and take no memory.
     ///
     /// # Errors
     /// As `format`.
     pub fn format_zeroed(words: W, setup: QueueSetup) -> Result<Self> {
         if setup.depth == 0 || setup.depth > Self::MAX_DEPTH {
-            return Err(QueueError::NotAQueue { why: "a depth from 1 to 2^20 is possible" });
+            return Err(QueueError::NotAQueue { why: "the depth must be from 1 to 2^20" });
         }
         let needed = Self::required_words(setup);
         if words.count() < needed {
@@ -223,10 +223,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Self::attach(words)
     }
 
-    /// Opens a queue that somebody made.
+    /// Attaches to an initialised queue.
     ///
     /// # Errors
-    /// `NotAQueue`, with what is wrong.
+    /// `NotAQueue`, with the reason.
     pub fn attach(words: W) -> Result<Self> {
         let refuse = |why| Err(QueueError::NotAQueue { why });
         match words.load(layout::KIND, Acquire) {
@@ -237,10 +237,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if words.load(layout::ENTRY, Relaxed) != E as u64 {
             return refuse("its entries are of another size");
         }
-        let known =
+        let policies =
             [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
         let overflow_policy = words.load(layout::WHEN_FULL, Relaxed);
-        let Some(overflow_policy) = known.into_iter().find(|known| known.word() == overflow_policy)
+        let Some(overflow_policy) =
+            policies.into_iter().find(|policy| policy.word() == overflow_policy)
         else {
             return refuse("its header is inconsistent");
         };
@@ -265,19 +266,19 @@ impl<W: Words, const E: usize> Queue<W, E> {
         })
     }
 
-    /// Entries that were ever published, with positions that were skipped.
+    /// Number of published entries, including skipped positions.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.words.load(layout::TAIL, Acquire)
     }
 
-    /// Marks that were taken off unread entries to make room, in all.
+    /// Number of marks that were cleared from unread entries to make space.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.words.load(layout::DROPPED, Relaxed)
     }
 
-    /// Has everybody released the entry of this position that it was delivered to?
+    /// Have all subscribers of the entry at this position released it?
     #[inline]
     #[must_use]
     pub fn is_released(&self, position: u64) -> bool {
@@ -286,25 +287,29 @@ impl<W: Words, const E: usize> Queue<W, E> {
             || self.words.load(slot + Self::READERS, Acquire) == 0
     }
 
-    /// How many subscribe.
+    /// The number of subscribers.
     #[must_use]
     pub fn subscribers(&self) -> u32 {
         self.active().count_ones()
     }
 
-    /// All subscriptions, by place.
+    /// All subscriptions, by slot.
     pub fn subscription_ids(&self) -> impl Iterator<Item = SubscriptionId> {
         self.subscriptions_among(self.active())
     }
 
-    /// All that a participant has, also those that were stopped or evicted and have not ended.
-    pub fn subscriptions_of(&self, who: Participant) -> impl Iterator<Item = SubscriptionId> {
+    /// All subscriptions of a participant, including stopped and evicted ones that have not
+    /// ended.
+    pub fn subscriptions_of(
+        &self,
+        participant: Participant,
+    ) -> impl Iterator<Item = SubscriptionId> {
         self.subscriptions_among(u32::MAX)
-            .filter(move |subscription_id| subscription_id.who() == Some(who))
+            .filter(move |subscription_id| subscription_id.who() == Some(participant))
     }
 
-    fn subscriptions_among(&self, places: u32) -> impl Iterator<Item = SubscriptionId> {
-        (0..MAX_SUBSCRIBERS).filter(move |index| places >> index & 1 == 1).filter_map(|index| {
+    fn subscriptions_among(&self, slot_bits: u32) -> impl Iterator<Item = SubscriptionId> {
+        (0..MAX_SUBSCRIBERS).filter(move |index| slot_bits >> index & 1 == 1).filter_map(|index| {
             let name = self.name_at(index);
             (name != 0).then_some(SubscriptionId {
                 index,
@@ -314,8 +319,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         })
     }
 
-    /// The seat that has [these bits](Seat::to_bits), also of one that was stopped or evicted;
-    /// None once it has ended.
+    /// The subscription with [these bits](SubscriptionId::to_bits), even if it was stopped or
+    /// evicted; None after it has ended.
     #[must_use]
     pub fn find_subscription(&self, bits: u64) -> Option<SubscriptionId> {
         let found = (0..MAX_SUBSCRIBERS).find(|index| bits != 0 && self.name_at(*index) == bits);
@@ -326,13 +331,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
         })
     }
 
-    /// Whose this place is, or was until it was removed.
+    /// The last participant of this slot, even if it was removed.
     fn name_at(&self, index: u32) -> u64 {
         self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire) & !layout::REMOVED
     }
 
-    /// How far this subscription has read, and how many entries were dropped that it had
-    /// still to read.
+    /// The read position of this subscription, and the number of its unread entries that were
+    /// dropped.
     #[must_use]
     pub fn progress_of(&self, subscription_id: SubscriptionId) -> (u64, u64) {
         let word =
@@ -340,17 +345,17 @@ impl<W: Words, const E: usize> Queue<W, E> {
         (word(layout::CURSOR), word(layout::MISSED))
     }
 
-    /// The oldest position whose entry this subscription has still to read, or holds; the
-    /// position of the next one to be published if there is none.
+    /// The oldest position that this subscription has not read, or holds; without one, the next
+    /// position to be published.
     #[must_use]
     pub fn oldest_unreleased(&self, subscription_id: SubscriptionId) -> u64 {
         let tail = self.position();
         if !self.is_subscription_active(subscription_id) {
             return tail;
         }
-        let mine =
+        let own_marks =
             layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
-        let is_marked = |position: &u64| self.readers_of(*position) & mine != 0;
+        let is_marked = |position: &u64| self.readers_of(*position) & own_marks != 0;
         self.positions_kept().find(is_marked).unwrap_or(tail)
     }
 
@@ -359,41 +364,41 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.load(layout::ACTIVE, Acquire) as u32
     }
 
-    /// Where the slot of a position begins.
+    /// The first word of the slot of a position.
     #[inline]
     fn slot(&self, position: u64) -> usize {
         FIRST_SLOT + (position % self.slots) as usize * layout::stride(E)
     }
 
-    /// How many entries this subscription has still to read, and how many it holds.
+    /// The number of unread entries, and of held entries, of this subscription.
     #[must_use]
     pub fn backlog_of(&self, subscription_id: SubscriptionId) -> (u32, u32) {
         let (cursor, _) = self.progress_of(subscription_id);
-        let mine =
+        let own_marks =
             layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
         let (mut unread, mut held) = (0, 0);
-        for position in self.positions_kept().filter(|at| self.readers_of(*at) & mine != 0) {
+        for position in self.positions_kept().filter(|at| self.readers_of(*at) & own_marks != 0) {
             if position < cursor { held += 1 } else { unread += 1 }
         }
         (unread, held)
     }
 
-    /// Calls for each entry, from this position on, that the subscription has still to read, or
-    /// holds; also for one that was [halted](Self::halt).
+    /// Calls the callback for each unread or held entry of the subscription, from this position
+    /// on; also for a [halted](Self::halt) one.
     pub fn for_each_unreleased(
         &self,
         subscription_id: SubscriptionId,
         from: u64,
         mut each: impl FnMut([u64; E]),
     ) {
-        let mine =
+        let own_marks =
             layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
-        let is_marked = |position| self.readers_of(position) & mine != 0;
+        let is_marked = |position| self.readers_of(position) & own_marks != 0;
         let kept = self.positions_kept();
         for position in kept.start.max(from)..kept.end {
             if is_marked(position) {
                 let entry = self.entry(self.slot(position));
-                // It may have been let go of meanwhile, and be another's.
+                // It may have been released meanwhile, and belong to another subscription.
                 if is_marked(position) {
                     each(entry);
                 }
@@ -401,7 +406,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// Of each subscription that has entries still to read, or holds some, the oldest position of these.
+    /// For each subscription with unread or held entries, the oldest position of these.
     #[must_use]
     pub fn oldest_of_each(&self) -> Vec<(SubscriptionId, u64)> {
         let marks = |position| {
@@ -411,8 +416,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.first_of_each(self.positions_kept().map(marks))
     }
 
-    /// Where entries are dropped: of each subscription that holds some, the oldest position of these. It
-    /// may be older than all that can still be read.
+    /// Where entries are dropped: for each subscription that holds entries, the oldest position
+    /// of these. It may be older than all readable entries.
     #[must_use]
     pub fn oldest_held_of_each(&self) -> Vec<(SubscriptionId, u64)> {
         let held = self.slots_used().filter_map(|slot| {
@@ -423,15 +428,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.first_of_each(held)
     }
 
-    /// Of positions, each with the places that are marked there, the lowest of each place.
+    /// The lowest position for each slot that is marked at one of these positions.
     fn first_of_each(
         &self,
         marked: impl Iterator<Item = (u64, u32)>,
     ) -> Vec<(SubscriptionId, u64)> {
         let (mut lowest, mut all) = ([u64::MAX; MAX_SUBSCRIBERS as usize], 0);
-        for (position, places) in marked {
-            all |= places;
-            let mut left = places;
+        for (position, slot_bits) in marked {
+            all |= slot_bits;
+            let mut left = slot_bits;
             while left != 0 {
                 let index = left.trailing_zeros() as usize;
                 lowest[index] = lowest[index].min(position);
@@ -443,8 +448,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
             .collect()
     }
 
-    /// The first position from here on whose entry somebody has still to read, or holds, and
-    /// that is meant.
+    /// The first position from here on whose entry has marks of any subscriber, and passes the
+    /// filter.
     #[must_use]
     pub fn find_unreleased(
         &self,
@@ -453,7 +458,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     ) -> Option<u64> {
         let kept = self.positions_kept();
         (kept.start.max(from)..kept.end).find(|position| {
-            // What was published there meanwhile was asked for by nobody.
+            // The filter does not cover an entry that was published there meanwhile.
             self.readers_of(*position) != 0
                 && is_meant(self.entry(self.slot(*position)))
                 && self.readers_of(*position) != 0
@@ -465,7 +470,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         tail.saturating_sub(self.slots)..tail
     }
 
-    /// The marks on the entry of a position; none if its slot has another one.
+    /// The marks of the entry at a position; none if its slot has another entry.
     fn readers_of(&self, position: u64) -> u64 {
         let slot = self.slot(position);
         let readers = self.words.load(slot + Self::READERS, Acquire);
@@ -473,7 +478,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if is_there { readers } else { 0 }
     }
 
-    /// The slots that ever held an entry: the others need not be touched.
+    /// The slots that ever had an entry: the others need not be touched.
     fn slots_used(&self) -> impl Iterator<Item = usize> {
         (0..self.slots.min(self.position())).map(|position| self.slot(position))
     }

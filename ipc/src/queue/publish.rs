@@ -1,4 +1,4 @@
-//! Publishing, and what a dead publisher leaves behind.
+//! Publishing, and recovery after the death of a publisher.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
@@ -10,12 +10,12 @@ use crate::lock::{Acquired, Guard};
 use crate::participant::Caller;
 use crate::words::Words;
 
-/// What became of an entry.
+/// The result of publishing an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Published {
-    /// Its place in the order of all.
+    /// Its position in the order of all entries.
     pub position: u64,
-    /// How many it was delivered to.
+    /// The number of its subscribers.
     pub readers: u32,
 }
 
@@ -26,13 +26,13 @@ pub(super) struct Locked<'a, W: Words, const E: usize> {
 }
 
 impl<W: Words, const E: usize> Queue<W, E> {
-    /// Where those sleep that wait for entries.
+    /// The doorbell of processes that wait for entries.
     #[inline]
     pub(super) fn messages(&self) -> Doorbell<&W> {
         Doorbell::at(&self.words, layout::MESSAGES)
     }
 
-    /// Where those sleep that wait for room.
+    /// The doorbell of processes that wait for space.
     #[inline]
     pub(super) fn room(&self) -> Doorbell<&W> {
         Doorbell::at(&self.words, layout::ROOM)
@@ -51,17 +51,17 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Ok(locked)
     }
 
-    /// Delivers an entry to all who subscribe, if there is room.
+    /// Delivers an entry to all subscribers, if there is space.
     ///
-    /// `dispose` is given the entries that nobody will read any more: dropped ones,
-    /// and those that are not [settled](Self::settle), since who released them last is
-    /// dead, or not yet so far. So an entry may be disposed of twice, by different
-    /// processes, and that has to be harmless.
+    /// `dispose` gets the entries that no subscriber will read any more: dropped entries, and
+    /// those not [marked as disposed](Self::mark_disposed), whose last reader is dead or not
+    /// finished. So an entry may be disposed of twice, by different processes, and that must be
+    /// harmless.
     ///
-    /// Once it is delivered there is a [fence](Words::fence), before what the caller does next.
+    /// After the delivery there is a [fence](Words::fence), before the caller's next step.
     ///
     /// # Errors
-    /// `Full`, `NoSubscribers`, `Held`: then the entry is still the caller's.
+    /// `Full`, `NoSubscribers`, `Held`: then the entry still belongs to the caller.
     #[inline]
     pub fn publish(
         &self,
@@ -72,11 +72,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.publish_with(caller, entry, |_| {}, dispose)
     }
 
-    /// As [`publish`](Self::publish). `hand_over` is called when it is certain that the
-    /// entry will be delivered unless the caller dies, and before anybody can see it: the
-    /// place to give away what the entry names. It is told the entry's position. Who finds
-    /// the caller dead looks, with [`find_entries`](Self::find_entries), or by the position,
-    /// whether the entry [was delivered](Self::was_delivered).
+    /// Like [`publish`](Self::publish). `hand_over` is called with the entry's position, when
+    /// it is certain that the entry will be delivered unless the caller dies, and before it is
+    /// visible: there the caller transfers what the entry names. If the caller dies, others
+    /// find out with [`find_entries`](Self::find_entries), or by the position, whether the
+    /// entry [was delivered](Self::was_delivered).
     ///
     /// # Errors
     /// As `publish`.
@@ -111,8 +111,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if !self.was_disposed(slot, position)
             && self.words.load(slot + layout::SEQUENCE, Relaxed) != 0
         {
-            // Its last reader died before it had disposed of it. That comes before
-            // the slot is used again, or it could be lost once more.
+            // Its last reader died before it disposed of it. Do that before the slot is reused,
+            // or it could be lost again.
             dispose(self.entry(slot));
         }
         hand_over(position);
@@ -122,32 +122,31 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Ok(Published { position, readers: active.count_ones() })
     }
 
-    /// An entry will be published soon: what that writes to is fetched meanwhile. Whoever knows
-    /// says so; it changes nothing else.
+    /// Prefetches the lines that the next call of `publish` writes to.
     #[inline]
     pub fn prefetch_for_publish(&self) {
         self.prefetch_slot(self.words.load(layout::TAIL, Relaxed));
     }
 
-    /// Not the line of the entry: readers look at it all the time, and would take it back.
+    /// Not the line of the entry: polling readers would take it back.
     #[inline]
     fn prefetch_slot(&self, position: u64) {
         self.words.prefetch_for_write(self.slot(position) + Self::READERS);
         self.words.prefetch_for_write(layout::TAIL);
     }
 
-    /// Is the entry that was in this slot before surely disposed of? A look at the line of the
-    /// entry costs the way from readers that look there, and back.
+    /// Is the previous entry of this slot certainly disposed of? Reading the entry's line would
+    /// cost a transfer from polling readers, and back.
     #[inline]
     pub(super) fn was_disposed(&self, slot: usize, position: u64) -> bool {
         let before = position.checked_sub(self.slots).map(|before| before + 1);
         before == Some(self.words.load(slot + Self::DISPOSED, Acquire))
     }
 
-    /// Waits until there is room, or the deadline has passed, and publishes.
+    /// Waits for space until the deadline, and publishes.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish); `Full` once the deadline has passed.
+    /// As [`publish`](Self::publish); `Full` if the deadline passes.
     pub fn publish_until(
         &self,
         caller: &Caller<'_>,
@@ -164,15 +163,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         waited.unwrap_or(Err(QueueError::Full))
     }
 
-    /// Was an entry delivered at this position? Of one that died publishing it is known as
-    /// long as nobody has published since; later it may have been another's.
+    /// Was an entry delivered at this position? After the death of a publisher, the answer is
+    /// only valid until the next entry is published there.
     #[must_use]
     pub fn was_delivered(&self, position: u64) -> bool {
         self.position() > position
             || self.words.load(self.slot(position) + layout::SEQUENCE, Acquire) == position + 1
     }
 
-    /// Would an entry be taken now?
+    /// Would an entry be accepted now?
     #[must_use]
     pub fn has_room(&self) -> bool {
         let tail = self.words.load(layout::TAIL, Acquire);
@@ -181,9 +180,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         (tail..tail.saturating_add(slots)).any(is_free)
     }
 
-    /// Waits, as one who waits for room does, until `look` finds something: for who needs
-    /// something else, too, and whoever gives that rings [here](Self::ring_room) as well. None
-    /// once the deadline has passed.
+    /// Waits like a publisher that waits for space, until `look` finds a result: for a caller
+    /// that also needs another event, whose source must [ring](Self::ring_room) here as well.
+    /// None if the deadline passes.
     pub fn wait_for_room_with<T>(
         &self,
         spin: &mut WaitStrategy,
@@ -193,20 +192,20 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.room().wait(spin, deadline, look)
     }
 
-    /// Wakes those that wait for room.
+    /// Wakes the processes that wait for space.
     #[inline]
     pub fn ring_room(&self) {
         self.room().ring();
     }
 
-    /// Wakes those that wait for entries.
+    /// Wakes the processes that wait for entries.
     #[inline]
     pub fn ring_messages(&self) {
         self.messages().ring();
     }
 
-    /// Looks through all entries that were delivered and are not disposed of, while
-    /// nobody publishes.
+    /// Visits all entries that were delivered and not disposed of, while publishers are locked
+    /// out.
     ///
     /// # Errors
     /// `Held`.
@@ -226,13 +225,13 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         &self.queue.words
     }
 
-    /// Puts an entry into a slot that nobody reads. The store of the sequence is the
-    /// moment: it delivers the entry, to readers that are counted already.
+    /// Stores an entry in a free slot. The store of the sequence is the commit: it delivers the
+    /// entry, to readers that are counted already.
     #[inline]
     fn write(&self, slot: usize, position: u64, entry: [u64; E], active: u32) {
         let words = self.words();
         words.store(slot + layout::SEQUENCE, 0, Release);
-        // Who sees any of this sees that the sequence is gone, too.
+        // A process that sees any of this also sees that the sequence is cleared.
         words.store(slot + layout::DELIVERED_TO, active.into(), Release);
         for (at, word) in entry.into_iter().enumerate() {
             words.store(slot + layout::PAYLOAD + at, word, Release);
@@ -246,11 +245,12 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         words.store(layout::TAIL, position + 1, Release);
     }
 
-    /// Takes the entries that are too old, when there is one more, from those that have still to
-    /// read them. Entries count, and not positions: what others hold makes nobody miss anything.
+    /// Takes back entries that are too old for one more entry, from subscribers that have not
+    /// read them. Only entries count, not positions: entries that others hold make no
+    /// subscriber miss anything.
     ///
     /// # Errors
-    /// `Full` where the newest is dropped and nobody has room for it.
+    /// `Full` if the policy drops the newest entry, and no subscriber has space for it.
     fn drop_oldest_entries(
         &self,
         tail: u64,
@@ -261,7 +261,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         let next = tail.wrapping_sub(words.load(layout::SKIPPED, Relaxed));
         let first = words.load(layout::OLDEST, Relaxed);
         let mut oldest = first.max(tail.saturating_sub(self.queue.slots));
-        // What comes later than this has a number that is not too old, either.
+        // Later positions have numbers that are not too old, either.
         while oldest.saturating_add(depth) <= tail {
             let slot = self.queue.slot(oldest);
             if words.load(slot + layout::SEQUENCE, Acquire) == oldest + 1 {
@@ -283,7 +283,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         Ok(())
     }
 
-    /// Takes the marks of those off an entry that have still to read it.
+    /// Clears the marks of subscribers that have not read an entry.
     fn drop_entry(&self, slot: usize, dispose: &mut impl FnMut([u64; E])) {
         let words = self.words();
         let was = words.fetch_and(slot + Queue::<W, E>::READERS, !UNREAD);
@@ -304,7 +304,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         }
     }
 
-    /// The first position from here on whose slot nobody holds.
+    /// The first position from here on whose slot is not held.
     fn first_not_held(
         &self,
         tail: u64,
@@ -333,8 +333,8 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         Ok(position)
     }
 
-    /// Where others hold all other slots, the oldest of those that only wait is taken back, though it
-    /// is not too old: what is held must stop nothing.
+    /// When other subscribers hold all other slots, takes back the oldest unread entry, though
+    /// it is not too old: held entries must not stop the queue.
     #[cold]
     fn reclaim_oldest(
         &self,
@@ -362,14 +362,14 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         (readers(position) == 0).then_some(position)
     }
 
-    /// Would an entry that is unread have been dropped before? It was held when its turn came,
-    /// by one that claimed it unawares and put it back.
+    /// Should an unread entry have been dropped before? It was claimed at that moment by a
+    /// reader that reverted its claim.
     fn is_overdue(&self, slot: usize) -> bool {
         let sequence = self.words().load(slot + layout::SEQUENCE, Acquire);
         sequence != 0 && sequence <= self.words().load(layout::OLDEST, Relaxed)
     }
 
-    /// After a holder of the lock has died: what it began is brought to an end.
+    /// After the death of a lock owner: completes its operation.
     #[cold]
     fn repair(&self) {
         self.repair_tail();
@@ -379,7 +379,8 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         self.queue.finish_removals();
     }
 
-    /// One who has died may have skipped positions, and delivered nothing: they count with the next.
+    /// A dead owner may have skipped positions, and delivered nothing: they count for the next
+    /// entry.
     fn repair_skipped(&self) {
         let words = self.words();
         if let Some(last) = words.load(layout::TAIL, Acquire).checked_sub(1) {
@@ -388,19 +389,19 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         }
     }
 
-    /// Was the entry of one who has died delivered, or not?
+    /// Was the entry of a dead publisher delivered, or not?
     fn repair_tail(&self) {
         let words = self.words();
         let tail = words.load(layout::TAIL, Acquire);
         for position in tail..tail.saturating_add(self.queue.slots) {
             let slot = self.queue.slot(position);
             match words.load(slot + layout::SEQUENCE, Acquire) {
-                // It was: the tail did not follow.
+                // It was: only the tail is behind.
                 sequence if sequence == position + 1 => {
                     words.store(layout::TAIL, position + 1, Release);
                     return;
                 }
-                // It was not: nobody has seen the marks.
+                // It was not: no reader has seen the marks.
                 0 if words.load(slot + Queue::<W, E>::READERS, Acquire) != 0 => {
                     words.store(slot + Queue::<W, E>::READERS, 0, Release);
                 }

@@ -10,61 +10,61 @@ use crate::participant::Participant;
 use crate::pidfd::ForkGeneration;
 use crate::words::Words;
 
-/// The place of one who subscribes, as others may know it: what was taken can be let go of by
-/// it on any thread, and after the subscriber itself is gone. It goes stale when the
-/// subscription ends.
+/// The name of a subscription. Other threads can use it to release entries, even after the
+/// subscriber itself was dropped. It is stale after the subscription has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubscriptionId {
     pub(super) index: u32,
-    /// What its line says for as long as it subscribes.
+    /// The word of its line, as long as it is subscribed.
     pub(super) name: u64,
     pub(super) fork_generation: ForkGeneration,
 }
 
 impl SubscriptionId {
-    /// Its place among the subscribers.
+    /// Its slot among the subscribers.
     #[must_use]
     pub fn index(self) -> u32 {
         self.index
     }
 
-    /// In whose name it subscribes.
+    /// Its participant.
     #[must_use]
     pub fn who(self) -> Option<Participant> {
         Participant::from_number(self.name as u32)
     }
 
-    /// One word, which no other subscription of the queue has, at whatever time.
+    /// One word, unique among all subscriptions of the queue, at all times.
     #[must_use]
     pub fn to_bits(self) -> u64 {
         self.name
     }
 }
 
-/// One who reads. It belongs to one process, and to one thread at a time: in a child that
-/// was forked it [subscribes](Queue::is_subscribed) to nothing.
+/// A reader. It belongs to one process, and to one thread at a time: in a forked child it is
+/// [not subscribed](Queue::is_subscribed).
 #[derive(Debug)]
 pub struct Subscriber {
     pub(super) subscription_id: SubscriptionId,
     pub(super) cursor: u64,
-    /// In all, and as many as were told with an entry.
+    /// Missed entries in total, as far as they were reported with an entry.
     pub(super) missed: u64,
     pub(super) reported: u64,
-    /// Of the entries before this position, one who had the seat before may have let go.
+    /// Entries before this position may have been released by a previous owner of the
+    /// subscription.
     pub(super) resumed: u64,
-    /// Somebody lost this place who may not know it.
+    /// A process lost this slot and may not know it.
     pub(super) has_stale_owner: bool,
     pub(super) spin: WaitStrategy,
 }
 
 impl Subscriber {
-    /// Its place among the subscribers.
+    /// Its slot among the subscribers.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.subscription_id.index
     }
 
-    /// Its place, for others to act on.
+    /// Its id, by which other threads act on it.
     #[must_use]
     pub fn subscription_id(&self) -> SubscriptionId {
         self.subscription_id
@@ -76,22 +76,22 @@ impl Subscriber {
         self.cursor
     }
 
-    /// Entries that it is known to have missed, in all: dropped before it came to read them.
-    /// In sum this is exact, but one that is being dropped just now may be counted with the
-    /// next entry; and if its publisher dies in the middle of that, not at all.
+    /// The total number of entries that were dropped before it read them. The sum is exact in
+    /// the end. But an entry that is being dropped just now may be counted with the next one;
+    /// if its publisher dies during the drop, never.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed
     }
 
-    /// How many it has missed that it was not told of yet.
+    /// The number of missed entries that were not reported yet.
     fn take_unreported(&mut self) -> u64 {
         let untold = self.missed.wrapping_sub(self.reported);
         self.reported = self.missed;
         untold
     }
 
-    /// How it waits.
+    /// Sets how it waits.
     pub fn set_wait_strategy(&mut self, spin: WaitStrategy) {
         self.spin = spin;
     }
@@ -100,17 +100,17 @@ impl Subscriber {
 /// An entry, held until it is [released](Queue::release).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TakenEntry<const E: usize> {
-    /// What was published.
+    /// The published words.
     pub entry: [u64; E],
-    /// Its place in the order of all.
+    /// Its position in the order of all entries.
     pub position: u64,
-    /// Entries that were missed since the one before, as [`Subscriber::missed`] counts.
+    /// Entries missed since the previous one, as [`Subscriber::missed`] counts.
     pub missed: u64,
 }
 
 impl<W: Words, const E: usize> Queue<W, E> {
-    /// The next entry, if there is one. It is held for this subscriber until it is
-    /// released, also while it takes others.
+    /// The next entry, if there is one. It is held until it is released, even if others are
+    /// taken before.
     #[inline]
     pub fn take(&self, subscriber: &mut Subscriber) -> Option<TakenEntry<E>> {
         if !self.is_subscribed(subscriber) {
@@ -123,15 +123,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// Does it still subscribe, or was it removed, as dead or too slow, or is it a forked
-    /// copy of its parent's? Then nothing is delivered to it any more.
+    /// Is it still subscribed? Not if it was removed, as dead or too slow, or if it is a forked
+    /// copy of its parent's: then it gets no more entries.
     #[inline]
     #[must_use]
     pub fn is_subscribed(&self, subscriber: &Subscriber) -> bool {
         self.is_subscription_active(subscriber.subscription_id)
     }
 
-    /// Does this subscription still exist, and was it not made before a fork?
+    /// Does this subscription still exist, and was it made after the last fork?
     #[inline]
     #[must_use]
     pub fn is_subscription_active(&self, subscription_id: SubscriptionId) -> bool {
@@ -140,7 +140,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             && subscription_id.fork_generation.is_current()
     }
 
-    /// Did this subscription exist while the caller read what entries name that it holds? Then
+    /// Did this subscription exist while the caller read what its held entries name? Then
     /// nothing of that was disposed of before it was read.
     #[inline]
     #[must_use]
@@ -149,7 +149,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.is_subscription_active(subscription_id)
     }
 
-    /// Waits for the next entry; None once the deadline has passed.
+    /// Waits for the next entry; None if the deadline passes.
     pub fn take_until(
         &self,
         subscriber: &mut Subscriber,
@@ -161,9 +161,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         taken
     }
 
-    /// Waits, as one who waits for entries does, until `look` finds something: for who looks
-    /// elsewhere, too, and whoever puts something there [rings here](Self::ring_messages) as
-    /// well. None once the deadline has passed.
+    /// Waits like a reader that waits for entries, until `look` finds a result: for a caller
+    /// with another source of events, which must [ring here](Self::ring_messages) as well. None
+    /// if the deadline passes.
     pub fn wait_with<T>(
         &self,
         spin: &mut WaitStrategy,
@@ -173,7 +173,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.messages().wait(spin, deadline, look)
     }
 
-    /// The bell that those wait at who wait for entries, for one who cannot sleep here.
+    /// The doorbell of processes that wait for entries, for a caller that cannot sleep here.
     #[must_use]
     pub fn message_doorbell(&self) -> Doorbell<W>
     where
@@ -182,8 +182,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Doorbell::at(self.words.clone(), layout::MESSAGES)
     }
 
-    /// Would [`take`](Self::take) find something to look at? It may turn out to be nothing. Can
-    /// be asked by any thread; one that does not take itself may see what was taken just now.
+    /// Would [`take`](Self::take) find an entry to check? It may turn out to be none. Any
+    /// thread may call it; another thread may still see an entry that was just taken.
     #[must_use]
     pub fn has_more(&self, subscription_id: SubscriptionId) -> bool {
         let (cursor, _) = self.progress_of(subscription_id);
@@ -192,7 +192,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             || self.overflow_policy.drops() && self.position() > cursor
     }
 
-    /// What waits to be read stays: to look is enough.
+    /// Unread entries stay: reading is enough.
     #[inline]
     fn take_reliable(&self, subscriber: &mut Subscriber) -> Option<TakenEntry<E>> {
         loop {
@@ -206,33 +206,33 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 return None;
             }
             let is_delivered = self.is_delivered(subscriber, slot);
-            // One that was removed may look at it while others write.
+            // After its removal, it may read while others write.
             let entry = self.entry_of(slot, position)?;
             if is_delivered {
                 self.advance(subscriber, position + 1);
                 return Some(TakenEntry { entry, position, missed: subscriber.take_unreported() });
             }
-            // To one that has stopped nothing comes any more: it has missed nothing, either.
+            // A stopped subscription gets no entries, so it has missed none.
             let is_active = self.active() >> subscriber.index() & 1 == 1;
             if !is_active || !self.is_subscribed(subscriber) {
                 return None;
             }
             if position >= subscriber.resumed {
-                // One that had this seat before it was resumed, lives, and stopped in the
-                // middle of letting go, took the mark for its own. Missed, then, rather than
-                // waited for without end.
+                // A previous owner of this subscription, which lives and was stopped during a
+                // release, took the mark for its own. The entry counts as missed, instead of a
+                // wait without end.
                 subscriber.missed = subscriber.missed.wrapping_add(1);
             }
             self.advance(subscriber, position + 1);
         }
     }
 
-    /// Was the entry in this slot delivered to this subscriber, and has nobody taken its mark off?
+    /// Was the entry in this slot delivered to this subscriber, with its mark still set?
     ///
-    /// Whom it was delivered to stands with the entry. The marks lie in another line, which all
-    /// take from each other when they let go. They say something else only if the subscriber was
-    /// removed, which its own line tells before a mark is gone; or where one that had this place
-    /// before acts on it unawares, and that is known, too.
+    /// The subscribers are stored with the entry. The marks are in another line, which moves
+    /// between all readers when they release. The two differ only in two cases. Either the
+    /// subscriber was removed, which its own line records before a mark is cleared; or a previous
+    /// owner of this slot acts on it unknowingly, which is recorded, too.
     #[inline]
     fn is_delivered(&self, subscriber: &Subscriber, slot: usize) -> bool {
         let index = subscriber.index();
@@ -244,11 +244,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         {
             return false;
         }
-        // Last: it may all be meant for the next one that has this place.
+        // Last: the slot may belong to its next owner by now.
         self.is_subscribed(subscriber)
     }
 
-    /// What waits to be read may be dropped at any moment: it must be claimed.
+    /// Unread entries may be dropped at any moment: they must be claimed.
     fn take_droppable(&self, subscriber: &mut Subscriber) -> Option<TakenEntry<E>> {
         loop {
             let position = subscriber.cursor;
@@ -258,7 +258,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 if self.claim(subscriber.index(), slot, position) {
                     let entry = self.entry_of(slot, position)?;
                     self.advance(subscriber, position + 1);
-                    // Counted by those who dropped them, a moment after they did.
+                    // The dropping process counts it a moment later.
                     let at = layout::subscriber(subscriber.index(), layout::MISSED);
                     subscriber.missed = self.words.load(at, Acquire);
                     return Some(TakenEntry {
@@ -267,18 +267,18 @@ impl<W: Words, const E: usize> Queue<W, E> {
                         missed: subscriber.take_unreported(),
                     });
                 }
-                // Not ours any more: dropped.
+                // Dropped for this subscriber.
             } else {
                 let tail = self.words.load(layout::TAIL, Acquire);
                 if tail <= position {
                     return None;
                 }
-                // Only now: it may have been published since we looked.
+                // Only now: it may have been published since the last read.
                 if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
                     continue;
                 }
-                // Skipped, or dropped and written over. Far behind: go where there is
-                // something still.
+                // Skipped, or dropped and overwritten. Far behind: continue at the oldest
+                // existing entry.
                 let oldest = tail.saturating_sub(self.slots);
                 if position < oldest {
                     self.advance(subscriber, oldest);
@@ -289,8 +289,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// What is in the slot, if that is still the entry of this position: one that was
-    /// removed, as dead or too slow, may read while others write.
+    /// The entry in the slot, if it is still that of this position: a removed subscriber may
+    /// read while others write.
     #[inline]
     fn entry_of(&self, slot: usize, position: u64) -> Option<[u64; E]> {
         let entry = self.entry(slot);
@@ -298,7 +298,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         is_still.then_some(entry)
     }
 
-    /// Turns "has still to read" into "holds", if that is still so.
+    /// Changes "unread" to "held", if the mark is still set.
     fn claim(&self, index: u32, slot: usize, position: u64) -> bool {
         let (from, to) = (unread_bit(index), held_bit(index));
         let mut readers = self.words.load(slot + Self::READERS, Acquire);
@@ -315,8 +315,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
             return true;
         }
-        // Meanwhile the slot was given to another entry, which we claimed unawares. One that
-        // was removed since then has nothing to put back.
+        // Meanwhile the slot got another entry, which was claimed by mistake. A subscriber that
+        // was removed since then has nothing to revert.
         let mut readers = self.words.load(slot + Self::READERS, Acquire);
         while readers & to != 0 {
             let unclaimed = readers & !to | from;
@@ -331,25 +331,25 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[inline]
     pub(super) fn advance(&self, subscriber: &mut Subscriber, to: u64) {
         subscriber.cursor = to;
-        // For others to see how far it is, and for the end of a subscription whose reader is gone.
+        // So that others see its position; also used at the end of a subscription whose reader
+        // is gone.
         self.words.store(layout::subscriber(subscriber.index(), layout::CURSOR), to, Relaxed);
     }
 
-    /// Lets go of an entry. If nobody else has it still to read or holds it, it is
-    /// given to the caller to dispose of; then [`mark_disposed`](Self::settle) says that this
-    /// is done.
+    /// Releases an entry. If no other subscriber has it unread or holds it, the caller gets it
+    /// to dispose of; then [`mark_disposed`](Self::mark_disposed) must be called.
     #[inline]
     pub fn release(&self, subscriber: &Subscriber, position: u64) -> Option<[u64; E]> {
         self.release_by(subscriber.subscription_id, position)
     }
 
-    /// As [`release`](Self::release), by whoever took it, wherever the subscriber is by now.
+    /// Like [`release`](Self::release), from any thread, whatever the subscriber does.
     #[inline]
     pub fn release_by(&self, subscription_id: SubscriptionId, position: u64) -> Option<[u64; E]> {
         let slot = self.slot(position);
-        let mine = unread_bit(subscription_id.index) | held_bit(subscription_id.index);
-        // One that was removed has nothing to let go of. Should that happen just now, no mark
-        // of its place is anybody's before it has ended its subscription.
+        let own_marks = unread_bit(subscription_id.index) | held_bit(subscription_id.index);
+        // A removed subscriber has nothing to release. If it is removed at this moment, no
+        // other subscriber gets its slot before the subscription has ended.
         if !self.is_subscription_active(subscription_id) {
             return None;
         }
@@ -357,25 +357,25 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return None;
         }
         let entry = self.entry(slot);
-        let was = self.words.fetch_and(slot + Self::READERS, !mine);
-        if was & mine == 0 || was & !mine != 0 {
+        let was = self.words.fetch_and(slot + Self::READERS, !own_marks);
+        if was & own_marks == 0 || was & !own_marks != 0 {
             return None;
         }
         self.room().ring();
         Some(entry)
     }
 
-    /// The entry of this position was disposed of. Without this call somebody else will
-    /// dispose of it once more.
+    /// The entry of this position was disposed of. Without this call another process will
+    /// dispose of it again.
     #[inline]
     pub fn mark_disposed(&self, position: u64) {
-        // Before the tail has passed it, a publisher may be dying at this very entry,
-        // and its sequence is what tells that it was delivered.
+        // Before the tail has passed it, a publisher may be dying at this entry, and the
+        // sequence is the proof that it was delivered.
         if self.words.load(layout::TAIL, Acquire) > position {
             let slot = self.slot(position);
             let at = slot + layout::SEQUENCE;
             if self.words.compare_exchange(at, position + 1, 0).is_ok() {
-                // Should it be another's by now, whoever publishes there looks by itself.
+                // If it has another entry by now, its publisher checks by itself.
                 self.words.store(slot + Self::DISPOSED, position + 1, Release);
             }
         }

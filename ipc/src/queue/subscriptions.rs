@@ -1,4 +1,4 @@
-//! Subscribing, and removing those that leave or have died.
+//! Subscribing, and removing subscriptions of participants that leave or die.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -11,7 +11,7 @@ use crate::participant::{Caller, Participant};
 use crate::words::Words;
 
 impl<W: Words, const E: usize> Queue<W, E> {
-    /// Subscribes: entries from now on are delivered to the caller, too.
+    /// Subscribes: the caller gets all entries from now on.
     ///
     /// # Errors
     /// `TooManySubscribers`, `Held`.
@@ -19,17 +19,21 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.subscribe_as(caller, caller.me)
     }
 
-    /// Subscribes in another name: that of a role, which outlives the caller. What is
-    /// delivered to it stays until somebody [resumes](Self::resume) the subscription, or
-    /// [removes](Self::expel) it. There is a place for a role however many processes subscribe.
+    /// Subscribes as a role, which outlives the caller. Entries stay until a process
+    /// [resumes](Self::resume) or [removes](Self::remove_participant) the subscription. One
+    /// slot is reserved for a role, however many processes subscribe.
     ///
     /// # Errors
     /// `TooManySubscribers`, `Held`.
-    pub fn subscribe_as(&self, caller: &Caller<'_>, who: Participant) -> Result<Subscriber> {
+    pub fn subscribe_as(
+        &self,
+        caller: &Caller<'_>,
+        participant: Participant,
+    ) -> Result<Subscriber> {
         let locked = self.lock(caller)?;
         let name = |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Relaxed);
         let is_free = |index: &u32| name(*index) == 0 && self.active() >> index & 1 == 0;
-        let index = match who.is_role() {
+        let index = match participant.is_role() {
             true => (0..MAX_SUBSCRIBERS).rev().find(is_free),
             false => (0..MAX_PROCESS_SUBSCRIBERS).find(is_free),
         };
@@ -38,9 +42,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let line = |which| layout::subscriber(index, which);
         self.words.store(line(layout::CURSOR), cursor, Relaxed);
         self.words.store(line(layout::MISSED), 0, Relaxed);
-        let name = self.next_name(who);
+        let name = self.next_name(participant);
         self.words.store(line(layout::PARTICIPANT), name, Release);
-        // One store: this is the moment.
+        // The subscription begins with this single store.
         let active = self.words.load(layout::ACTIVE, Relaxed) | 1 << index;
         self.words.store(layout::ACTIVE, active, Release);
         drop(locked);
@@ -58,32 +62,33 @@ impl<W: Words, const E: usize> Queue<W, E> {
         })
     }
 
-    /// The subscription that exists in this name, if there is one, for the caller to go on
-    /// with: what it had still to read and what it held are delivered once more, but for what
-    /// was held while so many others were dropped that it is out of reach: that counts as
-    /// missed. Who had it before has it no longer, dead or not. Of several in one name the
-    /// first is meant.
+    /// Resumes the existing subscription of a role, if there is one. Its unread and held
+    /// entries are delivered again, except those that were held while too many others were
+    /// dropped: these count as missed. The previous owner loses the subscription, dead or not.
+    /// If the role has several, the first is resumed.
     ///
     /// # Errors
     /// `Held`.
     pub fn resume(
         &self,
         caller: &Caller<'_>,
-        who: Participant,
+        participant: Participant,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<Option<Subscriber>> {
         let locked = self.lock(caller)?;
-        let Some(SubscriptionId { index, .. }) =
-            self.subscription_ids().find(|subscription_id| subscription_id.who() == Some(who))
+        let Some(SubscriptionId { index, .. }) = self
+            .subscription_ids()
+            .find(|subscription_id| subscription_id.who() == Some(participant))
         else {
             return Ok(None);
         };
-        // First, so that the one before lets go of nothing that is delivered once more.
+        // First, so that the previous owner releases nothing that is delivered again.
         self.words.store(layout::subscriber(index, layout::HAS_STALE_OWNER), 1, Relaxed);
-        let name = self.next_name(who);
+        let name = self.next_name(participant);
         self.words.store(layout::subscriber(index, layout::PARTICIPANT), name, Release);
-        // As one that is removed may the one before live: what it has said before it saw that it has
-        // its seat is seen by all that come to dispose of what it held.
+        // The previous owner may live, like an evicted subscriber: what it stored before it
+        // found its subscription active must be visible to all processes that dispose of its
+        // held entries.
         self.words.fence();
         let subscription_id = SubscriptionId { index, name, fork_generation: self.fork_generation };
         let (_, reported) = self.progress_of(subscription_id);
@@ -112,8 +117,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }))
     }
 
-    /// Nobody comes by this entry any more, which the one at this place held. The queue is
-    /// locked.
+    /// No process will reach this entry, which the subscriber in this slot held. The queue must
+    /// be locked.
     fn count_missed(&self, slot: usize, index: u32, dispose: &mut impl FnMut([u64; E])) {
         let marks = unread_bit(index) | held_bit(index);
         if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
@@ -122,7 +127,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// Who holds an entry has it still to read.
+    /// Changes the mark of an entry from "held" to "unread".
     fn release_held(&self, slot: usize, index: u32) {
         let (from, to) = (held_bit(index), unread_bit(index));
         let at = slot + Self::READERS;
@@ -135,18 +140,18 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// What the next subscription's line says. The queue is locked.
-    fn next_name(&self, who: Participant) -> u64 {
+    /// The word of the next subscription's line. The queue must be locked.
+    fn next_name(&self, participant: Participant) -> u64 {
         let serial = self.words.load(layout::SERIAL, Relaxed).wrapping_add(1);
         self.words.store(layout::SERIAL, serial, Relaxed);
-        serial << 32 | u64::from(who.number())
+        serial << 32 | u64::from(participant.number())
     }
 
-    /// Ends a subscription. Entries that only this subscriber had still to read or
-    /// held are disposed of.
+    /// Ends a subscription. Disposes of the entries that only this subscriber had unread or
+    /// held.
     ///
     /// # Errors
-    /// `Held`: then it subscribes still. `NotSubscribed` if it has ended before.
+    /// `Held`: then it is still subscribed. `NotSubscribed` if it has ended before.
     pub fn unsubscribe(
         &self,
         caller: &Caller<'_>,
@@ -156,13 +161,12 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.end_subscription(caller, subscriber.subscription_id, dispose)
     }
 
-    /// Stops a subscription short of its end: nothing more is delivered to it, and what it has
-    /// not read yet is disposed of, but what it holds it goes on holding, until that is
-    /// released, or the subscription [ends](Self::unseat). [Taking](Self::take) finds nothing from
-    /// then on.
+    /// Stops a subscription without ending it: it gets no more entries, and its unread ones are
+    /// disposed of. It keeps its held entries until they are released, or the subscription
+    /// [ends](Self::end_subscription). [`take`](Self::take) finds nothing from then on.
     ///
     /// # Errors
-    /// `Held`: then it goes on. `NotSubscribed` if it was removed before.
+    /// `Held`: then it continues. `NotSubscribed` if it was removed before.
     pub fn stop(
         &self,
         caller: &Caller<'_>,
@@ -174,8 +178,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Ok(())
     }
 
-    /// As [`stop`](Self::stop), for a subscription that nothing is taken by any more. Gives the
-    /// position up to which entries were delivered.
+    /// Like [`stop`](Self::stop), for a subscription whose reader takes nothing any more.
+    /// Returns the position up to which entries were delivered.
     ///
     /// # Errors
     /// As for `stop`.
@@ -202,30 +206,30 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 );
             }
         }
-        // What others have still to read stays, and says that it was delivered to this one, too,
-        // whose mark is gone: the next who lets go of it may be the last.
+        // Entries that other subscribers have not read stay, and still list this subscriber,
+        // whose mark is gone: the next release may be the last.
         drop(locked);
         self.room().ring();
         Ok(tail)
     }
 
-    /// From here on nothing more is delivered to a participant. What it has still to read, and
-    /// what it holds, stays as it is, and so do its places, until it is [expelled](Self::expel):
-    /// so it can be counted, and nothing is added to it. Nobody
-    /// [resumes](Self::resume) what is halted. Once more is harmless.
+    /// Stops delivery to a participant. Its unread and held entries stay unchanged, and so do
+    /// its slots, until it is [removed](Self::remove_participant): so they can be counted, and
+    /// nothing is added. A halted subscription cannot be [resumed](Self::resume). A second call
+    /// does no harm.
     ///
     /// # Errors
     /// `Held`: then nothing is changed.
-    pub fn halt(&self, caller: &Caller<'_>, who: Participant) -> Result<()> {
+    pub fn halt(&self, caller: &Caller<'_>, participant: Participant) -> Result<()> {
         let locked = self.lock(caller)?;
-        self.subscriptions_of(who)
+        self.subscriptions_of(participant)
             .for_each(|subscription_id| self.deactivate(subscription_id.index));
         drop(locked);
         Ok(())
     }
 
-    /// Ends a subscription, evicted or not, by who has it: nothing is released by this seat
-    /// any more, and its place may be another's.
+    /// Ends a subscription, evicted or not, for its owner: its id releases nothing any more,
+    /// and its slot may be reused.
     ///
     /// # Errors
     /// As [`unsubscribe`](Self::unsubscribe).
@@ -238,15 +242,18 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.end(caller, subscription_id, RemovedSlot::Freed, dispose)
     }
 
-    /// Takes all that it has from a subscription that is another's, who lives and may be in the
-    /// middle of anything: it [has its seat](Self::is_subscription_active) no longer, before anything is
-    /// disposed of. Its place is nobody's until it [ends](Self::unseat) the subscription, or
-    /// is [dead](Self::expel), so that what it lets go of meanwhile is no other's.
+    /// Takes all entries from another participant's subscription, whose owner lives and may be
+    /// doing anything. The subscription becomes [inactive](Self::is_subscription_active) before
+    /// anything is disposed of. Its slot is not reused until the owner
+    /// [ends](Self::end_subscription) the subscription or is [dead](Self::remove_participant),
+    /// so that a concurrent release affects no other subscription.
     ///
-    /// What it stores, before a [fence](Words::fence), and then finds that it has its seat, is seen
-    /// by whoever is given to dispose of what it held.
+    /// If the owner makes a store, then a [fence](Words::fence), and then finds its
+    /// subscription active, the store is visible to the process that disposes of its held
+    /// entries.
     ///
-    /// Whoever takes the lock from one that died here does the rest. Once more is harmless.
+    /// If the caller dies here, the next lock owner completes the eviction. A second call does
+    /// no harm.
     ///
     /// # Errors
     /// As [`unsubscribe`](Self::unsubscribe).
@@ -271,25 +278,25 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if is_removed { Ok(()) } else { Err(QueueError::NotSubscribed) }
     }
 
-    /// Removes all subscriptions of a participant, who is dead; gives how many there were. May
-    /// be called again if it was cut short, and by several at once.
+    /// Removes all subscriptions of a dead participant; returns their number. May be repeated
+    /// after an interruption, and called by several threads at once.
     ///
-    /// Also disposes of what nobody reads any more, and wakes all that sleep here: one who died
-    /// may have been about to.
+    /// Also disposes of entries without readers, and wakes all sleepers here: the dead
+    /// participant may have been about to do so.
     ///
     /// # Errors
     /// `Held`: some may be removed already.
     pub fn remove_participant(
         &self,
         caller: &Caller<'_>,
-        who: Participant,
+        participant: Participant,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<usize> {
         let mut removed = 0;
         for index in 0..MAX_SUBSCRIBERS {
-            let theirs = |name: u64| (name & !REMOVED) as u32 == who.number();
+            let of_participant = |name: u64| (name & !REMOVED) as u32 == participant.number();
             let is_removed =
-                self.remove(caller, index, theirs, RemovedSlot::Reclaimed, &mut dispose)?;
+                self.remove(caller, index, of_participant, RemovedSlot::Reclaimed, &mut dispose)?;
             removed += usize::from(is_removed);
         }
         let locked = self.lock(caller)?;
@@ -302,17 +309,16 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Ok(removed)
     }
 
-    /// From here on nothing is delivered to the subscriber at this place any more. The queue
-    /// is locked.
+    /// The subscriber in this slot gets no more entries. The queue must be locked.
     fn deactivate(&self, index: u32) {
         let active = self.words.load(layout::ACTIVE, Relaxed) & !(1 << index);
         self.words.store(layout::ACTIVE, active, Release);
     }
 
-    /// Takes marks off an entry, and disposes of it if nobody reads it: also if its last
-    /// reader died before it had done so. The queue is locked.
+    /// Clears marks of an entry, and disposes of it if it has no reader: also if its last
+    /// reader died before doing so. The queue must be locked.
     fn clear_marks(&self, slot: usize, marks: u64, dispose: &mut impl FnMut([u64; E])) {
-        // Most slots have nothing to do with it, and may never have been used.
+        // Most slots are not affected, and may never have been used.
         let mut was = self.words.load(slot + Self::READERS, Acquire);
         if was & marks != 0 {
             was = self.words.fetch_and(slot + Self::READERS, !marks);
@@ -333,18 +339,18 @@ impl<W: Words, const E: usize> Queue<W, E> {
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<bool> {
         let at = layout::subscriber(index, layout::PARTICIPANT);
-        let theirs =
+        let of_participant =
             || Some(self.words.load(at, Acquire)).filter(|name| *name != 0 && is_meant(*name));
-        if theirs().is_none() {
+        if of_participant().is_none() {
             return Ok(false);
         }
         let locked = self.lock(caller)?;
-        let Some(name) = theirs() else { return Ok(false) };
-        // First: who reads what is disposed of below, and looks at its seat afterwards, sees
-        // that it has none.
+        let Some(name) = of_participant() else { return Ok(false) };
+        // First: a process that reads what is disposed of below, and checks its subscription
+        // afterwards, sees that it is inactive.
         self.words.store(at, name | REMOVED, Release);
-        // Before the first mark: what it has said before it saw that it has its seat is seen by all
-        // that come to dispose of what it held.
+        // Before the first mark: what the subscriber stored before it found its subscription
+        // active is visible to all processes that dispose of its held entries.
         self.words.fence();
         self.deactivate(index);
         for slot in self.slots_used() {
@@ -354,7 +360,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             self.words.store(layout::subscriber(index, layout::HAS_STALE_OWNER), 1, Relaxed);
         }
         if then != RemovedSlot::Reserved {
-            // Last: whoever is cut short before is followed by another.
+            // Last: if the caller dies before, another process repeats the removal.
             self.words.store(at, 0, Release);
         }
         drop(locked);
@@ -362,20 +368,22 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Ok(true)
     }
 
-    /// After a holder of the lock has died: those whom it was about to remove have nothing any
-    /// more. What nobody reads now is disposed of by whoever comes by it. The queue is locked.
+    /// After the death of a lock owner: the subscribers that it was about to remove lose all
+    /// entries. Entries without readers are disposed of by the next process that reaches them.
+    /// The queue must be locked.
     pub(super) fn finish_removals(&self) {
-        let who = |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire);
-        let leaving = (0..MAX_SUBSCRIBERS).filter(|index| who(*index) & REMOVED != 0);
-        let places = leaving.fold(0_u32, |places, index| places | 1 << index);
-        if places == 0 {
+        let name_of =
+            |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire);
+        let leaving = (0..MAX_SUBSCRIBERS).filter(|index| name_of(*index) & REMOVED != 0);
+        let slot_bits = leaving.fold(0_u32, |slot_bits, index| slot_bits | 1 << index);
+        if slot_bits == 0 {
             return;
         }
-        // As whoever has died may not have come so far.
+        // The dead owner may have died before this step.
         self.words.fence();
-        let active = u64::from(self.active() & !places);
+        let active = u64::from(self.active() & !slot_bits);
         self.words.store(layout::ACTIVE, active, Release);
-        let marks = u64::from(places) << 32 | u64::from(places);
+        let marks = u64::from(slot_bits) << 32 | u64::from(slot_bits);
         for slot in self.slots_used() {
             if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
                 self.words.fetch_and(slot + Self::READERS, !marks);
@@ -384,13 +392,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 }
 
-/// What becomes of the place of one that is removed.
+/// The state of a removed subscriber's slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RemovedSlot {
-    /// It is for the next one: its own has ended its subscription.
+    /// Free: its owner has ended the subscription.
     Freed,
-    /// It is for the next one, in place of one that is dead, or was taken for dead.
+    /// Free: the owner is dead, or was taken for dead.
     Reclaimed,
-    /// It is for nobody yet: the one that had it may still act on it.
+    /// Reserved: the previous owner may still act on it.
     Reserved,
 }

@@ -1,4 +1,4 @@
-//! The queue in one process: what is delivered, refused, dropped, counted.
+//! The queue in one process: which entries are delivered, rejected, dropped, counted.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -21,7 +21,7 @@ fn caller(index: u32) -> Caller<'static> {
 }
 
 #[test]
-fn all_get_every_entry_and_the_last_disposes() {
+fn all_subscribers_get_every_entry_and_the_last_disposes() {
     let queue = queue(2, OverflowPolicy::Reject);
     let me = caller(0);
     assert_eq!(queue.publish(&me, [1], |_| {}), Err(QueueError::NoSubscribers));
@@ -39,7 +39,7 @@ fn all_get_every_entry_and_the_last_disposes() {
     assert_eq!(queue.release(&b, 0), Some([10]));
     queue.mark_disposed(0);
     assert_eq!(queue.publish(&me, [12], |entry| panic!("{entry:?}")).unwrap().position, 2);
-    // A sample may be held while others are taken.
+    // An entry may be held while others are taken.
     assert_eq!(queue.take(&mut a).unwrap().entry, [11]);
     assert_eq!(queue.take(&mut a).unwrap().entry, [12]);
     assert!(queue.take(&mut a).is_none());
@@ -48,7 +48,7 @@ fn all_get_every_entry_and_the_last_disposes() {
 }
 
 #[test]
-fn a_mark_that_somebody_took_off_costs_an_entry_and_no_more() {
+fn wrongly_cleared_mark_costs_one_entry_only() {
     let (me, other) = (caller(0), caller(1));
     let dead = queue(4, OverflowPolicy::Reject);
     dead.subscribe(&other).unwrap();
@@ -68,7 +68,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
     for value in [1, 2, 3] {
         queue.publish(&me, [value], |_| {}).unwrap();
     }
-    // As one would that had the place before, and came to life in the middle of `release`.
+    // As a previous owner of the slot would, when it resumes in the middle of `release`.
     let mark = layout::unread_bit(reader.index());
     for position in [0, 1] {
         queue.words.fetch_and(queue.slot(position) + Short::READERS, !mark);
@@ -78,7 +78,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
     assert_eq!(reader.missed(), 2);
     assert_eq!(queue.release(&reader, 2), Some([3]));
     assert_eq!(queue.take(&mut reader), None);
-    // Told with the next entry, however long that takes to come.
+    // Reported with the next entry, however late that is.
     queue.publish(&me, [4], |_| {}).unwrap();
     queue.words.fetch_and(queue.slot(3) + Short::READERS, !mark);
     assert_eq!(queue.take(&mut reader), None);
@@ -87,7 +87,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
 }
 
 #[test]
-fn who_comes_later_gets_what_comes_later() {
+fn late_subscriber_gets_later_entries_only() {
     let queue = queue(4, OverflowPolicy::Reject);
     let me = caller(0);
     let mut early = queue.subscribe(&me).unwrap();
@@ -100,7 +100,7 @@ fn who_comes_later_gets_what_comes_later() {
 }
 
 #[test]
-fn the_oldest_makes_room_and_the_gap_is_told() {
+fn oldest_entry_is_dropped_and_the_gap_reported() {
     let queue = queue(3, OverflowPolicy::DropOldest);
     let me = caller(0);
     let mut reader = queue.subscribe(&me).unwrap();
@@ -113,7 +113,7 @@ fn the_oldest_makes_room_and_the_gap_is_told() {
     let taken = queue.take(&mut reader).unwrap();
     assert_eq!((taken.entry, taken.position, taken.missed), ([7], 7, 7));
     assert_eq!(reader.missed(), 7);
-    // What is held stays, however many come after.
+    // Held entries stay, however many follow.
     for value in 10..50 {
         queue.publish(&me, [value], |entry| assert_ne!(entry, [7])).unwrap();
     }
@@ -124,7 +124,7 @@ fn the_oldest_makes_room_and_the_gap_is_told() {
 }
 
 #[test]
-fn a_subscriber_that_lags_costs_others_nothing() {
+fn slow_subscriber_costs_others_no_entries() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
         let queue = queue(4, overflow_policy);
         let me = caller(0);
@@ -134,7 +134,7 @@ fn a_subscriber_that_lags_costs_others_nothing() {
         for value in 0..400 {
             let dispose = |entry: [u64; 1]| disposed.push(entry[0]);
             assert_eq!(queue.publish(&me, [value], dispose).unwrap().readers, 2);
-            // It is up to three behind at times, and never more.
+            // It is up to three entries behind at times, and never more.
             if value % 4 == 3 {
                 for expected in value - 3..=value {
                     let taken = queue.take(&mut keeps_up).unwrap();
@@ -143,7 +143,7 @@ fn a_subscriber_that_lags_costs_others_nothing() {
                 }
             }
         }
-        // What only the other one had still to read is taken back.
+        // Entries that only the other subscriber had not read are taken back.
         assert_eq!(disposed, (0..396).collect::<Vec<_>>());
         let taken = queue.take(&mut lags).unwrap();
         assert_eq!((taken.entry, taken.missed), ([396], 396));
@@ -151,7 +151,7 @@ fn a_subscriber_that_lags_costs_others_nothing() {
 }
 
 #[test]
-fn entries_that_are_held_leave_others_their_whole_depth() {
+fn held_entries_do_not_reduce_the_depth_of_others() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
         let queue = queue(16, overflow_policy);
         let me = caller(0);
@@ -173,13 +173,13 @@ fn entries_that_are_held_leave_others_their_whole_depth() {
         }
         assert_eq!(queue.oldest_held_of_each(), [(holds.subscription_id(), 0)]);
         for held in 0..20 {
-            assert!(queue.release(&holds, held).is_some(), "{held} is still its own");
+            assert!(queue.release(&holds, held).is_some(), "{held} must still be held");
         }
     }
 }
 
 #[test]
-fn held_entries_and_an_idle_reader_stop_no_others() {
+fn held_entries_and_an_idle_reader_block_no_others() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
         let queue = queue(16, overflow_policy);
         let me = caller(0);
@@ -213,7 +213,7 @@ fn held_entries_and_an_idle_reader_stop_no_others() {
 }
 
 #[test]
-fn the_newest_is_refused_only_if_nobody_has_room() {
+fn newest_is_rejected_only_if_no_subscriber_has_space() {
     let queue = queue(3, OverflowPolicy::DropNewest);
     let me = caller(0);
     let (mut first, mut second) = (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
@@ -225,7 +225,7 @@ fn the_newest_is_refused_only_if_nobody_has_room() {
     let held = queue.take(&mut first).unwrap();
     assert_eq!((held.entry, queue.publish(&me, [4], |_| {}).unwrap().readers), ([0], 2));
     assert_eq!(queue.publish(&me, [5], |_| {}), Err(QueueError::Full));
-    // It is the other one that has missed one.
+    // The other subscriber has missed one.
     let taken = queue.take(&mut second).unwrap();
     assert_eq!((taken.entry, taken.missed), ([1], 1));
     let taken = queue.take(&mut first).unwrap();
@@ -234,7 +234,7 @@ fn the_newest_is_refused_only_if_nobody_has_room() {
 }
 
 #[test]
-fn one_who_leaves_gives_back_what_was_its_alone() {
+fn unsubscribing_disposes_of_entries_without_other_readers() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -250,12 +250,12 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
         queue.take(&mut goes).unwrap();
         let mut disposed = Vec::new();
         assert_eq!(queue.remove_participant(&me, other.me, |entry| disposed.push(entry[0])), Ok(1));
-        assert_eq!(disposed, [0], "the others are still to be read");
+        assert_eq!(disposed, [0], "the other entries are unread");
         assert_eq!(queue.remove_participant(&me, other.me, |_| panic!("twice")), Ok(0));
         assert!(!queue.is_subscribed(&goes));
         assert!(queue.take(&mut goes).is_none());
         assert_eq!(queue.release(&goes, 1), None);
-        // Another at the same place is somebody else.
+        // The next subscriber in the same slot is another subscription.
         let again = queue.subscribe(&other).unwrap();
         assert_eq!(again.index(), goes.index());
         assert!(!queue.is_subscribed(&goes));
@@ -266,7 +266,7 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
 }
 
 #[test]
-fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
+fn resumed_role_misses_nothing() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -280,7 +280,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
             queue.publish(&caller(2), [value], |_| {}).unwrap();
             let _ = queue.release(&bystander, value);
         }
-        // It lets go of the second, and holds the first and the third.
+        // It releases the second, and holds the first and the third.
         (0..3).for_each(|value| assert_eq!(queue.take(&mut before).unwrap().entry, [value]));
         assert_eq!(queue.release(&before, 1), Some([1]));
         queue.mark_disposed(1);
@@ -296,7 +296,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
                 && after.subscription_id() != before.subscription_id()
         );
         assert!(!queue.is_subscribed(&before) && queue.take(&mut before).is_none());
-        assert_eq!(queue.release(&before, 0), None, "it is its successor's");
+        assert_eq!(queue.release(&before, 0), None, "the entry belongs to the successor");
         let mut seen = Vec::new();
         while let Some(taken) = queue.take(&mut after) {
             seen.push(taken.entry[0]);
@@ -323,7 +323,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
 }
 
 #[test]
-fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
+fn evicted_subscriber_keeps_only_its_slot() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -339,7 +339,7 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
         let dispose = |entry: [u64; 1]| {
             assert!(
                 !queue.was_subscription_active(slow.subscription_id()),
-                "it knows before anything is gone"
+                "the subscription is inactive before entries are disposed of"
             );
             disposed.push(entry[0]);
         };
@@ -352,7 +352,8 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
             Some(slow.subscription_id())
         );
         queue.evict(&me, slow.subscription_id(), |entry| panic!("{entry:?} twice")).unwrap();
-        // What comes to the same slots is another's, at another place.
+        // Entries that reuse the same slots belong to another subscription, in another
+        // subscriber slot.
         let mut next = queue.subscribe(&me).unwrap();
         assert_ne!(next.index(), slow.index());
         for value in 2..5 {
@@ -360,7 +361,7 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
         }
         (0..5).for_each(|position| assert_eq!(queue.release(&slow, position), None));
         assert_eq!(queue.take(&mut next).unwrap().entry, [2]);
-        // It ends by itself, or with its process.
+        // The subscription ends by itself, or with its process.
         queue.unsubscribe(&other, &slow, |entry| panic!("{entry:?}")).unwrap();
         assert_eq!(queue.find_subscription(slow.subscription_id().to_bits()), None);
         let again = queue.unsubscribe(&other, &slow, |_| {});
@@ -377,7 +378,7 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
 }
 
 #[test]
-fn what_was_held_for_too_long_is_missed_by_who_goes_on() {
+fn entries_held_too_long_are_missed_after_resume() {
     let queue = queue(2, OverflowPolicy::DropOldest);
     let role = Participant::role(0).unwrap();
     let me = caller(0);
@@ -399,14 +400,15 @@ fn what_was_held_for_too_long_is_missed_by_who_goes_on() {
 }
 
 #[test]
-fn what_was_put_back_too_late_is_dropped_in_its_turn() {
+fn entry_reverted_too_late_is_dropped() {
     let queue = queue(2, OverflowPolicy::DropOldest);
     let me = caller(0);
     let reader = queue.subscribe(&me).unwrap();
     for value in 0..10 {
         queue.publish(&me, [value], |_| {}).unwrap();
     }
-    // As one that claimed it unawares, and put it back when its turn to be dropped was over.
+    // As by a reader that claimed it by mistake, and reverted that after the moment to drop it
+    // had passed.
     let slot = queue.slot(3);
     queue.words.store(slot + layout::SEQUENCE, 4, Release);
     queue.words.store(slot + Short::READERS, layout::unread_bit(reader.index()), Release);
@@ -425,7 +427,7 @@ impl Short {
 }
 
 #[test]
-fn one_who_stops_goes_on_holding_what_it_has() {
+fn stopped_subscriber_keeps_its_held_entries() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -451,7 +453,7 @@ fn one_who_stops_goes_on_holding_what_it_has() {
 }
 
 #[test]
-fn room_is_seen_without_taking_it() {
+fn has_room_does_not_take_an_entry() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -470,7 +472,7 @@ fn room_is_seen_without_taking_it() {
 }
 
 #[test]
-fn who_dies_ringing_leaves_nobody_asleep() {
+fn death_during_a_ring_leaves_no_sleeper() {
     use std::time::{Duration, Instant};
     let queue = queue(1, OverflowPolicy::Reject);
     let me = caller(0);
@@ -484,7 +486,7 @@ fn who_dies_ringing_leaves_nobody_asleep() {
         while queue.words.load(layout::MESSAGES + 1, Acquire) == 0 {
             std::thread::yield_now();
         }
-        // The sign of the sleeper is gone, and nobody woke it.
+        // The sleepers flag is cleared, but no sleeper was woken.
         queue.words.swap(layout::MESSAGES + 1, 0);
         queue.publish(&me, [3], |_| {}).unwrap();
         queue.remove_participant(&me, caller(1).me, |_| {}).unwrap();
@@ -493,12 +495,12 @@ fn who_dies_ringing_leaves_nobody_asleep() {
 }
 
 #[test]
-fn places_run_out() {
+fn subscriber_slots_are_limited() {
     let queue = queue(1, OverflowPolicy::Reject);
     let mut subscribers: Vec<_> =
         (0..MAX_PROCESS_SUBSCRIBERS).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
     assert_eq!(queue.subscribe(&caller(0)).unwrap_err(), QueueError::TooManySubscribers);
-    // What goes to other nodes finds a place all the same.
+    // A role still gets its reserved slot.
     let role = |number| Participant::role(number).unwrap();
     subscribers.push(queue.subscribe_as(&caller(0), role(0)).unwrap());
     let refused = queue.subscribe_as(&caller(0), role(1)).unwrap_err();
@@ -512,7 +514,7 @@ fn places_run_out() {
 }
 
 #[test]
-fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
+fn waits_end_with_an_entry_space_or_the_deadline() {
     use std::time::{Duration, Instant};
     let queue = queue(1, OverflowPolicy::Reject);
     let me = caller(0);
@@ -545,7 +547,7 @@ fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
 }
 
 #[test]
-fn several_publishers_and_readers_at_once_lose_nothing() {
+fn concurrent_publishers_and_readers_lose_nothing() {
     use std::time::{Duration, Instant};
     const EACH: u64 = 2000;
     for overflow_policy in
@@ -584,10 +586,11 @@ fn several_publishers_and_readers_at_once_lose_nothing() {
                                 panic!("{seen} and {} missed", reader.missed());
                             };
                             seen += 1;
-                            let (who, value) = (taken.entry[0] >> 32, taken.entry[0] & 0xffff_ffff);
+                            let (publisher, value) =
+                                (taken.entry[0] >> 32, taken.entry[0] & 0xffff_ffff);
                             // In order, for each publisher.
-                            assert!(value >= next[who as usize], "{value} from {who}");
-                            next[who as usize] = value + 1;
+                            assert!(value >= next[publisher as usize], "{value} from {publisher}");
+                            next[publisher as usize] = value + 1;
                             if let Some(entry) = queue.release(reader, taken.position) {
                                 disposed.push(entry[0]);
                                 queue.mark_disposed(taken.position);
@@ -604,7 +607,7 @@ fn several_publishers_and_readers_at_once_lose_nothing() {
                 .collect()
         });
         let all: BTreeSet<_> = disposed.iter().copied().collect();
-        // Some twice, where a publisher came before the last reader had settled.
+        // Some twice, if a publisher was faster than the last reader's `mark_disposed`.
         assert_eq!(all.len() as u64, 2 * EACH, "{overflow_policy:?}: all are disposed of");
     }
 }
@@ -617,7 +620,7 @@ enum Step {
     Subscribe,
     Leave(usize),
     Evict(usize),
-    /// Of those that were evicted.
+    /// For evicted subscribers.
     End(usize),
 }
 
@@ -625,7 +628,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => Just(Step::Publish),
         6 => (0..4_usize).prop_map(Step::Take),
-        5 => (0..4_usize, any::<usize>()).prop_map(|(who, which)| Step::Release(who, which)),
+        5 => (0..4_usize, any::<usize>()).prop_map(|(index, which)| Step::Release(index, which)),
         1 => Just(Step::Subscribe),
         1 => (0..4_usize).prop_map(Step::Leave),
         1 => (0..4_usize).prop_map(Step::Evict),
@@ -635,17 +638,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every subscriber gets what was published while it subscribed, in order, but for
-    /// what was dropped; and every entry is disposed of once, when nobody needs it. One that
-    /// was evicted has no part in it, whatever it does.
+    /// Every subscriber gets the entries that were published while it was subscribed, in order,
+    /// except dropped ones. Every entry is disposed of once, when it is not needed any more. An
+    /// evicted subscriber is excluded, whatever it does.
     #[test]
-    fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
+    fn queue_matches_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
         let all = [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
         let overflow_policy = all[overflow_policy];
         let drops = overflow_policy.drops();
         let queue = queue(depth, overflow_policy);
         let me = caller(0);
-        // Of each subscriber: what it has still to read, and what it holds.
+        // For each subscriber: its unread and its held entries.
         let mut readers: Vec<(Subscriber, VecDeque<u64>, Vec<u64>)> = Vec::new();
         let mut evicted: Vec<(Subscriber, Vec<u64>)> = Vec::new();
         let mut alive = BTreeSet::new();
@@ -677,15 +680,15 @@ proptest! {
                                         || refuses && readers.iter().all(has_none)
                                 );
                             } else {
-                                // The slot in turn is still needed by somebody.
+                                // A subscriber still needs the next slot.
                                 prop_assert!(alive.iter().any(needed));
                             }
                         }
                         Err(error) => prop_assert!(false, "{error}"),
                     }
                 }
-                Step::Take(who) => {
-                    if let Some((subscriber, unread, held)) = readers.get_mut(who) {
+                Step::Take(index) => {
+                    if let Some((subscriber, unread, held)) = readers.get_mut(index) {
                         match queue.take(subscriber) {
                             Some(taken) => {
                                 let mut missed = 0;
@@ -698,14 +701,14 @@ proptest! {
                                 prop_assert_eq!(missed, taken.missed);
                                 held.push(taken.position);
                             }
-                            // All were dropped: the next one tells how many.
+                            // All were dropped: the next entry reports how many.
                             None if drops => {}
                             None => prop_assert!(unread.is_empty()),
                         }
                     }
                 }
-                Step::Release(who, which) => {
-                    if let Some((subscriber, _, held)) = readers.get_mut(who)
+                Step::Release(index, which) => {
+                    if let Some((subscriber, _, held)) = readers.get_mut(index)
                         && !held.is_empty()
                     {
                         let position = held.swap_remove(which % held.len());
@@ -717,23 +720,23 @@ proptest! {
                 }
                 Step::Subscribe if readers.len() < 4 && evicted.len() < 20 => {
                     let subscriber = queue.subscribe(&me).unwrap();
-                    let places = evicted.iter().map(|(evicted, _)| evicted.index());
-                    prop_assert!(!places.into_iter().any(|index| index == subscriber.index()));
+                    let mut evicted_slots = evicted.iter().map(|(evicted, _)| evicted.index());
+                    prop_assert!(!evicted_slots.any(|index| index == subscriber.index()));
                     readers.push((subscriber, VecDeque::new(), Vec::new()));
                 }
-                Step::Evict(who) if who < readers.len() => {
-                    let (subscriber, _, held) = readers.remove(who);
+                Step::Evict(index) if index < readers.len() => {
+                    let (subscriber, _, held) = readers.remove(index);
                     let subscription_id = subscriber.subscription_id();
                     queue.evict(&me, subscription_id, |entry| disposed.push(entry[0])).unwrap();
                     evicted.push((subscriber, held));
                 }
-                Step::End(who) if !evicted.is_empty() => {
-                    let (subscriber, _) = evicted.swap_remove(who % evicted.len());
-                    let nothing = |entry| panic!("{entry:?} was not its own");
+                Step::End(index) if !evicted.is_empty() => {
+                    let (subscriber, _) = evicted.swap_remove(index % evicted.len());
+                    let nothing = |entry| panic!("{entry:?} belonged to another subscriber");
                     queue.unsubscribe(&me, &subscriber, nothing).unwrap();
                 }
-                Step::Leave(who) if who < readers.len() => {
-                    let (subscriber, _, _) = readers.remove(who);
+                Step::Leave(index) if index < readers.len() => {
+                    let (subscriber, _, _) = readers.remove(index);
                     queue.unsubscribe(&me, &subscriber, |entry| disposed.push(entry[0])).unwrap();
                 }
                 Step::Subscribe | Step::Leave(_) | Step::Evict(_) | Step::End(_) => {}

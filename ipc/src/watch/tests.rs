@@ -6,27 +6,32 @@ use super::*;
 use crate::segment::{Layout, MappedWords, Segment};
 use crate::words::WordRange;
 
-/// Reached only if something is wrong.
-const FAR: Duration = Duration::from_secs(60);
+/// Only reached if a test fails.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-type Bell = Doorbell<WordRange<MappedWords>>;
+type SharedDoorbell = Doorbell<WordRange<MappedWords>>;
 
-/// So many bells, as another process has them, too.
-fn doorbells(count: usize) -> Vec<Bell> {
-    let words = Segment::create(Layout::new("bells", 1), count * Bell::WORDS * 8).unwrap().words();
+/// This many doorbells, shared like those of another process.
+fn doorbells(count: usize) -> Vec<SharedDoorbell> {
+    let words = Segment::create(Layout::new("doorbells", 1), count * SharedDoorbell::WORDS * 8)
+        .unwrap()
+        .words();
     let doorbell = |at| {
-        Doorbell::new(WordRange::new(words.clone(), at * Bell::WORDS, Bell::WORDS).unwrap())
-            .unwrap()
+        Doorbell::new(
+            WordRange::new(words.clone(), at * SharedDoorbell::WORDS, SharedDoorbell::WORDS)
+                .unwrap(),
+        )
+        .unwrap()
     };
     (0..count).map(doorbell).collect()
 }
 
-/// Tells which bell it was.
+/// Reports which doorbell was rung.
 #[derive(Debug)]
 struct RecordingListener {
     number: usize,
     rung: mpsc::Sender<usize>,
-    looks: AtomicU64,
+    periodic_calls: AtomicU64,
 }
 
 impl DoorbellListener for RecordingListener {
@@ -34,21 +39,21 @@ impl DoorbellListener for RecordingListener {
         let _ = self.rung.send(self.number);
     }
     fn look(&self) {
-        self.looks.fetch_add(1, Relaxed);
+        self.periodic_calls.fetch_add(1, Relaxed);
     }
 }
 
 fn teller(number: usize, rung: &mpsc::Sender<usize>) -> Arc<RecordingListener> {
-    Arc::new(RecordingListener { number, rung: rung.clone(), looks: AtomicU64::new(0) })
+    Arc::new(RecordingListener { number, rung: rung.clone(), periodic_calls: AtomicU64::new(0) })
 }
 
-/// One for each way of the kernel.
+/// A watcher for each kernel interface.
 fn watches() -> impl Iterator<Item = DoorbellWatcher> {
     [1, 2, usize::MAX].into_iter().map(DoorbellWatcher::with_max_doorbells)
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + FAR;
+    let end = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(1));
@@ -56,10 +61,10 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn who_listens_is_told_of_rings_that_somebody_announced() {
+fn listener_is_called_for_announced_waits() {
     for watch in watches() {
         let doorbells = doorbells(5);
-        let (rung, told) = mpsc::channel();
+        let (rung, reported) = mpsc::channel();
         let listening: Vec<_> = doorbells
             .iter()
             .zip(0..)
@@ -70,67 +75,67 @@ fn who_listens_is_told_of_rings_that_somebody_announced() {
         for number in [3, 0, 4, 4, 1, 2] {
             doorbells[number].announce_waiter();
             doorbells[number].ring();
-            assert_eq!(told.recv_timeout(FAR), Ok(number));
+            assert_eq!(reported.recv_timeout(TIMEOUT), Ok(number));
         }
         drop(listening);
         assert_eq!(watch.threads(), 0);
-        doorbells.iter().for_each(Bell::ring_unconditionally);
-        assert!(told.try_recv().is_err());
+        doorbells.iter().for_each(SharedDoorbell::ring_unconditionally);
+        assert!(reported.try_recv().is_err());
     }
 }
 
 #[test]
-fn a_ring_costs_nothing_as_long_as_nobody_announced_himself() {
+fn ring_without_announced_waiter_makes_no_system_call() {
     let doorbell = doorbells(1).remove(0);
-    let (rung, told) = mpsc::channel();
+    let (rung, reported) = mpsc::channel();
     let watch = DoorbellWatcher::new();
     let _listening = watch.listen(doorbell.clone(), teller(0, &rung)).unwrap();
     (0..100).for_each(|_| doorbell.ring());
-    assert_eq!(doorbell.count(), 0, "nobody was to be woken");
+    assert_eq!(doorbell.count(), 0, "no waiter had to be woken");
     doorbell.announce_waiter();
     (0..100).for_each(|_| doorbell.ring());
-    assert_eq!(doorbell.count(), 1, "and now once");
-    assert_eq!(told.recv_timeout(FAR), Ok(0));
+    assert_eq!(doorbell.count(), 1, "the waiter must be woken once");
+    assert_eq!(reported.recv_timeout(TIMEOUT), Ok(0));
 }
 
 #[test]
-fn there_are_as_many_threads_as_bells_need_and_none_when_nobody_listens() {
+fn thread_count_follows_the_number_of_doorbells() {
     let watch = DoorbellWatcher::with_max_doorbells(4);
     let most = if futex::supports_waitv() { 4 } else { 1 };
     assert_eq!(watch.threads(), 0);
     let doorbells = doorbells(9);
-    let (rung, told) = mpsc::channel();
+    let (rung, reported) = mpsc::channel();
     let listen =
         |number: usize| watch.listen(doorbells[number].clone(), teller(number, &rung)).unwrap();
     let mut listening: Vec<_> = (0..9).map(listen).collect();
     assert_eq!(watch.threads(), 9_usize.div_ceil(most));
-    // A place that becomes free is used again.
+    // A free slot is reused.
     drop(listening.remove(2));
     listening.push(listen(2));
     assert_eq!(watch.threads(), 9_usize.div_ceil(most));
-    doorbells.iter().for_each(Bell::announce_waiter);
-    doorbells.iter().for_each(Bell::ring);
-    let mut heard: Vec<_> = (0..9).map(|_| told.recv_timeout(FAR).unwrap()).collect();
-    heard.sort_unstable();
-    assert!(heard.into_iter().eq(0..9));
+    doorbells.iter().for_each(SharedDoorbell::announce_waiter);
+    doorbells.iter().for_each(SharedDoorbell::ring);
+    let mut numbers: Vec<_> = (0..9).map(|_| reported.recv_timeout(TIMEOUT).unwrap()).collect();
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..9));
     listening.drain(1..);
     assert_eq!(watch.threads(), 1);
     doorbells[0].announce_waiter();
     doorbells[0].ring();
-    assert_eq!(told.recv_timeout(FAR), Ok(0));
+    assert_eq!(reported.recv_timeout(TIMEOUT), Ok(0));
     listening.clear();
     assert_eq!(watch.threads(), 0);
-    // And it can begin again.
+    // The watcher can be used again.
     let _listening = listen(5);
     doorbells[5].announce_waiter();
     doorbells[5].ring();
-    assert_eq!(told.recv_timeout(FAR), Ok(5));
+    assert_eq!(reported.recv_timeout(TIMEOUT), Ok(5));
 }
 
 #[test]
-fn nothing_is_kept_of_those_that_do_not_listen_any_more() {
+fn dropped_listeners_release_their_words() {
     for watch in watches() {
-        let words = Segment::create(Layout::new("bells", 1), 128).unwrap().words();
+        let words = Segment::create(Layout::new("doorbells", 1), 128).unwrap().words();
         let kept = Arc::new(words);
         let (rung, _told) = mpsc::channel();
         let listeners: Vec<_> = (0..3).map(|number| teller(number, &rung)).collect();
@@ -145,11 +150,11 @@ fn nothing_is_kept_of_those_that_do_not_listen_any_more() {
         assert_eq!(Arc::strong_count(&listeners[1]), 1);
         drop(listening);
         assert!(listeners.iter().all(|listener| Arc::strong_count(listener) == 1));
-        until("the bell is kept", || words.strong_count() == 0);
+        until("the doorbell is still mapped", || words.strong_count() == 0);
     }
 }
 
-/// Words that can be counted.
+/// Words whose references can be counted.
 #[derive(Debug, Clone)]
 struct Shared(Arc<MappedWords>);
 
@@ -199,7 +204,7 @@ impl FutexWords for Shared {
 }
 
 #[test]
-fn each_is_asked_to_look_once_in_a_while() {
+fn every_listener_is_called_periodically() {
     for watch in watches() {
         let doorbells = doorbells(2);
         let (rung, _told) = mpsc::channel();
@@ -211,16 +216,16 @@ fn each_is_asked_to_look_once_in_a_while() {
                 watch.listen(doorbell.clone(), Arc::clone(teller) as _).unwrap()
             })
             .collect();
-        // Also of one whose neighbour is rung all the time.
-        until("nobody looks", || {
+        // Also if another doorbell of the thread is rung all the time.
+        until("a listener was not called", || {
             doorbells[0].announce_waiter();
             doorbells[0].ring();
-            tellers[1].looks.load(Relaxed) > 0
+            tellers[1].periodic_calls.load(Relaxed) > 0
         });
     }
 }
 
-/// Wakes one who waits until there is something.
+/// Wakes a thread that waits for a value.
 #[derive(Debug)]
 struct Waker(Mutex<bool>, std::sync::Condvar);
 
@@ -229,19 +234,20 @@ impl DoorbellListener for Waker {
         *locked(&self.0) = true;
         self.1.notify_all();
     }
-    // Not relied on: a wake-up that is lost would be found a second later, unseen.
+    // Must not be needed: it would hide a lost wake-up, which is found a second later.
     fn look(&self) {}
 }
 
 #[test]
-fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
+fn no_message_is_missed_with_other_ringers_and_sleepers() {
     const MESSAGES: u64 = 3000;
     for watch in watches() {
         let count = 12;
-        let segment = Segment::create(Layout::new("bells", 1), 16 * 8 * count).unwrap();
+        let segment = Segment::create(Layout::new("doorbells", 1), 16 * 8 * count).unwrap();
         let words = segment.words();
         let doorbell = |at: usize| {
-            Doorbell::new(WordRange::new(words.clone(), at * 16, Bell::WORDS).unwrap()).unwrap()
+            Doorbell::new(WordRange::new(words.clone(), at * 16, SharedDoorbell::WORDS).unwrap())
+                .unwrap()
         };
         let stored = |at: usize| words.load(at * 16 + 8, Acquire);
         std::thread::scope(|scope| {
@@ -260,7 +266,7 @@ fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
                         if stored == taken {
                             let (found, late) = waker
                                 .1
-                                .wait_timeout_while(locked(&waker.0), FAR, |is_rung| !*is_rung)
+                                .wait_timeout_while(locked(&waker.0), TIMEOUT, |is_rung| !*is_rung)
                                 .unwrap();
                             drop(found);
                             assert!(!late.timed_out(), "bell {at} after {taken}");
@@ -283,9 +289,9 @@ fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
                     }
                 });
             }
-            // One who sleeps there himself, as readers of other processes do.
+            // A thread that sleeps at the doorbell itself, like readers of other processes.
             scope.spawn(|| {
-                let end = Instant::now() + FAR;
+                let end = Instant::now() + TIMEOUT;
                 let look = || (stored(0) == MESSAGES).then_some(());
                 assert!(doorbell(0).wait(&mut crate::WaitStrategy::Block, end, look).is_some());
             });

@@ -1,15 +1,15 @@
-//! One who is slow, and is evicted.
+//! A slow subscriber, and its eviction.
 
 use ipc::Participant;
 
 use super::{Scenario, fork};
 use crate::Fixture;
 
-/// Points of an eviction that is left half done: those of its lock, and then the rest.
+/// Kill points of an eviction that is left incomplete: those of its lock, and then the rest.
 const HALF_EVICTED: u64 = 20;
 
 impl Fixture {
-    /// One that has taken the first of two entries, and is slow to release it.
+    /// A subscriber that has taken the first of two entries, and releases it slowly.
     pub(crate) fn hold_one_entry(&self) {
         let queue = self.queue();
         let mut slow = queue.subscribe(&self.caller(self.survivor)).unwrap();
@@ -21,10 +21,11 @@ impl Fixture {
         *self.slow.borrow_mut() = Some(slow);
     }
 
-    /// One in this name takes the first entry, and then so many come that it is out of reach.
-    pub(crate) fn hold_until_out_of_reach(&self, who: Participant) {
+    /// A subscriber of this role takes the first entry, and then so many follow that it is out
+    /// of reach.
+    pub(crate) fn hold_until_out_of_reach(&self, role: Participant) {
         let queue = self.queue();
-        let mut before = queue.subscribe_as(&self.caller(self.survivor), who).unwrap();
+        let mut before = queue.subscribe_as(&self.caller(self.survivor), role).unwrap();
         for _ in 0..80 {
             let block = self.allocate(self.survivor, 64, 1);
             self.publish(self.survivor, block).unwrap();
@@ -41,7 +42,7 @@ impl Fixture {
             .unwrap();
     }
 
-    /// Evicted, or not at all, and then it goes on.
+    /// Either evicted, or not at all and then able to continue.
     pub(crate) fn check_slow_subscriber(&self, what: &str) {
         let Some(mut slow) = self.slow.take() else { return };
         let (queue, subscription_id) = (self.queue(), slow.subscription_id());
@@ -63,17 +64,17 @@ impl Fixture {
             );
         }
         let caller = self.caller(self.survivor);
-        // Its place is nobody else's as long as it has not ended.
+        // Its slot is not reused as long as it has not ended.
         let other = queue.subscribe(&caller).unwrap();
         assert_ne!(other.index(), slow.index(), "{what}");
-        let nothing = |entry| panic!("{what}: {entry:?} was still its own");
+        let nothing = |entry| panic!("{what}: {entry:?} was still held");
         queue.unsubscribe(&caller, &slow, nothing).unwrap();
         let next = queue.subscribe(&caller).unwrap();
         assert_eq!(next.index(), slow.index(), "{what}");
     }
 }
 
-/// What another left half done is an eviction, and the victim comes to the lock next.
+/// A process leaves an eviction incomplete, and the victim is the next lock owner.
 pub(crate) fn half_evicted() -> impl Iterator<Item = (String, Scenario)> {
     (0..HALF_EVICTED).map(|point| {
         let scenario = move |fixture: &Fixture| -> Box<dyn FnOnce(&Fixture)> {
@@ -81,7 +82,7 @@ pub(crate) fn half_evicted() -> impl Iterator<Item = (String, Scenario)> {
             fixture.hold_one_entry();
             let child = fork(&fixture.crash, point, || fixture.evict_slow_subscriber(dead));
             let was_killed = child.was_killed();
-            assert!(was_killed, "there are no {point} points to be left half evicted at");
+            assert!(was_killed, "the eviction has fewer than {point} points");
             Box::new(move |fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
                 let subscriber = queue.subscribe(&caller).unwrap();
@@ -93,7 +94,7 @@ pub(crate) fn half_evicted() -> impl Iterator<Item = (String, Scenario)> {
             })
         };
         (
-            format!("finish what was evicted by half at point {point}"),
+            format!("finish an eviction left incomplete at point {point}"),
             Box::new(scenario) as Scenario,
         )
     })

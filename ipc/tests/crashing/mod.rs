@@ -1,4 +1,4 @@
-//! Children that are killed at a store, and what they do.
+//! Children that are killed at a store, and their actions.
 
 mod eviction;
 mod scenarios;
@@ -25,7 +25,7 @@ pub(crate) static SOURCES: Sources = Sources::new(
     3,
 );
 
-/// A child that does this, and dies at the given point if it comes there.
+/// A child that runs this, and dies at the given point if it gets that far.
 pub(crate) fn fork(crash: &Crash, point: u64, act: impl FnOnce()) -> ForkedChild {
     ForkedChild::new(|| {
         crash.crash_at(point);

@@ -1,4 +1,4 @@
-//! What the victim does, and what the survivor prepares for it.
+//! The victim's operations, and the survivor's preparations.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use testkit::children::ForkedChild;
 use super::{fork, half_evicted};
 use crate::{Fixture, MEMORY, QUEUE_LINE, replication, soon};
 
-/// Points of what is left half done that are tried, at least.
+/// The minimum number of points at which an operation is left incomplete.
 const HALF_DONE: u64 = 60;
 
-/// Prepares, as the survivor; what it gives the victim then does, until it is killed.
+/// Prepares the state as the survivor; returns what the victim does until it is killed.
 pub(crate) type Scenario = Box<dyn Fn(&Fixture) -> Box<dyn FnOnce(&Fixture)>>;
 type Prepare = fn(&Fixture) -> Box<dyn FnOnce(&Fixture)>;
 
@@ -23,20 +23,20 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.allocate(fixture.victim, 1000, 1);
             })
         }),
-        ("allocate what is left, whole", |fixture| {
+        ("allocate the whole remaining block", |fixture| {
             let rest = MEMORY - 1024;
             fixture.allocate(fixture.survivor, rest, 1);
             Box::new(|fixture| {
                 fixture.allocate(fixture.victim, 1024, 1);
             })
         }),
-        ("allocate aligned, with something left on both sides", |fixture| {
+        ("allocate aligned, with a rest on both sides", |fixture| {
             fixture.allocate(fixture.survivor, 64, 1);
             Box::new(|fixture| {
                 fixture.allocate(fixture.victim, 1000, 4096);
             })
         }),
-        ("allocate at a place that was used before", |fixture| {
+        ("allocate at an offset that was used before", |fixture| {
             let owner = Owner::participant(fixture.survivor);
             let caller = fixture.caller(fixture.survivor);
             let blocks: Vec<_> =
@@ -51,7 +51,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.allocate(fixture.victim, 640, 1);
             })
         }),
-        ("allocate what is at hand, and what is at hand in pieces", |fixture| {
+        ("allocate a cached block, and several coalesced cached blocks", |fixture| {
             let owner = Owner::participant(fixture.survivor);
             let caller = fixture.caller(fixture.survivor);
             let blocks: Vec<_> =
@@ -66,11 +66,11 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.allocate(fixture.victim, 64 * 8, 1);
             })
         }),
-        ("free between taken and free neighbours, every way", |fixture| {
+        ("free between allocated and free neighbours, in every combination", |fixture| {
             let blocks: Vec<_> = (0..8).map(|_| fixture.allocate(fixture.victim, 256, 1)).collect();
             Box::new(move |fixture| {
                 let caller = fixture.caller(fixture.victim);
-                // Alone; before a free one; after a free one; between two.
+                // Alone; before a free block; after a free block; between two.
                 for at in [1, 4, 3, 5, 0, 7, 6, 2] {
                     let owner = Owner::participant(fixture.victim);
                     fixture.allocator().free(&caller, blocks[at], owner).unwrap();
@@ -78,7 +78,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.allocator().statistics(&caller).unwrap();
             })
         }),
-        ("free more than is kept at hand", |fixture| {
+        ("free more blocks than the free cache holds", |fixture| {
             let blocks: Vec<_> =
                 (0..12).map(|_| fixture.allocate(fixture.victim, 256, 1)).collect();
             Box::new(move |fixture| {
@@ -89,7 +89,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 }
             })
         }),
-        ("free beside a free one that is not the first of its list", |fixture| {
+        ("free next to a free block that is not the first of its list", |fixture| {
             let blocks: Vec<_> = (0..8).map(|_| fixture.allocate(fixture.victim, 256, 1)).collect();
             let (caller, owner) =
                 (fixture.caller(fixture.victim), Owner::participant(fixture.victim));
@@ -103,11 +103,11 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.allocator().statistics(&caller).unwrap();
             })
         }),
-        ("publish, and release, while somebody sleeps", |fixture| {
+        ("publish, and release, while a reader sleeps", |fixture| {
             let (queue, caller) = (fixture.queue(), fixture.caller(fixture.survivor));
             let mut subscriber = queue.subscribe(&caller).unwrap();
             subscriber.set_wait_strategy(WaitStrategy::Block);
-            // It leaves the sign of a sleeper behind, as one does who is killed asleep.
+            // It leaves the sleepers flag behind, like a process that is killed asleep.
             assert!(queue.take_until(&mut subscriber, soon()).is_none());
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
@@ -118,7 +118,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.release(fixture.victim, &subscriber, 0);
             })
         }),
-        ("sleep until there is an entry, or room", |fixture| {
+        ("sleep until there is an entry, or space", |fixture| {
             fixture.queue().subscribe(&fixture.caller(fixture.survivor)).unwrap();
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
@@ -145,19 +145,19 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.queue().subscribe(&fixture.caller(fixture.victim)).unwrap();
             })
         }),
-        ("let go of a lock for which dead ones stand in line", |fixture| {
+        ("release a lock that has dead waiters", |fixture| {
             fixture.queue().subscribe(&fixture.caller(fixture.survivor)).unwrap();
             fixture.plain_queue_words().fetch_or(QUEUE_LINE, 1 << 7 | 1 << 20);
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
-                // Kept for the dead each time, and taken after a moment.
+                // Reserved for the dead waiter each time, and taken after a moment.
                 for _ in 0..3 {
                     queue.subscribe(&caller).unwrap();
                 }
                 assert_eq!(fixture.plain_queue_words().load(QUEUE_LINE, Relaxed), 0);
             })
         }),
-        ("hand a lock to one who stands in line, and stand in line", |fixture| {
+        ("reserve a lock for a waiter, and become a waiter", |fixture| {
             let other = ForkedChild::new(|| {
                 let caller = fixture.caller(fixture.survivor);
                 let queue = fixture.queue();
@@ -171,7 +171,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
                 let subscriber = queue.subscribe(&caller).unwrap();
                 let hold = |_| {
-                    // Until the other one stands in line, if it comes.
+                    // Until the other process becomes a waiter, if it gets that far.
                     let end = Instant::now() + Duration::from_millis(3);
                     let words = fixture.plain_queue_words();
                     while words.load(QUEUE_LINE, Relaxed) == 0 && Instant::now() < end {
@@ -182,7 +182,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
             })
         }),
-        ("claim an entry that is dropped at this very moment", |_| {
+        ("claim an entry that is being dropped", |_| {
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
                 if fixture.setup.overflow_policy != OverflowPolicy::DropOldest {
@@ -201,20 +201,20 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 assert!(queue.take(&mut subscriber).unwrap().position > 0);
             })
         }),
-        ("give the allocator more memory", |_| {
+        ("add an extent to the allocator", |_| {
             Box::new(|fixture| {
                 let caller = fixture.caller(fixture.victim);
                 fixture.allocator().extend(&caller, MEMORY * 2, 4096).unwrap();
             })
         }),
-        ("subscribe, and leave", |_| {
+        ("subscribe and unsubscribe", |_| {
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
                 let subscriber = queue.subscribe(&caller).unwrap();
                 queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
             })
         }),
-        ("go on with what another began in the name of a role", |fixture| {
+        ("resume the subscription of a role", |fixture| {
             let (queue, caller) = (fixture.queue(), fixture.caller(fixture.survivor));
             let mut before = queue.subscribe_as(&caller, replication()).unwrap();
             for _ in 0..2 {
@@ -231,7 +231,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 }
             })
         }),
-        ("stop, and go on holding", |fixture| {
+        ("stop, and keep the held entries", |fixture| {
             fixture.queue().subscribe(&fixture.caller(fixture.survivor)).unwrap();
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
@@ -246,11 +246,11 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.release(fixture.victim, &subscriber, held.position);
             })
         }),
-        ("evict one who is slow", |fixture| {
+        ("evict a slow subscriber", |fixture| {
             fixture.hold_one_entry();
             Box::new(|fixture| fixture.evict_slow_subscriber(fixture.victim))
         }),
-        ("go on with a role that held what is out of reach", |fixture| {
+        ("resume a role whose held entry is out of reach", |fixture| {
             if fixture.setup.overflow_policy != OverflowPolicy::DropOldest {
                 return Box::new(|_| {});
             }
@@ -261,7 +261,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 queue.resume(&caller, replication(), dispose).unwrap().unwrap();
             })
         }),
-        ("subscribe in the name of a role", |_| {
+        ("subscribe as a role", |_| {
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
                 queue.subscribe_as(&caller, replication()).unwrap();
@@ -272,7 +272,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
             Box::new(|fixture| {
                 for _ in 0..5 {
                     let block = fixture.allocate(fixture.victim, 500, 1);
-                    // Full, at the end, where nothing is dropped.
+                    // Full, at the end, if the policy drops nothing.
                     if fixture.publish(fixture.victim, block).is_err() {
                         return;
                     }
@@ -291,7 +291,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 }
             })
         }),
-        ("read beside others, and leave what is unread", |fixture| {
+        ("read with other readers, and leave entries unread", |fixture| {
             fixture.queue().subscribe(&fixture.caller(fixture.survivor)).unwrap();
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
@@ -326,8 +326,9 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.release(fixture.victim, &subscriber, held.unwrap().position);
             })
         }),
-        ("clean up after another that died", |fixture| {
-            // Dead is who is not in the roster: this one never was.
+        ("reclaim another dead process", |fixture| {
+            // A process that is not in the participant table counts as dead: this one never
+            // was.
             let dead = Participant::new(200, 1).unwrap();
             let caller = Caller::new(dead, &fixture.participants);
             let queue = fixture.queue();
@@ -338,29 +339,32 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
             }
             queue.take(&mut subscriber).unwrap();
             fixture.allocate(dead, 100, 1);
-            // It died holding both locks, with something half done.
+            // It died while it held both locks, with incomplete operations.
             Box::new(move |fixture| fixture.clean_up_after(fixture.victim, dead))
         }),
     ];
     let fixed =
         fixed.into_iter().map(|(name, scenario)| (name.to_owned(), Box::new(scenario) as Scenario));
-    // One that died in the middle of something leaves the locks, and what they protect,
-    // to the victim, which dies repairing.
+    // A process that died during an operation leaves the locks, and the state that they
+    // protect, to the victim, which dies while it repairs.
     let repairs = (0..HALF_DONE).map(|point| {
         let scenario = move |fixture: &Fixture| -> Box<dyn FnOnce(&Fixture)> {
             let dead = Participant::new(200, 1).unwrap();
             fixture.queue().subscribe(&fixture.caller(fixture.survivor)).unwrap();
             let was_killed = fork(&fixture.crash, point, || fixture.half_done(dead)).was_killed();
-            assert!(was_killed, "there are no {point} points to be left half done at");
+            assert!(was_killed, "the operation has fewer than {point} points");
             Box::new(move |fixture| fixture.clean_up_after(fixture.victim, dead))
         };
-        (format!("repair what was left half done at point {point}"), Box::new(scenario) as Scenario)
+        (
+            format!("repair an operation left incomplete at point {point}"),
+            Box::new(scenario) as Scenario,
+        )
     });
     fixed.chain(repairs).chain(half_evicted()).collect()
 }
 
 impl Fixture {
-    /// What another child dies in the middle of.
+    /// The operation during which another child dies.
     fn half_done(&self, dead: Participant) {
         let block = self.allocate(dead, 100, 1);
         let _ = self.publish(dead, block);

@@ -1,4 +1,4 @@
-//! What the other processes of a test do.
+//! The roles of child processes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,25 +9,24 @@ use testkit::children::wait_for_end_of_input;
 use crate::network::address;
 use crate::support::{TIMEOUT, options};
 
-/// How long a node is waited for that is not heard, and then again. Short, since the test waits
-/// for it, and long enough for a service that is started while both processors are busy.
+/// Short, since the test waits for it twice, but enough for a service to start on a busy machine.
 const LOST_AFTER: Duration = Duration::from_secs(8);
 
 testkit::child_entry!(enter);
 
-fn enter(words: &[&str]) {
+fn enter(args: &[&str]) {
     crate::support::log();
-    if let ["inside", what] = words {
-        return match *what {
-            "peers" => crate::peers::inside(),
-            "recovery" => crate::recovery::inside(),
-            "topics" => crate::topics::inside(),
-            _ => panic!("no role {what}"),
+    if let ["inside", test] = args {
+        return match *test {
+            "peers" => crate::peers::run(),
+            "recovery" => crate::recovery::run(),
+            "topics" => crate::topics::run(),
+            _ => panic!("unknown test {test}"),
         };
     }
-    let [place, words @ ..] = words else { panic!("no place") };
-    let place = Path::new(place);
-    match *words {
+    let [directory, args @ ..] = args else { panic!("the node directory is missing") };
+    let directory = Path::new(directory);
+    match *args {
         ["serves", number] => {
             let network = NetworkOptions {
                 listen: Some(address(number.parse().unwrap())),
@@ -38,20 +37,20 @@ fn enter(words: &[&str]) {
                 ..NetworkOptions::default()
             };
             let network = Some(network);
-            let _node = Node::join(NodeOptions { network, ..options(place) }).unwrap();
+            let _node = Node::join(NodeOptions { network, ..options(directory) }).unwrap();
             wait_for_end_of_input();
         }
-        ["reads-in-its-service", number] => {
-            crate::recovery::read_for_ever(place, number.parse().unwrap());
+        ["serves-and-reads", number] => {
+            crate::recovery::read_forever(directory, number.parse().unwrap());
         }
-        ["reads-for-ever", topic] => {
+        ["reads-forever", topic] => {
             let service = ServiceMode::External;
-            let node = Node::join(NodeOptions { service, ..options(place) }).unwrap();
+            let node = Node::join(NodeOptions { service, ..options(directory) }).unwrap();
             let mut subscriber = node.open(topic).unwrap().subscriber().unwrap();
             loop {
                 drop(subscriber.pull(TIMEOUT).unwrap());
             }
         }
-        _ => panic!("no role {words:?}"),
+        _ => panic!("unknown role {args:?}"),
     }
 }

@@ -1,5 +1,5 @@
-//! Five nodes on a network: each in a network namespace of its own, with a cable to a hub. A
-//! cable is cut and mended, and processes are killed.
+//! Five nodes, each in its own network namespace, on one hub. Links are cut and restored, and
+//! processes are killed.
 #![allow(missing_docs, unreachable_pub)]
 
 mod child;

@@ -1,8 +1,8 @@
-//! Networks, and cables from them to a hub.
+//! Network namespaces, and veth links from them to a hub.
 //!
-//! All of it is in a user and a network namespace of the test's own, and goes with the last
-//! process that is there. A network namespace belongs to a thread: what is to be in one is
-//! started by a thread that has gone there.
+//! All of them are inside a user and a network namespace of the test, and end with its last process.
+//! A network namespace belongs to a thread, so a thread that has entered it starts all processes
+//! and threads of a node.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,8 +15,8 @@ use testkit::children::{self, Child};
 
 pub const NODES: u8 = 5;
 const UNSHARE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--net"];
-/// How long a test in namespaces may take.
-const LONGEST: Duration = Duration::from_secs(600);
+/// Timeout of a test in namespaces.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 #[track_caller]
 pub fn ip(arguments: &str) {
@@ -24,7 +24,7 @@ pub fn ip(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {output:?}");
 }
 
-/// Where the node with this number listens.
+/// The listen address of a node.
 pub fn address(number: u8) -> SocketAddr {
     SocketAddr::new(ip_of(number), 7000)
 }
@@ -33,78 +33,77 @@ pub fn ip_of(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 77, 0, number).into()
 }
 
-/// Runs this program again in namespaces, in the role of this name, if that is permitted here.
+/// Runs this program again in namespaces, in a role. Skips the test if namespaces are not permitted.
 #[track_caller]
 pub fn run_inside(role: &str) {
-    run_inside_for(role, LONGEST);
+    run_inside_for(role, TIMEOUT);
 }
 
-/// The same, for so long at most.
+/// The same, with a timeout.
 #[track_caller]
-pub fn run_inside_for(role: &str, longest: Duration) {
-    // Does all that is needed work here?
+pub fn run_inside_for(role: &str, timeout: Duration) {
     let attempt = "ip link add hub type bridge && \
-                   ip link add cable type veth peer name wire && unshare --net true";
+                   ip link add veth type veth peer name wire && unshare --net true";
     let output = Command::new(UNSHARE[0]).args(&UNSHARE[1..]).args(["sh", "-c", attempt]).output();
     match output {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
-            let why = String::from_utf8_lossy(&output.stderr).into_owned();
-            testkit::skip!("no networks can be made here: {}", why.trim());
+            let cause = String::from_utf8_lossy(&output.stderr).into_owned();
+            testkit::skip!("network namespaces are not permitted: {}", cause.trim());
         }
-        Err(error) => testkit::skip!("there is no unshare here: {error}"),
+        Err(error) => testkit::skip!("cannot run unshare: {error}"),
     }
     let mut command = children::respawn_with(&UNSHARE, ["inside", role]);
-    Child::start(command.stdout(Stdio::inherit())).finish(longest);
+    Child::start(command.stdout(Stdio::inherit())).finish(timeout);
 }
 
-/// Makes what all cables lead to.
-pub fn make_hub() {
+/// Creates the bridge that all links connect to.
+pub fn create_hub() {
     ip("link add hub type bridge");
     ip("link set hub up");
 }
 
-/// A network with nothing in it but the end of a cable.
+/// A network namespace with one end of a veth link.
 pub struct Network(File);
 
 impl Network {
     pub fn new(number: u8) -> Self {
-        let (say, hear) = channel();
-        let (go, may_go) = channel();
-        let maker = std::thread::spawn(move || {
+        let (thread_id, thread_ids) = channel();
+        let (link_created, links_created) = channel();
+        let creator = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            say.send(nix::unistd::gettid().as_raw()).unwrap();
-            may_go.recv().unwrap();
+            thread_id.send(nix::unistd::gettid().as_raw()).unwrap();
+            links_created.recv().unwrap();
             ip("link set lo up");
             ip(&format!("address add {}/24 dev wire", ip_of(number)));
             ip("link set wire up");
             File::open("/proc/thread-self/ns/net").unwrap()
         });
-        let thread: i32 = hear.recv().unwrap();
-        ip(&format!("link add cable{number} type veth peer name wire netns {thread}"));
-        mend(number);
-        ip(&format!("link set cable{number} up"));
-        go.send(()).unwrap();
-        Self(maker.join().unwrap())
+        let thread: i32 = thread_ids.recv().unwrap();
+        ip(&format!("link add veth{number} type veth peer name wire netns {thread}"));
+        restore_link(number);
+        ip(&format!("link set veth{number} up"));
+        link_created.send(()).unwrap();
+        Self(creator.join().unwrap())
     }
 
-    /// Does this in the network: processes and threads that it starts stay there.
-    pub fn within<T: Send>(&self, this: impl FnOnce() -> T + Send) -> T {
+    /// Runs a function in the namespace. Processes and threads that it starts stay there.
+    pub fn within<T: Send>(&self, function: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
-            let there = scope.spawn(|| {
+            let thread = scope.spawn(|| {
                 setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
-                this()
+                function()
             });
-            there.join().unwrap()
+            thread.join().unwrap()
         })
     }
 }
 
-/// Nothing tells either side that the cable is cut.
-pub fn cut(number: u8) {
-    ip(&format!("link set cable{number} nomaster"));
+/// Cuts a link. Both ends stay up, so neither node is notified.
+pub fn cut_link(number: u8) {
+    ip(&format!("link set veth{number} nomaster"));
 }
 
-pub fn mend(number: u8) {
-    ip(&format!("link set cable{number} master hub"));
+pub fn restore_link(number: u8) {
+    ip(&format!("link set veth{number} master hub"));
 }

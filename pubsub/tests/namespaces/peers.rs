@@ -1,12 +1,12 @@
-//! Who finds whom, and who is missed, while no messages go.
+//! Connections between five nodes, without messages.
 //!
-//! All five nodes are in one process, each in a network of its own.
+//! All five nodes are in one process, each in its own network namespace.
 
 use std::time::Duration;
 
 use pubsub::{NetworkOptions, Node, NodeOptions, Publisher, Row, TopicSettings};
 
-use crate::network::{NODES, Network, address, cut, make_hub, mend, run_inside};
+use crate::network::{NODES, Network, address, create_hub, cut_link, restore_link, run_inside};
 use crate::support::{TestDir, options, until};
 
 /// A node that publishes in a topic of its own.
@@ -14,11 +14,11 @@ struct Member {
     number: u8,
     node: Node,
     _publisher: Publisher,
-    _ground: TestDir,
+    _test_dir: TestDir,
 }
 
 impl Member {
-    /// Starts a node in a network of its own.
+    /// Starts a node in a network namespace of its own.
     fn start(number: u8) -> Self {
         let test_dir = TestDir::new();
         let network = NetworkOptions {
@@ -26,22 +26,22 @@ impl Member {
             rendezvous: Some(address(1).to_string()),
             insecure: true,
             name: format!("node {number}"),
-            // Other builds may keep both processors busy.
+            // Enough for a busy machine.
             lost_after: Duration::from_secs(6),
             ..NetworkOptions::default()
         };
         let options = NodeOptions { network: Some(network), ..options(test_dir.path()) };
-        // Its threads are in the network of the one that starts them.
+        // Threads of the node inherit the namespace of the thread that starts them.
         let node = Network::new(number).within(|| Node::join(options).unwrap());
         let topic = node.topic(&format!("topic {number}"), &TopicSettings::default()).unwrap();
-        Self { number, node, _publisher: topic.publisher().unwrap(), _ground: test_dir }
+        Self { number, node, _publisher: topic.publisher().unwrap(), _test_dir: test_dir }
     }
 
     fn rows(&self) -> Vec<Row> {
         self.node.report().unwrap_or_default()
     }
 
-    /// How it stands with another node: whether there is a connection, and since when or why not.
+    /// Whether a node is connected, and since when or why not.
     fn session_with(&self, other: u8) -> Option<(bool, String)> {
         let name = format!("node {other}");
         self.rows().into_iter().find_map(|row| match row {
@@ -56,57 +56,57 @@ impl Member {
         self.session_with(other).is_some_and(|(is_connected, _)| is_connected)
     }
 
-    /// Is it connected to all of these, and told what they publish?
+    /// Are all of these nodes connected, with their topics announced?
     fn has_all_of(&self, others: impl IntoIterator<Item = u8>) -> bool {
         let rows = self.rows();
         others.into_iter().filter(|other| *other != self.number).all(|other| {
             let name = format!("topic {other}");
-            let is_told = |row: &Row| {
+            let is_announced = |row: &Row| {
                 matches!(row, Row::RemoteTopic { topic, publishes: true, .. } if *topic == name)
             };
-            self.is_connected_to(other) && rows.iter().any(is_told)
+            self.is_connected_to(other) && rows.iter().any(is_announced)
         })
     }
 }
 
-/// What happens in the namespaces.
-pub fn inside() {
-    make_hub();
-    // The one that all ask is not the first to be there.
+/// Runs in the namespaces.
+pub fn run() {
+    create_hub();
+    // The rendezvous node is not the first to start.
     let mut members: Vec<_> = [4, 2, 1, 5, 3].map(Member::start).into_iter().collect();
     for member in &members {
         until("all others", || member.has_all_of(1..=NODES));
     }
 
     let last = NODES;
-    cut(last);
+    cut_link(last);
     for member in &members {
         if member.number == last {
-            until("nobody any more", || (1..last).all(|other| !member.is_connected_to(other)));
+            until("no connection", || (1..last).all(|other| !member.is_connected_to(other)));
         } else {
-            until("one less", || !member.is_connected_to(last));
-            // What the others have with each other goes on.
+            until("one disconnected node", || !member.is_connected_to(last));
+            // The other nodes stay connected to each other.
             assert!(member.has_all_of(1..last), "{:#?}", member.rows());
         }
     }
-    mend(last);
+    restore_link(last);
     for member in &members {
         until("all others again", || member.has_all_of(1..=NODES));
     }
 
-    // One that leaves in order is not waited for.
+    // A node that leaves in order is disconnected without a timeout.
     let left = members.remove(0);
     let number = left.number;
     drop(left);
     for member in &members {
-        until("one that left", || !member.is_connected_to(number));
-        let why = member.session_with(number).map(|(_, why)| why);
-        // It may be forgotten already, or be tried again.
-        assert_ne!(why.as_deref(), Some("no message from it within the timeout"));
+        until("the node to leave", || !member.is_connected_to(number));
+        let reason = member.session_with(number).map(|(_, reason)| reason);
+        // The session may be removed already, or dialled again.
+        assert_ne!(reason.as_deref(), Some("no message from it within the timeout"));
     }
 }
 
 #[test]
-fn five_nodes_find_each_other_and_one_is_cut_off_for_a_while() {
+fn five_nodes_connect_and_one_reconnects_after_an_outage() {
     run_inside("peers");
 }

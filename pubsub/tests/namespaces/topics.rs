@@ -1,7 +1,8 @@
-//! Topics among five nodes: from one to many, from many to one, and all to all; messages of
-//! nothing, and longer than the rings that they go by. Meanwhile a cable is cut for longer than a
-//! node is waited for, services are killed and replaced, and one who reads is killed. Nothing is
-//! lost, nothing comes twice, and each publisher's order is kept.
+//! Topics among five nodes: from one to many, from many to one, and all to all. Messages are empty,
+//! short, or longer than a ring.
+//!
+//! A link is cut for longer than a session timeout, services are killed and replaced, and a reader
+//! is killed. No message is lost or delivered twice, and the order of each publisher is kept.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -9,10 +10,10 @@ use std::time::Duration;
 
 use pubsub::{Node, Publisher, Row, Sample, Subscriber, Topic, TopicSettings};
 
-use crate::network::{NODES, Network, cut, make_hub, mend, run_inside};
+use crate::network::{NODES, Network, create_hub, cut_link, restore_link, run_inside};
 use crate::support::{ChildProcess, TIMEOUT, TestDir, until};
 
-/// A topic, the nodes that publish on it, and those that read it: some of them twice.
+/// A topic, the nodes that publish on it, and the nodes that read it, some with two subscribers.
 struct Flow {
     topic: &'static str,
     from: &'static [u8],
@@ -24,16 +25,16 @@ const GATHERED: Flow = Flow { topic: "gathered", from: &[1, 2, 3, 4], to: &[5] }
 const AROUND: Flow = Flow { topic: "around", from: &[1, 3, 5], to: &[1, 3, 5] };
 const FLOWS: [Flow; 3] = [WIDE, GATHERED, AROUND];
 
-/// Rings have 8 MiB if nobody says otherwise.
+/// The default size of a ring is 8 MiB.
 const BEYOND_RING_SIZE: usize = 9 << 20;
-/// Between two messages of a publisher: the processors are for what happens meanwhile, too.
-const REST: Duration = Duration::from_millis(4);
+/// Between two messages of a publisher, so that failure handling gets processor time.
+const PAUSE: Duration = Duration::from_millis(4);
 
 fn settings() -> TopicSettings {
     TopicSettings { depth: 3, largest: BEYOND_RING_SIZE as u64, ..TopicSettings::default() }
 }
 
-/// What stands beside a message's bytes.
+/// The metadata of a message.
 #[derive(Debug, PartialEq)]
 struct MessageMark {
     publisher: u8,
@@ -54,18 +55,18 @@ impl MessageMark {
         let metadata = sample.metadata();
         let [publisher, is_last, rest @ ..] = &*metadata else { panic!("no mark: {metadata:?}") };
         let (number, checksum) = rest.split_at(8);
-        let found = Self {
+        let mark = Self {
             publisher: *publisher,
             number: u64::from_le_bytes(number.try_into().unwrap()),
             checksum: u32::from_le_bytes(checksum.try_into().unwrap()),
             is_last: *is_last == 1,
         };
-        assert_eq!(crc32fast::hash(&sample.to_vec().unwrap()), found.checksum, "{found:?}");
-        found
+        assert_eq!(crc32fast::hash(&sample.to_vec().unwrap()), mark.checksum, "{mark:?}");
+        mark
     }
 }
 
-/// How long a message is: from nothing to more than a ring.
+/// The length of a message: from empty to longer than a ring.
 fn length(number: u64) -> usize {
     const LENGTHS: [usize; 8] = [0, 1, 63, 4096, 4097, 70_001, 300_000, 0];
     match number % 97 {
@@ -75,12 +76,12 @@ fn length(number: u64) -> usize {
     }
 }
 
-/// Publishes until it is over, and then one more: the last. Returns when all have all.
+/// Publishes until `is_over`, then a last message. Returns when all subscribers have them.
 fn publish(publisher: &Publisher, node: u8, bytes: &[u8], is_over: &AtomicBool) {
     for number in 0.. {
         let is_last = is_over.load(Relaxed);
         let length = length(number);
-        // Other bytes each time.
+        // Each message has other contents.
         let start = number as usize % (bytes.len() - length + 1);
         let part = &bytes[start..start + length];
         let mark =
@@ -92,11 +93,10 @@ fn publish(publisher: &Publisher, node: u8, bytes: &[u8], is_over: &AtomicBool) 
         if is_last {
             return publisher.flush(TIMEOUT).unwrap();
         }
-        std::thread::sleep(REST);
+        std::thread::sleep(PAUSE);
     }
 }
 
-/// One who reads, and how many messages there were.
 struct Reader {
     flow: &'static Flow,
     node: u8,
@@ -104,43 +104,43 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads all of all publishers.
+    /// Reads until the last message of every publisher.
     fn read(&mut self, count: &AtomicU64) {
         let mut next: BTreeMap<u8, u64> = self.flow.from.iter().map(|node| (*node, 0)).collect();
-        let mut going = next.len();
-        while going > 0 {
-            let name = format!("{} at node {}", self.flow.topic, self.node);
+        let mut unfinished = next.len();
+        while unfinished > 0 {
+            let name = format!("{} on node {}", self.flow.topic, self.node);
             let sample = self.subscriber.pull(TIMEOUT);
             let sample = sample.unwrap_or_else(|error| panic!("{name} at {next:?}: {error}"));
             let mark = MessageMark::of(&sample);
             let expected = next.get_mut(&mark.publisher).unwrap();
             assert_eq!(mark.number, *expected, "{name}: {mark:?}");
             *expected += 1;
-            going -= usize::from(mark.is_last);
+            unfinished -= usize::from(mark.is_last);
             count.fetch_add(1, Relaxed);
         }
     }
 }
 
-/// Each of these goes on.
+/// Waits until each count has grown.
 #[track_caller]
-fn go_on<'a>(what: &str, counts: impl Iterator<Item = &'a AtomicU64>) {
+fn wait_for_progress<'a>(expected: &str, counts: impl Iterator<Item = &'a AtomicU64>) {
     let goals: Vec<_> = counts.map(|count| (count, count.load(Relaxed) + 20)).collect();
-    until(what, || goals.iter().all(|(count, goal)| count.load(Relaxed) >= *goal));
+    until(expected, || goals.iter().all(|(count, goal)| count.load(Relaxed) >= *goal));
 }
 
-fn knows(node: &Node, other: u8) -> bool {
+fn is_connected(node: &Node, other: u8) -> bool {
     let name = format!("node {other}");
     let rows = node.report().unwrap_or_default();
     rows.iter()
         .any(|row| matches!(row, Row::Peer { is_connected: true, label, .. } if *label == name))
 }
 
-fn count_rows(node: &Node, is_one: impl Fn(&Row) -> bool) -> usize {
-    node.report().unwrap_or_default().iter().filter(|row| is_one(row)).count()
+fn count_rows(node: &Node, condition: impl Fn(&Row) -> bool) -> usize {
+    node.report().unwrap_or_default().iter().filter(|row| condition(row)).count()
 }
 
-/// The five nodes. Their members leave before their services end.
+/// The five nodes. The field order drops members before their services.
 struct Nodes {
     nodes: Vec<Node>,
     services: Vec<ChildProcess>,
@@ -150,7 +150,7 @@ struct Nodes {
 
 impl Nodes {
     fn start() -> Self {
-        make_hub();
+        create_hub();
         let test_dirs: Vec<_> = (1..=NODES).map(|_| TestDir::new()).collect();
         let networks: Vec<_> = (1..=NODES).map(Network::new).collect();
         let services: Vec<_> = (1..=NODES)
@@ -164,7 +164,7 @@ impl Nodes {
         &self.nodes[index(number)]
     }
 
-    /// The service of a node is killed, and there is another one.
+    /// Kills the service of a node and starts another one.
     fn replace_service(&mut self, number: u8) {
         let index = index(number);
         self.services[index].kill();
@@ -193,8 +193,8 @@ fn serve(network: &Network, number: u8, test_dir: &TestDir) -> ChildProcess {
     network.within(|| ChildProcess::start(&format!("serves {number}"), test_dir.path()))
 }
 
-/// What happens in the namespaces.
-pub fn inside() {
+/// Runs in the namespaces.
+pub fn run() {
     let mut nodes = Nodes::start();
     let topics: Vec<BTreeMap<u8, Topic>> = FLOWS
         .iter()
@@ -215,14 +215,14 @@ pub fn inside() {
     for (flow, topics) in FLOWS.iter().zip(&topics) {
         publishers.extend(flow.from.iter().map(|node| (*node, topics[node].publisher().unwrap())));
     }
-    let mut victim = ChildProcess::start("reads-for-ever wide", nodes.test_dirs[index(4)].path());
+    let mut victim = ChildProcess::start("reads-forever wide", nodes.test_dirs[index(4)].path());
     let reads_wide = |row: &Row| matches!(row, Row::Subscriber { topic, .. } if topic == "wide");
-    until("one more who reads", || count_rows(nodes.at(4), reads_wide) == 2);
+    until("another reader", || count_rows(nodes.at(4), reads_wide) == 2);
     for flow in &FLOWS {
         for from in flow.from {
             let others: std::collections::BTreeSet<_> =
                 flow.to.iter().filter(|to| *to != from).collect();
-            until("all who want it", || {
+            until("all nodes that subscribe", || {
                 count_rows(
                     nodes.at(*from),
                     |row| matches!(row, Row::Sent { topic, .. } if topic == flow.topic),
@@ -246,32 +246,32 @@ pub fn inside() {
         for (node, publisher) in publishers.drain(..) {
             scope.spawn(move || publish(&publisher, node, bytes, is_over));
         }
-        // Also if something fails: then all end, and it is told.
-        let _over = StopOnDrop(is_over);
-        go_on("messages", counts.iter());
+        // After a failure, too: otherwise the threads would never end.
+        let _stop = StopOnDrop(is_over);
+        wait_for_progress("messages", counts.iter());
 
         nodes.replace_service(3);
-        go_on("messages after a service of those who read", counts.iter());
+        wait_for_progress("messages after a service of readers was killed", counts.iter());
 
-        cut(2);
-        until("nobody to know node 2", || {
-            !nodes.others(2).any(|node| knows(node, 2))
-                && (1..=NODES).all(|other| !knows(nodes.at(2), other))
+        cut_link(2);
+        until("node 2 to be disconnected", || {
+            !nodes.others(2).any(|node| is_connected(node, 2))
+                && (1..=NODES).all(|other| !is_connected(nodes.at(2), other))
         });
-        // What the others have with each other goes on.
-        go_on("messages among the others", of(&GATHERED).chain(of(&AROUND)));
-        mend(2);
-        go_on("messages after the cut", counts.iter());
+        wait_for_progress("messages among the others", of(&GATHERED).chain(of(&AROUND)));
+        restore_link(2);
+        wait_for_progress("messages after the cut", counts.iter());
 
         victim.kill();
-        go_on("messages after the death of one who reads", counts.iter());
+        wait_for_progress("messages after a reader was killed", counts.iter());
 
         nodes.replace_service(1);
-        go_on("messages after a service of one who publishes", counts.iter());
+        wait_for_progress("messages after a service of publishers was killed", counts.iter());
     });
     for reader in &mut readers {
-        let more = reader.subscriber.try_pull().unwrap();
-        assert!(more.is_none(), "{} at node {}: one more", reader.flow.topic, reader.node);
+        let extra = reader.subscriber.try_pull().unwrap();
+        let name = format!("{} on node {}", reader.flow.topic, reader.node);
+        assert!(extra.is_none(), "{name}: a message after the last one");
         assert_eq!(reader.subscriber.poll_event(), None);
     }
     let counts: Vec<_> = counts.iter().map(|count| count.load(Relaxed)).collect();
@@ -286,7 +286,7 @@ pub fn inside() {
     }
 }
 
-/// Ends what is published when it is dropped.
+/// Ends the publishers when it is dropped.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

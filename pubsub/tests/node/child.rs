@@ -1,4 +1,4 @@
-//! What the other processes of a test do.
+//! The roles of child processes.
 
 use std::path::Path;
 use std::time::Instant;
@@ -8,16 +8,16 @@ use pubsub::{ErrorKind, Node, NodeOptions, ServiceMode};
 use testkit::children::{say, wait_for_end_of_input};
 
 use crate::support::{
-    Gate, TIMEOUT, message, number_of, on_a_device, options, publish, publish_and_hang, publish_on,
-    settings,
+    Gate, TIMEOUT, device_topic, message, number_of, options, publish, publish_and_hang,
+    publish_on, settings,
 };
 
 testkit::child_entry!(enter);
 
-/// Says how far a message goes: all the way, or until an error that names the limit.
-fn limited(options: &NodeOptions, names: &str) {
+/// Reports whether a message can be published and read, or which error names the limit.
+fn run_with_limit(options: &NodeOptions, limit: &str) {
     let since = Instant::now();
-    let used = || -> pubsub::Result<()> {
+    let publish_and_read = || -> pubsub::Result<()> {
         let node = Node::join(options.clone())?;
         let topic = node.topic("numbers", &settings())?;
         let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
@@ -25,12 +25,12 @@ fn limited(options: &NodeOptions, names: &str) {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT)?), 1);
         Ok(())
     };
-    match used() {
-        Ok(()) => say("used"),
+    match publish_and_read() {
+        Ok(()) => say("delivered"),
         Err(error) => {
             let text = error.to_string();
-            assert!(text.contains(names), "{text}");
-            // The limit is this process's own.
+            assert!(text.contains(limit), "{text}");
+            // The limit is of this process, not of the service.
             assert!(!text.contains("the node's service, process"), "{text}");
             assert!(since.elapsed() < TIMEOUT / 4, "{text}, after {:?}", since.elapsed());
             say("refused");
@@ -38,39 +38,37 @@ fn limited(options: &NodeOptions, names: &str) {
     }
 }
 
-fn enter(words: &[&str]) {
+fn enter(args: &[&str]) {
     crate::support::log();
-    let [place, words @ ..] = words else { panic!("no place") };
-    let place = Path::new(place);
-    let join = |service| Node::join(NodeOptions { service, ..options(place) }).unwrap();
-    // Serves if nobody does, unless it is told not to.
-    let (words, comes) = match words {
-        ["outside", words @ ..] => (words, ServiceMode::External),
-        _ => (words, ServiceMode::Embedded),
+    let [directory, args @ ..] = args else { panic!("the node directory is missing") };
+    let directory = Path::new(directory);
+    let join = |service| Node::join(NodeOptions { service, ..options(directory) }).unwrap();
+    let (args, mode) = match args {
+        ["external", args @ ..] => (args, ServiceMode::External),
+        _ => (args, ServiceMode::Embedded),
     };
     let number = |text: &str| text.parse::<u64>().unwrap();
-    match *words {
-        // Serves, if nobody else does.
+    match *args {
         ["serves"] => {
             let node = join(ServiceMode::Embedded);
             wait_for_end_of_input();
             drop(node);
         }
-        // Serves, and takes it from those that do in passing.
-        ["stands"] => {
+        // Takes the service over from an embedded one.
+        ["serves-dedicated"] => {
             let node = join(ServiceMode::Dedicated);
             wait_for_end_of_input();
             drop(node);
         }
-        // Serves, and leaves all that it has open with a child.
+        // A forked child inherits all descriptors of the service.
         ["serves-and-forks", topic] => {
             let node = join(ServiceMode::Embedded);
             let topic = node.topic(topic, &settings()).unwrap();
-            crate::support::leave_a_child();
+            crate::support::fork_idle_child();
             wait_for_end_of_input();
             drop((node, topic));
         }
-        // Publishes numbers when somebody subscribes.
+        // Publishes numbers to the first subscriber.
         ["publishes", topic, count] => {
             let node = join(ServiceMode::Embedded);
             let topic = node.topic(topic, &settings()).unwrap();
@@ -78,9 +76,9 @@ fn enter(words: &[&str]) {
             publish(&publisher, 0..number(count));
             publisher.flush(TIMEOUT).unwrap();
         }
-        // Publishes numbers when so many subscribe.
+        // Waits for a number of subscribers, then publishes numbers.
         ["publishes-to", wanted, topic, count] => {
-            let topic = join(comes).topic(topic, &settings()).unwrap();
+            let topic = join(mode).topic(topic, &settings()).unwrap();
             let publisher = topic.publisher().unwrap();
             while u64::from(publisher.subscribers()) < number(wanted) {
                 std::thread::sleep(std::time::Duration::from_millis(2));
@@ -89,30 +87,30 @@ fn enter(words: &[&str]) {
             publisher.flush(TIMEOUT).unwrap();
         }
         // Publishes numbers until it is killed.
-        ["publishes-for-ever", topic] => {
+        ["publishes-forever", topic] => {
             let node = join(ServiceMode::External);
             let topic = node.topic(topic, &settings()).unwrap();
             let publisher = topic.publisher().unwrap();
             publish(&publisher, 0..u64::MAX);
         }
-        // Publishes numbers on a stream.
+        // Publishes on a stream.
         ["publishes-on", topic, count] => {
             let node = join(ServiceMode::External);
-            let (settings, device) = on_a_device();
+            let (settings, device) = device_topic();
             let topic = node.topic(topic, &settings).unwrap();
             let publisher = topic.publisher().unwrap();
             let stream = device.stream().unwrap();
             publish_on(&publisher, &stream, 0..number(count));
         }
         ["publishes-and-hangs", topic] => publish_and_hang(&join(ServiceMode::External), topic),
-        // Takes samples on a stream that never comes to their end.
+        // Pulls samples on a stream that never finishes with them.
         ["reads-and-hangs", topic, count] => {
             let node = join(ServiceMode::External);
-            let (_, device) = on_a_device();
+            let (_, device) = device_topic();
             let topic = node.open(topic).unwrap();
             let mut subscriber = topic.subscriber().unwrap();
             let stream = device.stream().unwrap();
-            Gate::new(&device).stop(&stream);
+            Gate::new(&device).block(&stream);
             for _ in 0..number(count) {
                 let sample = subscriber.pull_on(&stream, TIMEOUT).unwrap();
                 sample.release_on(&stream).unwrap();
@@ -120,7 +118,7 @@ fn enter(words: &[&str]) {
             topic.publisher().unwrap().push(&message(99), TIMEOUT).unwrap();
             wait_for_end_of_input();
         }
-        // Holds all the loans that a publisher may have, so many, and is killed.
+        // Holds all loans that its publisher may have, until it is killed.
         ["loans", topic, count] => {
             let node = join(ServiceMode::External);
             let topic = node.open(topic).unwrap();
@@ -134,24 +132,24 @@ fn enter(words: &[&str]) {
             wait_for_end_of_input();
             drop((loans, other));
         }
-        // Reads numbers, all of them and in order.
+        // Reads all numbers in order.
         ["reads", topic, count] => {
-            let node = join(comes);
+            let node = join(mode);
             let topic = node.topic(topic, &settings()).unwrap();
             let mut subscriber = topic.subscriber().unwrap();
             for expected in 0..number(count) {
                 assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
             }
         }
-        // Subscribes, and reads nothing.
+        // Reads nothing.
         ["subscribes", topic] => {
             let topic = join(ServiceMode::External).open(topic).unwrap();
             let subscriber = topic.subscriber().unwrap();
             wait_for_end_of_input();
             drop(subscriber);
         }
-        // Takes samples and keeps them.
-        ["hoards", topic, count] => {
+        // Pulls samples and holds them.
+        ["holds-samples", topic, count] => {
             let node = join(ServiceMode::External);
             let topic = node.topic(topic, &settings()).unwrap();
             let mut subscriber = topic.subscriber().unwrap();
@@ -160,15 +158,14 @@ fn enter(words: &[&str]) {
             wait_for_end_of_input();
             drop(samples);
         }
-        // Joins, publishes and reads with few descriptors, or hears at once that they are too few.
         ["has-few-descriptors", soft] => {
             nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, number(soft), 4096).unwrap();
-            limited(&NodeOptions { service: comes, ..options(place) }, "ulimit -n 4096");
+            run_with_limit(&NodeOptions { service: mode, ..options(directory) }, "ulimit -n 4096");
         }
-        // The same where files are short, shared memory included.
+        // The limit applies to shared memory, too.
         ["has-short-files", bytes] => {
             nix::sys::resource::setrlimit(Resource::RLIMIT_FSIZE, number(bytes), 1 << 40).unwrap();
-            limited(&NodeOptions { service: comes, ..options(place) }, "ulimit -f");
+            run_with_limit(&NodeOptions { service: mode, ..options(directory) }, "ulimit -f");
         }
         ["serves-with-few-descriptors", soft] => {
             let node = join(ServiceMode::Embedded);
@@ -177,6 +174,6 @@ fn enter(words: &[&str]) {
             wait_for_end_of_input();
             drop(node);
         }
-        _ => panic!("no role {words:?}"),
+        _ => panic!("unknown role {args:?}"),
     }
 }

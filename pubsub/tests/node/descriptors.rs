@@ -1,4 +1,4 @@
-//! Subscribers that are waited for by their descriptors, at a node of several processes.
+//! Subscribers polled by their descriptors, on a node of several processes.
 
 use std::collections::HashSet;
 
@@ -7,26 +7,26 @@ use pubsub::{Event, Subscriber};
 
 use crate::support::{ChildProcess, TIMEOUT, TestDir, message, number_of, settings};
 
-/// Some of those that have something.
-fn told(loops: &Epoll) -> Vec<usize> {
+/// Waits for readable subscribers and returns some of them.
+fn readable(epoll: &Epoll) -> Vec<usize> {
     let mut events = [EpollEvent::empty(); 32];
-    let longest = EpollTimeout::try_from(TIMEOUT).unwrap();
-    let count = loops.wait(&mut events, longest).unwrap();
-    assert!(count > 0, "nobody says that there is something");
+    let timeout = EpollTimeout::try_from(TIMEOUT).unwrap();
+    let count = epoll.wait(&mut events, timeout).unwrap();
+    assert!(count > 0, "no descriptor became readable");
     events[..count].iter().map(|event| usize::try_from(event.data()).unwrap()).collect()
 }
 
-fn watched(subscribers: &[Subscriber], how: EpollFlags) -> Epoll {
-    let loops = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+fn watch(subscribers: &[Subscriber], flags: EpollFlags) -> Epoll {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     for (subscriber, number) in subscribers.iter().zip(0..) {
-        loops
+        epoll
             .add(
                 subscriber.descriptor().unwrap(),
-                EpollEvent::new(EpollFlags::EPOLLIN | how, number),
+                EpollEvent::new(EpollFlags::EPOLLIN | flags, number),
             )
             .unwrap();
     }
-    loops
+    epoll
 }
 
 #[test]
@@ -40,17 +40,17 @@ fn one_thread_reads_what_several_processes_publish() {
         topic.subscriber().unwrap()
     };
     let mut subscribers: Vec<_> = names.iter().map(subscriber).collect();
-    let loops = watched(&subscribers, EpollFlags::EPOLLET);
+    let epoll = watch(&subscribers, EpollFlags::EPOLLET);
     let mut others: Vec<_> = names
         .iter()
         .map(|name| ChildProcess::start(&format!("publishes {name} {MESSAGES}"), test_dir.path()))
         .collect();
     let mut expected = [0; 3];
     while expected != [MESSAGES; 3] {
-        for at in told(&loops) {
-            while let Some(sample) = subscribers[at].try_pull().unwrap() {
-                assert_eq!(number_of(&sample), expected[at]);
-                expected[at] += 1;
+        for index in readable(&epoll) {
+            while let Some(sample) = subscribers[index].try_pull().unwrap() {
+                assert_eq!(number_of(&sample), expected[index]);
+                expected[index] += 1;
             }
         }
     }
@@ -58,17 +58,17 @@ fn one_thread_reads_what_several_processes_publish() {
 }
 
 #[test]
-fn one_who_polls_hears_that_a_publisher_was_killed() {
+fn poll_descriptor_reports_a_killed_publisher() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscribers = [topic.subscriber().unwrap()];
-    let loops = watched(&subscribers, EpollFlags::EPOLLET);
-    let mut other = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+    let epoll = watch(&subscribers, EpollFlags::EPOLLET);
+    let mut other = ChildProcess::start("publishes-forever numbers", test_dir.path());
     let mut expected = 0;
-    // It may be told of, and not be there any more: then it asks again.
+    // A wake-up may find no message and no event: then wait again.
     let event = loop {
-        told(&loops);
+        readable(&epoll);
         while let Some(sample) = subscribers[0].try_pull().unwrap() {
             assert_eq!(number_of(&sample), expected);
             expected += 1;
@@ -85,27 +85,27 @@ fn one_who_polls_hears_that_a_publisher_was_killed() {
 }
 
 #[test]
-fn of_very_many_topics_those_are_told_of_that_have_something() {
-    // More than the kernel waits for at once.
+fn of_many_topics_only_readable_ones_are_reported() {
+    // More topics than one call of epoll_wait returns.
     const TOPICS: usize = 140;
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topics: Vec<_> =
-        (0..TOPICS).map(|at| node.topic(&format!("topic {at}"), &settings()).unwrap()).collect();
+        (0..TOPICS).map(|i| node.topic(&format!("topic {i}"), &settings()).unwrap()).collect();
     let mut subscribers: Vec<_> = topics.iter().map(|topic| topic.subscriber().unwrap()).collect();
-    let loops = watched(&subscribers, EpollFlags::empty());
+    let epoll = watch(&subscribers, EpollFlags::empty());
     for round in 0..3 {
         let mut missing = HashSet::new();
-        for at in (round..TOPICS).step_by(3) {
-            let number = at as u64;
-            topics[at].publisher().unwrap().push(&message(number), TIMEOUT).unwrap();
-            missing.insert(at);
+        for index in (round..TOPICS).step_by(3) {
+            let number = index as u64;
+            topics[index].publisher().unwrap().push(&message(number), TIMEOUT).unwrap();
+            missing.insert(index);
         }
         while !missing.is_empty() {
-            for at in told(&loops) {
-                while let Some(sample) = subscribers[at].try_pull().unwrap() {
-                    assert_eq!(number_of(&sample), at as u64);
-                    assert!(missing.remove(&at), "nothing was published there");
+            for index in readable(&epoll) {
+                while let Some(sample) = subscribers[index].try_pull().unwrap() {
+                    assert_eq!(number_of(&sample), index as u64);
+                    assert!(missing.remove(&index), "topic {index} has an unexpected message");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Coming to a node and to its topics, in any order.
+//! Processes join a node and its topics, in any order.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use pubsub::{
 };
 
 use crate::support::{
-    ChildProcess, TIMEOUT, TestDir, message, number_of, on_a_device, options, orders, publish,
+    ChildProcess, TIMEOUT, TestDir, device_topic, message, number_of, options, orders, publish,
     settings, until,
 };
 
 #[test]
-fn the_order_of_starting_does_not_matter() {
-    // The reader first, the writer first, or both at once; and who comes first serves.
+fn reader_and_writer_start_in_either_order() {
+    // The first process is the service.
     for reader_first in [true, false] {
         let test_dir = TestDir::new();
         let node = test_dir.join();
@@ -41,27 +41,27 @@ fn has_subscriber(node: &Node) -> bool {
 }
 
 #[test]
-fn processes_come_in_every_order() {
-    // One who serves, one who publishes, and two who read; and whoever comes first serves, or the
-    // others wait for the one that does.
+fn processes_of_one_node_start_in_every_order() {
+    // The first process serves, or the external members wait for the one with role 0.
     let roles = ["serves", "publishes-to 2 numbers 20", "reads numbers 20", "reads numbers 20"];
-    for outside in ["", "outside "] {
-        // The two who read are alike.
-        let at = |order: &[usize; 4], who| order.iter().position(|it| *it == who);
-        for order in orders::<4>().into_iter().filter(|order| at(order, 2) < at(order, 3)) {
+    for mode in ["", "external "] {
+        // The two readers are alike: half of the orders suffice.
+        let position = |order: &[usize; 4], role| order.iter().position(|it| *it == role);
+        let is_distinct = |order: &[usize; 4]| position(order, 2) < position(order, 3);
+        for order in orders::<4>().into_iter().filter(is_distinct) {
             let test_dir = TestDir::new();
             let mut others = [const { None }; 4];
-            for who in order {
-                let outside = if who == 0 { "" } else { outside };
-                others[who] =
-                    Some(ChildProcess::start(&format!("{outside}{}", roles[who]), test_dir.path()));
-                // Or it waits. When these three are there they may be through already.
-                let is_served = || outside.is_empty() || others[0].is_some();
+            for role in order {
+                let mode = if role == 0 { "" } else { mode };
+                others[role] =
+                    Some(ChildProcess::start(&format!("{mode}{}", roles[role]), test_dir.path()));
+                // Once publisher and both readers have joined, they may have finished already.
+                let is_served = || mode.is_empty() || others[0].is_some();
                 if others[1..].iter().any(Option::is_none) && is_served() {
                     let readers = others[2..].iter().flatten().count();
                     let is_publisher = |row: &Row| matches!(row, Row::Publisher { .. });
                     let is_reader = |row: &Row| matches!(row, Row::Subscriber { .. });
-                    until("all that were started", || {
+                    until("all started processes", || {
                         let rows = pubsub::report(test_dir.path()).unwrap_or_default();
                         let publishers = rows.iter().filter(|row| is_publisher(row)).count();
                         let has_publisher = publishers == usize::from(others[1].is_some());
@@ -78,7 +78,7 @@ fn processes_come_in_every_order() {
 }
 
 #[test]
-fn many_join_at_once_where_nobody_serves_yet() {
+fn many_processes_join_at_once_without_a_service() {
     let test_dir = TestDir::new();
     let mut readers: Vec<_> =
         (0..6).map(|_| ChildProcess::start("reads numbers 50", test_dir.path())).collect();
@@ -92,57 +92,56 @@ fn many_join_at_once_where_nobody_serves_yet() {
     readers.iter_mut().for_each(ChildProcess::finish);
 }
 
-/// For ever is the caller's wish.
 #[test]
-fn patience_may_be_endless() {
-    const EVER: Duration = Duration::MAX;
+fn endless_timeouts_are_accepted() {
+    const MAX: Duration = Duration::MAX;
     let test_dir = TestDir::new();
     let join =
-        || Node::join(NodeOptions { service_timeout: EVER, ..options(test_dir.path()) }).unwrap();
+        || Node::join(NodeOptions { service_timeout: MAX, ..options(test_dir.path()) }).unwrap();
     let (serving, node) = (join(), join());
-    let settings = TopicSettings { release_deadline: EVER, ..settings() };
+    let settings = TopicSettings { release_deadline: MAX, ..settings() };
     let topic = node.topic("numbers", &settings).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
-    publisher.push(&message(0), EVER).unwrap();
-    publisher.loan(8, EVER).unwrap().publish(EVER).unwrap();
-    let mut loan = publisher.loan(8, EVER).unwrap();
+    publisher.push(&message(0), MAX).unwrap();
+    publisher.loan(8, MAX).unwrap().publish(MAX).unwrap();
+    let mut loan = publisher.loan(8, MAX).unwrap();
     loan.write(0, &[0; 8]).unwrap();
-    assert!(matches!(loan.publish_within(EVER).unwrap(), pubsub::Attempt::Sent(_)));
-    let (_, device) = on_a_device();
+    assert!(matches!(loan.publish_within(MAX).unwrap(), pubsub::Attempt::Sent(_)));
+    let (_, device) = device_topic();
     let memory = device.allocate(64).unwrap();
-    publisher.push_slice(&memory.slice(0, 64).unwrap(), EVER).unwrap();
+    publisher.push_slice(&memory.slice(0, 64).unwrap(), MAX).unwrap();
     for length in [message(0).len() as u64, 8, 8, 64] {
-        assert_eq!(subscriber.pull(EVER).unwrap().length(), length);
+        assert_eq!(subscriber.pull(MAX).unwrap().length(), length);
     }
-    publisher.flush(EVER).unwrap();
-    // Full, so that somebody waits.
+    publisher.flush(MAX).unwrap();
+    // The topic is full: the next push blocks.
     publish(&publisher, 0..8);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| publisher.push(&message(8), EVER).unwrap());
+        let blocked = scope.spawn(|| publisher.push(&message(8), MAX).unwrap());
         for expected in 0..9 {
-            assert_eq!(number_of(&subscriber.pull(EVER).unwrap()), expected);
+            assert_eq!(number_of(&subscriber.pull(MAX).unwrap()), expected);
         }
-        waits.join().unwrap();
+        blocked.join().unwrap();
     });
-    // The other one takes over.
+    // The other member takes over.
     drop(serving);
     assert!(node.topic("others", &settings).is_ok());
 }
 
 #[test]
-fn a_topic_is_waited_for_no_longer_than_was_said_while_the_service_is_stopped() {
+fn wait_for_topic_times_out_while_the_service_is_stopped() {
     let test_dir = TestDir::new();
     let service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
     let timeout = Duration::from_millis(300);
-    let waits = |expected| {
+    let wait_fails = |expected| {
         let since = std::time::Instant::now();
         assert_eq!(node.wait_for_topic("numbers", timeout).unwrap_err().kind(), expected);
         assert!(since.elapsed() < TIMEOUT / 2, "{:?}", since.elapsed());
     };
-    waits(ErrorKind::NotFound);
+    wait_fails(ErrorKind::NotFound);
     service.stop();
-    waits(ErrorKind::DeadlineExceeded);
+    wait_fails(ErrorKind::DeadlineExceeded);
     service.resume();
     let topic = node.topic("numbers", &settings()).unwrap();
     assert!(node.wait_for_topic("numbers", timeout).is_ok());
@@ -150,7 +149,7 @@ fn a_topic_is_waited_for_no_longer_than_was_said_while_the_service_is_stopped() 
 }
 
 #[test]
-fn a_topic_is_what_its_maker_said() {
+fn topic_keeps_the_settings_of_its_creator() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     assert_eq!(node.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
@@ -162,13 +161,13 @@ fn a_topic_is_what_its_maker_said() {
     let text = error.to_string();
     assert!(text.contains("8 messages") && text.contains("9 messages"), "{text}");
     drop(topic);
-    // Nobody uses it any more, so it may be another one now.
-    until("the topic to go", || other.open("numbers").is_err());
+    // No process uses the topic: it can be created again with other settings.
+    until("the topic to be removed", || other.open("numbers").is_err());
     assert_eq!(other.topic("numbers", &deeper).unwrap().settings().unwrap(), deeper);
 }
 
 #[test]
-fn what_can_never_be_is_refused() {
+fn invalid_settings_and_budgets_are_refused() {
     let test_dir = TestDir::new();
     let too_small = Budgets { host: Some(Budgets::MIN - 1), device: None };
     let refused = Node::join(NodeOptions { budgets: too_small, ..options(test_dir.path()) });
@@ -193,17 +192,17 @@ fn what_can_never_be_is_refused() {
     assert!(error.to_string().contains("1048576"), "{error}");
     let memory = MemoryLocation::Device("cuda:99".parse().unwrap());
     assert_eq!(kind("x", TopicSettings { memory, ..good }), ErrorKind::NoDevice);
-    // All that there is room for, and no more.
+    // As many topics as the budget holds.
     let topics: Vec<_> =
-        (0..200).map_while(|at| node.topic(&format!("t{at}"), &good).ok()).collect();
+        (0..200).map_while(|index| node.topic(&format!("t{index}"), &good).ok()).collect();
     assert!((2..200).contains(&topics.len()));
     assert_eq!(kind("one more", good), ErrorKind::OverBudget);
     drop(topics);
-    until("room for it", || node.topic("one more", &good).is_ok());
+    until("room in the budget", || node.topic("one more", &good).is_ok());
 }
 
 #[test]
-fn a_place_that_others_can_write_is_refused() {
+fn directory_writable_by_others_is_refused() {
     let test_dir = TestDir::new();
     std::fs::create_dir_all(test_dir.path()).unwrap();
     std::fs::set_permissions(test_dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
@@ -214,7 +213,7 @@ fn a_place_that_others_can_write_is_refused() {
 }
 
 #[test]
-fn where_nobody_may_serve_joining_ends_with_the_deadline() {
+fn external_member_without_a_service_times_out() {
     let test_dir = TestDir::new();
     let options = NodeOptions {
         service: ServiceMode::External,
@@ -226,7 +225,7 @@ fn where_nobody_may_serve_joining_ends_with_the_deadline() {
 }
 
 #[test]
-fn memory_of_the_dead_is_used_again() {
+fn memory_of_killed_publishers_is_reused() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -242,12 +241,12 @@ fn memory_of_the_dead_is_used_again() {
         };
         assert_eq!(blocks(&node), 4);
         other.kill();
-        until("its loans to be free", || blocks(&node) == 0);
+        until("free loans", || blocks(&node) == 0);
     }
 }
 
 #[test]
-fn one_who_only_takes_is_removed_and_named() {
+fn subscriber_that_holds_all_samples_is_evicted() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let hasty = TopicSettings { release_deadline: Duration::from_millis(300), ..settings() };
@@ -264,7 +263,7 @@ fn one_who_only_takes_is_removed_and_named() {
         }
         held
     };
-    // Nobody is in the way of another topic.
+    // Another topic is not blocked.
     publish(&calm.publisher().unwrap(), 0..3);
     assert_eq!(number_of(&other.pull(TIMEOUT).unwrap()), 0);
     for number in 8..20 {
@@ -280,23 +279,23 @@ fn one_who_only_takes_is_removed_and_named() {
     assert_eq!(topic.settings().unwrap().reliability, Reliability::Reliable);
 }
 
-/// The parent's service, socket, locks and handles are left as they are.
+/// The child leaves service, socket, locks and handles of its parent alone.
 #[test]
-fn a_forked_child_that_drops_its_node_leaves_it_to_its_parent() {
+fn forked_child_drops_its_node_and_the_parent_keeps_it() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("t", &settings()).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
     publisher.push(b"one", TIMEOUT).unwrap();
     let sample = subscriber.pull(TIMEOUT).unwrap();
-    let mut all = Some((node, topic, publisher, subscriber, sample));
-    let child = testkit::children::ForkedChild::new(|| drop(all.take()));
+    let mut handles = Some((node, topic, publisher, subscriber, sample));
+    let child = testkit::children::ForkedChild::new(|| drop(handles.take()));
     assert!(child.wait().success());
-    let (node, topic, publisher, mut subscriber, sample) = all.take().unwrap();
+    let (node, topic, publisher, mut subscriber, sample) = handles.take().unwrap();
     assert_eq!(sample.to_vec().unwrap(), b"one");
     publisher.push(b"two", TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TIMEOUT).unwrap().to_vec().unwrap(), b"two");
-    // Another process finds service and topic where they were, and nobody else serves.
+    // A new member finds the same service and topic.
     let other = test_dir.join_served();
     assert_eq!(other.identity(), node.identity());
     let mut late = other.open("t").unwrap().subscriber().unwrap();

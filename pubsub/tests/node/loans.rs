@@ -1,4 +1,4 @@
-//! Memory that is promised to publishers, and loans that are more than was promised.
+//! Memory reserved for publishers, and loans that exceed the reservation.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::support::{
 const MEBIBYTE: u64 = 1 << 20;
 const LOANS: u32 = 4;
 
-/// Serves a node where topics may take so many MiB.
-fn join(test_dir: &TestDir, budget: u64) -> Node {
-    let budget = Some(budget * MEBIBYTE);
+/// Serves a node with a memory budget for topics.
+fn join(test_dir: &TestDir, mebibytes: u64) -> Node {
+    let budget = Some(mebibytes * MEBIBYTE);
     let budgets = Budgets { host: budget, device: budget };
     Node::join(NodeOptions { budgets, ..options(test_dir.path()) }).unwrap()
 }
 
-/// Of messages of 1 MiB.
+/// Settings for messages of 1 MiB.
 fn large(depth: u32, loans: u32) -> TopicSettings {
     TopicSettings { depth, loans, largest: MEBIBYTE, ..settings() }
 }
@@ -29,7 +29,7 @@ fn is_refused(error: &Error, kind: ErrorKind, topic: &str) {
     assert_eq!((error.kind(), error.subject()), (kind, Some(topic)), "{error}");
 }
 
-/// All that it may have, and whatever it can get beyond that.
+/// Takes loans until one is refused.
 fn all_loans(publisher: &Publisher) -> Vec<Loan> {
     let mut loans = Vec::new();
     while let Ok(loan) = publisher.loan(MEBIBYTE, Duration::from_secs(1)) {
@@ -39,7 +39,7 @@ fn all_loans(publisher: &Publisher) -> Vec<Loan> {
 }
 
 #[test]
-fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
+fn loans_of_one_topic_leave_reservations_of_others() {
     let test_dir = TestDir::new();
     // Eight messages and four loans; one message, and the eight loans of two publishers each.
     let node = join(&test_dir, 12 + 1 + 16);
@@ -54,7 +54,7 @@ fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
     let taken: Vec<_> = takers.iter().map(all_loans).collect();
     assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [8, 8]);
     is_refused(&takers[0].try_loan(1).unwrap_err(), ErrorKind::TooManyLoans, "greedy");
-    // All that the other topic was promised is there: nobody has to give anything back for it.
+    // The other topic gets its whole reservation, although no loan is released.
     let (mut reader, publisher) = (calm.subscriber().unwrap(), calm.publisher().unwrap());
     for _ in 0..8 {
         publisher.loan(MEBIBYTE, TIMEOUT).unwrap().publish(TIMEOUT).unwrap();
@@ -62,12 +62,12 @@ fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
     let mut loans = all_loans(&publisher);
     assert_eq!(loans.len(), LOANS as usize);
     let Attempt::Full(last) = loans.pop().unwrap().try_publish().unwrap() else {
-        panic!("there is no room in the queue")
+        panic!("a full queue accepted a message")
     };
     drop(reader.pull(TIMEOUT).unwrap());
     last.publish(TIMEOUT).unwrap();
     drop(publisher.loan(MEBIBYTE, TIMEOUT).unwrap());
-    // A publisher that goes leaves its memory to another one, when its last loan has gone, too.
+    // The memory of a dropped publisher is free when its last loan is dropped, too.
     let [first, second] = takers;
     drop(first);
     is_refused(&greedy.publisher().unwrap_err(), ErrorKind::OverBudget, "greedy");
@@ -77,19 +77,19 @@ fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
 }
 
 #[test]
-fn what_was_promised_to_one_who_is_killed_is_promised_to_others() {
+fn reservation_of_a_killed_publisher_is_freed() {
     let test_dir = TestDir::new();
     // Eight messages, and the loans of two publishers.
     let node = join(&test_dir, 8 + 2 * 4);
     let topic = node.topic("numbers", &large(8, LOANS)).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     for _ in 0..3 {
-        // It has two.
+        // The child has two publishers.
         let mut other = ChildProcess::start("loans numbers 4", test_dir.path());
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 0);
         is_refused(&topic.publisher().unwrap_err(), ErrorKind::OverBudget, "numbers");
         other.kill();
-        until("its publishers to be forgotten", || {
+        until("the publishers to be reclaimed", || {
             let rows = node.report().unwrap();
             !rows.iter().any(|row| matches!(row, Row::Publisher { .. }))
         });
@@ -98,13 +98,13 @@ fn what_was_promised_to_one_who_is_killed_is_promised_to_others() {
 }
 
 #[test]
-fn the_next_service_keeps_what_the_last_one_promised() {
+fn reservations_survive_a_takeover() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let served = test_dir.join_served();
     let topic = served.topic("numbers", &large(8, LOANS)).unwrap();
     let mut publishers = vec![topic.publisher().unwrap(), topic.publisher().unwrap()];
-    // It serves when the first one has gone.
+    // Takes over when the service is killed.
     let node = join(&test_dir, 8 + 2 * 4);
     service.kill();
     until("the node to be served again", || node.serves());
@@ -119,14 +119,14 @@ fn the_next_service_keeps_what_the_last_one_promised() {
 }
 
 #[test]
-fn publishers_come_while_services_die() {
+fn publishers_join_while_services_are_killed() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     std::thread::scope(|scope| {
-        let coming = scope.spawn(|| {
+        let joining = scope.spawn(|| {
             for number in 0..400 {
                 publish(&topic.publisher().unwrap(), number..number + 1);
             }
@@ -139,9 +139,9 @@ fn publishers_come_while_services_die() {
         for expected in 0..400 {
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
-        coming.join().unwrap();
+        joining.join().unwrap();
     });
-    until("all publishers to be gone", || {
+    until("all publishers to be removed", || {
         let rows = node.report().unwrap_or_default();
         !rows.is_empty() && !rows.iter().any(|row| matches!(row, Row::Publisher { .. }))
     });

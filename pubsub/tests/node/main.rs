@@ -1,6 +1,6 @@
-//! Processes at a node: those that come and go, those that are killed, and those that lie.
+//! Processes of one node: they join, leave, are killed, or violate the protocol.
 //!
-//! Messages lie in host memory, or in that of the device that `FABRICAST_TEST_DEVICE` names.
+//! Messages are in host memory, or on the device that `FABRICAST_TEST_DEVICE` names.
 #![allow(missing_docs, unreachable_pub)]
 
 mod child;

@@ -1,4 +1,4 @@
-//! What messages carry, and what becomes of those for which there is no room.
+//! Contents of messages, and messages that a full topic delays or drops.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -8,9 +8,8 @@ use crate::support::{
     ChildProcess, TIMEOUT, TestDir, message, number_of, publish, settings, until,
 };
 
-/// More than the buffer of a socket holds: it comes in parts, as they are taken.
 #[test]
-fn a_report_longer_than_a_sockets_buffer_arrives() {
+fn report_longer_than_a_socket_buffer_arrives() {
     const TOPICS: usize = 250;
     let test_dir = TestDir::new();
     let node = test_dir.join();
@@ -34,7 +33,7 @@ fn a_report_longer_than_a_sockets_buffer_arrives() {
 }
 
 #[test]
-fn a_message_says_where_it_comes_from() {
+fn sample_names_its_publisher_sequence_and_time() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -57,7 +56,6 @@ fn a_message_says_where_it_comes_from() {
     assert_eq!(sample.origin(), None);
     let second = 1_000_000_000;
     assert!((before - second..now() + second).contains(&sample.published_at()));
-    // It is read where it lies, and another reader finds it in the very same memory.
     let mut part = [0; 4];
     sample.read(2, &mut part).unwrap();
     assert_eq!(&part, b"cont");
@@ -65,7 +63,7 @@ fn a_message_says_where_it_comes_from() {
 }
 
 #[test]
-fn one_copy_for_all_and_for_as_long_as_anybody_holds_it() {
+fn readers_share_one_copy_until_the_last_release() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -76,13 +74,13 @@ fn one_copy_for_all_and_for_as_long_as_anybody_holds_it() {
     assert!(held.iter().all(|sample| sample.address() == held[0].address()));
     let last = readers[0].pull(TIMEOUT).unwrap();
     drop((readers, publisher, topic, node));
-    // The subscribers are gone, and the node, too: not what was read.
+    // Samples outlive their subscribers and the node.
     assert!(held.iter().all(|sample| number_of(sample) == 0));
     assert_eq!(number_of(&last), 1);
 }
 
 #[test]
-fn best_effort_tells_what_was_missed() {
+fn best_effort_reports_missed_messages() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     for reliability in [Reliability::DropOldest, Reliability::DropNewest] {
@@ -110,7 +108,7 @@ fn best_effort_tells_what_was_missed() {
 }
 
 #[test]
-fn a_reliable_topic_slows_its_publisher() {
+fn full_reliable_topic_blocks_its_publisher() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -128,7 +126,7 @@ fn a_reliable_topic_slows_its_publisher() {
     assert!(subscriber.try_pull().unwrap().is_none());
     let error = subscriber.pull(short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    // Several publishers: each one's order is kept.
+    // The order of each publisher is kept.
     let second = topic.publisher().unwrap();
     for number in 0..4 {
         publish(&publisher, number..number + 1);
@@ -145,7 +143,7 @@ fn a_reliable_topic_slows_its_publisher() {
 }
 
 #[test]
-fn sizes_from_nothing_to_the_largest() {
+fn messages_of_every_size_up_to_the_largest() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let largest = 24 << 20;
@@ -156,24 +154,24 @@ fn sizes_from_nothing_to_the_largest() {
         publisher.push(&bytes, TIMEOUT).unwrap();
         let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!(sample.length(), length);
-        assert!(sample.to_vec().unwrap() == bytes, "other bytes, {length} of them");
+        assert!(sample.to_vec().unwrap() == bytes, "a message of {length} bytes differs");
     }
     let error = publisher.loan(largest + 1, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooLong);
 }
 
 #[test]
-fn readers_learn_of_a_publisher_that_dies() {
+fn readers_are_notified_of_a_killed_publisher() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
-    let mut other = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+    let mut other = ChildProcess::start("publishes-forever numbers", test_dir.path());
     for expected in 0..20 {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     other.kill();
-    until("word of its death", || {
+    until("an event", || {
         while subscriber.try_pull().unwrap().is_some() {}
         matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. }))
     });
@@ -215,17 +213,17 @@ fn memory_grows_without_waiting_for_stopped_processes() {
     let stopped = ChildProcess::start("subscribes numbers", test_dir.path());
     until("the other subscriber", || publisher.subscribers() == 2);
     stopped.stop();
-    let mut kept = Vec::new();
+    let mut samples = Vec::new();
     for number in 0..20 {
         let start = Instant::now();
         publisher.push(&vec![number; 1 << 20], TIMEOUT).unwrap();
         assert!(start.elapsed() < Duration::from_secs(1), "{number}: {:?}", start.elapsed());
-        kept.push(reader.pull(TIMEOUT).unwrap());
+        samples.push(reader.pull(TIMEOUT).unwrap());
     }
 }
 
 #[test]
-fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted() {
+fn best_effort_subscriber_that_holds_all_samples_is_evicted() {
     for reliability in BEST_EFFORT {
         let test_dir = TestDir::new();
         let node = test_dir.join();
@@ -233,30 +231,31 @@ fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted
         let settings = TopicSettings { reliability, release_deadline, ..settings() };
         let topic = node.topic("numbers", &settings).unwrap();
         let publisher = topic.publisher().unwrap();
-        let mut kept = Vec::new();
+        let mut subscribers = Vec::new();
         for _ in 0..2 {
-            let mut keeper = topic.subscriber().unwrap();
+            let mut subscriber = topic.subscriber().unwrap();
             let samples: Vec<_> = (0..24)
                 .map(|number| {
                     publish(&publisher, number..number + 1);
-                    keeper.pull(TIMEOUT).unwrap()
+                    subscriber.pull(TIMEOUT).unwrap()
                 })
                 .collect();
-            kept.push((keeper, samples));
+            subscribers.push((subscriber, samples));
         }
-        // The first one was told when there was more than it may hold.
-        assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::TooManySamples);
+        // The first subscriber held more samples than allowed.
+        let (first, _held) = &mut subscribers[0];
+        assert_eq!(first.try_pull().unwrap_err().kind(), ErrorKind::TooManySamples);
         let mut reader = topic.subscriber().unwrap();
         until("room", || !publisher.push(&message(7), TIMEOUT).unwrap().is_dropped);
         assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 7);
-        assert!(reader.missed() > 0, "{reliability}: what was dropped meanwhile is told");
-        assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+        assert!(reader.missed() > 0, "{reliability}: dropped messages are not counted");
+        assert_eq!(first.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
         assert!(publisher.counters().evicted > 0 && publisher.counters().dropped > 0);
     }
 }
 
 #[test]
-fn messages_dropped_behind_the_last_one_are_told_also_when_their_publisher_has_ended() {
+fn messages_dropped_at_the_end_of_a_publisher_are_counted() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let settings = TopicSettings { reliability: Reliability::DropNewest, ..settings() };

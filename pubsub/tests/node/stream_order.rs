@@ -1,6 +1,6 @@
-//! Messages in the order of streams, between processes that live and die.
+//! Messages in stream order between processes, some of which are killed.
 //!
-//! On the emulated for a device, or on the one that `FABRICAST_TEST_DEVICE` names.
+//! The device is the one that `FABRICAST_TEST_DEVICE` names, or an emulated one.
 
 use std::time::Duration;
 
@@ -8,30 +8,30 @@ use gpu::{Device, Stream};
 use pubsub::{Event, Readiness, Row, Sample, TopicSettings};
 
 use crate::support::{
-    ChildProcess, Gate, TIMEOUT, TestDir, message, number_of, on_a_device, publish, publish_on,
+    ChildProcess, Gate, TIMEOUT, TestDir, device_topic, message, number_of, publish, publish_on,
     until,
 };
 
-/// Copies a message to memory of this process, in order.
-fn copied(device: &Device, stream: &Stream, sample: &Sample) -> gpu::Slice {
-    let to = device.allocate(4096).unwrap().slice(0, sample.length()).unwrap();
-    stream.copy(&to, sample.slice()).unwrap();
-    to
+/// Copies a message to memory of this process, in stream order.
+fn copy(device: &Device, stream: &Stream, sample: &Sample) -> gpu::Slice {
+    let target = device.allocate(4096).unwrap().slice(0, sample.length()).unwrap();
+    stream.copy(&target, sample.slice()).unwrap();
+    target
 }
 
 #[track_caller]
-fn check(stream: &Stream, copied: &gpu::Slice, number: u64) {
-    let mut bytes = vec![0; copied.length() as usize];
-    stream.download(copied, &mut bytes, TIMEOUT).unwrap();
-    assert!(bytes == message(number), "other bytes than those of message {number}");
+fn check(stream: &Stream, copy: &gpu::Slice, number: u64) {
+    let mut bytes = vec![0; copy.length() as usize];
+    stream.download(copy, &mut bytes, TIMEOUT).unwrap();
+    assert!(bytes == message(number), "message {number} differs from what was published");
 }
 
 #[test]
-fn numbers_go_from_stream_to_stream() {
+fn messages_flow_from_stream_to_stream() {
     const COUNT: u64 = 300;
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscribers = [topic.subscriber().unwrap(), topic.subscriber().unwrap()];
     let stream = device.stream().unwrap();
@@ -40,11 +40,11 @@ fn numbers_go_from_stream_to_stream() {
     for number in 0..COUNT {
         let [first, second] = &mut subscribers;
         let sample = first.pull_on(&stream, TIMEOUT).unwrap();
-        let to = copied(&device, &stream, &sample);
+        let copy = copy(&device, &stream, &sample);
         sample.release_on(&stream).unwrap();
         assert_eq!(number_of(&second.pull(TIMEOUT).unwrap()), number);
-        if let Some((number, before)) = last.replace((number, to)) {
-            check(&stream, &before, number);
+        if let Some((number, copy)) = last.replace((number, copy)) {
+            check(&stream, &copy, number);
         }
     }
     other.finish();
@@ -52,10 +52,10 @@ fn numbers_go_from_stream_to_stream() {
 }
 
 #[test]
-fn a_stream_goes_on_when_a_publisher_is_killed() {
+fn stream_continues_after_its_publisher_is_killed() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let mut host = topic.subscriber().unwrap();
@@ -63,7 +63,7 @@ fn a_stream_goes_on_when_a_publisher_is_killed() {
     let mut other = ChildProcess::start("publishes-and-hangs numbers", test_dir.path());
     let samples: Vec<_> = (0..4).map(|_| subscriber.pull_on(&stream, TIMEOUT).unwrap()).collect();
     let last = subscriber.pull(TIMEOUT).unwrap();
-    let copies: Vec<_> = samples.iter().map(|sample| copied(&device, &stream, sample)).collect();
+    let copies: Vec<_> = samples.iter().map(|sample| copy(&device, &stream, sample)).collect();
     for number in 0..2 {
         assert_eq!(number_of(&host.pull(TIMEOUT).unwrap()), number);
     }
@@ -71,51 +71,51 @@ fn a_stream_goes_on_when_a_publisher_is_killed() {
     assert!(!stream.is_done().unwrap());
     other.kill();
     stream.synchronize(TIMEOUT).unwrap();
-    let found: Vec<_> = samples.iter().map(|sample| sample.readiness().unwrap()).collect();
+    let states: Vec<_> = samples.iter().map(|sample| sample.readiness().unwrap()).collect();
     use Readiness::{Poisoned, Ready};
-    assert_eq!(found, [Ready, Ready, Poisoned, Poisoned]);
+    assert_eq!(states, [Ready, Ready, Poisoned, Poisoned]);
     (0..2).for_each(|number| check(&stream, &copies[number], number as u64));
     drop(samples);
-    // Who reads on the host misses them.
+    // A subscriber on the host misses the poisoned messages.
     assert_eq!(number_of(&host.pull(TIMEOUT).unwrap()), 4);
     assert_eq!(host.missed(), 2);
     assert_eq!(host.poll_event(), Some(Event::Gap { missed: 2 }));
     assert_eq!(number_of(&last), 4);
     drop(last);
-    until("all memory to be free", || taken(&node) == 0);
+    until("all memory to be free", || used_blocks(&node) == 0);
 }
 
-/// Blocks of the node that are taken.
-fn taken(node: &pubsub::Node) -> u64 {
+/// The number of allocated blocks of the node.
+fn used_blocks(node: &pubsub::Node) -> u64 {
     let rows = node.report().unwrap();
-    let taken = |row: &Row| match row {
+    let used = |row: &Row| match row {
         Row::Pool { blocks, .. } => *blocks,
         _ => 0,
     };
-    rows.iter().map(taken).sum()
+    rows.iter().map(used).sum()
 }
 
 #[test]
-fn a_stream_goes_on_when_service_and_publisher_are_killed() {
+fn stream_continues_after_service_and_publisher_are_killed() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let stream = device.stream().unwrap();
     let mut other = ChildProcess::start("publishes-and-hangs numbers", test_dir.path());
     let samples: Vec<_> = (0..4).map(|_| subscriber.pull_on(&stream, TIMEOUT).unwrap()).collect();
     assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 4);
-    until("what its stream comes to", || samples[1].readiness().unwrap() == Readiness::Ready);
+    until("the stream", || samples[1].readiness().unwrap() == Readiness::Ready);
     service.kill();
     other.kill();
     let mut service = ChildProcess::start("serves", test_dir.path());
     stream.synchronize(TIMEOUT).unwrap();
-    let came_of = |index: usize| samples[index].readiness().unwrap();
-    assert_eq!((came_of(1), came_of(3)), (Readiness::Ready, Readiness::Poisoned));
+    let state = |index: usize| samples[index].readiness().unwrap();
+    assert_eq!((state(1), state(3)), (Readiness::Ready, Readiness::Poisoned));
     drop(samples);
-    until("all memory to be free", || taken(&node) == 0);
+    until("all memory to be free", || used_blocks(&node) == 0);
     let publisher = topic.publisher().unwrap();
     publish_on(&publisher, &device.stream().unwrap(), 0..3);
     for number in 0..3 {
@@ -126,10 +126,10 @@ fn a_stream_goes_on_when_service_and_publisher_are_killed() {
 }
 
 #[test]
-fn what_a_stream_holds_is_nobody_elses_until_its_process_is_dead() {
+fn blocks_of_a_stream_are_reclaimed_after_process_death() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, _) = on_a_device();
+    let (settings, _) = device_topic();
     let release_deadline = Duration::from_millis(500);
     let settings = TopicSettings { depth: 2, release_deadline, ..settings };
     let topic = node.topic("numbers", &settings).unwrap();
@@ -141,7 +141,7 @@ fn what_a_stream_holds_is_nobody_elses_until_its_process_is_dead() {
     for number in 0..2 {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), number);
     }
-    // It is in the way, and removed: but nobody gets what its stream is at.
+    // The reader blocks the publisher and is evicted, but the blocks that its stream uses stay.
     publish(&publisher, 2..3);
     let rest = [subscriber.pull(TIMEOUT).unwrap(), subscriber.pull(TIMEOUT).unwrap()];
     let mut numbers = rest.each_ref().map(number_of);
@@ -149,22 +149,22 @@ fn what_a_stream_holds_is_nobody_elses_until_its_process_is_dead() {
     assert_eq!(numbers, [2, 99]);
     drop(rest);
     assert_eq!(publisher.subscribers(), 1);
-    assert_eq!(taken(&node), 2);
+    assert_eq!(used_blocks(&node), 2);
     other.kill();
-    until("all memory to be free", || taken(&node) == 0);
+    until("all memory to be free", || used_blocks(&node) == 0);
 }
 
 #[test]
-fn a_process_leaves_when_its_streams_are_through() {
+fn process_leaves_after_its_streams_finish() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let second = test_dir.join();
     let publisher = second.topic("numbers", &settings).unwrap().publisher().unwrap();
     let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
-    gate.stop(&stream);
+    gate.block(&stream);
     publish_on(&publisher, &stream, 0..2);
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| drop((publisher, second)));
@@ -177,18 +177,18 @@ fn a_process_leaves_when_its_streams_are_through() {
     for number in 0..2 {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), number);
     }
-    until("all memory to be free", || taken(&node) == 0);
+    until("all memory to be free", || used_blocks(&node) == 0);
 }
 
 #[test]
-fn a_reader_that_does_nothing_more_releases_what_its_stream_has_passed() {
+fn idle_reader_releases_what_its_stream_finished() {
     let test_dir = TestDir::new();
     let (node, second) = (test_dir.join(), test_dir.join());
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let publisher = node.topic("numbers", &settings).unwrap().publisher().unwrap();
     let mut subscriber = second.topic("numbers", &settings).unwrap().subscriber().unwrap();
     let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
-    gate.stop(&stream);
+    gate.block(&stream);
     publish(&publisher, 0..2);
     for _ in 0..2 {
         subscriber.pull_on(&stream, TIMEOUT).unwrap().release_on(&stream).unwrap();
@@ -196,6 +196,6 @@ fn a_reader_that_does_nothing_more_releases_what_its_stream_has_passed() {
     assert!(publisher.flush(Duration::from_millis(50)).is_err());
     gate.open();
     publisher.flush(TIMEOUT).unwrap();
-    until("all memory to be free", || taken(&node) == 0);
+    until("all memory to be free", || used_blocks(&node) == 0);
     drop(subscriber);
 }

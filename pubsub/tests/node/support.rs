@@ -1,5 +1,5 @@
-//! What the tests have in common: a directory, other processes, which are this program again,
-//! and messages that can be checked.
+//! Shared by the tests: a node directory, child processes (this program, started again), and
+//! messages whose contents can be checked.
 
 use std::ffi::OsStr;
 use std::ops::Deref;
@@ -12,10 +12,10 @@ use gpu::{Device, Memory, Stream};
 use pubsub::{MemoryLocation, Node, NodeOptions, Publisher, Sample, ServiceMode, TopicSettings};
 use testkit::children::{self, Child};
 
-/// Only ever reached if something is broken.
+/// Reached only by a test that fails.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A node's directory, gone with the test.
+/// The directory of a node. Dropping it removes the directory.
 pub struct TestDir(PathBuf);
 
 impl TestDir {
@@ -31,12 +31,12 @@ impl TestDir {
         &self.0
     }
 
-    /// Joins, and serves if nobody does.
+    /// Joins, and becomes the service if no process is.
     pub fn join(&self) -> Node {
         Node::join(options(&self.0)).unwrap()
     }
 
-    /// Joins where another process serves.
+    /// Joins a node whose service is another process.
     pub fn join_served(&self) -> Node {
         Node::join(NodeOptions { service: ServiceMode::External, ..options(&self.0) }).unwrap()
     }
@@ -67,13 +67,13 @@ pub fn settings() -> TopicSettings {
 }
 
 /// A topic of short messages on a device, and the device.
-pub fn on_a_device() -> (TopicSettings, Device) {
+pub fn device_topic() -> (TopicSettings, Device) {
     let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or_else(|_| "emulated:0".into());
     let device = Device::open(name.parse().unwrap()).unwrap();
     (TopicSettings { memory: MemoryLocation::Device(device.name()), ..settings() }, device)
 }
 
-/// Streams wait here until it is opened.
+/// Blocks streams until it is opened.
 pub struct Gate {
     word: Memory,
     key: Stream,
@@ -87,7 +87,7 @@ impl Gate {
         Self { word, key }
     }
 
-    pub fn stop(&self, stream: &Stream) {
+    pub fn block(&self, stream: &Stream) {
         stream.wait_for_word(&self.word.slice(0, 4).unwrap(), 1).unwrap();
     }
 
@@ -96,31 +96,31 @@ impl Gate {
     }
 }
 
-/// Publishes numbers on a stream, which copies them from where this process wrote them.
+/// Publishes numbers on a stream, which copies them from memory of this process.
 #[track_caller]
 pub fn publish_on(publisher: &Publisher, stream: &Stream, numbers: std::ops::Range<u64>) {
     let device = stream.device();
-    let writing = device.stream().unwrap();
+    let uploads = device.stream().unwrap();
     for number in numbers {
         let bytes = message(number);
-        let from = device.allocate(4096).unwrap();
-        let from = from.slice(0, bytes.len() as u64).unwrap();
-        writing.upload(&from, &bytes, TIMEOUT).unwrap();
-        publisher.push_on(stream, &from, TIMEOUT).unwrap();
+        let source = device.allocate(4096).unwrap();
+        let source = source.slice(0, bytes.len() as u64).unwrap();
+        uploads.upload(&source, &bytes, TIMEOUT).unwrap();
+        publisher.push_on(stream, &source, TIMEOUT).unwrap();
     }
 }
 
-/// Publishes two numbers that a stream writes, two that it never comes to, and one more; and waits
-/// to be killed.
+/// Publishes two numbers on a stream, two behind a gate that stays closed, and one from the host.
+/// Then waits to be killed.
 pub fn publish_and_hang(node: &Node, topic: &str) -> ! {
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let publisher = node.topic(topic, &settings).unwrap().publisher().unwrap();
     while publisher.subscribers() == 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
     let stream = device.stream().unwrap();
     publish_on(&publisher, &stream, 0..2);
-    Gate::new(&device).stop(&stream);
+    Gate::new(&device).block(&stream);
     publish_on(&publisher, &stream, 2..4);
     publish(&publisher, 4..5);
     loop {
@@ -128,7 +128,7 @@ pub fn publish_and_hang(node: &Node, topic: &str) -> ! {
     }
 }
 
-/// The bytes of the message with this number: their length depends on it, too.
+/// The message of a number, which determines contents and length.
 pub fn message(number: u64) -> Vec<u8> {
     let length = 8 + (number * 37 % 4000) as usize;
     let mut bytes = number.to_le_bytes().to_vec();
@@ -136,12 +136,12 @@ pub fn message(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The number of a message whose bytes are right.
+/// Checks a message and returns its number.
 #[track_caller]
 pub fn number_of(sample: &Sample) -> u64 {
     let bytes = sample.to_vec().unwrap();
     let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-    assert_eq!(bytes, message(number), "other bytes than were published");
+    assert_eq!(bytes, message(number), "message {number} differs from what was published");
     number
 }
 
@@ -152,7 +152,7 @@ pub fn publish(publisher: &Publisher, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// All orders of so many.
+/// All permutations of `0..COUNT`.
 pub fn orders<const COUNT: usize>() -> Vec<[usize; COUNT]> {
     let mut orders = vec![Vec::new()];
     for _ in 0..COUNT {
@@ -166,33 +166,33 @@ pub fn orders<const COUNT: usize>() -> Vec<[usize; COUNT]> {
     orders.into_iter().map(|order| order.try_into().unwrap()).collect()
 }
 
-/// Waits until something is so.
+/// Waits for a condition and panics after the timeout.
 #[track_caller]
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(expected: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;
-    while !is_so() {
-        assert!(Instant::now() < end, "waited for {what}");
+    while !condition() {
+        assert!(Instant::now() < end, "timeout: waited for {expected}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Kills what it started at the latest when it is dropped.
+/// A child process. Dropping it kills the process.
 pub struct ChildProcess(Child);
 
 impl ChildProcess {
-    /// Starts the other side in a role, with words to tell it more.
-    pub fn start(role: &str, place: &Path) -> Self {
-        let words = std::iter::once(place.as_os_str()).chain(role.split(' ').map(OsStr::new));
-        Self(Child::start(&mut children::respawn(words)))
+    /// Starts a child in a role, which is followed by its arguments.
+    pub fn start(role: &str, directory: &Path) -> Self {
+        let args = std::iter::once(directory.as_os_str()).chain(role.split(' ').map(OsStr::new));
+        Self(Child::start(&mut children::respawn(args)))
     }
 
-    /// The same, for one that says something.
-    pub fn start_speaking(role: &str, place: &Path) -> Self {
-        let words = std::iter::once(place.as_os_str()).chain(role.split(' ').map(OsStr::new));
-        Self(Child::start(children::respawn(words).stdout(Stdio::piped())))
+    /// The same, with the output of the child piped to [`line`](Self::line).
+    pub fn start_piped(role: &str, directory: &Path) -> Self {
+        let args = std::iter::once(directory.as_os_str()).chain(role.split(' ').map(OsStr::new));
+        Self(Child::start(children::respawn(args).stdout(Stdio::piped())))
     }
 
-    /// The next line that it says; None if it has ended.
+    /// The next line of output; None if the process has ended.
     #[track_caller]
     pub fn line(&mut self) -> Option<String> {
         self.0.line(TIMEOUT)
@@ -203,13 +203,13 @@ impl ChildProcess {
         self.0.finish(2 * TIMEOUT);
     }
 
-    /// Lets it end in order: it waits for its input to be closed.
+    /// Ends the process in order, by closing its input.
     #[track_caller]
     pub fn end(&mut self) {
         self.0.end(2 * TIMEOUT);
     }
 
-    /// Stops it until it goes on, or is killed.
+    /// Sends SIGSTOP.
     #[track_caller]
     pub fn stop(&self) {
         self.0.stop(TIMEOUT);
@@ -228,9 +228,9 @@ impl Deref for ChildProcess {
     }
 }
 
-/// Forks a child that holds all that this process has open until the test ends.
+/// Forks a child that inherits all descriptors of this process and holds them until the test ends.
 #[allow(unsafe_code)]
-pub fn leave_a_child() {
+pub fn fork_idle_child() {
     use nix::libc;
     use nix::unistd::{ForkResult, fork};
     // SAFETY: the child only reads and ends.
@@ -243,7 +243,7 @@ pub fn leave_a_child() {
     }
 }
 
-/// Shows what the library says, if that is asked for.
+/// Prints the log of the library if `FABRICAST_TEST_LOG` is set.
 pub fn log() {
     if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
         let filter = tracing_subscriber::filter::LevelFilter::DEBUG;

@@ -1,4 +1,4 @@
-//! Services that end, and others that take over.
+//! A service ends or is killed, and another process takes over.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::support::{
     ChildProcess, TIMEOUT, TestDir, number_of, options, publish, settings, until,
 };
 
-/// The how manieth service there is.
-fn service(test_dir: &TestDir) -> Option<u32> {
+/// The ordinal of the running service.
+fn service_number(test_dir: &TestDir) -> Option<u32> {
     match pubsub::report(test_dir.path()).ok()?.first()? {
         Row::Node { service, .. } => Some(*service),
         _ => None,
@@ -17,7 +17,7 @@ fn service(test_dir: &TestDir) -> Option<u32> {
 }
 
 #[test]
-fn another_process_serves_when_the_first_leaves() {
+fn another_process_serves_after_the_service_leaves() {
     let test_dir = TestDir::new();
     let first = test_dir.join();
     let second = test_dir.join();
@@ -31,10 +31,10 @@ fn another_process_serves_when_the_first_leaves() {
     for expected in 0..5 {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
-    // The one that is left serves, and others come to it.
+    // The other member serves, and a third one joins.
     let third = test_dir.join();
     assert_eq!(third.identity(), identity);
-    assert_eq!(service(&test_dir), Some(2));
+    assert_eq!(service_number(&test_dir), Some(2));
     let topic = third.topic("numbers", &settings()).unwrap();
     let publisher = topic.publisher().unwrap();
     publish(&publisher, 5..9);
@@ -42,11 +42,11 @@ fn another_process_serves_when_the_first_leaves() {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     drop((second, third, topic, publisher, subscriber, reading));
-    // Everybody is gone: the next is at another node.
+    // All members have left: the next process creates another node.
     assert_ne!(test_dir.join().identity(), identity);
 }
 
-/// Numbers go from one process to another while the service is killed, again and again.
+/// Messages flow between two processes while the service is ended repeatedly.
 fn numbers_flow_while_services(end: fn(&mut ChildProcess)) {
     const COUNT: u64 = 20_000;
     let test_dir = TestDir::new();
@@ -65,8 +65,8 @@ fn numbers_flow_while_services(end: fn(&mut ChildProcess)) {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     publisher.finish();
-    assert!(subscriber.try_pull().unwrap().is_none(), "one came twice");
-    // New topics and members: all is in order.
+    assert!(subscriber.try_pull().unwrap().is_none(), "a message was delivered twice");
+    // The last service creates topics and admits members.
     let other = node.topic("others", &settings()).unwrap();
     let mut subscriber = other.subscriber().unwrap();
     let mut publisher = ChildProcess::start("publishes others 1", test_dir.path());
@@ -85,23 +85,23 @@ fn nothing_is_lost_when_services_end_in_order() {
 }
 
 #[test]
-fn publishers_and_services_die_together() {
+fn publisher_and_service_killed_together_are_reclaimed() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     for _ in 0..5 {
-        let mut publisher = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+        let mut publisher = ChildProcess::start("publishes-forever numbers", test_dir.path());
         for expected in 0..100 {
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
         service.kill();
         publisher.kill();
         service = ChildProcess::start("serves", test_dir.path());
-        // What was published before is still there, in order.
+        // Messages published before the kill are delivered in order.
         let mut expected = 100;
-        until("the publisher to be forgotten", || {
+        until("the publisher to be reclaimed", || {
             while let Some(sample) = subscriber.try_pull().unwrap() {
                 assert_eq!(number_of(&sample), expected);
                 expected += 1;
@@ -115,7 +115,6 @@ fn publishers_and_services_die_together() {
         }
     }
     drop(subscriber);
-    // Nothing of all that is left.
     until("all memory to be free", || {
         let rows = node.report().unwrap();
         rows.iter().all(|row| !matches!(row, Row::Pool { blocks, .. } if *blocks > 0))
@@ -123,7 +122,7 @@ fn publishers_and_services_die_together() {
 }
 
 #[test]
-fn one_without_a_service_goes_on_with_what_it_has() {
+fn member_without_a_service_uses_existing_topics() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
@@ -136,14 +135,13 @@ fn one_without_a_service_goes_on_with_what_it_has() {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     let _next = pubsub::Node::join(options(test_dir.path())).unwrap();
-    until("the next service", || service_is(&test_dir, 2));
+    until("the next service", || service_number(&test_dir) == Some(2));
     assert!(node.topic("more", &settings()).is_ok());
 }
 
-/// Longer than it takes until the next service serves, and until somebody who is in the way has had
-/// its time.
+/// The release deadline is longer than a takeover takes.
 #[test]
-fn one_who_waits_is_seen_by_the_next_service() {
+fn blocked_publisher_is_seen_by_the_next_service() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
@@ -154,37 +152,32 @@ fn one_who_waits_is_seen_by_the_next_service() {
     publish(&publisher, 0..8);
     let held: Vec<_> = (0..8).map(|_| greedy.pull(TIMEOUT).unwrap()).collect();
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| publish(&publisher, 8..9));
-        until("it to wait", || {
+        let blocked = scope.spawn(|| publish(&publisher, 8..9));
+        until("a blocked publisher", || {
             let rows = node.report().unwrap();
             rows.iter().any(|row| matches!(row, Row::Publisher { waits_microseconds, .. } if *waits_microseconds > 0))
         });
-        // The one that was told is no more.
+        // The service that was notified is dead.
         service.kill();
         service = ChildProcess::start("serves", test_dir.path());
-        waits.join().unwrap();
+        blocked.join().unwrap();
     });
     drop(held);
     assert_eq!(greedy.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
-    assert_eq!(self::service(&test_dir), Some(2));
+    assert_eq!(service_number(&test_dir), Some(2));
 }
 
-fn service_is(test_dir: &TestDir, number: u32) -> bool {
-    service(test_dir) == Some(number)
-}
-
-/// What a killed service had open its child has still: connections that nobody answers, and the
-/// socket.
+/// The child holds the listening socket and the connections of the service, and answers none.
 #[test]
-fn a_child_of_a_killed_service_is_in_nobodys_way() {
-    for ends in [ChildProcess::kill as fn(&mut ChildProcess), |other| other.end()] {
+fn forked_child_of_a_dead_service_blocks_no_takeover() {
+    for end in [ChildProcess::kill as fn(&mut ChildProcess), |other| other.end()] {
         let test_dir = TestDir::new();
         let mut service = ChildProcess::start("serves-and-forks numbers", test_dir.path());
-        until("a service", || service_is(&test_dir, 1));
+        until("a service", || service_number(&test_dir) == Some(1));
         let node = pubsub::Node::join(options(test_dir.path())).unwrap();
         let topic = node.topic("numbers", &settings()).unwrap();
         let mut subscriber = topic.subscriber().unwrap();
-        ends(&mut service);
+        end(&mut service);
         let other = test_dir.join();
         assert_eq!(other.identity(), node.identity());
         publish(&other.open("numbers").unwrap().publisher().unwrap(), 0..3);

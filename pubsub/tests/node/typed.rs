@@ -6,11 +6,11 @@ use pubsub::{ErrorKind, Reliability, TopicSettings};
 
 use crate::support::{TIMEOUT, TestDir};
 
-/// Waited for in vain.
+/// For an operation that is expected to time out.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
 pubsub::plain! {
-    /// Where something is.
+    /// A position.
     #[derive(Debug, PartialEq)]
     struct Pose {
         position: [f64; 3],
@@ -23,7 +23,7 @@ fn pose(number: u64) -> Pose {
 }
 
 #[test]
-fn typed_topic_carries_values_between_members() {
+fn typed_topic_delivers_values_between_members() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let publisher = node.topic_of::<Pose>("pose").unwrap().publisher().unwrap();
@@ -51,14 +51,14 @@ fn type_of_another_size_is_refused() {
     assert!(error.to_string().contains("[u8; 31]"), "{error}");
     let error = node.topic_of::<[u64; 0]>("nothing").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    // As it is, whatever its other settings are.
+    // Any other settings are accepted for a typed topic.
     let settings = TopicSettings { reliability: Reliability::DropOldest, ..Default::default() };
     node.topic_of_with::<u64>("numbers", &settings).unwrap().publisher().unwrap();
 }
 
-mod elsewhere {
+mod foreign {
     pubsub::plain! {
-        /// The same, as another program declares it.
+        /// The same type, declared by another program.
         #[derive(Debug)]
         pub(super) struct Pose {
             pub(super) position: [f64; 3],
@@ -66,7 +66,7 @@ mod elsewhere {
         }
     }
     pubsub::plain! {
-        /// Of the same size, and something else.
+        /// Another type of the same size.
         #[derive(Debug)]
         pub(super) struct Twist {
             pub(super) linear: [f64; 3],
@@ -80,21 +80,21 @@ fn type_of_another_name_is_refused_and_of_another_module_is_not() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let topic = node.topic_of::<Pose>("pose").unwrap();
-    other.topic_of::<elsewhere::Pose>("pose").unwrap();
-    let error = other.topic_of::<elsewhere::Twist>("pose").unwrap_err();
+    other.topic_of::<foreign::Pose>("pose").unwrap();
+    let error = other.topic_of::<foreign::Twist>("pose").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
     let creator = format!("created by process {} ", std::process::id());
     for part in ["type Pose", "type Twist", &creator] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
-    let error = topic.untyped().typed::<elsewhere::Twist>().unwrap_err();
+    let error = topic.untyped().typed::<foreign::Twist>().unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
     assert!(error.to_string().contains("type Pose, not Twist"), "{error}");
 }
 
 mod outdated {
     pubsub::plain! {
-        /// The same type, as an earlier version of a program declares it.
+        /// The same type, declared by an earlier version of a program.
         #[derive(Debug)]
         pub(super) struct Pose {
             pub(super) position: [f64; 2],
@@ -103,7 +103,7 @@ mod outdated {
 }
 
 #[test]
-fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
+fn same_type_name_with_another_size_is_refused() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let topic = node.topic_of::<outdated::Pose>("pose").unwrap();
@@ -120,14 +120,14 @@ fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
         "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here, but 16 where the \
          topic was created. Compile both from one definition"
     );
-    // Where more than the size differs, all of it is told.
+    // The error names every setting that differs.
     let deep = TopicSettings { depth: 5, ..Default::default() };
     let text = other.topic_of_with::<Pose>("pose", &deep).unwrap_err().to_string();
     assert!(text.contains("depth, largest: the topic has"), "{text}");
 }
 
 #[test]
-fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
+fn untyped_and_typed_members_share_a_topic() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let values = node.topic_of::<Pose>("pose").unwrap();
@@ -138,15 +138,15 @@ fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
     let mut subscriber = bytes.subscriber().unwrap();
     values.publisher().unwrap().publish(&pose(3), TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TIMEOUT).unwrap().length(), largest);
-    // The other way round.
+    // Untyped first, then typed.
     let bytes = node.topic("raw", &TopicSettings { largest, ..Default::default() }).unwrap();
     assert_eq!(bytes.settings().unwrap().type_name, None);
-    other.topic_of::<elsewhere::Twist>("raw").unwrap();
+    other.topic_of::<foreign::Twist>("raw").unwrap();
     bytes.typed::<Pose>().unwrap();
 }
 
 #[test]
-fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
+fn message_of_wrong_size_is_an_error_and_the_next_is_read() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic_of::<u64>("numbers").unwrap();
@@ -167,14 +167,14 @@ fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
 }
 
 #[test]
-fn subscriber_takes_a_topic_as_it_is_and_waits_for_it() {
+fn subscribe_waits_for_a_topic_and_takes_its_settings() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let error = node.subscribe("later", SHORT_TIMEOUT).unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::NotFound, Some("later")));
     let settings = TopicSettings { depth: 3, largest: 100, ..Default::default() };
     std::thread::scope(|scope| {
-        let reads = scope.spawn(|| {
+        let reading = scope.spawn(|| {
             let mut subscriber = node.subscribe("later", TIMEOUT).unwrap();
             subscriber.pull(TIMEOUT).unwrap().to_vec().unwrap()
         });
@@ -182,6 +182,6 @@ fn subscriber_takes_a_topic_as_it_is_and_waits_for_it() {
         let publisher = node.topic("later", &settings).unwrap().publisher().unwrap();
         publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
         publisher.push(b"hello", TIMEOUT).unwrap();
-        assert_eq!(reads.join().unwrap(), b"hello");
+        assert_eq!(reading.join().unwrap(), b"hello");
     });
 }

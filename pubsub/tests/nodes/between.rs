@@ -1,4 +1,4 @@
-//! Messages between nodes whose processes live.
+//! Messages between nodes, without failures.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,13 +10,13 @@ use crate::support::{TIMEOUT, TestDir, message, number_of, options, publish, set
 
 pub use testkit::addresses::unused_listen_address as address;
 
-/// A node that listens, and knows of others.
+/// Options of a node that listens and connects to peers.
 pub fn network(listen: SocketAddr, peers: &[SocketAddr]) -> NetworkOptions {
     NetworkOptions {
         listen: Some(listen),
         peers: peers.iter().map(ToString::to_string).collect(),
         lost_after: Duration::from_secs(20),
-        // Two, where there are as many cores: so lanes are among what is killed here.
+        // Tests that kill processes cover lanes, too, on machines with several cores.
         lanes: 2,
         insecure: true,
         ..NetworkOptions::default()
@@ -27,9 +27,9 @@ pub fn join(directory: &Path, network: NetworkOptions) -> Node {
     Node::join(NodeOptions { network: Some(network), ..options(directory) }).unwrap()
 }
 
-/// Waits until so many other nodes want a topic.
+/// Waits until a number of other nodes subscribe to a topic.
 #[track_caller]
-pub fn until_wanted(node: &Node, topic: &str, nodes: usize) {
+pub fn until_subscribed(node: &Node, topic: &str, nodes: usize) {
     until("other nodes", || {
         let rows = node.report().unwrap();
         rows.iter()
@@ -39,7 +39,7 @@ pub fn until_wanted(node: &Node, topic: &str, nodes: usize) {
     });
 }
 
-/// Does the service keep a topic's messages for other nodes?
+/// Does the service retain messages of the topic for other nodes?
 pub fn is_replicated(node: &Node, topic: &str) -> bool {
     let rows = node.report().unwrap();
     rows.iter().any(|row| {
@@ -48,34 +48,33 @@ pub fn is_replicated(node: &Node, topic: &str) -> bool {
     })
 }
 
-/// Waits until it does.
 #[track_caller]
-pub fn until_carried(node: &Node, topic: &str) {
-    until("another node that wants the topic", || is_replicated(node, topic));
+pub fn until_replicated(node: &Node, topic: &str) {
+    until("another node that subscribes", || is_replicated(node, topic));
 }
 
 #[test]
-fn a_topic_is_opened_as_another_node_has_it() {
+fn open_takes_the_settings_of_a_remote_topic() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
     let wanted = TopicSettings { memory: MemoryLocation::Host, depth: 3, ..settings() };
     let remote = first.topic("numbers", &wanted).unwrap();
-    // Nobody has anything to do with it yet.
+    // The topic has no publisher and no subscriber yet: the node does not announce it.
     assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
     let publisher = remote.publisher().unwrap();
-    until("it to be told of", || {
+    until("the topic to be announced", || {
         let rows = second.report().unwrap();
-        let is_so = |row: &Row| matches!(row, Row::RemoteTopic { topic, depth: 3, publishes: true, .. } if topic == "numbers");
-        rows.iter().any(is_so)
+        let is_announced = |row: &Row| matches!(row, Row::RemoteTopic { topic, depth: 3, publishes: true, .. } if topic == "numbers");
+        rows.iter().any(is_announced)
     });
     let local = second.open("numbers").unwrap();
     assert_eq!(local.settings().unwrap(), wanted);
     let rows = second.report().unwrap();
-    assert!(!rows.iter().any(|row| matches!(row, Row::RemoteTopic { .. })), "it is here, too");
+    assert!(!rows.iter().any(|row| matches!(row, Row::RemoteTopic { .. })), "the topic is local");
     let mut subscriber = local.subscriber().unwrap();
-    until_wanted(&first, "numbers", 1);
+    until_subscribed(&first, "numbers", 1);
     for number in 0..20 {
         publish(&publisher, number..number + 1);
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), number);
@@ -83,14 +82,14 @@ fn a_topic_is_opened_as_another_node_has_it() {
 }
 
 #[test]
-fn messages_go_from_node_to_node_both_ways_at_once() {
+fn messages_flow_both_ways_between_two_nodes() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     let nodes = [first, second];
     let topics = nodes.each_ref().map(|node| node.topic("numbers", &settings()).unwrap());
     let mut subscribers = topics.each_ref().map(|topic| topic.subscriber().unwrap());
-    nodes.iter().for_each(|node| until_carried(node, "numbers"));
+    nodes.iter().for_each(|node| until_replicated(node, "numbers"));
     let publishers = topics.each_ref().map(|topic| topic.publisher().unwrap());
     std::thread::scope(|scope| {
         for publisher in &publishers {
@@ -115,8 +114,8 @@ fn messages_go_from_node_to_node_both_ways_at_once() {
             });
         }
     });
-    // What was read there is known here when that was said.
-    until("all is known to have arrived", || {
+    // Acknowledgements arrive after the messages were read.
+    until("all acknowledgements", || {
         let rows = nodes[0].report().unwrap();
         rows.iter().any(|row| matches!(row, Row::Sent { messages: 500, .. }))
             && rows.iter().any(|row| matches!(row, Row::Received { messages: 500, .. }))
@@ -125,7 +124,7 @@ fn messages_go_from_node_to_node_both_ways_at_once() {
 }
 
 #[test]
-fn both_nodes_say_that_a_topic_is_another_one_at_the_other() {
+fn both_nodes_report_an_incompatible_topic() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
@@ -136,8 +135,8 @@ fn both_nodes_say_that_a_topic_is_another_one_at_the_other() {
         let rows = node.report().unwrap();
         rows.into_iter().find(|row| matches!(row, Row::IncompatibleTopic { .. }))
     };
-    for (node, wanted_there) in [(&first, true), (&second, false)] {
-        until("the misfit", || incompatible_topic(node).is_some());
+    for (node, is_publisher) in [(&first, true), (&second, false)] {
+        until("the incompatible topic", || incompatible_topic(node).is_some());
         let Some(Row::IncompatibleTopic {
             topic,
             is_wanted_remotely,
@@ -148,30 +147,30 @@ fn both_nodes_say_that_a_topic_is_another_one_at_the_other() {
             ..
         }) = incompatible_topic(node)
         else {
-            unreachable!("a misfit")
+            unreachable!("the row disappeared")
         };
-        assert_eq!((topic.as_str(), is_wanted_remotely), ("numbers", wanted_there));
-        assert_eq!((is_wanted_locally, &*differs), (!wanted_there, &["largest".to_owned()][..]));
+        assert_eq!((topic.as_str(), is_wanted_remotely), ("numbers", is_publisher));
+        assert_eq!((is_wanted_locally, &*differs), (!is_publisher, &["largest".to_owned()][..]));
         let sizes = [local, remote].map(|side| side.contains("up to 4096 bytes"));
-        assert_eq!(sizes, [wanted_there, !wanted_there]);
+        assert_eq!(sizes, [is_publisher, !is_publisher]);
     }
-    // Who listens is named by where it does, by either side, and for how long it has been there.
-    for (node, at) in [(&first, addresses[1]), (&second, addresses[0])] {
+    // Both nodes report the listen address of their peer, and since when it is connected.
+    for (node, peer) in [(&first, addresses[1]), (&second, addresses[0])] {
         let rows = node.report().unwrap();
-        let is_so = |row: &Row| {
+        let is_peer = |row: &Row| {
             matches!(row, Row::Peer { address, is_connected: true, detail, label, .. }
-                if *address == at.to_string() && detail.starts_with("for ") && label == "test")
+                if *address == peer.to_string() && detail.starts_with("for ") && label == "test")
         };
-        assert!(rows.iter().any(is_so), "{rows:?}");
+        assert!(rows.iter().any(is_peer), "{rows:?}");
     }
     drop(subscriber);
-    until("the misfit to be over", || incompatible_topic(&first).is_none());
+    until("the incompatible topic to disappear", || incompatible_topic(&first).is_none());
     drop(publisher);
 }
 
-/// What happens when two nodes come together, in any order.
+/// Steps by which two nodes begin to exchange messages.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Happens {
+enum Step {
     WriterJoins,
     ReaderJoins,
     Publishes,
@@ -179,8 +178,8 @@ enum Happens {
 }
 
 #[test]
-fn the_order_of_coming_does_not_matter() {
-    use Happens::*;
+fn writer_and_reader_of_two_nodes_start_in_every_order() {
+    use Step::*;
     let all = [WriterJoins, ReaderJoins, Publishes, Subscribes];
     let mut orders = Vec::new();
     for a in all {
@@ -188,7 +187,7 @@ fn the_order_of_coming_does_not_matter() {
             for c in all {
                 for d in all {
                     let order = [a, b, c, d];
-                    let at = |what| order.iter().position(|it| *it == what);
+                    let at = |step| order.iter().position(|it| *it == step);
                     let (Some(writer), Some(publishes), Some(reader), Some(subscribes)) =
                         (at(WriterJoins), at(Publishes), at(ReaderJoins), at(Subscribes))
                     else {
@@ -205,8 +204,8 @@ fn the_order_of_coming_does_not_matter() {
     for order in orders {
         let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
         let (mut nodes, mut publisher, mut subscriber) = ([None, None], None, None);
-        for happens in order {
-            match happens {
+        for step in order {
+            match step {
                 WriterJoins => {
                     nodes[0] =
                         Some(join(test_dirs[0].path(), network(addresses[0], &[addresses[1]])));
@@ -226,7 +225,7 @@ fn the_order_of_coming_does_not_matter() {
             }
         }
         let (publisher, mut subscriber) = (publisher.unwrap(), subscriber.unwrap());
-        until_carried(nodes[0].as_ref().unwrap(), "numbers");
+        until_replicated(nodes[0].as_ref().unwrap(), "numbers");
         publish(&publisher, 0..8);
         for expected in 0..8 {
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected, "{order:?}");
@@ -244,7 +243,7 @@ fn large_messages_arrive_whole() {
     let reading = reader.topic("large", &settings).unwrap();
     let mut subscriber = reading.subscriber().unwrap();
     let topic = writer.topic("large", &settings).unwrap();
-    until_carried(&writer, "large");
+    until_replicated(&writer, "large");
     let publisher = topic.publisher().unwrap();
     for length in [0, 1, 4097, 3 << 20, largest - 1, largest] {
         let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + length) as u8).collect();
@@ -254,34 +253,34 @@ fn large_messages_arrive_whole() {
         loan.publish(TIMEOUT).unwrap();
         let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!((sample.length(), &*sample.metadata()), (length, &length.to_le_bytes()[..]));
-        assert!(sample.to_vec().unwrap() == bytes, "other bytes, {length} of them");
+        assert!(sample.to_vec().unwrap() == bytes, "a message of {length} bytes differs");
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let by = if cores > 1 { "ring of 2 lanes over " } else { "ring over " };
+    let prefix = if cores > 1 { "ring of 2 lanes over " } else { "ring over " };
     for node in [writer, reader] {
-        let is_told = |row: &Row| match row {
-            Row::Sent { path, .. } | Row::Received { path, .. } => path.starts_with(by),
+        let has_path = |row: &Row| match row {
+            Row::Sent { path, .. } | Row::Received { path, .. } => path.starts_with(prefix),
             _ => false,
         };
         let rows = node.report().unwrap();
-        assert!(rows.iter().any(is_told), "{by}: {rows:?}");
+        assert!(rows.iter().any(has_path), "{prefix}: {rows:?}");
     }
 }
 
 #[test]
-fn one_writer_and_several_nodes_that_come_and_go() {
+fn writer_with_several_nodes_that_join_and_leave() {
     let test_dirs: Vec<_> = (0..4).map(|_| TestDir::new()).collect();
-    let home = address();
-    let writer = join(test_dirs[0].path(), network(home, &[]));
+    let listen = address();
+    let writer = join(test_dirs[0].path(), network(listen, &[]));
     let topic = writer.topic("numbers", &settings()).unwrap();
     let publisher = topic.publisher().unwrap();
     let mut readers = Vec::new();
     for test_dir in &test_dirs[1..] {
-        let node = join(test_dir.path(), network(address(), &[home]));
+        let node = join(test_dir.path(), network(address(), &[listen]));
         let subscriber = node.topic("numbers", &settings()).unwrap().subscriber().unwrap();
         readers.push((node, subscriber));
     }
-    until_wanted(&writer, "numbers", 3);
+    until_subscribed(&writer, "numbers", 3);
     let mut next = 0;
     while !readers.is_empty() {
         for number in next..next + 50 {
@@ -293,26 +292,26 @@ fn one_writer_and_several_nodes_that_come_and_go() {
         next += 50;
         readers.pop();
     }
-    // Nobody is waited for who said goodbye.
+    // Nodes that left in order block no publisher.
     publish(&publisher, next..next + 50);
 }
 
 #[test]
-fn a_topic_that_is_made_anew_begins_anew() {
+fn recreated_topic_is_replicated_again() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let writer = join(test_dirs[0].path(), network(addresses[0], &[]));
     let reader = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     let mut subscriber = reader.topic("numbers", &settings()).unwrap().subscriber().unwrap();
     for round in [10, 3, 5] {
         let topic = writer.topic("numbers", &settings()).unwrap();
-        until_carried(&writer, "numbers");
+        until_replicated(&writer, "numbers");
         let publisher = topic.publisher().unwrap();
         publish(&publisher, 0..round);
         drop((publisher, topic));
         for expected in 0..round {
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
-        until("the topic to go", || {
+        until("the topic to be removed", || {
             let rows = writer.report().unwrap();
             !rows.iter().any(|row| matches!(row, Row::Topic { .. }))
         });
@@ -320,7 +319,7 @@ fn a_topic_that_is_made_anew_begins_anew() {
 }
 
 #[test]
-fn one_who_holds_too_long_at_another_node_is_removed_there() {
+fn remote_subscriber_that_holds_samples_is_evicted() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let writer = join(test_dirs[0].path(), network(addresses[0], &[addresses[1]]));
     let reader = join(test_dirs[1].path(), network(addresses[1], &[]));
@@ -328,7 +327,7 @@ fn one_who_holds_too_long_at_another_node_is_removed_there() {
     let reading = reader.topic("numbers", &hasty).unwrap();
     let (mut greedy, mut good) = (reading.subscriber().unwrap(), reading.subscriber().unwrap());
     let topic = writer.topic("numbers", &hasty).unwrap();
-    until_carried(&writer, "numbers");
+    until_replicated(&writer, "numbers");
     let publisher = topic.publisher().unwrap();
     let mut held = Vec::new();
     for number in 0..60 {

@@ -1,26 +1,26 @@
-//! What readers of another node are told of messages that did not come.
+//! Gaps that subscribers of another node are notified of.
 
 use pubsub::{Event, Reliability, TopicSettings};
 
-use crate::between::{address, is_replicated, join, network, until_carried};
+use crate::between::{address, is_replicated, join, network, until_replicated};
 use crate::support::{TIMEOUT, TestDir, number_of, publish, settings, until};
 
 #[test]
-fn what_was_published_before_one_subscribed_is_no_gap() {
+fn messages_before_a_subscription_are_no_gap() {
     for reliability in [Reliability::Reliable, Reliability::DropNewest, Reliability::DropOldest] {
-        // So deep that none is dropped because it is not known yet that those before it were read.
+        // Deep enough that no message is dropped while the acknowledgements are still on their way.
         let settings = TopicSettings { reliability, depth: 64, ..settings() };
         let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
         let first = join(test_dirs[0].path(), network(addresses[0], &[]));
         let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
-        let here = first.topic("numbers", &settings).unwrap();
-        let (publisher, mut local) = (here.publisher().unwrap(), here.subscriber().unwrap());
-        // It stays there though nobody subscribes for a while.
-        let there = second.topic("numbers", &settings).unwrap();
+        let topic = first.topic("numbers", &settings).unwrap();
+        let (publisher, mut local) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+        // Keeps the topic of the second node while it has no subscriber.
+        let remote_topic = second.topic("numbers", &settings).unwrap();
         let mut next = 0;
         for _ in 0..3 {
-            let mut remote = there.subscriber().unwrap();
-            until_carried(&first, "numbers");
+            let mut remote = remote_topic.subscriber().unwrap();
+            until_replicated(&first, "numbers");
             for number in next..next + 10 {
                 publish(&publisher, number..number + 1);
                 assert_eq!(number_of(&local.pull(TIMEOUT).unwrap()), number);
@@ -30,7 +30,7 @@ fn what_was_published_before_one_subscribed_is_no_gap() {
             let event = remote.poll_event();
             assert!(!matches!(event, Some(Event::Gap { .. })), "{event:?}");
             drop(remote);
-            until("nobody to subscribe there", || !is_replicated(&first, "numbers"));
+            until("no remote subscriber", || !is_replicated(&first, "numbers"));
             for number in next + 10..next + 50 {
                 publish(&publisher, number..number + 1);
                 assert_eq!(number_of(&local.pull(TIMEOUT).unwrap()), number);

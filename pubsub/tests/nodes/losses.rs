@@ -1,14 +1,14 @@
-//! Services of nodes that are killed, on both sides, while messages flow.
+//! Services of both nodes are killed while messages flow.
 
 use std::time::Duration;
 
 use pubsub::{Event, NetworkOptions, Publisher, Reliability, Row, Subscriber, TopicSettings};
 
-use crate::between::{address, join, network, until_carried};
+use crate::between::{address, join, network, until_replicated};
 use crate::support::{ChildProcess, TIMEOUT, TestDir, number_of, publish, settings, until};
 
-/// Numbers flow between two nodes, of which one service after the other ends.
-fn numbers_flow_while(end: fn(&mut ChildProcess)) {
+/// Messages flow between two nodes whose services end in turn.
+fn messages_flow_while_services(end: fn(&mut ChildProcess)) {
     const COUNT: u64 = 6000;
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let role = |which: usize| format!("serves {} {}", addresses[which], addresses[1 - which]);
@@ -18,38 +18,38 @@ fn numbers_flow_while(end: fn(&mut ChildProcess)) {
     let reading = nodes[1].topic("numbers", &settings()).unwrap();
     let mut subscriber = reading.subscriber().unwrap();
     let topic = nodes[0].topic("numbers", &settings()).unwrap();
-    until_carried(&nodes[0], "numbers");
+    until_replicated(&nodes[0], "numbers");
     let publisher = topic.publisher().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             publish(&publisher, 0..COUNT);
             publisher.flush(TIMEOUT).unwrap();
         });
-        let mut ends = 0;
+        let mut rounds = 0;
         for expected in 0..COUNT {
             if expected % (COUNT / 8) == COUNT / 16 {
-                let which = ends % 2;
+                let which = rounds % 2;
                 end(&mut services[which]);
                 services[which] = start(which);
-                ends += 1;
+                rounds += 1;
             }
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
     });
-    assert!(subscriber.try_pull().unwrap().is_none(), "one came twice");
+    assert!(subscriber.try_pull().unwrap().is_none(), "a message was delivered twice");
 }
 
 #[test]
 fn nothing_is_lost_when_services_of_both_sides_are_killed() {
-    numbers_flow_while(ChildProcess::kill);
+    messages_flow_while_services(ChildProcess::kill);
 }
 
 #[test]
 fn nothing_is_lost_when_services_of_both_sides_end_in_order() {
-    numbers_flow_while(ChildProcess::end);
+    messages_flow_while_services(ChildProcess::end);
 }
 
-/// Waits until all have so many messages, of which one reads here.
+/// Reads `count` messages locally and waits until the other nodes have them.
 fn flush(publisher: &Publisher, local: &mut Subscriber, count: u64) {
     for _ in 0..count {
         drop(local.pull(TIMEOUT).unwrap());
@@ -58,7 +58,7 @@ fn flush(publisher: &Publisher, local: &mut Subscriber, count: u64) {
 }
 
 #[test]
-fn publishers_are_told_what_a_node_missed_that_was_given_up() {
+fn messages_missed_by_a_given_up_node_are_counted() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let lost_after = Duration::from_secs(2);
     let node = join(
@@ -68,10 +68,10 @@ fn publishers_are_told_what_a_node_missed_that_was_given_up() {
     let topic = node.topic("numbers", &settings()).unwrap();
     let (publisher, other) = (topic.publisher().unwrap(), topic.publisher().unwrap());
     let mut local = topic.subscriber().unwrap();
-    // It gets these, and ends only when it has more.
-    let role = format!("comes-and-reads {} {} 1000", addresses[1], addresses[0]);
+    // The reader gets the first messages, and ends only after more.
+    let role = format!("joins-and-reads {} {} 1000", addresses[1], addresses[0]);
     let mut reader = ChildProcess::start(&role, test_dirs[1].path());
-    until_carried(&node, "numbers");
+    until_replicated(&node, "numbers");
     publish(&publisher, 0..4);
     flush(&publisher, &mut local, 4);
     assert_eq!(publisher.counters().missed_by_nodes, 0);
@@ -79,57 +79,57 @@ fn publishers_are_told_what_a_node_missed_that_was_given_up() {
     publish(&publisher, 4..9);
     flush(&publisher, &mut local, 5);
     assert_eq!(publisher.counters().missed_by_nodes, 5);
-    assert_eq!(other.counters().missed_by_nodes, 0, "none of these are missing");
-    let is_told = |row: &Row| matches!(row, Row::Missed { topic, nodes: 1, messages: 5 } if topic == "numbers");
-    assert!(node.report().unwrap().iter().any(is_told));
-    // One that comes later is no destination of what was before.
-    let role = format!("comes-and-reads {} {} 0", addresses[1], addresses[0]);
+    assert_eq!(other.counters().missed_by_nodes, 0, "the other publisher published nothing");
+    let is_counted = |row: &Row| matches!(row, Row::Missed { topic, nodes: 1, messages: 5 } if topic == "numbers");
+    assert!(node.report().unwrap().iter().any(is_counted));
+    // A node that joins later is no destination of earlier messages.
+    let role = format!("joins-and-reads {} {} 0", addresses[1], addresses[0]);
     ChildProcess::start(&role, test_dirs[1].path()).finish();
     publish(&publisher, 9..10);
     flush(&publisher, &mut local, 1);
-    until("nobody elsewhere", || publisher.subscribers() == 1);
+    until("no remote subscriber", || publisher.subscribers() == 1);
     assert_eq!(publisher.counters().missed_by_nodes, 5);
 }
 
 #[test]
-fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
+fn remote_subscriber_is_notified_of_a_killed_publisher() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     let mut subscriber = second.topic("numbers", &settings()).unwrap().subscriber().unwrap();
-    let mut dies = ChildProcess::start("publishes-and-waits numbers 3", test_dirs[0].path());
+    let mut victim = ChildProcess::start("publishes-and-waits numbers 3", test_dirs[0].path());
     for expected in 0..3 {
         let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!(number_of(&sample), expected);
         if expected == 2 {
-            dies.kill();
+            victim.kill();
             let expected = Event::RemotePublisherLost {
                 node: sample.origin().unwrap(),
                 publisher: sample.publisher(),
             };
-            let mut found = None;
+            let mut event = None;
             until("the event", || {
-                found = found.or_else(|| subscriber.poll_event());
-                found.is_some()
+                event = event.or_else(|| subscriber.poll_event());
+                event.is_some()
             });
-            assert_eq!(found, Some(expected));
+            assert_eq!(event, Some(expected));
         }
     }
     assert_eq!((subscriber.poll_event(), subscriber.missed()), (None, 0));
-    // One that leaves in order is no loss.
-    let mut leaves = ChildProcess::start("publishes-and-waits numbers 2", test_dirs[0].path());
+    // A publisher that leaves in order is no loss.
+    let mut other = ChildProcess::start("publishes-and-waits numbers 2", test_dirs[0].path());
     (0..2).for_each(|expected| assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected));
-    leaves.end();
-    until("it to have left", || {
+    other.end();
+    until("the publisher to leave", || {
         let rows = first.report().unwrap();
         !rows.iter().any(|row| matches!(row, Row::Publisher { .. }))
     });
     assert_eq!(subscriber.poll_event(), None);
 }
 
-/// Its service is stopped, and the connection is lost: from then on the other node keeps nothing for it.
+/// The service of the reader is stopped until the other node gives it up and retains nothing for it.
 #[test]
-fn reader_of_a_node_that_was_given_up_is_told_what_it_missed() {
+fn reader_on_a_given_up_node_counts_missed_messages() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let lost_after = Duration::from_secs(1);
     let network = NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) };
@@ -140,28 +140,27 @@ fn reader_of_a_node_that_was_given_up_is_told_what_it_missed() {
     let mut reader = reading.topic("numbers", &settings()).unwrap().subscriber().unwrap();
     let topic = node.topic("numbers", &settings()).unwrap();
     let publisher = topic.publisher().unwrap();
-    until_carried(&node, "numbers");
+    until_replicated(&node, "numbers");
     publish(&publisher, 0..4);
     for expected in 0..4 {
         assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), expected);
     }
     service.stop();
-    // It waits until the node is given up, and goes on without.
+    // Blocks until the node is given up.
     publish(&publisher, 4..200);
     until("the node to be given up", || publisher.subscribers() == 0);
     service.resume();
-    // Nothing more is published meanwhile.
-    let read = 4 + read_until_all_are_accounted_for(&mut reader, 196);
+    let read = 4 + read_or_miss(&mut reader, 196);
     assert_eq!(reader.poll_event(), Some(Event::Gap { missed: reader.missed() }));
-    until_carried(&node, "numbers");
+    until_replicated(&node, "numbers");
     publish(&publisher, 200..201);
     assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 200);
     assert_eq!((read + 1 + reader.missed(), publisher.counters().messages), (201, 201));
     assert_eq!(reader.poll_event(), None);
 }
 
-/// Reads what comes until that and what is missing are so many; gives how many it read.
-fn read_until_all_are_accounted_for(reader: &mut Subscriber, count: u64) -> u64 {
+/// Reads until `count` messages are read or missed, and returns the number of those read.
+fn read_or_miss(reader: &mut Subscriber, count: u64) -> u64 {
     let mut read = 0;
     until("all messages to be read or missed", || {
         while reader.try_pull().unwrap().is_some() {
@@ -173,30 +172,30 @@ fn read_until_all_are_accounted_for(reader: &mut Subscriber, count: u64) -> u64 
     read
 }
 
-/// Nothing is published afterwards, and the publisher may have left.
+/// The publisher leaves, or stays and publishes nothing more.
 #[test]
-fn reader_is_told_what_is_missing_behind_the_last_message_of_another_node() {
+fn reader_counts_messages_missed_after_the_last_remote_one() {
     const COUNT: u64 = 400;
     for reliability in [Reliability::DropNewest, Reliability::DropOldest] {
         let settings = TopicSettings { reliability, depth: 4, ..settings() };
         let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
         let first = join(test_dirs[0].path(), network(addresses[0], &[]));
         let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
-        let there = second.topic("numbers", &settings).unwrap();
-        let mut reader = there.subscriber().unwrap();
-        let here = first.topic("numbers", &settings).unwrap();
-        until_carried(&first, "numbers");
+        let remote = second.topic("numbers", &settings).unwrap();
+        let mut reader = remote.subscriber().unwrap();
+        let topic = first.topic("numbers", &settings).unwrap();
+        until_replicated(&first, "numbers");
         for leaves in [false, true] {
-            let (publisher, before) = (here.publisher().unwrap(), reader.missed());
+            let (publisher, before) = (topic.publisher().unwrap(), reader.missed());
             publish(&publisher, 0..COUNT);
             let _stays = (!leaves).then_some(publisher);
-            let read = read_until_all_are_accounted_for(&mut reader, before + COUNT);
+            let read = read_or_miss(&mut reader, before + COUNT);
             assert!(read > 0 && reader.missed() > 0, "{reliability:?}: {read} were read");
             assert!(matches!(reader.poll_event(), Some(Event::Gap { .. })));
             assert_eq!(reader.poll_event(), None);
         }
-        // What was missed is not counted again with the next message.
-        let (missed, publisher) = (reader.missed(), here.publisher().unwrap());
+        // The next message does not count the missed ones again.
+        let (missed, publisher) = (reader.missed(), topic.publisher().unwrap());
         publish(&publisher, 0..1);
         assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 0);
         assert_eq!(reader.missed(), missed);

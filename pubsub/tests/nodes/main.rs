@@ -1,5 +1,4 @@
-//! Several nodes, whose messages go from one to the other: in one process, and in several
-//! that are killed.
+//! Messages between nodes: of one process, and of several processes that are killed.
 #![allow(missing_docs, unreachable_pub)]
 
 mod between;

@@ -1,4 +1,4 @@
-//! Coming to a topic of two nodes, in every order.
+//! Processes join a topic of two nodes, in every order.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,30 +13,30 @@ use crate::support::{
     ChildProcess, TIMEOUT, TestDir, message, number_of, options, orders, settings, until,
 };
 
-/// Messages that both publish when all have come.
+/// Messages that each publisher adds after all steps.
 const MORE: u64 = 10;
 
-fn has_row(place: &Path, is_so: impl Fn(&Row) -> bool) -> bool {
-    pubsub::report(place).is_ok_and(|rows| rows.iter().any(is_so))
+fn has_row(directory: &Path, condition: impl Fn(&Row) -> bool) -> bool {
+    pubsub::report(directory).is_ok_and(|rows| rows.iter().any(condition))
 }
 
-/// Does the service keep messages for another node?
-fn is_replicated(place: &Path) -> bool {
+/// Does the service retain messages for another node?
+fn is_replicated(directory: &Path) -> bool {
     has_row(
-        place,
+        directory,
         |row| matches!(row, Row::Subscriber { participant, .. } if participant == "replication"),
     )
 }
 
-fn has_subscriber(place: &Path) -> bool {
+fn has_subscriber(directory: &Path) -> bool {
     has_row(
-        place,
+        directory,
         |row| matches!(row, Row::Subscriber { participant, .. } if participant != "replication"),
     )
 }
 
-/// Who comes. Here whoever comes first serves the node; there it is the peer, for whom the others
-/// wait.
+/// A process that joins. The first one of the first node becomes its service. The service of the
+/// second node is the peer, and the others wait for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Step {
     Publisher,
@@ -56,25 +56,25 @@ impl Step {
     ];
 }
 
-/// What those say of themselves that have come: here, and there.
+/// Progress of the processes, by node.
 #[derive(Default)]
 struct Progress {
     publishers: [AtomicBool; 2],
     subscribers: [AtomicBool; 2],
     peer: AtomicBool,
-    /// Messages that publishers have begun to publish, and in the end how many there are.
+    /// Messages that publishers have begun to publish, and their final number.
     begun: [AtomicU64; 2],
     total: [AtomicU64; 2],
-    /// Of what was begun when a publisher's messages were kept for the other side.
+    /// Value of `begun` when messages of a publisher were already retained for the other node.
     replicated: [AtomicU64; 2],
     is_enough: AtomicBool,
-    /// Publishers and subscribers that are through.
+    /// Publishers and subscribers that have finished.
     done: AtomicU64,
     is_over: AtomicBool,
 }
 
 impl Progress {
-    fn is_there(&self, step: Step) -> bool {
+    fn has_joined(&self, step: Step) -> bool {
         match step {
             Step::Publisher => &self.publishers[0],
             Step::RemotePublisher => &self.publishers[1],
@@ -93,14 +93,14 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// One node knows of the other, or both do.
+    /// One node has the address of the other, or both have.
     fn new(number: usize) -> Self {
         let addresses = [address(), address()];
-        let knows = |side: usize| -> Vec<SocketAddr> {
+        let peers = |side: usize| -> Vec<SocketAddr> {
             let other = addresses[1 - side];
             (number % 3 != side).then_some(other).into_iter().collect()
         };
-        let networks = [0, 1].map(|side| network(addresses[side], &knows(side)));
+        let networks = [0, 1].map(|side| network(addresses[side], &peers(side)));
         Self {
             test_dirs: [TestDir::new(), TestDir::new()],
             networks,
@@ -109,19 +109,19 @@ impl Scenario {
     }
 
     fn join(&self, side: usize) -> Node {
-        let place = self.test_dirs[side].path();
+        let directory = self.test_dirs[side].path();
         if side == 0 {
-            return join(place, self.networks[0].clone());
+            return join(directory, self.networks[0].clone());
         }
-        Node::join(NodeOptions { service: ServiceMode::External, ..options(place) }).unwrap()
+        Node::join(NodeOptions { service: ServiceMode::External, ..options(directory) }).unwrap()
     }
 
     fn run_step(&self, step: Step) {
         match step {
-            Step::Publisher => self.publishes(0),
-            Step::RemotePublisher => self.publishes(1),
-            Step::Subscriber => self.subscribes(0),
-            Step::RemoteSubscriber => self.subscribes(1),
+            Step::Publisher => self.publish(0),
+            Step::RemotePublisher => self.publish(1),
+            Step::Subscriber => self.subscribe(0),
+            Step::RemoteSubscriber => self.subscribe(1),
             Step::Peer => {
                 let node = join(self.test_dirs[1].path(), self.networks[1].clone());
                 self.progress.peer.store(true, SeqCst);
@@ -131,8 +131,7 @@ impl Scenario {
         }
     }
 
-    /// Publishes all the time.
-    fn publishes(&self, side: usize) {
+    fn publish(&self, side: usize) {
         let node = self.join(side);
         let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
         self.progress.publishers[side].store(true, SeqCst);
@@ -145,21 +144,21 @@ impl Scenario {
         }
         self.progress.total[side].store(number, SeqCst);
         publisher.flush(TIMEOUT).unwrap();
-        self.waits_for_all();
+        self.wait_for_all();
     }
 
-    /// Whoever serves stays until all is said: a node whose last ones go while one service follows
-    /// the other has nobody who says goodbye, and others wait for it.
-    fn waits_for_all(&self) {
+    /// Keeps the service until all have finished: if the last members leave during a takeover, no
+    /// process closes the session, and the other node waits for it.
+    fn wait_for_all(&self) {
         self.progress.done.fetch_add(1, SeqCst);
         until("all to be done", || self.progress.done.load(SeqCst) == 4);
     }
 
-    /// Reads until it has all of both publishers, and misses nothing on the way.
-    fn subscribes(&self, side: usize) {
+    /// Reads all messages of both publishers and checks that none is missing.
+    fn subscribe(&self, side: usize) {
         let node = self.join(side);
         let mut subscriber = node.topic("numbers", &settings()).unwrap().subscriber().unwrap();
-        // Whatever is begun from now on has to come.
+        // Every message begun after this must arrive.
         let mut latest = [0, 1].map(|_| u64::MAX);
         latest[side] = self.progress.begun[side].load(SeqCst);
         self.progress.subscribers[side].store(true, SeqCst);
@@ -171,43 +170,43 @@ impl Scenario {
                 && both.all(|from| next[from] == Some(self.progress.total[from].load(SeqCst)))
         };
         while !is_done(&next) {
-            assert!(Instant::now() < end, "at {side} it has {next:?}");
+            assert!(Instant::now() < end, "timeout: node {side} has {next:?}");
             let Ok(sample) = subscriber.pull(Duration::from_millis(20)) else { continue };
             let from = if sample.origin().is_some() { 1 - side } else { side };
             let number = number_of(&sample);
             let expected = next[from].replace(number + 1);
             match expected {
-                Some(expected) => assert_eq!(number, expected, "at {side} of {from}"),
-                None => assert!(number <= latest[from], "at {side} of {from}: it begins late"),
+                Some(expected) => assert_eq!(number, expected, "on node {side} from {from}"),
+                None => assert!(number <= latest[from], "on node {side} from {from}: late start"),
             }
             if expected.is_none() && from != side {
                 latest[from] = number;
             }
         }
         let replicated = self.progress.replicated[1 - side].load(SeqCst);
-        assert!(latest[1 - side] <= replicated, "at {side}: it begins late with the other's");
-        assert!(subscriber.try_pull().unwrap().is_none(), "one came twice");
-        self.waits_for_all();
+        assert!(latest[1 - side] <= replicated, "on node {side}: late start of the other's");
+        assert!(subscriber.try_pull().unwrap().is_none(), "a message was delivered twice");
+        self.wait_for_all();
     }
 
     fn run(&self, order: [Step; 5]) {
         let progress = &self.progress;
         std::thread::scope(|scope| {
-            let mut parts = Vec::new();
+            let mut threads = Vec::new();
             let mut peer = None;
             for step in order {
-                let part = scope.spawn(move || self.run_step(step));
+                let thread = scope.spawn(move || self.run_step(step));
                 if step == Step::Peer {
-                    peer = Some(part);
+                    peer = Some(thread);
                 } else {
-                    parts.push(part);
+                    threads.push(thread);
                 }
-                let there = [Step::RemotePublisher, Step::RemoteSubscriber];
-                if peer.is_some() || !there.contains(&step) {
-                    until("one who comes", || progress.is_there(step));
+                let remote = [Step::RemotePublisher, Step::RemoteSubscriber];
+                if peer.is_some() || !remote.contains(&step) {
+                    until("the next process", || progress.has_joined(step));
                 }
             }
-            until("all", || Step::ALL.into_iter().all(|step| progress.is_there(step)));
+            until("all", || Step::ALL.into_iter().all(|step| progress.has_joined(step)));
             for side in [0, 1] {
                 until("the other node", || is_replicated(self.test_dirs[side].path()));
                 progress.replicated[side].store(progress.begun[side].load(SeqCst), SeqCst);
@@ -219,16 +218,16 @@ impl Scenario {
                 total.store(u64::MAX, SeqCst);
             }
             progress.is_enough.store(true, SeqCst);
-            let outcomes: Vec<_> = parts.into_iter().map(|part| part.join()).collect();
-            // Those that it serves leave before it.
+            let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            // The peer leaves after the members that it serves.
             progress.is_over.store(true, SeqCst);
-            assert!(outcomes.iter().all(Result::is_ok), "not in the order {order:?}");
+            assert!(outcomes.iter().all(Result::is_ok), "failed in the order {order:?}");
         });
     }
 }
 
-/// Two at a time.
-fn in_all_orders<const COUNT: usize>(play: impl Fn(usize, [usize; COUNT]) + Sync) {
+/// Runs two orders at a time.
+fn in_all_orders<const COUNT: usize>(run: impl Fn(usize, [usize; COUNT]) + Sync) {
     let (orders, next) = (orders(), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -236,7 +235,7 @@ fn in_all_orders<const COUNT: usize>(play: impl Fn(usize, [usize; COUNT]) + Sync
                 loop {
                     let number = next.fetch_add(1, SeqCst) as usize;
                     let Some(order) = orders.get(number) else { break };
-                    play(number, *order);
+                    run(number, *order);
                 }
             });
         }
@@ -244,42 +243,42 @@ fn in_all_orders<const COUNT: usize>(play: impl Fn(usize, [usize; COUNT]) + Sync
 }
 
 #[test]
-fn in_every_order_nothing_is_lost_that_was_published_after_one_came() {
+fn messages_after_joining_arrive_in_every_start_order() {
     in_all_orders(|number, order| Scenario::new(number).run(order.map(|step| Step::ALL[step])));
 }
 
 #[test]
-fn processes_of_two_nodes_come_in_every_order() {
+fn processes_of_two_nodes_start_in_every_order() {
     in_all_orders(|_, order: [usize; 4]| {
         let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
-        let [here, there] = test_dirs.each_ref().map(TestDir::path);
+        let [first, second] = test_dirs.each_ref().map(TestDir::path);
         let network = |side: usize| format!("{} {}", addresses[side], addresses[1 - side]);
         let roles = [
-            (here, format!("comes-and-publishes {} 12", network(0))),
-            (here, format!("comes-and-reads {} 12", network(0))),
-            (there, format!("serves {}", network(1))),
-            (there, "reads numbers 12".to_owned()),
+            (first, format!("joins-and-publishes {} 12", network(0))),
+            (first, format!("joins-and-reads {} 12", network(0))),
+            (second, format!("serves {}", network(1))),
+            (second, "reads numbers 12".to_owned()),
         ];
         let mut others = [const { None }; 4];
         for step in order {
-            let (place, role) = &roles[step];
-            others[step] = Some(ChildProcess::start(role, place));
-            let is_there = || match step {
-                0 => has_row(here, |row| matches!(row, Row::Publisher { .. })),
-                1 => has_subscriber(here),
-                2 => pubsub::report(there).is_ok(),
-                // It waits for the service.
-                _ => others[2].is_none() || has_subscriber(there),
+            let (directory, role) = &roles[step];
+            others[step] = Some(ChildProcess::start(role, directory));
+            let has_joined = || match step {
+                0 => has_row(first, |row| matches!(row, Row::Publisher { .. })),
+                1 => has_subscriber(first),
+                2 => pubsub::report(second).is_ok(),
+                // The reader waits for the service.
+                _ => others[2].is_none() || has_subscriber(second),
             };
-            // All may have been said and done when the last one has come.
+            // After the last process has joined, all may have finished already.
             if others.iter().any(Option::is_none) {
-                until("one who comes", is_there);
+                until("the next process", has_joined);
             }
         }
-        let [publishes, reads, serves, reads_there] = others.each_mut();
-        for other in [publishes, reads, reads_there].into_iter().flatten() {
+        let [publisher, reader, service, remote_reader] = others.each_mut();
+        for other in [publisher, reader, remote_reader].into_iter().flatten() {
             other.finish();
         }
-        serves.as_mut().unwrap().end();
+        service.as_mut().unwrap().end();
     });
 }

@@ -1,4 +1,4 @@
-//! What a node spends on another one that is gone.
+//! Costs of a node after its peer has ended.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -13,21 +13,19 @@ use crate::support::{TIMEOUT, TestDir, message, number_of, settings};
 
 /// Topics of each node, and so rings in each direction.
 const TOPICS: u64 = 4;
-/// How long a node is waited for that is gone.
 const LOST_AFTER: Duration = Duration::from_secs(1);
-/// How long it is measured what the survivor spends.
+/// Duration of one measurement of the survivor.
 const MEASURED: Duration = Duration::from_secs(2);
 
-/// In a child: publishes to another node all the time and reads what it publishes, until it is told
-/// to be quiet.
-pub fn exchange(place: &std::path::Path, listen: &str, peer: &str, provider: &str) {
+/// In a child: publishes to another node and reads its messages, until a line of input says stop.
+pub fn exchange(directory: &std::path::Path, listen: &str, peer: &str, provider: &str) {
     let [listen, peer] = [listen, peer].map(|text| text.parse().unwrap());
     let network = NetworkOptions {
         lost_after: LOST_AFTER,
         provider: Some(provider.to_owned()),
         ..network(listen, &[peer])
     };
-    let node = join(place, network);
+    let node = join(directory, network);
     let is_quiet = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
         for number in 0..TOPICS {
@@ -47,18 +45,18 @@ pub fn exchange(place: &std::path::Path, listen: &str, peer: &str, provider: &st
             });
             let quiet = Arc::clone(&is_quiet);
             scope.spawn(move || {
-                let mut came = 0;
+                let mut received = 0;
                 while !quiet.load(Relaxed) {
                     let Ok(sample) = subscriber.pull(Duration::from_millis(100)) else { continue };
                     number_of(&sample);
                     if sample.origin().is_some() {
-                        came += 1;
-                        if came == 100 {
-                            say("goes on");
+                        received += 1;
+                        if received == 100 {
+                            say("receiving");
                         }
                     }
                 }
-                // What lies there when it ends is nobody's: it is not held up by this one.
+                // Unread messages would block the other node.
                 while let Ok(Some(_)) = subscriber.try_pull() {}
             });
         }
@@ -70,40 +68,40 @@ pub fn exchange(place: &std::path::Path, listen: &str, peer: &str, provider: &st
 }
 
 /// Processor time, bytes of memory, and descriptors of a process.
-fn spent(child: &Child) -> (Duration, u64, usize) {
-    let number = child.id();
-    let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap();
+fn usage(child: &Child) -> (Duration, u64, usize) {
+    let pid = child.id();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    let ticks = [11, 12].map(|at| fields[at].parse::<u64>().unwrap());
+    let ticks = [11, 12].map(|field| fields[field].parse::<u64>().unwrap());
     let time = Duration::from_millis(ticks.iter().sum::<u64>() * 10);
-    let memory = std::fs::read_to_string(format!("/proc/{number}/statm")).unwrap();
+    let memory = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
     let pages: u64 = memory.split(' ').nth(1).unwrap().parse().unwrap();
     (time, pages * 4096, child.descriptors())
 }
 
-fn a_node_is_gone(provider: &str, go: fn(&mut Child)) {
+fn check_survivor(provider: &str, end: fn(&mut Child)) {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let [mut survivor, mut other] = [0, 1].map(|this: usize| {
-        let place = test_dirs[this].path().to_str().unwrap();
+        let directory = test_dirs[this].path().to_str().unwrap();
         let [listen, peer] = [addresses[this], addresses[1 - this]].map(|it| it.to_string());
-        let words = [place, "exchanges", &listen, &peer, provider];
-        Child::start(children::respawn(words).stdout(Stdio::piped()))
+        let args = [directory, "exchanges", &listen, &peer, provider];
+        Child::start(children::respawn(args).stdout(Stdio::piped()))
     });
     for child in [&mut survivor, &mut other] {
         for _ in 0..TOPICS {
-            assert_eq!(child.line(TIMEOUT).as_deref(), Some("goes on"));
+            assert_eq!(child.line(TIMEOUT).as_deref(), Some("receiving"));
         }
     }
-    go(&mut other);
-    survivor.say("be quiet");
+    end(&mut other);
+    survivor.say("stop");
     assert_eq!(survivor.line(TIMEOUT).as_deref(), Some("quiet"));
     std::thread::sleep(3 * LOST_AFTER);
-    // Other work on the machine makes each wake-up cost more: the cheapest of three counts.
+    // Other load on the machine makes each wake-up cost more: take the minimum of three.
     let mut cheapest = Duration::MAX;
     for _ in 0..3 {
-        let before = spent(&survivor);
+        let before = usage(&survivor);
         std::thread::sleep(MEASURED);
-        let after = spent(&survivor);
+        let after = usage(&survivor);
         let time = after.0 - before.0;
         println!("{time:?} in {MEASURED:?}; bytes and descriptors {before:?} {after:?}");
         assert!(after.1 < before.1 + (1 << 20), "memory grows: {before:?} {after:?}");
@@ -118,19 +116,19 @@ fn a_node_is_gone(provider: &str, go: fn(&mut Child)) {
 }
 
 #[test]
-fn a_node_that_survives_a_killed_one_spends_nothing_on_it() {
-    a_node_is_gone("net", Child::kill);
+fn survivor_of_a_killed_node_stays_idle() {
+    check_survivor("net", Child::kill);
 }
 
 #[test]
-fn a_node_that_survives_a_killed_one_over_rxm_spends_nothing_on_it() {
-    a_node_is_gone("tcp;ofi_rxm", Child::kill);
+fn survivor_of_a_killed_node_over_rxm_stays_idle() {
+    check_survivor("tcp;ofi_rxm", Child::kill);
 }
 
 #[test]
-fn a_node_that_survives_one_that_ends_spends_nothing_on_it() {
-    a_node_is_gone("net", |child| {
-        child.say("be quiet");
+fn survivor_of_a_node_that_left_stays_idle() {
+    check_survivor("net", |child| {
+        child.say("stop");
         child.end(TIMEOUT);
     });
 }

@@ -1,10 +1,10 @@
-//! Services that take over and were told of no other nodes, or need long for it.
+//! Takeovers by services without network options, or that take long.
 
 use std::time::Duration;
 
 use pubsub::{NetworkOptions, Node, NodeOptions, Row, Subscriber, Topic};
 
-use crate::between::{address, join, network, until_carried};
+use crate::between::{address, join, network, until_replicated};
 use crate::support::{
     ChildProcess, TIMEOUT, TestDir, message, number_of, options, publish, settings, until,
 };
@@ -14,58 +14,58 @@ fn serves(node: &Node, number: u32) -> bool {
     matches!(rows.first(), Some(Row::Node { service, .. }) if *service == number)
 }
 
-/// Where other nodes reach this one.
-fn listens(node: &Node) -> Option<String> {
+/// The address at which the node listens.
+fn listen_address(node: &Node) -> Option<String> {
     match node.report().ok()?.first()? {
         Row::Node { listens, .. } => listens.clone(),
         _ => None,
     }
 }
 
-/// A writer whose service is another process, and what reads at another node.
-fn with_a_service(
+/// A writer whose service is a child process, and a subscriber on another node.
+fn with_child_service(
     test_dirs: &[TestDir; 2],
     network_of_writer: Option<NetworkOptions>,
 ) -> (ChildProcess, Node, Topic, Subscriber) {
-    let reads = address();
-    // At any port: the other node knows which one only from this service.
-    let service = ChildProcess::start(&format!("serves 127.0.0.1:0 {reads}"), test_dirs[0].path());
+    let peer = address();
+    // Any port: only this service can announce it to the other node.
+    let service = ChildProcess::start(&format!("serves 127.0.0.1:0 {peer}"), test_dirs[0].path());
     until("the service", || pubsub::report(test_dirs[0].path()).is_ok());
-    let reader = join(test_dirs[1].path(), network(reads, &[]));
+    let reader = join(test_dirs[1].path(), network(peer, &[]));
     let subscriber = reader.topic("numbers", &settings()).unwrap().subscriber().unwrap();
-    let own = NodeOptions { network: network_of_writer, ..options(test_dirs[0].path()) };
-    let writer = Node::join(own).unwrap();
+    let options = NodeOptions { network: network_of_writer, ..options(test_dirs[0].path()) };
+    let writer = Node::join(options).unwrap();
     let topic = writer.topic("numbers", &settings()).unwrap();
-    until_carried(&writer, "numbers");
+    until_replicated(&writer, "numbers");
     (service, writer, topic, subscriber)
 }
 
 #[test]
-fn a_service_that_was_told_nothing_of_other_nodes_goes_on_as_the_last_one() {
-    for ends in [ChildProcess::kill as fn(&mut ChildProcess), ChildProcess::end] {
+fn takeover_without_network_options_uses_the_stored_ones() {
+    for end in [ChildProcess::kill as fn(&mut ChildProcess), ChildProcess::end] {
         let test_dirs = [TestDir::new(), TestDir::new()];
-        let (mut service, writer, topic, mut subscriber) = with_a_service(&test_dirs, None);
+        let (mut service, writer, topic, mut subscriber) = with_child_service(&test_dirs, None);
         let publisher = topic.publisher().unwrap();
-        let before = listens(&writer).unwrap();
+        let before = listen_address(&writer).unwrap();
         const COUNT: u64 = 100;
         std::thread::scope(|scope| {
             scope.spawn(|| publish(&publisher, 0..COUNT));
             for expected in 0..COUNT {
                 if expected == 4 {
-                    ends(&mut service);
+                    end(&mut service);
                 }
                 assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
             }
         });
         assert!(serves(&writer, 2));
-        assert_eq!(listens(&writer).unwrap(), before);
-        // And so does the one after it, though it never met the first.
+        assert_eq!(listen_address(&writer).unwrap(), before);
+        // The third service, too, although it never met the first.
         let third = test_dirs[0].join();
         let next = third.open("numbers").unwrap();
         drop((publisher, topic, writer));
         until("the third service", || serves(&third, 3));
-        assert_eq!(listens(&third).unwrap(), before);
-        until_carried(&third, "numbers");
+        assert_eq!(listen_address(&third).unwrap(), before);
+        until_replicated(&third, "numbers");
         publish(&next.publisher().unwrap(), COUNT..COUNT + 6);
         for expected in COUNT..COUNT + 6 {
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
@@ -74,77 +74,77 @@ fn a_service_that_was_told_nothing_of_other_nodes_goes_on_as_the_last_one() {
 }
 
 #[test]
-fn a_service_that_finds_its_port_taken_goes_on_when_it_is_free() {
+fn takeover_listens_once_its_port_is_free() {
     let test_dirs = [TestDir::new(), TestDir::new()];
-    let (mut service, writer, topic, mut subscriber) = with_a_service(&test_dirs, None);
+    let (mut service, writer, topic, mut subscriber) = with_child_service(&test_dirs, None);
     let publisher = topic.publisher().unwrap();
-    let port = listens(&writer).unwrap();
-    // Whoever comes first has it.
-    let taken = std::thread::scope(|scope| {
-        let taken = scope.spawn(|| {
-            let mut taken = None;
+    let port = listen_address(&writer).unwrap();
+    // This process or the next service takes the port.
+    let listener = std::thread::scope(|scope| {
+        let listener = scope.spawn(|| {
+            let mut listener = None;
             until("the port", || {
-                taken = std::net::TcpListener::bind(&*port).ok();
-                taken.is_some() || serves(&writer, 2) && listens(&writer).is_some()
+                listener = std::net::TcpListener::bind(&*port).ok();
+                listener.is_some() || serves(&writer, 2) && listen_address(&writer).is_some()
             });
-            taken
+            listener
         });
         service.kill();
-        taken.join().unwrap()
+        listener.join().unwrap()
     });
     until("the next service", || serves(&writer, 2));
-    assert_eq!(listens(&writer).is_none(), taken.is_some());
-    drop(taken);
+    assert_eq!(listen_address(&writer).is_none(), listener.is_some());
+    drop(listener);
     std::thread::scope(|scope| {
         scope.spawn(|| publish(&publisher, 0..20));
         for expected in 0..20 {
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
     });
-    until("the port", || listens(&writer).as_ref() == Some(&port));
+    until("the port", || listen_address(&writer).as_ref() == Some(&port));
 }
 
 #[test]
-fn a_service_that_reaches_nobody_lets_go_of_what_others_are_owed() {
+fn takeover_that_reaches_no_node_drops_retained_messages() {
     let test_dirs = [TestDir::new(), TestDir::new()];
-    // It has options of its own, by which nobody is ever reached.
-    let vain =
+    // The options of the writer name no peer.
+    let alone =
         NetworkOptions { listen: Some("0.0.0.0:0".parse().unwrap()), ..NetworkOptions::default() };
-    let (mut service, writer, topic, mut subscriber) = with_a_service(&test_dirs, Some(vain));
+    let (mut service, writer, topic, mut subscriber) = with_child_service(&test_dirs, Some(alone));
     let publisher = topic.publisher().unwrap();
     publish(&publisher, 0..4);
     for expected in 0..4 {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     service.kill();
-    // More than wait anywhere: somebody has to let go of them.
-    let mut own = topic.subscriber().unwrap();
+    // More messages than the topic can retain.
+    let mut local = topic.subscriber().unwrap();
     for number in 4..100 {
         publisher.push(&message(number), TIMEOUT).unwrap();
-        assert_eq!(number_of(&own.pull(TIMEOUT).unwrap()), number);
+        assert_eq!(number_of(&local.pull(TIMEOUT).unwrap()), number);
     }
     assert!(serves(&writer, 2));
-    assert_eq!(listens(&writer), None);
+    assert_eq!(listen_address(&writer), None);
 }
 
 #[test]
-fn nothing_is_lost_while_a_service_waits_for_one_that_is_stopped() {
+fn takeover_that_waits_for_a_stopped_member_loses_nothing() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let role = format!("serves {} {}", addresses[1], addresses[0]);
     let mut service = ChildProcess::start(&role, test_dirs[1].path());
-    // Less than the other side needs to give up one who does not come back.
+    // Shorter than a takeover waits for a member that does not rejoin.
     let lost_after = Duration::from_secs(3);
     let options = NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) };
     let writer = join(test_dirs[0].path(), options);
     let reader = test_dirs[1].join_served();
     let mut subscriber = reader.topic("numbers", &settings()).unwrap().subscriber().unwrap();
     let stopped = ChildProcess::start("reads others 1", test_dirs[1].path());
-    until("all to be there", || {
+    until("the other subscriber", || {
         let rows = reader.report().unwrap_or_default();
         rows.iter().any(|row| matches!(row, Row::Subscriber { topic, .. } if topic == "others"))
     });
     let topic = writer.topic("numbers", &settings()).unwrap();
-    until_carried(&writer, "numbers");
+    until_replicated(&writer, "numbers");
     let publisher = topic.publisher().unwrap();
     const COUNT: u64 = 500;
     std::thread::scope(|scope| {

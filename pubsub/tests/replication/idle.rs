@@ -1,4 +1,4 @@
-//! What topics cost that nothing happens to.
+//! Costs of idle topics.
 
 use pubsub::replication::Command;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use pubsub::replication::TopicKey;
 
 use super::support::{
-    Lengths, MemoryKind, Nodes, Published, PublishedLog, cpu_time, facts, node, options,
+    Lengths, MemoryKind, Nodes, PublishedLog, TestSource, cpu_time, node, options, topic,
 };
 use super::{lengths, receive};
 
 #[test]
-fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
+fn thousand_idle_topics_use_no_cpu_and_wake_on_publish() {
     let mut nodes = Nodes::start(2, &options(""));
     let lengths = lengths(&[64]);
     let (log, mut sources) = (PublishedLog::default(), Vec::new());
@@ -21,53 +21,53 @@ fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
         let key = TopicKey(number);
         let log = if number == 500 { log.clone() } else { PublishedLog::default() };
         receive(&nodes, key, 1, MemoryKind::Host, &log);
-        let may_begin = Arc::new(AtomicU64::new(0));
-        let gate = Arc::clone(&may_begin);
+        let is_open = Arc::new(AtomicU64::new(0));
+        let gate = Arc::clone(&is_open);
         let gated: Lengths = Arc::clone(&lengths);
-        let mut source = Published::new(&gated, MemoryKind::Host, 0, 5);
+        let mut source = TestSource::new(&gated, MemoryKind::Host, 0, 5);
         source.depth = 5;
         let is_done = source.is_done();
         let source = GatedSource { source, gate };
-        let options = facts(64);
+        let options = topic(64);
         let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
         nodes.of(0).tell(Command::AddDestination(key, node(1))).unwrap();
         if number % 50 == 0 {
-            nodes.carry();
-            // They took what they were told so far, however slow they are.
+            nodes.process_events();
+            // Waits until the workers have processed their commands, so that the queues have room.
             (0..2).for_each(|of| drop(nodes.counters(of)));
         }
-        sources.push((announcer, may_begin, is_done));
+        sources.push((announcer, is_open, is_done));
     }
-    nodes.until("all are connected", |nodes| nodes.connected == 2000);
+    nodes.until("all connections", |nodes| nodes.connected == 2000);
     let sleeps = |nodes: &Nodes| {
         let of = |number| nodes.counters(number).sleeps;
         of(0) + of(1)
     };
-    // Other work on the machine makes each sleep cost more: the cheapest of three measurements counts.
-    let look = || {
+    // Other load on the machine makes each sleep cost more: one of three measurements must pass.
+    let measure = || {
         let (before, cpu) = (sleeps(&nodes), cpu_time("fabricast-repl"));
         std::thread::sleep(Duration::from_secs(3));
-        // Workers of other tests in this process may end meanwhile.
+        // Workers of other tests in this process may end during the measurement.
         let (slept, cpu) =
             (sleeps(&nodes) - before, cpu_time("fabricast-repl").saturating_sub(cpu));
         println!("{slept} sleeps of two workers, {cpu:?} of processor time in three seconds");
         assert!(slept < 1200, "{slept} sleeps of two workers in three seconds");
         cpu
     };
-    // One hundredth of a core each: where this test has a process of its own.
+    // One hundredth of a core each, checked only if this test has a process of its own.
     let is_alone = std::env::var_os("NEXTEST").is_some();
     let is_cheap = |cpu| cpu < Duration::from_millis(60);
-    assert!((0..3).any(|_| is_cheap(look()) || !is_alone), "too much processor time, see above");
-    let (announcer, may_begin, is_done) = &sources[500];
-    may_begin.store(1, Ordering::SeqCst);
+    assert!((0..3).any(|_| is_cheap(measure()) || !is_alone), "too much processor time");
+    let (announcer, is_open, is_done) = &sources[500];
+    is_open.store(1, Ordering::SeqCst);
     announcer.announce_waiter();
-    nodes.until("those of one are delivered", |_| is_done());
+    nodes.until("the messages of one topic", |_| is_done());
     log.check(5);
 }
 
-/// A source that has nothing until it is opened.
+/// A source without messages until its gate is opened.
 struct GatedSource {
-    source: Published,
+    source: TestSource,
     gate: Arc<AtomicU64>,
 }
 

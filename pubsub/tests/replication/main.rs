@@ -1,5 +1,5 @@
-//! The bridge between nodes, over real providers on the loopback address. What lies in device
-//! memory lies on the emulated, or on the device that `FABRICAST_TEST_DEVICE` names.
+//! Workers of replication, over real providers on the loopback address. Device memory is on the
+//! device that `FABRICAST_TEST_DEVICE` names, or on an emulated one.
 #![allow(missing_docs)]
 
 mod connect_request;
@@ -20,18 +20,18 @@ use pubsub::replication::{
     WorkerOptions, Workers,
 };
 use support::{
-    LOCAL, Lengths, MemoryKind, Nodes, Published, PublishedLog, TIMEOUT, facts, node, options,
+    LOCAL, Lengths, MemoryKind, Nodes, PublishedLog, TIMEOUT, TestSource, node, options, topic,
 };
 
 const PROVIDERS: [&str; 2] = ["=net", "=tcp;ofi_rxm"];
 const KEY: TopicKey = TopicKey(1);
 const MIB: usize = 1 << 20;
 
-fn lengths(all: &'static [usize]) -> Lengths {
-    Arc::new(move |position| all[position as usize % all.len()])
+fn lengths(lengths: &'static [usize]) -> Lengths {
+    Arc::new(move |position| lengths[position as usize % lengths.len()])
 }
 
-/// In the middle of it one takes the other for lost, in turns.
+/// Reports the peer as lost at writer and reader in turns, while messages flow.
 fn disconnect_in_turns(
     nodes: &mut Nodes,
     log: &PublishedLog,
@@ -40,21 +40,21 @@ fn disconnect_in_turns(
 ) {
     for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
         let so_far = round * count as usize / 6;
-        nodes.until("some are there", |_| log.len() >= so_far || is_done());
+        nodes.until("some messages", |_| log.len() >= so_far || is_done());
         nodes.of(at).tell(Command::NodeLost(node(1 - at))).unwrap();
-        let heard = nodes.lost.len();
-        nodes.until("it is noticed", |nodes| nodes.lost.len() > heard || is_done());
+        let before = nodes.lost.len();
+        nodes.until("a disconnect", |nodes| nodes.lost.len() > before || is_done());
         if at == 1 {
-            // Who reads does not connect: whoever carries the letters tells the writer.
+            // Only the writer connects.
             nodes.of(0).tell(Command::NodeLost(node(1))).unwrap();
         }
     }
 }
 
-/// Sends a topic from node 0 to these, and says when all of it is released.
-fn send(nodes: &Nodes, key: TopicKey, source: Published, to: &[u8]) -> impl Fn() -> bool + use<> {
+/// Sends a topic from node 0 to other nodes. The result tells whether all messages are released.
+fn send(nodes: &Nodes, key: TopicKey, source: TestSource, to: &[u8]) -> impl Fn() -> bool + use<> {
     let is_done = source.is_done();
-    let announcer = nodes.of(0).send_topic(key, facts(1 << 30), Box::new(source)).unwrap();
+    let announcer = nodes.of(0).send_topic(key, topic(1 << 30), Box::new(source)).unwrap();
     for number in to {
         nodes.of(0).tell(Command::AddDestination(key, node(*number))).unwrap();
     }
@@ -62,9 +62,9 @@ fn send(nodes: &Nodes, key: TopicKey, source: Published, to: &[u8]) -> impl Fn()
     is_done
 }
 
-fn receive(nodes: &Nodes, key: TopicKey, at: u8, place: MemoryKind, log: &PublishedLog) {
-    let device = (place == MemoryKind::Device).then(|| place.device());
-    nodes.of(at).receive_topic(key, node(0), 0, device, Box::new(log.sink(place))).unwrap();
+fn receive(nodes: &Nodes, key: TopicKey, at: u8, memory: MemoryKind, log: &PublishedLog) {
+    let device = (memory == MemoryKind::Device).then(|| memory.device());
+    nodes.of(at).receive_topic(key, node(0), 0, device, Box::new(log.sink(memory))).unwrap();
 }
 
 #[test]
@@ -81,51 +81,51 @@ fn messages_of_all_sizes_arrive_over_each_provider() {
             let mut nodes = Nodes::start(2, &options(provider));
             let log = PublishedLog::default();
             receive(&nodes, KEY, 1, to, &log);
-            let source = Published::new(&lengths, from, 0, SIZES.len() as u64);
+            let source = TestSource::new(&lengths, from, 0, SIZES.len() as u64);
             let is_done = send(&nodes, KEY, source, &[1]);
-            nodes.until("all are delivered", |_| is_done());
+            nodes.until("all messages", |_| is_done());
             log.check(SIZES.len() as u64);
             assert!(nodes.failed.is_empty() && nodes.lost.is_empty(), "{:?}", nodes.failed);
-            let counted = nodes.counters(0);
-            assert_eq!(counted.sent[0].2.delivered, SIZES.len() as u64);
+            let counters = nodes.counters(0);
+            assert_eq!(counters.sent[0].2.delivered, SIZES.len() as u64);
         }
     }
 }
 
 #[test]
-fn three_nodes_have_the_same() {
+fn three_nodes_receive_the_same_messages() {
     let lengths = lengths(&[64, 100_000, 3 * MIB, 1000]);
     let mut nodes = Nodes::start(3, &options(""));
     assert_eq!(nodes.of(0).provider(), nodes.of(1).provider());
-    let (count, places) = (60, [MemoryKind::Host, MemoryKind::Device]);
+    let (count, memories) = (60, [MemoryKind::Host, MemoryKind::Device]);
     let mut logs = Vec::new();
     let mut are_done: Vec<Box<dyn Fn() -> bool>> = Vec::new();
-    for (key, place) in (10..).map(TopicKey).zip(places) {
+    for (key, memory) in (10..).map(TopicKey).zip(memories) {
         for at in [1, 2] {
             logs.push(PublishedLog::default());
-            receive(&nodes, key, at, place, logs.last().unwrap());
+            receive(&nodes, key, at, memory, logs.last().unwrap());
         }
-        let source = Published::new(&lengths, place, 0, count);
+        let source = TestSource::new(&lengths, memory, 0, count);
         are_done.push(Box::new(send(&nodes, key, source, &[1, 2])));
     }
-    // And the other way round at the same time.
+    // A topic in the opposite direction at the same time.
     let back = PublishedLog::default();
     nodes
         .of(0)
         .receive_topic(KEY, node(1), 0, None, Box::new(back.sink(MemoryKind::Host)))
         .unwrap();
-    let source = Published::new(&lengths, MemoryKind::Host, 0, count);
+    let source = TestSource::new(&lengths, MemoryKind::Host, 0, count);
     are_done.push(Box::new(source.is_done()));
-    let announcer = nodes.of(1).send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
+    let announcer = nodes.of(1).send_topic(KEY, topic(1 << 30), Box::new(source)).unwrap();
     nodes.of(1).tell(Command::AddDestination(KEY, node(0))).unwrap();
     announcer.announce_waiter();
-    nodes.until("all are delivered", |_| are_done.iter().all(|is_done| is_done()));
+    nodes.until("all messages", |_| are_done.iter().all(|is_done| is_done()));
     logs.iter().chain([&back]).for_each(|log| log.check(count));
     assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
 }
 
 #[test]
-fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
+fn full_sinks_and_lost_rings_lose_no_messages() {
     let lengths = lengths(&[64, 64, 64, 20_000, 300_000]);
     for provider in PROVIDERS {
         let mut nodes = Nodes::start(2, &options(provider));
@@ -134,69 +134,70 @@ fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
         sink.refuse = 7;
         nodes.of(1).receive_topic(KEY, node(0), 0, None, Box::new(sink)).unwrap();
         let count = 400;
-        let is_done = send(&nodes, KEY, Published::new(&lengths, MemoryKind::Host, 0, count), &[1]);
+        let is_done =
+            send(&nodes, KEY, TestSource::new(&lengths, MemoryKind::Host, 0, count), &[1]);
         disconnect_in_turns(&mut nodes, &log, count, &is_done);
-        nodes.until("all are delivered", |_| is_done());
+        nodes.until("all messages", |_| is_done());
         log.check(count);
         assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
-        let counted = nodes.counters(1).received[0].2;
-        assert_eq!(counted.messages, count);
-        assert!(counted.waited_for_memory > 0, "{counted:?}");
+        let counters = nodes.counters(1).received[0].2;
+        assert_eq!(counters.messages, count);
+        assert!(counters.waited_for_memory > 0, "{counters:?}");
     }
 }
 
 #[test]
-fn a_reader_that_stops_leaves_the_others_alone() {
+fn reader_that_stops_does_not_affect_other_readers() {
     let lengths = lengths(&[64, 5000]);
     let mut nodes = Nodes::start(3, &options(""));
     let (log, other) = (PublishedLog::default(), PublishedLog::default());
     receive(&nodes, KEY, 1, MemoryKind::Host, &log);
     receive(&nodes, KEY, 2, MemoryKind::Host, &other);
     let count = 3000;
-    let is_done = send(&nodes, KEY, Published::new(&lengths, MemoryKind::Host, 0, count), &[1, 2]);
-    nodes.until("some are there", |_| other.len() > 100);
-    nodes.gone.push(node(2));
+    let is_done = send(&nodes, KEY, TestSource::new(&lengths, MemoryKind::Host, 0, count), &[1, 2]);
+    nodes.until("some messages", |_| other.len() > 100);
+    nodes.removed.push(node(2));
     nodes.of(2).tell(Command::StopInbound(KEY, node(0))).unwrap();
     let is_lost = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(0), node(2), Side::Writer));
-    nodes.until("the writer notices", |nodes| is_lost(nodes) || is_done());
+    nodes.until("a disconnect at the writer", |nodes| is_lost(nodes) || is_done());
     nodes.of(0).tell(Command::RemoveDestination(KEY, node(2))).unwrap();
-    nodes.until("all are delivered", |_| is_done());
+    nodes.until("all messages", |_| is_done());
     log.check(count);
-    // And a writer that stops is heard of.
+    // The reader is notified of a writer that stops.
     nodes.of(0).tell(Command::StopOutbound(KEY)).unwrap();
     let is_over = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(1), node(0), Side::Reader));
-    nodes.until("the reader notices", is_over);
+    nodes.until("a disconnect at the reader", is_over);
 }
 
 #[test]
-fn letters_about_topics_that_are_not_there_are_no_failures() {
+fn control_messages_for_unknown_topics_are_no_failures() {
     let mut nodes = Nodes::start(2, &options(""));
-    let source = Published::new(&lengths(&[64]), MemoryKind::Host, 0, 10);
+    let source = TestSource::new(&lengths(&[64]), MemoryKind::Host, 0, 10);
     let is_done = send(&nodes, KEY, source, &[1]);
-    // Nobody receives it yet: the writer hears that at once, not when it has waited long enough.
-    nodes.until("the writer is told", |nodes| !nodes.lost.is_empty());
+    // No node receives the topic yet: the writer gets a refusal, not a timeout.
+    nodes.until("a refusal", |nodes| !nodes.lost.is_empty());
     let log = PublishedLog::default();
     receive(&nodes, KEY, 1, MemoryKind::Host, &log);
-    nodes.until("all are delivered", |_| is_done());
+    nodes.until("all messages", |_| is_done());
     log.check(10);
-    // It goes at both ends, with letters about it still to come.
-    nodes.gone.push(node(1));
+    // Both ends stop the topic, and control messages for it follow.
+    nodes.removed.push(node(1));
     nodes.of(1).tell(Command::StopInbound(KEY, node(0))).unwrap();
     nodes.of(0).tell(Command::StopOutbound(KEY)).unwrap();
     nodes.of(0).tell(Command::AddDestination(KEY, node(1))).unwrap();
-    for letter in [
+    for message in [
         ConnectionMessage::Refused { connection: 1, reason: String::new() },
         ConnectionMessage::Restart { connection: 1, reason: String::new() },
     ] {
-        nodes.of(0).tell(Command::ControlMessage(KEY, node(1), letter)).unwrap();
+        nodes.of(0).tell(Command::ControlMessage(KEY, node(1), message)).unwrap();
     }
-    // What comes behind them is heard: they were, too.
+    // Commands are processed in order: after this the messages are, too.
     nodes.counters(0);
-    nodes.carry();
+    nodes.process_events();
     assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
 }
 
-/// A source that hangs for as long as somebody wants it to.
+/// A source that blocks until its channel is closed.
 struct HangingSource(std::sync::mpsc::Receiver<()>);
 
 impl Source for HangingSource {
@@ -211,36 +212,36 @@ impl Source for HangingSource {
 }
 
 #[test]
-fn a_worker_that_hangs_does_not_hold_up_who_tells_it_something() {
+fn hung_worker_does_not_block_senders_of_commands() {
     let nodes = Nodes::start(1, &options(""));
-    let (goes_on, hangs) = std::sync::mpsc::channel();
-    // Not all is kept, so that messages are taken though nobody is there.
-    let topic = TopicOptions { max_retained: Some(1), ..facts(64) };
-    let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(HangingSource(hangs))).unwrap();
+    let (release, blocked) = std::sync::mpsc::channel();
+    // Retention is limited, so that messages are taken although no reader is connected.
+    let topic = TopicOptions { max_retained: Some(1), ..topic(64) };
+    let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(HangingSource(blocked))).unwrap();
     nodes.of(0).tell(Command::AddDestination(KEY, node(1))).unwrap();
     announcer.announce_waiter();
     let start = Instant::now();
     (0..1100).for_each(|_| nodes.of(0).tell(Command::NodeLost(node(2))).unwrap());
-    // What it may miss is not kept beyond that.
-    let again = || ConnectionMessage::Restart { connection: 1, reason: String::new() };
-    let told = (0..1100).map(|_| {
-        nodes.of(0).tell(Command::ControlMessage(KEY, node(1), again())).unwrap_err().kind()
+    // Control messages beyond that are refused.
+    let restart = || ConnectionMessage::Restart { connection: 1, reason: String::new() };
+    let mut errors = (0..1100).map(|_| {
+        nodes.of(0).tell(Command::ControlMessage(KEY, node(1), restart())).unwrap_err().kind()
     });
-    assert!(told.into_iter().all(|kind| kind == ErrorKind::TooMany));
+    assert!(errors.all(|kind| kind == ErrorKind::TooMany));
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-    drop(goes_on);
+    drop(release);
     let end = Instant::now() + TIMEOUT;
-    while nodes.of(0).tell(Command::ControlMessage(KEY, node(1), again())).is_err() {
-        assert!(Instant::now() < end, "it does not go on");
+    while nodes.of(0).tell(Command::ControlMessage(KEY, node(1), restart())).is_err() {
+        assert!(Instant::now() < end, "timeout: the worker accepts no command");
     }
     nodes.counters(0);
 }
 
 #[test]
-fn what_never_leaves_the_machine_connects_no_nodes() {
-    let reaches = |worker: &Worker| worker.provider().name.clone();
-    assert_ne!(reaches(&Worker::start(options(""), LOCAL).unwrap()), "shm");
-    assert_ne!(reaches(&Worker::start(options("shm"), LOCAL).unwrap()), "shm");
+fn providers_within_one_machine_are_refused() {
+    let provider = |worker: &Worker| worker.provider().name.clone();
+    assert_ne!(provider(&Worker::start(options(""), LOCAL).unwrap()), "shm");
+    assert_ne!(provider(&Worker::start(options("shm"), LOCAL).unwrap()), "shm");
     let error = Worker::start(options("=shm"), LOCAL).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoProvider);
     assert!(error.to_string().contains("shm never leaves a machine"), "{error}");
@@ -250,19 +251,19 @@ fn what_never_leaves_the_machine_connects_no_nodes() {
 }
 
 #[test]
-fn topics_have_their_place_among_several_workers() {
+fn topics_are_assigned_to_workers_by_key_and_size() {
     let mut workers = Workers::start(2, &options(""), LOCAL).unwrap();
-    let places: Vec<_> = workers.all().map(|worker| worker.address().to_vec()).collect();
-    assert!((1..=2).contains(&places.len()));
+    let addresses: Vec<_> = workers.all().map(|worker| worker.address().to_vec()).collect();
+    assert!((1..=2).contains(&addresses.len()));
     let of = |workers: &Workers, key| workers.of(TopicKey(key)).address().to_vec();
     for key in 0..4 {
-        assert_eq!(of(&workers, key), places[key as usize % places.len()]);
+        assert_eq!(of(&workers, key), addresses[key as usize % addresses.len()]);
     }
-    // Those with large messages are where the lanes are, and the number of one may be another's later.
+    // The first worker has the lanes, and gets topics with large messages. A key may be reused.
     workers.assign(TopicKey(3), 1 << 20);
-    assert_eq!(of(&workers, 3), places[0]);
+    assert_eq!(of(&workers, 3), addresses[0]);
     workers.assign(TopicKey(3), (1 << 20) - 1);
-    assert_eq!(of(&workers, 3), places[3 % places.len()]);
+    assert_eq!(of(&workers, 3), addresses[3 % addresses.len()]);
     let _: NodeId = node(3);
 }
 

@@ -1,4 +1,4 @@
-//! Two nodes in two processes, one of which is killed in the middle, again and again.
+//! Two nodes in two processes, one of which is killed repeatedly while messages flow.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
-use pubsub::replication::{Side, TopicKey, Worker, WorkerEvent};
+use pubsub::replication::{Command, Side, TopicKey, Worker, WorkerEvent};
 use testkit::children::{self, Child};
 
 use crate::support::{
-    LOCAL, Lengths, MemoryKind, Published, Subscribed, TIMEOUT, facts, node, options,
+    LOCAL, Lengths, MemoryKind, TIMEOUT, TestSink, TestSource, node, options, topic,
 };
 
-/// How each letter begins.
-const TERMS: u8 = 1;
+/// The first byte of each control message.
+const TAG: u8 = 1;
 const KEY: TopicKey = TopicKey(1);
 const COUNT: u64 = 2500;
 const KILLS: u64 = 5;
@@ -29,7 +29,7 @@ fn lengths() -> Lengths {
     })
 }
 
-/// Positions in a file, written before they count: what survives a kill.
+/// Positions in a file, which survive a kill. Each is written before it counts.
 struct Journal(File);
 
 impl Journal {
@@ -52,34 +52,37 @@ impl Journal {
 struct NodeProcess {
     worker: Worker,
     side: Side,
-    line: UnixStream,
+    stream: UnixStream,
     is_done: Option<Box<dyn Fn() -> bool>>,
 }
 
 impl NodeProcess {
-    /// Goes on from where the journal ends.
-    fn begin(provider: &str, side: Side, journal: &Path, line: UnixStream, at: MemoryKind) -> Self {
-        line.set_nonblocking(true).unwrap();
+    /// Starts a node at the position after the end of the journal.
+    fn start(
+        provider: &str,
+        side: Side,
+        journal: &Path,
+        stream: UnixStream,
+        memory: MemoryKind,
+    ) -> Self {
+        stream.set_nonblocking(true).unwrap();
         let worker = Worker::start(options(provider), LOCAL).unwrap();
         let from = Journal::read(journal).last().map_or(0, |last| last + 1);
         let mut journal = Journal::open(journal);
-        let mut node_process = Self { worker, side, line, is_done: None };
+        let mut node_process = Self { worker, side, stream, is_done: None };
         match side {
             Side::Writer => {
-                let mut source = Published::new(&lengths(), at, from, COUNT);
+                let mut source = TestSource::new(&lengths(), memory, from, COUNT);
                 source.released = Box::new(move |through| journal.put(through));
                 node_process.is_done = Some(Box::new(source.is_done()));
                 let announcer =
-                    node_process.worker.send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
-                node_process
-                    .worker
-                    .tell(pubsub::replication::Command::AddDestination(KEY, node(1)))
-                    .unwrap();
+                    node_process.worker.send_topic(KEY, topic(1 << 30), Box::new(source)).unwrap();
+                node_process.worker.tell(Command::AddDestination(KEY, node(1))).unwrap();
                 announcer.announce_waiter();
             }
             Side::Reader => {
-                let sink = Subscribed::new(at, move |header, _| journal.put(header.position));
-                let device = (at == MemoryKind::Device).then(|| at.device());
+                let sink = TestSink::new(memory, move |header, _| journal.put(header.position));
+                let device = (memory == MemoryKind::Device).then(|| memory.device());
                 node_process
                     .worker
                     .receive_topic(KEY, node(1), from, device, Box::new(sink))
@@ -89,28 +92,26 @@ impl NodeProcess {
         node_process
     }
 
-    /// Carries letters. False if the other process is gone.
-    fn carry(&mut self) -> bool {
-        while let Some(report) = self.worker.try_report().unwrap() {
-            if !self.act(report) {
+    /// Exchanges control messages. False if the other process has ended.
+    fn process_events(&mut self) -> bool {
+        while let Some(event) = self.worker.try_report().unwrap() {
+            if !self.process(event) {
                 return false;
             }
         }
         let mut length = [0; 4];
-        match self.line.read(&mut length) {
+        match self.stream.read(&mut length) {
             Ok(0) => return false,
             Ok(4) => {
-                self.line.set_nonblocking(false).unwrap();
-                let mut letter = vec![0; u32::from_le_bytes(length) as usize];
-                let came = self.line.read_exact(&mut letter);
-                self.line.set_nonblocking(true).unwrap();
-                if came.is_err() {
+                self.stream.set_nonblocking(false).unwrap();
+                let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+                let result = self.stream.read_exact(&mut bytes);
+                self.stream.set_nonblocking(true).unwrap();
+                if result.is_err() {
                     return false;
                 }
-                let terms = control::codec::decode(TERMS, &letter).unwrap();
-                self.worker
-                    .tell(pubsub::replication::Command::ControlMessage(KEY, node(1), terms))
-                    .unwrap();
+                let message = control::codec::decode(TAG, &bytes).unwrap();
+                self.worker.tell(Command::ControlMessage(KEY, node(1), message)).unwrap();
             }
             Ok(_) => return false,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -122,21 +123,19 @@ impl NodeProcess {
         true
     }
 
-    fn act(&mut self, report: WorkerEvent) -> bool {
-        match report {
+    fn process(&mut self, event: WorkerEvent) -> bool {
+        match event {
             WorkerEvent::ControlMessage { terms, .. } => {
-                let letter = control::codec::encode(TERMS, &terms);
-                let mut frame = (letter.len() as u32).to_le_bytes().to_vec();
-                frame.extend(letter);
-                self.line.set_nonblocking(false).unwrap();
-                let sent = self.line.write_all(&frame);
-                self.line.set_nonblocking(true).unwrap();
-                sent.is_ok()
+                let message = control::codec::encode(TAG, &terms);
+                let mut frame = (message.len() as u32).to_le_bytes().to_vec();
+                frame.extend(message);
+                self.stream.set_nonblocking(false).unwrap();
+                let result = self.stream.write_all(&frame);
+                self.stream.set_nonblocking(true).unwrap();
+                result.is_ok()
             }
             WorkerEvent::Disconnected { side: Side::Writer, .. } => {
-                self.worker
-                    .tell(pubsub::replication::Command::AddDestination(KEY, node(1)))
-                    .unwrap();
+                self.worker.tell(Command::AddDestination(KEY, node(1))).unwrap();
                 true
             }
             WorkerEvent::Failed { error, .. } => panic!("{error}"),
@@ -149,15 +148,15 @@ impl NodeProcess {
 
 testkit::child_entry!(enter);
 
-/// What the child process does, until it is killed or its parent is gone.
-fn enter(words: &[&str]) {
-    let [side, provider, place, journal, socket] = *words else { panic!("{words:?}") };
+/// The child process. It runs until it is killed or its parent has ended.
+fn enter(args: &[&str]) {
+    let [side, provider, memory, journal, socket] = *args else { panic!("{args:?}") };
     let side = if side == "writer" { Side::Writer } else { Side::Reader };
-    let at = if place == "device" { MemoryKind::Device } else { MemoryKind::Host };
-    let line = UnixStream::connect(socket).unwrap();
-    let mut node_process = NodeProcess::begin(provider, side, Path::new(journal), line, at);
-    while node_process.carry() {}
-    // Not in order: it may be in the middle of everything.
+    let memory = if memory == "device" { MemoryKind::Device } else { MemoryKind::Host };
+    let stream = UnixStream::connect(socket).unwrap();
+    let mut node_process = NodeProcess::start(provider, side, Path::new(journal), stream, memory);
+    while node_process.process_events() {}
+    // Without an orderly end, as a kill would.
     std::process::exit(0);
 }
 
@@ -174,19 +173,19 @@ fn spawn(
     listener: &UnixListener,
     side: Side,
     provider: &str,
-    at: MemoryKind,
+    memory: MemoryKind,
 ) -> (Child, UnixStream) {
     let side = if side == Side::Writer { "writer" } else { "reader" };
-    let place = if at == MemoryKind::Device { "device" } else { "host" };
+    let memory = if memory == MemoryKind::Device { "device" } else { "host" };
     let (journal, socket) = (directory.join(side), directory.join("socket"));
-    let words = [side, provider, place, journal.to_str().unwrap(), socket.to_str().unwrap()];
-    let child = Child::start(&mut children::respawn(words));
+    let args = [side, provider, memory, journal.to_str().unwrap(), socket.to_str().unwrap()];
+    let child = Child::start(&mut children::respawn(args));
     let end = Instant::now() + TIMEOUT;
     loop {
         match listener.accept() {
-            Ok((line, _)) => return (child, line),
+            Ok((stream, _)) => return (child, stream),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                assert!(Instant::now() < end, "the child does not come");
+                assert!(Instant::now() < end, "timeout: the child does not connect");
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(error) => panic!("{error}"),
@@ -194,9 +193,9 @@ fn spawn(
     }
 }
 
-/// Kills the process of one side in the middle of everything, several times.
-fn kill_repeatedly(name: &str, victim: Side, provider: &str, at: MemoryKind) {
-    let directory = std::env::temp_dir().join(format!("bridge-{name}-{}", std::process::id()));
+/// Kills the process of one side several times while messages flow.
+fn kill_repeatedly(name: &str, victim: Side, provider: &str, memory: MemoryKind) {
+    let directory = std::env::temp_dir().join(format!("replication-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let directory = Directory(directory);
     let directory = &directory.0;
@@ -204,63 +203,61 @@ fn kill_repeatedly(name: &str, victim: Side, provider: &str, at: MemoryKind) {
     listener.set_nonblocking(true).unwrap();
     let reader = directory.join("reader");
     let survivor = if victim == Side::Writer { Side::Reader } else { Side::Writer };
-    let ours = directory.join(if survivor == Side::Writer { "writer" } else { "reader" });
-    let (mut child, line) = spawn(directory, &listener, victim, provider, at);
-    let mut node_process = NodeProcess::begin(provider, survivor, &ours, line, at);
+    let journal = directory.join(if survivor == Side::Writer { "writer" } else { "reader" });
+    let (mut child, stream) = spawn(directory, &listener, victim, provider, memory);
+    let mut node_process = NodeProcess::start(provider, survivor, &journal, stream, memory);
     let end = Instant::now() + TIMEOUT;
     let mut kills = 0;
     loop {
-        let is_there = node_process.carry();
+        let is_connected = node_process.process_events();
         let published = std::fs::metadata(&reader).map_or(0, |file| file.len() / 8);
         if kills < KILLS && published > (kills + 1) * COUNT / (KILLS + 2) {
             kills += 1;
             child.kill();
-            node_process.worker.tell(pubsub::replication::Command::NodeLost(node(1))).unwrap();
-            let (next, line) = spawn(directory, &listener, victim, provider, at);
-            line.set_nonblocking(true).unwrap();
-            (child, node_process.line) = (next, line);
+            node_process.worker.tell(Command::NodeLost(node(1))).unwrap();
+            let (next, stream) = spawn(directory, &listener, victim, provider, memory);
+            stream.set_nonblocking(true).unwrap();
+            (child, node_process.stream) = (next, stream);
             if node_process.side == Side::Writer {
-                node_process
-                    .worker
-                    .tell(pubsub::replication::Command::AddDestination(KEY, node(1)))
-                    .unwrap();
+                node_process.worker.tell(Command::AddDestination(KEY, node(1))).unwrap();
             }
             continue;
         }
-        assert!(is_there, "the child ended by itself");
+        assert!(is_connected, "the child ended by itself");
         if published == COUNT {
             break;
         }
-        assert!(Instant::now() < end, "{published} of {COUNT} after {kills} kills");
+        assert!(Instant::now() < end, "timeout: {published} of {COUNT} after {kills} kills");
     }
     if let Some(is_done) = &node_process.is_done.take() {
         while !is_done() {
-            assert!(node_process.carry() && Instant::now() < end, "the last are not released");
+            let is_connected = node_process.process_events();
+            assert!(is_connected && Instant::now() < end, "the last messages are not released");
         }
     }
     drop(node_process);
     drop(child);
     assert_eq!(kills, KILLS);
     let published = Journal::read(&reader);
-    assert!(published.iter().copied().eq(0..COUNT), "each once, in order");
+    assert!(published.iter().copied().eq(0..COUNT), "not each message once and in order");
 }
 
 #[test]
-fn a_reader_is_killed_over_net() {
+fn reader_killed_repeatedly_over_net_loses_nothing() {
     kill_repeatedly("reader-net", Side::Reader, "=net", MemoryKind::Host);
 }
 
 #[test]
-fn a_reader_is_killed_over_rxm() {
+fn reader_killed_repeatedly_over_rxm_loses_nothing() {
     kill_repeatedly("reader-rxm", Side::Reader, "=tcp;ofi_rxm", MemoryKind::Device);
 }
 
 #[test]
-fn a_writer_is_killed_over_net() {
+fn writer_killed_repeatedly_over_net_loses_nothing() {
     kill_repeatedly("writer-net", Side::Writer, "=net", MemoryKind::Device);
 }
 
 #[test]
-fn a_writer_is_killed_over_rxm() {
+fn writer_killed_repeatedly_over_rxm_loses_nothing() {
     kill_repeatedly("writer-rxm", Side::Writer, "=tcp;ofi_rxm", MemoryKind::Host);
 }

@@ -1,4 +1,4 @@
-//! Endpoints that are closed, and others that take their place.
+//! Renewal of endpoints.
 
 use pubsub::replication::Command;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use pubsub::replication::{
     ConnectionMessage, OutgoingMessage, Side, Source, TopicKey, TopicParameters, WorkerOptions,
 };
 
-use super::support::{MemoryKind, Nodes, Published, PublishedLog, facts, node, options};
+use super::support::{MemoryKind, Nodes, PublishedLog, TestSource, node, options, topic};
 use super::{KEY, lengths, receive};
 
 const RING: u64 = 64 << 10;
 const OTHER: TopicKey = TopicKey(2);
 
-/// Gives so many of a topic's messages, until there may be more.
+/// A source of which a limited number of messages can be taken. Tests raise the limit.
 struct LimitedSource {
-    source: Published,
+    source: TestSource,
     given: u64,
     limit: Arc<AtomicU64>,
 }
@@ -43,7 +43,7 @@ impl Source for LimitedSource {
 }
 
 #[test]
-fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
+fn repeated_connect_requests_use_bounded_memory() {
     for (provider, lanes) in super::PROVIDERS.into_iter().zip([1, 2]) {
         let options = WorkerOptions { ring: RING, lanes, ..options(provider) };
         let mut nodes = Nodes::start(3, &options);
@@ -52,45 +52,45 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         receive(&nodes, KEY, 1, MemoryKind::Host, &log);
         let sink = Box::new(hostile.sink(MemoryKind::Host));
         nodes.of(1).receive_topic(OTHER, node(2), 0, None, sink).unwrap();
-        let source = Published::new(&lengths(&[64, 5000, 100_000]), MemoryKind::Host, 0, 60);
+        let source = TestSource::new(&lengths(&[64, 5000, 100_000]), MemoryKind::Host, 0, 60);
         let (limit, is_done) = (Arc::new(AtomicU64::new(20)), source.is_done());
         let source = LimitedSource { source, given: 0, limit: Arc::clone(&limit) };
-        let announcer = nodes.of(0).send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
+        let announcer = nodes.of(0).send_topic(KEY, topic(1 << 30), Box::new(source)).unwrap();
         nodes.of(0).tell(Command::AddDestination(KEY, node(1))).unwrap();
         announcer.announce_waiter();
-        nodes.until("the first are there", |_| log.len() == 20);
+        nodes.until("the first messages", |_| log.len() == 20);
         let facts = TopicParameters { number: 1, largest: 1 << 20, depth: 16 };
         let from = nodes.of(2).address().to_vec();
-        let mut most = 0;
+        let mut max = 0;
         for connection in 0..300 {
             let lane_addresses = vec![from.clone(); lanes as usize - 1];
-            let wish = ConnectionMessage::ConnectRequest {
+            let request = ConnectionMessage::ConnectRequest {
                 connection,
                 facts,
                 from: from.clone(),
                 lane_addresses,
             };
-            nodes.of(1).tell(Command::ControlMessage(OTHER, node(2), wish)).unwrap();
-            nodes.carry();
-            most = most.max(nodes.counters(1).quarantined_bytes);
+            nodes.of(1).tell(Command::ControlMessage(OTHER, node(2), request)).unwrap();
+            nodes.process_events();
+            max = max.max(nodes.counters(1).quarantined_bytes);
         }
-        assert!(most > RING && most <= 8 * RING * lanes, "{most} bytes are kept");
+        assert!(max > RING && max <= 8 * RING * lanes, "{max} bytes quarantined");
         let renewals = |nodes: &Nodes| nodes.counters(1).renewals;
-        nodes.until("there is another endpoint", |nodes| renewals(nodes) > 0);
+        nodes.until("another endpoint", |nodes| renewals(nodes) > 0);
         assert_eq!(nodes.counters(1).quarantined_bytes, 0);
         limit.store(60, Ordering::SeqCst);
         announcer.announce_waiter();
-        nodes.until("all are delivered", |_| is_done());
+        nodes.until("all messages", |_| is_done());
         log.check(60);
         assert_eq!(hostile.len(), 0);
-        // The one who was named as the writer of them all does not even have the topic.
+        // The node that the requests name as writer does not have the topic.
         let is_unknown_topic =
             |failed: &String| failed.contains("the worker does not have the topic");
         assert!(nodes.failed.iter().all(is_unknown_topic), "{:?}", nodes.failed);
     }
 }
 
-/// Nodes of which 0 and 2 write to 1, each in a topic of its own, which go on without an end.
+/// Nodes 0 and 2 write endlessly to node 1, each in a topic of its own.
 struct TwoWriters {
     nodes: Nodes,
     log: PublishedLog,
@@ -108,26 +108,26 @@ impl TwoWriters {
         let announcers = topics.map(|(key, from, log)| {
             let sink = Box::new(log.sink(MemoryKind::Host));
             nodes.of(1).receive_topic(key, node(from), 0, None, sink).unwrap();
-            let source = Published::new(&lengths(&[64, 5000]), MemoryKind::Host, 0, 1 << 40);
+            let source = TestSource::new(&lengths(&[64, 5000]), MemoryKind::Host, 0, 1 << 40);
             let source = LimitedSource { source, given: 0, limit: Arc::clone(&limits[at]) };
             at += 1;
             let worker = nodes.of(from);
-            let announcer = worker.send_topic(key, facts(1 << 20), Box::new(source)).unwrap();
+            let announcer = worker.send_topic(key, topic(1 << 20), Box::new(source)).unwrap();
             worker.tell(Command::AddDestination(key, node(1))).unwrap();
             announcer
         });
-        nodes.until("all are connected", |nodes| nodes.connected == 4);
+        nodes.until("all connections", |nodes| nodes.connected == 4);
         Self { nodes, log, limits, announcers }
     }
 
-    /// Ten more messages of node 0 arrive.
-    fn goes_on(&mut self) {
-        let wanted = self.limits[0].fetch_add(10, Ordering::SeqCst) + 10;
+    /// Waits for ten more messages of node 0.
+    fn wait_for_messages(&mut self) {
+        let expected = self.limits[0].fetch_add(10, Ordering::SeqCst) + 10;
         self.announcers[0].announce_waiter();
-        self.nodes.until("node 0 is heard", |_| self.log.len() as u64 == wanted);
+        self.nodes.until("messages of node 0", |_| self.log.len() as u64 == expected);
     }
 
-    /// How often connections of a topic were lost.
+    /// The number of lost connections of a topic.
     fn lost(&self, key: TopicKey) -> usize {
         self.nodes.lost.iter().filter(|(lost, ..)| *lost == key).count()
     }
@@ -138,14 +138,14 @@ impl TwoWriters {
 }
 
 #[test]
-fn node_that_comes_back_repeatedly_disturbs_no_others() {
+fn node_that_returns_repeatedly_disturbs_no_others() {
     for provider in super::PROVIDERS {
         let mut all = TwoWriters::start(provider);
         for times in 1..=10 {
             all.nodes.of(1).tell(Command::NodeReturned(node(2))).unwrap();
-            // Its own connection begins anew, at both ends.
-            all.nodes.until("it is connected again", |nodes| nodes.connected >= 4 + 2 * times);
-            all.goes_on();
+            // Both ends of its own connection are opened again.
+            all.nodes.until("a reconnect", |nodes| nodes.connected >= 4 + 2 * times);
+            all.wait_for_messages();
         }
         assert!(all.lost(OTHER) >= 10, "{:?}", all.nodes.reasons);
         assert_eq!((all.lost(KEY), all.renewals()), (0, 0), "{:?}", all.nodes.reasons);
@@ -154,66 +154,68 @@ fn node_that_comes_back_repeatedly_disturbs_no_others() {
 }
 
 #[test]
-fn node_that_lies_about_what_it_wrote_disturbs_others_once() {
+fn node_with_false_stall_checks_disturbs_others_once() {
     let mut all = TwoWriters::start("=net");
     let mut disturbed = Vec::new();
     let at_its_reader = (OTHER, node(1), node(2), Side::Reader);
     for _ in 0..3 {
-        // There it is begun anew each time.
+        // The reader opens the connection again each time.
         let lost =
             |all: &TwoWriters| all.nodes.lost.iter().filter(|lost| **lost == at_its_reader).count();
         let before = lost(&all);
         let mut last = Instant::now();
         while lost(&all) == before {
-            all.goes_on();
-            // As often as a writer says so that tells the truth.
+            all.wait_for_messages();
+            // The interval of stall checks of a genuine writer.
             if last.elapsed() > Duration::from_millis(600) {
                 last = Instant::now();
                 let connection = all.nodes.last_request[&(OTHER, node(2))];
-                let lie = ConnectionMessage::StallCheck { connection, chunks: 1 << 30, read: 0 };
-                all.nodes.of(1).tell(Command::ControlMessage(OTHER, node(2), lie)).unwrap();
+                let check = ConnectionMessage::StallCheck { connection, chunks: 1 << 30, read: 0 };
+                all.nodes.of(1).tell(Command::ControlMessage(OTHER, node(2), check)).unwrap();
             }
         }
-        all.goes_on();
+        all.wait_for_messages();
         disturbed.push((all.lost(KEY) > 0, all.renewals()));
     }
-    // First its own connection alone; then, since that was in vain, all, but not again so soon.
+    // First its own connection only. Since that has no effect, then all, but not again so soon.
     assert_eq!(disturbed, [(false, 0), (true, 1), (true, 1)], "{:?}", all.nodes.reasons);
 }
 
-/// Topics that go from nodes 0 and 2 to node 1, which has no room for the last one.
+/// Sends topics from nodes 0 and 2 to node 1, one more than the limit of rings.
 fn exceed_ring_limit(writer_of: impl Fn(TopicKey) -> u8) {
-    /// Of a port, each way.
+    /// Limit of a port in each direction.
     const RINGS: u64 = 1024;
     let mut nodes = Nodes::start(3, &options("=tcp;ofi_rxm"));
     let log = PublishedLog::default();
     for key in (0..=RINGS).map(TopicKey) {
         let writer = writer_of(key);
-        let source = Published::new(&lengths(&[64]), MemoryKind::Host, 0, 1);
-        let announcer = nodes.of(writer).send_topic(key, facts(64), Box::new(source)).unwrap();
+        let source = TestSource::new(&lengths(&[64]), MemoryKind::Host, 0, 1);
+        let announcer = nodes.of(writer).send_topic(key, topic(64), Box::new(source)).unwrap();
         let sink = Box::new(log.sink(MemoryKind::Host));
         nodes.of(1).receive_topic(key, node(writer), 0, None, sink).unwrap();
         nodes.of(writer).tell(Command::AddDestination(key, node(1))).unwrap();
         announcer.announce_waiter();
-        // Not more letters at a time than a worker takes.
+        // Limits the control messages in the queue of a worker.
         if key.0 % 64 == 63 {
-            nodes.until("some are there", |_| log.len() as u64 > key.0);
+            nodes.until("some messages", |_| log.len() as u64 > key.0);
         }
     }
-    nodes.until("no ring is left", |nodes| log.len() as u64 == RINGS && !nodes.lost.is_empty());
+    nodes.until("a refusal of the last topic", |nodes| {
+        log.len() as u64 == RINGS && !nodes.lost.is_empty()
+    });
     assert_eq!(nodes.failed, Vec::<String>::new());
-    let waits = nodes.lost[0].0;
-    let ends = (0..).map(TopicKey).find(|key| *key != waits).unwrap();
-    nodes.of(1).tell(Command::StopInbound(ends, node(writer_of(ends)))).unwrap();
-    nodes.until("the last is there", |_| log.len() as u64 == RINGS + 1);
+    let refused = nodes.lost[0].0;
+    let stopped = (0..).map(TopicKey).find(|key| *key != refused).unwrap();
+    nodes.of(1).tell(Command::StopInbound(stopped, node(writer_of(stopped)))).unwrap();
+    nodes.until("the last message", |_| log.len() as u64 == RINGS + 1);
 }
 
 #[test]
-fn topic_without_a_number_at_its_writer_is_connected_once_there_is_one() {
+fn topic_beyond_the_rings_of_its_writer_connects_later() {
     exceed_ring_limit(|_| 0);
 }
 
 #[test]
-fn topic_without_a_number_at_its_reader_is_connected_once_there_is_one() {
+fn topic_beyond_the_rings_of_its_reader_connects_later() {
     exceed_ring_limit(|key| if key.0.is_multiple_of(2) { 0 } else { 2 });
 }

@@ -1,5 +1,5 @@
-//! Topics whose messages can be told from their positions, and nodes that carry each other's
-//! letters.
+//! Topics whose messages follow from their positions, and nodes in this process that exchange
+//! control messages.
 
 use pubsub::replication::Command;
 use std::collections::{HashMap, VecDeque};
@@ -15,11 +15,11 @@ use pubsub::replication::{
     Worker, WorkerEvent, WorkerOptions,
 };
 
-/// Reached only on failure.
+/// Reached only by a test that fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Whose memory messages lie in.
+/// The memory of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
     Host,
@@ -37,7 +37,7 @@ impl MemoryKind {
         Device::open(name.parse().unwrap()).unwrap()
     }
 
-    fn place(self, slice: Slice) -> PayloadLocation {
+    fn location(self, slice: Slice) -> PayloadLocation {
         match self {
             Self::Host => PayloadLocation::Host(slice),
             Self::Device => PayloadLocation::Device(slice),
@@ -48,9 +48,9 @@ impl MemoryKind {
 pub(crate) fn bytes_of(position: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let mut state = position.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for place in bytes.chunks_mut(8) {
+    for chunk in bytes.chunks_mut(8) {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        place.copy_from_slice(&state.to_le_bytes()[..place.len()]);
+        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
     }
     bytes
 }
@@ -67,31 +67,31 @@ pub(crate) fn header_of(position: u64, length: u64) -> MessageHeader {
     }
 }
 
-/// Which lengths messages have.
+/// The length of a message by its position.
 pub(crate) type Lengths = Arc<dyn Fn(u64) -> usize + Send + Sync>;
 
-/// The next position, and what is kept.
+/// The next position, and the retained messages.
 type RetainedMessages = (u64, VecDeque<(u64, Slice)>);
-/// Told of a message before it counts as published.
+/// Called for a message before it counts as published.
 pub(crate) type PublishedCallback = Box<dyn FnMut(&MessageHeader, &StageDurations) + Send>;
 
-/// A topic with so many messages, of which so many may wait.
-pub(crate) struct Published {
+/// A topic with `count` messages, at most `depth` of them unreleased.
+pub(crate) struct TestSource {
     pub(crate) lengths: Lengths,
-    pub(crate) at: MemoryKind,
+    pub(crate) memory: MemoryKind,
     pub(crate) count: u64,
     pub(crate) depth: u64,
     state: Arc<Mutex<RetainedMessages>>,
     stream: Option<gpu::Stream>,
-    /// What was released, also for whoever comes after this.
+    /// Called with the position up to which messages are released.
     pub(crate) released: Box<dyn FnMut(u64) + Send>,
 }
 
-impl Published {
-    pub(crate) fn new(lengths: &Lengths, at: MemoryKind, from: u64, count: u64) -> Self {
+impl TestSource {
+    pub(crate) fn new(lengths: &Lengths, memory: MemoryKind, from: u64, count: u64) -> Self {
         Self {
             lengths: Arc::clone(lengths),
-            at,
+            memory,
             count,
             depth: 16,
             state: Arc::new(Mutex::new((from, VecDeque::new()))),
@@ -100,7 +100,7 @@ impl Published {
         }
     }
 
-    /// Says whether everything is released.
+    /// Tells whether all messages are released.
     pub(crate) fn is_done(&self) -> impl Fn() -> bool + use<> {
         let (state, count) = (Arc::clone(&self.state), self.count);
         move || {
@@ -110,7 +110,7 @@ impl Published {
     }
 }
 
-impl Source for Published {
+impl Source for TestSource {
     fn next(&mut self) -> Result<Option<OutgoingMessage>> {
         let mut state = self.state.lock().unwrap();
         let position = state.0;
@@ -118,16 +118,16 @@ impl Source for Published {
             return Ok(None);
         }
         let bytes = bytes_of(position, (self.lengths)(position));
-        let memory = self.at.device().allocate(bytes.len().max(1) as u64).unwrap();
+        let memory = self.memory.device().allocate(bytes.len().max(1) as u64).unwrap();
         let slice = memory.slice(0, bytes.len() as u64).unwrap();
         if !bytes.is_empty() {
-            let stream = self.stream.get_or_insert_with(|| self.at.device().stream().unwrap());
+            let stream = self.stream.get_or_insert_with(|| self.memory.device().stream().unwrap());
             stream.upload(&slice, &bytes, TIMEOUT).unwrap();
         }
         state.0 += 1;
         state.1.push_back((position, slice.clone()));
         let header = header_of(position, bytes.len() as u64);
-        Ok(Some(OutgoingMessage { header, place: self.at.place(slice) }))
+        Ok(Some(OutgoingMessage { header, place: self.memory.location(slice) }))
     }
 
     fn release(&mut self, through: u64) {
@@ -139,28 +139,28 @@ impl Source for Published {
     }
 
     fn release_one(&mut self, position: u64) {
-        self.state.lock().unwrap().1.retain(|(kept, _)| *kept != position);
+        self.state.lock().unwrap().1.retain(|(other, _)| *other != position);
     }
 }
 
-/// Where messages of a topic arrive: checked, and told of.
-pub(crate) struct Subscribed {
-    at: MemoryKind,
+/// Checks received messages, and calls back for each of them.
+pub(crate) struct TestSink {
+    memory: MemoryKind,
     begun: VecDeque<Slice>,
     stream: Option<gpu::Stream>,
-    /// One of so many calls finds no room, or the queue full; 0: none.
+    /// One of this number of calls finds no memory, or a full queue; 0: none.
     pub(crate) refuse: u64,
     calls: u64,
     pub(crate) published: PublishedCallback,
 }
 
-impl Subscribed {
+impl TestSink {
     pub(crate) fn new(
-        at: MemoryKind,
+        memory: MemoryKind,
         published: impl FnMut(&MessageHeader, &StageDurations) + Send + 'static,
     ) -> Self {
         let begun = VecDeque::new();
-        Self { at, begun, stream: None, refuse: 0, calls: 0, published: Box::new(published) }
+        Self { memory, begun, stream: None, refuse: 0, calls: 0, published: Box::new(published) }
     }
 
     fn refuses(&mut self) -> bool {
@@ -169,29 +169,29 @@ impl Subscribed {
     }
 }
 
-impl Sink for Subscribed {
+impl Sink for TestSink {
     fn begin(&mut self, header: &MessageHeader) -> Result<Option<PayloadLocation>> {
         if self.refuses() {
             return Ok(None);
         }
-        let memory = self.at.device().allocate(header.length.max(1)).unwrap();
+        let memory = self.memory.device().allocate(header.length.max(1)).unwrap();
         let slice = memory.slice(0, header.length).unwrap();
         self.begun.push_back(slice.clone());
-        Ok(Some(self.at.place(slice)))
+        Ok(Some(self.memory.location(slice)))
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome> {
         if self.refuses() {
             return Ok(FinishOutcome::Retry);
         }
-        let slice = self.begun.pop_front().expect("it began");
+        let slice = self.begun.pop_front().expect("begin before finish");
         let mut bytes = vec![0; header.length as usize];
         if header.length > 0 {
-            let stream = self.stream.get_or_insert_with(|| self.at.device().stream().unwrap());
+            let stream = self.stream.get_or_insert_with(|| self.memory.device().stream().unwrap());
             stream.download(&slice, &mut bytes, TIMEOUT).unwrap();
         }
-        let wanted = header_of(header.position, header.length);
-        assert_eq!(MessageHeader { posted: 0, ..*header }, wanted);
+        let expected = header_of(header.position, header.length);
+        assert_eq!(MessageHeader { posted: 0, ..*header }, expected);
         assert!(bytes == bytes_of(header.position, bytes.len()), "message {}", header.position);
         (self.published)(header, stages);
         Ok(FinishOutcome::Published)
@@ -202,21 +202,21 @@ impl Sink for Subscribed {
     }
 }
 
-/// What was published where.
+/// Positions of the published messages.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PublishedLog(pub(crate) Arc<Mutex<Vec<u64>>>);
 
 impl PublishedLog {
-    pub(crate) fn sink(&self, at: MemoryKind) -> Subscribed {
+    pub(crate) fn sink(&self, memory: MemoryKind) -> TestSink {
         let log = self.clone();
-        Subscribed::new(at, move |header, _| log.0.lock().unwrap().push(header.position))
+        TestSink::new(memory, move |header, _| log.0.lock().unwrap().push(header.position))
     }
 
     pub(crate) fn len(&self) -> usize {
         self.0.lock().unwrap().len()
     }
 
-    /// Each once, in order.
+    /// Checks that each message was published once and in order.
     pub(crate) fn check(&self, count: u64) {
         let published = self.0.lock().unwrap();
         assert!(published.iter().copied().eq(0..count), "{count}: {published:?}");
@@ -227,7 +227,7 @@ pub(crate) fn options(provider: &str) -> WorkerOptions {
     WorkerOptions { policy: provider.parse().unwrap(), ..WorkerOptions::default() }
 }
 
-pub(crate) fn facts(largest: u64) -> TopicOptions {
+pub(crate) fn topic(largest: u64) -> TopicOptions {
     TopicOptions { facts: TopicParameters { number: 1, largest, depth: 16 }, max_retained: None }
 }
 
@@ -238,20 +238,20 @@ pub(crate) fn node(number: u8) -> NodeId {
 /// Nodes of this process.
 pub(crate) struct Nodes {
     pub(crate) workers: HashMap<NodeId, Worker>,
-    /// Letters that are not carried: to or from these.
+    /// Lost connections: topic, reporting node, other node, and the side of the reporting node.
     pub(crate) lost: Vec<(TopicKey, NodeId, NodeId, Side)>,
-    /// Why these were lost.
+    /// The reasons of lost connections.
     pub(crate) reasons: Vec<String>,
-    /// What failed for good.
+    /// Permanent failures.
     pub(crate) failed: Vec<String>,
-    /// The number of the last connection that a node wished for.
+    /// The number of the last connection that a node requested.
     pub(crate) last_request: HashMap<(TopicKey, NodeId), u64>,
-    /// Connections that were made.
+    /// Number of connections so far, at both ends.
     pub(crate) connected: usize,
-    /// Who was reported to hold up a topic.
+    /// Nodes reported to block a topic.
     pub(crate) lagging: Vec<NodeId>,
-    /// Nodes that nobody is to connect to again.
-    pub(crate) gone: Vec<NodeId>,
+    /// Nodes that writers must not connect to again.
+    pub(crate) removed: Vec<NodeId>,
 }
 
 impl Nodes {
@@ -265,7 +265,7 @@ impl Nodes {
             last_request: HashMap::new(),
             connected: 0,
             lagging: Vec::new(),
-            gone: Vec::new(),
+            removed: Vec::new(),
         }
     }
 
@@ -277,16 +277,15 @@ impl Nodes {
         &self.workers[&node(number)]
     }
 
-    /// What a node's worker did so far.
     pub(crate) fn counters(&self, number: u8) -> Counters {
         self.of(number).request_counters().unwrap().recv_timeout(TIMEOUT).unwrap()
     }
 
-    /// Carries what there is to be carried.
-    pub(crate) fn carry(&mut self) {
+    /// Delivers control messages and records the other events of all workers.
+    pub(crate) fn process_events(&mut self) {
         for (from, worker) in &self.workers {
-            while let Some(report) = worker.try_report().unwrap() {
-                match report {
+            while let Some(event) = worker.try_report().unwrap() {
+                match event {
                     WorkerEvent::ControlMessage { key, node: to, terms } => {
                         if let ConnectionMessage::ConnectRequest { connection, .. } = terms {
                             self.last_request.insert((key, *from), connection);
@@ -300,7 +299,7 @@ impl Nodes {
                     WorkerEvent::Disconnected { key, node: of, side, reason } => {
                         self.lost.push((key, *from, of, side));
                         self.reasons.push(reason.to_string());
-                        if side == Side::Writer && !self.gone.contains(&of) {
+                        if side == Side::Writer && !self.removed.contains(&of) {
                             worker.tell(Command::AddDestination(key, of)).unwrap();
                         }
                     }
@@ -312,20 +311,20 @@ impl Nodes {
         }
     }
 
-    /// Carries until that is so.
-    pub(crate) fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
+    /// Processes events until a condition holds, and panics after the timeout.
+    pub(crate) fn until(&mut self, expected: &str, mut condition: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + TIMEOUT;
         loop {
-            self.carry();
-            if is_so(self) {
+            self.process_events();
+            if condition(self) {
                 return;
             }
-            assert!(Instant::now() < end, "{what}: not in {TIMEOUT:?}; failed: {:?}", self.failed);
+            assert!(Instant::now() < end, "timeout: waited for {expected}: {:?}", self.failed);
             self.wait();
         }
     }
 
-    /// Until some worker has something to say, or a little while.
+    /// Waits until a worker has an event, at most a few milliseconds.
     fn wait(&self) {
         use nix::poll::{PollFd, PollFlags, poll};
         let descriptors = self.workers.values().map(|worker| worker.wake_descriptor());
@@ -335,13 +334,13 @@ impl Nodes {
     }
 }
 
-/// Of the threads of this process whose names begin so.
-pub(crate) fn cpu_time(threads: &str) -> Duration {
+/// Processor time of the threads of this process whose names have a prefix.
+pub(crate) fn cpu_time(prefix: &str) -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let meant = tasks.filter(|task| {
-        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(threads))
+    let selected = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(prefix))
     });
-    let times = meant.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
+    let times = selected.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
     let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
     Duration::from_nanos(nanoseconds.sum())
 }

@@ -1,12 +1,16 @@
-//! Hostile processes beside topics under traffic: each kind of attack runs for a while, and readers
-//! of the healthy processes have to get on as without it.
+//! Hostile processes beside topics under traffic. Attacks run one after the other, and must not
+//! disturb the readers of the healthy processes.
 //!
-//! A supervisor starts, in two network namespaces that a cable joins, a service for each node, a
-//! publisher at node 1 and a reader at both nodes. The publisher publishes at a steady rate on a
-//! reliable topic and on one that drops its oldest messages. After a phase without an attack there is
-//! one phase for each attack. In each, every reader gets at least 95 % of the messages of the first
-//! phase, waits 2.5 s for a message at most, and misses none of the reliable topic; no message is
-//! logged more than once a second; and what was refused has its cause in the log of a service.
+//! A supervisor starts a service for each node, a publisher on node 1 and a reader on both nodes.
+//! Each node has a network namespace, and a link joins them. The publisher publishes at a steady rate
+//! on a reliable topic and on one that drops its oldest messages.
+//!
+//! A phase without an attack is followed by one phase for each attack. In each phase:
+//!
+//! * Every reader gets at least 95 % of the messages of the first phase, waits at most 2.5 s for a
+//!   message, and misses none of the reliable topic.
+//! * No message is logged more than once a second.
+//! * The log of a service names the cause of refusals.
 //!
 //! Attackers run as another user if the test runs as root. The logs of all processes stay in the
 //! directory `topic_hostile` of cargo's directory for temporary files.
@@ -48,15 +52,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 testkit::child_entry!(enter);
 
-/// Runs a role of a child.
-fn enter(words: &[&str]) {
+/// The roles of child processes.
+fn enter(args: &[&str]) {
     let _ = tracing_subscriber::fmt()
         .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
         .with_ansi(false)
         .without_time()
         .with_writer(std::io::stderr)
         .try_init();
-    match *words {
+    match *args {
         ["inside", arguments] => supervisor::run(&supervisor::Plan::of(arguments)),
         ["service", directory, number, peer] => {
             service::run(directory.as_ref(), number.parse().expect("a node's number"), peer);
@@ -65,7 +69,7 @@ fn enter(words: &[&str]) {
         ["reader", directory] => reader::run(directory.as_ref()),
         ["attack", user, name, ref target @ ..] => attacks::run(user, name, target),
         ["member", name, directory] => members::run(name, directory.as_ref()),
-        _ => panic!("no role {words:?}"),
+        _ => panic!("unknown role {args:?}"),
     }
 }
 
@@ -91,7 +95,7 @@ fn main() -> ExitCode {
     }
     println!("seed {}, {} s for each phase", plan.seed, plan.seconds);
     let phases = phases::all().len() as u64 + 1;
-    let longest = Duration::from_secs(phases * (plan.seconds + 30) + 120);
-    user::run_inside_for(&plan.word(), longest);
+    let timeout = Duration::from_secs(phases * (plan.seconds + 30) + 120);
+    user::run_inside_for(&plan.argument(), timeout);
     ExitCode::SUCCESS
 }

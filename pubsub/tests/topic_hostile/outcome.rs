@@ -1,17 +1,16 @@
-//! What came of an attack, as a line from the attacker to the supervisor.
+//! The outcome of an attack, as a line from the attacker to the supervisor.
 
-/// What an attacker, or a hostile member, saw.
+/// The observations of an attacker or a hostile member.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Connections and requests that the node refused or closed.
     pub refused: u64,
     pub text: String,
-    /// What should not have happened, such as a connection that permissions should prevent.
+    /// A violated expectation, such as a connection that permissions should prevent.
     pub fault: Option<String>,
 }
 
-/// Stands between the fields of a line.
-const BETWEEN: char = '\t';
+const SEPARATOR: char = '\t';
 
 impl Outcome {
     pub fn new(refused: u64, text: impl Into<String>) -> Self {
@@ -19,14 +18,14 @@ impl Outcome {
     }
 
     pub fn line(&self) -> String {
-        let plain = |text: &str| text.replace(['\n', BETWEEN], " ");
+        let plain = |text: &str| text.replace(['\n', SEPARATOR], " ");
         let fault = plain(self.fault.as_deref().unwrap_or_default());
-        format!("{}{BETWEEN}{}{BETWEEN}{fault}", self.refused, plain(&self.text))
+        format!("{}{SEPARATOR}{}{SEPARATOR}{fault}", self.refused, plain(&self.text))
     }
 
     pub fn of(line: &str) -> Self {
-        let fields: Vec<_> = line.split(BETWEEN).collect();
-        let [refused, text, fault] = fields[..] else { panic!("not an outcome: {line:?}") };
+        let fields: Vec<_> = line.split(SEPARATOR).collect();
+        let [refused, text, fault] = fields[..] else { panic!("malformed outcome: {line:?}") };
         Self {
             refused: refused.parse().expect("a number"),
             text: text.to_owned(),

@@ -1,34 +1,34 @@
 //! All attacks, in the order in which they run.
 
-/// Which user attacks.
+/// The user of an attacker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
-    /// Another one, where the test may change users.
+    /// Another user than that of the node, where the test may change users.
     Other,
-    /// That of the node.
+    /// The user of the node.
     Same,
 }
 
-/// What is logged by a service in a phase in which something was refused.
+/// Log entry that a service must write in a phase in which something was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// At least one line that has one of these words in it.
+    /// At least one line that contains one of these texts.
     Logged(&'static [&'static str]),
-    /// Nothing need be, for this reason.
+    /// No line is required, for this reason.
     NotLogged(&'static str),
 }
 
-/// What the supervisor does beside starting the processes of an attack.
+/// Action of the supervisor, besides starting the processes of an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SupervisorAction {
     Nothing,
-    /// Stops so many of them (SIGSTOP) until the end of the phase.
+    /// Stops this number of them (SIGSTOP) until the end of the phase.
     Stop(usize),
-    /// No file of the service, and no shared memory that it makes, may be longer than this.
+    /// Limits the length of files and shared memory of the service.
     ShortFilesOfService(u64),
 }
 
-/// Processes that attack.
+/// The attacking processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Actors {
     None,
@@ -46,7 +46,7 @@ pub struct Phase {
     pub user: User,
     pub cause: Cause,
     pub supervisor_action: SupervisorAction,
-    /// What `docs/how-to/security.md` says that a process at the port can do.
+    /// Effect that `docs/how-to/security.md` documents for a process that reaches the port.
     pub documented: DocumentedEffect,
 }
 
@@ -56,9 +56,9 @@ pub enum DocumentedEffect {
     Nothing,
     /// Messages between the nodes pause for about two seconds, once.
     OnePause,
-    /// The session of the nodes is taken: messages between them may stop while it goes on.
+    /// The session of the nodes is taken over: messages between them may stop during the attack.
     Takeover,
-    /// Descriptors of the service are taken until none is left.
+    /// The service runs out of descriptors.
     Descriptors,
 }
 
@@ -91,17 +91,17 @@ impl Phase {
 }
 
 impl Phase {
-    /// Can the attack be made on this provider? Only the bytes of `net` are known.
+    /// Does the attack work on this provider? Only the protocol of `net` is implemented here.
     pub fn applies_to(&self, provider: &str) -> bool {
         provider == "net" || !self.name.starts_with("provider-")
     }
 }
 
-/// All attacks. The last one takes descriptors of the service, as documented.
+/// All attacks. The last one exhausts the descriptors of the service, as documented.
 pub fn all() -> Vec<Phase> {
     use Cause::{Logged, NotLogged};
     const KERNEL: Cause = NotLogged("the kernel refuses the connection");
-    const SILENT: Cause = NotLogged("nothing was said");
+    const SILENT: Cause = NotLogged("no bytes were sent");
     const PROVIDER: Cause = NotLogged("the provider does not report it");
     const OWN_LIMIT: Cause = NotLogged("the limit is the member's own, and its error names it");
     const REFUSED: Cause = Logged(&["a connection was rejected"]);

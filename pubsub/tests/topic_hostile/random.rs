@@ -1,4 +1,4 @@
-//! Random numbers that follow from a seed.
+//! Random numbers from a seed.
 
 /// A generator (xorshift).
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ impl Random {
         self.0
     }
 
-    /// A number below this one.
+    /// A random number below a limit.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }

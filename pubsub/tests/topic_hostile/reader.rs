@@ -1,4 +1,4 @@
-//! Reads both topics, and says what came since it was asked last.
+//! A reader: reads both topics, and prints counts for each line of input.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -11,8 +11,8 @@ use testkit::children::{next_line, say};
 use crate::topics;
 use crate::window::Window;
 
-/// How long a pull waits before it looks whether it is over.
-const LOOK: Duration = Duration::from_millis(200);
+/// Interval at which a thread checks whether to stop.
+const PULL_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub fn run(directory: &Path) {
     let node = &topics::join(directory);
@@ -34,23 +34,23 @@ pub fn run(directory: &Path) {
 }
 
 fn read(node: &Node, name: &str, window: &Mutex<Window>, is_over: &AtomicBool) {
-    let topic = node.topic(name, &topics::settings(name)).expect("the topic");
-    let mut subscriber = topic.subscriber().expect("a subscriber");
-    // Of subscribers that were evicted.
+    let topic = node.topic(name, &topics::settings(name)).expect("open the topic");
+    let mut subscriber = topic.subscriber().expect("create a subscriber");
+    // Missed by subscribers that were evicted.
     let mut missed_before = 0;
     while !is_over.load(Relaxed) {
-        let pulled = subscriber.pull(LOOK).map(drop);
+        let result = subscriber.pull(PULL_TIMEOUT).map(drop);
         let mut window = window.lock().expect("no thread panicked");
-        match pulled {
+        match result {
             Ok(()) => window.message(),
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
             Err(error) if error.kind() == ErrorKind::Evicted => {
                 missed_before += subscriber.missed();
                 window.evicted();
-                subscriber = topic.subscriber().expect("a subscriber after an eviction");
+                subscriber = topic.subscriber().expect("subscribe after an eviction");
             }
-            Err(error) => panic!("{name}: pull: {error}"),
+            Err(error) => panic!("{name}: {error}"),
         }
-        window.missed(missed_before + subscriber.missed());
+        window.set_missed(missed_before + subscriber.missed());
     }
 }

@@ -1,4 +1,4 @@
-//! A service that ends when its input does.
+//! A dedicated service, which ends when its input is closed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use testkit::children::{say, wait_for_end_of_input};
 
 use crate::limits;
 use crate::network::address;
-use crate::topics::LONGEST;
+use crate::topics::TIMEOUT;
 
-/// Descriptors of node 1, as many as a shell allows on most systems.
+/// Descriptors of the service of node 1: the default limit on most systems.
 pub const DESCRIPTORS: u64 = 1024;
-/// What topics of a node may take of the host's memory.
+/// Host memory that topics of a node may reserve.
 pub const BUDGET: u64 = 256 << 20;
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
-/// A node without a number of its own, which listens nowhere.
+/// A node that does not listen, and leaves after its handshake.
 pub const DEPARTING: u8 = 0;
 
-/// Serves the node with this number, which is connected to that peer.
+/// Serves a node that connects to a peer.
 pub fn run(directory: &Path, number: u8, peer: &str) {
     if number == 1 {
         limits::set_descriptors(DESCRIPTORS);
@@ -30,7 +30,7 @@ pub fn run(directory: &Path, number: u8, peer: &str) {
         insecure: true,
         name: format!("node {number}"),
         lost_after: LOST_AFTER,
-        // One port of the provider.
+        // The provider has one port.
         workers: 1,
         lanes: 1,
         ..NetworkOptions::default()
@@ -39,11 +39,11 @@ pub fn run(directory: &Path, number: u8, peer: &str) {
         directory: directory.to_owned(),
         service: ServiceMode::Dedicated,
         network: Some(network),
-        service_timeout: LONGEST,
+        service_timeout: TIMEOUT,
         budgets: Budgets { host: Some(BUDGET), device: None },
         ..NodeOptions::default()
     };
-    let _node = Node::join(options).expect("the node has no other service");
+    let _node = Node::join(options).expect("become the service of the node");
     say("ready");
     wait_for_end_of_input();
 }

@@ -1,4 +1,4 @@
-//! Runs one phase after the other, and judges them.
+//! Runs the phases and checks their results.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,37 +8,37 @@ use crate::limits;
 use crate::outcome::Outcome;
 use crate::phases::{self, Phase, SupervisorAction};
 use crate::table;
-use crate::topics::LONGEST;
+use crate::topics::TIMEOUT;
 use crate::user;
 use crate::verdict::PhaseResult;
 use crate::world::{Process, World};
 
-/// From the start until descriptors and connections stay as they are.
+/// From the start until the numbers of descriptors and connections are constant.
 const SETTLING: Duration = Duration::from_secs(3);
 /// After each attack.
-const REST: Duration = Duration::from_secs(2);
-/// Processes that are stopped hold different messages.
+const RECOVERY: Duration = Duration::from_secs(2);
+/// Between two stops, so that the stopped processes hold different messages.
 const BETWEEN_STOPS: Duration = Duration::from_millis(30);
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a run is to do.
+/// The arguments of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Of each phase.
+    /// Duration of each phase.
     pub seconds: u64,
     pub seed: u64,
-    /// Only phases whose name has this in it.
+    /// Only phases whose name contains this text.
     pub only: String,
 }
 
 impl Plan {
-    pub fn word(&self) -> String {
+    pub fn argument(&self) -> String {
         format!("{}:{}:{}", self.seconds, self.seed, self.only)
     }
 
-    pub fn of(word: &str) -> Self {
-        let words: Vec<_> = word.splitn(3, ':').collect();
-        let [seconds, seed, only] = words[..] else { panic!("no plan: {word}") };
+    pub fn of(argument: &str) -> Self {
+        let fields: Vec<_> = argument.splitn(3, ':').collect();
+        let [seconds, seed, only] = fields[..] else { panic!("malformed plan: {argument}") };
         Self {
             seconds: seconds.parse().expect("seconds"),
             seed: seed.parse().expect("a seed"),
@@ -50,16 +50,16 @@ impl Plan {
 pub fn run(plan: &Plan) {
     let logs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("topic_hostile");
     let _ = std::fs::remove_dir_all(&logs);
-    std::fs::create_dir_all(&logs).expect("a directory for logs");
+    std::fs::create_dir_all(&logs).expect("create the directory for logs");
     println!("logs: {}", logs.display());
     let mut world = World::start(&logs);
     let (target, provider) = (world.target(plan.seed), world.provider());
     println!("provider {provider}; attackers run as {}", user::of_attackers());
     std::thread::sleep(SETTLING);
-    world.logged();
+    world.take_logs();
     let time = Duration::from_secs(plan.seconds);
-    let baseline = phase(&mut world, &Phase::baseline(), &target, time);
-    table::print_head();
+    let baseline = run_phase(&mut world, &Phase::baseline(), &target, time);
+    table::print_header();
     table::print(&baseline, &baseline);
     let mut failed = Vec::new();
     if !baseline.faults(&baseline).is_empty() {
@@ -67,12 +67,12 @@ pub fn run(plan: &Plan) {
     }
     for next in phases::all().iter().filter(|phase| phase.name.contains(&plan.only)) {
         if !next.applies_to(&provider) {
-            println!("{:<20} skipped: the bytes of provider {provider} are not known", next.name);
+            println!("{:<20} skipped: needs provider net, this is {provider}", next.name);
             continue;
         }
-        let seen = phase(&mut world, next, &target, time);
-        table::print(&seen, &baseline);
-        if !seen.faults(&baseline).is_empty() {
+        let result = run_phase(&mut world, next, &target, time);
+        table::print(&result, &baseline);
+        if !result.faults(&baseline).is_empty() {
             failed.push(next.name);
         }
     }
@@ -80,12 +80,12 @@ pub fn run(plan: &Plan) {
     assert!(failed.is_empty(), "out of bounds: {}", failed.join(", "));
 }
 
-/// Runs an attack for so long, and a rest behind it.
-fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> PhaseResult {
+/// Runs an attack, and waits for the recovery after it.
+fn run_phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> PhaseResult {
     let service = world.services[0].child.id();
     let before = world.services[0].child.descriptors();
-    let begin = Instant::now();
-    world.windows();
+    let start = Instant::now();
+    world.take_windows();
     if let SupervisorAction::ShortFilesOfService(bytes) = phase.supervisor_action {
         limits::set_file_length_of(service, Some(bytes));
     }
@@ -95,26 +95,26 @@ fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> P
         _ => 0,
     };
     for actor in actors.iter().take(stopped) {
-        actor.child.stop(LONGEST);
+        actor.child.stop(TIMEOUT);
         std::thread::sleep(BETWEEN_STOPS);
     }
-    let mut most = before;
+    let mut max = before;
     let end = Instant::now() + time;
     while Instant::now() < end {
-        world.look();
-        most = most.max(world.services[0].child.descriptors());
-        std::thread::sleep(LOOK);
+        world.check_running();
+        max = max.max(world.services[0].child.descriptors());
+        std::thread::sleep(CHECK_INTERVAL);
     }
-    let during = world.windows();
+    let during = world.take_windows();
     actors.iter().take(stopped).for_each(|actor| actor.child.resume());
     let outcomes: Vec<_> = actors.iter_mut().map(finish).collect();
     if let SupervisorAction::ShortFilesOfService(_) = phase.supervisor_action {
         limits::set_file_length_of(service, None);
     }
-    std::thread::sleep(REST);
-    world.look();
-    let after = world.windows();
-    let mut logged = world.logged();
+    std::thread::sleep(RECOVERY);
+    world.check_running();
+    let after = world.take_windows();
+    let mut logged = world.take_logs();
     logged.extend(actors.iter_mut().map(|actor| (actor.name.clone(), actor.log.take())));
     PhaseResult {
         phase: phase.clone(),
@@ -122,16 +122,16 @@ fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> P
         after,
         logged,
         outcome: Outcome::sum(&outcomes),
-        descriptors: [before, most, world.services[0].child.descriptors()],
-        elapsed: begin.elapsed(),
+        descriptors: [before, max, world.services[0].child.descriptors()],
+        elapsed: start.elapsed(),
     }
 }
 
-/// Ends a process of an attack, and has what came of it.
+/// Ends a process of an attack, and returns its outcome.
 fn finish(actor: &mut Process) -> Outcome {
-    actor.child.end(LONGEST);
-    match actor.child.line(LONGEST) {
+    actor.child.end(TIMEOUT);
+    match actor.child.line(TIMEOUT) {
         Some(line) => Outcome::of(&line),
-        None => panic!("{} did not say what came of it: {}", actor.name, actor.log.text()),
+        None => panic!("{} ended without an outcome: {}", actor.name, actor.log.text()),
     }
 }

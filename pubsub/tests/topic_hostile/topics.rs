@@ -1,12 +1,12 @@
-//! The topics under traffic, and how a process joined its node.
+//! The topics under traffic, and joining a node.
 
 use std::path::Path;
 use std::time::Duration;
 
 use pubsub::{Node, NodeOptions, Reliability, ServiceMode, TopicSettings};
 
-/// Reached only on failure.
-pub const LONGEST: Duration = Duration::from_secs(60);
+/// Reached only by a test that fails.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Between two messages of a topic: 500 a second.
 pub const PERIOD: Duration = Duration::from_millis(2);
@@ -16,7 +16,7 @@ pub const LENGTH: usize = 1 << 10;
 /// Half a second of messages.
 const DEPTH: u32 = 256;
 
-/// A stopped reader holds up the reliable topic for so long: shorter than the longest pause that
+/// Time for which a stopped reader may block the reliable topic: shorter than the longest pause that
 /// readers may have.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -29,7 +29,7 @@ pub fn settings(name: &str) -> TopicSettings {
     let reliability = match name {
         RELIABLE => Reliability::Reliable,
         DROP_OLDEST => Reliability::DropOldest,
-        _ => panic!("no topic {name}"),
+        _ => panic!("unknown topic {name}"),
     };
     TopicSettings {
         reliability,
@@ -40,16 +40,16 @@ pub fn settings(name: &str) -> TopicSettings {
     }
 }
 
-/// How a process joined a node that another one serves.
+/// Options to join a node that another process serves.
 pub fn options(directory: &Path) -> NodeOptions {
     NodeOptions {
         directory: directory.to_owned(),
         service: ServiceMode::External,
-        service_timeout: LONGEST,
+        service_timeout: TIMEOUT,
         ..NodeOptions::default()
     }
 }
 
 pub fn join(directory: &Path) -> Node {
-    Node::join(options(directory)).expect("the node has a service")
+    Node::join(options(directory)).expect("join the node")
 }

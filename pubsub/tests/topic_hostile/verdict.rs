@@ -1,4 +1,4 @@
-//! What was seen in a phase, and whether that is within the bounds.
+//! The result of a phase, and its check against the bounds.
 
 use std::time::Duration;
 
@@ -8,37 +8,37 @@ use crate::phases::{Cause, DocumentedEffect, Phase};
 use crate::topics::RELIABLE;
 use crate::window::Counts;
 
-/// Of the messages of the first phase.
+/// Share of the messages of the first phase that a reader must get.
 const MIN_RATE: f64 = 0.95;
 const MAX_PAUSE: Duration = Duration::from_millis(2500);
-/// A second is starved if it has less than this share of the messages of a second.
+/// A second is starved if it has less than this share of the usual messages.
 const STARVED: f64 = 0.1;
-/// Whole seconds within the longest pause: a message now and then is no end of a pause.
+/// Starved seconds in a row: single messages do not end a pause.
 const MAX_STARVED: usize = MAX_PAUSE.as_secs() as usize;
-/// Lines about what processes of the node's own user did: one for each time.
+/// Lines about actions of the node's own user, which are not limited: one for each action.
 const CHANGES: [&str; 4] =
     ["a process joined", "a process left", "a topic was created", "a topic was removed"];
-/// A message may be logged so often in any phase, and once a second beyond that.
+/// Lines with one message that a process may always log in a phase. Longer phases allow one a second.
 const MIN_LOG_BOUND: u64 = 5;
 
-/// What was seen in a phase.
+/// The result of a phase.
 #[derive(Debug, Clone)]
 pub struct PhaseResult {
     pub phase: Phase,
-    /// Of each reader, each topic.
+    /// Counts of each reader and topic during the attack.
     pub during: Vec<Vec<Counts>>,
-    /// In the rest after it.
+    /// Counts during the recovery after it.
     pub after: Vec<Vec<Counts>>,
-    /// Of each process, from the begin of the phase to the end of the rest.
+    /// Log of each process, including the recovery.
     pub logged: Vec<(String, Logged)>,
     pub outcome: Outcome,
-    /// Descriptors of the service of node 1: before, the most, and after.
+    /// Descriptors of the service of node 1: before, maximum, and after.
     pub descriptors: [usize; 3],
-    /// With the rest.
+    /// Duration of attack and recovery.
     pub elapsed: Duration,
 }
 
-/// What a reader got of a topic in proportion to the first phase.
+/// Messages of a reader and a topic, relative to the first phase.
 #[derive(Debug, Clone)]
 pub struct Flow {
     pub node: usize,
@@ -46,16 +46,16 @@ pub struct Flow {
     pub rate: f64,
     pub pause: Duration,
     pub min_per_second: u64,
-    /// Starved seconds on end.
+    /// Starved seconds in a row.
     pub starved: usize,
     pub missed: u64,
     pub evictions: u64,
-    /// Of the attack, without the rest.
+    /// Duration of the attack, without the recovery.
     pub time: Duration,
 }
 
 impl PhaseResult {
-    /// What each reader got of each topic.
+    /// The flow of each reader and topic.
     pub fn flows(&self, baseline: &Self) -> Vec<Flow> {
         let mut flows = Vec::new();
         for (reader, topics) in self.during.iter().enumerate() {
@@ -88,9 +88,9 @@ impl PhaseResult {
         self.logged_by(|name| !name.starts_with("service"))
     }
 
-    fn logged_by(&self, is_one: impl Fn(&str) -> bool) -> Logged {
+    fn logged_by(&self, filter: impl Fn(&str) -> bool) -> Logged {
         let mut all = Logged::default();
-        for (_, logged) in self.logged.iter().filter(|(name, _)| is_one(name)) {
+        for (_, logged) in self.logged.iter().filter(|(name, _)| filter(name)) {
             all.merge(logged);
         }
         all
@@ -98,19 +98,19 @@ impl PhaseResult {
 
     /// The message that one process logged most often.
     pub fn most_frequent(&self) -> (u64, &str, &str) {
-        let each = self.logged.iter().map(|(name, logged)| {
-            let (count, message) = logged.most();
+        let messages = self.logged.iter().map(|(name, logged)| {
+            let (count, message) = logged.most_frequent();
             (count, name.as_str(), message)
         });
-        each.max_by_key(|(count, ..)| *count).unwrap_or((0, "", ""))
+        messages.max_by_key(|(count, ..)| *count).unwrap_or((0, "", ""))
     }
 
-    /// How often a process may log one message in the phase.
+    /// Lines with one message that a process may log in the phase.
     pub fn max_allowed(&self) -> u64 {
         self.elapsed.as_secs().max(MIN_LOG_BOUND)
     }
 
-    /// All that is out of bounds.
+    /// All violated bounds.
     pub fn faults(&self, baseline: &Self) -> Vec<String> {
         let mut faults: Vec<String> =
             self.flows(baseline).iter().flat_map(|flow| self.faults_of(flow)).collect();
@@ -119,7 +119,7 @@ impl PhaseResult {
                 let is_change = CHANGES.iter().any(|change| message.contains(change));
                 if count > self.max_allowed() && !is_change {
                     let bound = self.max_allowed();
-                    faults.push(format!("{name} logged {count} times, at most {bound}: {message}"));
+                    faults.push(format!("{name} logged {count} times, limit {bound}: {message}"));
                 }
             }
         }
@@ -129,36 +129,36 @@ impl PhaseResult {
             && !self.of_services().has_one_of(words)
         {
             let refused = self.outcome.refused;
-            faults.push(format!("no service logged why it refused or closed {refused}: {words:?}"));
+            faults.push(format!("no service logged a cause of {refused} refusals: {words:?}"));
         }
         faults
     }
 
     fn faults_of(&self, flow: &Flow) -> Vec<String> {
-        let (name, mut faults) = (format!("{} at node {}", flow.topic, flow.node), Vec::new());
-        // The publisher is at node 1: its reader needs no session.
+        let (name, mut faults) = (format!("{} on node {}", flow.topic, flow.node), Vec::new());
+        // The publisher is on node 1, too: only node 2 needs the session.
         if self.phase.documented == DocumentedEffect::Takeover && flow.node == 2 {
             return faults;
         }
-        // What a pause held up is not lost on the reliable topic; on the other one it is.
-        let least = match self.phase.documented {
+        // The other topic drops the messages of a pause.
+        let min_rate = match self.phase.documented {
             DocumentedEffect::OnePause => {
                 let share = MAX_PAUSE.as_secs_f64() / flow.time.as_secs_f64();
                 MIN_RATE * (1.0 - share.min(1.0))
             }
             _ => MIN_RATE,
         };
-        if flow.rate < least {
-            let (percent, bound) = (100.0 * flow.rate, 100.0 * least);
-            faults.push(format!("{name}: {percent:.1} % of the messages, not {bound:.0} %"));
+        if flow.rate < min_rate {
+            let (percent, bound) = (100.0 * flow.rate, 100.0 * min_rate);
+            faults.push(format!("{name}: {percent:.1} % of the messages, minimum {bound:.0} %"));
         }
         if flow.pause > MAX_PAUSE {
-            faults.push(format!("{name}: no message for {:?}, not {MAX_PAUSE:?}", flow.pause));
+            faults.push(format!("{name}: no message for {:?}, limit {MAX_PAUSE:?}", flow.pause));
         }
         if flow.starved > MAX_STARVED {
             let (seconds, percent) = (flow.starved, 100.0 * STARVED);
             faults.push(format!(
-                "{name}: {seconds} s on end with less than {percent} % of the messages, not \
+                "{name}: {seconds} s in a row with less than {percent} % of the messages, limit \
                  {MAX_STARVED} s"
             ));
         }

@@ -1,20 +1,20 @@
-//! What a reader got of one topic within a phase.
+//! The messages that a reader received of one topic within a phase.
 
 use std::time::{Duration, Instant};
 
-/// Counts of a reader, since it was asked for them last.
+/// Counts of a reader since the last report.
 #[derive(Debug, Clone)]
 pub struct Window {
     begin: Instant,
-    /// When the last message came, also if that was before this window.
+    /// Time of the last message, which may be before this window.
     last: Instant,
-    counted: Counts,
-    /// What the subscriber had counted as missed when the window began.
+    counts: Counts,
+    /// Missed messages before the window.
     missed_before: u64,
     missed: u64,
 }
 
-/// What came within a window.
+/// Messages within a window.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     pub topic: String,
@@ -24,48 +24,48 @@ pub struct Counts {
     pub longest: Duration,
     pub missed: u64,
     pub evictions: u64,
-    /// Messages of each second.
+    /// Messages by second.
     pub seconds: Vec<u64>,
 }
 
 impl Window {
     pub fn new(topic: &str) -> Self {
         let now = Instant::now();
-        let counted = Counts { topic: topic.to_owned(), ..Counts::default() };
-        Self { begin: now, last: now, counted, missed_before: 0, missed: 0 }
+        let counts = Counts { topic: topic.to_owned(), ..Counts::default() };
+        Self { begin: now, last: now, counts, missed_before: 0, missed: 0 }
     }
 
-    /// A message came.
+    /// Counts a message.
     pub fn message(&mut self) {
         let now = Instant::now();
         let second = now.duration_since(self.begin).as_secs() as usize;
-        let seconds = &mut self.counted.seconds;
+        let seconds = &mut self.counts.seconds;
         if seconds.len() <= second {
             seconds.resize(second + 1, 0);
         }
         seconds[second] += 1;
-        self.counted.messages += 1;
-        self.counted.longest = self.counted.longest.max(now - self.last);
+        self.counts.messages += 1;
+        self.counts.longest = self.counts.longest.max(now - self.last);
         self.last = now;
     }
 
-    /// What the subscribers of the topic counted as missed, since the process began.
-    pub fn missed(&mut self, all: u64) {
-        self.missed = all;
+    /// Sets the number of missed messages since the start of the process.
+    pub fn set_missed(&mut self, missed: u64) {
+        self.missed = missed;
     }
 
     pub fn evicted(&mut self) {
-        self.counted.evictions += 1;
+        self.counts.evictions += 1;
     }
 
-    /// The counts until now; another window begins.
+    /// Returns the counts and begins another window.
     pub fn next(&mut self) -> Counts {
         let now = Instant::now();
-        let mut counts = self.counted.clone();
+        let mut counts = self.counts.clone();
         counts.elapsed = now - self.begin;
         counts.longest = counts.longest.max(now - self.last);
         counts.missed = self.missed - self.missed_before;
-        self.counted = Counts { topic: counts.topic.clone(), ..Counts::default() };
+        self.counts = Counts { topic: counts.topic.clone(), ..Counts::default() };
         (self.begin, self.missed_before) = (now, self.missed);
         counts
     }
@@ -76,18 +76,17 @@ impl Counts {
         self.messages as f64 / self.elapsed.as_secs_f64().max(0.001)
     }
 
-    /// Messages of the whole seconds.
+    /// Messages by second, without the last, incomplete one.
     fn whole_seconds(&self) -> impl Iterator<Item = u64> {
         let whole = self.elapsed.as_secs() as usize;
-        (0..whole).map(|at| self.seconds.get(at).copied().unwrap_or(0))
+        (0..whole).map(|second| self.seconds.get(second).copied().unwrap_or(0))
     }
 
-    /// The least of the whole seconds.
     pub fn min_per_second(&self) -> u64 {
         self.whole_seconds().min().unwrap_or(0)
     }
 
-    /// How many seconds on end had fewer messages than this.
+    /// The longest run of seconds with fewer messages than this.
     pub fn seconds_below(&self, messages: u64) -> usize {
         let (mut longest, mut current) = (0, 0);
         for second in self.whole_seconds() {
@@ -113,9 +112,9 @@ impl Counts {
 
     pub fn of(line: &str) -> Self {
         let number = |text: &str| text.parse::<u64>().expect("a number");
-        let words: Vec<_> = line.split(' ').collect();
-        let [topic, elapsed, messages, longest, missed, evictions, seconds] = words[..] else {
-            panic!("not the counts of a reader: {line:?}");
+        let fields: Vec<_> = line.split(' ').collect();
+        let [topic, elapsed, messages, longest, missed, evictions, seconds] = fields[..] else {
+            panic!("malformed counts of a reader: {line:?}");
         };
         Self {
             topic: topic.to_owned(),

@@ -1,21 +1,20 @@
-//! What a reader got of each publisher, as lines between the processes.
+//! The messages that a reader received of each publisher, as a line that it sends to the supervisor.
 
 use std::collections::BTreeMap;
 
-/// What a reader got of one publisher on one topic.
+/// Messages received of one publisher on one topic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Received {
     /// The number of the first message.
     pub first: u64,
-    /// The number of the last one.
+    /// The number of the last message.
     pub last: u64,
-    /// How many came.
     pub count: u64,
 }
 
 impl Received {
-    /// Takes the next message; false if it came before, or too late.
-    pub fn take(&mut self, number: u64) -> bool {
+    /// Counts the next message; false for a duplicate or a message out of order.
+    pub fn add(&mut self, number: u64) -> bool {
         if self.count == 0 {
             self.first = number;
         } else if number <= self.last {
@@ -25,45 +24,44 @@ impl Received {
         true
     }
 
-    /// Messages that did not come between the first and the last.
+    /// Messages missing between the first and the last.
     pub fn gaps(self) -> u64 {
         self.last - self.first + 1 - self.count
     }
 }
 
-/// What a reader got on one topic.
+/// Messages received on one topic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Account {
     pub topic: String,
-    /// What its subscribers counted as missed.
+    /// Messages that its subscribers counted as missed.
     pub missed: u64,
-    /// How often it was evicted.
     pub evictions: u64,
     pub publishers: BTreeMap<u64, Received>,
 }
 
 impl Account {
     pub fn line(&self) -> String {
-        let each = self
+        let publishers = self
             .publishers
             .iter()
             .map(|(publisher, it)| format!(" {publisher}:{}:{}:{}", it.first, it.last, it.count));
-        let each: String = each.collect();
-        format!("{} {} {}{each}", self.topic, self.missed, self.evictions)
+        let publishers: String = publishers.collect();
+        format!("{} {} {}{publishers}", self.topic, self.missed, self.evictions)
     }
 
     pub fn of(line: &str) -> Self {
-        let mut words = line.split(' ');
-        let mut next = || words.next().expect("a word");
+        let mut fields = line.split(' ');
+        let mut next = || fields.next().expect("a field");
         let mut account = Self {
             topic: next().to_owned(),
             missed: number(next()),
             evictions: number(next()),
             ..Self::default()
         };
-        for word in words {
+        for field in fields {
             let [publisher, first, last, count] =
-                word.split(':').map(number).collect::<Vec<_>>().try_into().expect("four numbers");
+                field.split(':').map(number).collect::<Vec<_>>().try_into().expect("four numbers");
             account.publishers.insert(publisher, Received { first, last, count });
         }
         account

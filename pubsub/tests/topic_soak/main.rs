@@ -1,12 +1,12 @@
-//! The soak test of topics: two nodes, three topics of each reliability, twelve processes; processes
+//! The soak test of topics: two nodes, three topics of each reliability, twelve processes. Processes
 //! are killed and stopped, the link between the nodes is cut, and services end in order. Every
-//! published message is read, or counted as missed by the reader that did not get it.
+//! published message is read, or counted as missed by its reader.
 //!
-//! A supervisor starts, in two network namespaces, a service, two publishers and three readers for
-//! each node. A publisher publishes numbered messages on all topics. A reader subscribes to all of
-//! them, and compares every byte, each publisher's order, and the numbers that it did not get with
-//! those that its subscriber counts as missed. At the end all processes have to be idle, and to hold
-//! no more descriptors and memory than at the beginning.
+//! A supervisor starts a service, two publishers and three readers for each node, in two network
+//! namespaces. A publisher publishes numbered messages on all topics. A reader subscribes to all
+//! topics. It checks every byte and the order of each publisher, and compares the missing numbers
+//! with the count of its subscriber. At the end all processes must be idle, and hold no more
+//! descriptors and memory than at the beginning.
 //!
 //! ```text
 //! topic_soak [--seconds N] [--seed N]
@@ -29,15 +29,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 testkit::child_entry!(enter);
 
-/// What a child of the supervisor does.
-fn enter(words: &[&str]) {
+/// The roles of child processes.
+fn enter(args: &[&str]) {
     if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
         let _ = tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
             .with_writer(std::io::stderr)
             .try_init();
     }
-    match *words {
+    match *args {
         ["inside", arguments] => {
             let (seconds, seed) = arguments.split_once(':').expect("seconds and seed");
             let seconds = Duration::from_secs(seconds.parse().expect("seconds"));
@@ -48,7 +48,7 @@ fn enter(words: &[&str]) {
         }
         ["publisher", directory] => publisher::run(directory.as_ref()),
         ["reader", directory] => reader::run(directory.as_ref()),
-        _ => panic!("no role {words:?}"),
+        _ => panic!("unknown role {args:?}"),
     }
 }
 
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         }
     }
     println!("seed {seed}, {seconds} s");
-    let longest = Duration::from_secs(seconds + 300);
-    network::run_inside_for(&format!("{seconds}:{seed}"), longest);
+    let timeout = Duration::from_secs(seconds + 300);
+    network::run_inside_for(&format!("{seconds}:{seed}"), timeout);
     ExitCode::SUCCESS
 }

@@ -1,4 +1,4 @@
-//! Numbered messages, whose bytes follow from the publisher and the number.
+//! Numbered messages. Publisher and number determine the contents.
 
 use crate::topics::LARGEST;
 
@@ -9,22 +9,22 @@ pub struct Message {
     pub number: u64,
 }
 
-const HEAD: usize = 16;
+const HEADER: usize = 16;
 
 impl Message {
     pub fn bytes(self) -> Vec<u8> {
         let seed = self.publisher ^ self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let length = match self.number % 29 {
             7 => LARGEST,
-            _ => HEAD + (seed % 700) as usize,
+            _ => HEADER + (seed % 700) as usize,
         };
         let mut bytes = self.publisher.to_le_bytes().to_vec();
         bytes.extend(self.number.to_le_bytes());
-        bytes.extend((HEAD..length).map(|at| (seed >> (at % 57)) as u8 ^ at as u8));
+        bytes.extend((HEADER..length).map(|at| (seed >> (at % 57)) as u8 ^ at as u8));
         bytes
     }
 
-    /// None if the bytes are not those of any message.
+    /// None if the contents are not those of the publisher and number.
     pub fn of(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let message = Self { publisher: word(0)?, number: word(8)? };

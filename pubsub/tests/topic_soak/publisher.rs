@@ -1,4 +1,4 @@
-//! Publishes on all topics until it is told to stop, and says what it published.
+//! A publisher: publishes on all topics until the supervisor stops it, then reports its numbers.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use testkit::children::{next_line, say};
 
 use crate::message::Message;
-use crate::topics::{self, LONGEST};
+use crate::topics::{self, TIMEOUT};
 
 /// Between two messages of a topic.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -16,7 +16,7 @@ pub fn run(directory: &Path) {
     let node = topics::join(directory);
     let is_over = &AtomicBool::new(false);
     let mut seed = [0; 8];
-    getrandom::fill(&mut seed).expect("random bytes");
+    getrandom::fill(&mut seed).expect("read random bytes");
     let id = u64::from_le_bytes(seed);
     let (node, mut lines) = (&node, Vec::new());
     std::thread::scope(|scope| {
@@ -24,16 +24,16 @@ pub fn run(directory: &Path) {
             .into_iter()
             .map(|(name, settings)| {
                 scope.spawn(move || {
-                    let topic = node.topic(&name, &settings).expect("the topic");
-                    let publisher = topic.publisher().expect("a publisher");
+                    let topic = node.topic(&name, &settings).expect("open the topic");
+                    let publisher = topic.publisher().expect("create a publisher");
                     let mut number = 0;
                     while !is_over.load(Relaxed) {
                         number += 1;
                         let bytes = Message { publisher: id, number }.bytes();
-                        publisher.push(&bytes, LONGEST).expect("a message that is published");
+                        publisher.push(&bytes, TIMEOUT).expect("push");
                         std::thread::sleep(PAUSE);
                     }
-                    // Alive until all was asked: the end of a publisher is not under test here.
+                    // The publisher stays until the end of the test, which does not test its end.
                     (format!("{name} {id} {number}"), publisher)
                 })
             })
@@ -41,7 +41,7 @@ pub fn run(directory: &Path) {
         say(&format!("ready {id}"));
         while next_line().is_some_and(|line| line != "stop") {}
         is_over.store(true, Relaxed);
-        lines.extend(threads.into_iter().map(|thread| thread.join().expect("a thread that ends")));
+        lines.extend(threads.into_iter().map(|thread| thread.join().expect("publish on a topic")));
     });
     lines.iter().for_each(|(line, _)| say(line));
     while next_line().is_some() {}

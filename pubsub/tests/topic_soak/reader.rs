@@ -1,4 +1,4 @@
-//! Reads all topics, checks each message, and says what it got when it is asked.
+//! A reader: reads all topics, checks each message, and reports to the supervisor at the end.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,8 +11,8 @@ use crate::account::Account;
 use crate::message::Message;
 use crate::topics;
 
-/// How long a pull waits before it looks whether it is over.
-const LOOK: Duration = Duration::from_millis(500);
+/// Interval at which a thread checks whether to stop.
+const PULL_TIMEOUT: Duration = Duration::from_millis(500);
 
 pub fn run(directory: &Path) {
     let node = topics::join(directory);
@@ -26,10 +26,10 @@ pub fn run(directory: &Path) {
         say("ready");
         while next_line().is_some_and(|line| line != "stop") {}
         is_over.store(true, Relaxed);
-        lines.extend(threads.into_iter().map(|thread| thread.join().expect("a thread that ends")));
+        lines.extend(threads.into_iter().map(|thread| thread.join().expect("read a topic")));
     });
     lines.iter().for_each(|(account, _)| say(&account.line()));
-    // Subscribed until the supervisor has looked whether all are idle.
+    // Stay subscribed while the supervisor checks that all processes are idle.
     while next_line().is_some() {}
 }
 
@@ -39,22 +39,22 @@ fn read(
     settings: &TopicSettings,
     is_over: &AtomicBool,
 ) -> (Account, pubsub::Subscriber) {
-    let topic = node.topic(&name, settings).expect("the topic");
-    let mut subscriber = topic.subscriber().expect("a subscriber");
+    let topic = node.topic(&name, settings).expect("open the topic");
+    let mut subscriber = topic.subscriber().expect("create a subscriber");
     let mut account = Account { topic: name, ..Account::default() };
-    // Of subscribers that were evicted.
+    // Missed by subscribers that were evicted.
     let mut missed_before = 0;
     loop {
-        match subscriber.pull(LOOK) {
+        match subscriber.pull(PULL_TIMEOUT) {
             Ok(sample) => {
-                let bytes = sample.to_vec().expect("a sample that is valid");
+                let bytes = sample.to_vec().expect("read a sample");
                 let message = Message::of(&bytes)
-                    .unwrap_or_else(|| panic!("{}: the bytes of no message", account.topic));
+                    .unwrap_or_else(|| panic!("{}: corrupted message", account.topic));
                 let received = account.publishers.entry(message.publisher).or_default();
                 let before = *received;
                 assert!(
-                    received.take(message.number),
-                    "{}: {message:?} came twice or out of order, after {before:?}",
+                    received.add(message.number),
+                    "{}: {message:?} is a duplicate or out of order, after {before:?}",
                     account.topic
                 );
             }
@@ -66,15 +66,15 @@ fn read(
             Err(error) if error.kind() == ErrorKind::Evicted => {
                 missed_before += subscriber.missed();
                 account.evictions += 1;
-                subscriber = topic.subscriber().expect("a subscriber after an eviction");
+                subscriber = topic.subscriber().expect("subscribe after an eviction");
             }
-            Err(error) => panic!("{}: pull: {error}", account.topic),
+            Err(error) => panic!("{}: {error}", account.topic),
         }
         account.missed = missed_before + subscriber.missed();
         let gaps: u64 = account.publishers.values().map(|received| received.gaps()).sum();
         assert!(
             account.missed >= gaps || account.evictions > 0,
-            "{}: {gaps} messages did not come, {} were counted as missed: {account:?}",
+            "{}: {gaps} messages are missing, {} were counted as missed: {account:?}",
             account.topic,
             account.missed
         );

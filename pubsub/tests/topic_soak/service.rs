@@ -1,4 +1,4 @@
-//! A service that ends when its input does.
+//! A dedicated service, which ends when its input is closed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use pubsub::{NetworkOptions, Node, NodeOptions, ServiceMode};
 use testkit::children::wait_for_end_of_input;
 
 use crate::network::address;
-use crate::topics::LONGEST;
+use crate::topics::TIMEOUT;
 
-/// Shorter than the longest cut of the link, so that nodes are given up, too.
+/// Shorter than the longest cut of the link, so that destinations are given up, too.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
 pub fn run(directory: &Path, number: u8) {
@@ -25,9 +25,9 @@ pub fn run(directory: &Path, number: u8) {
         directory: directory.to_owned(),
         service: ServiceMode::Dedicated,
         network: Some(network),
-        service_timeout: LONGEST,
+        service_timeout: TIMEOUT,
         ..NodeOptions::default()
     };
-    let _node = Node::join(options).expect("the node has no other service");
+    let _node = Node::join(options).expect("become the service of the node");
     wait_for_end_of_input();
 }

@@ -1,18 +1,17 @@
-//! The topics, and how a process joined its node.
+//! The topics, and joining a node.
 
 use std::path::Path;
 use std::time::Duration;
 
 use pubsub::{Node, NodeOptions, Reliability, ServiceMode, TopicSettings};
 
-/// Longer than any failure that the supervisor makes.
-pub const LONGEST: Duration = Duration::from_secs(120);
+/// Longer than any failure that the supervisor injects.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Longer than the supervisor stops a process: a reader that goes on in time is not evicted.
+/// Longer than the supervisor stops a process: a reader that resumes in time is not evicted.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(20);
 
-/// More than readers fall behind while the machine is busy, and less than while they are stopped for
-/// long.
+/// More than the backlog of readers on a busy machine, less than that of a reader stopped for long.
 const DEPTH: u32 = 256;
 
 pub const LARGEST: usize = 16 << 10;
@@ -21,7 +20,7 @@ pub const LARGEST: usize = 16 << 10;
 pub fn all() -> Vec<(String, TopicSettings)> {
     let reliabilities = [Reliability::Reliable, Reliability::DropOldest, Reliability::DropNewest];
     let numbered = |reliability| (0..3).map(move |number| (reliability, number));
-    let named = reliabilities.into_iter().flat_map(numbered).map(|(reliability, number)| {
+    let topics = reliabilities.into_iter().flat_map(numbered).map(|(reliability, number)| {
         let settings = TopicSettings {
             reliability,
             depth: DEPTH,
@@ -31,7 +30,7 @@ pub fn all() -> Vec<(String, TopicSettings)> {
         };
         (format!("{reliability}-{number}"), settings)
     });
-    named.collect()
+    topics.collect()
 }
 
 /// Joins a node that another process serves.
@@ -39,8 +38,8 @@ pub fn join(directory: &Path) -> Node {
     let options = NodeOptions {
         directory: directory.to_owned(),
         service: ServiceMode::External,
-        service_timeout: LONGEST,
+        service_timeout: TIMEOUT,
         ..NodeOptions::default()
     };
-    Node::join(options).expect("the node has a service")
+    Node::join(options).expect("join the node")
 }

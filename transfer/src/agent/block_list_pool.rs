@@ -1,4 +1,4 @@
-//! Lists of blocks that are used again, so that nothing is allocated for a request.
+//! Reuse of lists of blocks, so that requests do not allocate.
 
 use std::collections::VecDeque;
 
@@ -6,19 +6,19 @@ use gpu::Block;
 
 use crate::blocks::{BlockQueue, Blocks};
 
-/// Room for so many blocks is kept for later, in all: 1.5 MiB.
+/// Capacity in blocks that is kept for reuse: 1.5 MiB.
 const MAX_POOLED_BLOCKS: usize = 1 << 16;
 
-/// Lists that nobody needs any more.
+/// Lists that can be reused.
 #[derive(Debug, Default)]
 pub(super) struct BlockListPool {
     free: Vec<VecDeque<Block>>,
-    /// The blocks that they have room for.
+    /// Total capacity of the free lists, in blocks.
     pooled_blocks: usize,
 }
 
 impl BlockListPool {
-    /// The same blocks, in a list of their own if they were in one.
+    /// The blocks of a request in a list of their own; strided rows need none.
     pub(super) fn copy_blocks(&mut self, blocks: Blocks<'_>) -> BlockQueue {
         if let Some(rows) = blocks.rows() {
             return rows.iter().into();
@@ -29,7 +29,7 @@ impl BlockListPool {
         list.into()
     }
 
-    /// Takes back what is not needed any more.
+    /// Keeps a list for reuse, unless that exceeds the limit.
     pub(super) fn recycle(&mut self, blocks: BlockQueue) {
         let mut list = blocks.list;
         if list.capacity() > 0 && self.pooled_blocks + list.capacity() <= MAX_POOLED_BLOCKS {
@@ -45,15 +45,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_used_again_unless_there_is_too_much_of_them() {
+    fn lists_are_reused_up_to_the_limit() {
         let block = Block { to: 1, from: 2, length: 3 };
         let mut block_lists = BlockListPool::default();
-        let list_of = |kept: &BlockQueue| (kept.list.as_slices().0.as_ptr(), kept.list.clone());
+        let list_of = |queue: &BlockQueue| (queue.list.as_slices().0.as_ptr(), queue.list.clone());
         let list = block_lists.copy_blocks((&[block; 5]).into());
-        let place = list_of(&list).0;
+        let address = list_of(&list).0;
         block_lists.recycle(list);
         let again = block_lists.copy_blocks((&[block; 2]).into());
-        assert_eq!(list_of(&again), (place, vec![block; 2].into()));
+        assert_eq!(list_of(&again), (address, vec![block; 2].into()));
         block_lists.recycle(VecDeque::from(vec![block; MAX_POOLED_BLOCKS + 1]).into());
         assert!(block_lists.free.is_empty());
         (0..100).for_each(|_| {
@@ -63,11 +63,11 @@ mod tests {
             (block_lists.free.len(), block_lists.pooled_blocks),
             (10, MAX_POOLED_BLOCKS / 10 * 10)
         );
-        // What is described needs none.
+        // Strided rows need no list.
         let rows = crate::Strided::rows(3, 1, 2, 2).unwrap();
-        let described = block_lists.copy_blocks((&rows).into());
+        let strided = block_lists.copy_blocks((&rows).into());
         assert_eq!(block_lists.free.len(), 10);
-        block_lists.recycle(described);
+        block_lists.recycle(strided);
         (0..10).for_each(|_| drop(block_lists.copy_blocks((&[block]).into())));
         assert_eq!((block_lists.free.len(), block_lists.pooled_blocks), (0, 0));
     }

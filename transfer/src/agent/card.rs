@@ -1,11 +1,11 @@
-//! How an agent is told to those that want to reach it.
+//! The format of agent cards: how peers reach an agent.
 //!
 //! ```text
-//! offset  size  field (little endian), after the head that all descriptors have
+//! offset  size  field (little endian), after the header of `wire`
 //!      8    16  identity: random, one for each agent
 //!     24    16  its node
-//!     40    16  the machine's kernel, as it was started
-//!      …        its label (2 + n), the path of its socket (2 + n), which may be empty
+//!     40    16  boot id of the machine's kernel
+//!      …        label (2 + n), path of the socket (2 + n), which may be empty
 //!      …     1  fabrics, n; for each: provider (2 + n), address (2 + n)
 //!      …     1  regions, n; for each: name (2 + n), descriptor (2 + n)
 //! ```
@@ -21,25 +21,25 @@ use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const FORMAT: DescriptorFormat =
     DescriptorFormat { magic: *b"FcAC", version: 1, operation: "decode an agent's card" };
-/// As long as the path of a socket can be.
+/// Maximum length of the path of a Unix socket.
 const MAX_PATH_LENGTH: usize = 107;
-/// Bytes of a label, at most.
+/// Maximum length of a label, in bytes.
 pub const MAX_LABEL_LENGTH: usize = 64;
 const MAX_ADDRESS_LENGTH: usize = 512;
 const MAX_FABRICS: usize = 8;
-/// Regions that a card tells of, at most.
+/// Maximum number of regions on a card.
 pub const MAX_PUBLISHED_REGIONS: usize = 32;
 
-/// Where an agent can be reached by a fabric.
+/// The address of an agent at a fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricAddress {
-    /// The provider's name, or that of its fabric where that does not understand its others.
+    /// The name of the provider, or of its fabric where the provider has several.
     pub provider: String,
-    /// What that provider calls the agent's endpoint.
+    /// The address of the agent's endpoint.
     pub address: Vec<u8>,
 }
 
-/// How an agent is told to those that want to reach it: by a file, a launcher, a service.
+/// How peers reach an agent. Applications send it through a file, a launcher or a service.
 ///
 /// ```
 /// use transfer::{Agent, AgentCard, AgentOptions};
@@ -47,7 +47,7 @@ pub struct FabricAddress {
 /// # std::fs::create_dir_all(&directory)?;
 /// let agent = Agent::start(AgentOptions::new("decoder").directory(&directory))?;
 /// let bytes = agent.card().encode()?;
-/// // … the bytes travel …
+/// // … sent to a peer …
 /// let card = AgentCard::decode(&bytes)?;
 /// assert_eq!(card.label, "decoder");
 /// # drop(agent);
@@ -56,40 +56,40 @@ pub struct FabricAddress {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentCard {
-    /// Random, one for each agent: one that was started anew is another one.
+    /// Random, new for each agent: a restarted agent has a new identity.
     pub identity: [u8; 16],
-    /// The node that it belongs to: each agent is one of its own.
+    /// The node of the agent: each agent has its own.
     pub node: [u8; 16],
-    /// The machine's kernel, as it was started: the same for all containers of a machine.
+    /// The boot id of the kernel: the same for all containers of a machine.
     pub machine: [u8; 16],
-    /// What people call it.
+    /// Its name in reports.
     pub label: String,
-    /// Its socket, for those on the same machine that see the path.
+    /// Its socket, for peers on the same machine that see the path.
     pub socket: Option<PathBuf>,
-    /// Where fabrics reach it.
+    /// Its addresses at fabrics.
     pub fabrics: Vec<FabricAddress>,
     /// Regions that it has [published](super::Agent::publish), by name.
     pub regions: Vec<(String, RegionDescriptor)>,
 }
 
 impl AgentCard {
-    /// Was its agent killed, so that its card is still beside its socket? False if nothing is
-    /// known: where the directory is not seen, or the agent took everything along.
+    /// Was its agent killed, so that the card file is left beside the socket? False if unknown: the
+    /// directory is not visible, or the agent removed its files.
     #[must_use]
     pub fn is_orphaned(&self) -> bool {
         self.socket.as_deref().is_some_and(card_file::is_orphaned)
     }
 
-    /// Is its agent on this machine, as far as the kernel tells? In whatever container it is.
+    /// Is its agent on this machine, according to the boot id, in whatever container?
     #[must_use]
     pub fn is_of_this_machine(&self) -> bool {
         self.machine == peer::machine()
     }
 
-    /// The bytes that travel.
+    /// Encodes the card.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed) if a part is longer than it can be.
+    /// [`Failed`](ErrorKind::Failed) if a part exceeds its maximum length.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let socket = self.socket.as_deref().map_or(&[][..], |path| path.as_os_str().as_bytes());
         let is_too_long = |fabric: &FabricAddress| {
@@ -102,7 +102,7 @@ impl AgentCard {
             || self.regions.len() > MAX_PUBLISHED_REGIONS
             || self.regions.iter().any(|(name, _)| name.len() > MAX_LABEL_LENGTH)
         {
-            let detail = "its label, path, addresses or regions are too long, or too many";
+            let detail = "label, path, addresses or regions are too long or too many";
             return Err(Error::new("encode an agent's card", ErrorKind::Failed, detail));
         }
         let mut bytes = FORMAT.begin();
@@ -121,10 +121,10 @@ impl AgentCard {
             put_length_prefixed(&mut bytes, name.as_bytes());
             put_length_prefixed(&mut bytes, &region.encode()?);
         }
-        FORMAT.seal(bytes).ok_or_else(|| FORMAT.malformed("longer than a card can be"))
+        FORMAT.seal(bytes).ok_or_else(|| FORMAT.malformed("card too long"))
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    /// Decodes and validates the result of [`encode`](Self::encode).
     ///
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch).
@@ -137,12 +137,12 @@ impl AgentCard {
         let label = text(reader.length_prefixed(MAX_LABEL_LENGTH)?)?;
         let socket = reader.length_prefixed(MAX_PATH_LENGTH)?;
         if socket.contains(&0) {
-            return Err(FORMAT.malformed("the path of a socket has no zero"));
+            return Err(FORMAT.malformed("the path of the socket contains a NUL"));
         }
         let socket = (!socket.is_empty()).then(|| Path::new(OsStr::from_bytes(socket)).to_owned());
         let [count] = reader.take()?;
         if usize::from(count) > MAX_FABRICS {
-            return Err(FORMAT.malformed(format!("{count} fabrics, {MAX_FABRICS} at most")));
+            return Err(FORMAT.malformed(format!("{count} fabrics, {MAX_FABRICS} is the maximum")));
         }
         let mut fabrics = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
@@ -152,9 +152,8 @@ impl AgentCard {
         }
         let [count] = reader.take()?;
         if usize::from(count) > MAX_PUBLISHED_REGIONS {
-            return Err(
-                FORMAT.malformed(format!("{count} regions, {MAX_PUBLISHED_REGIONS} at most"))
-            );
+            return Err(FORMAT
+                .malformed(format!("{count} regions, {MAX_PUBLISHED_REGIONS} is the maximum")));
         }
         let mut regions = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn encoded_card_is_decoded() {
         let bare = AgentCard { socket: None, fabrics: Vec::new(), regions: Vec::new(), ..card() };
         for card in [card(), bare] {
             assert_eq!(AgentCard::decode(&card.encode().unwrap()).unwrap(), card);
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_and_every_changed_byte_is_noticed() {
+    fn every_truncation_and_every_changed_byte_is_detected() {
         let bytes = card().encode().unwrap();
         for length in 0..bytes.len() {
             assert!(AgentCard::decode(&bytes[..length]).is_err(), "{length} bytes");
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_on_both_sides() {
+    fn too_long_parts_are_neither_encoded_nor_decoded() {
         let many = AgentCard { regions: vec![card().regions[0].clone(); 33], ..card() };
         assert!(many.encode().is_err());
         let long = AgentCard { label: "x".repeat(MAX_LABEL_LENGTH + 1), ..card() };

@@ -1,10 +1,9 @@
-//! What hangs beside an agent's socket: its card, for those who see the directory. And what
-//! agents left there that were killed.
+//! Card files beside the sockets of agents, for processes that see the directory; and removal of
+//! the files of killed agents.
 //!
-//! A card is locked for as long as its agent lives, by a lock that ends with the process,
-//! whatever ends it. Cards are hung up, and the dead are cleaned up after, by who has the lock
-//! of the directory, so nobody finds a card that is not locked yet. Sockets are made under
-//! the same lock, and so nobody finds one that does not listen yet.
+//! A card file is locked as long as its agent exists, by a lock that ends with the process.
+//! Creating card files and sockets, and removing those of dead agents, requires the lock of the
+//! directory. So no process sees an unlocked card file or a socket without a listener.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -19,40 +18,40 @@ use super::START;
 use super::leftovers::{self, Condition};
 use crate::error::{Error, ErrorKind};
 
-/// What a socket is called: this, and the agent's identity in 32 digits.
+/// Prefix of a socket's name; the agent's identity follows in 32 digits.
 const SOCKET_PREFIX: &str = "agent-";
 const DIGITS: usize = 32;
-/// As the socket is called, with this behind it.
+/// The card file has the name of the socket and this extension.
 const CARD_EXTENSION: &str = "card";
-/// A card that is being written.
+/// Extension of a card file that is being written.
 const PART_EXTENSION: &str = "part";
 
-/// Where an agent's socket is, in a directory.
+/// The path of an agent's socket in a directory.
 pub(super) fn socket_of(directory: &Path, identity: [u8; 16]) -> PathBuf {
     let digits: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
     directory.join(format!("{SOCKET_PREFIX}{digits}"))
 }
 
-/// An agent's card, in a file that goes with it.
+/// The card file of an agent, removed with it.
 #[derive(Debug)]
 pub(super) struct CardFile {
     path: PathBuf,
-    /// Locked as long as the agent lives.
+    /// Locked as long as the agent exists.
     file: Option<Flock<File>>,
     fork_generation: ForkGeneration,
 }
 
 impl CardFile {
-    /// Hangs a card up beside where a socket is to be: whole, or not at all. It can be read by
-    /// those who may connect there. What agents left in the directory that are dead is removed.
+    /// Creates a card file atomically beside the future socket. Users that may connect can read
+    /// it. Files of dead agents in the directory are removed.
     pub(super) fn create(socket: &Path, card: &[u8], mode: u32) -> Result<Self, Error> {
         let (path, part) =
             (socket.with_extension(CARD_EXTENSION), socket.with_extension(PART_EXTENSION));
-        let above = socket.parent().filter(|above| !above.as_os_str().is_empty());
-        let directory = above.unwrap_or(Path::new("."));
+        let parent = socket.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = parent.unwrap_or(Path::new("."));
         let alone = DirectoryLock::take(directory).map_err(|error| match error {
             ChannelError::System { call, cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
-                let detail = format!("{call}: {cause}: create the directory first");
+                let detail = format!("{call}: {cause}. Create the directory first");
                 Error::new(START, ErrorKind::Failed, detail).with(directory.display())
             }
             other => Error::of_channel_at(START, directory, other),
@@ -69,7 +68,7 @@ impl CardFile {
             }
             Err(cause) => {
                 let _ = fs::remove_file(&part);
-                let detail = format!("writing its card: {cause}");
+                let detail = format!("writing the card file: {cause}");
                 Err(Error::new(START, ErrorKind::Failed, detail).with(path.display()))
             }
         }
@@ -80,11 +79,11 @@ impl Drop for CardFile {
     fn drop(&mut self) {
         let Some(file) = self.file.take() else { return };
         if !self.fork_generation.is_current() {
-            // In a forked child: file and lock are the parent's, who shares them.
+            // A forked child shares file and lock with the parent, which owns them.
             std::mem::forget(file);
             return;
         }
-        if file.metadata().is_ok_and(|ours| is_at(&self.path, &ours)) {
+        if file.metadata().is_ok_and(|locked| is_at(&self.path, &locked)) {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -102,30 +101,29 @@ fn lock(file: File) -> io::Result<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
 }
 
-/// Locked against its owner alone, who would have to be dead.
+/// Fails only if the owner has its exclusive lock.
 fn share(file: File) -> io::Result<Flock<File>> {
     Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|(_, error)| error.into())
 }
 
-/// Is it this file that lies there, and not another?
+/// Is this file still at the path?
 fn is_at(path: &Path, file: &Metadata) -> bool {
     fs::symlink_metadata(path)
         .is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
 }
 
-/// Removes what agents of this user left in a directory that are dead. To be called by who
-/// has the lock of the directory.
+/// Removes the files of dead agents of this user. The caller has the lock of the directory.
 fn remove_dead_agents(directory: &Path) {
-    // Where nothing is seen nothing is removed.
+    // An unreadable directory is left alone.
     for name in names_in(directory).unwrap_or_default() {
-        let left = leftovers::remove_if_dead(&directory.join(&name), false);
-        if matches!(left, Condition::Dead(files) if !files.is_empty()) {
-            tracing::debug!(directory = %directory.display(), name, "cleaned up after a dead agent");
+        let condition = leftovers::remove_if_dead(&directory.join(&name), false);
+        if matches!(condition, Condition::Dead(files) if !files.is_empty()) {
+            tracing::debug!(directory = %directory.display(), name, "removed a dead agent's files");
         }
     }
 }
 
-/// The agents of whom anything lies in a directory, by the names of their sockets.
+/// The names of the sockets of all agents with files in a directory.
 pub(super) fn names_in(directory: &Path) -> io::Result<BTreeSet<String>> {
     let names = fs::read_dir(directory)?.flatten().filter_map(|entry| {
         let name = entry.file_name();
@@ -134,74 +132,74 @@ pub(super) fn names_in(directory: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names.collect())
 }
 
-/// The name of the socket to which a file belongs, if it is an agent's.
+/// The name of the socket to which an agent's file belongs.
 fn agent_of(name: &str) -> Option<&str> {
     let (socket, end) = name.split_at_checked(SOCKET_PREFIX.len() + DIGITS)?;
     let digits = socket.strip_prefix(SOCKET_PREFIX)?;
-    let is_ours = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    let is_identity = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
         && ["", ".card", ".part"].contains(&end);
-    is_ours.then_some(socket)
+    is_identity.then_some(socket)
 }
 
-/// The files of an agent that nothing speaks for being alive, and the locks that keep it so; or else
-/// what does, or what is in the way. To be called by who has the lock of the directory.
+/// The files of a dead agent, and locks that keep its name unused; or why the agent is alive or
+/// unknown. The caller has the lock of the directory.
 pub(super) fn examine(socket: &Path) -> Result<(Vec<PathBuf>, Vec<Flock<File>>), Condition> {
-    let strange = |why: &str| Err(Condition::Unknown(why.to_owned()));
-    let alive = |why: &str| Err(Condition::Alive(why.to_owned()));
+    let unknown_cause = |cause: &str| Err(Condition::Unknown(cause.to_owned()));
+    let alive = |cause: &str| Err(Condition::Alive(cause.to_owned()));
     let unknown = |error: io::Error| Condition::Unknown(error.to_string());
     let own = Credentials::of_this_process().user;
     let mut found = Vec::new();
-    // Kept until all is removed.
+    // Held until all files are removed.
     let mut locks = Vec::new();
     for end in [CARD_EXTENSION, PART_EXTENSION] {
         let path = socket.with_extension(end);
         let Some(status) = status(&path).map_err(unknown)? else { continue };
         if !(status.is_file() && status.uid() == own) {
-            return strange("its card is not a file of this user");
+            return unknown_cause("its card file does not belong to this user");
         }
-        // Fails if the agent lives, on another machine of a shared file system too, where its
-        // socket refuses everybody. It alone has a lock that others cannot share: whoever looks
-        // whether it lives shares theirs, and does not pass for it. None can come to life meanwhile,
-        // which would need the lock of the directory.
+        // Fails if the agent is alive, on another machine of a shared file system too, where its
+        // socket refuses all connections. Only the agent has an exclusive lock: processes that
+        // check hold shared locks. No agent can start meanwhile, which would need the lock of the
+        // directory.
         let file =
             match share(OpenOptions::new().read(true).write(true).open(&path).map_err(unknown)?) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return alive("its card is locked, by a process that lives");
+                    return alive("a running process has its card file locked");
                 }
                 file => file.map_err(unknown)?,
             };
         if !is_at(&path, &file.metadata().map_err(unknown)?) {
-            return strange("its card was replaced just now");
+            return unknown_cause("its card file was replaced just now");
         }
         locks.push(file);
         found.push(path);
     }
-    // Last, since it wakes those that live.
+    // Last, because connecting wakes a running agent.
     if let Some(status) = status(socket).map_err(unknown)? {
         if !(status.file_type().is_socket() && status.uid() == own) {
-            return strange("its socket is not one of this user");
+            return unknown_cause("its socket does not belong to this user");
         }
         if !ChannelListener::is_stale(socket) {
-            return alive("a process listens at its socket");
+            return alive("a process listens on its socket");
         }
         found.push(socket.to_owned());
     }
     Ok((found, locks))
 }
 
-/// Is there a card beside this socket? It hangs there before the socket is made.
+/// Is there a card file beside this socket? It is created before the socket.
 pub(super) fn exists(socket: &Path) -> bool {
     status(&socket.with_extension(CARD_EXTENSION)).is_ok_and(|found| found.is_some())
 }
 
-/// Did the agent of this socket leave its card behind, as those do that are killed? Its lock is
-/// asked for, and let go of at once; nobody is woken. False if nothing is known.
+/// Was the agent of this socket killed, so that its card file is left? Takes the lock briefly and
+/// does not wake the agent. False if unknown.
 pub(super) fn is_orphaned(socket: &Path) -> bool {
     let path = socket.with_extension(CARD_EXTENSION);
     if !status(&path).is_ok_and(|found| found.is_some_and(|found| found.is_file())) {
         return false;
     }
-    // What lies there now may be something else, and would be waited for.
+    // The path may have been replaced, for example by a FIFO, on which `open` would block.
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(&path) else {
         return false;
@@ -211,8 +209,8 @@ pub(super) fn is_orphaned(socket: &Path) -> bool {
     })
 }
 
-/// Is a socket gone from its directory? Not known, and false, where the directory is not seen: it
-/// may be another container's.
+/// Was a socket removed from its directory? False where the directory is not visible: it may be
+/// another container's.
 pub(super) fn is_socket_gone(socket: &Path) -> bool {
     let is_directory = socket.parent().is_some_and(Path::is_dir);
     is_directory && status(socket).is_ok_and(|found| found.is_none())
@@ -231,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_agents_give_are_theirs() {
+    fn only_names_of_agent_files_are_recognised() {
         let socket = socket_of(Path::new(""), [0xa5; 16]).display().to_string();
         for end in ["", ".card", ".part"] {
             assert_eq!(agent_of(&format!("{socket}{end}")), Some(socket.as_str()));
@@ -245,19 +243,19 @@ mod tests {
         }
     }
     #[test]
-    fn who_only_looks_is_not_taken_for_the_agent() {
-        let directory = std::env::temp_dir().join(format!("doorplate-{}", std::process::id()));
+    fn shared_lock_of_a_check_does_not_make_an_agent_alive() {
+        let directory = std::env::temp_dir().join(format!("card-file-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let socket = socket_of(&directory, [0x5a; 16]);
         let card = socket.with_extension(CARD_EXTENSION);
         let is_dead = || examine(&socket).is_ok();
         fs::write(&card, b"a card").unwrap();
-        let looking = share(File::open(&card).unwrap()).unwrap();
-        assert!(is_dead(), "somebody looks, and the agent is dead all the same");
+        let checking = share(File::open(&card).unwrap()).unwrap();
+        assert!(is_dead(), "a check has the card file locked");
         assert!(is_orphaned(&socket));
-        drop(looking);
+        drop(checking);
         let owner = lock(OpenOptions::new().write(true).open(&card).unwrap()).unwrap();
-        assert!(!is_dead() && !is_orphaned(&socket), "it lives");
+        assert!(!is_dead() && !is_orphaned(&socket), "the owner has it locked");
         drop(owner);
         assert!(is_dead());
         fs::remove_dir_all(&directory).unwrap();

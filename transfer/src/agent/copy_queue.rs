@@ -1,4 +1,4 @@
-//! Copies that a device makes, in order, and who is told when they are done.
+//! Copies of a device, in order, each with the context of its operation.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use crate::blocks::{BlockQueue, Blocks};
 use crate::error::Result;
 use crate::stream_copies::StreamCopies;
 
-/// Copies that the driver has at a time: it blocks the caller when it has a thousand or so.
+/// Copies submitted to the driver at a time: it blocks the caller at about a thousand.
 const MAX_STREAM_COPIES: usize = 256;
-/// What a copy takes that moves next to nothing.
+/// Minimum time of a copy.
 const MIN_COPY_TIME: Duration = Duration::from_micros(7);
-/// What is supposed before anything was seen: bytes in a microsecond.
+/// The assumed rate before the first measurement, in bytes per microsecond.
 const INITIAL_RATE: f64 = 20_000.0;
 
-/// What is to be copied.
+/// The parameters of a copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CopyRequest<'a> {
     pub(super) to: &'a Slice,
@@ -28,26 +28,26 @@ pub(super) struct CopyRequest<'a> {
     pub(super) by: CopyMethod,
 }
 
-/// A request that could not be begun at once.
+/// A request that waits for a free place on the stream.
 #[derive(Debug)]
 struct QueuedCopy {
-    ticket: OperationContext,
+    context: OperationContext,
     to: Slice,
     from: Slice,
     blocks: BlockQueue,
     by: CopyMethod,
 }
 
-/// Who is to be told of a copy.
+/// The operation of a copy: what its completion needs.
 #[derive(Debug, Clone)]
 pub(super) struct OperationContext {
     pub(super) token: Token,
     pub(super) peer: u32,
-    /// Its number in the visit.
+    /// Its number in the local session.
     pub(super) number: u64,
     pub(super) bytes: u64,
     pub(super) notice: Option<Notice>,
-    /// Of the operations with the peer.
+    /// Its epoch among the operations with the peer.
     pub(super) epoch: u64,
 }
 
@@ -57,9 +57,9 @@ pub(super) struct CopyQueue {
     copies: StreamCopies<OperationContext>,
     waiting: VecDeque<QueuedCopy>,
     block_lists: BlockListPool,
-    /// When all that was begun should be done, as far as can be told.
+    /// When all submitted copies should be done, as estimated.
     pub(super) expected: Instant,
-    /// Bytes in a microsecond, as seen lately.
+    /// Recent rate in bytes per microsecond.
     rate: f64,
     last_done: Instant,
 }
@@ -81,41 +81,41 @@ impl CopyQueue {
         self.copies.count() == 0 && self.waiting.is_empty()
     }
 
-    /// Begins a copy, or puts it behind those that wait.
-    pub(super) fn push(&mut self, ticket: OperationContext, request: CopyRequest<'_>) {
+    /// Submits a copy, or queues it.
+    pub(super) fn push(&mut self, context: OperationContext, request: CopyRequest<'_>) {
         if self.copies.count() >= MAX_STREAM_COPIES || !self.waiting.is_empty() {
             let CopyRequest { to, from, blocks, by } = request;
             let (to, from, blocks) =
                 (to.clone(), from.clone(), self.block_lists.copy_blocks(blocks));
-            self.waiting.push_back(QueuedCopy { ticket, to, from, blocks, by });
+            self.waiting.push_back(QueuedCopy { context, to, from, blocks, by });
             return;
         }
-        self.begin(ticket, request);
+        self.begin(context, request);
     }
 
-    fn begin(&mut self, ticket: OperationContext, request: CopyRequest<'_>) {
-        let bytes = ticket.bytes;
-        self.copies.begin(ticket, |stream| copy(stream, request));
+    fn begin(&mut self, context: OperationContext, request: CopyRequest<'_>) {
+        let bytes = context.bytes;
+        self.copies.begin(context, |stream| copy(stream, request));
         let took = Duration::from_secs_f64(bytes as f64 / self.rate / 1e6);
         self.expected = self.expected.max(Instant::now()) + took + MIN_COPY_TIME;
     }
 
-    /// Takes out what is done, the oldest first, and begins what waits.
+    /// Passes completed copies to `done`, the oldest first, and submits queued ones.
     #[inline]
     pub(super) fn progress(&mut self, mut done: impl FnMut(OperationContext, Result<()>)) -> bool {
         let mut has_moved = false;
-        while let Some((ticket, since, outcome)) = self.copies.next_done() {
-            self.update_rate(ticket.bytes, since);
-            done(ticket, outcome);
+        while let Some((context, since, outcome)) = self.copies.next_done() {
+            self.update_rate(context.bytes, since);
+            done(context, outcome);
             has_moved = true;
         }
         while self.copies.count() < MAX_STREAM_COPIES {
-            let Some(QueuedCopy { ticket, to, from, mut blocks, by }) = self.waiting.pop_front()
+            let Some(QueuedCopy { context, to, from, mut blocks, by }) = self.waiting.pop_front()
             else {
                 break;
             };
             let request = CopyRequest { to: &to, from: &from, blocks: blocks.all(), by };
-            self.begin(ticket, request);
+            self.begin(context, request);
             self.block_lists.recycle(blocks);
             has_moved = true;
         }
@@ -123,7 +123,7 @@ impl CopyQueue {
     }
 
     fn update_rate(&mut self, bytes: u64, since: Instant) {
-        /// Below, a copy says more of its beginning than of its rate.
+        /// Shorter copies measure the latency rather than the rate.
         const MIN_MEASURED: u64 = 1 << 20;
         let now = Instant::now();
         let took = now - since.max(self.last_done);
@@ -134,16 +134,16 @@ impl CopyQueue {
         }
     }
 
-    /// Waits until the device has done what was begun; nothing more is begun. Gives what it has not
-    /// told of yet, and whether all of that is over.
+    /// Waits until the device has completed the submitted copies; queued ones are not submitted.
+    /// Returns the contexts of all incomplete copies, and whether the device is done.
     pub(super) fn close(mut self, end: Instant) -> (Vec<OperationContext>, bool) {
-        let waiting = self.waiting.drain(..).map(|waiting| waiting.ticket);
-        let tickets = self.copies.give_up().chain(waiting).collect();
-        (tickets, self.copies.close(end))
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.context);
+        let contexts = self.copies.abandon().chain(waiting).collect();
+        (contexts, self.copies.close(end))
     }
 }
 
-/// One block is a plain copy; many are one request.
+/// A single block is a plain copy; several are one request.
 fn copy(stream: &Stream, request: CopyRequest<'_>) -> gpu::Result<()> {
     let CopyRequest { to, from, blocks, by } = request;
     match blocks.single() {

@@ -1,4 +1,4 @@
-//! Copies that the processor makes, a share at a time.
+//! Copies by the CPU, one step at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use crate::blocks::BlockQueue;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 
-/// What is copied between two looks at everything else.
+/// Bytes copied between two polls of everything else.
 const COPY_STEP: u64 = 1 << 20;
-/// A share takes a device tens of microseconds.
+/// A step takes a device tens of microseconds.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(2);
 const COPY: &str = "copy by the CPU";
 
-/// Where bytes go to, or come from.
+/// The memory at one end of a copy.
 #[derive(Debug, Clone)]
 pub(super) enum CopyBuffer {
     Host(HostBuffer),
-    /// Memory of a device, which gets what the device itself cannot read.
+    /// Device memory that receives what the device itself cannot read.
     Device(Slice, Arc<Stream>),
 }
 
@@ -48,20 +48,20 @@ impl CopyBuffer {
     }
 }
 
-/// A copy that the processor makes.
+/// A copy by the CPU.
 #[derive(Debug)]
 pub(super) struct CpuCopy {
-    pub(super) ticket: OperationContext,
+    pub(super) context: OperationContext,
     pub(super) to: CopyBuffer,
     pub(super) from: CopyBuffer,
-    /// Those that were not begun.
+    /// Blocks that were not started.
     pub(super) blocks: BlockQueue,
-    /// What is left of the one that was.
+    /// The rest of the current block.
     pub(super) block: Block,
 }
 
 impl CpuCopy {
-    /// Copies a share. True if that was the last.
+    /// Copies one step. True if the copy is complete.
     pub(super) fn copy_some(&mut self) -> Result<bool> {
         let mut left = COPY_STEP;
         while left > 0 {

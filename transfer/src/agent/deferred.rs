@@ -1,4 +1,4 @@
-//! Operations that wait until earlier ones with the same peer are over.
+//! Operations that wait until earlier ones with the same peer have completed.
 
 use gpu::CopyMethod;
 
@@ -10,13 +10,13 @@ use crate::path::Operation;
 /// An operation behind a fence, or an ordered notice.
 #[derive(Debug)]
 pub(super) struct DeferredOperation {
-    ticket: OperationContext,
-    /// All epochs before this one are to be over.
+    context: OperationContext,
+    /// All epochs before this one must have completed.
     after: u64,
     transfer: Option<DeferredTransfer>,
 }
 
-/// What it moves.
+/// The transfer of an operation.
 #[derive(Debug)]
 pub(super) struct DeferredTransfer {
     pub(super) operation: Operation,
@@ -26,32 +26,32 @@ pub(super) struct DeferredTransfer {
 }
 
 impl DeferredOperation {
-    /// A notice alone.
-    pub(super) fn notice(ticket: OperationContext, after: u64) -> Self {
-        Self { ticket, after, transfer: None }
+    /// A notice without data.
+    pub(super) fn notice(context: OperationContext, after: u64) -> Self {
+        Self { context, after, transfer: None }
     }
 
     pub(super) fn transfer(
-        ticket: OperationContext,
+        context: OperationContext,
         after: u64,
         transfer: DeferredTransfer,
     ) -> Self {
-        Self { ticket, after, transfer: Some(transfer) }
+        Self { context, after, transfer: Some(transfer) }
     }
 
     pub(super) fn peer(&self) -> u32 {
-        self.ticket.peer
+        self.context.peer
     }
 
     pub(super) fn after(&self) -> u64 {
         self.after
     }
 
-    pub(super) fn into_ticket(self) -> OperationContext {
-        self.ticket
+    pub(super) fn into_context(self) -> OperationContext {
+        self.context
     }
 
     pub(super) fn into_parts(self) -> (OperationContext, Option<DeferredTransfer>) {
-        (self.ticket, self.transfer)
+        (self.context, self.transfer)
     }
 }

@@ -1,9 +1,9 @@
-//! Which operations with a peer are over, as far as their order matters: by epochs.
+//! Order of the operations with a peer, by epochs.
 //!
-//! Every operation belongs to the epoch in which it was begun. A fence, a flush and an ordered notice
-//! begin the next epoch, and wait until all earlier ones are over. If an operation fails, what waits
-//! for its epoch is cancelled, until a flush takes note of the failure. Nothing here knows a clock or
-//! a device.
+//! Every operation belongs to the epoch in which it was started. A fence, a flush and an ordered
+//! notice start the next epoch, and wait until all earlier ones have completed. If an operation
+//! fails, operations that wait for its epoch are cancelled, until a flush reports the failure. This
+//! module knows neither clocks nor devices.
 
 use std::collections::VecDeque;
 
@@ -11,16 +11,16 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     epoch: u64,
-    /// How many operations are under way, by epoch: the oldest first, and none that is over.
+    /// Number of operations in flight by epoch, the oldest first, without completed epochs.
     in_flight: VecDeque<(u64, usize)>,
-    /// The first operation that failed since the last flush: its epoch, and what failed.
+    /// The first operation that failed since the last flush: its epoch and description.
     failure: Option<(u64, String)>,
-    /// What is begun from now on waits for all earlier epochs than this one.
+    /// New operations wait for all epochs before this one.
     fence: u64,
 }
 
 impl Epochs {
-    /// One more is begun: gives its epoch.
+    /// Starts an operation: returns its epoch.
     #[inline]
     pub(super) fn begin(&mut self) -> u64 {
         match self.in_flight.back_mut() {
@@ -30,7 +30,7 @@ impl Epochs {
         self.epoch
     }
 
-    /// One of this epoch is over.
+    /// An operation of this epoch completed.
     #[inline]
     pub(super) fn finish(&mut self, epoch: u64) {
         let Ok(at) = self.in_flight.binary_search_by_key(&epoch, |(of, _)| *of) else { return };
@@ -41,51 +41,55 @@ impl Epochs {
         }
     }
 
-    /// One of this epoch failed, as the text says, and is over.
-    pub(super) fn fail(&mut self, epoch: u64, what: impl FnOnce() -> String) {
+    /// An operation of this epoch failed with this description.
+    pub(super) fn fail(&mut self, epoch: u64, description: impl FnOnce() -> String) {
         self.finish(epoch);
-        // All that waits for a later epoch waits for this one, too: the earliest failure is kept.
+        // Operations that wait for a later epoch wait for this one too: the earliest failure is
+        // kept.
         if self.failure.as_ref().is_none_or(|(of, _)| *of > epoch) {
-            self.failure = Some((epoch, what()));
+            self.failure = Some((epoch, description()));
         }
     }
 
-    /// Which operation of an earlier epoch than this one failed.
+    /// The failed operation of an earlier epoch.
     pub(super) fn failure_before(&self, epoch: u64) -> Option<&str> {
-        self.failure.as_ref().filter(|(of, _)| *of < epoch).map(|(_, what)| what.as_str())
+        self.failure
+            .as_ref()
+            .filter(|(of, _)| *of < epoch)
+            .map(|(_, description)| description.as_str())
     }
 
-    /// All of earlier epochs than this one is over, and the caller is told of its failure: what comes
-    /// next does not depend on it.
+    /// All earlier epochs have completed, and the caller reports their failure: later operations do
+    /// not depend on it.
     pub(super) fn take_failure_before(&mut self, epoch: u64) -> Option<String> {
-        self.failure.take_if(|(of, _)| *of < epoch).map(|(_, what)| what)
+        self.failure.take_if(|(of, _)| *of < epoch).map(|(_, description)| description)
     }
 
-    /// How many operations of earlier epochs than this one are under way.
+    /// Number of operations of earlier epochs in flight.
     pub(super) fn count_before(&self, epoch: u64) -> usize {
         let before = self.in_flight.iter().take_while(|(of, _)| *of < epoch);
         before.map(|(_, count)| count).sum()
     }
 
-    /// Begins the next epoch: gives it.
+    /// Starts the next epoch and returns it.
     pub(super) fn next(&mut self) -> u64 {
         self.epoch += 1;
         self.epoch
     }
 
-    /// What is begun from now on waits for all that was begun before.
+    /// New operations wait for all earlier ones.
     pub(super) fn fence(&mut self) {
         self.fence = self.next();
     }
 
-    /// Are all operations of earlier epochs than this one over?
+    /// Have all operations of earlier epochs completed?
     #[inline]
     pub(super) fn is_over_before(&self, epoch: u64) -> bool {
         self.in_flight.front().is_none_or(|(oldest, _)| *oldest >= epoch)
     }
 
-    /// What an operation has to wait for that is begun now: the end of all epochs before this one. Also
-    /// if all of them are over, and one of their operations failed.
+    /// The epoch before which all operations must complete first, for an operation that is started
+    /// now. Also returned if all completed but one of them failed.
     #[inline]
     pub(super) fn deferred_until(&self) -> Option<u64> {
         let is_free = self.is_over_before(self.fence)
@@ -99,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fence_defers_what_comes_until_all_before_is_over() {
+    fn fence_defers_new_operations_until_earlier_ones_complete() {
         let mut epochs = Epochs::default();
         let [first, second] = [epochs.begin(), epochs.begin()];
         assert_eq!(epochs.deferred_until(), None);
@@ -126,7 +130,7 @@ mod tests {
         assert!(!epochs.is_over_before(mark));
         epochs.finish(first);
         assert!(epochs.is_over_before(mark) && epochs.in_flight.is_empty());
-        // Nothing was begun since: one more mark is reached at once.
+        // No operation was started since: one more mark is reached at once.
         let mark = epochs.next();
         assert!(epochs.is_over_before(mark));
     }
@@ -142,14 +146,15 @@ mod tests {
         epochs.fail(second, || "second".to_owned());
         assert!(epochs.is_over_before(fence));
         assert_eq!(epochs.failure_before(fence), Some("first"));
-        assert_eq!(epochs.deferred_until(), Some(fence), "it was to wait for what failed");
+        assert_eq!(epochs.deferred_until(), Some(fence), "it depends on a failed operation");
         epochs.fail(third, || "third".to_owned());
-        // What waits for nothing goes on.
+        // Operations without dependencies continue.
         assert_eq!(epochs.failure_before(first), None);
         let mark = epochs.next();
         assert_eq!(epochs.take_failure_before(mark).as_deref(), Some("first"));
         assert_eq!((epochs.failure_before(mark), epochs.deferred_until()), (None, None));
-        // One that failed later, and began earlier, is waited for by more.
+        // An earlier epoch that fails later replaces the failure, because more operations wait for
+        // it.
         let early = epochs.begin();
         epochs.next();
         let late = epochs.begin();
@@ -160,9 +165,9 @@ mod tests {
         assert_eq!(epochs.take_failure_before(mark).as_deref(), Some("early"));
     }
 
-    /// Epochs that are over take no room, although an earlier one is not.
+    /// Completed epochs need no memory, although an earlier one is in flight.
     #[test]
-    fn epochs_behind_one_that_hangs_take_no_room() {
+    fn epochs_behind_a_stuck_one_need_no_memory() {
         let mut epochs = Epochs::default();
         let stuck = epochs.begin();
         for _ in 0..1000 {

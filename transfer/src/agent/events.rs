@@ -1,4 +1,4 @@
-//! What happens at an agent without its doing: those that visit it, and what they tell.
+//! Events of an agent: initiators that connect and disconnect, and their notices.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,60 +11,60 @@ use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 
-/// What happens at an agent without its doing.
+/// An event that peers caused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// One began to visit, by however many rails.
+    /// An initiator connected, by one or more rails.
     Joined {
         /// Its identity.
         from: [u8; 16],
-        /// What people call it.
+        /// Its label.
         label: String,
     },
-    /// A notice came. The data of its transfer is there.
+    /// A notice arrived. The data of its transfer has arrived before.
     Notice {
         /// Identity of its sender.
         from: [u8; 16],
-        /// What it says.
+        /// Its contents.
         notice: Notice,
     },
-    /// One left, or died, or the connection to it was lost. All its notices came before.
+    /// An initiator disconnected or died, or the connection to it was lost. All its notices were
+    /// reported before.
     Left {
         /// Its identity.
         from: [u8; 16],
-        /// What people call it.
+        /// Its label.
         label: String,
-        /// Its process is gone; or it was not heard of for too long, by any rail.
+        /// Its process ended, or no rail received anything from it within the timeout.
         is_dead: bool,
     },
-    /// One of the fabrics between this agent and another one is lost. The others go on, and it is
-    /// tried again. If it was the last by which the other one visits, it has [left](Self::Left), too.
+    /// A fabric between this agent and a peer was lost. The other rails continue, and this one is
+    /// retried. If it was the last one of an initiator, [`Left`](Self::Left) is reported too.
     RailLost {
-        /// Identity of the other one.
+        /// Identity of the peer.
         with: [u8; 16],
-        /// What people call it.
+        /// Label of the peer.
         label: String,
-        /// Which of this agent's [fabrics](super::AgentOptions::fabric), in the order in which they
-        /// were given: the first is 0.
+        /// Index of the [fabric](super::AgentOptions::fabric) of this agent, from 0.
         rail: usize,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It is back, and carries bytes again. That is not told of one that has [left](Self::Left): it
-    /// has [joined](Self::Joined) when it comes again, by whichever rails.
+    /// A lost rail carries bytes again. Not reported for an initiator that has [left](Self::Left):
+    /// it is reported as [joined](Self::Joined) when it reconnects.
     RailRestored {
-        /// Identity of the other one.
+        /// Identity of the peer.
         with: [u8; 16],
-        /// What people call it.
+        /// Label of the peer.
         label: String,
-        /// Which of this agent's fabrics.
+        /// Index of the fabric of this agent.
         rail: usize,
     },
 }
 
 impl Agent {
-    /// What happened, if anything did.
+    /// The next event, if any.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.update_local_initiators();
         self.poll_rails();
@@ -74,7 +74,7 @@ impl Agent {
             }
             return Some(event);
         }
-        // Each in turn: one that says much does not keep others from being heard.
+        // Round robin: an initiator with many notices does not starve the others.
         for _ in 0..self.local_initiators.len() {
             self.next_initiator = (self.next_initiator + 1) % self.local_initiators.len();
             let initiator = &self.local_initiators[self.next_initiator];
@@ -85,7 +85,7 @@ impl Agent {
         None
     }
 
-    /// Takes note of visitors that came, and of those that left.
+    /// Reports initiators that connected or disconnected.
     pub(super) fn update_local_initiators(&mut self) {
         let changes = self.local_target.changes.load(Ordering::Acquire);
         if changes == self.seen_changes {
@@ -96,24 +96,24 @@ impl Agent {
         for initiator in
             all.iter().filter(|initiator| !initiator.departure_reported.load(Ordering::Relaxed))
         {
-            if !self.local_initiators.iter().any(|known| Arc::ptr_eq(known, initiator)) {
+            if !self.local_initiators.iter().any(|reported| Arc::ptr_eq(reported, initiator)) {
                 let (from, label) = (initiator.identity, initiator.label.clone());
                 self.events.push_back((Event::Joined { from, label }, None));
                 self.local_initiators.push(Arc::clone(initiator));
             }
         }
         drop(all);
-        let (left, stayed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.local_initiators)
+        let (left, remaining): (Vec<_>, Vec<_>) = std::mem::take(&mut self.local_initiators)
             .into_iter()
             .partition(|v| v.has_left.load(Ordering::Acquire));
-        self.local_initiators = stayed;
+        self.local_initiators = remaining;
         for initiator in &left {
-            // What it left behind was there before it left.
+            // Notices that it sent before are reported first.
             let mut local_session = lock(&initiator.local_session);
             for notice in local_session.take_rest() {
                 self.events.push_back((Event::Notice { from: initiator.identity, notice }, None));
             }
-            // Its process may have ended in order since, before anybody looked here.
+            // Its process may have exited regularly since it disconnected.
             let is_dead = !local_session.left_cleanly() && initiator.pidfd.is_over();
             drop(local_session);
             let (from, label) = (initiator.identity, initiator.label.clone());
@@ -123,7 +123,7 @@ impl Agent {
         self.local_target.remove_departed();
     }
 
-    /// Waits until something happens, and goes on with what is under way meanwhile.
+    /// Waits for an event, and makes progress meanwhile.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
@@ -144,7 +144,7 @@ impl Agent {
                     && self.wait_strategy == WaitStrategy::Busy
                     && !self.remote_transport.rails.is_empty()
                 {
-                    // As in `rest`: a rail's thread hears what comes.
+                    // As in `pause`: a rail's thread receives events.
                     std::thread::yield_now();
                 }
                 event
@@ -154,7 +154,7 @@ impl Agent {
                 return Ok(event);
             }
             if Instant::now() >= end {
-                let detail = format!("nothing happened in {timeout:?}");
+                let detail = format!("no event after {timeout:?}");
                 return Err(Error::new("wait for an event", ErrorKind::DeadlineExceeded, detail));
             }
         }

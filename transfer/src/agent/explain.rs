@@ -1,4 +1,4 @@
-//! By which path bytes would go, and why, without registering or mapping anything.
+//! The path of a transfer and its reasons, without registering or mapping memory.
 
 use std::time::Duration;
 
@@ -18,26 +18,26 @@ use crate::share::check_fork;
 
 const EXPLAIN: &str = "explain a path";
 
-/// Memory at one end of a transfer, as far as a choice depends on it: that of a region, or
-/// memory that is only supposed.
+/// Memory at one end of a transfer, as far as the choice of a path depends on it: of a region, or
+/// hypothetical memory.
 #[derive(Debug, Clone)]
 pub struct MemoryAttributes {
     memory_type: MemoryType,
-    /// The device that it lies on, or that copies from and to it.
+    /// The device of the memory, or the device that copies.
     device: Option<Uuid>,
-    /// With which domains of its agent it is registered.
+    /// The domains of its agent that registered it.
     domains: Vec<usize>,
     region: Option<RegionDescriptor>,
 }
 
 impl MemoryAttributes {
-    /// Memory of a device, if there were some.
+    /// Hypothetical memory of a device.
     #[must_use]
     pub fn on_device(device: Uuid, exportability: Exportability) -> Self {
         Self::assumed(MemoryType::Device(exportability), Some(device))
     }
 
-    /// Memory of the host, if there were some.
+    /// Hypothetical memory of the host.
     #[must_use]
     pub fn on_host(exportability: Exportability) -> Self {
         Self::assumed(MemoryType::Host(exportability), None)
@@ -47,8 +47,8 @@ impl MemoryAttributes {
         Self { memory_type, device, domains: Vec::new(), region: None }
     }
 
-    /// Whether a domain of its agent reaches it. Of memory that is only supposed it is supposed
-    /// that host memory is registered, and a device's is not.
+    /// Its registration with a domain of its agent. Hypothetical host memory counts as registered,
+    /// device memory as the provider supports it.
     fn registration(&self, domain: usize, takes_devices: bool) -> Registration {
         match (&self.region, self.memory_type) {
             _ if self.domains.contains(&domain) => Registration::Works,
@@ -78,19 +78,19 @@ impl From<&RegionDescriptor> for MemoryAttributes {
 }
 
 impl Agent {
-    /// What the agent and a peer can give each other.
+    /// What the agent and a peer can pass to each other.
     #[must_use]
     pub fn locality(&self, peer: PeerId) -> Option<&Locality> {
         self.peers.get(&peer.0).map(|peer| &peer.locality)
     }
 
-    /// Gets to know a peer by a fabric at once, and not only when the first regions are joined by
-    /// it, so that [`explain`](Self::explain) knows whether it answers. Where no fabric leads to
-    /// it nothing is done.
+    /// Connects to a peer by a fabric now, not only when the first regions are joined, so that
+    /// [`explain`](Self::explain) knows whether the peer answers. Does nothing if they have no
+    /// fabric in common.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) peer; what the fabric says. That the peer does not answer is
-    /// none: it is the reason for what is refused.
+    /// [`Unknown`](ErrorKind::Unknown) peer; errors of the fabric. A peer that does not answer is
+    /// not an error here: `explain` reports it as a reason.
     pub fn connect_fabrics(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
         check_fork(self.fork_generation, EXPLAIN)?;
         let end = ipc::deadline(timeout);
@@ -98,9 +98,8 @@ impl Agent {
         self.connect_fabric(peer.0, end)
     }
 
-    /// The verdict on every path between two ends, from the facts that
-    /// [joining](Self::join) asks for, too. What shows only when memory is mapped is not
-    /// found out: nothing is.
+    /// The verdict on every path between two ends, from the same facts as [joining](Self::join).
+    /// Obstacles that only mapping would show are not found.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -116,8 +115,8 @@ impl Agent {
     /// ```
     ///
     /// # Errors
-    /// [`Stale`](ErrorKind::Stale) if the region is gone, or its agent was started anew;
-    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if the local memory lies on a device that this
+    /// [`Stale`](ErrorKind::Stale) if the region was withdrawn, or its agent was restarted;
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if the local memory is on a device that this
     /// process does not see.
     pub fn explain(
         &self,
@@ -139,29 +138,28 @@ impl Agent {
                 return Err(error.with(&other.card.label));
             }
         }
-        let own = local.device.map(device_of).transpose()?;
-        let (facts, _) = self.facts(peer.0, operation, (local, remote), own)?;
+        let local_device = local.device.map(device_of).transpose()?;
+        let (facts, _) = self.facts(peer.0, operation, (local, remote), local_device)?;
         Ok(choose(&facts, policy))
     }
 
-    /// What a choice depends on, between memory of a device of ours, if it is one's, and a peer's; and
-    /// the device that copies.
+    /// The facts for a choice between local and remote memory, and the device that copies.
     pub(super) fn facts(
         &self,
         peer: u32,
         operation: Operation,
         (local, remote): (&MemoryAttributes, &MemoryAttributes),
-        own: Option<Device>,
+        local_device: Option<Device>,
     ) -> Result<(Facts, Option<Device>)> {
         let Some(peer) = self.peers.get(&peer) else {
-            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
+            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "unknown peer"));
         };
-        let (device_access, device) = device_access(own, remote.device)?;
+        let (device_access, device) = device_access(local_device, remote.device)?;
         let rails = &self.remote_transport.rails;
         let fabric = self.remote_transport.facts(
             peer,
             |rail| local.registration(rail, rails[rail].has(Caps::DEVICE_MEMORY)),
-            // The peer's rail is of the same provider.
+            // The peer's rail has the same provider.
             |domain| {
                 remote.registration(domain, rails.iter().any(|rail| rail.has(Caps::DEVICE_MEMORY)))
             },

@@ -1,5 +1,5 @@
-//! What killed agents left in a directory, removed on request: the next agent there does it,
-//! too, but there may be none.
+//! Removal of the files of killed agents on request. The next agent in the directory does it too,
+//! but there may be none.
 
 use std::path::{Path, PathBuf};
 
@@ -8,38 +8,38 @@ use ipc::DirectoryLock;
 use super::card_file::{examine, names_in};
 use crate::error::{Error, ErrorKind, Result};
 
-/// What lies in a directory under the name of one agent.
+/// The files of one agent in a directory, and its condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftovers {
-    /// What its socket is called.
+    /// The name of its socket.
     pub name: String,
-    /// What was found out about it.
+    /// Whether the agent is alive.
     pub condition: Condition,
 }
 
-/// Whether an agent lives, as far as its directory tells.
+/// Whether an agent is alive, according to its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
-    /// It is dead, and these files were removed; or would have been, if only that was asked.
+    /// It is dead, and these files were removed; or would be removed, in a dry run.
     Dead(Vec<PathBuf>),
-    /// It is dead, and not all of its files could be removed.
+    /// It is dead, but some of its files could not be removed.
     PartlyRemoved {
-        /// These were.
+        /// Removed files.
         removed: Vec<PathBuf>,
-        /// These are still there.
+        /// Files that still exist.
         kept: Vec<PathBuf>,
-        /// What was in the way, of the first of them.
+        /// Why the first of them could not be removed.
         why: String,
     },
-    /// It lives, and nothing was touched. With what speaks for it.
+    /// It is alive, for this reason. Nothing was changed.
     Alive(String),
-    /// Nobody can say, and nothing was touched. With what is in the way.
+    /// Unknown, for this reason. Nothing was changed.
     Unknown(String),
 }
 
-/// Removes what agents of this user left in a directory that are dead; or only says what it
-/// would remove, and why not the rest. Nothing is removed that anybody could be alive for.
+/// Removes the files of dead agents of this user from a directory; in a dry run only reports. Files
+/// of agents that may be alive are kept.
 ///
 /// ```
 /// use transfer::{Agent, AgentOptions, Condition};
@@ -54,28 +54,28 @@ pub enum Condition {
 /// ```
 ///
 /// # Errors
-/// [`Failed`](ErrorKind::Failed) if the directory cannot be looked into.
+/// [`Failed`](ErrorKind::Failed) if the directory cannot be read.
 pub fn clean(directory: &Path, dry_run: bool) -> Result<Vec<Leftovers>> {
     const OPERATION: &str = "clean up after agents";
-    let failed = |why: &dyn ToString| {
-        Error::new(OPERATION, ErrorKind::Failed, why.to_string()).with(directory.display())
+    let failed = |cause: &dyn ToString| {
+        Error::new(OPERATION, ErrorKind::Failed, cause.to_string()).with(directory.display())
     };
     let names = names_in(directory).map_err(|error| failed(&error))?;
     if names.is_empty() {
         return Ok(Vec::new());
     }
-    // From now on nobody comes, so that who is not there is dead.
+    // No agent can start from now on, so an agent that does not answer is dead.
     let _alone = DirectoryLock::take(directory).map_err(|error| failed(&error))?;
     let all = names.into_iter().map(|name| {
         let condition = remove_if_dead(&directory.join(&name), dry_run);
         Leftovers { name, condition }
     });
-    // One that left while this waited for its turn has nothing there any more.
+    // Agents that ended while this waited for the lock have no files any more.
     Ok(all.filter(|one| one.condition != Condition::Dead(Vec::new())).collect())
 }
 
-/// Removes what a dead agent left, or only says what it would remove. To be called by who has the
-/// lock of the directory.
+/// Removes the files of an agent if it is dead; in a dry run only reports. The caller has the lock
+/// of the directory.
 pub(super) fn remove_if_dead(socket: &Path, dry_run: bool) -> Condition {
     match examine(socket) {
         Ok((files, _locks)) if dry_run => Condition::Dead(files),
@@ -84,7 +84,7 @@ pub(super) fn remove_if_dead(socket: &Path, dry_run: bool) -> Condition {
     }
 }
 
-/// One that cannot be removed keeps no other from it.
+/// Continues after files that cannot be removed.
 fn remove(files: Vec<PathBuf>) -> Condition {
     let mut first_error = None;
     let (removed, kept) = files.into_iter().partition(|file| match std::fs::remove_file(file) {
@@ -105,10 +105,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_removed_is_told_also_if_not_all_was() {
+    fn removed_files_are_reported_if_others_remain() {
         let directory =
             std::env::temp_dir().join(format!("fabricast-stuck-{}", std::process::id()));
-        // Nobody removes a directory in place of a file.
+        // A directory in place of a file cannot be removed.
         let paths = ["first", "second", "third", "gone"].map(|name| directory.join(name));
         let [first, second, third, gone] = &paths;
         std::fs::create_dir_all(second).unwrap();

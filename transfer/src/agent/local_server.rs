@@ -1,7 +1,8 @@
-//! The thread at an agent's socket: lets visitors in, and gives them what leads to regions.
+//! The thread that serves an agent's socket: admits local initiators, and sends them region
+//! exports.
 //!
-//! It needs nothing of the agent's owner, who may compute for minutes meanwhile. Every
-//! visitor is served in turn, with deadlines, and none of them is believed.
+//! It is independent of the thread that owns the agent, which may compute for minutes. Initiators
+//! are served in turn, with deadlines, and all they send is validated.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -18,25 +19,25 @@ use crate::error::{Error, ErrorKind};
 use crate::lock;
 use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
 
-/// Visitors at a time; also those that left and may still be at a region.
+/// Maximum of local initiators, including disconnected ones that may still use a region.
 const MAX_LOCAL_INITIATORS: usize = if cfg!(test) { 16 } else { 1024 };
-/// How long one has to say who it is.
+/// How long a connection may take for its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one has to take a message before it is given up.
+/// How long an initiator may take to receive a message before it is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one has to take all messages of an answer: others wait meanwhile.
+/// How long an initiator may take to receive a reply of several messages: others wait meanwhile.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is looked whether the agent has ended, during a wait.
+/// How often a wait checks whether the agent has ended.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 struct LocalServer<'a> {
     local_target: &'a LocalTarget,
 }
 
-/// Serves all who come, until it is over.
-pub(super) fn receive(listener: &ChannelListener, local_target: &LocalTarget) {
+/// Serves all connections until the agent ends.
+pub(super) fn serve(listener: &ChannelListener, local_target: &LocalTarget) {
     let LocalTarget { admission, is_over, .. } = local_target;
-    let denial = refusal(ErrorKind::Denied, "this user is not admitted");
+    let denial = refusal(ErrorKind::Denied, "the agent does not admit this user");
     let (max_per_user, register_timeout) = (MAX_CONNECTIONS, HELLO_TIMEOUT);
     let server =
         SocketServer { listener, admission, is_over, max_per_user, register_timeout, denial };
@@ -82,12 +83,15 @@ impl Handler for LocalServer<'_> {
 impl LocalServer<'_> {
     fn admit(&self, channel: &Channel, message: Message) -> Result<Arc<LocalInitiator>, Error> {
         let operation = "accept a local initiator";
-        let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
+        let failed =
+            |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
         self.local_target.remove_departed();
         if lock(&self.local_target.local_initiators).len() >= MAX_LOCAL_INITIATORS {
-            return Err(failed(&format!("it has {MAX_LOCAL_INITIATORS} visitors already")));
+            return Err(failed(&format!(
+                "the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum"
+            )));
         }
-        let (who, pidfd) = Request::read_hello(message)?;
+        let (introduction, pidfd) = Request::read_hello(message)?;
         let pidfd = PidFd::of_peer(channel, pidfd)
             .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
         let local_session = TargetSegment::create()?;
@@ -97,25 +101,30 @@ impl LocalServer<'_> {
         let descriptors = [
             local_target.pidfd.as_fd(),
             region_table.as_fd(),
-            local_target.bell.as_fd(),
+            local_target.doorbell_segment.as_fd(),
             local_session.as_fd(),
         ];
         send(local_target, channel, &welcome, &descriptors, ipc::deadline(SEND_TIMEOUT))
             .map_err(|error| failed(&error))?;
-        Ok(Arc::new(LocalInitiator::new((who.identity, who.label), pidfd, local_session, false)))
+        Ok(Arc::new(LocalInitiator::new(
+            (introduction.identity, introduction.label),
+            pidfd,
+            local_session,
+            false,
+        )))
     }
 }
 
-fn refusal(kind: ErrorKind, why: impl Into<String>) -> Vec<u8> {
-    Reply::Refused(Refusal::new(kind, why)).encode()
+fn refusal(kind: ErrorKind, cause: impl Into<String>) -> Vec<u8> {
+    Reply::Refused(Refusal::new(kind, cause)).encode()
 }
 
-fn refuse(channel: &Channel, kind: ErrorKind, why: impl Into<String>) {
-    // Who does not take it does not hear it.
-    let _ = channel.send(&refusal(kind, why), &[], Duration::ZERO);
+fn refuse(channel: &Channel, kind: ErrorKind, cause: impl Into<String>) {
+    // A full socket loses the refusal; the connection is closed anyway.
+    let _ = channel.send(&refusal(kind, cause), &[], Duration::ZERO);
 }
 
-/// Sends a message, in time, and as long as the agent has not ended.
+/// Sends a message until the deadline, unless the agent ends.
 fn send(
     local_target: &LocalTarget,
     channel: &Channel,
@@ -135,7 +144,7 @@ fn send(
     }
 }
 
-/// Answers a request. False if the visitor is to be seen off.
+/// Answers a request. False if the initiator is to be disconnected.
 fn handle_open(
     local_target: &LocalTarget,
     initiator: &LocalInitiator,
@@ -143,7 +152,7 @@ fn handle_open(
     message: &Message,
 ) -> bool {
     let (number, ticket) = match Request::read_open(&message.bytes) {
-        Ok(asked) => asked,
+        Ok(request) => request,
         Err(error) => {
             refuse(channel, error.kind(), error.to_string());
             return false;
@@ -154,14 +163,14 @@ fn handle_open(
         return send(local_target, channel, &refused, &[], ipc::deadline(SEND_TIMEOUT)).is_ok();
     };
     initiator.record_opened(&region);
-    let all_taken = ipc::deadline(REPLY_TIMEOUT);
-    let in_all = region.descriptor.pieces;
+    let reply_end = ipc::deadline(REPLY_TIMEOUT);
+    let total = region.descriptor.pieces;
     let bytes = region.buffer.exported_bytes();
     let rights = region.descriptor.rights;
     let mut first = 0;
     loop {
-        // A few at a time: a process has not so many descriptors.
-        let end = in_all.min(first + MAX_PIECES_PER_MESSAGE as u32);
+        // A few at a time: the number of descriptors of a process is limited.
+        let end = total.min(first + MAX_PIECES_PER_MESSAGE as u32);
         let exported: Result<Vec<_>, _> =
             (first..end).map(|piece| region.buffer.export(piece, rights)).collect();
         let (descriptors, lengths): (Vec<_>, Vec<_>) = match exported {
@@ -172,15 +181,15 @@ fn handle_open(
                     .is_ok();
             }
         };
-        let pieces = Pieces { number, in_all, first, bytes, lengths };
+        let pieces = Pieces { number, total, first, bytes, lengths };
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let taken = all_taken.min(ipc::deadline(SEND_TIMEOUT));
+        let message_end = reply_end.min(ipc::deadline(SEND_TIMEOUT));
         let reply = Reply::Pieces(pieces).encode();
-        if send(local_target, channel, &reply, &borrowed, taken).is_err() {
+        if send(local_target, channel, &reply, &borrowed, message_end).is_err() {
             return false;
         }
         first = end;
-        if first >= in_all {
+        if first >= total {
             return true;
         }
     }

@@ -1,5 +1,4 @@
-//! What an agent's thread at the socket and its owner share: who it is, its regions, and
-//! those that visit it.
+//! State shared by an agent's socket thread and its owner: identity, regions and local initiators.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,24 +18,24 @@ use crate::region::{Buffer, RegisteredRegion};
 use crate::share::random;
 use crate::share_service::Admission;
 
-const BELL: Layout = Layout::new("agent doorbell", 1);
-/// How long the drop of an agent waits for copies that other processes have begun.
+const DOORBELL_LAYOUT: Layout = Layout::new("agent doorbell", 1);
+/// How long dropping an agent waits for copies of other processes.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One that visits this agent.
+/// An initiator of this machine that is connected to this agent.
 #[derive(Debug)]
 pub(super) struct LocalInitiator {
     pub(crate) identity: [u8; 16],
     pub(crate) label: String,
     pub(super) pidfd: PidFd,
-    /// It left, or is dead; what it had left behind can still be read.
+    /// It disconnected or died; its pending notices can still be read.
     pub(super) has_left: AtomicBool,
-    /// The agent's owner was told that it left.
+    /// Its departure was reported as an event.
     pub(super) departure_reported: AtomicBool,
     pub(super) local_session: Mutex<TargetSegment>,
-    /// The regions that it was given and whose memory is not freed yet: their numbers and lengths.
+    /// The regions it opened whose memory is not freed yet: numbers and lengths.
     opened: Mutex<HashMap<u64, u64>>,
-    /// It belongs to this process, and has the memory that it copies to and from itself.
+    /// It belongs to this process, and itself keeps the memory of its copies alive.
     pub(super) is_in_process: bool,
 }
 
@@ -61,34 +60,34 @@ impl LocalInitiator {
         }
     }
 
-    /// It is given a region. To be said before it has it.
+    /// Records that it opens a region. Called before it receives the export.
     pub(super) fn record_opened(&self, region: &RegisteredRegion) {
         lock(&self.opened).insert(region.descriptor.number, region.descriptor.length);
     }
 
-    /// Was it given this region, or any?
+    /// Has it opened this region, or any?
     pub(super) fn has_opened(&self, region: Option<u64>) -> bool {
         let opened = lock(&self.opened);
         region.map_or(!opened.is_empty(), |number| opened.contains_key(&number))
     }
 
-    /// Bytes of all regions that it was given.
+    /// Bytes of all regions that it opened.
     pub(super) fn bytes_opened(&self) -> u64 {
         lock(&self.opened).values().sum()
     }
 
-    /// How many copies it has begun so far.
+    /// The number of copies that it has started.
     pub(super) fn begun(&self) -> u64 {
         lock(&self.local_session).begun()
     }
 
-    /// Is everything over that it had begun when `begun` was that?
+    /// Have all copies completed that were started when `begun` was read?
     pub(super) fn is_settled(&self, begun: u64) -> bool {
         lock(&self.local_session).is_settled(begun) || self.pidfd.is_over()
     }
 
-    /// Can it be at a region, now or later? A lost connection does not keep it from beginning copies
-    /// with what it was given; only its goodbye does, or its end.
+    /// Can it access a region, now or later? A lost connection does not stop its copies with open
+    /// regions; only a clean close or the end of its process does.
     fn may_copy(&self) -> bool {
         let local_session = lock(&self.local_session);
         let has_finished =
@@ -104,7 +103,7 @@ struct Regions {
     all: HashMap<u64, Weak<RegisteredRegion>>,
 }
 
-/// What an agent's two threads share.
+/// State shared by the two threads of an agent.
 #[derive(Debug)]
 pub(crate) struct LocalTarget {
     pub(crate) identity: [u8; 16],
@@ -112,14 +111,14 @@ pub(crate) struct LocalTarget {
     pub(super) admission: Admission,
     pub(super) pidfd: PidFd,
     pub(super) region_table: RegionTable,
-    pub(super) bell: Segment,
+    pub(super) doorbell_segment: Segment,
     pub(crate) doorbell: Doorbell<MappedWords>,
     pub(super) is_over: AtomicBool,
     regions: Mutex<Regions>,
     pub(super) local_initiators: Mutex<Vec<Arc<LocalInitiator>>>,
-    /// Moves when visitors come or leave.
+    /// Incremented when initiators connect or disconnect.
     pub(super) changes: AtomicU64,
-    /// To the rails, once those run.
+    /// Handles of the rails, once these are started.
     pub(super) rail_handles: OnceLock<Vec<RailHandle>>,
     reclaim: Reclaim,
 }
@@ -129,10 +128,11 @@ impl LocalTarget {
         let operation = "start an agent";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
         let identity = random(operation)?;
-        let bell = Segment::create(BELL, Doorbell::<MappedWords>::WORDS * size_of::<u64>())
-            .map_err(|error| failed(&error))?;
-        bell.mark_ready();
-        let doorbell = Doorbell::new(bell.words())
+        let doorbell_segment =
+            Segment::create(DOORBELL_LAYOUT, Doorbell::<MappedWords>::WORDS * size_of::<u64>())
+                .map_err(|error| failed(&error))?;
+        doorbell_segment.mark_ready();
+        let doorbell = Doorbell::new(doorbell_segment.words())
             .ok_or_else(|| failed(&"the doorbell segment is too short"))?;
         Ok(Self {
             identity,
@@ -140,7 +140,7 @@ impl LocalTarget {
             admission,
             pidfd: PidFd::of_this_process().map_err(|error| failed(&error))?,
             region_table: RegionTable::create().map_err(|error| failed(&error))?,
-            bell,
+            doorbell_segment,
             doorbell,
             is_over: AtomicBool::new(false),
             regions: Mutex::default(),
@@ -155,12 +155,12 @@ impl LocalTarget {
         Introduction { identity: self.identity, label: self.label.clone() }
     }
 
-    /// The bell of another agent.
-    pub(super) fn open_bell(file: std::os::fd::OwnedFd) -> Result<Doorbell<MappedWords>> {
+    /// Maps the doorbell of another agent.
+    pub(super) fn open_doorbell(file: std::os::fd::OwnedFd) -> Result<Doorbell<MappedWords>> {
         let operation = "open a local session";
         let wrong =
             |why: &dyn ToString| Error::new(operation, ErrorKind::Malformed, why.to_string());
-        let segment = Segment::open(file, BELL).map_err(|error| wrong(&error))?;
+        let segment = Segment::open(file, DOORBELL_LAYOUT).map_err(|error| wrong(&error))?;
         Doorbell::new(segment.words()).ok_or_else(|| wrong(&"the doorbell segment is too short"))
     }
 
@@ -168,7 +168,7 @@ impl LocalTarget {
         self.rail_handles.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Gives a region a number and a ticket, and shows it.
+    /// Adds a region to the table under a new number and ticket.
     pub(crate) fn add_region(
         &self,
         make: impl FnOnce(u64, u64) -> Arc<RegisteredRegion>,
@@ -187,29 +187,29 @@ impl LocalTarget {
         Ok(region)
     }
 
-    /// A number for a region that nobody is shown, nor finds.
-    pub(crate) fn number(&self) -> u64 {
+    /// A number for a local-only region, which is in no table.
+    pub(crate) fn next_region_number(&self) -> u64 {
         let mut regions = lock(&self.regions);
         regions.last += 1;
         regions.last
     }
 
-    /// Nothing more is begun with it.
+    /// No new operation uses the region from now on.
     pub(crate) fn withdraw(&self, number: u64) {
         self.region_table.remove(number);
         lock(&self.regions).all.remove(&number);
     }
 
-    /// The agent ends: none of its regions is there any more.
+    /// The agent ends: withdraws all regions.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
-        self.region_table.end();
+        self.region_table.close();
         let all = std::mem::take(&mut lock(&self.regions).all);
         all.into_keys().for_each(|number| self.region_table.remove(number));
     }
 
-    /// Frees the memory of a region that was withdrawn: at once, or when no other process copies to
-    /// or from it any more. It does not wait.
+    /// Frees the memory of a withdrawn region: now, or when no other process copies to or from it
+    /// any more. Does not wait.
     pub(crate) fn release(self: &Arc<Self>, number: u64, buffer: Buffer) {
         let mut copies = OutstandingCopies::of_other_processes(self, Some(number));
         if copies.are_over() {
@@ -219,14 +219,14 @@ impl LocalTarget {
         }
     }
 
-    /// The memory of a region is freed: it is nothing to any visitor.
+    /// Its memory is freed, so no initiator can use it any more.
     pub(super) fn forget_region(&self, number: u64) {
         for initiator in lock(&self.local_initiators).iter() {
             lock(&initiator.opened).remove(&number);
         }
     }
 
-    /// Forgets visitors that left and cannot be at any region.
+    /// Removes disconnected initiators that cannot access any region.
     pub(super) fn remove_departed(&self) {
         let departure_reported =
             |initiator: &LocalInitiator| initiator.departure_reported.load(Ordering::Relaxed);
@@ -238,7 +238,7 @@ impl LocalTarget {
         &self.reclaim
     }
 
-    /// A region, for one that has its ticket.
+    /// The region with this number, if the ticket is right.
     pub(crate) fn region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
         let found = lock(&self.regions).all.get(&number)?.upgrade()?;
         (self.region_table.contains(number) && found.descriptor.ticket == ticket).then_some(found)
@@ -250,7 +250,7 @@ impl LocalTarget {
     }
 }
 
-/// Agents of this process: those reach each other without a socket.
+/// Agents of this process, which need no socket among each other.
 static IN_PROCESS_AGENTS: Mutex<Vec<Weak<LocalTarget>>> = Mutex::new(Vec::new());
 
 pub(super) fn add_to_process_list(local_target: &Arc<LocalTarget>) {
@@ -259,8 +259,8 @@ pub(super) fn add_to_process_list(local_target: &Arc<LocalTarget>) {
     in_process.push(Arc::downgrade(local_target));
 }
 
-/// An agent of this process, if it is one.
-pub(super) fn found(identity: [u8; 16]) -> Option<Arc<LocalTarget>> {
+/// The agent with this identity, if it belongs to this process.
+pub(super) fn find_in_process(identity: [u8; 16]) -> Option<Arc<LocalTarget>> {
     let in_process = lock(&IN_PROCESS_AGENTS);
     let mut agents = in_process.iter().filter_map(Weak::upgrade);
     agents.find(|local_target| {

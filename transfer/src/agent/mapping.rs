@@ -1,4 +1,4 @@
-//! Regions of other processes of this machine, mapped into this one.
+//! Regions of other processes of this machine, mapped into this process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -16,20 +16,20 @@ use crate::region::RegionDescriptor;
 use crate::share::check_device;
 
 const OPEN: &str = "open a region";
-/// The longest wait without a look at what is under way, where nothing is.
+/// The longest wait between polls while no operation is in flight.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Takes each piece of a region: descriptor, length, and the bytes of all pieces.
+/// Receives each piece of a region: descriptor, length, and the bytes of all pieces.
 type PieceSink<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
 
 impl Agent {
-    /// Makes progress with all peers during a wait. Gives how long the wait may last without it.
+    /// Makes progress during a wait. Returns how long the wait may last without it.
     pub(super) fn progress_while_waiting(&mut self) -> Duration {
         self.progress();
         if self.operations.in_flight > 0 { BUSY_PAUSE } else { IDLE_PAUSE }
     }
 
-    /// Maps a region of a peer's for a device of this process, once.
+    /// Maps a peer's region for a device of this process, once.
     pub(super) fn map_for(
         &mut self,
         peer: u32,
@@ -48,7 +48,7 @@ impl Agent {
                 self.import_legacy(peer, region, device, end)?
             }
             _ => {
-                let detail = "it is not memory of a device that can be mapped";
+                let detail = "its memory is no device memory that can be mapped";
                 return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
             }
         };
@@ -66,7 +66,7 @@ impl Agent {
         let of_device = |error| Error::of_device(OPEN, error);
         let mut importer = None;
         self.request_region(peer, region, end, &mut |descriptor, length, bytes| {
-            // The last piece may have far more than what is the region's of it.
+            // The last piece may be much longer than the region's part of it.
             let importer = match &mut importer {
                 Some(importer) => importer,
                 none => none.insert(device.importer(bytes).map_err(of_device)?),
@@ -88,7 +88,7 @@ impl Agent {
         device: &Device,
         end: Instant,
     ) -> Result<Memory> {
-        // Nothing comes, but it says whether the region is there.
+        // The reply has no pieces, but it reports whether the region exists.
         self.request_region(peer, region, end, &mut |_, _, _| Ok(()))?;
         let Some(bytes) = region.legacy else {
             return Err(Error::new(
@@ -98,12 +98,12 @@ impl Agent {
             ));
         };
         let handle = LegacyHandle { bytes, offset: region.offset, length: region.length };
-        // Of memory that is opened so the driver says that it lies on the device that opened
-        // it: there is nothing to compare.
+        // For memory opened by legacy handle the driver reports the opening device: nothing to
+        // compare.
         device.open_legacy_handle(&handle).map_err(|error| Error::of_device(OPEN, error))
     }
 
-    /// Maps a region of a peer's in host memory, once.
+    /// Maps a peer's region of host memory, once.
     pub(super) fn map_host(
         &mut self,
         peer: u32,
@@ -115,7 +115,7 @@ impl Agent {
             return Ok(buffer);
         }
         if region.memory_type != MemoryType::Host(Exportability::ByDescriptors) {
-            let detail = "it is not memory of the host that can be mapped";
+            let detail = "its memory is no host memory that can be mapped";
             return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
         }
         let mut file = None;
@@ -131,7 +131,7 @@ impl Agent {
         Ok(buffer)
     }
 
-    /// Asks for a region, and goes on with other peers until it was given.
+    /// Requests a region, and makes progress until the reply is complete.
     fn request_region(
         &mut self,
         peer: u32,
@@ -140,11 +140,15 @@ impl Agent {
         sink: PieceSink<'_>,
     ) -> Result<()> {
         let Some(channel) = self.peer(peer, OPEN)?.channel() else {
-            return Err(Error::new(OPEN, ErrorKind::NoPath, "no descriptor can be passed"));
+            return Err(Error::new(
+                OPEN,
+                ErrorKind::NoPath,
+                "no descriptor can be passed to this peer",
+            ));
         };
         let outcome = exchange(&channel, region, end, sink, &mut || self.progress_while_waiting());
         outcome.unwrap_or_else(|error| {
-            // What is left of the answer would be taken for that to the next request.
+            // The rest of the reply would be taken for the reply to the next request.
             channel.end();
             if let Some(local_session) = &mut self.peer(peer, OPEN)?.local_session {
                 local_session.refresh();
@@ -154,7 +158,7 @@ impl Agent {
     }
 }
 
-/// Gives what came of the request, if all of the answer was read.
+/// The outcome of the request, if the whole reply was read.
 fn exchange(
     channel: &Channel,
     region: &RegionDescriptor,
@@ -164,7 +168,7 @@ fn exchange(
 ) -> Result<Result<()>> {
     let request = Request::Open(region.number, region.ticket).encode();
     match channel.send(&request, &[], remaining(end)) {
-        // Nothing was sent: so no answer is on its way.
+        // No request was sent, so no reply is pending.
         Err(error @ ChannelError::DeadlineExceeded { .. }) => {
             return Ok(Err(of_channel(OPEN)(error)));
         }
@@ -182,19 +186,21 @@ fn exchange(
             let detail = "reply to another request";
             return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
         }
-        if pieces.in_all != region.pieces && failure.is_none() {
-            let detail =
-                format!("it has {} pieces, and {} by its descriptor", pieces.in_all, region.pieces);
+        if pieces.total != region.pieces && failure.is_none() {
+            let detail = format!(
+                "the region has {} pieces, its descriptor says {}",
+                pieces.total, region.pieces
+            );
             failure = Some(Error::new(OPEN, ErrorKind::Malformed, detail));
         }
         for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
-            // The rest of the answer has to be read all the same.
+            // The rest of the reply has to be read in any case.
             if failure.is_none() {
                 failure = sink(descriptor, *length, pieces.bytes).err();
             }
         }
         next += pieces.lengths.len() as u32;
-        if next >= pieces.in_all {
+        if next >= pieces.total {
             return Ok(failure.map_or(Ok(()), Err));
         }
         if pieces.lengths.is_empty() {

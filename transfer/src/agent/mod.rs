@@ -1,4 +1,4 @@
-//! Agents: who puts and gets.
+//! Agents: put into and get from regions of other agents.
 
 mod block_list_pool;
 mod card;
@@ -70,23 +70,23 @@ pub(crate) use protocol::Refusal;
 pub use route::Route;
 pub(crate) use route::RouteInner;
 
-/// Copies of less than this have a stream of their own, so that they do not wait behind
-/// those that take milliseconds.
+/// Shorter copies have their own stream, so that they do not wait behind copies that take
+/// milliseconds.
 const SMALL_COPY: u64 = 1 << 20;
-/// The longest rest while something of ours is under way.
+/// The longest pause while operations are in flight.
 const BUSY_PAUSE: Duration = Duration::from_micros(200);
 const START: &str = "start an agent";
 const CLOSE: &str = "close an agent";
 
-/// Names a peer at an agent.
+/// Identifies a peer of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PeerId(u32);
 
-/// Puts into regions of others, gets from them, and has regions of its own.
+/// Puts into regions of other agents, gets from them, and owns regions itself.
 ///
-/// Whoever has it drives it: transfers go on while [`progress`](Self::progress) is called,
-/// by itself or by a wait. What a *peer* needs of this agent (to reach its regions) is seen
-/// to by a thread that sleeps otherwise.
+/// The caller drives it: transfers advance while [`progress`](Self::progress) is called, directly
+/// or by a wait. Requests of *peers* for its regions are served by a thread, which otherwise
+/// sleeps.
 ///
 /// ```
 /// use std::time::Duration;
@@ -94,30 +94,30 @@ pub struct PeerId(u32);
 /// use transfer::path::{Path, Policy};
 /// use transfer::{Agent, AgentOptions, Event, Notice, Rights};
 /// let second = Duration::from_secs(1);
-/// // Prefill and decode, each in a process of its own; here in one, for once.
+/// // Prefill and decode usually run in processes of their own.
 /// let mut prefill = Agent::start(AgentOptions::new("prefill"))?;
 /// let mut decode = Agent::start(AgentOptions::new("decode"))?;
 /// let device = Device::open("emulated:0".parse()?)?;
 /// let cache = decode.register(&device.allocate_shared(1 << 20, &[])?, Rights::WRITE)?;
 /// let computed = prefill.register(&device.allocate_shared(1 << 20, &[])?, Rights::READ)?;
 ///
-/// // The card and the descriptor travel as bytes, by whatever way there is.
+/// // Send card and descriptor as bytes, by any means.
 /// let (card, descriptor) = (decode.card().encode()?, cache.descriptor().encode()?);
 /// let peer = prefill.connect(&card, second)?;
 /// let route = prefill.join(peer, &computed, &descriptor, &Policy::default(), second)?;
 /// assert_eq!(route.path(), Path::SameProcess);
-/// println!("{}", route.choice()); // every path, taken or refused, and why
+/// println!("{}", route.choice()); // every path with its verdict
 ///
 /// let blocks = [Block { to: 0, from: 4096, length: 65536 }];
 /// let token = prefill.put(&route, &blocks, Some(Notice::new(7, b"layer 0")?))?;
 /// prefill.wait(token, second)?;
-/// let came = loop {
+/// let received = loop {
 ///     match decode.next_event(second)? {
 ///         Event::Notice { notice, .. } => break notice,
 ///         _ => {}
 ///     }
 /// };
-/// assert_eq!((came.tag, came.data()), (7, &b"layer 0"[..]));
+/// assert_eq!((received.tag, received.data()), (7, &b"layer 0"[..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Agent {
@@ -127,32 +127,32 @@ pub struct Agent {
     forces_remote: bool,
     wait_strategy: WaitStrategy,
     local_server: Option<JoinHandle<()>>,
-    /// By a number that no other had before.
+    /// By unique numbers.
     peers: BTreeMap<u32, Peer>,
     next_peer: u32,
     copy_queues: HashMap<(u32, DeviceName, bool), CopyQueue>,
     cpu_copies: VecDeque<CpuCopy>,
-    /// Operations of all peers that wait for earlier ones.
+    /// Number of deferred operations of all peers.
     deferred: usize,
-    /// For the blocks of chores.
+    /// Lists of blocks for CPU copies.
     block_lists: BlockListPool,
-    /// Empty: its room is used again for what lanes tell.
+    /// Empty; its capacity is reused for completed operations.
     done: Vec<(OperationContext, Result<()>)>,
     operations: Operations,
     local_initiators: Vec<Arc<LocalInitiator>>,
-    /// Who was heard last.
+    /// The initiator of the last notice: the next one has its turn.
     next_initiator: usize,
     seen_changes: u64,
-    /// What happened, and whose rail is to be told when it was taken.
+    /// Events, with the rail and session whose credit they return when they are taken.
     events: VecDeque<(Event, Option<(usize, u64)>)>,
     remote_transport: RemoteTransport,
-    /// Regions that its card tells of, by name.
+    /// Published regions by name.
     published: BTreeMap<String, Weak<RegisteredRegion>>,
     next_check: Instant,
     fork_generation: ForkGeneration,
 }
 
-/// Without what leads to memory: tickets and keys of peers' regions.
+/// Without secrets: tickets and keys of peers' regions.
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peers: Vec<_> = self.peers.values().map(|peer| &peer.card.label).collect();
@@ -165,15 +165,14 @@ impl fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// Starts an agent, with a thread for those that visit it.
+    /// Starts an agent, with a thread that serves its local initiators.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed) if its directory is no good, or the system has not
-    /// what it needs.
+    /// [`Failed`](ErrorKind::Failed) if its directory is unusable, or a system resource is missing.
     pub fn start(options: AgentOptions) -> Result<Self> {
-        let failed = |why: String| Error::new(START, ErrorKind::Failed, why);
+        let failed = |cause: String| Error::new(START, ErrorKind::Failed, cause);
         if options.label.len() > MAX_LABEL_LENGTH {
-            return Err(failed(format!("a label has {MAX_LABEL_LENGTH} bytes at most")));
+            return Err(failed(format!("the label exceeds {MAX_LABEL_LENGTH} bytes")));
         }
         let local_target = Arc::new(LocalTarget::new(options.label, options.admission)?);
         let mut remote_transport = RemoteTransport::default();
@@ -192,14 +191,14 @@ impl Agent {
                 local_target.admission.mode(),
                 card_of(&local_target, Some(&path), &remote_transport.rails),
             );
-            // Before the socket: who reads a card waits for the socket, and nobody finds a
-            // socket of ours without its card.
+            // Before the socket: readers of a card wait for the socket, and no process sees a
+            // socket without its card.
             card_file = Some(CardFile::create(&path, &card.encode()?, mode)?);
             let listener = ChannelListener::bind_with_mode(&path, mode)
                 .map_err(|error| Error::of_channel_at(START, &path, error))?;
-            let theirs = Arc::clone(&local_target);
+            let thread_target = Arc::clone(&local_target);
             let thread = std::thread::Builder::new().name("fabricast-agent".to_owned());
-            let thread = thread.spawn(move || local_server::receive(&listener, &theirs));
+            let thread = thread.spawn(move || local_server::serve(&listener, &thread_target));
             local_server = Some(thread.map_err(|error| failed(error.to_string()))?);
             socket = Some(path);
         }
@@ -230,13 +229,13 @@ impl Agent {
         })
     }
 
-    /// How others find it, and the regions that it has [published](Self::publish).
+    /// How peers reach it, and the regions that it has [published](Self::publish).
     #[must_use]
     pub fn card(&self) -> AgentCard {
         let region = |(name, region): (&String, &Weak<RegisteredRegion>)| {
             let region = region.upgrade()?;
-            let is_there = !region.is_withdrawn.load(Ordering::Acquire);
-            is_there.then(|| (name.clone(), region.descriptor.clone()))
+            let exists = !region.is_withdrawn.load(Ordering::Acquire);
+            exists.then(|| (name.clone(), region.descriptor.clone()))
         };
         let regions = self.published.iter().filter_map(region).collect();
         AgentCard {
@@ -245,22 +244,21 @@ impl Agent {
         }
     }
 
-    /// Registers memory, so that peers can reach it, and to be joined with theirs.
+    /// Registers memory with rights for peers. Regions of both sides are joined for transfers.
     ///
     /// # Errors
-    /// [`TooMany`](ErrorKind::TooMany) regions; what the device says.
+    /// [`TooMany`](ErrorKind::TooMany) regions; errors of the device.
     pub fn register(&self, memory: impl Into<Buffer>, rights: Rights) -> Result<Region> {
         check_fork(self.fork_generation, "register a region")?;
         Region::new(&self.local_target, memory.into(), rights)
     }
 
-    /// Registers memory for the own use of this agent: to put from it and to get into it. No
-    /// peer can reach it, whatever it was told, and its descriptor cannot be
-    /// [encoded](RegionDescriptor::encode).
+    /// Registers memory as local-only: to put from it and to get into it. No peer can access it,
+    /// and its descriptor cannot be [encoded](RegionDescriptor::encode).
     ///
-    /// What a fabric made of it (it pins the pages, which takes long) is kept when the region is
-    /// dropped, for whoever registers the same buffer for own use next. It goes when nobody else
-    /// has a handle to the buffer any more, or when others need the
+    /// The registration with a fabric pins pages, which is slow. So it is cached when the region is
+    /// dropped, for the next local-only region of the same buffer. It is evicted when no other
+    /// handle to the buffer exists, or when other registrations need the
     /// [room](AgentOptions::registration_cache_limits).
     ///
     /// ```
@@ -272,19 +270,18 @@ impl Agent {
     /// ```
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn register_local(&self, memory: impl Into<Buffer>) -> Result<Region> {
         check_fork(self.fork_generation, "register a region")?;
         Region::local_only(&self.local_target, memory.into())
     }
 
-    /// Withdraws a region, and waits until nothing that peers began is under way with it. Then its
-    /// memory can be used for something else.
+    /// Withdraws a region, and waits until peers have completed all operations with it. Then its
+    /// memory can be reused.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with the peer that may still copy: do not use
-    /// the memory for something else yet. Nothing *new* is begun with it all the same. To wait
-    /// longer, withdraw it once more.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with the peer that may still copy: do not
+    /// reuse the memory yet. No *new* operation starts. To wait longer, withdraw it again.
     pub fn withdraw(&mut self, region: &Region, timeout: Duration) -> Result<()> {
         let operation = "withdraw a region";
         check_fork(self.fork_generation, operation)?;
@@ -302,21 +299,21 @@ impl Agent {
                     .iter()
                     .find_map(|handle| handle.region_user(number))
             };
-            let who = copies.label().map(str::to_owned).or_else(remote_transport);
-            let Some(who) = who else { return Ok(()) };
+            let user = copies.label().map(str::to_owned).or_else(remote_transport);
+            let Some(user) = user else { return Ok(()) };
             if Instant::now() >= end {
                 let length = region.0.descriptor.length;
                 let detail = format!(
-                    "region {number} of {length} bytes: the peer has not finished what it began \
-                     after {timeout:?}"
+                    "region {number}: the peer still copies to or from its {length} bytes after \
+                     {timeout:?}. Withdraw it again to wait longer"
                 );
-                return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(who));
+                return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(user));
             }
             std::thread::sleep(BUSY_PAUSE);
         }
     }
 
-    /// Gets to know another agent, by its card. What is under way with others goes on meanwhile.
+    /// Connects to another agent by its card. Operations with other peers progress meanwhile.
     ///
     /// ```
     /// use std::time::Duration;
@@ -333,31 +330,32 @@ impl Agent {
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if its process has ended: as soon as its socket or the address
-    /// of its fabric refuses the connection; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if it
-    /// does not answer; [`NoPath`](ErrorKind::NoPath) if neither a socket nor a fabric leads there.
+    /// of its fabric refuses the connection; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if
+    /// it does not answer; [`NoPath`](ErrorKind::NoPath) if no socket and no fabric reaches it.
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch);
-    /// [`Denied`](ErrorKind::Denied) on either side; [`Stale`](ErrorKind::Stale) if another
-    /// agent listens there now.
+    /// [`Denied`](ErrorKind::Denied) on either side; [`Stale`](ErrorKind::Stale) if another agent
+    /// listens there now.
     pub fn connect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
         let peer = self.inspect(card, timeout)?;
-        let Some(why) = self.unreachable_error(peer.0) else { return Ok(peer) };
+        let Some(error) = self.unreachable_error(peer.0) else { return Ok(peer) };
         if let Some(peer) = self.peers.remove(&peer.0) {
             self.remote_transport.disconnect(&peer.links);
         }
-        Err(why)
+        Err(error)
     }
 
-    /// Gets to know another agent as far as it can be reached: that nothing leads there is no error,
-    /// but what [`explain`](Self::explain) tells then.
+    /// Connects to another agent as far as possible. An unreachable agent is no error:
+    /// [`explain`](Self::explain) reports the cause.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect), but for [`NoPath`](ErrorKind::NoPath), and for
-    /// [`Closed`](ErrorKind::Closed) and [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) of a fabric.
+    /// As [`connect`](Self::connect), without [`NoPath`](ErrorKind::NoPath), and without
+    /// [`Closed`](ErrorKind::Closed) and [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) of a
+    /// fabric.
     pub fn inspect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
         check_fork(self.fork_generation, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
         let end = ipc::deadline(timeout);
-        // Its socket may be nowhere here: that must not take all the time that there is.
+        // The socket may not be visible here: it must not use up the whole timeout.
         let for_socket = if self.remote_transport.reaches(&card) { timeout / 2 } else { timeout };
         let (local_target, forces_remote) = (Arc::clone(&self.local_target), self.forces_remote);
         let mut progress = || self.progress_while_waiting();
@@ -368,7 +366,7 @@ impl Agent {
         let (number, is_remote) = (self.next_peer, peer.local_session.is_none());
         self.next_peer += 1;
         self.peers.insert(number, peer);
-        // Also where nothing will be joined: notices go by it.
+        // Also if no regions will be joined: notices need the link.
         if is_remote && let Err(error) = self.connect_fabric(number, end) {
             self.peers.remove(&number);
             return Err(error);
@@ -376,12 +374,12 @@ impl Agent {
         Ok(PeerId(number))
     }
 
-    /// Leaves a peer. What was begun with it and is not done is waited for.
+    /// Disconnects from a peer, after its operations in flight have completed.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it is left all the same, and
-    /// operations with it end with errors. Copies that a device has begun cannot be taken back:
-    /// they are waited for, ten seconds more at most, or else their memory is given up.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it is disconnected nevertheless, and its
+    /// operations end with errors. Copies on a device cannot be cancelled: it waits up to ten
+    /// seconds more for them, and leaks their memory after that.
     pub fn disconnect(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
         let operation = "disconnect a peer";
         let end = ipc::deadline(timeout);
@@ -402,12 +400,12 @@ impl Agent {
         Ok(())
     }
 
-    /// Joins a region of this agent with one of a peer's: chooses a path, by the policy,
-    /// and maps what it needs. What is under way with any peer goes on meanwhile.
+    /// Joins a region of this agent with a peer's region: chooses a path by the policy, and maps
+    /// what it needs. Operations with all peers progress meanwhile.
     ///
     /// # Errors
     /// [`NoPath`](ErrorKind::NoPath), with a reason for each path;
-    /// [`Stale`](ErrorKind::Stale) if the region is gone, or its agent was started anew;
+    /// [`Stale`](ErrorKind::Stale) if the region was withdrawn, or its agent was restarted;
     /// [`Malformed`](ErrorKind::Malformed).
     pub fn join(
         &mut self,
@@ -421,7 +419,7 @@ impl Agent {
         policy.check()?;
         let remote = RegionDescriptor::decode(descriptor)?;
         if local.0.descriptor.agent != self.local_target.identity {
-            let detail = "the local region is another agent's";
+            let detail = "the local region belongs to another agent";
             return Err(Error::new(JOIN, ErrorKind::Stale, detail));
         }
         let end = ipc::deadline(timeout);
@@ -456,13 +454,13 @@ fn card_of(local_target: &LocalTarget, socket: Option<&Path>, rails: &[Rail]) ->
 }
 
 impl Agent {
-    /// Ends the agent: finishes what it began, takes its regions out of reach, and waits until nothing
-    /// that peers of this machine began is under way with them. Then the memory of all its regions can be
-    /// used for something else, also of those that were dropped before.
+    /// Ends the agent: completes its operations, withdraws its regions, and waits until operations
+    /// of local peers with them have completed. Then the memory of all its regions can be reused,
+    /// also of those that were dropped before.
     ///
-    /// Dropping an agent ends it, too. That lets go of requests that no device has begun and of
-    /// notices that were not sent, waits for copies of other processes for a second at most, and tells of
-    /// what is left by a warning alone.
+    /// Dropping an agent ends it too. That cancels requests that no device has started and unsent
+    /// notices, and waits at most a second for copies of other processes. It reports the remaining
+    /// ones by a warning only.
     ///
     /// ```
     /// use std::time::Duration;
@@ -474,9 +472,9 @@ impl Agent {
     /// ```
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): the agent has ended all the same. With the
-    /// peer, or the fabrics, that may still copy, if there are such: drop the regions then, and their
-    /// memory is kept until that is over, but do not use it for something else.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): the agent has ended nevertheless. The
+    /// error names the peer or the fabrics that may still copy, if any: drop the regions then,
+    /// which keeps the memory until the copies end, but do not reuse the memory.
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         check_fork(self.fork_generation, CLOSE)?;
         let end = ipc::deadline(timeout);
@@ -489,22 +487,25 @@ impl Agent {
         let fabrics = self.shut_down(end);
         if !fabrics.is_empty() {
             let names = fabrics.join(", ");
-            let detail = format!("these fabrics may still be at memory of its regions: {names}");
+            let detail = format!(
+                "providers {names} may still access memory of its regions. Drop the regions, do not \
+                 reuse the memory"
+            );
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
         }
         wait_for_copies(OutstandingCopies::of_all(&self.local_target, None), end)?;
         if unfinished > 0 {
-            let detail = format!("{unfinished} of its operations were not over after {timeout:?}");
+            let detail = format!("{unfinished} operations in flight after {timeout:?}");
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
         }
         Ok(())
     }
 
-    /// Ends what it does, and what its peers can do with it. Gives the fabrics that do not let go of
-    /// memory in time.
+    /// Ends all activity and closes the regions. Returns the fabrics that did not release memory in
+    /// time.
     fn shut_down(&mut self, end: Instant) -> Vec<String> {
         self.card_file = None;
-        // No peer begins anything with its regions from now on.
+        // No peer starts an operation with its regions from now on.
         self.local_target.end();
         let unsettled = self.close_copy_queues(end);
         let fabrics = Rail::close_all(&mut self.remote_transport.rails, end);
@@ -523,14 +524,14 @@ impl Agent {
     }
 }
 
-/// Waits until these are over.
+/// Waits until these copies have completed.
 fn wait_for_copies(mut copies: OutstandingCopies, end: Instant) -> Result<()> {
     while !copies.are_over() {
         if remaining(end).is_zero() {
             let bytes = copies.bytes();
             let detail = format!(
-                "the peer has not finished what it began with regions of {bytes} bytes in all, \
-                 whose memory is not freed before"
+                "the peer still copies to or from {bytes} bytes of its regions, whose memory is not \
+                 freed before"
             );
             let error = Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail);
             return Err(error.with(copies.label().unwrap_or_default()));
@@ -544,7 +545,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         if !self.fork_generation.is_current() {
             self.card_file = None;
-            // The parent's threads: there are none to be joined, or let go of, here.
+            // The threads exist in the parent only: nothing to join here.
             self.remote_transport.rails.drain(..).for_each(Rail::forget);
             std::mem::forget(self.local_server.take());
             return;

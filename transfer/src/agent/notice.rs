@@ -1,14 +1,14 @@
-//! What can be told to a peer behind a transfer.
+//! Notices to a peer after a transfer.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes that a notice carries, at most.
+/// Maximum length of a notice's data, in bytes.
 pub const MAX_NOTICE_LENGTH: usize = 64;
 const WORDS: usize = 2 + MAX_NOTICE_LENGTH / 8;
 
-/// What a peer is told when the data before it can be seen: a tag, and up to
+/// A notice to a peer after the data of a transfer is visible: a tag and up to
 /// [`MAX_NOTICE_LENGTH`] bytes.
 ///
 /// ```
@@ -21,28 +21,28 @@ const WORDS: usize = 2 + MAX_NOTICE_LENGTH / 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "[u64; WORDS]", into = "[u64; WORDS]")]
 pub struct Notice {
-    /// What it means is up to those who talk.
+    /// Defined by the application.
     pub tag: u64,
     length: u8,
     bytes: [u8; MAX_NOTICE_LENGTH],
 }
 
 impl Notice {
-    /// With a tag and some bytes.
+    /// A notice with a tag and data.
     ///
     /// # Errors
-    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if there are too many.
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the data is too long.
     pub fn new(tag: u64, data: &[u8]) -> Result<Self> {
         let mut bytes = [0; MAX_NOTICE_LENGTH];
-        let Some(place) = bytes.get_mut(..data.len()) else {
-            let detail = format!("{} bytes, {MAX_NOTICE_LENGTH} at most", data.len());
+        let Some(target) = bytes.get_mut(..data.len()) else {
+            let detail = format!("{} bytes, {MAX_NOTICE_LENGTH} is the maximum", data.len());
             return Err(Error::new("make a notice", ErrorKind::OutOfBounds, detail));
         };
-        place.copy_from_slice(data);
+        target.copy_from_slice(data);
         Ok(Self { tag, length: data.len() as u8, bytes })
     }
 
-    /// What came with the tag.
+    /// The data.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
@@ -61,12 +61,12 @@ impl From<Notice> for [u64; WORDS] {
     }
 }
 
-/// What a peer wrote, cut to what can be.
+/// Words that a peer wrote: the length is limited.
 impl From<[u64; WORDS]> for Notice {
     fn from(words: [u64; WORDS]) -> Self {
         let mut bytes = [0; MAX_NOTICE_LENGTH];
-        for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(&words[2..]) {
-            *place = word.to_le_bytes();
+        for (target, word) in bytes.as_chunks_mut().0.iter_mut().zip(&words[2..]) {
+            *target = word.to_le_bytes();
         }
         let length = words[1].min(MAX_NOTICE_LENGTH as u64) as u8;
         Self { tag: words[0], length, bytes }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out_and_a_scribbled_length_is_cut() {
+    fn notice_is_decoded_and_an_invalid_length_limited() {
         for length in 0..=MAX_NOTICE_LENGTH {
             let data: Vec<_> = (0..length as u8).collect();
             let notice = Notice::new(u64::MAX, &data).unwrap();

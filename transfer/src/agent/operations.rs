@@ -1,30 +1,30 @@
-//! What was begun and not yet asked after: a table without a clock or a device.
+//! Operations in flight and uncollected outcomes: a table without clocks and devices.
 
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
-/// Operations that may be under way, or done and not yet asked after.
+/// Maximum number of operations in flight and uncollected outcomes.
 pub const MAX_OPERATIONS: usize = 1 << 16;
 
-/// Stands for an operation that was begun.
+/// Identifies an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     slot: u32,
     generation: u32,
 }
 
-/// An operation that is done.
+/// A completed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// Bytes that were moved.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// The way that they took; None for a notice alone.
+    /// The path of the bytes; None for a notice without data.
     pub path: Option<Path>,
 }
 
-/// What is known of an operation when it begins.
+/// Facts about an operation, known at its start.
 #[derive(Debug, Clone)]
 pub(super) struct OperationInfo {
     /// "put"
@@ -71,7 +71,9 @@ impl Operations {
                 self.slots.len() as u32 - 1
             }
             None => {
-                let detail = format!("{MAX_OPERATIONS} are under way, or done and not asked after");
+                let detail = format!(
+                    "{MAX_OPERATIONS} operations in flight or uncollected. Call wait or test"
+                );
                 return Err(Error::new(begun.operation, ErrorKind::TooMany, detail));
             }
         };
@@ -81,7 +83,7 @@ impl Operations {
         Ok(Token { slot, generation: entry.generation })
     }
 
-    /// It is done, or came to nothing. What is over already stays as it is.
+    /// Records the outcome of an operation. A second outcome is ignored.
     pub(super) fn finish(&mut self, token: Token, outcome: Result<()>) {
         let Some(slot) = self.slot(token) else { return };
         let State::InFlight { begun, is_forgotten } = &slot.state else { return };
@@ -94,7 +96,7 @@ impl Operations {
         }
     }
 
-    /// Names an operation with a peer that is under way.
+    /// Describes one operation in flight with a peer.
     pub(super) fn describe_one(&self, peer: u32) -> String {
         let mut slots = self.slots.iter().zip(0..);
         let found = slots.find_map(|(slot, number)| match &slot.state {
@@ -107,7 +109,7 @@ impl Operations {
         found.unwrap_or_else(|| "none".to_owned())
     }
 
-    /// What is known of one that is under way.
+    /// Facts about an operation in flight.
     pub(super) fn begun(&self, token: Token) -> Option<&OperationInfo> {
         match self.slots.get(token.slot as usize).filter(|slot| slot.generation == token.generation)
         {
@@ -116,10 +118,10 @@ impl Operations {
         }
     }
 
-    /// What became of it, once: None while it is under way.
+    /// Returns the outcome once: None while the operation is in flight.
     pub(super) fn collect(&mut self, token: Token) -> Option<Result<Done>> {
         let unknown = || {
-            let detail = format!("{token} was asked after already, or is another agent's");
+            let detail = format!("{token} was collected already, or belongs to another agent");
             Some(Err(Error::new("query an operation", ErrorKind::Unknown, detail)))
         };
         let Some(slot) = self.slot(token) else { return unknown() };
@@ -136,7 +138,7 @@ impl Operations {
         }
     }
 
-    /// Nobody will ask after it.
+    /// The outcome will not be collected.
     pub(super) fn forget(&mut self, token: Token) {
         let Some(slot) = self.slot(token) else { return };
         match &mut slot.state {
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_is_given_once() {
+    fn outcome_is_collected_once() {
         let mut operations = Operations::default();
         let token = operations.begin(begun(5)).unwrap();
         assert!(operations.collect(token).is_none());
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_used_again_does_not_answer_to_the_old_token() {
+    fn reused_slot_does_not_answer_to_the_old_token() {
         let mut operations = Operations::default();
         let old = operations.begin(begun(1)).unwrap();
         operations.forget(old);
@@ -191,7 +193,7 @@ mod tests {
         assert_eq!(old.slot, new.slot);
         assert!(operations.begun(old).is_none());
         operations.finish(old, Ok(()));
-        assert!(operations.collect(new).is_none(), "still under way");
+        assert!(operations.collect(new).is_none(), "still in flight");
         assert!(operations.collect(old).unwrap().is_err());
         operations.finish(new, Err(Error::new("put", ErrorKind::Closed, "")));
         operations.forget(new);
@@ -199,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_them() {
+    fn operations_beyond_the_maximum_are_refused() {
         let mut operations = Operations::default();
         let tokens: Vec<_> =
             (0..MAX_OPERATIONS).map(|_| operations.begin(begun(0)).unwrap()).collect();
         assert_eq!(operations.begin(begun(0)).unwrap_err().kind(), ErrorKind::TooMany);
         operations.finish(tokens[3], Ok(()));
-        // Done is not yet asked after.
+        // Completed, but not collected.
         assert!(operations.begin(begun(0)).is_err());
         operations.collect(tokens[3]);
         assert!(operations.begin(begun(0)).is_ok());

@@ -1,4 +1,4 @@
-//! How an agent is started.
+//! Options of an agent.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use ipc::WaitStrategy;
 use crate::rail::{CacheLimits, RailOptions};
 use crate::share_service::Admission;
 
-/// How an agent is started.
+/// Options of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentOptions {
     pub(super) label: String,
@@ -22,7 +22,7 @@ pub struct AgentOptions {
 }
 
 impl AgentOptions {
-    /// With what people are to call it.
+    /// Options with the agent's label in reports.
     #[must_use]
     pub fn new(label: &str) -> Self {
         Self {
@@ -36,74 +36,72 @@ impl AgentOptions {
         }
     }
 
-    /// Where its socket is to be: a directory that those see who are to reach it without
-    /// a network. Without one nobody does, except agents of this process.
+    /// Creates the agent's socket in this directory, for peers that see the directory and need no
+    /// network. Without it, only agents of the same process can connect locally.
     ///
-    /// Its card lies beside the socket, as `agent-….card`, as long as it lives: for
-    /// `fabricast paths --explain`, and whoever else wants to find it by looking. What agents
-    /// of the same user left there that were killed is removed when it starts.
+    /// The card file `agent-….card` exists beside the socket as long as the agent, for discovery and
+    /// for `fabricast paths --explain`. Starting an agent removes the files of killed agents of the
+    /// same user.
     #[must_use]
     pub fn directory(mut self, directory: &Path) -> Self {
         self.directory = Some(directory.to_owned());
         self
     }
 
-    /// Who may visit it, and whose agents it visits; the own user only, otherwise.
+    /// Users that may connect to it, and whose agents it connects to; by default the own user only.
     #[must_use]
     pub fn admission(mut self, admission: Admission) -> Self {
         self.admission = admission;
         self
     }
 
-    /// Takes all others for remote, whatever is possible between them: to try out what
-    /// happens between machines.
+    /// Treats all peers as remote, whatever is possible between them: for tests of the paths
+    /// between machines.
     #[must_use]
     pub fn force_remote(mut self) -> Self {
         self.forces_remote = true;
         self
     }
 
-    /// A fabric that carries bytes where no memory is shared. Those of the same provider share the
-    /// bytes, each with a thread and a domain of its own: one for each card, or several
-    /// connections where one does not fill the wire.
+    /// A fabric for bytes where no memory is shared. Fabrics of the same provider share the bytes;
+    /// each has its own thread and domain. Use one per NIC, or several connections if one does not
+    /// fill the wire.
     ///
-    /// Agents talk by messages without tags, and bytes go by one-sided operations: ask for
+    /// Agents send messages without tags and transfer bytes by one-sided operations: request
     /// [`Caps::MESSAGE`](fabric::Caps::MESSAGE) and [`Caps::RMA`](fabric::Caps::RMA). Without the
-    /// first, as of ofi_mrail, [`Agent::start`](super::Agent::start) fails; without the second
-    /// no path leads by the fabric.
+    /// first, as with ofi_mrail, [`Agent::start`](super::Agent::start) fails; without the second
+    /// the fabric has no path.
     #[must_use]
     pub fn fabric(mut self, offer: &Offer) -> Self {
         self.fabrics.push(offer.clone());
         self
     }
 
-    /// A peer that is reached by a fabric and was not heard of for so long is lost; five seconds,
-    /// otherwise, and a year at most. It is asked whether it is there several times before.
+    /// The timeout after which a silent peer on a fabric is lost: five seconds by default, a year
+    /// at most. The agent pings it several times before.
     #[must_use]
     pub fn lost_after(mut self, time: Duration) -> Self {
         self.rails.lost_after = time;
         self
     }
 
-    /// How much memory stays registered with each fabric after
-    /// [`register_local`](super::Agent::register_local), so that it need not be registered again:
-    /// bytes, and how often memory was registered; 64 GiB in 1024 registrations, otherwise.
-    /// What is in use counts, too, and stays. Zero turns it off.
+    /// Limits of registrations that each fabric caches after
+    /// [`register_local`](super::Agent::register_local), in bytes and in number: 64 GiB and 1024 by
+    /// default. Registrations in use count too, and stay. Zero disables the cache.
     #[must_use]
     pub fn registration_cache_limits(mut self, bytes: u64, count: usize) -> Self {
         self.rails.cached = CacheLimits { bytes, count };
         self
     }
 
-    /// Registers memory for own use also where the provider does not ask for it: to try out
-    /// what registering costs.
+    /// Registers local-only memory even if the provider does not require it: to measure the cost.
     #[must_use]
     pub fn always_register_local(mut self) -> Self {
         self.rails.always_registers = true;
         self
     }
 
-    /// How it waits.
+    /// The wait strategy.
     #[must_use]
     pub fn wait_strategy(mut self, wait_strategy: WaitStrategy) -> Self {
         self.wait_strategy = wait_strategy;

@@ -1,4 +1,4 @@
-//! Another agent, as this one knows it.
+//! Another agent, and the connections to it.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -28,21 +28,21 @@ use crate::path::Locality;
 use crate::region::{RegionDescriptor, RegisteredRegion};
 
 pub(super) const CONNECT: &str = "connect to an agent";
-/// Rests between attempts to connect where nobody listens yet.
+/// Shortest and longest pause between attempts to connect while no agent listens.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
-/// What a visit to an agent of this machine is made of.
+/// A connection to an agent of this machine.
 #[derive(Debug)]
 pub(super) struct LocalSession {
-    /// Before the tie: it says goodbye, and whoever sees the end of the connection knows of that.
+    /// Declared before `connection`, so that the clean close is visible before the connection ends.
     pub(super) segment: InitiatorSegment,
     pub(super) connection: Connection,
     pub(super) pidfd: PidFd,
     pub(super) region_table: ReadOnlyRegionTable,
-    pub(super) bell: Doorbell<MappedWords>,
-    /// Its process is gone: seen at the last look.
+    pub(super) doorbell: Doorbell<MappedWords>,
+    /// Its process has ended, as of the last check.
     process_ended: bool,
-    /// The connection to it has ended: seen at the last look. Its owner reads no notices any more.
+    /// The connection has ended, as of the last check. Its owner reads no notices any more.
     is_disconnected: bool,
 }
 
@@ -64,30 +64,30 @@ impl Drop for Connection {
     }
 }
 
-/// Another agent.
+/// A peer.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) card: AgentCard,
     pub(super) locality: Locality,
-    /// None: it is reached by a fabric, or not at all.
+    /// None if it is reached by a fabric, or not at all.
     pub(super) local_session: Option<Box<LocalSession>>,
-    /// Notices for which there was no room, in the order in which their data was there.
+    /// Notices that found the queue full, in the order in which their data arrived.
     pub(super) unsent_notices: VecDeque<OperationContext>,
     pub(super) epochs: Epochs,
-    /// Operations that wait for earlier ones, in order.
+    /// Deferred operations, in order.
     pub(super) deferred: VecDeque<DeferredOperation>,
-    /// What is mapped of its regions, by number and device.
+    /// Mappings of its device regions, by number and device.
     device_mappings: HashMap<(u64, DeviceName), WeakMemory>,
-    /// The same of the host's, by number and whether it can be written.
+    /// Mappings of its host regions, by number and writability.
     host_mappings: HashMap<(u64, bool), HostBuffer>,
-    /// By which rails it is known, and by which of them it is told things.
+    /// Its links by rails, and the one that carries notices.
     pub(super) links: Vec<u32>,
     pub(super) notice_link: Option<u32>,
-    /// Why it is not to be reached by a fabric, where that was tried.
+    /// Why connecting by a fabric failed, if it did.
     pub(super) fabric_error: Option<Error>,
 }
 
-/// The machine's kernel, as it was started: the same in all of its containers.
+/// The boot id of the kernel: the same in all containers of a machine.
 pub(super) fn machine() -> [u8; 16] {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut digits = text.bytes().filter_map(|byte| char::from(byte).to_digit(16));
@@ -98,7 +98,7 @@ pub(super) fn machine() -> [u8; 16] {
 }
 
 impl Peer {
-    /// Finds out what the two can give each other, by trying.
+    /// Finds out by trying what the two can pass to each other.
     pub(super) fn connect(
         local_target: &LocalTarget,
         card: &AgentCard,
@@ -132,21 +132,21 @@ impl Peer {
         if forces_remote {
             return Ok((Locality::ForcedRemote, None));
         }
-        if let Some(other) = local_target::found(card.identity) {
+        if let Some(other) = local_target::find_in_process(card.identity) {
             let local_session = LocalSession::in_process(local_target, other)?;
             return Ok((Locality::SameProcess, Some(Box::new(local_session))));
         }
-        let is_here = card.machine == machine();
+        let is_same_machine = card.machine == machine();
         let cause = match &card.socket {
-            None if is_here => "it has no socket".to_owned(),
+            None if is_same_machine => "it has no socket".to_owned(),
             Some(path) => match LocalSession::begin(local_target, card, path, (timeout, meanwhile))
             {
                 Ok(local_session) => {
                     return Ok((Locality::SameMachine, Some(Box::new(local_session))));
                 }
-                // Somebody is there, and says no: that is no matter of paths.
+                // A listening agent refused: that is not a matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
-                Err(_) if is_here && card_file::is_socket_gone(path) => format!(
+                Err(_) if is_same_machine && card_file::is_socket_gone(path) => format!(
                     "agent \"{}\" has ended, or its card is from an earlier start: its socket {} is \
                      gone. Take a new card",
                     card.label.escape_debug(),
@@ -156,22 +156,25 @@ impl Peer {
             },
             None => String::new(),
         };
-        let locality =
-            if is_here { Locality::NoDescriptorPassing { cause } } else { Locality::OtherMachine };
+        let locality = if is_same_machine {
+            Locality::NoDescriptorPassing { cause }
+        } else {
+            Locality::OtherMachine
+        };
         Ok((locality, None))
     }
 
-    /// Leaves notices, in order, as long as there is room for them.
+    /// Sends notices, in order, until the queue is full.
     pub(super) fn send_notices(&mut self, operations: &mut Operations) {
         let Some(local_session) = &self.local_session else { return };
         let mut has_sent = false;
         while let Some(OperationContext { token, notice: Some(notice), epoch, .. }) =
             self.unsent_notices.front()
         {
-            let remaining = match local_session.end() {
+            let remaining = match local_session.closed_cause() {
                 None => local_session.segment.send_notice(notice, &local_session.pidfd),
                 Some(end) => {
-                    let detail = format!("{end}, and it did not hear of it");
+                    let detail = format!("{end} before the notice was sent");
                     Err(Error::new("notify", ErrorKind::Closed, detail))
                 }
             };
@@ -185,21 +188,21 @@ impl Peer {
             self.unsent_notices.pop_front();
         }
         if has_sent {
-            local_session.bell.ring();
+            local_session.doorbell.ring();
         }
     }
 
-    /// An operation is over, also for those that wait for it.
+    /// Records the outcome of an operation, also for operations that wait for it.
     pub(super) fn finish(
         &mut self,
-        ticket: &OperationContext,
+        context: &OperationContext,
         outcome: Result<()>,
         operations: &mut Operations,
     ) {
-        finish((ticket.token, ticket.epoch), outcome, &mut self.epochs, operations);
+        finish((context.token, context.epoch), outcome, &mut self.epochs, operations);
     }
 
-    /// The next operation that waited for others and waits no more, and what of them failed.
+    /// The next deferred operation that is ready, and the failure it depends on, if any.
     pub(super) fn take_deferred(&mut self) -> Option<(DeferredOperation, Option<String>)> {
         let after = self.deferred.front()?.after();
         if !self.epochs.is_over_before(after) {
@@ -209,29 +212,29 @@ impl Peer {
         Some((self.deferred.pop_front()?, failure))
     }
 
-    /// Why nothing can be begun with it, or with a region that was there when it was joined.
+    /// Why no operation can start with it, or with a region of an existing route.
     pub(super) fn obstacle(
         &mut self,
         region: Option<&RegionDescriptor>,
     ) -> Option<(ErrorKind, &'static str)> {
         let local_session = self.local_session.as_mut()?;
         local_session.refresh();
-        if let Some(end) = local_session.end() {
+        if let Some(end) = local_session.closed_cause() {
             return Some((ErrorKind::Closed, end));
         }
-        let process_ended =
+        let is_withdrawn =
             region.is_some_and(|region| !local_session.region_table.contains(region.number));
-        process_ended.then_some((ErrorKind::Stale, "the region was withdrawn"))
+        is_withdrawn.then_some((ErrorKind::Stale, "the region was withdrawn"))
     }
 
-    /// Looks whether it is there, and ends what it will not hear of.
+    /// Checks whether it is alive, and fails notices that cannot be sent.
     pub(super) fn check_alive(&mut self, operations: &mut Operations) {
         let Some(local_session) = &mut self.local_session else { return };
         local_session.refresh();
         self.send_notices(operations);
     }
 
-    /// What is mapped of a region for a device of this process.
+    /// The mapping of a region for a device of this process.
     pub(super) fn mapped(&self, region: u64, device: DeviceName) -> Option<Memory> {
         self.device_mappings.get(&(region, device)).and_then(WeakMemory::upgrade)
     }
@@ -241,8 +244,8 @@ impl Peer {
         self.device_mappings.insert((region, memory.mapped_for().name()), memory.downgrade());
     }
 
-    /// What is mapped of a region in host memory. A mapping that can only be read is of no use to
-    /// whoever has more rights.
+    /// The mapping of a region of host memory. A read-only mapping does not serve callers with the
+    /// right to write.
     pub(super) fn mapped_host(&self, region: u64, is_writable: bool) -> Option<HostBuffer> {
         self.host_mappings.get(&(region, is_writable)).cloned()
     }
@@ -251,7 +254,7 @@ impl Peer {
         self.host_mappings.insert((region, !buffer.is_read_only()), buffer);
     }
 
-    /// By which its regions are asked for, if it belongs to another process.
+    /// The channel for requests, if it belongs to another process.
     pub(super) fn channel(&self) -> Option<Arc<Channel>> {
         match &self.local_session.as_deref()?.connection {
             Connection::Channel(channel) => Some(Arc::clone(channel)),
@@ -259,7 +262,7 @@ impl Peer {
         }
     }
 
-    /// A region of its, if it belongs to this process.
+    /// Its region, if it belongs to this process.
     pub(super) fn in_process_region(
         &self,
         region: &RegionDescriptor,
@@ -274,7 +277,7 @@ impl Peer {
         }
     }
 
-    /// Lets go of what is mapped of regions that are gone.
+    /// Drops mappings of withdrawn regions.
     pub(super) fn drop_stale_mappings(&mut self) {
         let Some(local_session) = &self.local_session else { return };
         self.host_mappings.retain(|(number, _), _| local_session.region_table.contains(*number));
@@ -297,10 +300,10 @@ fn finish(
     operations.finish(token, outcome);
 }
 
-/// Makes progress during a wait, and gives for how long the next wait may last without it.
+/// Makes progress during a wait, and returns how long the next wait may last without it.
 pub(super) type ProgressCallback<'a> = &'a mut dyn FnMut() -> Duration;
 
-/// Receives a message, and goes on with other things until it comes.
+/// Receives a message, and makes progress until it arrives.
 pub(super) fn receive(
     channel: &Channel,
     end: Instant,
@@ -324,7 +327,7 @@ pub(super) fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Er
 }
 
 impl LocalSession {
-    /// Looks whether its process is there, and the connection to it.
+    /// Checks the process of the peer and the connection to it.
     pub(super) fn refresh(&mut self) {
         self.process_ended = self.process_ended || self.pidfd.is_over();
         self.is_disconnected = self.is_disconnected
@@ -334,19 +337,19 @@ impl LocalSession {
             };
     }
 
-    /// Why nothing more can be begun with it, if so.
+    /// Why no operation can start with it, if so.
     #[inline]
-    pub(super) fn end(&self) -> Option<&'static str> {
-        if self.region_table.has_ended() {
+    pub(super) fn closed_cause(&self) -> Option<&'static str> {
+        if self.region_table.is_closed() {
             return Some("the agent has ended");
         }
         if self.process_ended {
-            return Some("its process is gone");
+            return Some("its process has ended");
         }
-        self.is_disconnected.then_some("the connection to it has ended; connect to it again")
+        self.is_disconnected.then_some("the connection to it has ended. Connect again")
     }
 
-    /// With another agent of this process.
+    /// Connects to another agent of this process.
     fn in_process(local_target: &LocalTarget, other: Arc<LocalTarget>) -> Result<Self> {
         let failed =
             |cause: &dyn ToString| Error::new(CONNECT, ErrorKind::Failed, cause.to_string());
@@ -356,10 +359,10 @@ impl LocalSession {
         let region_table = other.region_table.read_only().map_err(|error| failed(&error))?;
         let region_table =
             ReadOnlyRegionTable::open(region_table).map_err(|error| failed(&error))?;
-        let bell = LocalTarget::open_bell(copy(other.bell.as_fd())?)?;
+        let doorbell = LocalTarget::open_doorbell(copy(other.doorbell_segment.as_fd())?)?;
         let segment = InitiatorSegment::open(copy(target.as_fd())?)?;
-        let who = (local_target.identity, local_target.label.clone());
-        let initiator = Arc::new(LocalInitiator::new(who, pidfd()?, target, true));
+        let introduction = (local_target.identity, local_target.label.clone());
+        let initiator = Arc::new(LocalInitiator::new(introduction, pidfd()?, target, true));
         lock(&other.local_initiators).push(Arc::clone(&initiator));
         other.notify_change();
         let connection = Connection::InProcess { local_target: other, initiator };
@@ -368,7 +371,7 @@ impl LocalSession {
             connection,
             pidfd: pidfd()?,
             region_table,
-            bell,
+            doorbell,
             process_ended: false,
             is_disconnected: false,
         })
@@ -381,23 +384,24 @@ impl LocalSession {
         (timeout, meanwhile): (Duration, ProgressCallback<'_>),
     ) -> Result<Self> {
         let end = ipc::deadline(timeout);
-        let mut rest = RETRY_PAUSES.0;
+        let mut pause = RETRY_PAUSES.0;
         let channel = loop {
             let longest = meanwhile();
             match Channel::connect(path, remaining(end).min(longest)) {
                 Ok(channel) => break channel,
                 Err(ChannelError::DeadlineExceeded { .. }) if remaining(end) > Duration::ZERO => {}
-                // The lock of its card ends with its process, for all that share the kernel.
+                // The lock of the card file ends with the process, for all containers of the
+                // machine.
                 Err(_) if card.is_of_this_machine() && card.is_orphaned() => {
                     let detail = format!(
-                        "{}: connection refused, and its card is not locked: its process has ended",
+                        "{}: connection refused and the card file unlocked: its process has ended",
                         path.display()
                     );
                     return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
                 }
-                // It may be about to start: then its card hangs there already.
-                Err(_) if remaining(end) > rest && card_file::exists(path) => {
-                    let until = Instant::now() + rest;
+                // It may be starting: the card file exists before the socket.
+                Err(_) if remaining(end) > pause && card_file::exists(path) => {
+                    let until = Instant::now() + pause;
                     while remaining(until) > Duration::ZERO {
                         std::thread::sleep(remaining(until).min(meanwhile()));
                     }
@@ -407,12 +411,16 @@ impl LocalSession {
                     return Err(error.with_kind(ErrorKind::Failed));
                 }
             }
-            rest = (2 * rest).min(RETRY_PAUSES.1);
+            pause = (2 * pause).min(RETRY_PAUSES.1);
         };
-        let who = channel.credentials().map_err(of_channel(CONNECT))?;
-        let is_trusted = who.user == 0 || local_target.admission.users.contains(&who.user);
+        let credentials = channel.credentials().map_err(of_channel(CONNECT))?;
+        let is_trusted =
+            credentials.user == 0 || local_target.admission.users.contains(&credentials.user);
         if !is_trusted {
-            let detail = format!("user {} listens there, whom we do not trust", who.user);
+            let detail = format!(
+                "the socket belongs to user {}, who is not trusted. Add the user to the admission",
+                credentials.user
+            );
             return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
         }
         let hello = Request::Hello(local_target.introduction()).encode();
@@ -420,10 +428,10 @@ impl LocalSession {
             .send(&hello, &[local_target.pidfd.as_fd()], remaining(end))
             .map_err(of_channel(CONNECT))?;
         let message = receive(&channel, end, meanwhile).map_err(of_channel(CONNECT))?;
-        let (it, [pidfd, region_table, bell, local_session]) =
+        let (introduction, [pidfd, region_table, doorbell, local_session]) =
             Reply::read_welcome(CONNECT, message)?;
-        if it.identity != card.identity {
-            let detail = format!("another agent (\"{}\") listens there now", it.label);
+        if introduction.identity != card.identity {
+            let detail = format!("another agent (\"{}\") listens there now", introduction.label);
             return Err(Error::new(CONNECT, ErrorKind::Stale, detail));
         }
         let malformed =
@@ -433,7 +441,7 @@ impl LocalSession {
             pidfd: PidFd::from_fd(pidfd).map_err(|error| malformed(&error))?,
             region_table: ReadOnlyRegionTable::open(region_table)
                 .map_err(|error| malformed(&error))?,
-            bell: LocalTarget::open_bell(bell)?,
+            doorbell: LocalTarget::open_doorbell(doorbell)?,
             segment: InitiatorSegment::open(local_session)?,
             process_ended: false,
             is_disconnected: false,

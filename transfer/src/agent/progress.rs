@@ -1,4 +1,4 @@
-//! Going on with what was begun, and waiting for it.
+//! Making progress, and waiting for operations.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
-/// How long an agent that ends, or leaves a peer, waits for copies that devices have begun: for all of
-/// them together.
+/// How long closing an agent or disconnecting a peer waits for copies on devices: for all of them
+/// together.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often the life of peers is looked at.
+/// How often peers are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Agent {
     pub(super) fn peer(&mut self, number: u32, operation: &'static str) -> Result<&mut Peer> {
-        let unknown = || Error::new(operation, ErrorKind::Unknown, "no such peer");
+        let unknown = || Error::new(operation, ErrorKind::Unknown, "unknown peer");
         self.peers.get_mut(&number).ok_or_else(unknown)
     }
 
@@ -29,36 +29,37 @@ impl Agent {
         self.peers.get(&peer).map_or_else(String::new, |peer| peer.card.label.clone())
     }
 
-    /// The data of a transfer is there, or it failed: tells all who are to know.
-    pub(super) fn complete(&mut self, ticket: OperationContext, outcome: Result<()>) {
-        let Some(peer) = self.peers.get_mut(&ticket.peer) else {
-            let gone = Error::new("notify a peer", ErrorKind::Closed, "the peer was disconnected");
-            return self.operations.finish(ticket.token, outcome.and(Err(gone)));
+    /// Completes a transfer or its failure: sends its notice and records the outcome.
+    pub(super) fn complete(&mut self, context: OperationContext, outcome: Result<()>) {
+        let Some(peer) = self.peers.get_mut(&context.peer) else {
+            let disconnected =
+                Error::new("notify a peer", ErrorKind::Closed, "the peer was disconnected");
+            return self.operations.finish(context.token, outcome.and(Err(disconnected)));
         };
         if let Some(local_session) = &mut peer.local_session {
-            local_session.segment.end(ticket.number);
+            local_session.segment.end(context.number);
         }
         match outcome {
-            Ok(()) if ticket.notice.is_some() => {
-                peer.unsent_notices.push_back(ticket);
+            Ok(()) if context.notice.is_some() => {
+                peer.unsent_notices.push_back(context);
                 peer.send_notices(&mut self.operations);
             }
             outcome => {
                 let outcome = outcome.map_err(|error| error.with(&peer.card.label));
-                peer.finish(&ticket, outcome, &mut self.operations);
+                peer.finish(&context, outcome, &mut self.operations);
             }
         }
     }
 
-    /// Goes on with everything that is under way, without waiting. False if nothing moved.
+    /// Makes progress with all operations, without waiting. False if nothing changed.
     pub fn progress(&mut self) -> bool {
         let mut has_moved = self.poll_rails();
         let mut done = std::mem::take(&mut self.done);
         for copy_queue in self.copy_queues.values_mut() {
-            has_moved |= copy_queue.progress(|ticket, outcome| done.push((ticket, outcome)));
+            has_moved |= copy_queue.progress(|context, outcome| done.push((context, outcome)));
         }
-        for (ticket, outcome) in done.drain(..) {
-            self.complete(ticket, outcome);
+        for (context, outcome) in done.drain(..) {
+            self.complete(context, outcome);
         }
         self.done = done;
         if let Some(mut cpu_copy) = self.cpu_copies.pop_front() {
@@ -67,7 +68,7 @@ impl Agent {
                 Ok(false) => self.cpu_copies.push_front(cpu_copy),
                 outcome => {
                     self.block_lists.recycle(cpu_copy.blocks);
-                    self.complete(cpu_copy.ticket, outcome.map(drop));
+                    self.complete(cpu_copy.context, outcome.map(drop));
                 }
             }
         }
@@ -83,10 +84,10 @@ impl Agent {
         has_moved
     }
 
-    /// Is anything under way with a peer?
+    /// Are operations with a peer in flight?
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.copy_queues.iter().any(|((of, ..), copy_queue)| *of == peer && !copy_queue.is_idle())
-            || self.cpu_copies.iter().any(|cpu_copy| cpu_copy.ticket.peer == peer)
+            || self.cpu_copies.iter().any(|cpu_copy| cpu_copy.context.peer == peer)
             || self.remote_transport.is_busy_with(peer)
             || self
                 .peers
@@ -94,8 +95,8 @@ impl Agent {
                 .is_some_and(|it| !(it.unsent_notices.is_empty() && it.deferred.is_empty()))
     }
 
-    /// Waits until devices have done what was begun with any peer, at most until `end`; nothing more is
-    /// begun. Gives the peers with which a device may still be copying.
+    /// Waits until devices have completed all copies, at most until `end`; no new ones start.
+    /// Returns the peers whose copies may still run.
     pub(super) fn close_copy_queues(&mut self, end: Instant) -> BTreeSet<u32> {
         let closed = self
             .copy_queues
@@ -104,24 +105,23 @@ impl Agent {
         closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect()
     }
 
-    /// Gives up everything that is under way with a peer. Copies that a device has begun are waited
-    /// for, at most until `end`.
+    /// Cancels all operations with a peer. Waits for copies on devices, at most until `end`.
     pub(super) fn drop_peer(&mut self, number: u32, end: Instant, error: impl Fn() -> Error) {
         let (mut cancelled, mut is_settled) = (Vec::new(), true);
         for (_, copy_queue) in self.copy_queues.extract_if(|(of, ..), _| *of == number) {
-            let (tickets, is_done) = copy_queue.close(end);
-            cancelled.extend(tickets);
+            let (contexts, is_done) = copy_queue.close(end);
+            cancelled.extend(contexts);
             is_settled &= is_done;
         }
         self.cpu_copies.retain_mut(|cpu_copy| {
-            cpu_copy.ticket.peer != number || {
-                cancelled.push(cpu_copy.ticket.clone());
+            cpu_copy.context.peer != number || {
+                cancelled.push(cpu_copy.context.clone());
                 false
             }
         });
-        // Last: when it is gone, the peer takes all copies for done, if they are.
+        // Last: if it is settled, the peer takes all copies for complete.
         if let Some(mut peer) = self.peers.remove(&number) {
-            // What rails had under way with it they tell of by and by.
+            // Operations on rails end by later events.
             self.remote_transport.disconnect(&peer.links);
             if let Some(local_session) = peer.local_session.as_mut().filter(|_| is_settled) {
                 local_session.segment.settle();
@@ -129,25 +129,25 @@ impl Agent {
             cancelled.extend(std::mem::take(&mut peer.unsent_notices));
             self.deferred -= peer.deferred.len();
             let deferred = std::mem::take(&mut peer.deferred).into_iter();
-            cancelled.extend(deferred.map(DeferredOperation::into_ticket));
+            cancelled.extend(deferred.map(DeferredOperation::into_context));
         }
-        for ticket in cancelled {
-            self.operations.finish(ticket.token, Err(error()));
+        for context in cancelled {
+            self.operations.finish(context.token, Err(error()));
         }
     }
 
-    /// What became of an operation, without waiting: None while it is under way. An outcome
-    /// is given once.
+    /// The outcome of an operation, without waiting: None while it is in flight. An outcome is
+    /// returned once.
     pub fn test(&mut self, token: Token) -> Option<Result<Done>> {
         self.progress();
         self.operations.collect(token)
     }
 
-    /// Waits for an operation. An outcome is given once.
+    /// Waits for an operation. An outcome is returned once.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on, may be waited for
-    /// again, and its memory is kept until it is done. Or how it failed.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it continues, can be waited for again,
+    /// and keeps its memory until it completes. Or the error of the operation.
     pub fn wait(&mut self, token: Token, timeout: Duration) -> Result<Done> {
         let end = ipc::deadline(timeout);
         loop {
@@ -162,12 +162,12 @@ impl Agent {
         }
     }
 
-    /// Nobody will ask after the operation any more; it goes on all the same.
+    /// Discards the outcome of an operation, which continues.
     pub fn forget(&mut self, token: Token) {
         self.operations.forget(token);
     }
 
-    /// Operations that are under way.
+    /// Number of operations in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.operations.in_flight
@@ -179,23 +179,23 @@ impl Agent {
         };
         let path = begun.path.map_or("no path", Path::name);
         let unsent_notices = self.peers.get(&begun.peer).map(|peer| &peer.unsent_notices);
-        let has_data = unsent_notices.into_iter().flatten().any(|ticket| ticket.token == token);
+        let has_data = unsent_notices.into_iter().flatten().any(|context| context.token == token);
         let (done, stage) = if has_data { (begun.bytes, "notice") } else { (0, "copy") };
         let detail = format!(
-            "by {path}, in the stage {stage}: {done} of {} bytes known to be there after {timeout:?}",
+            "{done} of {} bytes completed by {path} after {timeout:?} (stage: {stage}). Wait again",
             begun.bytes
         );
         let error = Error::new(begun.operation, ErrorKind::DeadlineExceeded, detail);
         error.with(self.label(begun.peer))
     }
 
-    /// Rests for as long as it is not worth looking.
+    /// Pauses as long as polling is not worthwhile.
     pub(super) fn pause(&mut self, longest: Duration) {
-        /// Sleeps end late by about as much.
+        /// A sleep takes about this much longer.
         const SLEEP_OVERSHOOT: Duration = Duration::from_micros(80);
         if self.wait_strategy == WaitStrategy::Busy && !self.remote_transport.in_flight.is_empty() {
-            // What is waited for is done by a rail's thread, which may have no other core: it would
-            // get this one only when the system takes it from who spins, milliseconds later.
+            // The rail's thread may have no other core. It would get this one only when the system
+            // preempts a spinning thread, milliseconds later.
             std::thread::yield_now();
             return;
         }
@@ -208,14 +208,14 @@ impl Agent {
             if !self.remote_transport.in_flight.is_empty() {
                 return self.wait_for_rail_events(Instant::now() + longest);
             }
-            // A notice that finds no room.
+            // A notice found the queue full.
             return std::thread::sleep(BUSY_PAUSE.min(longest));
         };
         let now = Instant::now();
         if expected > now + 2 * SLEEP_OVERSHOOT {
             std::thread::sleep((expected - now - SLEEP_OVERSHOOT).min(longest));
         } else if now > expected + BUSY_PAUSE {
-            // Slower than ever seen: no reason to burn a core.
+            // Slower than estimated: do not spin.
             std::thread::sleep(SLEEP_OVERSHOOT.min(longest));
         } else {
             std::hint::spin_loop();
@@ -235,22 +235,23 @@ mod tests {
     const LENGTH: u64 = 2 << 20;
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// However many streams hang, and with how many peers; and those that do not hang are settled.
+    /// The deadline does not grow with the number of stuck streams and peers; the other streams are
+    /// settled.
     #[test]
-    fn streams_that_hang_have_one_deadline_together() {
+    fn stuck_streams_share_one_deadline() {
         let _alone = crate::stream_copies::tests::alone();
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = || device.allocate_shared(LENGTH, &[]).unwrap();
         let mut here = Agent::start(AgentOptions::new("here")).unwrap();
-        let mine = here.register(memory(), Rights::ALL).unwrap();
+        let local = here.register(memory(), Rights::ALL).unwrap();
         let mut others = Vec::new();
         for label in ["first", "second", "third", "fourth"] {
             let there = Agent::start(AgentOptions::new(label)).unwrap();
-            let theirs = there.register(memory(), Rights::ALL).unwrap();
+            let remote = there.register(memory(), Rights::ALL).unwrap();
             let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
-            let descriptor = theirs.descriptor().encode().unwrap();
-            let route = here.join(peer, &mine, &descriptor, &Policy::default(), SECOND).unwrap();
-            others.push((there, theirs, peer, route));
+            let descriptor = remote.descriptor().encode().unwrap();
+            let route = here.join(peer, &local, &descriptor, &Policy::default(), SECOND).unwrap();
+            others.push((there, remote, peer, route));
         }
         let put = |here: &mut Agent, at: usize| {
             for length in [LENGTH, 4096] {

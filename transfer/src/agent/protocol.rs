@@ -1,15 +1,15 @@
-//! What agents of one machine say to each other at the socket.
+//! Messages between agents of one machine at the socket.
 //!
 //! | from | message | descriptors |
 //! |---|---|---|
-//! | who comes | hello | its life |
-//! | the other | welcome | its life, the board, the bell, the notices |
-//! | who comes | open | |
-//! | the other | pieces | one for each length |
-//! | the other | refused | |
+//! | initiator | hello | pidfd |
+//! | target | welcome | pidfd, region table, doorbell, session segment |
+//! | initiator | open | |
+//! | target | pieces | one for each length |
+//! | target | refused | |
 //!
-//! An answer to `open` is as many messages of pieces as it takes, in order, or a refusal.
-//! Regions that leave by legacy handle have no pieces: their answer is one message without.
+//! The reply to `open` is one or more messages of pieces, in order, or a refusal. Regions exported
+//! by legacy handle have no pieces: their reply is one empty message.
 
 use std::os::fd::OwnedFd;
 
@@ -25,20 +25,20 @@ use crate::wire;
 
 const VERSION: u8 = 1;
 const MAX_REASON_LENGTH: usize = 512;
-/// Pieces of one message: as many descriptors as it can carry.
+/// Pieces in one message, limited by its descriptors.
 pub(super) const MAX_PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
 /// Descriptors of a welcome.
 pub(super) const WELCOME_DESCRIPTORS: usize = 4;
 
-/// What the visitor says.
+/// A request of the initiator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     Hello(Introduction),
-    /// A region, by its number and ticket.
+    /// A region with its number and ticket.
     Open(u64, u64),
 }
 
-/// What it is told.
+/// A reply of the target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
     Welcome(Introduction),
@@ -46,25 +46,25 @@ pub(super) enum Reply {
     Refused(Refusal),
 }
 
-/// Who speaks.
+/// The sender of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Introduction {
     pub(super) identity: [u8; 16],
     pub(super) label: String,
 }
 
-/// A part of a region's pieces.
+/// Some of the pieces of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pieces {
     pub(super) number: u64,
-    pub(super) in_all: u32,
+    pub(super) total: u32,
     pub(super) first: u32,
-    /// Bytes of all the region's pieces: who maps them needs to know before the last has come.
+    /// Bytes of all pieces of the region: needed to map the first one.
     pub(super) bytes: u64,
     pub(super) lengths: Vec<u64>,
 }
 
-/// Why not.
+/// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     #[serde(serialize_with = "write_kind", deserialize_with = "read_kind")]
@@ -72,7 +72,7 @@ pub(crate) struct Refusal {
     pub(crate) cause: String,
 }
 
-/// The kinds of refusals that travel, by their codes.
+/// The kinds of refusals by their codes.
 const KINDS: [ErrorKind; 10] = [
     ErrorKind::Failed,
     ErrorKind::Malformed,
@@ -91,7 +91,7 @@ fn write_kind<S: Serializer>(
     kind: &ErrorKind,
     serializer: S,
 ) -> std::result::Result<S::Ok, S::Error> {
-    // Any other is a failure to whoever is told.
+    // Any other kind is sent as a failure.
     let code = KINDS.iter().position(|known| known == kind).unwrap_or_default();
     serializer.serialize_u8(code as u8)
 }
@@ -99,7 +99,7 @@ fn write_kind<S: Serializer>(
 fn read_kind<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<ErrorKind, D::Error> {
     let code = u8::deserialize(from)?;
     let kind = KINDS.get(usize::from(code)).copied();
-    kind.ok_or_else(|| D::Error::custom("an unknown kind of refusal"))
+    kind.ok_or_else(|| D::Error::custom("unknown kind of refusal"))
 }
 
 impl Request {
@@ -107,16 +107,16 @@ impl Request {
         codec::encode(VERSION, self)
     }
 
-    /// The hello, and the life that comes with it.
+    /// The hello and its pidfd.
     pub(super) fn read_hello(mut message: Message) -> Result<(Introduction, OwnedFd)> {
         const OPERATION: &str = "read a hello";
         let Self::Hello(introduction) = wire::decode(OPERATION, VERSION, &message.bytes)? else {
-            return Err(wire::malformed(OPERATION, "a hello was expected"));
+            return Err(wire::malformed(OPERATION, "expected a hello"));
         };
         introduction.check(OPERATION)?;
         match (message.descriptors.pop(), message.descriptors.is_empty()) {
             (Some(pidfd), true) => Ok((introduction, pidfd)),
-            _ => Err(wire::malformed(OPERATION, "one descriptor was expected")),
+            _ => Err(wire::malformed(OPERATION, "expected one descriptor")),
         }
     }
 
@@ -134,7 +134,7 @@ impl Reply {
         codec::encode(VERSION, self)
     }
 
-    /// A refusal is an error of this operation.
+    /// A refusal becomes an error of this operation.
     fn read(operation: &'static str, bytes: &[u8]) -> Result<Self> {
         match wire::decode(operation, VERSION, bytes)? {
             Self::Refused(refusal) if !refusal.is_short() => {
@@ -145,41 +145,41 @@ impl Reply {
         }
     }
 
-    /// Is it a refusal, behind which nothing more comes?
+    /// Is it a refusal, after which no pieces follow?
     pub(super) fn is_refusal(bytes: &[u8]) -> bool {
-        let read = wire::decode("read an answer", VERSION, bytes);
+        let read = wire::decode("read a reply", VERSION, bytes);
         matches!(read, Ok(Self::Refused(refusal)) if refusal.is_short())
     }
 
-    /// The welcome, and what comes with it.
+    /// The welcome and its descriptors.
     pub(super) fn read_welcome(
         operation: &'static str,
         message: Message,
     ) -> Result<(Introduction, [OwnedFd; WELCOME_DESCRIPTORS])> {
         let Self::Welcome(introduction) = Self::read(operation, &message.bytes)? else {
-            return Err(wire::malformed(operation, "a welcome was expected"));
+            return Err(wire::malformed(operation, "expected a welcome"));
         };
         introduction.check(operation)?;
         match message.descriptors.try_into() {
             Ok(descriptors) => Ok((introduction, descriptors)),
             Err(_) => {
-                let detail = format!("{WELCOME_DESCRIPTORS} descriptors were expected");
+                let detail = format!("expected {WELCOME_DESCRIPTORS} descriptors");
                 Err(wire::malformed(operation, detail))
             }
         }
     }
 
-    /// The pieces, of which the descriptors stand in the message.
+    /// The pieces, whose descriptors are in the message.
     pub(super) fn read_pieces(operation: &'static str, message: &Message) -> Result<Pieces> {
         let Self::Pieces(pieces) = Self::read(operation, &message.bytes)? else {
-            return Err(wire::malformed(operation, "pieces were expected"));
+            return Err(wire::malformed(operation, "expected pieces"));
         };
-        let Pieces { in_all, first, ref lengths, .. } = pieces;
+        let Pieces { total, first, ref lengths, .. } = pieces;
         let count = message.descriptors.len();
         let end = (count as u64).saturating_add(u64::from(first));
-        let fits = in_all <= MAX_PIECES && end <= u64::from(in_all) && lengths.len() == count;
+        let fits = total <= MAX_PIECES && end <= u64::from(total) && lengths.len() == count;
         if !fits || lengths.contains(&0) {
-            let detail = format!("{count} pieces from {first} on, of {in_all}, long {lengths:?}");
+            let detail = format!("pieces {first} + {count} of {total}, lengths {lengths:?}");
             return Err(wire::malformed(operation, detail));
         }
         Ok(pieces)
@@ -190,13 +190,13 @@ impl Introduction {
     fn check(&self, operation: &'static str) -> Result<()> {
         match self.label.len() <= MAX_LABEL_LENGTH {
             true => Ok(()),
-            false => Err(wire::malformed(operation, "a label that is too long")),
+            false => Err(wire::malformed(operation, "label too long")),
         }
     }
 }
 
 impl Refusal {
-    /// A reason that is too long to travel is cut.
+    /// Truncates a cause that is too long.
     pub(crate) fn new(kind: ErrorKind, cause: impl Into<String>) -> Self {
         let mut cause = cause.into();
         let mut end = cause.len().min(MAX_REASON_LENGTH);
@@ -241,16 +241,16 @@ mod tests {
     }
 
     fn pieces() -> Pieces {
-        Pieces { number: 3, in_all: 5, first: 2, bytes: 40, lengths: vec![7, 8, 9] }
+        Pieces { number: 3, total: 5, first: 2, bytes: 40, lengths: vec![7, 8, 9] }
     }
 
     #[test]
-    fn what_was_written_is_read() {
-        let who = introduction("me");
-        let hello = Request::Hello(who.clone()).encode();
-        assert_eq!(Request::read_hello(message(hello, 1)).unwrap().0, who);
-        let welcome = message(Reply::Welcome(who.clone()).encode(), WELCOME_DESCRIPTORS);
-        assert_eq!(Reply::read_welcome(TEST, welcome).unwrap().0, who);
+    fn encoded_messages_are_decoded() {
+        let sender = introduction("me");
+        let hello = Request::Hello(sender.clone()).encode();
+        assert_eq!(Request::read_hello(message(hello, 1)).unwrap().0, sender);
+        let welcome = message(Reply::Welcome(sender.clone()).encode(), WELCOME_DESCRIPTORS);
+        assert_eq!(Reply::read_welcome(TEST, welcome).unwrap().0, sender);
         assert_eq!(Request::read_open(&Request::Open(3, 4).encode()).unwrap(), (3, 4));
         let read = Reply::read_pieces(TEST, &message(Reply::Pieces(pieces()).encode(), 3));
         assert_eq!(read.unwrap(), pieces());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_counts_and_lengths_that_do_not_fit_are_refused() {
+    fn wrong_counts_of_descriptors_and_lengths_are_refused() {
         let hello = |label, count| {
             Request::read_hello(message(Request::Hello(introduction(label)).encode(), count))
         };
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_and_other_kinds_are_failures() {
+    fn long_cause_is_truncated_and_other_kinds_are_failures() {
         let refusal = Refusal::new(ErrorKind::WrongMemory, "ä".repeat(MAX_REASON_LENGTH));
         assert_eq!(refusal.cause, "ä".repeat(MAX_REASON_LENGTH / 2));
         let error = Reply::read(TEST, &Reply::Refused(refusal).encode()).unwrap_err();
@@ -296,7 +296,7 @@ mod tests {
         let error = Reply::read(TEST, &Reply::Refused(long).encode()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed);
         let error = Reply::read(TEST, &[VERSION, 2, 10, 0]).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Malformed, "a kind that is none");
+        assert_eq!(error.kind(), ErrorKind::Malformed, "unknown kind");
         let error = Reply::read(TEST, &[VERSION + 1, 2, 4, 0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::VersionMismatch);
     }

@@ -1,4 +1,4 @@
-//! Regions by name, and transfers of all of a region.
+//! Published regions, and transfers of whole regions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,25 @@ use crate::path::Policy;
 use crate::region::Region;
 
 impl Agent {
-    /// Tells those that get its [card](Self::card) from now on of a region, by a name: they
-    /// [join](Self::route_to) it without its descriptor. A region that was published by the same name
-    /// before is forgotten. The card does not keep the region: when that is dropped, the name goes.
+    /// Publishes a region by name on the [card](Self::card) from now on: peers
+    /// [join](Self::route_to) it without its descriptor. A region published before under the name
+    /// is replaced. The card does not keep the region: dropping it removes the name.
     ///
-    /// Who has the card can do with the region what its rights allow. The card that lies beside the
-    /// agent's socket tells of none.
+    /// Holders of the card can do with the region what its rights allow. The card file beside the
+    /// agent's socket has no regions.
     ///
     /// # Errors
-    /// [`NotAllowed`](ErrorKind::NotAllowed) for a region that is for own use only;
-    /// [`Stale`](ErrorKind::Stale) for another agent's; [`TooMany`](ErrorKind::TooMany) names;
-    /// [`Failed`](ErrorKind::Failed) for a name of no bytes, or of more than 64.
+    /// [`NotAllowed`](ErrorKind::NotAllowed) for a local-only region;
+    /// [`Stale`](ErrorKind::Stale) for a region of another agent; [`TooMany`](ErrorKind::TooMany)
+    /// names;
+    /// [`Failed`](ErrorKind::Failed) for an empty name, or one of more than 64 bytes.
     pub fn publish(&mut self, name: &str, region: &Region) -> Result<()> {
-        let refuse = |kind, why: &str| Err(Error::new("publish a region", kind, why));
+        let refuse = |kind, cause: &str| Err(Error::new("publish a region", kind, cause));
         if name.is_empty() || name.len() > MAX_LABEL_LENGTH {
             return refuse(ErrorKind::Failed, "a name has 1 to 64 bytes");
         }
         if region.0.descriptor.agent != self.local_target.identity {
-            return refuse(ErrorKind::Stale, "it is another agent's");
+            return refuse(ErrorKind::Stale, "the region belongs to another agent");
         }
         region.0.descriptor.encode()?;
         self.published.retain(|_, region| region.strong_count() > 0);
@@ -41,7 +42,7 @@ impl Agent {
     }
 
     /// Joins a region of this agent with one that a peer [published](Self::publish) by this name,
-    /// by the best path: as [`join`](Self::join), but for its descriptor and policy.
+    /// as [`join`](Self::join) with the default policy.
     ///
     /// ```
     /// use std::time::Duration;
@@ -51,12 +52,12 @@ impl Agent {
     /// let cache = HostBuffer::new(4096)?;
     /// let region = there.register(&cache, Rights::WRITE)?;
     /// there.publish("cache", &region)?;
-    /// let card = there.card().encode()?; // the only thing that travels
+    /// let card = there.card().encode()?; // all that the peer needs
     ///
     /// let mut here = Agent::start(AgentOptions::new("prefill"))?;
-    /// let mine = here.register_local(HostBuffer::from_vec(vec![7; 4096])?)?;
+    /// let local = here.register_local(HostBuffer::from_vec(vec![7; 4096])?)?;
     /// let peer = here.connect(&card, timeout)?;
-    /// let route = here.route_to(peer, "cache", &mine, timeout)?;
+    /// let route = here.route_to(peer, "cache", &local, timeout)?;
     /// let put = here.put_all(&route, None)?;
     /// here.wait(put, timeout)?;
     /// let mut found = [0; 4096];
@@ -66,8 +67,8 @@ impl Agent {
     /// ```
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if the peer's card tells of no such region, with those that
-    /// it tells of; as [`join`](Self::join).
+    /// [`Unknown`](ErrorKind::Unknown) if the peer's card has no such region, with the regions that
+    /// it has; otherwise as [`join`](Self::join).
     pub fn route_to(
         &mut self,
         peer: PeerId,
@@ -83,11 +84,11 @@ impl Agent {
                 .map(|(name, _)| format!("\"{}\"", name.escape_debug()))
                 .collect();
             let detail = match known.is_empty() {
-                true => "its card names no regions: the agent's card file is written before regions are \
-                         published; exchange the card that Agent::card() gives after publishing"
+                true => "its card has no regions: the card file is written before regions are \
+                 published. Exchange the card that Agent::card() returns after publishing"
                     .to_owned(),
                 false => format!(
-                    "its card names no region \"{}\"; it names: {}",
+                    "its card has no region \"{}\", but these: {}",
                     name.escape_debug(),
                     known.join(", ")
                 ),
@@ -99,8 +100,8 @@ impl Agent {
         self.join(peer, local, &descriptor, &Policy::default(), timeout)
     }
 
-    /// Copies all of the local region of a route to the beginning of the remote one, and then tells
-    /// the peer, if a notice is given.
+    /// Copies the whole local region of a route to the start of the remote one, and then sends the
+    /// notice, if any.
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the remote region is shorter; as
@@ -110,8 +111,8 @@ impl Agent {
         self.put(route, &[Block { to: 0, from: 0, length }], notice)
     }
 
-    /// Copies all of the remote region of a route to the beginning of the local one, and then tells
-    /// the peer, if a notice is given.
+    /// Copies the whole remote region of a route to the start of the local one, and then sends the
+    /// notice, if any.
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the local region is shorter; as
@@ -146,33 +147,33 @@ mod tests {
     }
 
     #[test]
-    fn published_region_is_joined_by_its_name_and_moved_whole() {
+    fn published_region_is_joined_by_name_and_copied_whole() {
         let (mut here, mut there) = (agent("here"), agent("there"));
-        let (mine, theirs) = (buffer(4096, 1), buffer(4096, 2));
-        let local = here.register(&mine, Rights::ALL).unwrap();
-        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        let (local_buffer, remote_buffer) = (buffer(4096, 1), buffer(4096, 2));
+        let local = here.register(&local_buffer, Rights::ALL).unwrap();
+        let remote = there.register(&remote_buffer, Rights::ALL).unwrap();
         there.publish("cache", &remote).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
         let route = here.route_to(peer, "cache", &local, SECOND).unwrap();
         let get = here.get_all(&route, None).unwrap();
         assert_eq!(here.wait(get, SECOND).unwrap().bytes, 4096);
-        assert_eq!(bytes(&mine), [2; 4096]);
-        mine.write(0, &[3; 4096]).unwrap();
+        assert_eq!(bytes(&local_buffer), [2; 4096]);
+        local_buffer.write(0, &[3; 4096]).unwrap();
         let put = here.put_all(&route, None).unwrap();
         here.wait(put, SECOND).unwrap();
-        assert_eq!(bytes(&theirs), [3; 4096]);
+        assert_eq!(bytes(&remote_buffer), [3; 4096]);
 
         let error = here.route_to(peer, "other", &local, SECOND).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Unknown, Some("there")));
         assert_eq!(
             error.to_string(),
-            "join two regions (there) failed: unknown: its card names no region \"other\"; it names: \
-             \"cache\""
+            "join two regions (there) failed: unknown: its card has no region \"other\", but \
+             these: \"cache\""
         );
     }
 
     #[test]
-    fn region_is_not_found_by_a_card_from_before_it_was_published() {
+    fn card_from_before_publishing_lacks_the_region() {
         let directory =
             TempDir(std::env::temp_dir().join(format!("fc-named-{}", std::process::id())));
         std::fs::create_dir_all(&directory.0).unwrap();
@@ -188,13 +189,13 @@ mod tests {
         let error = here.route_to(peer, "cache", &local, SECOND).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "join two regions (there) failed: unknown: its card names no regions: the agent's card file is \
-             written before regions are published; exchange the card that Agent::card() gives after \
-             publishing"
+            "join two regions (there) failed: unknown: its card has no regions: the card file is \
+             written before regions are published. Exchange the card that Agent::card() returns \
+             after publishing"
         );
     }
 
-    /// Removed in the end.
+    /// Removes the directory at the end.
     struct TempDir(std::path::PathBuf);
 
     impl Drop for TempDir {
@@ -204,22 +205,22 @@ mod tests {
     }
 
     #[test]
-    fn regions_of_unequal_length_are_not_moved_whole() {
+    fn longer_region_is_not_copied_whole_into_a_shorter_one() {
         let (mut here, mut there) = (agent("here"), agent("there"));
-        let (mine, theirs) = (buffer(4096, 1), buffer(100, 2));
-        let local = here.register(&mine, Rights::ALL).unwrap();
-        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        let (local_buffer, remote_buffer) = (buffer(4096, 1), buffer(100, 2));
+        let local = here.register(&local_buffer, Rights::ALL).unwrap();
+        let remote = there.register(&remote_buffer, Rights::ALL).unwrap();
         there.publish("short", &remote).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
         let route = here.route_to(peer, "short", &local, SECOND).unwrap();
         assert_eq!(here.put_all(&route, None).unwrap_err().kind(), ErrorKind::OutOfBounds);
         let get = here.get_all(&route, None).unwrap();
         here.wait(get, SECOND).unwrap();
-        assert_eq!(bytes(&mine)[..101], [&[2; 100][..], &[1]].concat());
+        assert_eq!(bytes(&local_buffer)[..101], [&[2; 100][..], &[1]].concat());
     }
 
     #[test]
-    fn card_tells_only_of_regions_that_are_there_and_may_be_reached() {
+    fn card_has_only_existing_regions_with_rights() {
         let (mut one, other) = (agent("one"), agent("other"));
         let region = one.register(buffer(64, 0), Rights::READ).unwrap();
         let local_only = one.register_local(buffer(64, 0)).unwrap();
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_regions_are_published_as_a_card_has_room_for() {
+    fn regions_beyond_the_size_of_a_card_are_refused() {
         let mut one = agent("one");
         let region = one.register(buffer(64, 0), Rights::READ).unwrap();
         for number in 0..MAX_PUBLISHED_REGIONS {

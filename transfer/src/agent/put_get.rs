@@ -1,4 +1,4 @@
-//! Beginning transfers: everything that can be refused is, before a byte moves.
+//! Starting transfers: everything is validated before a byte is copied.
 
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
@@ -21,17 +21,16 @@ use crate::region::RegionDescriptor;
 use crate::share::check_fork;
 
 impl Agent {
-    /// Copies blocks from the local region of a route to the remote one, and then tells the
-    /// peer, if a notice is given. Without blocks it is a notice alone.
+    /// Copies blocks from the local region of a route to the remote one, and then sends the notice,
+    /// if any. Without blocks only the notice is sent.
     ///
-    /// Blocks are a list of them, or a [description](crate::Strided) of rows at regular
-    /// distances. In which order they are copied is not said: where one goes, no other may go.
-    /// Nor is it said of operations among each other, unless there is a [fence](Self::fence) between
-    /// them; a notice comes behind the data of its own operation.
+    /// Blocks are a list, or [strided rows](crate::Strided). They are copied in any order and must
+    /// not overlap at the target. Operations are unordered unless a [fence](Self::fence) separates
+    /// them; a notice follows the data of its own operation.
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds), [`NotAllowed`](ErrorKind::NotAllowed),
-    /// [`Stale`](ErrorKind::Stale), [`Closed`](ErrorKind::Closed): before a byte moved.
+    /// [`Stale`](ErrorKind::Stale), [`Closed`](ErrorKind::Closed): before a byte is copied.
     /// [`TooMany`](ErrorKind::TooMany) operations.
     pub fn put<'a>(
         &mut self,
@@ -42,8 +41,8 @@ impl Agent {
         self.begin(Operation::Put, route, blocks, notice, CopyMethod::Best)
     }
 
-    /// Copies blocks from the remote region of a route to the local one, and then tells the
-    /// peer, if a notice is given.
+    /// Copies blocks from the remote region of a route to the local one, and then sends the notice,
+    /// if any.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -56,7 +55,7 @@ impl Agent {
         self.begin(Operation::Get, route, blocks, notice, CopyMethod::Best)
     }
 
-    /// Tells a peer something, without data. It may overtake what was begun before; see
+    /// Sends a notice without data. It may overtake earlier operations; see
     /// [`notify_ordered`](Self::notify_ordered).
     ///
     /// # Errors
@@ -65,21 +64,21 @@ impl Agent {
         let name = "notify";
         check_fork(self.fork_generation, name)?;
         let begun = OperationInfo { operation: name, bytes: 0, path: None, peer: peer.0 };
-        let (ticket, after) = self.register_operation(begun, None, Some(notice))?;
-        let token = ticket.token;
+        let (context, after) = self.register_operation(begun, None, Some(notice))?;
+        let token = context.token;
         match after {
-            Some(after) => self.defer(DeferredOperation::notice(ticket, after)),
-            None => self.finish_without_data(ticket),
+            Some(after) => self.defer(DeferredOperation::notice(context, after)),
+            None => self.finish_without_data(context),
         }
         Ok(token)
     }
 
-    /// Tells a peer something when all that was begun with it before is over: its data is there,
-    /// and its notices were sent before this one. What is begun later does not wait for it.
+    /// Sends a notice after all earlier operations with the peer have completed: their data has
+    /// arrived, and their notices were sent. Later operations do not wait for it.
     ///
-    /// If any of that failed, the peer is told nothing: this ends as
-    /// [`Cancelled`](ErrorKind::Cancelled), and so does every later ordered notice, until
-    /// [`flush`](Self::flush) has told of the failure.
+    /// If one of them failed, no notice is sent: this ends as [`Cancelled`](ErrorKind::Cancelled),
+    /// and so does every later ordered notice, until [`flush`](Self::flush) has reported the
+    /// failure.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -89,17 +88,17 @@ impl Agent {
     /// # let second = Duration::from_secs(1);
     /// # let mut here = Agent::start(AgentOptions::new("here"))?;
     /// # let mut there = Agent::start(AgentOptions::new("there"))?;
-    /// # let mine = here.register(HostBuffer::new(4096)?, Rights::ALL)?;
-    /// # let theirs = there.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let local_region = here.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let remote_region = there.register(HostBuffer::new(4096)?, Rights::ALL)?;
     /// # let peer = here.connect(&there.card().encode()?, second)?;
-    /// # let descriptor = theirs.descriptor().encode()?;
-    /// # let route = here.join(peer, &mine, &descriptor, &Policy::default(), second)?;
+    /// # let descriptor = remote_region.descriptor().encode()?;
+    /// # let route = here.join(peer, &local_region, &descriptor, &Policy::default(), second)?;
     /// for at in [0, 1024, 2048] {
     ///     let token = here.put(&route, &[Block { to: at, from: at, length: 1024 }], None)?;
     ///     here.forget(token);
     /// }
-    /// let told = here.notify_ordered(peer, Notice::new(1, b"all three are there")?)?;
-    /// here.wait(told, second)?;
+    /// let notified = here.notify_ordered(peer, Notice::new(1, b"all three arrived")?)?;
+    /// here.wait(notified, second)?;
     /// # Ok::<(), transfer::Error>(())
     /// ```
     ///
@@ -111,24 +110,24 @@ impl Agent {
         let begun = OperationInfo { operation: name, bytes: 0, path: None, peer: peer.0 };
         let known = self.peers.get_mut(&peer.0).ok_or_else(|| disconnected_error(name))?;
         let after = known.epochs.next();
-        let (ticket, _) = self.register_operation(begun, None, Some(notice))?;
-        let token = ticket.token;
-        self.defer(DeferredOperation::notice(ticket, after));
+        let (context, _) = self.register_operation(begun, None, Some(notice))?;
+        let token = context.token;
+        self.defer(DeferredOperation::notice(context, after));
         self.start_deferred();
         Ok(token)
     }
 
-    /// Whatever is begun with this peer from now on begins to move when all is over that was begun
-    /// with it before: as if one had waited in between, and without waiting.
+    /// Later operations with this peer start after all earlier ones have completed, as if the
+    /// caller had waited in between, but without waiting.
     ///
-    /// If any of that fails, nothing behind the fence is begun: it ends as
-    /// [`Cancelled`](ErrorKind::Cancelled), until [`flush`](Self::flush) has told of the failure.
+    /// If one of them fails, operations behind the fence do not start: they end as
+    /// [`Cancelled`](ErrorKind::Cancelled), until [`flush`](Self::flush) has reported the failure.
     ///
-    /// Without a fence nothing is said of the order in which operations move their bytes, and in
-    /// which their notices arrive: of two puts to the same bytes either may be the last.
+    /// Without a fence the order of data and notices of operations is undefined: of two puts to the
+    /// same bytes either may be the last.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    /// [`Unknown`](ErrorKind::Unknown) peer.
     pub fn fence(&mut self, peer: PeerId) -> Result<()> {
         let name = "fence";
         check_fork(self.fork_generation, name)?;
@@ -136,14 +135,14 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until all is over that was begun with this peer: the data of puts is there, that of gets
-    /// is here, and all notices were sent.
+    /// Waits until all operations with this peer have completed: data has arrived, and all notices
+    /// were sent.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed): all is over, and an operation failed since the last flush, of
-    /// which this names the first. What is begun from now on does not depend on it any more.
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on;
-    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    /// [`Failed`](ErrorKind::Failed): all have completed, but at least one failed since the last
+    /// flush; the error names the first. Later operations do not depend on it.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): operations continue;
+    /// [`Unknown`](ErrorKind::Unknown) peer.
     pub fn flush(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
         let name = "flush";
         check_fork(self.fork_generation, name)?;
@@ -162,8 +161,8 @@ impl Agent {
                 let count = epochs.count_before(mark);
                 let one = self.operations.describe_one(peer.0);
                 let detail = format!(
-                    "{count} operations are under way after {timeout:?}, among them {one}; flush again \
-                     to go on waiting, or disconnect"
+                    "{count} operations in flight after {timeout:?}, one of them {one}. Flush again \
+                     or disconnect"
                 );
                 let error = Error::new(name, ErrorKind::DeadlineExceeded, detail);
                 return Err(error.with(self.label(peer.0)));
@@ -172,8 +171,8 @@ impl Agent {
         }
     }
 
-    /// As [`put`](Self::put) or [`get`](Self::get), where the caller says by which means
-    /// many blocks are copied: to measure them.
+    /// As [`put`](Self::put) or [`get`](Self::get) with a given method of copying many blocks: for
+    /// measurements.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -193,7 +192,7 @@ impl Agent {
         check_fork(self.fork_generation, name)?;
         let inner = &route.0;
         if inner.agent != self.local_target.identity {
-            return Err(Error::new(name, ErrorKind::Stale, "the route is another agent's"));
+            return Err(Error::new(name, ErrorKind::Stale, "the route belongs to another agent"));
         }
         let (local, remote) = (inner.local.descriptor.length, inner.remote.length);
         let (from, to) = match operation {
@@ -213,18 +212,18 @@ impl Agent {
             .map_err(|detail| Error::new(name, ErrorKind::OutOfBounds, detail))?;
         let begun =
             OperationInfo { operation: name, bytes, path: Some(inner.path), peer: inner.peer };
-        let (ticket, after) = self.register_operation(begun, Some(&inner.remote), notice)?;
-        let token = ticket.token;
+        let (context, after) = self.register_operation(begun, Some(&inner.remote), notice)?;
+        let token = context.token;
         metrics::count(inner.path, bytes, inner.fallback);
         if let Some(after) = after {
             let blocks = self.block_lists.copy_blocks(blocks);
             let transfer = DeferredTransfer { operation, route: route.clone(), blocks, by };
-            self.defer(DeferredOperation::transfer(ticket, after, transfer));
+            self.defer(DeferredOperation::transfer(context, after, transfer));
             return Ok(token);
         }
-        self.move_bytes(operation, route, blocks, by, ticket).map_err(|failed| {
-            let (ticket, error) = *failed;
-            self.cancel_unstarted(ticket, error)
+        self.move_bytes(operation, route, blocks, by, context).map_err(|failed| {
+            let (context, error) = *failed;
+            self.cancel_unstarted(context, error)
         })?;
         Ok(token)
     }
@@ -236,8 +235,8 @@ impl Agent {
         }
     }
 
-    /// Begins what waited for operations that are over now, or ends it if one of them failed. True if
-    /// there was any.
+    /// Starts deferred operations that are ready, or fails those that depend on a failed one. True
+    /// if there were any.
     pub(super) fn start_deferred(&mut self) -> bool {
         let mut has_any = false;
         while self.deferred > 0
@@ -246,44 +245,44 @@ impl Agent {
             has_any = true;
             self.deferred -= 1;
             let (operation, failure) = next;
-            let (ticket, transfer) = operation.into_parts();
+            let (context, transfer) = operation.into_parts();
             let region = transfer.as_ref().map(|transfer| &transfer.route.0.remote);
-            let gone = self.peers.get_mut(&ticket.peer).and_then(|peer| peer.obstacle(region));
-            let name = self.operations.begun(ticket.token).map_or("transfer", |it| it.operation);
-            let refusal = match (failure, gone) {
+            let obstacle = self.peers.get_mut(&context.peer).and_then(|peer| peer.obstacle(region));
+            let name = self.operations.begun(context.token).map_or("transfer", |it| it.operation);
+            let refusal = match (failure, obstacle) {
                 (Some(failure), _) => {
-                    let detail = format!("{failure}; flush the peer to go on");
+                    let detail = format!("{failure}. Flush the peer to continue");
                     Some(Error::new(name, ErrorKind::Cancelled, detail))
                 }
-                (None, gone) => gone.map(|(kind, why)| Error::new(name, kind, why)),
+                (None, obstacle) => obstacle.map(|(kind, cause)| Error::new(name, kind, cause)),
             };
             let outcome = match (refusal, transfer) {
                 (Some(error), transfer) => {
                     transfer
                         .into_iter()
                         .for_each(|transfer| self.block_lists.recycle(transfer.blocks));
-                    Err(Box::new((ticket, error)))
+                    Err(Box::new((context, error)))
                 }
                 (None, None) => {
-                    self.finish_without_data(ticket);
+                    self.finish_without_data(context);
                     Ok(())
                 }
                 (None, Some(DeferredTransfer { operation, route, mut blocks, by })) => {
-                    let begun = self.move_bytes(operation, &route, blocks.all(), by, ticket);
+                    let begun = self.move_bytes(operation, &route, blocks.all(), by, context);
                     self.block_lists.recycle(blocks);
                     begun
                 }
             };
             if let Err(failed) = outcome {
-                let (ticket, error) = *failed;
-                self.complete(ticket, Err(error));
+                let (context, error) = *failed;
+                self.complete(context, Err(error));
             }
         }
         has_any
     }
 
-    /// Registers an operation, unless the peer or its region is gone. With the epoch before which
-    /// everything is to be over first, if there is a fence.
+    /// Registers an operation, unless the peer or its region is lost. With a fence, also returns
+    /// the epoch before which all operations must complete first.
     fn register_operation(
         &mut self,
         begun: OperationInfo,
@@ -294,46 +293,56 @@ impl Agent {
         let Some(peer) = self.peers.get_mut(&number) else {
             return Err(disconnected_error(name));
         };
-        let refuse = |kind, why: &str| Err(Error::new(name, kind, why).with(&peer.card.label));
+        let refuse = |kind, cause: &str| Err(Error::new(name, kind, cause).with(&peer.card.label));
         let is_by_rails = begun.path.is_some_and(|path| !path.is_local());
         if peer.local_session.is_none() || (region.is_some() && is_by_rails) {
             if peer.links.is_empty() {
                 return refuse(
                     ErrorKind::NoPath,
-                    "it is not on this machine, and no fabric leads there",
+                    "it is not on this machine, and no fabric reaches it",
                 );
             }
             let links = peer.links.iter().copied();
             let region = region.map(|region| region.number);
-            if let Some((kind, why)) = self.remote_transport.obstacle(links, region) {
-                return refuse(kind, &why);
+            if let Some((kind, cause)) = self.remote_transport.obstacle(links, region) {
+                return refuse(kind, &cause);
             }
         }
-        let ticket = |token, place, epochs: &mut Epochs| {
+        let context = |token, number_in_session, epochs: &mut Epochs| {
             let after = epochs.deferred_until();
             let epoch = epochs.begin();
-            (OperationContext { token, peer: number, number: place, bytes, notice, epoch }, after)
+            (
+                OperationContext {
+                    token,
+                    peer: number,
+                    number: number_in_session,
+                    bytes,
+                    notice,
+                    epoch,
+                },
+                after,
+            )
         };
         let Some(local_session) = &mut peer.local_session else {
-            return Ok(ticket(self.operations.begin(begun)?, 0, &mut peer.epochs));
+            return Ok(context(self.operations.begin(begun)?, 0, &mut peer.epochs));
         };
-        if let Some(end) = local_session.end() {
+        if let Some(end) = local_session.closed_cause() {
             return refuse(ErrorKind::Closed, end);
         }
-        // First said, then looked: who withdraws a region first hides it, then looks.
-        let place = local_session.segment.begin();
+        // Record the copy first, then check: withdrawing removes the region first, then checks.
+        let number_in_session = local_session.segment.begin();
         if region.is_some_and(|region| !local_session.region_table.contains(region.number)) {
-            local_session.segment.end(place);
+            local_session.segment.end(number_in_session);
             local_session.refresh();
-            return match local_session.end() {
+            return match local_session.closed_cause() {
                 Some(end) => refuse(ErrorKind::Closed, end),
                 None => refuse(ErrorKind::Stale, "the region was withdrawn"),
             };
         }
         match self.operations.begin(begun) {
-            Ok(token) => Ok(ticket(token, place, &mut peer.epochs)),
+            Ok(token) => Ok(context(token, number_in_session, &mut peer.epochs)),
             Err(error) => {
-                local_session.segment.end(place);
+                local_session.segment.end(number_in_session);
                 Err(error)
             }
         }
@@ -345,15 +354,15 @@ impl Agent {
         route: &Route,
         blocks: Blocks<'_>,
         by: CopyMethod,
-        ticket: OperationContext,
+        context: OperationContext,
     ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
-        if ticket.bytes == 0 {
-            self.finish_without_data(ticket);
+        if context.bytes == 0 {
+            self.finish_without_data(context);
             return Ok(());
         }
         match &route.0.mover {
             DataMover::Rails(route_lanes) => {
-                self.submit_stripes(operation, &route.0, route_lanes, blocks, ticket);
+                self.submit_stripes(operation, &route.0, route_lanes, blocks, context);
                 Ok(())
             }
             DataMover::Cpu { local, remote } => {
@@ -364,7 +373,7 @@ impl Agent {
                 };
                 let blocks = self.block_lists.copy_blocks(blocks);
                 self.cpu_copies.push_back(CpuCopy {
-                    ticket,
+                    context,
                     to,
                     from,
                     blocks,
@@ -377,41 +386,41 @@ impl Agent {
                     Operation::Put => (remote, local),
                     Operation::Get => (local, remote),
                 };
-                let key = (ticket.peer, device.name(), ticket.bytes < SMALL_COPY);
+                let key = (context.peer, device.name(), context.bytes < SMALL_COPY);
                 let copy_queue = match self.copy_queues.entry(key) {
                     Entry::Occupied(copy_queue) => copy_queue.into_mut(),
-                    Entry::Vacant(place) => match CopyQueue::new(device) {
-                        Ok(copy_queue) => place.insert(copy_queue),
-                        Err(error) => return Err(Box::new((ticket, error))),
+                    Entry::Vacant(slot) => match CopyQueue::new(device) {
+                        Ok(copy_queue) => slot.insert(copy_queue),
+                        Err(error) => return Err(Box::new((context, error))),
                     },
                 };
-                copy_queue.push(ticket, CopyRequest { to, from, blocks, by });
+                copy_queue.push(context, CopyRequest { to, from, blocks, by });
                 Ok(())
             }
         }
     }
 
-    /// There is no data; at most a notice is to be sent.
-    fn finish_without_data(&mut self, ticket: OperationContext) {
-        match self.peers.get(&ticket.peer) {
-            Some(peer) if peer.local_session.is_none() && ticket.notice.is_some() => {
-                self.send_notice_by_rail(ticket);
+    /// An operation without data: sends its notice, if any.
+    fn finish_without_data(&mut self, context: OperationContext) {
+        match self.peers.get(&context.peer) {
+            Some(peer) if peer.local_session.is_none() && context.notice.is_some() => {
+                self.send_notice_by_rail(context);
             }
-            _ => self.complete(ticket, Ok(())),
+            _ => self.complete(context, Ok(())),
         }
     }
 
-    /// It was not begun after all.
-    fn cancel_unstarted(&mut self, ticket: OperationContext, error: Error) -> Error {
-        if let Some(peer) = self.peers.get_mut(&ticket.peer) {
-            peer.epochs.finish(ticket.epoch);
+    /// Undoes the registration of an operation that did not start.
+    fn cancel_unstarted(&mut self, context: OperationContext, error: Error) -> Error {
+        if let Some(peer) = self.peers.get_mut(&context.peer) {
+            peer.epochs.finish(context.epoch);
             if let Some(local_session) = &mut peer.local_session {
-                local_session.segment.end(ticket.number);
+                local_session.segment.end(context.number);
             }
         }
-        self.operations.forget(ticket.token);
-        self.operations.finish(ticket.token, Ok(()));
-        error.with(self.label(ticket.peer))
+        self.operations.forget(context.token);
+        self.operations.finish(context.token, Ok(()));
+        error.with(self.label(context.peer))
     }
 }
 

@@ -1,9 +1,9 @@
-//! What an agent shows those of its machine: which of its regions are there.
+//! A shared, read-only table of the regions that an agent still has.
 //!
-//! A word for each place; it holds the number of the region that has the place, or 0. Who
-//! wants to copy looks here right before, so that a region that was withdrawn is refused
-//! before a byte moves. One more word says whether the agent has ended; no region is there then.
-//! Peers can only read it: one that could write would decide for the others.
+//! Each slot is a word with the number of its region, or 0. Initiators check it right before each
+//! copy, so that a withdrawn region is refused before a byte is copied. One more word says that the
+//! agent has ended, and with it all regions. Peers map the table read-only, because a writer would
+//! decide for others.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,20 +12,20 @@ use std::sync::atomic::fence;
 use ipc::{Layout, MappedWords, ReadOnlySegment, Segment, SegmentError, Words};
 
 const LAYOUT: Layout = Layout::new("agent regions", 1);
-/// Regions of an agent at a time. Their pages are made when they are first used.
+/// Maximum number of regions of an agent. Pages are allocated when they are first used.
 const TABLE_SLOTS: usize = 1 << 16;
-/// 1 once the agent has ended.
+/// 1 after the agent has ended.
 const CLOSED_WORD: usize = TABLE_SLOTS;
 const WORDS: usize = TABLE_SLOTS + 1;
 
-/// An agent's own.
+/// The agent's own table.
 #[derive(Debug)]
 pub(super) struct RegionTable {
     segment: Segment,
     words: MappedWords,
 }
 
-/// One that another agent showed.
+/// The table of another agent.
 #[derive(Debug)]
 pub(super) struct ReadOnlyRegionTable(ReadOnlySegment);
 
@@ -41,12 +41,12 @@ impl RegionTable {
         Ok(Self { segment, words })
     }
 
-    /// A descriptor for a peer, by which it can only be read.
+    /// A read-only descriptor for a peer.
     pub(super) fn read_only(&self) -> Result<OwnedFd, SegmentError> {
         self.segment.read_only()
     }
 
-    /// Shows a region under the first number after this one whose place is free.
+    /// Inserts a region under the first number after `last` whose slot is free.
     pub(super) fn insert_after(&self, last: u64) -> Option<u64> {
         let mut numbers = (last + 1..).take(TABLE_SLOTS);
         let number = numbers.find(|number| self.words.load(slot_of(*number), SeqCst) == 0)?;
@@ -60,8 +60,8 @@ impl RegionTable {
         }
     }
 
-    /// Says that the agent has ended. Its regions are hidden one by one.
-    pub(super) fn end(&self) {
+    /// Marks the agent as ended. Its regions are removed one by one.
+    pub(super) fn close(&self) {
         self.words.store(CLOSED_WORD, 1, SeqCst);
     }
 
@@ -80,12 +80,12 @@ impl ReadOnlyRegionTable {
     }
 
     #[inline]
-    pub(super) fn has_ended(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.0.load(CLOSED_WORD) == 1
     }
 
-    /// Looks behind all stores of this thread: one that said before that it begins a copy either sees
-    /// here that the region is gone, or is seen by the owner who hid it.
+    /// Checks after all stores of this thread: an initiator that recorded a copy before either sees
+    /// here that the region was removed, or the owner that removed it sees the copy.
     #[inline]
     pub(super) fn contains(&self, number: u64) -> bool {
         fence(SeqCst);
@@ -98,27 +98,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_seen_until_it_is_hidden_and_numbers_do_not_come_back() {
-        let mine = RegionTable::create().unwrap();
-        let theirs = ReadOnlyRegionTable::open(mine.read_only().unwrap()).unwrap();
-        let first = mine.insert_after(0).unwrap();
-        let second = mine.insert_after(first).unwrap();
-        assert!(theirs.contains(first) && theirs.contains(second) && first != second);
-        mine.remove(first);
-        mine.remove(first);
-        assert!(!theirs.contains(first) && theirs.contains(second));
-        let third = mine.insert_after(second).unwrap();
+    fn region_is_listed_until_removed_and_numbers_are_not_reused() {
+        let own_table = RegionTable::create().unwrap();
+        let peer_table = ReadOnlyRegionTable::open(own_table.read_only().unwrap()).unwrap();
+        let first = own_table.insert_after(0).unwrap();
+        let second = own_table.insert_after(first).unwrap();
+        assert!(peer_table.contains(first) && peer_table.contains(second) && first != second);
+        own_table.remove(first);
+        own_table.remove(first);
+        assert!(!peer_table.contains(first) && peer_table.contains(second));
+        let third = own_table.insert_after(second).unwrap();
         assert!(third > second);
-        // The same place, another region.
-        mine.remove(first + TABLE_SLOTS as u64);
-        assert!(!theirs.contains(0) && !theirs.contains(first + TABLE_SLOTS as u64));
-        assert!(!theirs.has_ended());
-        mine.end();
-        assert!(theirs.has_ended());
+        // The same slot, another region.
+        own_table.remove(first + TABLE_SLOTS as u64);
+        assert!(!peer_table.contains(0) && !peer_table.contains(first + TABLE_SLOTS as u64));
+        assert!(!peer_table.is_closed());
+        own_table.close();
+        assert!(peer_table.is_closed());
     }
 
     #[test]
-    fn a_full_board_says_so_and_a_place_that_was_left_is_found() {
+    fn full_table_refuses_regions_until_a_slot_is_freed() {
         let region_table = RegionTable::create().unwrap();
         let mut last = 0;
         for _ in 0..TABLE_SLOTS {

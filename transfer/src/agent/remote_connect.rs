@@ -1,4 +1,4 @@
-//! Getting to know peers by rails, and joining with them.
+//! Connecting to peers by rails, and opening their regions.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -17,12 +17,12 @@ use crate::rail::{LinkTarget, RemoteSide};
 use crate::region::{RegionDescriptor, RegisteredRegion};
 use crate::share::random;
 
-/// How many have not answered yet, and how many did well.
+/// Links that have not answered yet, and links that are up.
 type LinkCounts = (usize, usize);
 
 impl Agent {
-    /// Gets to know a peer by rails, if it is not known by one of them already. Those that do not
-    /// lead there now are tried again by themselves, if any does.
+    /// Connects to a peer by its rails, unless one is up already. Rails that fail now are retried
+    /// by their threads, if any rail is up.
     pub(super) fn connect_remote(&mut self, peer: u32, end: Instant) -> Result<()> {
         self.poll_rails();
         let own = self.local_target.identity;
@@ -62,8 +62,8 @@ impl Agent {
         connected
     }
 
-    /// The same, where it is no error if it does not answer: then that is why it is not to be
-    /// reached by a fabric.
+    /// As [`connect_remote`](Self::connect_remote), but a peer that does not answer is no error:
+    /// the cause is recorded for `explain`.
     pub(super) fn connect_fabric(&mut self, peer: u32, end: Instant) -> Result<()> {
         if !self.peers.get(&peer).is_some_and(|peer| self.remote_transport.reaches(&peer.card)) {
             return Ok(());
@@ -80,7 +80,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Why neither memory nor a fabric leads to a peer, if so.
+    /// Why a peer is reachable neither by memory nor by a fabric, if so.
     pub(super) fn unreachable_error(&self, number: u32) -> Option<Error> {
         let peer = self.peers.get(&number)?;
         if peer.local_session.is_some()
@@ -100,9 +100,9 @@ impl Agent {
                 |_| Registration::Works,
             ) {
                 Fabric::None { cause } => {
-                    (ErrorKind::NoPath, Some(format!("no fabric leads there: {cause}")))
+                    (ErrorKind::NoPath, Some(format!("no fabric reaches it: {cause}")))
                 }
-                // It was met.
+                // It was connected before.
                 Fabric::Connected { .. } => {
                     (ErrorKind::Closed, Some("it was lost right after connecting".to_owned()))
                 }
@@ -118,15 +118,15 @@ impl Agent {
         let connection_id: [u8; 16] = random(CONNECT)?;
         let connection_id = u64::from_le_bytes(std::array::from_fn(|at| connection_id[at]));
         let mut links = Vec::new();
-        for (rail, theirs) in self.remote_transport.matching_fabrics(&peer.card) {
+        for (rail, remote_fabric) in self.remote_transport.matching_fabrics(&peer.card) {
             let target = LinkTarget {
                 identity: peer.card.identity,
-                address: peer.card.fabrics[theirs].address.clone(),
+                address: peer.card.fabrics[remote_fabric].address.clone(),
                 connection_id,
             };
             let link = Link {
                 rail,
-                theirs,
+                remote_fabric,
                 target,
                 label: peer.card.label.clone(),
                 state: LinkState::Connecting,
@@ -142,8 +142,7 @@ impl Agent {
         Ok(links)
     }
 
-    /// Nobody waits for these links any more. Where one of them leads to the peer, the others are
-    /// lost.
+    /// Ends the wait for these links. If one of them is up, the others are reported as lost.
     fn finish_connect(&mut self, links: &[u32], (open, good): LinkCounts) -> Result<()> {
         let mut failure = None;
         for number in links {
@@ -169,13 +168,13 @@ impl Agent {
         match failure.filter(|_| open == 0) {
             Some(error) => Err(Error::new(CONNECT, error.kind(), error.reason())),
             None => {
-                let detail = "it does not answer by the fabric";
+                let detail = "it does not answer over the fabric";
                 Err(Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail))
             }
         }
     }
 
-    /// Waits until all have answered; or one did well, and the others had their time.
+    /// Waits until all have answered; or one is up, and the others had their timeout.
     fn wait_for_links(
         &mut self,
         end: Instant,
@@ -183,7 +182,7 @@ impl Agent {
     ) -> LinkCounts {
         let mut end = end;
         loop {
-            let longest = self.progress_while_waiting();
+            let max_wait = self.progress_while_waiting();
             let (open, good) = count(&self.remote_transport);
             let now = Instant::now();
             if good > 0 {
@@ -192,11 +191,11 @@ impl Agent {
             if open == 0 || now >= end {
                 return (open, good);
             }
-            self.wait_for_rail_events(end.min(now + longest));
+            self.wait_for_rail_events(end.min(now + max_wait));
         }
     }
 
-    /// Makes what a fabric path needs: asks the peer for its region, and for staging memory.
+    /// Prepares a fabric path: requests the peer's region, and staging memory if necessary.
     pub(super) fn open_route_lanes(
         &mut self,
         peer: u32,
@@ -211,10 +210,13 @@ impl Agent {
         let of_fabric = |error| Error::of_fabric(JOIN, error);
         let (mut route_lanes, mut requests) = (Vec::new(), Vec::new());
         for link in self.peer(peer, JOIN)?.links.clone() {
-            let known =
-                self.remote_transport.links.get(&link).map(|known| (known.rail, known.theirs));
-            let Some((rail, theirs)) = known else { continue };
-            let key = remote.keys.iter().find(|key| key.domain as usize == theirs);
+            let known = self
+                .remote_transport
+                .links
+                .get(&link)
+                .map(|known| (known.rail, known.remote_fabric));
+            let Some((rail, remote_fabric)) = known else { continue };
+            let key = remote.keys.iter().find(|key| key.domain as usize == remote_fabric);
             let memory = match key {
                 Some(key) => {
                     let region = fabric::RemoteRegion::decode(&key.bytes).map_err(of_fabric)?;
@@ -223,7 +225,7 @@ impl Agent {
                         .attach(&region)
                         .map_err(of_fabric)?;
                     if memory.len() < remote.length {
-                        let detail = "its fabric key is for less than the region";
+                        let detail = "the fabric key covers less than the region";
                         return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
                     }
                     Some(memory)
@@ -241,8 +243,8 @@ impl Agent {
         Ok(DataMover::Rails(route_lanes))
     }
 
-    /// Asks by all links whether the region is there. One is enough: those that are lost ask when
-    /// they come back.
+    /// Requests the region by all links. One answer is enough: lost links request it when they
+    /// reconnect.
     fn open_remote_region(
         &mut self,
         links: &[(u32, bool)],
@@ -255,9 +257,9 @@ impl Agent {
         let mut new = Vec::new();
         for (link, stages) in links {
             if let Some(known) = self.remote_transport.links.get_mut(link)
-                && let Entry::Vacant(place) = known.regions.entry(remote.number)
+                && let Entry::Vacant(slot) = known.regions.entry(remote.number)
             {
-                place.insert(RegionState::Requested);
+                slot.insert(RegionState::Requested);
                 new.push(*link);
             }
             let (link, stages) = (*link, *stages);
@@ -283,14 +285,14 @@ impl Agent {
             }
         }
         if is_open {
-            // By this ticket it is there: links that did not say so yet ask when they can.
+            // The region exists: links without an answer request it when they can.
             for (link, stages) in links.iter().copied() {
                 self.remote_transport
                     .send_command(link, move |driver| driver.want_region(link, region, stages));
             }
             return Ok(());
         }
-        // There will be no route that has it.
+        // No route will use it.
         for link in new {
             if let Some(known) = self.remote_transport.links.get_mut(&link)
                 && known.regions.get(&remote.number) == Some(&RegionState::Requested)
@@ -298,7 +300,7 @@ impl Agent {
                 known.regions.remove(&remote.number);
             }
         }
-        let detail = "it does not answer by the fabric";
+        let detail = "it does not answer over the fabric";
         Err(failure.unwrap_or_else(|| Error::new(JOIN, ErrorKind::DeadlineExceeded, detail)))
     }
 }

@@ -1,10 +1,10 @@
-//! Who visits by rails, and which rails to whom are lost: what an agent is told of it.
+//! Sessions of remote initiators, and lost rails: the events that an agent reports.
 //!
-//! A peer that visits by several rails has a session by each, and comes and goes with all of them
-//! together. A rail between two agents may serve visits both ways; it is lost when one of them lost
-//! it, and back when none misses it any more.
+//! A peer that connects by several rails has a session by each, and joins and leaves with all of
+//! them together. A rail between two agents may carry sessions both ways. It is lost when one
+//! direction lost it, and restored when both are restored.
 //!
-//! Nothing here knows a fabric or a clock.
+//! This module knows neither fabrics nor clocks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,16 +16,16 @@ mod tests;
 
 type Identity = [u8; 16];
 
-/// What is missing of a rail.
+/// The lost direction of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LostHalf {
-    /// The session of a visit.
+    /// The session of a remote initiator.
     InboundSession(u64),
-    /// Our way to a peer.
+    /// The link of this agent to a peer.
     Link(u32),
 }
 
-/// One that visits.
+/// The sessions of one remote initiator.
 #[derive(Debug)]
 struct InitiatorSessions {
     label: String,
@@ -33,18 +33,18 @@ struct InitiatorSessions {
     sessions: BTreeMap<usize, u64>,
 }
 
-/// All that visit by rails, and all rails that are lost.
+/// All remote initiators, and all lost rails.
 #[derive(Debug, Default)]
 pub(super) struct RemoteSessions {
     initiators: HashMap<(Identity, u64), InitiatorSessions>,
     by_session: HashMap<(usize, u64), (Identity, u64)>,
     lost_halves: HashMap<(Identity, usize), BTreeSet<LostHalf>>,
-    /// What the agent is to be told.
+    /// Events for the agent to report.
     pub(super) events: Vec<Event>,
 }
 
 impl RemoteSessions {
-    /// A guest came by a rail.
+    /// An initiator opened a session by a rail.
     pub(super) fn session_opened(
         &mut self,
         rail: usize,
@@ -58,31 +58,31 @@ impl RemoteSessions {
         });
         initiator.sessions.insert(rail, session);
         self.by_session.insert((rail, session), (from, connection_id));
-        self.found(from, rail, LostHalf::InboundSession(connection_id), label);
+        self.half_restored(from, rail, LostHalf::InboundSession(connection_id), label);
     }
 
-    /// Is a guest still there under this number, which it does not have twice?
+    /// Is this session still open? Numbers are unique per rail.
     pub(super) fn has_session(&self, rail: usize, session: u64) -> bool {
         self.by_session.contains_key(&(rail, session))
     }
 
-    /// Is any guest there by a rail?
+    /// Are sessions open by this rail?
     pub(super) fn has_sessions_on(&self, rail: usize) -> bool {
         self.by_session.keys().any(|(by, _)| *by == rail)
     }
 
-    /// All sessions of guests by a rail.
+    /// All sessions by a rail.
     pub(super) fn sessions_on(&self, rail: usize) -> Vec<u64> {
         let by_it = self.by_session.keys().filter(|(by, _)| *by == rail);
         by_it.map(|(_, session)| *session).collect()
     }
 
-    /// A session of a guest is over: it said so, or why it was lost.
+    /// A session closed cleanly, or was lost for this reason.
     pub(super) fn session_closed(&mut self, rail: usize, session: u64, lost: Option<String>) {
         let Some((from, connection_id)) = self.by_session.remove(&(rail, session)) else { return };
         let Some(initiator) = self.initiators.get_mut(&(from, connection_id)) else { return };
         if initiator.sessions.get(&rail) != Some(&session) {
-            // It came again, before the first one was missed.
+            // The initiator had already reconnected.
             return;
         }
         initiator.sessions.remove(&rail);
@@ -106,22 +106,22 @@ impl RemoteSessions {
         }
     }
 
-    /// Nobody wants it any more.
-    pub(super) fn left(&mut self, link: u32) {
+    /// The agent closed the link, so its loss does not matter any more.
+    pub(super) fn link_closed(&mut self, link: u32) {
         self.forget(|lost_halves| lost_halves == LostHalf::Link(link), None);
     }
 
-    /// Something of rail lost.
+    /// One direction of a rail was lost.
     pub(super) fn half_lost(
         &mut self,
         rail: usize,
-        what: LostHalf,
+        half: LostHalf,
         (with, label): (Identity, String),
         reason: String,
     ) {
         let lost_halves = self.lost_halves.entry((with, rail)).or_default();
         let is_first = lost_halves.is_empty();
-        lost_halves.insert(what);
+        lost_halves.insert(half);
         if is_first {
             Count::RailLost.add(1);
             tracing::warn!(peer = label, rail, reason, "rail lost");
@@ -129,10 +129,16 @@ impl RemoteSessions {
         }
     }
 
-    /// It is there again.
-    pub(super) fn found(&mut self, with: Identity, rail: usize, what: LostHalf, label: String) {
+    /// One direction of a rail is restored.
+    pub(super) fn half_restored(
+        &mut self,
+        with: Identity,
+        rail: usize,
+        half: LostHalf,
+        label: String,
+    ) {
         let Some(lost_halves) = self.lost_halves.get_mut(&(with, rail)) else { return };
-        if lost_halves.remove(&what) && lost_halves.is_empty() {
+        if lost_halves.remove(&half) && lost_halves.is_empty() {
             self.lost_halves.remove(&(with, rail));
             Count::RailRestored.add(1);
             tracing::info!(peer = label, rail, "rail restored");
@@ -143,7 +149,7 @@ impl RemoteSessions {
     fn forget(&mut self, which: impl Fn(LostHalf) -> bool, of: Option<Identity>) {
         self.lost_halves.retain(|(with, _), lost_halves| {
             if of.is_none_or(|of| of == *with) {
-                lost_halves.retain(|what| !which(*what));
+                lost_halves.retain(|half| !which(*half));
             }
             !lost_halves.is_empty()
         });

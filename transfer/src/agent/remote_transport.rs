@@ -1,4 +1,4 @@
-//! Agents that share no memory with this one: what the rails do for them, and tell of them.
+//! Peers that are reached by rails: requests to the rails, and their events.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,20 +24,20 @@ use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailRequest, RailTransfer
 #[cfg(test)]
 mod tests;
 
-/// Notices of a peer that are taken before its rail is told so.
+/// Notices taken from a peer before its rail returns the credit.
 const NOTICES_PER_CREDIT: u64 = 16;
 
-/// Where several rails lead to a peer, the others may take so long behind the first.
+/// Once one rail is up, how long to wait for the other rails to a peer.
 pub(super) const OTHER_LINKS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// As often a transfer goes on with another rail when one was lost with it. What is given back each time
-/// has something about it that no rail carries.
+/// How often the chunks of a transfer are rerouted after lost rails. More reroutes mean that no
+/// rail can carry them.
 const MAX_REROUTES: u32 = 64;
 
-/// What is known of a region by a link, if it is not withdrawn.
+/// State of a region at a link, as long as it is not withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RegionState {
-    /// It is not there now, or it is not known yet.
+    /// Not open now, or not answered yet.
     Requested,
     Open,
 }
@@ -47,22 +47,22 @@ pub(super) enum LinkState {
     /// It has not answered yet.
     Connecting,
     Up,
-    /// Why not.
+    /// The cause.
     Down(Arc<Error>),
 }
 
-/// A peer at one of our rails.
+/// A peer as reached by one rail.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) rail: usize,
-    /// Which of the peer's fabrics it leads to.
-    pub(super) theirs: usize,
+    /// Index of the peer's fabric.
+    pub(super) remote_fabric: usize,
     pub(super) target: LinkTarget,
     pub(super) label: String,
     pub(super) state: LinkState,
-    /// Somebody waits until it is met, and says then what is to be said of it.
+    /// A caller waits until it is up, and reports its loss itself.
     pub(super) has_waiter: bool,
-    /// Regions that were asked for. One that is not among them any more was withdrawn.
+    /// Requested regions. Withdrawn ones are removed.
     pub(super) regions: HashMap<u64, RegionState>,
 }
 
@@ -76,33 +76,33 @@ impl Link {
     }
 }
 
-/// An operation that rails have parts in.
+/// An operation that is split among rails.
 #[derive(Debug)]
 pub(super) struct RemoteOperation {
-    ticket: OperationContext,
-    /// Parts that have not come to their end.
+    context: OperationContext,
+    /// Stripes that have not completed.
     left: usize,
     failure: Option<Error>,
-    /// Sent when all is there.
+    /// Sent after all data has arrived.
     notice: Option<Notice>,
 }
 
-/// All that an agent knows of rails.
+/// All state of an agent about rails.
 #[derive(Debug, Default)]
 pub(super) struct RemoteTransport {
     pub(super) rails: Vec<Rail>,
     pub(super) links: HashMap<u32, Link>,
     pub(super) next_link: u32,
-    /// The region that is asked for, and by which ticket.
+    /// The region that is being requested, and its ticket.
     pub(super) opening_region: (u64, u64),
-    /// The answers by link, if it is waited for them.
+    /// The answers by link, while a caller waits for them.
     pub(super) open_results: BTreeMap<u32, Option<Result<()>>>,
     pub(super) in_flight: HashMap<Token, RemoteOperation>,
-    /// How many parts of an operation each rail has: if its thread ends in the middle of something,
-    /// somebody has to know. It may have several, once another one was lost.
+    /// Number of stripes per rail and operation: if a rail's thread panics, these must fail. After
+    /// a reroute a rail may have several of one operation.
     stripes_by_rail: Vec<HashMap<Token, usize>>,
     notices_taken: HashMap<(usize, u64), u64>,
-    /// Which rail goes on with what another one left.
+    /// The lane for the next rerouted request.
     next_route_lane: usize,
     pub(super) remote_sessions: RemoteSessions,
     rail_events: VecDeque<RailEvent>,
@@ -114,35 +114,36 @@ impl RemoteTransport {
         self.stripes_by_rail.push(HashMap::new());
     }
 
-    /// Which of our rails lead to which fabrics of a peer's: all of the first provider that both
-    /// have, since what is shared out among rails is as fast as the slowest.
+    /// Pairs of this agent's rails and the peer's fabrics: all of the first common provider,
+    /// because stripes are as fast as the slowest rail.
     pub(super) fn matching_fabrics(&self, card: &AgentCard) -> Vec<(usize, usize)> {
-        let mut theirs: Vec<_> = card.fabrics.iter().map(Some).collect();
+        let mut remote_fabrics: Vec<_> = card.fabrics.iter().map(Some).collect();
         let mut matching_fabrics = Vec::new();
-        for (rail, ours) in self.rails.iter().enumerate() {
+        for (rail, rail_of_agent) in self.rails.iter().enumerate() {
             let is_like = |fabric: &Option<&super::FabricAddress>| {
-                fabric.is_some_and(|fabric| fabric.provider == ours.provider())
+                fabric.is_some_and(|fabric| fabric.provider == rail_of_agent.provider())
             };
-            let is_another =
-                |(first, _): &(usize, usize)| self.rails[*first].provider() != ours.provider();
+            let is_another = |(first, _): &(usize, usize)| {
+                self.rails[*first].provider() != rail_of_agent.provider()
+            };
             if matching_fabrics.first().is_some_and(is_another) {
                 continue;
             }
-            if let Some(found) = theirs.iter().position(is_like) {
-                theirs[found] = None;
+            if let Some(found) = remote_fabrics.iter().position(is_like) {
+                remote_fabrics[found] = None;
                 matching_fabrics.push((rail, found));
             }
         }
         matching_fabrics
     }
 
-    /// Is there a fabric between the two?
+    /// Do the two have a fabric in common?
     pub(super) fn reaches(&self, card: &AgentCard) -> bool {
         !self.matching_fabrics(card).is_empty()
     }
 
-    /// What the fabric between the two can do, as far as it is known without asking, where memory is
-    /// registered with our rails and the peer's as is said.
+    /// What the fabric between the two can do, as far as known without a request, with the given
+    /// registrations of local and remote memory.
     pub(super) fn facts(
         &self,
         peer: &Peer,
@@ -153,37 +154,43 @@ impl RemoteTransport {
             return Fabric::None { cause: error.to_string() };
         }
         if self.rails.is_empty() {
-            return Fabric::None {
-                cause: "the agent that asks was started without one".to_owned(),
-            };
+            return Fabric::None { cause: "this agent was started without fabrics".to_owned() };
         }
         let matching_fabrics = self.matching_fabrics(&peer.card);
-        let Some((rail, theirs)) = matching_fabrics.first() else {
-            let ours: Vec<_> = self.rails.iter().map(Rail::provider).collect();
-            let theirs: Vec<_> = peer.card.fabrics.iter().map(|f| f.provider.as_str()).collect();
-            let theirs = if theirs.is_empty() { "none".to_owned() } else { theirs.join(", ") };
-            let cause = format!("we have {}, the peer has {theirs}", ours.join(", "));
+        let Some((rail, remote_fabric)) = matching_fabrics.first() else {
+            let own: Vec<_> = self.rails.iter().map(Rail::provider).collect();
+            let peer_providers: Vec<_> =
+                peer.card.fabrics.iter().map(|f| f.provider.as_str()).collect();
+            let peer_providers = if peer_providers.is_empty() {
+                "none".to_owned()
+            } else {
+                peer_providers.join(", ")
+            };
+            let cause = format!(
+                "no common provider: this agent has {}, the peer {peer_providers}",
+                own.join(", ")
+            );
             return Fabric::None { cause };
         };
         Fabric::Connected {
             provider: self.rails[*rail].provider().to_owned(),
             remote_access: self.rails[*rail].has(Caps::RMA),
             local: local(*rail),
-            remote: remote(*theirs),
+            remote: remote(*remote_fabric),
         }
     }
 
-    /// Is anything of a rail reckoned with: a link, a part, an answer, a guest?
+    /// Does anything depend on a rail: a link, a stripe, an answer, or a session?
     fn depends_on(&self, rail: usize) -> bool {
-        let is_its = |link: &&Link| link.rail == rail;
+        let is_of_rail = |link: &&Link| link.rail == rail;
         let has_waiter = |(link, open_result): (&u32, &Option<_>)| {
-            open_result.is_none() && self.links.get(link).is_some_and(|link| is_its(&link))
+            open_result.is_none() && self.links.get(link).is_some_and(|link| is_of_rail(&link))
         };
         !self.stripes_by_rail[rail].is_empty()
             || self
                 .links
                 .values()
-                .filter(is_its)
+                .filter(is_of_rail)
                 .any(|link| !matches!(link.state, LinkState::Down(_)))
             || self.open_results.iter().any(has_waiter)
             || self.remote_sessions.has_sessions_on(rail)
@@ -193,14 +200,14 @@ impl RemoteTransport {
         self.links.get(&link).is_some_and(Link::is_up)
     }
 
-    /// Can bytes go by it now?
+    /// Can it carry bytes now?
     fn is_open(&self, route_lane: &RouteLane) -> bool {
         self.links.get(&route_lane.link).is_some_and(|link| {
             link.is_up() && link.regions.get(&route_lane.remote.region) == Some(&RegionState::Open)
         })
     }
 
-    /// Why nothing can be begun by any of these links, if so.
+    /// Why no operation can start by any of these links, if so.
     pub(super) fn obstacle(
         &self,
         links: impl Iterator<Item = u32>,
@@ -223,7 +230,7 @@ impl RemoteTransport {
     }
 
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
-        self.in_flight.values().any(|operation| operation.ticket.peer == peer)
+        self.in_flight.values().any(|operation| operation.context.peer == peer)
     }
 
     pub(super) fn send_command(
@@ -236,19 +243,19 @@ impl RemoteTransport {
         }
     }
 
-    /// Leaves a peer at all rails.
+    /// Disconnects from a peer at all rails.
     pub(super) fn disconnect(&mut self, links: &[u32]) {
         for link in links.iter().copied() {
             self.send_command(link, move |driver| driver.disconnect(link));
             self.links.remove(&link);
-            self.remote_sessions.left(link);
+            self.remote_sessions.link_closed(link);
         }
     }
 
-    /// The agent took a notice that came by a rail.
+    /// The agent took a notice that a rail received.
     pub(super) fn notice_taken(&mut self, rail: usize, session: u64) {
         if !self.remote_sessions.has_session(rail, session) {
-            // It does not send more.
+            // The session has ended: no credit needed.
             return;
         }
         let notices_taken = self.notices_taken.entry((rail, session)).or_default();
@@ -268,24 +275,24 @@ impl Agent {
         let local_target = Arc::clone(&self.local_target);
         let mut wait_strategy = self.wait_strategy;
         let until = end.min(Instant::now() + 10 * BUSY_PAUSE);
-        let request = || self.remote_transport.rails.iter().any(Rail::has_events).then_some(());
-        local_target.doorbell.wait(&mut wait_strategy, until, request);
+        let has_events = || self.remote_transport.rails.iter().any(Rail::has_events).then_some(());
+        local_target.doorbell.wait(&mut wait_strategy, until, has_events);
         self.wait_strategy = wait_strategy;
     }
 
-    /// Gives a transfer to the rails that are there.
+    /// Submits a transfer to the connected rails.
     pub(super) fn submit_stripes(
         &mut self,
         operation: Operation,
         route: &Arc<RouteInner>,
         route_lanes: &[RouteLane],
         blocks: Blocks<'_>,
-        mut ticket: OperationContext,
+        mut context: OperationContext,
     ) {
         let is_remote =
-            self.peers.get(&ticket.peer).is_some_and(|peer| peer.local_session.is_none());
-        // A peer with which memory is shared is told by that.
-        let mut notice = ticket.notice.take_if(|_| is_remote);
+            self.peers.get(&context.peer).is_some_and(|peer| peer.local_session.is_none());
+        // Peers with a local session get the notice there.
+        let mut notice = context.notice.take_if(|_| is_remote);
         let open =
             || route_lanes.iter().filter(|route_lane| self.remote_transport.is_open(route_lane));
         let stripes = stripe_blocks(blocks, open().count());
@@ -293,19 +300,19 @@ impl Agent {
         if busy.is_empty() {
             let detail = "no rail of this route is connected to the peer";
             return self
-                .remote_done(ticket, Err(Error::new("transfer", ErrorKind::Closed, detail)));
+                .remote_done(context, Err(Error::new("transfer", ErrorKind::Closed, detail)));
         }
-        let (token, left) = (ticket.token, busy.len());
+        let (token, left) = (context.token, busy.len());
         let last = notice.take_if(|_| left > 1);
         self.remote_transport
             .in_flight
-            .insert(token, RemoteOperation { ticket, left, failure: None, notice: last });
+            .insert(token, RemoteOperation { context, left, failure: None, notice: last });
         for (route_lane, blocks) in busy {
             self.submit_stripe(route_lane, operation, route, (blocks, 0), (token, notice.take()));
         }
     }
 
-    /// Gives bytes to one rail.
+    /// Submits a stripe to one rail.
     fn submit_stripe(
         &mut self,
         route_lane: &RouteLane,
@@ -333,13 +340,13 @@ impl Agent {
         self.remote_transport.rails[rail].handle.begin_request(request);
     }
 
-    /// What a rail that was lost did not do, and has not begun, another one does.
+    /// Submits what a lost rail did not start to another rail.
     fn reroute(&mut self, request: RailRequest, cause: &str) {
         let RailRequest { link: lost, token, notice, bytes } = request;
         let closed = || Error::new("transfer", ErrorKind::Closed, cause);
         let Some(RailTransfer { operation, blocks, reroutes, route, .. }) = bytes else {
             let peer =
-                self.remote_transport.in_flight.get(&token).map(|operation| operation.ticket.peer);
+                self.remote_transport.in_flight.get(&token).map(|operation| operation.context.peer);
             return match (peer.and_then(|peer| self.notice_link(peer)), notice) {
                 (Some(link), Some(notice)) if link != lost => {
                     self.submit(RailRequest { link, token, notice: Some(notice), bytes: None });
@@ -363,9 +370,8 @@ impl Agent {
         self.submit_stripe(route_lane, operation, &route, (blocks, reroutes + 1), (token, notice));
     }
 
-    /// By which link a peer is told things: the same one as before as long as that is there, so that
-    /// it hears them in order. When it is lost, what it had not sent yet may come behind what is said
-    /// by the next one.
+    /// The link for notices to a peer: the same as before as long as it is up, so that they arrive
+    /// in order. After its loss, unsent notices may arrive after those of the next link.
     fn notice_link(&mut self, peer: u32) -> Option<u32> {
         let peer = self.peers.get_mut(&peer)?;
         let is_up = |link: &u32| self.remote_transport.is_up(*link);
@@ -375,20 +381,20 @@ impl Agent {
         peer.notice_link
     }
 
-    /// Tells a peer something by a rail.
-    pub(super) fn send_notice_by_rail(&mut self, mut ticket: OperationContext) {
-        let (token, notice) = (ticket.token, ticket.notice.take());
-        let Some(link) = self.notice_link(ticket.peer) else {
+    /// Sends a notice by a rail.
+    pub(super) fn send_notice_by_rail(&mut self, mut context: OperationContext) {
+        let (token, notice) = (context.token, context.notice.take());
+        let Some(link) = self.notice_link(context.peer) else {
             let lost =
                 Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
-            return self.remote_done(ticket, Err(lost));
+            return self.remote_done(context, Err(lost));
         };
-        let operation = RemoteOperation { ticket, left: 1, failure: None, notice: None };
+        let operation = RemoteOperation { context, left: 1, failure: None, notice: None };
         self.remote_transport.in_flight.insert(token, operation);
         self.submit(RailRequest { link, token, notice, bytes: None });
     }
 
-    /// Takes note of what the rails tell. True if they told anything.
+    /// Handles the events of the rails. True if there were any.
     pub(super) fn poll_rails(&mut self) -> bool {
         if self.remote_transport.rails.is_empty() {
             return false;
@@ -398,31 +404,31 @@ impl Agent {
             let has_ended = self.remote_transport.rails[rail].has_ended();
             let mut rail_events = std::mem::take(&mut self.remote_transport.rail_events);
             self.remote_transport.rails[rail].rail_events(&mut rail_events);
-            for report in rail_events.drain(..) {
+            for event in rail_events.drain(..) {
                 has_any = true;
-                match report {
-                    // By another rail it may have come meanwhile, and did not leave then.
-                    RailEvent::SessionClosed { .. } => session_closed.push((rail, report)),
-                    _ => self.handle_rail_event(rail, report),
+                match event {
+                    // It may have reconnected by another rail meanwhile; then it did not leave.
+                    RailEvent::SessionClosed { .. } => session_closed.push((rail, event)),
+                    _ => self.handle_rail_event(rail, event),
                 }
             }
             self.remote_transport.rail_events = rail_events;
             if has_ended && self.remote_transport.depends_on(rail) {
-                session_closed.extend(self.lose_rail(rail).map(|report| (rail, report)));
+                session_closed.extend(self.lose_rail(rail).map(|event| (rail, event)));
             }
         }
-        for (rail, report) in session_closed {
-            self.handle_rail_event(rail, report);
+        for (rail, event) in session_closed {
+            self.handle_rail_event(rail, event);
         }
         has_any
     }
 
-    /// A rail's thread is gone, and told of all that it knew. What else it was given has failed, and
-    /// its guests are gone.
+    /// A rail's thread has ended, after reporting its events. Its remaining requests fail, and its
+    /// sessions are lost.
     fn lose_rail(&mut self, rail: usize) -> impl Iterator<Item = RailEvent> + use<> {
         let cause = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
-        let of_it = self.remote_transport.links.iter().filter(|(_, link)| link.rail == rail);
-        let links: Vec<_> = of_it.map(|(number, _)| *number).collect();
+        let on_rail = self.remote_transport.links.iter().filter(|(_, link)| link.rail == rail);
+        let links: Vec<_> = on_rail.map(|(number, _)| *number).collect();
         for (link, open_result) in &mut self.remote_transport.open_results {
             if links.contains(link) {
                 open_result.get_or_insert_with(|| Err(cause()));
@@ -446,7 +452,7 @@ impl Agent {
             .map(move |session| RailEvent::SessionClosed { session, lost: Some(cause().reason()) })
     }
 
-    /// A rail told of a part that it had.
+    /// A rail returned a stripe.
     fn stripe_returned(&mut self, rail: usize, token: Token) {
         if let Some(stripes_by_rail) = self.remote_transport.stripes_by_rail[rail].get_mut(&token) {
             *stripes_by_rail -= 1;
@@ -456,13 +462,13 @@ impl Agent {
         }
     }
 
-    fn handle_rail_event(&mut self, rail: usize, report: RailEvent) {
-        match report {
+    fn handle_rail_event(&mut self, rail: usize, event: RailEvent) {
+        match event {
             RailEvent::Up { link: number } => {
                 if let Some(link) = self.remote_transport.links.get_mut(&number) {
                     link.state = LinkState::Up;
                     let (with, label) = link.identity_and_label();
-                    self.remote_transport.remote_sessions.found(
+                    self.remote_transport.remote_sessions.half_restored(
                         with,
                         rail,
                         LostHalf::Link(number),
@@ -489,13 +495,13 @@ impl Agent {
                 }
             }
             RailEvent::Opened { link: number, region, outcome } => {
-                // What was there and is refused is withdrawn, too, which the rail says itself.
-                // Nor is one known that a join gave up.
+                // A refused region that was open is withdrawn, which the rail reports separately. A
+                // join that failed has forgotten its region.
                 let link = self.remote_transport.links.get_mut(&number).filter(|_| outcome.is_ok());
                 if let Some(known) = link.and_then(|link| link.regions.get_mut(&region.0)) {
                     *known = RegionState::Open;
                 }
-                // One that nobody waits for any more is of no use.
+                // No caller may be waiting for it any more.
                 let RemoteTransport { opening_region, open_results, .. } =
                     &mut self.remote_transport;
                 if let Some(open_result) =
@@ -536,14 +542,14 @@ impl Agent {
         self.take_session_events();
     }
 
-    /// Puts what is to be told of rails behind what happened before.
+    /// Appends the events of sessions and rails to the agent's events.
     pub(super) fn take_session_events(&mut self) {
         self.events.extend(
             self.remote_transport.remote_sessions.events.drain(..).map(|event| (event, None)),
         );
     }
 
-    /// A part of an operation has come to its end; maybe it was the last.
+    /// A stripe of an operation completed; it may have been the last.
     fn stripe_done(&mut self, token: Token, outcome: Result<()>) {
         let Some(operation) = self.remote_transport.in_flight.get_mut(&token) else { return };
         operation.left -= 1;
@@ -554,22 +560,22 @@ impl Agent {
             return;
         }
         let Some(operation) = self.remote_transport.in_flight.remove(&token) else { return };
-        let RemoteOperation { ticket, failure, notice, .. } = operation;
+        let RemoteOperation { context, failure, notice, .. } = operation;
         match (failure, notice) {
-            (Some(error), _) => self.remote_done(ticket, Err(error)),
-            (None, None) => self.remote_done(ticket, Ok(())),
-            (None, notice) => self.send_notice_by_rail(OperationContext { notice, ..ticket }),
+            (Some(error), _) => self.remote_done(context, Err(error)),
+            (None, None) => self.remote_done(context, Ok(())),
+            (None, notice) => self.send_notice_by_rail(OperationContext { notice, ..context }),
         }
     }
 
-    fn remote_done(&mut self, ticket: OperationContext, outcome: Result<()>) {
-        if self.peers.get(&ticket.peer).is_some_and(|peer| peer.local_session.is_some()) {
-            return self.complete(ticket, outcome);
+    fn remote_done(&mut self, context: OperationContext, outcome: Result<()>) {
+        if self.peers.get(&context.peer).is_some_and(|peer| peer.local_session.is_some()) {
+            return self.complete(context, outcome);
         }
-        let Some(peer) = self.peers.get_mut(&ticket.peer) else {
-            return self.operations.finish(ticket.token, outcome);
+        let Some(peer) = self.peers.get_mut(&context.peer) else {
+            return self.operations.finish(context.token, outcome);
         };
         let outcome = outcome.map_err(|error| error.with(&peer.card.label));
-        peer.finish(&ticket, outcome, &mut self.operations);
+        peer.finish(&context, outcome, &mut self.operations);
     }
 }

@@ -1,4 +1,4 @@
-//! Two regions, joined: by which way bytes go between them, and why.
+//! Routes: two joined regions and the path between them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion};
 
 pub(super) const JOIN: &str = "join two regions";
 
-/// Two regions, joined: one of this agent and one of a peer's. Everything is decided and
-/// mapped; what is left to do for a transfer is to begin it.
+/// Two joined regions, one of this agent and one of a peer. The path is chosen and everything
+/// mapped: a transfer only has to be started.
 #[derive(Clone)]
 pub struct Route(pub(super) Arc<RouteInner>);
 
-/// Without what it maps and by which keys: whoever has those reaches the memory.
+/// Without mappings and keys, which give access to the memory.
 impl fmt::Debug for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RouteInner { local, remote, path, .. } = &*self.0;
@@ -37,29 +37,29 @@ impl fmt::Debug for Route {
 pub(crate) struct RouteInner {
     pub(super) agent: [u8; 16],
     pub(super) peer: u32,
-    /// Kept as long as bytes may go to or from it.
+    /// Kept as long as transfers may use it.
     pub(super) local: Arc<RegisteredRegion>,
     pub(super) remote: RegionDescriptor,
     pub(super) choice: Choice,
     pub(super) path: Path,
-    /// Why it is not a better path, if one could have been expected.
+    /// Why this is not a better path, if one was expected.
     pub(super) fallback: Option<&'static str>,
     pub(super) mover: DataMover,
 }
 
-/// What moves the bytes.
+/// How bytes are copied.
 #[derive(Debug)]
 pub(super) enum DataMover {
     /// A device's copy engines.
     Device { device: Device, local: Slice, remote: Slice },
-    /// The processor that calls.
+    /// The calling CPU.
     Cpu { local: CopyBuffer, remote: HostBuffer },
-    /// A fabric, by one rail or several.
+    /// A fabric, by one or more rails.
     Rails(Vec<RouteLane>),
 }
 
 impl Route {
-    /// The way that bytes take.
+    /// The path of the bytes.
     #[must_use]
     pub fn path(&self) -> Path {
         self.0.path
@@ -71,14 +71,14 @@ impl Route {
         &self.0.choice
     }
 
-    /// Why it is not a better path, if one could have been expected.
+    /// Why this is not a better path, if one was expected.
     #[must_use]
     pub fn fallback(&self) -> Option<&'static str> {
         self.0.fallback
     }
 }
 
-/// What a device of this process is called, by the name that it has on the machine.
+/// The name of a device in this process, by its UUID.
 pub(super) fn device_named(uuid: Uuid) -> Option<DeviceName> {
     [Implementation::Cuda, Implementation::Emulated].into_iter().find_map(|implementation| {
         let count = Device::count(implementation).unwrap_or(0);
@@ -87,19 +87,20 @@ pub(super) fn device_named(uuid: Uuid) -> Option<DeviceName> {
     })
 }
 
-/// How the device that copies reaches the peer's memory, and which device that is, if the
-/// local memory is this device's and the peer's that one's.
+/// The device that copies between local memory of one device and remote memory of another, and its
+/// access to the remote memory.
 pub(super) fn device_access(
-    own: Option<Device>,
-    theirs: Option<Uuid>,
+    local_device: Option<Device>,
+    remote_device: Option<Uuid>,
 ) -> Result<(DeviceAccess, Option<Device>)> {
     let of_device = |error| Error::of_device(JOIN, error);
-    let Some(uuid) = theirs else {
-        let device_access = if own.is_some() { DeviceAccess::Same } else { DeviceAccess::NoDevice };
-        return Ok((device_access, own));
+    let Some(uuid) = remote_device else {
+        let device_access =
+            if local_device.is_some() { DeviceAccess::Same } else { DeviceAccess::NoDevice };
+        return Ok((device_access, local_device));
     };
-    let Some(name) = device_named(uuid) else { return Ok((DeviceAccess::Invisible, own)) };
-    let Some(device) = own else {
+    let Some(name) = device_named(uuid) else { return Ok((DeviceAccess::Invisible, local_device)) };
+    let Some(device) = local_device else {
         return Ok((DeviceAccess::Same, Some(Device::open(name).map_err(of_device)?)));
     };
     let device_access = if device.name() == name {
@@ -115,27 +116,27 @@ pub(super) fn device_access(
     Ok((device_access, Some(device)))
 }
 
-/// A region that was described belongs to the agent that the peer is.
+/// Fails unless the region belongs to the peer's agent.
 pub(super) fn check_owner(peer: &Peer, region: &RegionDescriptor) -> Result<()> {
     if (region.agent, region.node) == (peer.card.identity, peer.card.node) {
         return Ok(());
     }
-    let detail = "it is a region of another agent, or of one that was started anew";
+    let detail = "the region belongs to another agent, or to this one before a restart";
     Err(Error::new(JOIN, ErrorKind::Stale, detail))
 }
 
-/// An error if nothing more can be begun with this agent.
+/// Fails if the session with the peer has ended.
 fn check_connected(peer: &mut Peer) -> Result<()> {
     let Some(local_session) = &mut peer.local_session else { return Ok(()) };
     local_session.refresh();
-    match local_session.end() {
+    match local_session.closed_cause() {
         Some(end) => Err(Error::new(JOIN, ErrorKind::Closed, end)),
         None => Ok(()),
     }
 }
 
 impl Agent {
-    /// Joins two regions: chooses a path, and makes what it needs.
+    /// Joins two regions: chooses a path and prepares it.
     pub(super) fn join_with(
         &mut self,
         number: u32,
@@ -148,14 +149,14 @@ impl Agent {
         let peer = self.peer(number, JOIN)?;
         check_owner(peer, &remote)?;
         check_connected(peer)?;
-        // What did not work once is tried again.
+        // Earlier failures of the fabric do not count.
         peer.fabric_error = None;
-        let own = match &local.buffer {
+        let local_device = match &local.buffer {
             Buffer::Device(memory) => Some(memory.mapped_for().clone()),
             Buffer::Host(_) => None,
         };
         let ends = (&MemoryAttributes::from(region), &MemoryAttributes::from(&remote));
-        let (mut facts, device) = self.facts(number, Operation::Put, ends, own)?;
+        let (mut facts, device) = self.facts(number, Operation::Put, ends, local_device)?;
         loop {
             let choice = choose(&facts, policy);
             let Some(path) = choice.taken() else {
@@ -167,13 +168,13 @@ impl Agent {
                 self.open_route_lanes(number, local, &remote, end)
             };
             let made = made.or_else(|error| match error.kind() {
-                // It may have ended meanwhile, which is no fact about paths.
+                // It may have ended meanwhile, which is not a fact about paths.
                 ErrorKind::Closed | ErrorKind::Failed | ErrorKind::Stale => {
                     check_connected(self.peer(number, JOIN)?).and(Err(error))
                 }
                 _ => Err(error),
             });
-            // What shows only when it is tried is a fact like others.
+            // Obstacles that show only when the path is tried become facts too.
             match made {
                 Ok(mover) => {
                     let fallback = choice.fallback().map(|(_, reason)| reason.name());
@@ -199,7 +200,7 @@ impl Agent {
                 Err(error) if error.kind() == ErrorKind::Failed && path.is_local() => {
                     facts.locality = Locality::NoDescriptorPassing { cause: error.to_string() };
                 }
-                // The peer cannot be met by it: said by `open_route_lanes`.
+                // The peer does not answer by the fabric: recorded by `open_route_lanes`.
                 Err(error)
                     if !path.is_local() && self.peer(number, JOIN)?.fabric_error.is_some() =>
                 {
@@ -212,7 +213,7 @@ impl Agent {
 }
 
 impl Agent {
-    /// Maps what a path of this machine needs.
+    /// Maps the memory for a path on this machine.
     fn map_regions(
         &mut self,
         path: Path,
@@ -222,12 +223,12 @@ impl Agent {
         end: Instant,
     ) -> Result<DataMover> {
         let of_device = |error| Error::of_device(JOIN, error);
-        let theirs = match self.peer(peer, JOIN)?.in_process_region(remote) {
+        let in_process_buffer = match self.peer(peer, JOIN)?.in_process_region(remote) {
             Some(region) if region.descriptor.rights.allow(remote.rights) => {
                 Some(region.buffer.clone())
             }
             Some(_) => {
-                let detail = "the descriptor claims rights that the region does not give";
+                let detail = "the descriptor claims rights that the region does not grant";
                 return Err(Error::new(JOIN, ErrorKind::NotAllowed, detail));
             }
             None if path == Path::SameProcess => {
@@ -237,14 +238,14 @@ impl Agent {
             None => None,
         };
         let Some(device) = device else {
-            let Buffer::Host(mine) = &local.buffer else {
+            let Buffer::Host(local_buffer) = &local.buffer else {
                 return Err(Error::new(
                     JOIN,
                     ErrorKind::NoPath,
                     "no device takes part in this transfer",
                 ));
             };
-            let remote = match theirs {
+            let remote = match in_process_buffer {
                 Some(Buffer::Host(buffer)) => buffer,
                 Some(Buffer::Device(_)) => {
                     return Err(Error::new(
@@ -255,10 +256,10 @@ impl Agent {
                 }
                 None => self.map_host(peer, remote, end)?,
             };
-            return Ok(DataMover::Cpu { local: CopyBuffer::Host(mine.clone()), remote });
+            return Ok(DataMover::Cpu { local: CopyBuffer::Host(local_buffer.clone()), remote });
         };
         let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
-        let their_memory = match theirs {
+        let remote_memory = match in_process_buffer {
             Some(Buffer::Device(memory)) => {
                 if memory.device().is_some_and(|resident| resident != device.name()) {
                     device.enable_peer(memory.mapped_for()).map_err(of_device)?;
@@ -271,23 +272,25 @@ impl Agent {
                 let mapped = self.map_host(peer, remote, end)?;
                 match (mapped.pinned_if_possible(device)?, &local.buffer) {
                     (Some(memory), _) => memory,
-                    (None, Buffer::Host(mine)) => {
-                        let local = CopyBuffer::Host(mine.clone());
+                    (None, Buffer::Host(local_buffer)) => {
+                        let local = CopyBuffer::Host(local_buffer.clone());
                         return Ok(DataMover::Cpu { local, remote: mapped });
                     }
-                    (None, Buffer::Device(mine)) => {
-                        let local =
-                            CopyBuffer::device(whole(mine, local.descriptor.length)?, device)?;
+                    (None, Buffer::Device(local_buffer)) => {
+                        let local = CopyBuffer::device(
+                            whole(local_buffer, local.descriptor.length)?,
+                            device,
+                        )?;
                         return Ok(DataMover::Cpu { local, remote: mapped });
                     }
                 }
             }
         };
-        let my_memory = match &local.buffer {
+        let local_memory = match &local.buffer {
             Buffer::Device(memory) => memory.clone(),
             Buffer::Host(buffer) => buffer.pinned_for(device)?,
         };
-        for memory in [&my_memory, &their_memory] {
+        for memory in [&local_memory, &remote_memory] {
             if !memory.is_reachable_from(device) {
                 let detail = format!("{:?} does not reach {memory:?}", device.name());
                 return Err(Error::new(JOIN, ErrorKind::NoPeerAccess, detail));
@@ -295,8 +298,8 @@ impl Agent {
         }
         Ok(DataMover::Device {
             device: device.clone(),
-            local: whole(&my_memory, local.descriptor.length)?,
-            remote: whole(&their_memory, remote.length)?,
+            local: whole(&local_memory, local.descriptor.length)?,
+            remote: whole(&remote_memory, remote.length)?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What a rail has to do with a route: where the bytes are for it, and which of them it carries.
+//! The part of a route on one rail: its memory, and the blocks that it carries.
 
 use std::sync::atomic::Ordering;
 
@@ -11,10 +11,10 @@ use crate::path::Registration;
 use crate::rail::{LocalSide, RemoteSide, can_be_registered};
 use crate::region::RegisteredRegion;
 
-/// Blocks that are longer are split among rails.
+/// Blocks of at least this length are split among rails.
 const MIN_STRIPED_LENGTH: u64 = 8 << 20;
 
-/// One rail's part of a route.
+/// The part of a route on one rail.
 #[derive(Debug)]
 pub(super) struct RouteLane {
     pub(super) link: u32,
@@ -23,8 +23,8 @@ pub(super) struct RouteLane {
 }
 
 impl RouteLane {
-    /// Where our bytes are for this rail, as long as the region is not withdrawn. Asked each time: a
-    /// route that had the registration itself would keep it open to peers.
+    /// The local memory for this rail, unless the region is withdrawn. Looked up each time: a route
+    /// that held the registration would keep it open to peers.
     pub(super) fn local(&self, local: &RegisteredRegion) -> Result<LocalSide> {
         match (local.memory(self.rail), &local.buffer) {
             (Some(memory), _) => Ok(LocalSide::Registered(memory)),
@@ -43,16 +43,18 @@ impl RouteLane {
     }
 }
 
-/// Which rail copies which blocks: long ones are cut, short ones go to who has least. Of short rows
-/// each has so many that lie one behind the other; they are counted off and not listed.
+/// Distributes blocks among rails: long ones are split, short ones go to the rail with the fewest
+/// bytes. Short rows are distributed as ranges, which need no list.
 pub(super) fn stripe_blocks(blocks: Blocks<'_>, rails: usize) -> Vec<BlockQueue> {
     if let Some(rows) = blocks.rows().filter(|rows| rows.row < MIN_STRIPED_LENGTH) {
-        let begin = |rail: usize| {
-            let begin = (u128::from(rows.count()) * rail as u128).div_ceil(rails as u128);
-            // Not above the count.
-            begin as u64
+        let first_row = |rail: usize| {
+            let first_row = (u128::from(rows.count()) * rail as u128).div_ceil(rails as u128);
+            // At most the count.
+            first_row as u64
         };
-        return (0..rails).map(|rail| rows.rows_in(begin(rail)..begin(rail + 1)).into()).collect();
+        return (0..rails)
+            .map(|rail| rows.rows_in(first_row(rail)..first_row(rail + 1)).into())
+            .collect();
     }
     let mut stripes = vec![(0_u64, BlockQueue::default()); rails];
     for block in blocks.each() {
@@ -73,9 +75,9 @@ pub(super) fn stripe_blocks(blocks: Blocks<'_>, rails: usize) -> Vec<BlockQueue>
     stripes.into_iter().map(|(_, blocks)| blocks).collect()
 }
 
-/// Memory of a device is not registered, whatever the provider offers: what is known of providers
-/// that take it (shm of libfabric 2.1 with CUDA) is that they complete writes before the data is
-/// there. [`crate::rail::can_be_registered`] is where that is decided; this says so.
+/// Device memory is never registered, whatever the provider offers: providers that take it (shm of
+/// libfabric 2.1 with CUDA) complete writes before the data has arrived. See
+/// [`crate::rail::can_be_registered`].
 pub(super) fn registration(
     is_registered: bool,
     is_device: bool,
@@ -94,7 +96,7 @@ mod tests {
     use crate::Strided;
 
     #[test]
-    fn a_provider_that_takes_memory_of_devices_is_not_believed() {
+    fn device_memory_is_never_registered() {
         assert_eq!(registration(false, true, true), Registration::NotSafe);
         assert_eq!(registration(false, true, false), Registration::NotOffered);
         assert_eq!(registration(false, false, true), Registration::NotOffered);
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn rails_share_all_bytes_once_and_about_equally() {
+    fn blocks_are_striped_evenly_and_completely() {
         let block = |to, length| Block { to, from: to, length };
         let many: Vec<_> = (0..100).map(|n| block(n << 20, 1 << 16)).collect();
         let one = [block(0, (64 << 20) + 1)];
@@ -128,9 +130,9 @@ mod tests {
             }
         }
     }
-    /// As many as no memory has room for, if they were listed.
+    /// A list of so many rows would exceed the memory.
     #[test]
-    fn rows_are_shared_out_without_a_list_of_them() {
+    fn rows_are_striped_without_a_list() {
         let count = (1 << 56) + 1;
         let rows = Strided::rows(count, 8, 0, 64).unwrap();
         let stripes = stripe_blocks((&rows).into(), 3);
@@ -146,7 +148,7 @@ mod tests {
             let all: Vec<_> = stripes.into_iter().flatten().collect();
             assert!(rails == 0 || all == rows.iter().collect::<Vec<_>>());
         }
-        // Long ones are cut.
+        // Long rows are split.
         let rows = Strided::rows(3, 16 << 20, 32 << 20, 64 << 20).unwrap();
         let stripes = stripe_blocks((&rows).into(), 2);
         assert!(stripes.into_iter().all(|stripe| stripe.count() == 3));

@@ -1,17 +1,16 @@
-//! What two agents of one machine share as long as one visits the other: what the visitor
-//! has begun, and the notices that it leaves.
+//! Shared memory of a local session: counters of the initiator's copies, and its queue of notices.
 //!
 //! ```text
-//! word 0   copies that the initiator has ever begun
-//! word 4   1 when the initiator has left in order
-//! word 8   of them, all before this one are done; all of them when the initiator leaves, unless a
+//! word 0   copies that the initiator has started
+//! word 4   1 after a clean close by the initiator
+//! word 8   all copies before this one are done; index the close all of them, unless a
 //!          device may still be copying
 //! word 16  a queue of notices: a tag, a length, and up to 64 bytes
 //! ```
 //!
-//! The host makes it, so it goes with the connection. Only the visitor writes the first three
-//! words and publishes; only the host reads. Nothing here is believed further than that: a
-//! visitor that scribbles harms what it tells, and nothing else.
+//! The target creates it, and it ends with the connection. Only the initiator writes the first
+//! three words and publishes; only the target reads. An initiator that writes garbage harms only
+//! its own session.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,11 +30,11 @@ const BEGUN_WORD: usize = 0;
 const CLOSED_WORD: usize = 4;
 const SETTLED_WORD: usize = 8;
 const QUEUE_WORD: usize = 16;
-/// Notices that wait to be read.
+/// Maximum of unread notices.
 const DEPTH: u32 = 1024;
 /// A tag, a length, 64 bytes.
 const ENTRY: usize = 2 + MAX_NOTICE_LENGTH / 8;
-/// Nothing is done under the queue's lock that takes time.
+/// Operations under the queue's lock are short.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
 type Notices = Queue<WordRange<MappedWords>, ENTRY>;
@@ -52,7 +51,7 @@ fn initiator() -> Participant {
     Participant::new(1, 1).unwrap_or_else(|| unreachable!("a valid name"))
 }
 
-/// There are two, and one of them calls.
+/// The queue has two participants; the caller is one of them.
 struct OtherSide<'a> {
     name: Participant,
     pidfd: &'a PidFd,
@@ -68,8 +67,8 @@ impl Liveness for OtherSide<'_> {
     }
 }
 
-fn failed(operation: &'static str, why: impl ToString) -> Error {
-    Error::new(operation, ErrorKind::Failed, why.to_string())
+fn failed(operation: &'static str, cause: impl ToString) -> Error {
+    Error::new(operation, ErrorKind::Failed, cause.to_string())
 }
 
 fn notices(operation: &'static str, segment: &Segment, is_new: bool) -> Result<Notices> {
@@ -81,7 +80,7 @@ fn notices(operation: &'static str, segment: &Segment, is_new: bool) -> Result<N
     queue.map_err(|error| failed(operation, error))
 }
 
-/// At the agent that is visited.
+/// The target's side.
 #[derive(Debug)]
 pub(super) struct TargetSegment {
     segment: Segment,
@@ -96,7 +95,7 @@ impl TargetSegment {
         let length = (QUEUE_WORD + Notices::required_words(setup())) * size_of::<u64>();
         let segment = Segment::create(LAYOUT, length).map_err(|error| failed(operation, error))?;
         let queue = notices(operation, &segment, true)?;
-        // Nobody else knows of it yet.
+        // Not shared with another process yet.
         let caller = Caller::new(target(), &ipc::AlwaysAlive);
         let subscriber = queue.subscribe(&caller).map_err(|error| failed(operation, error))?;
         segment.mark_ready();
@@ -116,42 +115,42 @@ impl TargetSegment {
         Some(notice)
     }
 
-    /// What is left of the notices of a visitor that has left: as many as there can be, even if it
-    /// goes on leaving some.
+    /// The remaining notices of a disconnected initiator: at most one queue full, even if it
+    /// continues to send.
     pub(super) fn take_rest(&mut self) -> impl Iterator<Item = Notice> {
         std::iter::from_fn(|| self.take()).take(DEPTH as usize)
     }
 
-    /// What the visitor has begun so far.
+    /// Number of copies that the initiator has started.
     pub(super) fn begun(&self) -> u64 {
         self.words.load(BEGUN_WORD, SeqCst)
     }
 
-    /// Did the visitor leave in order? Its process may have ended since.
+    /// Did the initiator close cleanly? Its process may have ended since.
     pub(super) fn left_cleanly(&self) -> bool {
         self.words.load(CLOSED_WORD, Acquire) == 1
     }
 
-    /// Is everything done that was begun when `begun` was that?
+    /// Have all copies completed that were started when `begun` was read?
     pub(super) fn is_settled(&self, begun: u64) -> bool {
         self.words.load(SETTLED_WORD, Acquire) >= begun
     }
 }
 
-/// At the agent that visits.
+/// The initiator's side.
 #[derive(Debug)]
 pub(super) struct InitiatorSegment {
     words: MappedWords,
     queue: Notices,
     begun: u64,
-    /// From the oldest on that is not done: which are?
+    /// Completion of the copies, from the oldest incomplete one.
     done: VecDeque<bool>,
     fork_generation: ForkGeneration,
 }
 
 impl Drop for InitiatorSegment {
     fn drop(&mut self) {
-        // A forked child is not the one to leave.
+        // A forked child does not close the parent's session.
         if self.fork_generation.is_current() {
             self.words.store(CLOSED_WORD, 1, Release);
         }
@@ -167,20 +166,21 @@ impl InitiatorSegment {
         Ok(Self { words, queue, begun: 0, done: VecDeque::new(), fork_generation })
     }
 
-    /// Says that a copy begins; to be called *before* looking whether its region is there.
+    /// Records the start of a copy. Called *before* checking that its region exists.
     pub(super) fn begin(&mut self) -> u64 {
         let number = self.begun;
         self.begun += 1;
         self.done.push_back(false);
-        // Looking at the board orders it before that.
+        // Checking the region table orders this store before it.
         self.words.store(BEGUN_WORD, self.begun, Release);
         number
     }
 
-    /// Says that it is done, or was not begun after all.
+    /// Records that a copy completed or did not start.
     pub(super) fn end(&mut self, number: u64) {
         let oldest = self.begun - self.done.len() as u64;
-        if let Some(done) = number.checked_sub(oldest).and_then(|at| self.done.get_mut(at as usize))
+        if let Some(done) =
+            number.checked_sub(oldest).and_then(|index| self.done.get_mut(index as usize))
         {
             *done = true;
         }
@@ -190,7 +190,7 @@ impl InitiatorSegment {
         self.words.store(SETTLED_WORD, self.begun - self.done.len() as u64, Release);
     }
 
-    /// Says that all copies are done that were ever begun: nothing makes them any more.
+    /// Records that all copies have completed, and that none will start.
     pub(super) fn settle(&mut self) {
         if self.fork_generation.is_current() {
             self.done.clear();
@@ -198,7 +198,7 @@ impl InitiatorSegment {
         }
     }
 
-    /// Leaves a notice. False if there is no room for it now.
+    /// Sends a notice. False if the queue is full.
     pub(super) fn send_notice(&self, notice: &Notice, pidfd: &PidFd) -> Result<bool> {
         let operation = "send a notice";
         let liveness = OtherSide { name: target(), pidfd };
@@ -229,7 +229,7 @@ mod tests {
         for tag in 0..u64::from(DEPTH) {
             assert!(initiator_side.send_notice(&notice(tag), &pidfd).unwrap());
         }
-        assert!(!initiator_side.send_notice(&notice(0), &pidfd).unwrap(), "no room");
+        assert!(!initiator_side.send_notice(&notice(0), &pidfd).unwrap(), "queue full");
         for tag in 0..u64::from(DEPTH) {
             let taken = target.take().unwrap();
             assert_eq!((taken.tag, taken.data()), (tag, &[7; 3][..]));
@@ -239,11 +239,11 @@ mod tests {
     }
 
     #[test]
-    fn notices_left_after_the_end_are_not_taken_without_end() {
+    fn notices_after_the_end_are_taken_only_once() {
         let (mut target, initiator_side, pidfd) = both();
         let notice = Notice::new(1, b"more").unwrap();
         assert!(initiator_side.send_notice(&notice, &pidfd).unwrap());
-        // One more for each that is taken.
+        // The initiator sends one more for each that is taken.
         let taken = target
             .take_rest()
             .inspect(|_| assert!(initiator_side.send_notice(&notice, &pidfd).unwrap()));
@@ -251,19 +251,19 @@ mod tests {
     }
 
     #[test]
-    fn one_who_leaves_says_so_and_one_who_is_killed_does_not() {
+    fn only_a_clean_close_is_recorded() {
         let (target, initiator_side, _) = both();
         assert!(!target.left_cleanly());
         drop(initiator_side);
         assert!(target.left_cleanly());
         let (target, initiator_side, _) = both();
-        // It never comes to its end.
+        // Its destructor never runs.
         std::mem::forget(initiator_side);
         assert!(!target.left_cleanly());
     }
 
     #[test]
-    fn what_was_begun_is_settled_when_all_before_it_is_done() {
+    fn copy_is_settled_when_all_earlier_ones_are_done() {
         let (target, mut initiator_side, _) = both();
         let [first, second, third] =
             [initiator_side.begin(), initiator_side.begin(), initiator_side.begin()];
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_settled_when_the_visitor_says_so() {
+    fn settle_completes_all_copies() {
         let (target, mut initiator_side, _) = both();
         let first = initiator_side.begin();
         initiator_side.begin();

@@ -1,4 +1,4 @@
-//! Blocks of a request that are kept until they can be gone through.
+//! Blocks of a request that are queued for processing.
 
 use std::collections::VecDeque;
 
@@ -6,12 +6,12 @@ use gpu::Block;
 
 use super::{Blocks, Rows};
 
-/// Blocks that one rail carries, or that wait. Rows of a description are counted off, one after the
-/// other, and not listed: there may be more of them than memory has room for.
+/// Blocks of one stripe or of a queued request. Strided rows are generated on demand, not listed:
+/// there may be more than fit into memory.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BlockQueue {
     pub(crate) list: VecDeque<Block>,
-    /// Those behind the list.
+    /// Rows after the list.
     rows: Option<Rows>,
 }
 
@@ -20,7 +20,7 @@ impl BlockQueue {
         self.list.is_empty() && self.rows.as_ref().is_none_or(|rows| rows.size_hint().0 == 0)
     }
 
-    /// All of them, of which none was taken yet.
+    /// All blocks, before the first one is taken.
     pub(crate) fn all(&mut self) -> Blocks<'_> {
         match &self.rows {
             Some(rows) => (&rows.of).into(),
@@ -28,14 +28,14 @@ impl BlockQueue {
         }
     }
 
-    /// One more, which comes before rows that are not counted off yet.
+    /// Adds a block in front of the rows.
     pub(crate) fn push(&mut self, block: Block) {
         if block.length > 0 {
             self.list.push_back(block);
         }
     }
 
-    /// The next one, to be cut.
+    /// The next block, which the caller may shorten.
     pub(crate) fn front_mut(&mut self) -> Option<&mut Block> {
         if self.list.is_empty() {
             let row = self.rows.as_mut()?.next()?;

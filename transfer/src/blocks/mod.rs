@@ -1,4 +1,4 @@
-//! What is moved in one request: a list of blocks, or rows at regular distances.
+//! The blocks of a request: a list, or strided rows.
 
 mod block_queue;
 mod strided;
@@ -9,7 +9,7 @@ pub(crate) use block_queue::BlockQueue;
 
 pub use strided::{MAX_STRIDES, Rows, Strided, Subarray};
 
-/// The blocks of a request: made from a list of them, or from what [describes](Strided) them.
+/// The blocks of a request: a list, or [strided rows](Strided).
 #[derive(Debug, Clone, Copy)]
 pub struct Blocks<'a>(Kind<'a>);
 
@@ -52,7 +52,7 @@ impl<'a> Blocks<'a> {
         matches!(self.0, Kind::List([]))
     }
 
-    /// The list; empty if they are [rows](Self::rows).
+    /// The list; empty for [strided rows](Self::rows).
     pub(crate) fn list(self) -> &'a [Block] {
         match self.0 {
             Kind::List(list) => list,
@@ -60,7 +60,7 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// What describes them, if they are no list.
+    /// The strided rows; None for a list.
     pub(crate) fn rows(self) -> Option<&'a Strided> {
         match self.0 {
             Kind::List(_) => None,
@@ -68,7 +68,7 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// The only one, if there is only one.
+    /// The only block, if there is exactly one.
     pub(crate) fn single(self) -> Option<Block> {
         match self.0 {
             Kind::List([block]) => Some(*block),
@@ -78,7 +78,7 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// The bytes of all, if they lie in what has so many bytes; or which do not.
+    /// The bytes of all blocks if they are within these lengths; otherwise the first violation.
     pub(crate) fn check(self, to: u64, from: u64) -> Result<u64, String> {
         let list = match self.0 {
             Kind::List(list) => list,
@@ -87,7 +87,7 @@ impl<'a> Blocks<'a> {
                 return match to_end <= to && from_end <= from {
                     true => Ok(strided.bytes()),
                     false => Err(format!(
-                        "rows that end at {from_end} of {from}, and go to where {to_end} of {to} is"
+                        "rows read up to byte {from_end} of {from}, write up to byte {to_end} of {to}"
                     )),
                 };
             }
@@ -99,7 +99,7 @@ impl<'a> Blocks<'a> {
             };
             if !(is_inside(block.to, to) && is_inside(block.from, from)) {
                 return Err(format!(
-                    "block {number}: {} bytes from {} of {from} to {} of {to}",
+                    "block {number}: {} bytes from offset {} of {from} to offset {} of {to}",
                     block.length, block.from, block.to
                 ));
             }

@@ -1,4 +1,4 @@
-//! Rows at regular distances, at either end at its own: planes and halos of arrays.
+//! Strided rows: planes and halos of arrays.
 
 use std::iter::FusedIterator;
 use std::ops::Range;
@@ -7,22 +7,20 @@ use gpu::Block;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Regular distances that a description has at most, beside the row itself.
+/// Maximum number of strides, without the row itself.
 pub const MAX_STRIDES: usize = 3;
 
-const OPERATION: &str = "describe rows";
+const OPERATION: &str = "describe strided rows";
 
-/// Rows of the same length at regular distances: what a list would say of many blocks, in
-/// a few numbers.
+/// Rows of the same length at regular strides: a compact form of a long list of blocks.
 ///
-/// A description is sound from the beginning: nothing of it is empty, it stays below 2⁶⁴ at
-/// both ends, and no two rows go to the same place, since each distance at the target spans all
-/// that is repeated at shorter ones. Rows that lie one behind the other at both ends are one longer row, and
-/// distances that continue each other are one, so what is described in many steps is as
-/// good as what is described in few.
+/// Constructors validate: nothing is empty, ends stay below 2⁶⁴, and no two rows overlap at the
+/// target. There, each stride spans all rows of the shorter strides. Rows that are contiguous at
+/// both ends are merged into a longer row, and strides that continue each other into one. So the
+/// order of the construction does not matter.
 ///
-/// [`put`](crate::Agent::put) and [`get`](crate::Agent::get) take it as they take a list of
-/// blocks, and nothing is allocated for it.
+/// [`put`](crate::Agent::put) and [`get`](crate::Agent::get) accept it like a list of blocks, and
+/// allocate nothing for it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,30 +29,30 @@ const OPERATION: &str = "describe rows";
 /// let second = Duration::from_secs(1);
 /// let mut west = Agent::start(AgentOptions::new("west"))?;
 /// let east = Agent::start(AgentOptions::new("east"))?;
-/// // Each has a field of 16 × 16 cells of 8 bytes, and one more cell all around it.
+/// // Each has a field of 16 × 16 cells of 8 bytes, with a halo of one cell.
 /// let (n, cell) = (16, 8);
 /// let with_halo = [n + 2, n + 2];
 /// let length = cell * (n + 2) * (n + 2);
-/// let (mine, theirs) = (HostBuffer::new(length)?, HostBuffer::new(length)?);
-/// let field = west.register(&mine, Rights::ALL)?;
-/// let target = east.register(&theirs, Rights::ALL)?;
+/// let (west_buffer, east_buffer) = (HostBuffer::new(length)?, HostBuffer::new(length)?);
+/// let field = west.register(&west_buffer, Rights::ALL)?;
+/// let target = east.register(&east_buffer, Rights::ALL)?;
 /// let peer = west.connect(&east.card().encode()?, second)?;
 /// let descriptor = target.descriptor().encode()?;
 /// let route = west.join(peer, &field, &descriptor, &Policy::default(), second)?;
 ///
-/// // My last column of cells goes to its halo, left of its first one.
+/// // The last column of west goes to the left halo of east.
 /// let halo = Strided::tile(
 ///     cell,
 ///     &[n, 1],
 ///     Subarray { extents: &with_halo, origin: &[1, n] },
 ///     Subarray { extents: &with_halo, origin: &[1, 0] },
 /// )?;
-/// mine.write(cell * ((n + 2) + n), &[7; 8])?;
+/// west_buffer.write(cell * ((n + 2) + n), &[7; 8])?;
 /// let token = west.put(&route, &halo, None)?;
 /// west.wait(token, second)?;
-/// let mut came = [0; 8];
-/// theirs.read(cell * (n + 2), &mut came)?;
-/// assert_eq!(came, [7; 8]);
+/// let mut received = [0; 8];
+/// east_buffer.read(cell * (n + 2), &mut received)?;
+/// assert_eq!(received, [7; 8]);
 /// # Ok::<(), transfer::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,16 +61,16 @@ pub struct Strided {
     from: u64,
     /// Bytes of one row.
     pub(crate) row: u64,
-    /// The shortest distance at the target first; those that are not needed count 1.
+    /// In the order of target strides, shortest first; unused ones have count 1.
     strides: [Stride; MAX_STRIDES],
-    /// Of all rows.
+    /// Number of rows.
     count: u64,
-    /// Where the last of them end.
+    /// Where the last row ends.
     to_end: u64,
     from_end: u64,
 }
 
-/// So many times, at these distances.
+/// A repetition: count, and the strides at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Stride {
     count: u64,
@@ -83,19 +81,19 @@ struct Stride {
 impl Stride {
     const NONE: Self = Self { count: 1, to: 0, from: 0 };
 
-    /// Does it go on where the other one ends, at both ends?
+    /// Does it continue the other one at both ends?
     fn continues(&self, other: &Self) -> bool {
-        let goes_on =
+        let is_contiguous =
             |distance: u64, before: u64| Some(distance) == before.checked_mul(other.count);
-        goes_on(self.to, other.to) && goes_on(self.from, other.from)
+        is_contiguous(self.to, other.to) && is_contiguous(self.from, other.from)
     }
 }
 
-/// Where a tile begins in an array. The last index runs fastest, as in C; for arrays of
-/// Fortran all lists are turned round.
+/// The position of a tile in an array. The last index runs fastest, as in C; for Fortran arrays
+/// reverse all lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subarray<'a> {
-    /// How many elements the array has in each dimension.
+    /// Number of elements of the array in each dimension.
     pub extents: &'a [u64],
     /// The first element of the tile.
     pub origin: &'a [u64],
@@ -106,31 +104,30 @@ fn malformed(detail: String) -> Error {
 }
 
 fn overflow_error(what: &str) -> Error {
-    Error::new(OPERATION, ErrorKind::OutOfBounds, format!("{what} 2^64 or beyond"))
+    Error::new(OPERATION, ErrorKind::OutOfBounds, format!("{what} exceeds 2^64"))
 }
 
 impl Strided {
-    /// One row of so many bytes, from the beginning of one region to the beginning of the other.
+    /// One row, from the start of one region to the start of the other.
     ///
     /// # Errors
-    /// [`Malformed`](ErrorKind::Malformed) if it has no byte: a notice would tell of data that
-    /// nobody sent.
+    /// [`Malformed`](ErrorKind::Malformed) for 0 bytes.
     pub fn row(bytes: u64) -> Result<Self> {
         if bytes == 0 {
-            return Err(malformed("a row of no bytes".to_owned()));
+            return Err(malformed("a row has 0 bytes".to_owned()));
         }
         let strides = [Stride::NONE; MAX_STRIDES];
         Ok(Self { to: 0, from: 0, row: bytes, strides, count: 1, to_end: bytes, from_end: bytes })
     }
 
-    /// So many rows, each so many bytes behind the one before: a rectangle of a matrix.
+    /// Rows at one stride per end: a rectangle of a matrix.
     ///
     /// ```
     /// use transfer::Strided;
-    /// // 100 rows of 64 bytes out of lines of 4096, one behind the other.
+    /// // 100 rows of 64 bytes out of lines of 4096, packed.
     /// let packed = Strided::rows(100, 64, 4096, 64)?;
     /// assert_eq!((packed.bytes(), packed.from_end()), (6400, 99 * 4096 + 64));
-    /// // What lies one behind the other at both ends is one row.
+    /// // Rows that are contiguous at both ends are merged.
     /// assert_eq!(Strided::rows(100, 64, 64, 64)?, Strided::row(6400)?);
     /// # Ok::<(), transfer::Error>(())
     /// ```
@@ -141,50 +138,50 @@ impl Strided {
         Self::row(bytes)?.repeat(count, from_stride, to_stride)
     }
 
-    /// All of it so many times, each so many bytes behind the one before. At the source the
-    /// distance may be 0: the same bytes go to many places.
+    /// Repeats all rows at a stride per end. The stride at the source may be 0: the same bytes go
+    /// to several targets.
     ///
     /// # Errors
-    /// [`Malformed`](ErrorKind::Malformed) for no times at all, or where a distance at the target
-    /// is shorter than what it repeats, so that rows could go to the same place; [`OutOfBounds`](ErrorKind::OutOfBounds) beyond 2⁶⁴;
-    /// [`TooMany`](ErrorKind::TooMany) distances.
+    /// [`Malformed`](ErrorKind::Malformed) for a count of 0, or if a stride at the target is
+    /// shorter than the rows it repeats, so that rows could overlap;
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) beyond 2⁶⁴; [`TooMany`](ErrorKind::TooMany) strides.
     pub fn repeat(self, count: u64, from_stride: u64, to_stride: u64) -> Result<Self> {
         let new = match count {
-            0 => return Err(malformed("rows that are repeated no times".to_owned())),
+            0 => return Err(malformed("rows are repeated 0 times".to_owned())),
             1 => return Ok(self),
             _ => Stride { count, to: to_stride, from: from_stride },
         };
         let mut all = [new; MAX_STRIDES + 1];
         all[1..].copy_from_slice(&self.strides);
-        // Those that are not needed last.
+        // Unused strides last.
         all.sort_unstable_by_key(|stride| (stride.count == 1, stride.to, stride.from));
-        let (row, all) = joined(self.row, all)?;
+        let (row, all) = merge(self.row, all)?;
         let [strides @ .., last] = all;
         if last != Stride::NONE {
-            let detail = format!("distances; {MAX_STRIDES} are the most, with those that are one");
+            let detail = format!("more than {MAX_STRIDES} strides");
             return Err(Error::new(OPERATION, ErrorKind::TooMany, detail));
         }
         check_no_overlap(row, &strides)?;
         Self { row, strides, ..self }.checked()
     }
 
-    /// Everything so many bytes further behind, at either end.
+    /// Moves all rows by an offset at either end.
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) beyond 2⁶⁴.
     pub fn shifted(self, from: u64, to: u64) -> Result<Self> {
         let (from, to) = (self.from.checked_add(from), self.to.checked_add(to));
         let (Some(from), Some(to)) = (from, to) else {
-            return Err(overflow_error("a row begins at"));
+            return Err(overflow_error("the start of a row"));
         };
         Self { from, to, ..self }.checked()
     }
 
-    /// A tile of so many elements in each dimension, out of one array and into another: a halo,
-    /// or any other part that has corners.
+    /// A tile with a size per dimension, out of one array and into another: a halo, or any other
+    /// subarray.
     ///
-    /// There may be any number of dimensions; only so many as [`MAX_STRIDES`] may be left when
-    /// those were joined in which the tile is as long as both arrays are.
+    /// The number of dimensions is unlimited. After merging dimensions that the tile spans
+    /// completely, at most [`MAX_STRIDES`] may be left.
     ///
     /// ```
     /// use transfer::{Subarray, Strided};
@@ -200,9 +197,9 @@ impl Strided {
     /// ```
     ///
     /// # Errors
-    /// [`Malformed`](ErrorKind::Malformed) if not all have the same number of dimensions, or
-    /// something is empty; [`OutOfBounds`](ErrorKind::OutOfBounds) if the tile reaches beyond an
-    /// array; [`TooMany`](ErrorKind::TooMany) distances.
+    /// [`Malformed`](ErrorKind::Malformed) if the numbers of dimensions differ, or a size is 0;
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the tile exceeds an array;
+    /// [`TooMany`](ErrorKind::TooMany) strides.
     pub fn tile(
         element_bytes: u64,
         size: &[u64],
@@ -212,8 +209,10 @@ impl Strided {
         let lists = [from.extents, from.origin, to.extents, to.origin];
         if lists.iter().any(|list| list.len() != size.len()) {
             let counts = lists.map(<[u64]>::len);
-            let detail =
-                format!("a tile of {} dimensions in arrays with lists of {counts:?}", size.len());
+            let detail = format!(
+                "the tile has {} dimensions, the lists of the arrays have {counts:?}",
+                size.len()
+            );
             return Err(malformed(detail));
         }
         let mut tile = Self::row(element_bytes)?;
@@ -225,7 +224,7 @@ impl Strided {
                 let (extent, origin) = (array.extents[dimension], array.origin[dimension]);
                 if origin.checked_add(count).is_none_or(|end| end > extent) {
                     let detail = format!(
-                        "dimension {dimension}: {count} from {origin} on, of {extent} elements"
+                        "dimension {dimension}: {count} elements from {origin} exceed {extent}"
                     );
                     return Err(Error::new(OPERATION, ErrorKind::OutOfBounds, detail));
                 }
@@ -233,7 +232,7 @@ impl Strided {
                 let start =
                     origin.checked_mul(stride).and_then(|more| starts[side].checked_add(more));
                 let (Some(start), Some(end)) = (start, stride.checked_mul(extent)) else {
-                    return Err(overflow_error("an array ends at"));
+                    return Err(overflow_error("the end of an array"));
                 };
                 (starts[side], strides[side]) = (start, end);
             }
@@ -241,13 +240,13 @@ impl Strided {
         tile.shifted(starts[0], starts[1])
     }
 
-    /// Its rows.
+    /// Iterates over the rows.
     #[must_use]
     pub fn iter(&self) -> Rows {
         Rows { of: *self, at: [0; MAX_STRIDES], to: self.to, from: self.from, left: self.count }
     }
 
-    /// Some of its rows, by their numbers.
+    /// Iterates over a range of rows.
     pub(crate) fn rows_in(&self, numbers: Range<u64>) -> Rows {
         let end = numbers.end.min(self.count);
         let mut rows = Rows { left: end.saturating_sub(numbers.start), ..self.iter() };
@@ -261,7 +260,7 @@ impl Strided {
         rows
     }
 
-    /// How many rows it has.
+    /// Number of rows.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
@@ -270,23 +269,23 @@ impl Strided {
     /// Bytes of all rows.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        // Checked when it was made.
+        // Checked by the constructor.
         self.count * self.row
     }
 
-    /// Where the last byte that is read ends.
+    /// End of the last byte that is read.
     #[must_use]
     pub fn from_end(&self) -> u64 {
         self.from_end
     }
 
-    /// Where the last byte that is written ends.
+    /// End of the last byte that is written.
     #[must_use]
     pub fn to_end(&self) -> u64 {
         self.to_end
     }
 
-    /// With what is told from the rest, if it stays below 2⁶⁴.
+    /// Computes and validates the derived fields.
     fn checked(self) -> Result<Self> {
         let count = self.strides.iter().try_fold(1_u64, |all, s| all.checked_mul(s.count));
         let end = |start: u64, distance: fn(&Stride) -> u64| {
@@ -300,46 +299,46 @@ impl Strided {
             (Some(count), (Some(to_end), Some(from_end))) => {
                 Ok(Self { count, to_end, from_end, ..self })
             }
-            (None, _) => Err(overflow_error("all rows together have")),
-            _ => Err(overflow_error("a row ends at")),
+            (None, _) => Err(overflow_error("the total length")),
+            _ => Err(overflow_error("the end of a row")),
         }
     }
 }
 
-/// Joins what continues: a longer row, and fewer distances.
-fn joined<const N: usize>(mut row: u64, all: [Stride; N]) -> Result<(u64, [Stride; N])> {
-    let mut kept = [Stride::NONE; N];
+/// Merges contiguous rows and strides that continue each other.
+fn merge<const N: usize>(mut row: u64, all: [Stride; N]) -> Result<(u64, [Stride; N])> {
+    let mut merged = [Stride::NONE; N];
     let mut count = 0;
     for stride in all.into_iter().filter(|stride| stride.count > 1) {
         if count == 0 && (stride.to, stride.from) == (row, row) {
             let longer = row.checked_mul(stride.count);
-            row = longer.ok_or_else(|| overflow_error("all rows together have"))?;
-        } else if let Some(last) = kept[..count].last_mut().filter(|last| stride.continues(last)) {
+            row = longer.ok_or_else(|| overflow_error("the total length"))?;
+        } else if let Some(last) = merged[..count].last_mut().filter(|last| stride.continues(last))
+        {
             let more = last.count.checked_mul(stride.count);
-            last.count = more.ok_or_else(|| overflow_error("all rows together have"))?;
+            last.count = more.ok_or_else(|| overflow_error("the total length"))?;
         } else {
-            kept[count] = stride;
+            merged[count] = stride;
             count += 1;
         }
     }
-    Ok((row, kept))
+    Ok((row, merged))
 }
 
-/// Refuses a distance at the target that is shorter than what it repeats. They are in the order of
-/// their length there.
+/// Fails if a stride at the target is shorter than the rows it repeats. The strides are sorted by
+/// length there.
 fn check_no_overlap(row: u64, strides: &[Stride]) -> Result<()> {
     let mut extent = row;
     for stride in strides.iter().filter(|stride| stride.count > 1) {
         if stride.to < extent {
             let Stride { count, to, .. } = stride;
-            let detail = format!(
-                "{count} times what goes to {extent} bytes, {to} bytes apart: they may meet"
-            );
+            let detail =
+                format!("{count} repetitions of {extent} bytes at a stride of {to}: rows overlap");
             return Err(malformed(detail));
         }
         let more = stride.to.checked_mul(stride.count - 1);
         let longer = more.and_then(|more| extent.checked_add(more));
-        extent = longer.ok_or_else(|| overflow_error("a row ends at"))?;
+        extent = longer.ok_or_else(|| overflow_error("the end of a row"))?;
     }
     Ok(())
 }
@@ -353,7 +352,7 @@ impl IntoIterator for &Strided {
     }
 }
 
-/// The rows of a [description](Strided), one after the other.
+/// Iterates over [strided rows](Strided).
 #[derive(Debug, Clone)]
 pub struct Rows {
     pub(super) of: Strided,
@@ -377,7 +376,7 @@ impl Iterator for Rows {
                 self.from += stride.from;
                 break;
             }
-            // Back to its beginning, and the next one goes on.
+            // Back to the start of this stride; the next one advances.
             *at = 0;
             self.to -= stride.to * (stride.count - 1);
             self.from -= stride.from * (stride.count - 1);

@@ -1,4 +1,4 @@
-//! Descriptions, beside what they say element by element.
+//! Strided rows compared with an element-wise model.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 type Pairs = Vec<(u64, u64)>;
 
-/// For each byte where it goes and where it comes from, by loops over everything.
+/// For each byte its target and source offset, by loops over all elements.
 fn model(row: u64, (from, to): (u64, u64), strides: &[(u64, u64, u64)]) -> Pairs {
     let mut bytes: Pairs = (0..row).map(|at| (to + at, from + at)).collect();
     for (count, from, to) in strides {
@@ -28,7 +28,7 @@ fn overlaps(bytes: &Pairs) -> bool {
     bytes.windows(2).any(|two| two[0].0 == two[1].0)
 }
 
-/// Does each distance at the target span all that is repeated at shorter ones?
+/// Does each stride at the target span all rows of the shorter strides?
 fn is_nested(row: u64, strides: &[(u64, u64, u64)]) -> bool {
     let mut strides: Vec<_> = strides.iter().filter(|(count, ..)| *count > 1).collect();
     strides.sort_unstable_by_key(|(_, _, to)| to);
@@ -45,7 +45,7 @@ fn kind(result: Result<Strided>) -> ErrorKind {
 }
 
 #[test]
-fn rows_come_in_the_order_of_the_target() {
+fn rows_are_in_target_order() {
     let two = Strided::rows(2, 4, 10, 100).unwrap().repeat(3, 1000, 7).unwrap();
     let two = two.shifted(1, 2).unwrap();
     let expected = [0, 1, 2].into_iter().flat_map(|n| [(n, 0), (n, 1)]);
@@ -61,16 +61,16 @@ fn rows_come_in_the_order_of_the_target() {
 }
 
 #[test]
-fn what_lies_one_behind_the_other_is_one_row() {
+fn contiguous_rows_are_merged() {
     let row = Strided::row(24).unwrap();
     assert_eq!(Strided::rows(3, 8, 8, 8).unwrap(), row);
-    // Also if it shows only later.
+    // Also if a later repetition makes them contiguous.
     let late = Strided::rows(3, 4, 8, 8).unwrap().repeat(2, 4, 4).unwrap();
     assert_eq!(late, row);
-    // At one end only it stays many.
+    // Contiguous at one end only: not merged.
     assert_eq!(Strided::rows(3, 8, 8, 9).unwrap().count(), 3);
     assert_eq!(Strided::rows(3, 8, 9, 8).unwrap().count(), 3);
-    // A distance that goes on where another one ends is the same: there is room for more.
+    // A stride that continues another one is merged with it and needs no slot.
     let mut long = Strided::rows(2, 1, 2, 2).unwrap();
     for times in 1..20 {
         long = long.repeat(2, 2 << times, 2 << times).unwrap();
@@ -79,7 +79,7 @@ fn what_lies_one_behind_the_other_is_one_row() {
 }
 
 #[test]
-fn nothing_is_no_description() {
+fn zero_bytes_or_repetitions_are_refused() {
     assert_eq!(kind(Strided::row(0)), ErrorKind::Malformed);
     assert_eq!(kind(Strided::rows(0, 8, 8, 8)), ErrorKind::Malformed);
     assert_eq!(kind(Strided::rows(3, 0, 8, 8)), ErrorKind::Malformed);
@@ -87,11 +87,11 @@ fn nothing_is_no_description() {
 }
 
 #[test]
-fn rows_that_go_to_the_same_place_are_refused() {
+fn overlapping_rows_are_refused() {
     for (rows, repeat) in [
         ((2, 8, 8, 7), (1, 0, 0)),
         ((2, 8, 8, 0), (1, 0, 0)),
-        // Twice the same distance, or one that ends in the other.
+        // The same stride twice, or a stride that ends within another one.
         ((3, 4, 4, 10), (2, 99, 10)),
         ((3, 4, 99, 10), (2, 99, 20)),
         ((3, 4, 99, 10), (2, 99, 23)),
@@ -101,15 +101,16 @@ fn rows_that_go_to_the_same_place_are_refused() {
         let described = described.and_then(|rows| rows.repeat(repeat.0, repeat.1, repeat.2));
         assert_eq!(kind(described), ErrorKind::Malformed, "{rows:?} {repeat:?}");
     }
-    // Between each other is not the same place; and from one place all may come.
+    // Interleaved rows do not overlap, and sources may.
     Strided::rows(3, 4, 0, 10).unwrap().repeat(2, 0, 5).unwrap();
-    // Beyond the beginning of what is repeated, and not beyond its end: nobody looks closer.
+    // Interleaved rows that reach beyond the repeated ones are refused although they do not
+    // overlap.
     let crossed = Strided::rows(3, 4, 0, 10).unwrap().repeat(2, 0, 15);
     assert_eq!(kind(crossed), ErrorKind::Malformed);
 }
 
 #[test]
-fn nothing_reaches_beyond_64_bits() {
+fn ends_beyond_64_bits_are_refused() {
     let most = u64::MAX;
     let row = Strided::row(8).unwrap();
     assert_eq!(Strided::row(most).unwrap().to_end(), most);
@@ -125,7 +126,7 @@ fn nothing_reaches_beyond_64_bits() {
             "{count} {from} {to}"
         );
     }
-    // All that they are together, too, also where the source is short.
+    // The total length, too, even if the source is short.
     let scattered = row.repeat(1 << 30, 0, 16).unwrap().repeat(1 << 28, 0, 1 << 34).unwrap();
     assert_eq!(kind(scattered.repeat(8, 0, 1 << 62)), ErrorKind::OutOfBounds);
     let end = row.repeat(2, most - 15, 8).unwrap();
@@ -135,18 +136,18 @@ fn nothing_reaches_beyond_64_bits() {
 }
 
 #[test]
-fn three_distances_are_the_most() {
+fn more_than_three_strides_are_refused() {
     let mut rows = Strided::row(1).unwrap();
     for times in 0..MAX_STRIDES as u32 {
         rows = rows.repeat(2, 10_u64.pow(times + 1), 100_u64.pow(times + 1)).unwrap();
     }
     assert_eq!(kind(rows.repeat(2, 1 << 40, 1 << 50)), ErrorKind::TooMany);
-    // One that is joined is not one more.
+    // A merged stride does not count.
     assert_eq!(rows.repeat(3, 1, 1).unwrap().bytes(), 24);
 }
 
 #[test]
-fn a_tile_is_checked_against_its_arrays() {
+fn tile_beyond_its_array_is_refused() {
     let array = Subarray { extents: &[4, 6], origin: &[1, 2] };
     let tile = |size: &[u64], to| Strided::tile(8, size, array, to);
     assert!(tile(&[3, 4], array).is_ok());
@@ -155,8 +156,8 @@ fn a_tile_is_checked_against_its_arrays() {
     assert_eq!(kind(tile(&[3, 0], array)), ErrorKind::Malformed);
     assert_eq!(kind(tile(&[3], array)), ErrorKind::Malformed);
     assert_eq!(kind(tile(&[3, 1, 1], array)), ErrorKind::Malformed);
-    let far = Subarray { extents: &[4, 6], origin: &[u64::MAX, 0] };
-    assert_eq!(kind(tile(&[1, 1], far)), ErrorKind::OutOfBounds);
+    let distant = Subarray { extents: &[4, 6], origin: &[u64::MAX, 0] };
+    assert_eq!(kind(tile(&[1, 1], distant)), ErrorKind::OutOfBounds);
     let long = Subarray { extents: &[u64::MAX, u64::MAX], origin: &[0, 0] };
     assert_eq!(kind(tile(&[1, 1], long)), ErrorKind::OutOfBounds);
     let none = Subarray { extents: &[], origin: &[] };
@@ -164,7 +165,7 @@ fn a_tile_is_checked_against_its_arrays() {
 }
 
 #[test]
-fn a_face_has_as_many_rows_as_it_needs() {
+fn face_has_the_least_number_of_rows() {
     let n = 34;
     let extents = [n; 3];
     let all = [n - 2; 3];
@@ -184,7 +185,7 @@ fn strides() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
     proptest::collection::vec((0_u64..5, 0_u64..40, 0_u64..60), 0..5)
 }
 
-/// A dimension of a tile: its size, and the room before and behind it at both ends.
+/// A dimension of a tile: its size, and the margins before and after it at both ends.
 type Dimension = (u64, (u64, u64), (u64, u64));
 
 fn tiles() -> impl Strategy<Value = Vec<Dimension>> {
@@ -194,7 +195,7 @@ fn tiles() -> impl Strategy<Value = Vec<Dimension>> {
 
 proptest! {
     #[test]
-    fn a_description_is_what_the_loops_say(
+    fn strided_rows_match_the_model(
         row in 1_u64..9,
         at in (0_u64..50, 0_u64..50),
         strides in strides(),
@@ -210,7 +211,7 @@ proptest! {
                 prop_assert_eq!(strided.bytes(), expected.len() as u64);
                 prop_assert_eq!(strided.to_end(), expected.iter().map(|b| b.0).max().unwrap() + 1);
                 prop_assert_eq!(strided.from_end(), expected.iter().map(|b| b.1).max().unwrap() + 1);
-                prop_assert!(!overlaps(&expected), "it was not noticed");
+                prop_assert!(!overlaps(&expected), "overlap not detected");
             }
             Err(error) => match error.kind() {
                 ErrorKind::Malformed => {
@@ -227,7 +228,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tile_is_what_the_loops_say(element in 1_u64..5, dimensions in tiles()) {
+    fn tile_matches_the_model(element in 1_u64..5, dimensions in tiles()) {
         let size: Vec<_> = dimensions.iter().map(|d| d.0).collect();
         let array = |room: fn(&Dimension) -> (u64, u64)| {
             let rooms: Vec<_> = dimensions.iter().map(room).collect();

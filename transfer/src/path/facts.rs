@@ -1,65 +1,64 @@
-//! What a choice depends on, asked at run time.
+//! What the choice of a path depends on, found out at run time.
 
 use serde::Serialize;
 
-/// Which way the bytes go, seen from who begins it.
+/// The direction of a transfer, as the initiator sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
-    /// From here to the peer.
+    /// From the initiator to the peer.
     Put,
-    /// From the peer to here.
+    /// From the peer to the initiator.
     Get,
 }
 
-/// What the two processes can give each other. A fact about a *pair*, found out by trying.
+/// Whether two processes can pass memory to each other. A fact about a *pair*, found by trying.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum Locality {
-    /// They are one.
+    /// Both sides are the same process.
     SameProcess,
-    /// A descriptor was passed from one to the other.
+    /// A descriptor was passed between them.
     SameMachine,
-    /// They run on one machine, as far as its kernel tells, but nothing can be passed.
+    /// They run under one kernel, but cannot pass descriptors.
     NoDescriptorPassing {
-        /// What was tried, and how it failed.
+        /// The attempt, and how it failed.
         cause: String,
     },
-    /// On one machine, perhaps, but the configuration says that they are to be taken for
-    /// remote.
+    /// The configuration forces them to be treated as remote.
     ForcedRemote,
     /// On different machines.
     OtherMachine,
 }
 
-/// How memory can leave its process for another one of the same machine.
+/// How memory can be exported to another process of the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Exportability {
     /// As file descriptors.
     ByDescriptors,
-    /// By the driver's handle of a plain allocation.
+    /// By the driver's handle of a `cudaMalloc` allocation.
     ByLegacyHandle,
     /// Not at all.
     Not(ExportObstacle),
 }
 
-/// Why memory cannot leave its process.
+/// Why memory cannot be exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum ExportObstacle {
-    /// It was mapped from pieces that were not made to be exported.
+    /// It was mapped from pieces without exportable handles.
     NotExportable,
-    /// It was allocated the plain way, and its device makes no handles of such memory.
+    /// It is from `cudaMalloc`, and its device exports no legacy handles.
     NoLegacyHandle,
     /// A stream-ordered pool allocated it.
     StreamOrderedPool,
-    /// It moves between host and device by itself.
+    /// It is managed: it migrates between host and device.
     Managed,
-    /// Memory of the host that is in no shared segment.
+    /// Host memory outside of any shared segment.
     PrivateHostMemory,
-    /// Its owner registered it for own use only.
+    /// Its owner registered it as local-only.
     LocalOnly,
 }
 
-/// Where memory lies.
+/// Device or host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum MemoryType {
     /// On a device.
@@ -75,7 +74,7 @@ impl MemoryType {
         matches!(self, Self::Device(_))
     }
 
-    /// How it leaves its process.
+    /// How it can be exported.
     #[must_use]
     pub const fn exportability(self) -> Exportability {
         match self {
@@ -84,52 +83,52 @@ impl MemoryType {
     }
 }
 
-/// How the device that would copy reaches the memory at the other end.
+/// How the copying device accesses the memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum DeviceAccess {
-    /// It is the same device, or memory of the host that it can be given access to.
+    /// The same device, or host memory that it can access.
     Same,
     /// Directly, by NVLink or PCIe.
     Direct,
-    /// Not directly: its driver would go by way of the host.
+    /// Not directly: its driver would stage through the host.
     None,
     /// This process does not see the peer's device.
     Invisible,
-    /// The two are devices of different implementations.
+    /// The devices are of different implementations.
     Foreign,
-    /// No device has part in it.
+    /// No device takes part.
     NoDevice,
 }
 
-/// Whether the fabric can reach memory by itself.
+/// Whether a fabric can access memory itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Registration {
-    /// It is registered, and what was tried with it arrived.
+    /// It is registered, and trial transfers with it succeeded.
     Works,
-    /// The provider takes no memory of this kind, or refused it.
+    /// The provider does not register memory of this kind, or refused it.
     NotOffered,
-    /// The provider takes it, but what it says of it cannot be relied on: its completions
-    /// run ahead of the data, or it takes device memory for the host's.
+    /// The provider registers it, but unreliably: its completions precede the data, or it takes
+    /// device memory for host memory.
     NotSafe,
 }
 
-/// What the fabric between the two can do.
+/// The capabilities of the fabric between the two.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum Fabric {
-    /// They share none.
+    /// They have no fabric in common.
     None {
-        /// What was tried, and how it failed.
+        /// The attempt, and how it failed.
         cause: String,
     },
     /// They are connected.
     Connected {
-        /// The provider's name, to be shown; nothing depends on it.
+        /// The provider's name, for reports only.
         provider: String,
-        /// Can it read and write the peer's memory?
+        /// Can it read and write the memory of the peer?
         remote_access: bool,
-        /// The memory here.
+        /// Registration of the local memory.
         local: Registration,
-        /// The memory there.
+        /// Registration of the remote memory.
         remote: Registration,
     },
 }
@@ -137,16 +136,16 @@ pub enum Fabric {
 /// What a choice depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Facts {
-    /// Which way the bytes go.
+    /// The direction of the transfer.
     pub operation: Operation,
-    /// Who the two are to each other.
+    /// Whether the two can pass memory.
     pub locality: Locality,
-    /// The memory of who begins it.
+    /// The memory of the initiator.
     pub local: MemoryType,
     /// The peer's memory.
     pub remote: MemoryType,
-    /// How the copying device reaches the peer's memory.
+    /// How the copying device accesses the peer's memory.
     pub device_access: DeviceAccess,
-    /// What the fabric can do.
+    /// The capabilities of the fabric.
     pub fabric: Fabric,
 }

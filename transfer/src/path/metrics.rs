@@ -1,4 +1,4 @@
-//! What went which way, in this process, for those who operate it.
+//! Metrics of the paths of this process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,8 +19,7 @@ static COUNTERS: [Counter; Path::ALL.len()] =
     [const { Counter { bytes: AtomicU64::new(0), transfers: AtomicU64::new(0) } }; Path::ALL.len()];
 static FALLBACKS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 
-/// A transfer that took this path, and why it was not a better one, if one could have been
-/// expected.
+/// Counts a transfer, its path, and the reason if the path is a fallback.
 pub(crate) fn count(path: Path, bytes: u64, fallback: Option<&'static str>) {
     let counter = &COUNTERS[path as usize];
     counter.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -31,7 +30,7 @@ pub(crate) fn count(path: Path, bytes: u64, fallback: Option<&'static str>) {
     }
 }
 
-/// What else is counted.
+/// Other metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Count {
     RailLost,
@@ -43,7 +42,7 @@ pub(crate) enum Count {
     CacheEntries,
 }
 
-/// What they are, what they are called, and what that means, in the same order.
+/// Kind, name and help of each count, in the same order.
 const COUNTS: [(&str, &str, &str); 7] = [
     ("counter", "rail_lost", "Rails to other agents that were lost."),
     ("counter", "rail_restored", "Rails to other agents that were lost and restored."),
@@ -51,7 +50,7 @@ const COUNTS: [(&str, &str, &str); 7] = [
     ("counter", "registration_cache_misses", "Local registrations that were not in the cache."),
     ("counter", "registration_cache_evictions", "Cached registrations that were evicted."),
     ("gauge", "registration_cache_bytes", "Bytes of memory in the registration cache."),
-    // What ends with `_count` is a part of a histogram, to those that read this.
+    // Names that end with `_count` belong to histograms in OpenMetrics.
     ("gauge", "registration_cache_entries", "Entries of the registration cache."),
 ];
 static VALUES: [AtomicU64; COUNTS.len()] = [const { AtomicU64::new(0) }; COUNTS.len()];
@@ -71,7 +70,7 @@ impl Count {
     }
 }
 
-/// All of it, as OpenMetrics writes it.
+/// All metrics in the format of OpenMetrics.
 ///
 /// ```
 /// let text = transfer::path::metrics();
@@ -95,10 +94,10 @@ pub fn metrics() -> String {
         Path::ALL.map(|path| (format!("{{path=\"{path}\"}}"), value(path))).into()
     };
     let bytes = by_path(|counter| &counter.bytes);
-    family("counter", "path_bytes", "Bytes that took a path.", &bytes);
+    family("counter", "path_bytes", "Bytes transferred by path.", &bytes);
     let transfers = by_path(|counter| &counter.transfers);
-    family("counter", "path_transfers", "Transfers that took a path.", &transfers);
-    let help = "Transfers that took a worse path than could have been expected.";
+    family("counter", "path_transfers", "Transfers by path.", &transfers);
+    let help = "Transfers that fell back to a worse path, by reason.";
     let label = |reason: &str| format!("{{reason=\"{reason}\"}}");
     let by_reason: Vec<_> =
         lock(&FALLBACKS).iter().map(|(reason, count)| (label(reason), *count)).collect();

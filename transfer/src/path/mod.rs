@@ -1,9 +1,8 @@
-//! By which way bytes travel, and why: the one table that chooses, as pure data.
+//! Which path bytes take, and why: one table, as pure data.
 //!
-//! Everything that a choice depends on is in [`Facts`] and [`Policy`]; [`choose`] is a
-//! pure function of them, which gives a verdict for *every* path, so that nobody has to
-//! guess why bytes went where they went. `docs/paths.md` is the same table for readers;
-//! a test holds them together.
+//! A choice depends on [`Facts`] and [`Policy`] alone; [`choose`] is a pure function of them. It
+//! gives a verdict for *every* path, so users need not guess. `docs/paths.md` has the same table
+//! for readers; a test compares them.
 
 mod facts;
 pub(crate) mod metrics;
@@ -28,7 +27,7 @@ pub use reason::Reason;
 pub use situations::{Situation, situations};
 pub use table::{Candidate, Choice, Verdict, choose};
 
-/// A way that bytes can take.
+/// A path of bytes between two memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
@@ -36,18 +35,17 @@ pub enum Path {
     SameProcess,
     /// The peer's device memory is mapped into this process, and a device copies.
     CudaIpc,
-    /// The peer's host memory is mapped into this process; a device or the processor
-    /// copies.
+    /// The peer's host memory is mapped into this process; a device or the CPU copies.
     SharedMemory,
     /// The fabric reads and writes both memories itself.
     FabricDirect,
-    /// By way of pinned host memory, on the side whose memory the fabric cannot reach,
-    /// in chunks that overlap.
+    /// Through pinned host memory, on the side whose memory the fabric cannot access, in
+    /// overlapping chunks.
     FabricStaged,
 }
 
 impl Path {
-    /// All there are, the best first.
+    /// All paths, the best first.
     pub const ALL: [Self; 5] = [
         Self::SameProcess,
         Self::CudaIpc,
@@ -56,7 +54,7 @@ impl Path {
         Self::FabricStaged,
     ];
 
-    /// As policies, metrics and people call it.
+    /// Its name in policies, metrics and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -68,7 +66,7 @@ impl Path {
         }
     }
 
-    /// The path of a name.
+    /// The path with a name.
     ///
     /// ```
     /// use transfer::path::Path;
@@ -80,7 +78,7 @@ impl Path {
         Self::ALL.into_iter().find(|path| path.name() == name)
     }
 
-    /// Does it need the two to be on one machine?
+    /// Does it require both sides on one machine?
     #[must_use]
     pub const fn is_local(self) -> bool {
         matches!(self, Self::SameProcess | Self::CudaIpc | Self::SharedMemory)

@@ -1,4 +1,4 @@
-//! What the user wants, whatever the facts say.
+//! The wishes of the user.
 
 use std::str::FromStr;
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::Path;
 use crate::error::{Error, ErrorKind, Result};
 
-const OPERATION: &str = "read a policy";
+const OPERATION: &str = "parse policy";
 
-/// Which paths are wanted.
+/// Which paths are preferred, required or denied.
 ///
 /// ```
 /// use transfer::path::{Path, Policy};
@@ -24,16 +24,16 @@ const OPERATION: &str = "read a policy";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// These first, in this order, if they can be had.
+    /// Tried first, in this order.
     pub prefer: Vec<Path>,
-    /// One of these, or nothing.
+    /// Only these may be taken.
     pub require: Vec<Path>,
-    /// None of these.
+    /// Never taken.
     pub deny: Vec<Path>,
 }
 
 impl Policy {
-    /// Refuses policies that nothing can satisfy.
+    /// Fails for policies that no path satisfies.
     ///
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed) if every required path is denied, too.
@@ -46,18 +46,18 @@ impl Policy {
         Ok(())
     }
 
-    /// All paths, in the order in which they are wanted.
+    /// All paths in the order of preference.
     pub(super) fn order(&self) -> impl Iterator<Item = Path> {
-        let mut wanted = self.prefer.clone();
-        wanted.extend(self.require.iter().copied());
-        wanted.extend(Path::ALL);
+        let mut paths = self.prefer.clone();
+        paths.extend(self.require.iter().copied());
+        paths.extend(Path::ALL);
         let mut seen = Vec::with_capacity(Path::ALL.len());
-        wanted.retain(|path| {
+        paths.retain(|path| {
             let is_new = !seen.contains(path);
             seen.push(*path);
             is_new
         });
-        wanted.into_iter()
+        paths.into_iter()
     }
 }
 
@@ -75,7 +75,7 @@ impl FromStr for Policy {
             };
             let Some(path) = Path::named(name.trim()) else {
                 let names = Path::ALL.map(Path::name).join(", ");
-                let detail = format!("\"{name}\" is no path; there are {names}");
+                let detail = format!("unknown path \"{name}\". Choose from {names}");
                 return Err(Error::new(OPERATION, ErrorKind::Malformed, detail));
             };
             list.push(path);

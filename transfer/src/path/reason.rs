@@ -11,26 +11,26 @@ use super::facts::ExportObstacle;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "reason", rename_all = "kebab-case")]
 pub enum Reason {
-    /// They are two processes.
+    /// They are different processes.
     OtherProcess,
-    /// They are one process: nothing has to leave it.
+    /// They are the same process, so nothing is exported.
     SameProcess,
     /// They are on different machines.
     OtherMachine,
     /// No descriptor can be passed between them.
     NoDescriptorPassing {
-        /// What was tried, and how it failed.
+        /// The attempt, and how it failed.
         cause: String,
     },
-    /// The configuration says that they are remote.
+    /// The configuration forces them to be remote.
     ForcedRemote,
-    /// The peer's memory does not lie on a device.
+    /// The peer's memory is not on a device.
     NoDeviceMemory,
-    /// The peer's memory does not lie on the host.
+    /// The peer's memory is not on the host.
     NoHostMemory,
-    /// The peer's memory cannot leave its process.
+    /// The peer's memory cannot be exported.
     ExportObstacle {
-        /// Why it cannot.
+        /// The obstacle.
         cause: ExportObstacle,
     },
     /// This process does not see the peer's device.
@@ -39,9 +39,9 @@ pub enum Reason {
     NoPeerAccess,
     /// The devices are of different implementations.
     ForeignDevice,
-    /// They share no fabric.
+    /// They have no fabric in common.
     NoFabric {
-        /// What was tried, and how it failed.
+        /// The attempt, and how it failed.
         cause: String,
     },
     /// The provider has no one-sided reads and writes.
@@ -49,35 +49,35 @@ pub enum Reason {
         /// Its name.
         provider: String,
     },
-    /// The provider does not reach memory of this kind.
+    /// The provider does not register memory of this kind.
     NotRegistered {
         /// Its name.
         provider: String,
-        /// Whose memory: "local" or "remote".
+        /// The side of the memory: "local" or "remote".
         side: &'static str,
     },
-    /// The provider registers memory of this kind, and cannot be relied on with it.
+    /// The provider registers memory of this kind, but unreliably.
     NotSafe {
         /// Its name.
         provider: String,
-        /// Whose memory: "local" or "remote".
+        /// The side of the memory: "local" or "remote".
         side: &'static str,
     },
-    /// The fabric reaches both memories: there is nothing to stage.
+    /// The fabric accesses both memories, so nothing is staged.
     NothingToStage,
     /// The policy denies it.
     Denied,
-    /// The policy requires others.
+    /// The policy requires other paths.
     NotRequired,
-    /// It could be had; another one is better, or preferred.
+    /// Possible, but another path is better or preferred.
     Better {
-        /// The one that was taken.
+        /// The path that was taken.
         taken: Path,
     },
 }
 
 impl Reason {
-    /// As metrics call it.
+    /// Its name in metrics.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -112,9 +112,8 @@ impl Reason {
         }
     }
 
-    /// Does it lie in the nature of the thing, so that nobody would have expected the
-    /// path? Taking a worse path for any other reason is a *fallback*, which is told and
-    /// counted.
+    /// Is it natural in this situation, so that the path was never expected? Taking a worse path
+    /// for any other reason is a *fallback*, which is logged and counted.
     #[must_use]
     pub const fn is_expected(&self) -> bool {
         matches!(
@@ -137,34 +136,36 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OtherProcess => f.write_str("they are two processes"),
-            Self::SameProcess => f.write_str("they are one process: nothing has to leave it"),
+            Self::OtherProcess => f.write_str("they are different processes"),
+            Self::SameProcess => f.write_str("they are the same process"),
             Self::OtherMachine => f.write_str("they are on different machines"),
-            Self::NoDescriptorPassing { cause } => write!(f, "no descriptor can be passed between them: {cause}"),
-            Self::ForcedRemote => f.write_str("the configuration takes them for remote"),
-            Self::NoDeviceMemory => f.write_str("the peer's memory lies on the host"),
-            Self::NoHostMemory => f.write_str("the peer's memory lies on a device"),
+            Self::NoDescriptorPassing { cause } => {
+                write!(f, "no descriptor can be passed between them: {cause}")
+            }
+            Self::ForcedRemote => f.write_str("the configuration forces them to be remote"),
+            Self::NoDeviceMemory => f.write_str("the peer's memory is on the host"),
+            Self::NoHostMemory => f.write_str("the peer's memory is on a device"),
             Self::ExportObstacle { cause } => f.write_str(match cause {
                 ExportObstacle::NotExportable => {
-                    "the peer's memory was mapped from pieces that were not made to be exported"
+                    "the peer's memory was mapped from pieces without exportable handles"
                 }
                 ExportObstacle::NoLegacyHandle => {
-                    "the peer's memory was allocated the plain way, and its device (a emulated?) makes no \
-                     handles of such memory"
+                    "the peer's memory is from cudaMalloc, and its device (emulated?) exports no \
+                     legacy handles"
                 }
                 ExportObstacle::StreamOrderedPool => {
-                    "the peer's memory comes from a stream-ordered pool, which cannot be exported"
+                    "the peer's memory is from a stream-ordered pool, which cannot be exported"
                 }
                 ExportObstacle::Managed => "the peer's memory is managed, which cannot be exported",
                 ExportObstacle::PrivateHostMemory => "the peer's memory is in no shared segment",
-                ExportObstacle::LocalOnly => "the peer registered its memory for own use only",
+                ExportObstacle::LocalOnly => "the peer registered its memory as local-only",
             }),
             Self::DeviceNotVisible => f.write_str("this process does not see the peer's device"),
             Self::NoPeerAccess => {
                 f.write_str("the devices cannot reach each other's memory directly")
             }
             Self::ForeignDevice => f.write_str("the devices are of different implementations"),
-            Self::NoFabric { cause } => write!(f, "they share no fabric: {cause}"),
+            Self::NoFabric { cause } => write!(f, "they have no fabric in common: {cause}"),
             Self::NoRemoteAccess { provider } => {
                 write!(f, "{provider} has no one-sided reads and writes")
             }
@@ -172,11 +173,11 @@ impl fmt::Display for Reason {
                 write!(f, "{provider} does not reach the {side} memory")
             }
             Self::NotSafe { provider, side } => {
-                write!(f, "{provider} takes the {side} memory, but cannot be relied on with it")
+                write!(f, "{provider} registers the {side} memory, but not reliably")
             }
-            Self::NothingToStage => f.write_str("the fabric reaches both memories by itself"),
+            Self::NothingToStage => f.write_str("the fabric accesses both memories itself"),
             Self::Denied => f.write_str("the policy denies it"),
-            Self::NotRequired => f.write_str("the policy requires another"),
+            Self::NotRequired => f.write_str("the policy requires other paths"),
             Self::Better { taken } => write!(f, "possible, but {taken} comes first"),
         }
     }

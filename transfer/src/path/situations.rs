@@ -1,20 +1,20 @@
-//! What readers are told of: the table of `docs/paths.md`.
+//! The situations in the table of `docs/paths.md`.
 
 use super::facts::{
     DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
     Registration,
 };
 
-/// Something that happens between two processes, and what a choice depends on then.
+/// A situation of two processes, and its facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Situation {
-    /// As people call it.
+    /// Its name in reports.
     pub name: &'static str,
-    /// What is the case.
+    /// What the choice depends on.
     pub facts: Facts,
 }
 
-/// The situations that are told of in `docs/paths.md`, and by `fabricast paths`.
+/// The situations in `docs/paths.md` and in `fabricast paths`.
 ///
 /// ```
 /// use transfer::path::{Policy, choose, situations};
@@ -39,7 +39,7 @@ pub fn situations() -> Vec<Situation> {
     };
     let (host_only, works) = (both(Registration::NotOffered), both(Registration::Works));
     let not_safe = both(Registration::NotSafe);
-    let no_fabric = Fabric::None { cause: "none was asked for".to_owned() };
+    let no_fabric = Fabric::None { cause: "none was requested".to_owned() };
     let (same_process, same_machine, other_machine) =
         (Locality::SameProcess, Locality::SameMachine, Locality::OtherMachine);
     let no_descriptor_passing =
@@ -49,9 +49,9 @@ pub fn situations() -> Vec<Situation> {
     let hidden_pieces = "device to device, VMM memory without an exportable handle";
     let by_itself = "other machine, device to device, registered by the fabric";
     let host_alone = "other machine, device to device, provider without device memory";
-    let unreliable = "other machine, device to device, provider that cannot be relied on";
+    let unreliable = "other machine, device to device, unreliable provider";
     let rows = [
-        ("one process, two devices", &same_process, device, direct, &host_only),
+        ("same process, two devices", &same_process, device, direct, &host_only),
         (pools, &same_machine, device, direct, &host_only),
         (
             "device to device, cudaMalloc memory",

@@ -1,4 +1,4 @@
-//! The table itself.
+//! The table of paths.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use super::facts::{DeviceAccess, Exportability, Fabric, Facts, Locality, Registr
 use super::policy::Policy;
 use super::reason::Reason;
 
-/// What became of a path.
+/// The verdict on a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "lowercase")]
 pub enum Verdict {
-    /// Bytes take it.
+    /// The path is taken.
     Taken,
-    /// They do not, and why.
+    /// The path is not taken, for this reason.
     Refused(Reason),
 }
 
@@ -28,17 +28,17 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A path, and what became of it.
+/// A path and its verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     /// The path.
     pub path: Path,
-    /// What became of it.
+    /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
 }
 
-/// What was chosen, with a verdict for every path, in the order in which they were wanted.
+/// A verdict for every path, in the order of preference.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// Every path, once.
@@ -46,22 +46,21 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The path that bytes take, if there is one.
+    /// The path taken, if any.
     #[must_use]
     pub fn taken(&self) -> Option<Path> {
         let taken = self.candidates.iter().find(|candidate| candidate.verdict == Verdict::Taken);
         taken.map(|candidate| candidate.path)
     }
 
-    /// The first path that was wanted more than the one that is taken, could have been
-    /// expected, and was refused: its reason is why this is a fallback.
+    /// The first path that was preferred and expected, but refused: its reason makes the choice a
+    /// fallback.
     #[must_use]
     pub fn fallback(&self) -> Option<(Path, &Reason)> {
         self.fallbacks().next()
     }
 
-    /// All paths that were wanted more than the one that is taken, could have been expected,
-    /// and were refused, with their reasons.
+    /// All paths that were preferred and expected, but refused, with their reasons.
     pub fn fallbacks(&self) -> impl Iterator<Item = (Path, &Reason)> {
         let wanted = self.candidates.iter();
         wanted.take_while(|candidate| candidate.verdict != Verdict::Taken).filter_map(|candidate| {
@@ -99,7 +98,8 @@ impl fmt::Display for Choice {
 ///
 /// ```
 /// use transfer::path::{
-///     Fabric, Facts, Exportability, Locality, Operation, Path, MemoryType, Policy, DeviceAccess, choose,
+///     DeviceAccess, Exportability, Fabric, Facts, Locality, MemoryType, Operation, Path, Policy,
+///     choose,
 /// };
 /// let mut facts = Facts {
 ///     operation: Operation::Put,
@@ -107,12 +107,12 @@ impl fmt::Display for Choice {
 ///     local: MemoryType::Device(Exportability::ByDescriptors),
 ///     remote: MemoryType::Device(Exportability::ByLegacyHandle),
 ///     device_access: DeviceAccess::Direct,
-///     fabric: Fabric::None { cause: "none was asked for".into() },
+///     fabric: Fabric::None { cause: "none was requested".into() },
 /// };
 /// assert_eq!(choose(&facts, &Policy::default()).taken(), Some(Path::CudaIpc));
 /// facts.device_access = DeviceAccess::None;
 /// let choice = choose(&facts, &Policy::default());
-/// assert_eq!(choice.taken(), None); // and every path says why
+/// assert_eq!(choice.taken(), None); // every path has a reason
 /// assert!(choice.reasons().contains("cannot reach each other"));
 /// ```
 #[must_use]
@@ -120,7 +120,7 @@ pub fn choose(facts: &Facts, policy: &Policy) -> Choice {
     let mut taken = None;
     let mut candidates = Vec::with_capacity(Path::ALL.len());
     for path in policy.order() {
-        // What cannot be says more than what is not wanted.
+        // An obstacle says more than the wishes of the user.
         let refused = obstacle(path, facts).or_else(|| {
             if policy.deny.contains(&path) {
                 Some(Reason::Denied)
@@ -142,7 +142,7 @@ pub fn choose(facts: &Facts, policy: &Policy) -> Choice {
     Choice { candidates }
 }
 
-/// What stands in the way of a path, if anything does.
+/// Why a path is impossible, or None.
 fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
     match path {
         Path::SameProcess => match facts.locality {
@@ -170,7 +170,7 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
     }
 }
 
-/// Why two processes do not share memory, if they do not.
+/// Why two processes cannot share memory, or None.
 fn no_shared_memory(locality: &Locality) -> Option<Reason> {
     match locality {
         Locality::SameMachine => None,

@@ -16,7 +16,7 @@ fn localities() -> [Locality; 5] {
     ]
 }
 
-fn places() -> Vec<MemoryType> {
+fn memory_types() -> Vec<MemoryType> {
     let exportability = [
         Exportability::ByDescriptors,
         Exportability::ByLegacyHandle,
@@ -59,20 +59,20 @@ fn fabrics() -> Vec<Fabric> {
     fabrics
 }
 
-/// What differs, whoever begins it and whatever its own memory is.
-fn each(look: impl FnMut(Facts)) {
-    each_of(&[Operation::Put], &[MemoryType::Device(Exportability::ByDescriptors)], look);
+/// All facts but the operation and the local memory.
+fn each(check: impl FnMut(Facts)) {
+    each_of(&[Operation::Put], &[MemoryType::Device(Exportability::ByDescriptors)], check);
 }
 
-fn each_of(operations: &[Operation], locals: &[MemoryType], mut look: impl FnMut(Facts)) {
+fn each_of(operations: &[Operation], locals: &[MemoryType], mut check: impl FnMut(Facts)) {
     for locality in localities() {
         for local in locals.iter().copied() {
-            for remote in places() {
+            for remote in memory_types() {
                 for device_access in REACHES {
                     for fabric in fabrics() {
                         for operation in operations.iter().copied() {
                             let (locality, fabric) = (locality.clone(), fabric.clone());
-                            look(Facts {
+                            check(Facts {
                                 operation,
                                 locality,
                                 local,
@@ -97,20 +97,20 @@ fn refusal(choice: &Choice, wanted: Path) -> Option<&Reason> {
 }
 
 #[test]
-fn every_combination_of_facts_gets_the_best_path_that_they_allow() {
+fn every_combination_of_facts_gets_its_best_path() {
     let policy = Policy::default();
     let mut seen = 0_u64;
-    each_of(&[Operation::Put, Operation::Get], &places(), |facts| {
+    each_of(&[Operation::Put, Operation::Get], &memory_types(), |facts| {
         seen += 1;
         let choice = choose(&facts, &policy);
         let paths: Vec<_> = choice.candidates.iter().map(|candidate| candidate.path).collect();
         assert_eq!(paths, Path::ALL, "each path once, in order");
-        let devices_meet = matches!(
+        let have_access = matches!(
             facts.device_access,
             DeviceAccess::Same | DeviceAccess::Direct | DeviceAccess::NoDevice
         );
-        let leaves = !matches!(facts.remote.exportability(), Exportability::Not(_));
-        let beside = facts.locality == Locality::SameMachine && leaves && devices_meet;
+        let is_exportable = !matches!(facts.remote.exportability(), Exportability::Not(_));
+        let is_shareable = facts.locality == Locality::SameMachine && is_exportable && have_access;
         let (connected, reached) = match facts.fabric {
             Fabric::Connected { remote_access, local, remote, .. } => {
                 let works = (local, remote) == (Registration::Works, Registration::Works);
@@ -119,10 +119,10 @@ fn every_combination_of_facts_gets_the_best_path_that_they_allow() {
             Fabric::None { .. } => (false, false),
         };
         let expected = if facts.locality == Locality::SameProcess {
-            devices_meet.then_some(Path::SameProcess)
-        } else if beside && facts.remote.is_device() {
+            have_access.then_some(Path::SameProcess)
+        } else if is_shareable && facts.remote.is_device() {
             Some(Path::CudaIpc)
-        } else if beside {
+        } else if is_shareable {
             Some(Path::SharedMemory)
         } else if connected && reached {
             Some(Path::FabricDirect)
@@ -142,7 +142,7 @@ fn every_combination_of_facts_gets_the_best_path_that_they_allow() {
 }
 
 #[test]
-fn what_is_denied_or_not_required_is_never_taken_and_says_so() {
+fn denied_and_unrequired_paths_are_refused_with_the_reason() {
     for wanted in Path::ALL {
         let require = Policy { require: vec![wanted], ..Policy::default() };
         let deny = Policy { deny: vec![wanted], ..Policy::default() };
@@ -154,7 +154,7 @@ fn what_is_denied_or_not_required_is_never_taken_and_says_so() {
             let without = choose(&facts, &deny);
             assert_ne!(without.taken(), Some(wanted));
             match refusal(&free, wanted) {
-                // Its own obstacle is told whatever the policy says.
+                // An obstacle is reported whatever the policy is.
                 Some(reason) if !matches!(reason, Reason::Better { .. }) => {
                     assert_eq!(refusal(&bound, wanted), Some(reason));
                     assert_eq!(refusal(&without, wanted), Some(reason));
@@ -169,7 +169,7 @@ fn what_is_denied_or_not_required_is_never_taken_and_says_so() {
 }
 
 #[test]
-fn what_is_preferred_comes_first_and_what_it_falls_back_to_is_named() {
+fn preferred_path_is_taken_or_its_fallback_is_named() {
     let policy: Policy = "fabric-staged,fabric-direct".parse().unwrap();
     each(|facts| {
         let free = choose(&facts, &Policy::default());
@@ -199,7 +199,7 @@ fn between_devices(locality: Locality, device_access: DeviceAccess) -> Facts {
 }
 
 #[test]
-fn a_fallback_is_one_only_if_something_better_could_have_been_expected() {
+fn only_an_unexpected_refusal_makes_a_fallback() {
     let policy = Policy::default();
     let choice = choose(&between_devices(Locality::SameMachine, DeviceAccess::None), &policy);
     assert_eq!(choice.taken(), Some(Path::FabricStaged));
@@ -209,7 +209,7 @@ fn a_fallback_is_one_only_if_something_better_could_have_been_expected() {
         &policy,
     );
     assert_eq!(choice.fallback().unwrap().1.name(), "no-descriptor-passing");
-    // Other machines are no surprise; that a provider does not reach devices may be one.
+    // Other machines are expected; a provider without device memory is not.
     let choice = choose(&between_devices(Locality::OtherMachine, DeviceAccess::Invisible), &policy);
     assert_eq!(choice.fallback().unwrap().1.name(), "not-registered");
     let denied = Policy { deny: vec![Path::CudaIpc], ..policy };
@@ -218,7 +218,7 @@ fn a_fallback_is_one_only_if_something_better_could_have_been_expected() {
 }
 
 #[test]
-fn the_names_are_told_apart_and_read_back() {
+fn names_of_paths_are_parsed_and_wrong_ones_refused() {
     for path in Path::ALL {
         assert_eq!(Path::named(path.name()), Some(path));
         let text = serde_json::to_string(&path).unwrap();
@@ -230,8 +230,7 @@ fn the_names_are_told_apart_and_read_back() {
     }
 }
 
-/// The table of `docs/paths.md`, made from this code: a reader's table that differs from
-/// what happens would be worse than none.
+/// The table of `docs/paths.md` is generated from this code, so that they never differ.
 #[test]
 fn the_documentation_has_this_table() {
     let table = documented();

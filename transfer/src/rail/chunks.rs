@@ -1,28 +1,28 @@
-//! A transfer, cut into chunks, and what is done with each: without a clock, a fabric or a device.
+//! Splitting transfers into chunks, and the stages of each: without clocks, fabrics and devices.
 
 use gpu::Block;
 
 use crate::blocks::BlockQueue;
 use crate::path::Operation;
 
-/// What is done with a chunk, one after the other.
+/// The stages of a chunk, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// A device here copies it into a slot of ours.
+    /// A local device copies it into a local slot.
     FillSlot,
-    /// The fabric writes it to the peer: to its region, or to a slot of its.
+    /// The fabric writes it to the peer: to its region, or to a slot.
     Write,
-    /// The peer copies it from its slot to its region.
+    /// The peer copies it from the slot to its region.
     RequestDrain,
-    /// The peer copies it from its region to its slot.
+    /// The peer copies it from its region to the slot.
     RequestFill,
     /// The fabric reads it from the peer.
     Read,
-    /// A device here copies it out of a slot of ours.
+    /// A local device copies it out of a local slot.
     DrainSlot,
 }
 
-/// Which way a transfer goes, and which of its ends the fabric cannot reach.
+/// The direction of a transfer, and the ends that the fabric cannot access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pipeline {
     pub(super) operation: Operation,
@@ -40,7 +40,7 @@ impl Pipeline {
         }
     }
 
-    /// What comes behind a stage; None behind the last.
+    /// The stage after this one; None after the last.
     pub(super) fn after(self, stage: Stage) -> Option<Stage> {
         match stage {
             Stage::FillSlot => Some(Stage::Write),
@@ -52,7 +52,7 @@ impl Pipeline {
     }
 }
 
-/// A part of a transfer.
+/// The byte range of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChunkRange {
     pub(super) local: u64,
@@ -60,33 +60,33 @@ pub(super) struct ChunkRange {
     pub(super) length: u64,
 }
 
-/// What is left of a transfer, and what of it is under way.
+/// The rest of a transfer, and its chunks in flight.
 #[derive(Debug)]
 pub(super) struct TransferChunks {
     pub(super) pipeline: Pipeline,
     blocks: BlockQueue,
-    longest: u64,
+    max_length: u64,
     in_flight: u32,
-    is_given_up: bool,
+    is_cancelled: bool,
 }
 
 impl TransferChunks {
-    pub(super) fn new(pipeline: Pipeline, blocks: BlockQueue, longest: u64) -> Self {
-        Self { pipeline, blocks, longest, in_flight: 0, is_given_up: false }
+    pub(super) fn new(pipeline: Pipeline, blocks: BlockQueue, max_length: u64) -> Self {
+        Self { pipeline, blocks, max_length, in_flight: 0, is_cancelled: false }
     }
 
-    /// Is there a part that has not begun?
+    /// Are there chunks that were not started?
     pub(super) fn has_more(&self) -> bool {
-        !self.is_given_up && !self.blocks.is_empty()
+        !self.is_cancelled && !self.blocks.is_empty()
     }
 
-    /// The next part, which is under way from now on.
+    /// Starts the next chunk.
     pub(super) fn begin(&mut self) -> Option<ChunkRange> {
-        if self.is_given_up {
+        if self.is_cancelled {
             return None;
         }
         let block = self.blocks.front_mut()?;
-        let length = block.length.min(self.longest);
+        let length = block.length.min(self.max_length);
         let (local, remote) = match self.pipeline.operation {
             Operation::Put => (block.from, block.to),
             Operation::Get => (block.to, block.from),
@@ -101,12 +101,12 @@ impl TransferChunks {
         Some(ChunkRange { local, remote, length })
     }
 
-    /// A part is through with its last stage, or failed.
+    /// A chunk completed its last stage, or failed.
     pub(super) fn end(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// A part came to nothing, and what was begun of it can do no harm: it belongs to the
+    /// Returns a chunk that was not transferred and is not in flight to the
     /// [rest](Self::take_rest).
     pub(super) fn give_back(&mut self, part: ChunkRange) {
         let ChunkRange { local, remote, length } = part;
@@ -117,14 +117,14 @@ impl TransferChunks {
         self.blocks.push(block);
     }
 
-    /// What was not moved, of one that is over.
+    /// The bytes that a finished transfer did not copy.
     pub(super) fn take_rest(&mut self) -> BlockQueue {
         std::mem::take(&mut self.blocks)
     }
 
-    /// Nothing more of it is begun.
-    pub(super) fn give_up(&mut self) {
-        self.is_given_up = true;
+    /// Starts no more chunks.
+    pub(super) fn cancel(&mut self) {
+        self.is_cancelled = true;
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_fabric_does_not_reach_is_copied() {
+    fn only_unregistered_ends_are_staged() {
         use Stage::{DrainSlot, FillSlot, Read, RequestDrain, RequestFill, Write};
         let put = |local, remote| stages(pipeline(Operation::Put, local, remote));
         let get = |local, remote| stages(pipeline(Operation::Get, local, remote));
@@ -166,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_begins_nothing_more_and_is_over_when_the_rest_is() {
+    fn cancelled_transfer_ends_with_its_chunks_in_flight() {
         let blocks = BlockQueue::from_iter([Block { to: 0, from: 0, length: 10 }]);
         let mut chunks = TransferChunks::new(pipeline(Operation::Put, false, false), blocks, 4);
         chunks.begin().unwrap();
         chunks.begin().unwrap();
-        chunks.give_up();
+        chunks.cancel();
         assert!(chunks.begin().is_none() && !chunks.has_more() && !chunks.is_over());
         chunks.end();
         assert!(!chunks.is_over());
@@ -180,67 +180,67 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever became of the parts, what is left are the bytes that none of them moved.
+        /// The rest has exactly the bytes that no chunk copied.
         #[test]
-        fn what_is_left_is_what_was_not_moved(
+        fn rest_has_the_bytes_that_were_not_copied(
             lengths in proptest::collection::vec(0_u64..50, 0..20),
-            longest in 1_u64..20,
+            max in 1_u64..20,
             outcomes in proptest::collection::vec(any::<bool>(), 0..60),
             is_get: bool,
         ) {
-            let mut at = 0;
+            let mut offset = 0;
             let mut blocks = BlockQueue::default();
             for length in &lengths {
-                blocks.push(Block { to: 7 + at, from: 1000 + at, length: *length });
-                at += length;
+                blocks.push(Block { to: 7 + offset, from: 1000 + offset, length: *length });
+                offset += length;
             }
             let operation = if is_get { Operation::Get } else { Operation::Put };
-            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, longest);
-            let mut moved = vec![0; at as usize];
+            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, max);
+            let mut copied = vec![0; offset as usize];
             let mut count = |to: u64, from: u64, length: u64| {
                 assert_eq!(from - 1000, to - 7);
-                moved[(to - 7) as usize..][..length as usize].iter_mut().for_each(|n| *n += 1);
+                copied[(to - 7) as usize..][..length as usize].iter_mut().for_each(|n| *n += 1);
             };
-            for is_moved in outcomes {
+            for is_copied in outcomes {
                 let Some(part) = chunks.begin() else { break };
                 let (to, from) = if is_get { (part.local, part.remote) } else { (part.remote, part.local) };
-                match is_moved {
+                match is_copied {
                     true => count(to, from, part.length),
                     false => chunks.give_back(part),
                 }
                 chunks.end();
             }
-            chunks.give_up();
+            chunks.cancel();
             prop_assert!(chunks.is_over());
             for block in chunks.take_rest() {
                 count(block.to, block.from, block.length);
             }
-            prop_assert!(moved.iter().all(|times| *times == 1), "{moved:?}");
+            prop_assert!(copied.iter().all(|times| *times == 1), "{copied:?}");
         }
 
         #[test]
-        fn every_byte_is_in_one_part(
+        fn every_byte_is_in_exactly_one_chunk(
             lengths in proptest::collection::vec(0_u64..50, 0..20),
-            longest in 1_u64..20,
+            max in 1_u64..20,
             is_get: bool,
         ) {
-            let mut at = 0;
+            let mut offset = 0;
             let mut blocks = BlockQueue::default();
             for length in &lengths {
-                blocks.push(Block { to: 7 + at, from: 1000 + at, length: *length });
-                at += length;
+                blocks.push(Block { to: 7 + offset, from: 1000 + offset, length: *length });
+                offset += length;
             }
             let operation = if is_get { Operation::Get } else { Operation::Put };
-            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, longest);
+            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, max);
             let mut next = 0;
             while let Some(part) = chunks.begin() {
-                prop_assert!(part.length > 0 && part.length <= longest);
+                prop_assert!(part.length > 0 && part.length <= max);
                 let (to, from) = if is_get { (part.local, part.remote) } else { (part.remote, part.local) };
                 prop_assert_eq!((to, from), (7 + next, 1000 + next));
                 next += part.length;
                 chunks.end();
             }
-            prop_assert_eq!(next, at);
+            prop_assert_eq!(next, offset);
             prop_assert!(chunks.is_over());
         }
     }

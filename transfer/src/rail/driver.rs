@@ -1,4 +1,4 @@
-//! The thread of a rail: it owns the endpoint, posts, polls, and passes on what it hears.
+//! The thread of a rail: owns the endpoint, posts, polls, and dispatches received messages.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,36 +27,36 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
 
-/// Messages that can be on their way to us before we look.
+/// Messages that may arrive between two polls.
 const RECEIVE_BUFFERS: usize = 64;
 const SEND_BUFFERS: usize = 64;
-/// Failures of the queue itself, without a success between them, after which it is of no use.
+/// Consecutive failures of the queue after which it is considered broken.
 const MAX_QUEUE_FAILURES: u32 = 1000;
-/// How often it is looked whether peers are there.
+/// How often sessions are checked.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// The longest rest while a device copies, or something found no room.
+/// Longest sleep while a device copies, or a message found the queue full.
 const BUSY_PAUSE: Duration = Duration::from_micros(50);
-/// Going to sleep and being woken costs tens of microseconds: while something is under way here,
-/// that is not done before it has rested for so long.
+/// Sleeping and waking costs tens of microseconds. While transfers are in flight, the thread spins
+/// for this long first.
 const SPIN_WHILE_BUSY: Duration = Duration::from_micros(200);
-/// And where nothing is, but somebody was heard of just now.
+/// The same without transfers, after recent activity.
 const SPIN_WHILE_IDLE: Duration = Duration::from_micros(50);
-/// The longest that it may take until a peer is lost: with more, times would lie where no clock gets.
+/// Maximum of `lost_after`: larger values would overflow the clock.
 const MAX_LOST_AFTER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Commands, and outcomes, between two looks at everything else.
+/// Commands and completions between two polls of everything else.
 const BATCH: usize = 64;
 
-/// Who a message is for, or is from.
+/// The session of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum SessionKey {
     Link(u32),
     Initiator(u64),
-    /// One that was refused.
+    /// A refused peer.
     NoSession,
 }
 
 pub(crate) struct Driver {
-    // The endpoint goes first: it gives back what is posted.
+    // First, so that it is closed first: it returns posted buffers.
     pub(super) endpoint: Endpoint,
     pub(super) queue: CompletionQueue,
     pub(super) addresses: AddressVector,
@@ -69,9 +69,9 @@ pub(crate) struct Driver {
     pub(super) posted: Vec<Option<Posted>>,
     pub(super) free_tokens: Vec<usize>,
     pub(super) free_send_buffers: Vec<usize>,
-    pub(super) waiting: VecDeque<QueuedMessage>,
-    /// Sessions that each peer's address is used by. It is removed when there is none, and nothing
-    /// is under way to it: providers look at it until then.
+    pub(super) send_queue: VecDeque<QueuedMessage>,
+    /// Number of sessions per peer address. An address without sessions and messages in flight is
+    /// removed; providers use it until then.
     pub(super) peers: HashMap<Peer, usize>,
     command_queue: Receiver<Command>,
     failures: u32,
@@ -79,35 +79,36 @@ pub(crate) struct Driver {
     is_broken: bool,
     next_check: Instant,
     pub(super) next_keep_polling: Instant,
-    /// A guest has asked for it.
+    /// Polls without sleep until then, on request of an initiator.
     pub(super) polls_until: Instant,
     pub(super) lost_after: Duration,
-    /// Where registrations go that are not needed any more.
+    /// Releases registrations that are not needed any more.
     pub(super) release_worker: ReleaseWorker,
     pub(super) next_number: u64,
-    // As a guest.
+    // As initiator.
     pub(super) links: HashMap<u32, Link>,
-    /// Peers that are not there, and are tried again.
+    /// Lost peers, to be retried.
     pub(super) lost_links: HashMap<u32, KnownTarget>,
-    /// Those that were left, by session: they are told so when nothing is under way any more.
+    /// Sessions that were closed here; their peers receive `Bye` when no chunk is in flight.
     pub(super) closing_sessions: HashMap<u64, Peer>,
     pub(super) transfers: BTreeMap<u64, ActiveTransfer>,
     pub(super) in_flight: HashMap<u64, InFlightChunk>,
-    /// Of those, what found no room in the provider's queue.
+    /// Of these, chunks that found the provider's queue full.
     pub(super) unposted: VecDeque<u64>,
-    /// What was posted and came to nothing since the connection broke: when it is posted again.
+    /// Chunks whose post failed since the connection broke, and when they are posted again.
     pub(super) repost_later: Vec<(Instant, u64)>,
-    /// Of those, what has parts that have not begun.
+    /// Transfers with chunks that were not started.
     pub(super) unstarted: BTreeSet<u64>,
     pub(super) slots: Option<Arc<Slots>>,
     pub(super) copies: DeviceCopies,
-    // As a host.
+    // As target.
     pub(super) initiators: HashMap<u64, Initiator>,
     pub(super) staging_jobs: HashMap<u64, StagingJob>,
     pub(super) retiring: HashMap<u64, RetiringRegion>,
-    /// Slots of guests that are gone, which those may still write to, and until when they are kept.
+    /// Slots of lost initiators, which these may still write to, and when they are freed.
     pub(super) quarantined_slots: VecDeque<(Instant, (MemoryRegion, HostBuffer))>,
-    /// Regions that guests had opened which are gone, the same; with what is kept, once withdrawn.
+    /// Regions that lost initiators had opened, and when they are freed; with their memory, once
+    /// withdrawn.
     pub(super) quarantined_regions: HashMap<u64, (Instant, Option<RetiringRegion>)>,
 }
 
@@ -122,8 +123,8 @@ impl Driver {
         let of_fabric = |error| Error::of_fabric(START, error);
         let facts = domain.capabilities();
         if !facts.caps.contains(Caps::MESSAGE) {
-            let detail = "rails need messages without tags (FI_MSG), which this provider does not \
-                have, or loses";
+            let detail = "rails need messages without tags (FI_MSG), which this provider lacks or \
+             loses";
             return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
         }
         let addresses = AddressVector::open(domain).map_err(of_fabric)?;
@@ -153,7 +154,7 @@ impl Driver {
             posted: Vec::new(),
             free_tokens: Vec::new(),
             free_send_buffers: (0..SEND_BUFFERS).collect(),
-            waiting: VecDeque::new(),
+            send_queue: VecDeque::new(),
             peers: HashMap::new(),
             command_queue,
             failures: 0,
@@ -196,14 +197,14 @@ impl Driver {
         self.local_target.doorbell.ring();
     }
 
-    pub(super) fn number(&mut self) -> u64 {
+    pub(super) fn next_id(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
     }
 
-    // ------------------------------------------------------------------- hearing
+    // ------------------------------------------------------------------- receiving
 
-    fn acknowledged(&mut self, outcome: Outcome) {
+    fn handle_completion(&mut self, outcome: Outcome) {
         let (operation, token, length, failure) = match outcome {
             Ok(done) => (done.operation, done.token, done.length, None),
             Err(failure) => {
@@ -220,10 +221,10 @@ impl Driver {
             }
             return;
         }
-        match (self.posted(token), failure) {
+        match (self.take_posted(token), failure) {
             (Some(Posted::Receive(buffer)), failure) => {
                 if failure.is_none() {
-                    self.read(buffer, length);
+                    self.decode_received(buffer, length);
                 }
                 self.receive_again(buffer);
             }
@@ -245,40 +246,41 @@ impl Driver {
 
     fn receive_again(&mut self, buffer: usize) {
         if let Err(error) = self.receive(buffer) {
-            // One place less to hear with; the others are posted again all the same.
-            tracing::warn!(%error, "a rail's receive cannot be posted again");
+            // One receive buffer less; the others are reposted.
+            tracing::warn!(%error, "posting a receive of a rail again failed");
         }
     }
 
-    fn read(&mut self, buffer: usize, length: usize) {
+    fn decode_received(&mut self, buffer: usize, length: usize) {
         let mut bytes = [0; MAX_MESSAGE_LENGTH];
         let bytes = &mut bytes[..length.min(MAX_MESSAGE_LENGTH)];
         if self.receive_buffers.read(buffer * MAX_MESSAGE_LENGTH, bytes).is_err() {
             return;
         }
         match Message::decode(bytes) {
-            Ok(frame) => self.take(frame),
+            Ok(frame) => self.receive_frame(frame),
             Err(error) => tracing::debug!(%error, "malformed message ignored"),
         }
     }
 
-    /// Something came. It is looked at when it has its turn.
-    pub(super) fn take(&mut self, frame: Frame) {
+    /// Receives a message and dispatches all messages that are in order now.
+    pub(super) fn receive_frame(&mut self, frame: Frame) {
         let Frame { session, number, acknowledged, message } = frame;
         let session_key = self.session_key(session, message.receiver_role());
         let (now, lost_after) = (Instant::now(), self.lost_after);
         let Some(Session { keepalive, reliable_window, .. }) = self.session(session_key) else {
-            return self.hear(session_key, session, message);
+            return self.dispatch(session_key, session, message);
         };
         if keepalive.is_lost(now, lost_after) {
-            // What it had begun before is not gone on with when it is not reckoned with any more.
-            return self.close_lost(session_key, "it sent nothing for too long");
+            // Messages after the timeout are ignored: the session is lost already.
+            return self.close_lost(session_key, "no message arrived within the timeout");
         }
-        keepalive.is_heard();
-        let acknowledged = reliable_window.is_heard(acknowledged).and_then(|()| match number {
-            0 => Ok(Some(message)),
-            number => reliable_window.hear(number, message, now),
-        });
+        keepalive.message_received();
+        let acknowledged =
+            reliable_window.acknowledge_up_to(acknowledged).and_then(|()| match number {
+                0 => Ok(Some(message)),
+                number => reliable_window.receive(number, message, now),
+            });
         let mut next = match acknowledged {
             Ok(next) => next,
             Err(violation) => {
@@ -287,8 +289,10 @@ impl Driver {
             }
         };
         while let Some(message) = next {
-            self.hear(session_key, session, message);
-            next = self.session(session_key).and_then(|session| session.reliable_window.take());
+            self.dispatch(session_key, session, message);
+            next = self
+                .session(session_key)
+                .and_then(|session| session.reliable_window.next_in_order());
         }
         if self.session(session_key).is_some_and(|session| session.reliable_window.ack_is_due(now))
         {
@@ -299,7 +303,7 @@ impl Driver {
         }
     }
 
-    fn hear(&mut self, session_key: SessionKey, session: u64, message: Message) {
+    fn dispatch(&mut self, session_key: SessionKey, session: u64, message: Message) {
         if matches!(session_key, SessionKey::Initiator(_))
             && !matches!(message, Message::Hello { .. })
         {
@@ -310,10 +314,12 @@ impl Driver {
             (ReceiverRole::Initiator, message) => self.handle_at_initiator(session, message),
             (ReceiverRole::Either, Message::Ping) => self.send_message(session_key, &Message::Pong),
             (ReceiverRole::Either, Message::Bye) => {
-                // A host leaves nobody as long as its agent and this rail of it are there.
+                // A target stays connected until its agent or this rail ends.
                 let cause = match session_key {
-                    SessionKey::Link(_) => "the agent has ended, or its fabric",
-                    SessionKey::Initiator(_) | SessionKey::NoSession => "it left",
+                    SessionKey::Link(_) => "the agent has ended, or its rail",
+                    SessionKey::Initiator(_) | SessionKey::NoSession => {
+                        "the initiator disconnected"
+                    }
                 };
                 self.end(session_key, CloseReason::Bye, cause);
             }
@@ -321,7 +327,7 @@ impl Driver {
         }
     }
 
-    /// Whom a session is with.
+    /// The session with this id.
     fn session_key(&mut self, session: u64, receiver_role: ReceiverRole) -> SessionKey {
         if receiver_role != ReceiverRole::Initiator && self.initiators.contains_key(&session) {
             return SessionKey::Initiator(session);
@@ -348,18 +354,18 @@ impl Driver {
         }
     }
 
-    /// All that there are sessions with.
+    /// The keys of all sessions.
     pub(super) fn session_keys(&self) -> Vec<SessionKey> {
         let links = self.links.keys().map(|link| SessionKey::Link(*link));
         links.chain(self.initiators.keys().map(|session| SessionKey::Initiator(*session))).collect()
     }
 
-    /// Before something is said again.
+    /// The pause before the first retransmission.
     pub(super) fn first_pause(&self) -> Duration {
         (self.lost_after / PINGS_UNTIL_LOST).max(CHECK_INTERVAL)
     }
 
-    /// The other side is not there any more, or does not do as it should.
+    /// Closes a session whose peer is silent or violated a limit.
     pub(super) fn close_lost(&mut self, session_key: SessionKey, cause: &str) {
         self.end(session_key, CloseReason::Lost, cause);
     }
@@ -390,11 +396,11 @@ impl Driver {
         self.failures = MAX_QUEUE_FAILURES;
     }
 
-    /// Ends by a panic, and by another one when it is cleared up behind that.
+    /// Ends with a panic, and with another one during the cleanup.
     #[cfg(test)]
     pub(crate) fn fail_by_panic(&mut self) {
         self.is_broken = true;
-        panic!("asked for by a test");
+        panic!("requested by a test");
     }
 
     fn run_periodic_checks(&mut self) {
@@ -410,36 +416,36 @@ impl Driver {
         self.remove_unused_addresses(now);
     }
 
-    /// All that the thread does.
+    /// The main function of the thread.
     pub(super) fn serve(mut self) {
-        // However it ends, also by a panic: who waits for it is to know.
+        // Marks the end of the thread, also after a panic: others wait for it.
         let _end = ThreadEndGuard {
             shared: Arc::clone(&self.shared),
             local_target: Arc::clone(&self.local_target),
         };
         let ran = catch_unwind(AssertUnwindSafe(|| self.run()));
         if ran.is_err() || !self.shared.is_over.load(Ordering::Acquire) {
-            // What is left of a panic may lead to the next one. What is not told then the agent sees
-            // by itself: it knows what it gave to whom.
+            // After a panic, this may panic again. The agent detects missing events itself, because
+            // it knows its requests.
             let _ = catch_unwind(AssertUnwindSafe(|| self.fail_everything()));
         }
         lock(&self.shared.registration_cache).end();
-        // All devices together, before what they copy to and from is let go of.
+        // Waits for all devices at once, before their memory is released.
         let are_done = self.copies.close(Instant::now() + RAIL_TIMEOUT);
         self.shared.may_copy.store(!are_done, Ordering::Release);
-        // What the fabric has yet ends with the endpoint.
+        // Operations in flight end with the endpoint.
         drop(self);
     }
 
-    /// Nothing more comes of this rail: others may go on with what can be gone on with.
+    /// Fails or returns all requests; other rails may continue with returned ones.
     fn fail_everything(&mut self) {
         #[cfg(test)]
-        assert!(!self.is_broken, "asked for by a test");
+        assert!(!self.is_broken, "requested by a test");
         let cause = "the rail's thread has ended";
         for session_key in self.session_keys() {
             self.end(session_key, CloseReason::Fatal, cause);
         }
-        // What was told and not looked at yet is not begun, now that nobody is there: it is given back.
+        // Unprocessed commands are returned, because all sessions are closed now.
         while self.process_commands() {}
         for (_, transfer) in std::mem::take(&mut self.transfers) {
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, cause));
@@ -447,13 +453,13 @@ impl Driver {
         }
     }
 
-    /// Looks at everything once. True if anything happened.
+    /// Polls everything once. True if anything happened.
     pub(super) fn poll_once(&mut self) -> bool {
         let mut has_moved = self.process_commands();
         self.flush();
         for _ in 0..BATCH {
             let Some(outcome) = self.queue.poll() else { break };
-            self.acknowledged(outcome);
+            self.handle_completion(outcome);
             has_moved = true;
         }
         while let Some((number, outcome)) = self.copies.next_done() {
@@ -470,14 +476,14 @@ impl Driver {
         has_moved
     }
 
-    /// Until everything is looked at again. A message that finds no room is tried again soon, and
-    /// less often the longer that lasts: a provider that cannot connect never has room.
+    /// The time until the next poll. Messages that find the queue full are retried soon, and less
+    /// often with time: a provider that cannot connect never has room.
     fn max_sleep(&self) -> Duration {
         if self.copies.are_in_flight() || !self.unposted.is_empty() {
             return BUSY_PAUSE;
         }
-        let latest = self.waiting.back().map(|unsent| unsent.since.elapsed() / 8);
-        latest.map_or(CHECK_INTERVAL, |rest| rest.clamp(BUSY_PAUSE, CHECK_INTERVAL))
+        let latest = self.send_queue.back().map(|unsent| unsent.since.elapsed() / 8);
+        latest.map_or(CHECK_INTERVAL, |pause| pause.clamp(BUSY_PAUSE, CHECK_INTERVAL))
     }
 
     fn run(&mut self) {
@@ -492,20 +498,20 @@ impl Driver {
                 || moved.elapsed() < if is_busy { SPIN_WHILE_BUSY } else { SPIN_WHILE_IDLE }
             {
                 self.queue.pause();
-                // Who waits for what this does may have no other core.
+                // The thread that waits for this one may have no other core.
                 std::thread::yield_now();
                 continue;
             }
             if let Some(outcome) = self.queue.wait_or_wake(self.max_sleep()) {
-                self.acknowledged(outcome);
+                self.handle_completion(outcome);
                 moved = Instant::now();
             }
         }
         self.drain_and_send_bye();
     }
 
-    /// Lets what was posted come to its end, and tells everybody. Some providers crash when they are
-    /// closed in the middle of a write.
+    /// Completes posted operations and sends `Bye` to all peers. Some providers crash when they are
+    /// closed during a write.
     fn drain_and_send_bye(&mut self) {
         const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
         const BYE_TIMEOUT: Duration = Duration::from_millis(200);
@@ -517,11 +523,11 @@ impl Driver {
             && Instant::now() < end
         {
             if let Some(outcome) = self.queue.wait_or_wake(BUSY_PAUSE) {
-                self.acknowledged(outcome);
+                self.handle_completion(outcome);
             }
             while self.copies.next_done().is_some() {}
         }
-        // One whose memory is written to yet is told nothing, and takes us for lost.
+        // Peers whose memory is still written to receive no `Bye`, and detect the loss themselves.
         let posted = self.posted.iter().flatten().filter_map(|posted| match posted {
             Posted::Data(chunk, _) => self.in_flight.get(chunk).map(|in_flight| in_flight.session),
             Posted::Receive(_) | Posted::Send(..) => None,
@@ -533,18 +539,18 @@ impl Driver {
             }
         }
         let end = Instant::now() + BYE_TIMEOUT;
-        while (self.free_send_buffers.len() < SEND_BUFFERS || !self.waiting.is_empty())
+        while (self.free_send_buffers.len() < SEND_BUFFERS || !self.send_queue.is_empty())
             && Instant::now() < end
         {
             self.flush();
             if let Some(outcome) = self.queue.wait_or_wake(BUSY_PAUSE) {
-                self.acknowledged(outcome);
+                self.handle_completion(outcome);
             }
         }
     }
 }
 
-/// Says that the thread ends.
+/// Marks the end of the thread on drop.
 struct ThreadEndGuard {
     shared: Arc<RailShared>,
     local_target: Arc<LocalTarget>,

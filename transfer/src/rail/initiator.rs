@@ -1,4 +1,4 @@
-//! What a rail does for its own agent: it puts into the regions of others, and gets from them.
+//! The initiator's side of a rail: puts into regions of peers, and gets from them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,17 +17,16 @@ use crate::agent::{Notice, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 
-/// Longest one-sided operation: so that others come between.
+/// Maximum length of a one-sided operation, so that transfers are interleaved.
 const MAX_CHUNK_LENGTH: u64 = 4 << 20;
-/// Parts of a peer's transfers that are under way at a time, and their bytes: enough to fill a wire,
-/// and few enough for a question and its answer to come through between them.
+/// Maximum of a peer's chunks in flight, and their bytes: enough to fill a wire, and few enough for
+/// other messages to get through.
 const MAX_IN_FLIGHT_CHUNKS: usize = 48;
 const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
-/// How often a part is posted that comes to nothing since the connection breaks, before the peer is
-/// lost by this rail.
+/// How often a chunk is posted again after connection failures, before the link is closed.
 const MAX_POST_ATTEMPTS: u32 = 64;
 
-/// A transfer that is under way.
+/// A transfer in flight.
 #[derive(Debug)]
 pub(super) struct ActiveTransfer {
     pub(super) link: u32,
@@ -36,19 +35,19 @@ pub(super) struct ActiveTransfer {
     pub(super) bytes: RailTransfer,
     pub(super) chunks: TransferChunks,
     pub(super) failure: Option<Error>,
-    /// Why its peer is gone. What is not moved then may go another way.
+    /// Why its link was lost. The rest may be rerouted.
     pub(super) lost_cause: Option<String>,
-    /// Its peer is gone: until when what was posted for it is waited for.
+    /// The link was lost: how long to wait for posted chunks.
     pub(super) drain_deadline: Option<Instant>,
 }
 
-/// A part of one.
+/// A chunk in flight.
 #[derive(Debug)]
 pub(super) struct InFlightChunk {
-    /// Its transfer, which may be given up already.
+    /// Its transfer, which may be cancelled already.
     of: u64,
     pub(super) link: u32,
-    /// With the peer, who may have another one by now.
+    /// The session of its start; the peer may have a newer one.
     pub(super) session: u64,
     part: ChunkRange,
     pub(super) stage: Stage,
@@ -60,8 +59,8 @@ pub(super) struct InFlightChunk {
 impl Driver {
     // ------------------------------------------------------------------- transfers
 
-    /// One-sided operations tell the host's thread nothing, and with many providers nothing moves
-    /// there while it sleeps. So it is told to stay awake while something is under way.
+    /// One-sided operations do not involve the target's thread, and many providers need it to poll
+    /// for progress. So the initiator requests polling during transfers.
     pub(super) fn keep_targets_polling(&mut self) {
         if self.transfers.is_empty() {
             return;
@@ -74,8 +73,8 @@ impl Driver {
         let busy = self.links.iter().filter(|(_, link)| link.in_flight > 0);
         let busy: Vec<_> = busy.map(|(number, _)| *number).collect();
         for link in busy {
-            // One that does not take what was said before is not roused by saying more.
-            if !self.waiting.iter().any(|waiting| waiting.to == SessionKey::Link(link)) {
+            // A peer with queued messages gets no more of them.
+            if !self.send_queue.iter().any(|waiting| waiting.to == SessionKey::Link(link)) {
                 self.send_message(SessionKey::Link(link), &Message::KeepPolling);
             }
         }
@@ -98,7 +97,7 @@ impl Driver {
             };
         };
         if !link.known_target.wanted.contains_key(&bytes.remote.region) {
-            // The agent does not know yet.
+            // The agent does not know of the withdrawal yet.
             return self.report(RailEvent::Done { token, outcome: Err(withdrawn()) });
         }
         let pipeline = Pipeline {
@@ -106,9 +105,10 @@ impl Driver {
             stages_locally: matches!(bytes.local, LocalSide::Device(_)),
             stages_remotely: bytes.remote.memory.is_none(),
         };
-        let mut longest = MAX_CHUNK_LENGTH.min(self.domain.capabilities().max_message_size as u64);
+        let mut max_length =
+            MAX_CHUNK_LENGTH.min(self.domain.capabilities().max_message_size as u64);
         if pipeline.stages_locally {
-            longest = longest.min(SLOT_LENGTH);
+            max_length = max_length.min(SLOT_LENGTH);
             if let Err(error) = self.ensure_slots() {
                 return self.report(RailEvent::Done { token, outcome: Err(error) });
             }
@@ -116,14 +116,14 @@ impl Driver {
         let link = self.links.get(&number);
         if pipeline.stages_remotely {
             let Some(slots) = link.and_then(|link| link.slots.as_ref()) else {
-                let outcome = refuse(ErrorKind::NoPath, "the peer gave no staging memory");
+                let outcome = refuse(ErrorKind::NoPath, "the peer granted no staging memory");
                 return self.report(RailEvent::Done { token, outcome });
             };
-            longest = longest.min(slots.length);
+            max_length = max_length.min(slots.length);
         }
         let mut bytes = bytes;
-        let chunks = TransferChunks::new(pipeline, std::mem::take(&mut bytes.blocks), longest);
-        let key = self.number();
+        let chunks = TransferChunks::new(pipeline, std::mem::take(&mut bytes.blocks), max_length);
+        let key = self.next_id();
         let (failure, lost_cause, drain_deadline) = (None, None, None);
         let transfer = ActiveTransfer {
             link: number,
@@ -146,8 +146,8 @@ impl Driver {
         self.keep_targets_polling();
     }
 
-    /// Makes slots of ours, if there are none: nothing was staged here before, or those that there
-    /// were had to be [set aside](Self::abandon_slots).
+    /// Allocates local slots, if there are none: at the first use, or after
+    /// [abandoning](Self::abandon_slots) them.
     fn ensure_slots(&mut self) -> Result<()> {
         if self.slots.is_none() {
             let slots = Slots::new(|buffer| self.register_slots(buffer, None))?;
@@ -156,7 +156,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Begins parts for which there is room, and posts what found none. True if any was.
+    /// Starts chunks for which there is room, and posts those that found none. True if there were
+    /// any.
     pub(super) fn advance(&mut self) -> bool {
         let mut has_moved = false;
         for link in self.links.values_mut() {
@@ -166,7 +167,7 @@ impl Driver {
             let Some(chunk) = self.unposted.pop_front() else { break };
             has_moved |= self.run_stage(chunk);
         }
-        // One part of each transfer, the oldest first, and again: so none holds up the others.
+        // One chunk of each transfer in turn, the oldest first, so that no transfer starves.
         let mut keys: Vec<_> =
             self.unstarted.iter().copied().take(2 * MAX_IN_FLIGHT_CHUNKS).collect();
         while !keys.is_empty() {
@@ -193,11 +194,11 @@ impl Driver {
         let has_room = !link.is_queue_full
             && link.in_flight < MAX_IN_FLIGHT_CHUNKS
             && (link.bytes < MAX_IN_FLIGHT_BYTES);
-        let has_mine =
+        let has_local_slot =
             !pipeline.stages_locally || self.slots.as_ref().is_some_and(|slots| slots.has_free());
-        let has_theirs = !pipeline.stages_remotely
+        let has_remote_slot = !pipeline.stages_remotely
             || link.slots.as_ref().is_some_and(|slots| !slots.free.is_empty());
-        if !(has_room && has_mine && has_theirs) {
+        if !(has_room && has_local_slot && has_remote_slot) {
             return false;
         }
         let begun = self.transfers.get_mut(&key).and_then(|transfer| transfer.chunks.begin());
@@ -208,7 +209,7 @@ impl Driver {
         link.in_flight += 1;
         link.bytes += part.length;
         let (stage, session) = (pipeline.first(), link.session.id);
-        let chunk = self.number();
+        let chunk = self.next_id();
         let in_flight = InFlightChunk {
             of: key,
             link: number,
@@ -224,7 +225,7 @@ impl Driver {
         true
     }
 
-    /// Does what a part's stage asks for. False if there was no room for it.
+    /// Runs the stage of a chunk. False if the provider's queue was full.
     fn run_stage(&mut self, chunk: u64) -> bool {
         match self.try_run_stage(chunk) {
             Ok(true) => true,
@@ -244,10 +245,10 @@ impl Driver {
     }
 
     fn try_run_stage(&mut self, chunk: u64) -> Result<bool> {
-        let gone = || Error::new("transfer", ErrorKind::Closed, "the peer is lost");
-        let in_flight = self.in_flight.get(&chunk).ok_or_else(gone)?;
-        let transfer = self.transfers.get(&in_flight.of).ok_or_else(gone)?;
-        // Copies on this side go on without it.
+        let lost_error = || Error::new("transfer", ErrorKind::Closed, "the peer is lost");
+        let in_flight = self.in_flight.get(&chunk).ok_or_else(lost_error)?;
+        let transfer = self.transfers.get(&in_flight.of).ok_or_else(lost_error)?;
+        // Copies on this side continue without the link.
         let link =
             self.links.get(&in_flight.link).filter(|link| link.session.id == in_flight.session);
         let ChunkRange { local, remote, length } = in_flight.part;
@@ -256,7 +257,7 @@ impl Driver {
                 let (LocalSide::Device(memory), Some(slot)) =
                     (&transfer.bytes.local, &in_flight.local)
                 else {
-                    return Err(gone());
+                    return Err(lost_error());
                 };
                 let device = memory.mapped_for();
                 let slot = slot.pinned(length, device)?;
@@ -286,7 +287,7 @@ impl Driver {
                 Ok(true)
             }
             Stage::Write | Stage::Read => {
-                let link = link.ok_or_else(gone)?;
+                let link = link.ok_or_else(lost_error)?;
                 let operation = transfer.bytes.operation;
                 let name = if operation == Operation::Put { "put" } else { "get" };
                 let of_fabric = |error| Error::of_fabric(name, error);
@@ -295,7 +296,7 @@ impl Driver {
                         region.slice(local as usize..(local + length) as usize)
                     }
                     (LocalSide::Device(_), Some(slot)) => slot.registered(length),
-                    (LocalSide::Device(_), None) => return Err(gone()),
+                    (LocalSide::Device(_), None) => return Err(lost_error()),
                 };
                 let remote = match (&transfer.bytes.remote.memory, in_flight.remote, &link.slots) {
                     (Some(memory), ..) => memory.slice(remote..remote + length),
@@ -303,15 +304,15 @@ impl Driver {
                         let start = u64::from(slot) * slots.length;
                         slots.memory.slice(start..start + length)
                     }
-                    _ => return Err(gone()),
+                    _ => return Err(lost_error()),
                 };
                 let (local, remote) = (local.map_err(of_fabric)?, remote.map_err(of_fabric)?);
                 let (peer, stage) = (link.session.peer, in_flight.stage);
-                let token = self.post(Posted::Data(chunk, peer));
+                let token = self.record_post(Posted::Data(chunk, peer));
                 let options = PostOptions::token(token).timeout(Duration::ZERO);
                 let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
                 let posted = match stage {
-                    // What comes behind it relies on the data being there.
+                    // Later messages rely on the data being visible at the target.
                     Stage::Write => {
                         let options = options.flags(TransferFlags::DELIVERY_COMPLETE);
                         endpoint.write(queue, peer, &local, &remote, options)
@@ -321,7 +322,7 @@ impl Driver {
                 match posted {
                     Ok(_) => Ok(true),
                     Err(error) => {
-                        self.posted(token);
+                        self.take_posted(token);
                         match error.kind() {
                             fabric::ErrorKind::WouldBlock => Ok(false),
                             _ => Err(of_fabric(error)),
@@ -332,7 +333,7 @@ impl Driver {
         }
     }
 
-    /// A part is through with a stage.
+    /// A chunk completed a stage.
     pub(super) fn stage_done(&mut self, chunk: u64, outcome: Result<()>) {
         let Some(in_flight) = self.in_flight.get_mut(&chunk) else { return };
         let (of, stage) = (in_flight.of, in_flight.stage);
@@ -347,7 +348,7 @@ impl Driver {
                 }
                 match transfer.chunks.pipeline.after(stage) {
                     None => self.end_chunk(chunk),
-                    // Without the peer only what a device does here can be gone on with.
+                    // Without the peer only copies of local devices continue.
                     Some(next) if link.is_some() || next == Stage::DrainSlot => {
                         in_flight.stage = next;
                         in_flight.post_attempts = 0;
@@ -356,8 +357,8 @@ impl Driver {
                     Some(_) => self.return_chunk(chunk),
                 }
             }
-            // The provider has it no more, and it may be half done: it is done again, onto the same
-            // bytes, and whoever waits for the transfer waits for that.
+            // The provider has dropped it, maybe half done. It is repeated with the same bytes, and
+            // the transfer waits for that.
             Err(error)
                 if matches!(stage, Stage::Write | Stage::Read)
                     && matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
@@ -367,13 +368,13 @@ impl Driver {
                     Some(_) if in_flight.post_attempts < MAX_POST_ATTEMPTS => {
                         self.repost_later.push((Instant::now() + CHECK_INTERVAL, chunk));
                     }
-                    // This rail does not carry it. Another one may.
+                    // This rail does not carry it; another one may.
                     Some(_) => {
                         let session_key = SessionKey::Link(in_flight.link);
                         self.repost_later.push((Instant::now(), chunk));
                         self.close_lost(
                             session_key,
-                            &format!("what is posted comes back: {error}"),
+                            &format!("posted operations fail repeatedly: {error}"),
                         );
                     }
                     None => self.return_chunk(chunk),
@@ -383,7 +384,7 @@ impl Driver {
         }
     }
 
-    /// A part failed, and its transfer with it.
+    /// Fails a chunk and its transfer.
     pub(super) fn fail_chunk(&mut self, chunk: u64, error: Error) {
         if let Some(of) = self.in_flight.get(&chunk).map(|in_flight| in_flight.of) {
             self.fail_transfer(of, error);
@@ -391,17 +392,17 @@ impl Driver {
         self.end_chunk(chunk);
     }
 
-    /// A transfer failed. It is over when the parts of it are that are under way.
+    /// Fails a transfer. It ends when its chunks in flight end.
     fn fail_transfer(&mut self, key: u64, error: Error) {
         let Some(transfer) = self.transfers.get_mut(&key) else { return };
-        transfer.chunks.give_up();
+        transfer.chunks.cancel();
         transfer.failure.get_or_insert(error);
         if transfer.chunks.is_over() {
             self.end_transfer(key);
         }
     }
 
-    /// A part of a transfer whose peer is gone was not moved, and nothing is under way for it.
+    /// Returns a chunk of a lost peer that is neither copied nor in flight.
     pub(super) fn return_chunk(&mut self, chunk: u64) {
         let in_flight = self.in_flight.get(&chunk).map(|in_flight| (in_flight.of, in_flight.part));
         if let Some((of, part)) = in_flight
@@ -412,20 +413,19 @@ impl Driver {
         self.end_chunk(chunk);
     }
 
-    /// Posts again what came to nothing a while ago.
+    /// Posts failed chunks again after a pause.
     pub(super) fn repost_due(&mut self, now: Instant) {
         let unposted = &mut self.unposted;
         self.repost_later.retain(|(until, chunk)| {
-            let stays = now < *until;
-            if !stays {
+            let is_waiting = now < *until;
+            if !is_waiting {
                 unposted.push_back(*chunk);
             }
-            stays
+            is_waiting
         });
     }
 
-    /// Nothing is under way any more for a part: its slots are free, and its transfer is over if it
-    /// was the last.
+    /// Ends a chunk: frees its slots, and ends the transfer with its last chunk.
     pub(super) fn end_chunk(&mut self, chunk: u64) {
         let Some(in_flight) = self.in_flight.remove(&chunk) else { return };
         if self.closing_sessions.contains_key(&in_flight.session) {
@@ -446,19 +446,19 @@ impl Driver {
         }
     }
 
-    /// Where a peer that is gone has parts under way in our slots, those are not used again: the
-    /// queue keeps their memory. The next part that needs one gets others.
+    /// Abandons the local slots if a lost peer has chunks in them: the queue keeps their memory.
+    /// The next chunk allocates new slots.
     pub(super) fn abandon_slots(&mut self, link: u32) {
         let Some(slots) = &self.slots else { return };
         let holds = |slot: &Slot| Arc::ptr_eq(&slot.of, slots);
         let mut parts = self.in_flight.values().filter(|in_flight| in_flight.link == link);
         if parts.any(|in_flight| in_flight.local.as_ref().is_some_and(holds)) {
-            // Others that have some go on with them.
+            // Chunks of other peers in these slots continue.
             self.slots = None;
         }
     }
 
-    /// Tells of transfers that are over.
+    /// Ends completed transfers.
     pub(super) fn end_transfers(&mut self) {
         let over = self.transfers.iter().filter(|(_, transfer)| transfer.chunks.is_over());
         let over: Vec<_> = over.map(|(key, _)| *key).collect();
@@ -502,7 +502,7 @@ impl Driver {
         self.release_region(number, region);
     }
 
-    /// Sends notices as long as the host has room for them.
+    /// Sends notices as long as there is credit.
     pub(super) fn send_notices(&mut self, number: u32) {
         while let Some(link) = self.links.get_mut(&number) {
             if link.sent >= link.credit_limit {

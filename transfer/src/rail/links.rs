@@ -1,9 +1,8 @@
-//! Hosts, as a rail knows them that visits them: getting to know them, losing them, and trying them
-//! again.
+//! The initiator's links to targets: connecting, losing and retrying them.
 //!
-//! A link is one peer at one rail, under the same number as long as the agent does not leave it. Each
-//! time that the peer is met the two have a new session. What the agent had asked for is asked for
-//! again before it is told that the link is up, so that whoever joined by it need not join again.
+//! A link is one peer at one rail, and keeps its number until the agent disconnects. Each
+//! connection has a new session. Known regions are opened again before the link is reported as up,
+//! so that existing routes stay valid.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -24,16 +23,16 @@ use crate::share::random;
 
 pub(super) const CONNECT: &str = "connect to an agent";
 const OPEN: &str = "open a region";
-/// Regions that it asks again for at a time: there may be thousands, and what was said and is not heard
-/// yet has a limit.
+/// Maximum of regions that are reopened at a time: there may be thousands, and unacknowledged
+/// messages are limited.
 const MAX_PENDING_OPENS: usize = 128;
 
-/// The pause behind the first try, and the longest.
+/// The pause after the first attempt, and the longest.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// For how long it is tried. After that somebody has to ask for it, by joining.
+/// How long to retry. After that, only a join by the agent retries.
 const MAX_RETRY_TIME: Duration = Duration::from_secs(3600);
 
-/// Tries to reach a peer again: with pauses that grow, and an end.
+/// The schedule for reconnecting: growing pauses and a deadline.
 #[derive(Debug, Clone, Copy)]
 struct RetryBackoff {
     next: Instant,
@@ -46,7 +45,7 @@ impl RetryBackoff {
         Self { next: now + RETRY_PAUSES.0, pause: RETRY_PAUSES.0, end: now + MAX_RETRY_TIME }
     }
 
-    /// Is it to be tried now? Then the next try has its time already.
+    /// Is an attempt due? If so, schedules the next one.
     fn is_due(&mut self, now: Instant) -> bool {
         if now < self.next || now >= self.end {
             return false;
@@ -56,13 +55,13 @@ impl RetryBackoff {
         true
     }
 
-    /// A try is over, and came to nothing: the pause begins only now.
+    /// An attempt failed: the pause starts now.
     fn failed(&mut self, now: Instant) {
         self.next = now + self.pause;
     }
 }
 
-/// Staging memory of a host's.
+/// Staging memory of a target.
 #[derive(Debug)]
 pub(super) struct RemoteSlots {
     pub(super) memory: RemoteMemory,
@@ -70,61 +69,61 @@ pub(super) struct RemoteSlots {
     pub(super) free: Vec<u32>,
 }
 
-/// A region that the agent wants to reach.
+/// A region that the agent uses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WantedRegion {
     ticket: u64,
     pub(super) stages: bool,
 }
 
-/// What was asked of a host.
+/// A region request in flight.
 #[derive(Debug)]
 pub(super) struct PendingOpen {
     pub(super) region: u64,
     pub(super) wanted: WantedRegion,
-    /// It was withdrawn before all was answered.
+    /// It was withdrawn before the reply.
     pub(super) is_withdrawn: bool,
 }
 
 #[derive(Debug)]
 pub(super) enum LinkState {
-    /// Until when it may take to say welcome, and when it is asked again.
+    /// The deadline for the welcome, and the time of the next hello.
     Connecting {
         began: Instant,
         until: Instant,
         next_hello: Instant,
-        /// Whether anything listens at its address, once that was asked.
+        /// Whether anything listens at its address, once probed.
         tcp_probe: TcpProbe,
     },
-    /// It did. Regions are asked for that were known by an earlier session.
+    /// Connected; regions of an earlier session are being opened again.
     Opening,
     Up,
 }
 
-/// How a session ends.
+/// Why a session is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseReason {
-    /// The agent wants nothing more of it.
+    /// The agent disconnected.
     Left,
-    /// It says so itself, and is tried again only when the agent asks.
+    /// The peer closed it. Retried only at the agent's request.
     Bye,
-    /// It is not to be trusted, or nothing more comes of this rail. The same.
+    /// The peer violates the protocol, or this rail ends. Not retried either.
     Fatal,
-    /// It does not answer, and is tried again.
+    /// The peer is silent. Retried.
     Lost,
 }
 
-/// What is known of a host, whether it is there or not.
+/// What is known of a target, connected or not.
 #[derive(Debug)]
 pub(super) struct KnownTarget {
     target: LinkTarget,
-    /// None where it is not tried again.
+    /// None if it is not retried.
     backoff: Option<RetryBackoff>,
-    /// Regions that it gave, or that an earlier session knew.
+    /// Regions that the agent has opened, also in earlier sessions.
     pub(super) wanted: HashMap<u64, WantedRegion>,
 }
 
-/// A host, as its guest knows it.
+/// An active or connecting link to a target.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) known_target: KnownTarget,
@@ -133,17 +132,17 @@ pub(super) struct Link {
     /// The agent waits for it.
     has_waiter: bool,
     pub(super) pending_opens: HashMap<u64, PendingOpen>,
-    /// Regions that are wanted, and that it is to be asked for yet.
+    /// Regions that are still to be opened again.
     reopening: VecDeque<u64>,
-    /// Regions that it withdrew, and that transfers are still at.
+    /// Withdrawn regions that transfers still use.
     pub(super) withdrawn: HashSet<u64>,
     pub(super) slots: Option<RemoteSlots>,
-    /// Parts, and their bytes, that are under way.
+    /// Number and bytes of the chunks in flight.
     pub(super) in_flight: usize,
     pub(super) bytes: u64,
-    /// One of them found no room in the provider's queue.
+    /// A chunk found the provider's queue full.
     pub(super) is_queue_full: bool,
-    /// Notices that wait to be sent, and those that were sent and not yet heard of.
+    /// Unsent notices, and sent ones without acknowledgement.
     pub(super) unsent: VecDeque<(Token, Notice)>,
     pub(super) unacknowledged: VecDeque<Token>,
     pub(super) sent: u64,
@@ -159,28 +158,28 @@ impl Link {
         !matches!(self.state, LinkState::Connecting { .. })
     }
 
-    /// Where it is looked for.
+    /// The address of the target.
     pub(super) fn address(&self) -> &[u8] {
         &self.known_target.target.address
     }
 
-    /// The agent waits for its answer.
+    /// Does the agent wait for its answer?
     pub(super) fn has_waiter(&self) -> bool {
         self.has_waiter && !self.is_connected()
     }
 }
 
 impl Driver {
-    // ------------------------------------------------------------------- meeting
+    // ------------------------------------------------------------------- connecting
 
-    /// The agent wants to know a peer: for the first time, or again.
+    /// Connects to a peer at the agent's request.
     pub(crate) fn connect(&mut self, number: u32, target: LinkTarget, timeout: Duration) {
         if let Some(link) = self.links.get_mut(&number) {
-            // It is back, or is tried just now.
+            // It is connected or connecting already.
             match link.state {
                 LinkState::Up => self.report(RailEvent::Up { link: number }),
                 LinkState::Connecting { ref mut until, .. } => {
-                    // A try of the link's own has less time than whoever asks now.
+                    // An automatic attempt may have an earlier deadline than this request.
                     *until = (*until).max(ipc::deadline(timeout));
                     link.has_waiter = true;
                 }
@@ -189,7 +188,7 @@ impl Driver {
             return;
         }
         if self.has_unfinished_chunks(number) {
-            let detail = "operations of its last session are still in flight";
+            let detail = "operations of the last session are still in flight";
             let error = Error::new(CONNECT, ErrorKind::Closed, detail);
             return self.report(RailEvent::Down { link: number, error });
         }
@@ -202,13 +201,13 @@ impl Driver {
         self.start_connect(number, known_target, timeout, true);
     }
 
-    /// What was begun with a peer that was lost, and is not over yet, would come back with it: when
-    /// transfers are reported that began later. So it is not met before.
+    /// A reconnect could continue old operations after later ones were reported. So it waits until
+    /// they have ended.
     fn has_unfinished_chunks(&self, number: u32) -> bool {
         self.in_flight.values().any(|in_flight| in_flight.link == number)
     }
 
-    /// Says hello.
+    /// Starts an attempt: sends hello.
     fn start_connect(
         &mut self,
         number: u32,
@@ -217,14 +216,14 @@ impl Driver {
         has_waiter: bool,
     ) {
         let address = Address(known_target.target.address.clone());
-        let entered = random(CONNECT).and_then(|random| {
+        let session_and_peer = random(CONNECT).and_then(|random| {
             let peer = self.acquire_address(&address);
             let peer = peer.map_err(|error| Error::of_fabric(CONNECT, error))?;
-            Ok((u64::from_le_bytes(std::array::from_fn(|at| random[at])), peer))
+            Ok((u64::from_le_bytes(std::array::from_fn(|index| random[index])), peer))
         });
         let now = Instant::now();
-        let (session, peer) = match entered {
-            Ok(entered) => entered,
+        let (session, peer) = match session_and_peer {
+            Ok(session_and_peer) => session_and_peer,
             Err(error) => {
                 known_target.backoff.get_or_insert_with(|| RetryBackoff::new(now));
                 self.lost_links.insert(number, known_target);
@@ -268,7 +267,7 @@ impl Driver {
         }
         let (to, connection_id) =
             (link.known_target.target.identity, link.known_target.target.connection_id);
-        // What the provider has yet is not lost.
+        // The provider has the last hello still queued.
         if self.is_sending(SessionKey::Link(number)) {
             return;
         }
@@ -282,23 +281,23 @@ impl Driver {
         self.send_message(SessionKey::Link(number), &hello);
     }
 
-    /// It said welcome.
-    pub(super) fn is_connected(&mut self, number: u32, credit_limit: u64) {
+    /// The target sent welcome.
+    pub(super) fn handle_welcome(&mut self, number: u32, credit_limit: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
         link.credit_limit = credit_limit;
         link.state = LinkState::Opening;
         link.reopening = link.known_target.wanted.keys().copied().collect();
-        // So it knows that it was heard.
+        // Confirms the session to the target.
         self.send_message(SessionKey::Link(number), &Message::Pong);
         self.reopen_regions(number);
     }
 
-    /// Asks for what was known by an earlier session, a few regions at a time.
+    /// Opens regions of earlier sessions again, a few at a time.
     fn reopen_regions(&mut self, number: u32) {
         let Some(link) = self.links.get(&number) else { return };
         for _ in link.pending_opens.len()..MAX_PENDING_OPENS {
             let Some(link) = self.links.get_mut(&number) else { return };
-            // Some may be withdrawn by now.
+            // Some may have been withdrawn meanwhile.
             let next = std::iter::from_fn(|| link.reopening.pop_front())
                 .find_map(|region| Some((region, *link.known_target.wanted.get(&region)?)));
             let Some((region, wanted)) = next else { break };
@@ -308,14 +307,14 @@ impl Driver {
     }
 
     fn send_open(&mut self, number: u32, region: u64, wanted: WantedRegion) {
-        let request = self.number();
+        let request = self.next_id();
         let Some(link) = self.links.get_mut(&number) else { return };
         link.pending_opens.insert(request, PendingOpen { region, wanted, is_withdrawn: false });
         let open = Message::Open { request, region, ticket: wanted.ticket };
         self.send_message(SessionKey::Link(number), &open);
     }
 
-    /// All that was known by an earlier session is open again.
+    /// Reports the link as up if all regions are open again.
     fn check_all_open(&mut self, number: u32) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let is_open = link.reopening.is_empty() && link.pending_opens.is_empty();
@@ -336,21 +335,21 @@ impl Driver {
                 outcome,
             });
         };
-        // One that needs staging does so for good.
+        // Once a region needs staging, it always does.
         let stages =
             stages || link.known_target.wanted.get(&region).is_some_and(|before| before.stages);
         self.send_open(number, region, WantedRegion { ticket, stages });
     }
 
-    /// A region is there by this ticket: another link was told so. This one asks for it, too: now,
-    /// or when its peer is back.
+    /// Another link opened this region. This link opens it too: now, or when it reconnects.
     pub(crate) fn want_region(&mut self, number: u32, (region, ticket): (u64, u64), stages: bool) {
-        let is_it = |pending_opens: &PendingOpen| {
+        let is_requested = |pending_opens: &PendingOpen| {
             (pending_opens.region, pending_opens.wanted.ticket) == (region, ticket)
         };
         let (next_hello, known_target) = match self.links.get_mut(&number) {
             Some(link) => {
-                let next_hello = link.is_connected() && !link.pending_opens.values().any(is_it);
+                let next_hello =
+                    link.is_connected() && !link.pending_opens.values().any(is_requested);
                 (next_hello, &mut link.known_target)
             }
             None => match self.lost_links.get_mut(&number) {
@@ -370,7 +369,7 @@ impl Driver {
         }
     }
 
-    /// An answer to a request.
+    /// The reply to a region request.
     pub(super) fn open_answered(&mut self, number: u32, request: u64, outcome: Result<()>) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let Some(pending_opens) = link.pending_opens.remove(&request) else { return };
@@ -380,7 +379,7 @@ impl Driver {
             Ok(()) => drop(link.known_target.wanted.insert(region, wanted)),
             Err(error) if error.kind() == ErrorKind::Stale => {
                 let known_target = link.known_target.wanted.get(&region);
-                // Who asks with another ticket is refused, and the region stays where it is.
+                // A request with a wrong ticket does not affect the region.
                 if known_target.is_some_and(|known_target| known_target.ticket == wanted.ticket) {
                     link.known_target.wanted.remove(&region);
                     self.report(RailEvent::Withdrawn { link: number, region });
@@ -392,13 +391,13 @@ impl Driver {
         self.reopen_regions(number);
     }
 
-    // ------------------------------------------------------------------- losing
+    // ------------------------------------------------------------------- closing
 
     pub(crate) fn disconnect(&mut self, number: u32) {
         let session = self.links.get(&number).map(|link| (link.session.id, link.session.peer));
         if let Some((session, peer)) = session {
             self.closing_sessions.insert(session, peer);
-            // It is used by one session more, until that was said.
+            // The address stays in use until `Bye` was sent.
             *self.peers.entry(peer).or_default() += 1;
         }
         let left = Error::new("disconnect a peer", ErrorKind::Closed, "the peer was disconnected");
@@ -409,9 +408,8 @@ impl Driver {
         }
     }
 
-    /// Says goodbye to one that was left, once nothing of the session is under way: it takes its
-    /// memory back soon after. One that hears nothing more takes the session for lost, and its memory
-    /// back much later.
+    /// Sends `Bye` for a closed session when no chunk of it is in flight: the target frees its
+    /// memory soon after. Without `Bye` the target detects a loss, and frees the memory much later.
     pub(super) fn send_bye_when_idle(&mut self, session: u64) {
         if self.in_flight.values().any(|in_flight| in_flight.session == session) {
             return;
@@ -422,13 +420,13 @@ impl Driver {
         }
     }
 
-    /// A session with a host ends.
+    /// Closes a link to a target.
     pub(super) fn close_link(&mut self, number: u32, close_reason: CloseReason, error: Error) {
         let Some(mut link) = self.links.remove(&number) else { return };
         let cause = error.reason();
         let closed = |operation| Error::new(operation, ErrorKind::Closed, cause.as_str());
         if close_reason != CloseReason::Left {
-            // A try that came to nothing is nothing new.
+            // Failed automatic attempts are not reported.
             if link.is_up() || link.has_waiter {
                 self.report(RailEvent::Down { link: number, error });
             }
@@ -453,7 +451,7 @@ impl Driver {
             });
         }
         for token in link.unacknowledged {
-            let detail = format!("{cause}; it is not known whether it heard");
+            let detail = format!("{cause}; whether the notice arrived is unknown");
             let outcome = Err(Error::new("notify a peer", ErrorKind::Closed, detail));
             self.report(RailEvent::Done { token, outcome });
         }
@@ -477,14 +475,14 @@ impl Driver {
         self.release_address(link.session.peer);
     }
 
-    /// What was posted, or is copied by a device, may still touch the memory of the transfer and of
-    /// its slot: it is over when that is. What waited for the peer, or was not posted, is. All that
-    /// was not moved then may go another way.
+    /// Returns or fails the transfers of a closed link. Posted operations and device copies may
+    /// still access the memory, so the transfer ends with them. Chunks that waited for the peer or
+    /// were not posted end now. The rest may be rerouted.
     fn return_transfers(&mut self, number: u32, close_reason: CloseReason, cause: &str) {
         let until = Instant::now() + RAIL_TIMEOUT;
         let closed = || Error::new("transfer", ErrorKind::Closed, cause);
         for transfer in self.transfers.values_mut().filter(|transfer| transfer.link == number) {
-            transfer.chunks.give_up();
+            transfer.chunks.cancel();
             transfer.drain_deadline.get_or_insert(until);
             if close_reason == CloseReason::Left {
                 transfer.failure.get_or_insert_with(closed);
@@ -507,9 +505,9 @@ impl Driver {
             self.unposted.retain(|other| *other != key);
             self.repost_later.retain(|(_, other)| *other != key);
             match stage {
-                // It may copy from its slot yet, when nobody here reckons with it any more.
+                // The peer may still copy from its slot later, when this transfer is forgotten.
                 Stage::RequestDrain => {
-                    let detail = format!("{cause}; it is not known whether it took what was sent");
+                    let detail = format!("{cause}; whether the data arrived is unknown");
                     self.fail_chunk(key, Error::new("put", ErrorKind::Closed, detail));
                 }
                 _ => self.return_chunk(key),
@@ -517,7 +515,7 @@ impl Driver {
         }
     }
 
-    // ------------------------------------------------------------------- looking after them
+    // ------------------------------------------------------------------- periodic checks
 
     pub(super) fn check_links(&mut self, now: Instant) {
         let (mut late, mut hello) = (vec![], vec![]);
@@ -531,7 +529,7 @@ impl Driver {
             }
         }
         for number in late {
-            let detail = "it did not answer in time";
+            let detail = "it did not answer within the timeout";
             self.close_link(
                 number,
                 CloseReason::Lost,
@@ -546,7 +544,7 @@ impl Driver {
         self.retry_lost_links(now);
     }
 
-    /// Transfers with a peer that is gone, what was posted for which does not come back.
+    /// Fails transfers of lost peers whose posted operations do not complete.
     fn fail_overdue_transfers(&mut self, now: Instant) {
         let late =
             |transfer: &ActiveTransfer| transfer.drain_deadline.is_some_and(|end| now >= end);
@@ -559,13 +557,13 @@ impl Driver {
         for key in late {
             self.unstarted.remove(&key);
             let Some(transfer) = self.transfers.remove(&key) else { continue };
-            let detail = "the peer is gone, and what was under way may still touch the memory";
+            let detail = "the peer is lost, and operations in flight may still access the memory";
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, detail));
             self.report(RailEvent::Done { token: transfer.token, outcome });
         }
     }
 
-    /// Tries those that are away and have their time.
+    /// Retries lost links that are due.
     fn retry_lost_links(&mut self, now: Instant) {
         let mut due = Vec::new();
         for (number, lost_links) in &mut self.lost_links {
@@ -590,19 +588,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_limit_and_there_is_an_end() {
+    fn pauses_grow_up_to_a_limit_and_retries_end() {
         let start = Instant::now();
         let mut backoff = RetryBackoff::new(start);
-        let at = |ms: u64| start + Duration::from_millis(ms);
+        let index = |ms: u64| start + Duration::from_millis(ms);
         let times: Vec<_> =
-            (0..4_000_000).step_by(50).filter(|ms| backoff.is_due(at(*ms))).collect();
+            (0..4_000_000).step_by(50).filter(|ms| backoff.is_due(index(*ms))).collect();
         assert_eq!(times[..7], [100, 300, 700, 1500, 3100, 6300, 11_300]);
         assert!(times.windows(2).all(|two| two[1] - two[0] <= 5000));
         assert_eq!(times.last().map(|ms| ms / 10_000), Some(359), "an hour");
     }
 
     #[test]
-    fn the_pause_begins_when_a_try_has_failed() {
+    fn pause_starts_when_an_attempt_has_failed() {
         let start = Instant::now();
         let mut backoff = RetryBackoff::new(start);
         assert!(backoff.is_due(start + RETRY_PAUSES.0));

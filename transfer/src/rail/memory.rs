@@ -1,4 +1,4 @@
-//! Memory that the fabric reaches.
+//! Registration of memory with a fabric.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use fabric::{Access, Domain, MemoryRegion, RegistrationOptions};
 
 use crate::region::{Buffer, Rights};
 
-/// Memory of the host, as the fabric knows it.
+/// A buffer as memory of a fabric.
 struct RegisteredBuffer(Arc<Buffer>);
 
-// SAFETY: a buffer's memory stays where it is, mapped, until the last handle to it is gone, of which
-// this keeps one; its bytes are reached by copying, never by reference.
+// SAFETY: a buffer's memory stays mapped at its address until its last handle is dropped, and this
+// keeps one; its bytes are copied, never borrowed.
 unsafe impl fabric::Memory for RegisteredBuffer {
     fn as_ptr(&self) -> *mut u8 {
         let address = match &*self.0 {
@@ -26,8 +26,8 @@ unsafe impl fabric::Memory for RegisteredBuffer {
     }
 }
 
-/// Can it be registered? What lies on a device cannot: whether a completion means that the data
-/// is there is not known of any provider.
+/// Can it be registered? Device memory cannot: no provider is known to deliver data before its
+/// completion.
 pub(crate) fn can_be_registered(buffer: &Buffer) -> bool {
     match buffer {
         Buffer::Device(memory) => memory.device().is_none(),
@@ -35,7 +35,7 @@ pub(crate) fn can_be_registered(buffer: &Buffer) -> bool {
     }
 }
 
-/// What is done with memory that peers have these rights to, or that is for own use.
+/// The access of peers with these rights, or of local-only memory.
 pub(super) fn access(rights: Option<Rights>) -> Access {
     let mut access = Access::LOCAL;
     if let Some(rights) = rights {
@@ -45,7 +45,7 @@ pub(super) fn access(rights: Option<Rights>) -> Access {
     access
 }
 
-/// Registers it; it has to be [reachable](can_be_registered).
+/// Registers a buffer that [can be registered](can_be_registered).
 pub(super) fn register(
     domain: &Domain,
     buffer: Arc<Buffer>,

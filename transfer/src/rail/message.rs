@@ -1,11 +1,11 @@
-//! What agents say to each other by a fabric.
+//! Messages between agents over a fabric.
 //!
-//! A [`Frame`] has the number of its session, which the guest made at random, its own number, up to
-//! which number the other side was heard, and a [`Message`]. Those that have a number are
-//! [said until they are heard](super::hearing); those whose number is zero begin or end a session, or
-//! are worth nothing later. A *guest* came to put and get; its *host* has the regions. A visit is all
-//! that one agent does at another, by however many rails: each has a session of its own, and a rail
-//! that comes back has another one.
+//! A [`Frame`] has the session's random id, chosen by the initiator, its own number, the
+//! acknowledged number of the peer, and a [`Message`]. Numbered messages are [retransmitted until
+//! they are acknowledged](super::reliable_window). Unnumbered ones start or end a session, or are
+//! useless later. The *initiator* puts and gets; the *target* has the regions. A connection is all
+//! that one agent does at another, by one or more rails: each rail has its own session, and a new
+//! one after a loss.
 
 use control::codec;
 use serde::{Deserialize, Serialize};
@@ -16,30 +16,30 @@ use crate::wire;
 
 const OPERATION: &str = "read a message";
 const VERSION: u8 = 2;
-/// As long as a message can be.
+/// Maximum length of a message.
 pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;
 pub(crate) const MAX_ADDRESS_LENGTH: usize = 512;
 const MAX_MEMORY_KEY_LENGTH: usize = 3072;
 
-/// A part of a transfer that the host has to copy.
+/// A chunk that the target copies to or from staging memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Chunk {
-    /// The guest's; the answer has it.
+    /// Chosen by the initiator; the reply repeats it.
     pub(super) number: u64,
     pub(super) region: u64,
     pub(super) ticket: u64,
-    /// Of the staging memory that the host gave.
+    /// Index of the slot in the target's staging memory.
     pub(super) slot: u32,
-    /// In the region.
+    /// Offset in the region.
     pub(super) offset: u64,
     pub(super) length: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    // From the guest.
+    // From the initiator.
     Hello {
-        /// The agent that is looked for.
+        /// The identity of the target agent.
         to: [u8; 16],
         from: [u8; 16],
         connection_id: u64,
@@ -51,27 +51,27 @@ pub(super) enum Message {
         region: u64,
         ticket: u64,
     },
-    Stage {
+    RequestStaging {
         request: u64,
     },
     Notice(Notice),
-    /// To copy from the slot to the region.
+    /// Copy from the slot to the region.
     RequestDrain(Chunk),
-    /// To copy from the region to the slot.
+    /// Copy from the region to the slot.
     FillSlot(Chunk),
     Released {
         region: u64,
     },
-    /// To stay awake for a while.
+    /// Poll without sleep for a while.
     KeepPolling,
-    // From both.
+    // From both sides.
     Ping,
-    /// Also to tell what was heard.
+    /// Also acknowledges messages.
     Pong,
     Bye,
-    // From the host.
+    // From the target.
     Welcome {
-        /// Notices.
+        /// Number of notices.
         credit_limit: u64,
     },
     Opened {
@@ -84,12 +84,12 @@ pub(super) enum Message {
         memory: Vec<u8>,
     },
     Refused {
-        /// Zero: the guest itself is refused.
+        /// Zero: the session itself is refused.
         request: u64,
         refusal: Refusal,
     },
     Done {
-        /// The chunk's.
+        /// Number of the chunk.
         number: u64,
         refusal: Option<Refusal>,
     },
@@ -102,18 +102,18 @@ pub(super) enum Message {
     },
 }
 
-/// A message, as it travels.
+/// A message with its header.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Frame {
     pub(super) session: u64,
-    /// Zero if it need not be heard.
+    /// Zero for unnumbered messages.
     pub(super) number: u64,
-    /// Up to which number the other side was heard.
+    /// All messages of the peer up to this number were received.
     pub(super) acknowledged: u64,
     pub(super) message: Message,
 }
 
-/// Whom a message is for.
+/// The role that receives a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReceiverRole {
     Target,
@@ -126,7 +126,7 @@ impl Message {
         match self {
             Self::Hello { .. }
             | Self::Open { .. }
-            | Self::Stage { .. }
+            | Self::RequestStaging { .. }
             | Self::Notice(_)
             | Self::RequestDrain(_)
             | Self::FillSlot(_)
@@ -143,7 +143,7 @@ impl Message {
         }
     }
 
-    /// Is it said until it is heard?
+    /// Is it retransmitted until it is acknowledged?
     pub(super) fn is_numbered(&self) -> bool {
         !matches!(
             self,
@@ -161,7 +161,7 @@ impl Message {
         codec::encode(VERSION, &(session, number, acknowledged, self))
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    /// Decodes and validates the result of [`encode`](Self::encode).
     pub(super) fn decode(bytes: &[u8]) -> Result<Frame> {
         let frame: Frame = wire::decode(OPERATION, VERSION, bytes)?;
         let fits = match &frame.message {

@@ -1,10 +1,10 @@
-//! Rails: fabrics that carry the bytes of agents which share no memory.
+//! Rails: fabrics that carry the bytes of agents without shared memory.
 //!
-//! Each rail is one domain of one provider with a thread of its own, which posts, polls, answers
-//! peers and has devices copy what the fabric cannot reach. The agent tells it what to do and is
-//! told what became of it. [`message`] is what two rails say to each other and [`reliable_window`] sees to it
-//! that it is heard, [`chunks`] is how a transfer is cut; none of them knows a fabric. [`registration_cache`] is what
-//! stays registered.
+//! Each rail is one domain of one provider with its own thread, which posts, polls, answers peers,
+//! and submits copies of memory that the fabric cannot access. The agent sends commands and
+//! receives events. [`message`] is the protocol between rails, [`reliable_window`] its reliable
+//! delivery, and [`chunks`] splits transfers; these know no fabric. [`registration_cache`] caches
+//! registrations.
 
 mod chunks;
 mod driver;
@@ -53,60 +53,60 @@ const START: &str = "start a rail";
 /// A rail answers at once, unless its provider hangs.
 const RAIL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How a rail is to be.
+/// Options of a rail.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RailOptions {
-    /// One that is not heard of for so long is.
+    /// A silent peer is lost after this time.
     pub(crate) lost_after: Duration,
-    /// What stays registered for own use.
+    /// Limits of the cache of local-only registrations.
     pub(crate) cached: CacheLimits,
-    /// Registers memory for own use whether the provider asks for it or not.
+    /// Registers local-only memory even if the provider does not require it.
     pub(crate) always_registers: bool,
 }
 
 impl Default for RailOptions {
     fn default() -> Self {
-        // Half a minute of registering; more pieces than engines have of the host's memory.
+        // Half a minute of registering, and more buffers than engines usually have.
         let cached = CacheLimits { bytes: 64 << 30, count: 1024 };
         Self { lost_after: Duration::from_secs(5), cached, always_registers: false }
     }
 }
 
-/// Where the bytes of a transfer are on this side.
+/// The memory of a transfer on this side.
 #[derive(Debug, Clone)]
 pub(crate) enum LocalSide {
-    /// The fabric reaches them.
+    /// Registered with the fabric.
     Registered(MemoryRegion),
-    /// A device copies them.
+    /// Copied by a device through slots.
     Device(Memory),
 }
 
-/// Where they are on the other side.
+/// The memory of a transfer on the other side.
 #[derive(Clone)]
 pub(crate) struct RemoteSide {
     pub(crate) region: u64,
     pub(crate) ticket: u64,
-    /// None: the peer copies them.
+    /// None if the peer copies through its slots.
     pub(crate) memory: Option<RemoteMemory>,
 }
 
-/// Without ticket and key: routes can be printed by whoever has them.
+/// Without ticket and key, because routes may be printed.
 impl fmt::Debug for RemoteSide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "There({}, by the peer: {})", self.region, self.memory.is_none())
+        write!(f, "RemoteSide(region {}, staged: {})", self.region, self.memory.is_none())
     }
 }
 
-/// Who is looked for, and where.
+/// The agent to connect to, and its address.
 #[derive(Debug, Clone)]
 pub(crate) struct LinkTarget {
     pub(crate) identity: [u8; 16],
     pub(crate) address: Vec<u8>,
-    /// The same for all rails by which one peer is visited.
+    /// The same for all rails to one peer.
     pub(crate) connection_id: u64,
 }
 
-/// A transfer, or a notice alone.
+/// A transfer, or a notice without data.
 #[derive(Debug)]
 pub(crate) struct RailRequest {
     pub(crate) link: u32,
@@ -121,13 +121,13 @@ pub(crate) struct RailTransfer {
     pub(crate) local: LocalSide,
     pub(crate) remote: RemoteSide,
     pub(crate) blocks: BlockQueue,
-    /// How often a rail was lost with some of it.
+    /// How often its rails were lost.
     pub(crate) reroutes: u32,
-    /// Kept until the last byte has moved, and what another rail goes on with.
+    /// Kept until the last byte is copied, and for rerouting.
     pub(crate) route: Arc<RouteInner>,
 }
 
-/// A transfer on its way to the rail's thread. It is reported as stranded if the thread ends first.
+/// A request in the queue of the rail's thread. It is returned if the thread ends first.
 struct QueuedRequest {
     transfer: Option<RailRequest>,
     shared: Arc<RailShared>,
@@ -142,22 +142,22 @@ impl Drop for QueuedRequest {
     }
 }
 
-/// What a rail is told to do.
+/// A command for the rail's thread.
 type Command = Box<dyn FnOnce(&mut Driver) + Send>;
 
-/// What a rail tells.
+/// An event of a rail.
 #[derive(Debug)]
 pub(crate) enum RailEvent {
-    /// The peer is there, and all regions are open that were before. It may come back by itself.
+    /// The link is connected, and all known regions are open. Also after an automatic reconnect.
     Up {
         link: u32,
     },
-    /// It does not answer, or not any more; or it is another one.
+    /// The peer does not answer (any more), or is another agent.
     Down {
         link: u32,
         error: Error,
     },
-    /// Whether a region is there that was asked for by this ticket, or was open in an earlier session.
+    /// The outcome of opening a region with this ticket, now or again in a new session.
     Opened {
         link: u32,
         region: (u64, u64),
@@ -167,24 +167,24 @@ pub(crate) enum RailEvent {
         token: Token,
         outcome: Result<()>,
     },
-    /// The link was lost with this much not done, and nothing of it under way.
+    /// The link was lost; the rest of the request is not in flight.
     Returned {
         request: Box<RailRequest>,
         cause: String,
     },
-    /// A region that was known to be there is not there any more.
+    /// A known region was withdrawn.
     Withdrawn {
         link: u32,
         region: u64,
     },
-    /// A guest came, in a session of its own.
+    /// An initiator opened a session.
     SessionOpened {
         session: u64,
         from: [u8; 16],
         connection_id: u64,
         label: String,
     },
-    /// A session of a guest is over: it said so, or why it was lost.
+    /// A session closed cleanly, or was lost for this reason.
     SessionClosed {
         session: u64,
         lost: Option<String>,
@@ -196,21 +196,20 @@ pub(crate) enum RailEvent {
     },
 }
 
-/// What an agent and its rail share.
+/// State shared by an agent and its rail.
 #[derive(Debug)]
 pub(crate) struct RailShared {
     rail_events: Mutex<VecDeque<RailEvent>>,
-    /// Regions that peers may still be at, each with who that is.
+    /// Withdrawn regions that peers may still access, with the labels of these peers.
     retiring: Mutex<HashMap<u64, Vec<String>>>,
-    /// What is registered for the agent's own use.
+    /// Registrations of local-only memory.
     registration_cache: Mutex<RegistrationCache>,
-    /// Held by whoever registers memory for own use: one after the other, so that no more is kept
-    /// than may be.
+    /// Serialises registrations of local-only memory, so that the cache keeps its limits.
     registration_lock: Mutex<()>,
     is_over: AtomicBool,
-    /// The thread is gone: nothing more comes of it.
+    /// The thread has ended, and reports nothing more.
     has_ended: AtomicBool,
-    /// It ended while a device was at a copy.
+    /// It ended while a device was copying.
     may_copy: AtomicBool,
 }
 
@@ -227,8 +226,8 @@ impl RailShared {
         }
     }
 
-    /// Tells the agent something, unless that has ended. A report that is never read would keep its
-    /// regions for ever: they keep the agent's lines, which keep this.
+    /// Reports an event, unless the agent has ended. An unread event would leak the regions of its
+    /// request: they hold handles of the rails, which hold this queue.
     fn report(&self, report: RailEvent) {
         let mut rail_events = lock(&self.rail_events);
         if !self.is_over.load(Ordering::Acquire) {
@@ -240,7 +239,7 @@ impl RailShared {
     }
 }
 
-/// How a rail is told things, by anybody.
+/// A handle for sending commands to a rail from any thread.
 #[derive(Debug, Clone)]
 pub(crate) struct RailHandle {
     commands: Sender<Command>,
@@ -252,7 +251,7 @@ pub(crate) struct RailHandle {
 impl RailHandle {
     pub(crate) fn send_command(&self, command: impl FnOnce(&mut Driver) + Send + 'static) {
         let _ = self.commands.send(Box::new(command));
-        // Where nobody can be woken, the thread looks by itself, soon.
+        // If waking fails, the thread polls soon anyway.
         let _ = self.waker.wake();
     }
 
@@ -266,13 +265,13 @@ impl RailHandle {
         });
     }
 
-    /// A region is not to be reached any more: the peers are told, and it is kept until they know.
+    /// Withdraws a region: peers are notified, and its memory is kept until they confirm.
     pub(crate) fn retire(&self, region: u64, memory: Option<MemoryRegion>, buffer: Buffer) {
         lock(&self.shared.retiring).insert(region, vec!["the rail".to_owned()]);
         self.send_command(move |driver| driver.retire(region, memory, buffer));
     }
 
-    /// Who may still be at a region that was withdrawn.
+    /// The label of a peer that may still access a withdrawn region.
     pub(crate) fn region_user(&self, region: u64) -> Option<String> {
         if self.shared.has_ended.load(Ordering::Acquire) {
             return None;
@@ -281,7 +280,7 @@ impl RailHandle {
     }
 }
 
-/// A fabric, and the thread that drives it.
+/// A fabric and its thread.
 #[derive(Debug)]
 pub(crate) struct Rail {
     pub(crate) handle: RailHandle,
@@ -300,9 +299,14 @@ impl Rail {
         let of_fabric = |error| Error::of_fabric(START, error);
         let domain = Domain::open(offer).map_err(of_fabric)?;
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
-        let (commands, request) = channel();
-        let driver =
-            Driver::new(&domain, Arc::clone(&shared), Arc::clone(local_target), settings, request)?;
+        let (commands, command_queue) = channel();
+        let driver = Driver::new(
+            &domain,
+            Arc::clone(&shared),
+            Arc::clone(local_target),
+            settings,
+            command_queue,
+        )?;
         let address = driver.address().to_vec();
         let waker = driver.queue.waker();
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
@@ -317,7 +321,7 @@ impl Rail {
         &self.handle.domain
     }
 
-    /// What the other end has to have, too.
+    /// The provider that the peer must have too.
     pub(crate) fn provider(&self) -> &str {
         self.domain().capabilities().wire_name()
     }
@@ -326,7 +330,7 @@ impl Rail {
         self.domain().capabilities().caps.contains(caps)
     }
 
-    /// Its thread is gone, and with it all that was under way.
+    /// Has its thread ended?
     pub(crate) fn has_ended(&self) -> bool {
         self.handle.shared.has_ended.load(Ordering::Acquire)
     }
@@ -335,7 +339,7 @@ impl Rail {
         !lock(&self.handle.shared.rail_events).is_empty()
     }
 
-    /// What it has to tell.
+    /// Takes the pending events.
     pub(crate) fn rail_events(&self, into: &mut VecDeque<RailEvent>) {
         let mut rail_events = lock(&self.handle.shared.rail_events);
         if into.is_empty() {
@@ -345,14 +349,14 @@ impl Rail {
         }
     }
 
-    /// How others find it.
+    /// Its entry on the agent's card.
     pub(crate) fn card(&self) -> FabricAddress {
         FabricAddress { provider: self.provider().to_owned(), address: self.address.clone() }
     }
 
-    /// Ends the threads of all, and waits for them, at most until `end`. A thread that its provider
-    /// does not let go of is left to itself. Gives the providers of those that may still be at
-    /// memory of the agent.
+    /// Ends the threads of all rails, and waits for them at most until `end`. Threads that hang in
+    /// their provider are detached. Returns the providers that may still access memory of the
+    /// agent.
     pub(crate) fn close_all(rails: &mut Vec<Self>, end: Instant) -> Vec<String> {
         rails.iter().for_each(Self::end);
         let may_copy = |mut rail: Self| {
@@ -367,7 +371,7 @@ impl Rail {
         let _ = self.handle.waker.wake();
     }
 
-    /// False if its thread goes on.
+    /// False if its thread is still running.
     fn join(&mut self, end: Instant) -> bool {
         let Some(thread) = self.thread.take() else { return true };
         while !thread.is_finished() && Instant::now() < end {
@@ -380,13 +384,13 @@ impl Rail {
                 tracing::warn!(provider = self.provider(), "thread of a rail did not end in time")
             }
         }
-        // What was told before it was over.
+        // Events from before the end.
         let unread = std::mem::take(&mut *lock(&self.handle.shared.rail_events));
         drop(unread);
         has_ended
     }
 
-    /// The thread is another process's.
+    /// The thread belongs to the parent process.
     pub(crate) fn forget(mut self) {
         std::mem::forget(self.thread.take());
     }

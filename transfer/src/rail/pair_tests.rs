@@ -1,4 +1,4 @@
-//! A guest and its host, who talk to each other on the loopback interface: without threads.
+//! An initiator and its target over the loopback interface, without threads.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -18,19 +18,19 @@ use crate::lock;
 use crate::region::{Region, Rights};
 use crate::share_service::Admission;
 
-/// Only reached when something is wrong.
+/// Reached only if the test fails.
 const END: Duration = Duration::from_secs(60);
-/// Nobody is lost because the machine is busy.
+/// Long enough for a busy machine.
 const LOST_AFTER: Duration = Duration::from_secs(40);
 const LINK: u32 = 3;
-/// More than can be said before an answer comes.
+/// More than the window of unacknowledged messages.
 const MANY: usize = 2 * MAX_UNACKNOWLEDGED + 50;
 
 struct Side {
     driver: Driver,
     shared: Arc<RailShared>,
     local_target: Arc<LocalTarget>,
-    told: Vec<RailEvent>,
+    events: Vec<RailEvent>,
 }
 
 impl Side {
@@ -51,17 +51,17 @@ impl Side {
             settings,
             channel().1,
         );
-        Self { driver: driver.unwrap(), shared, local_target, told: Vec::new() }
+        Self { driver: driver.unwrap(), shared, local_target, events: Vec::new() }
     }
 
     fn poll_once(&mut self) -> bool {
         let has_moved = self.driver.poll_once();
-        self.told.extend(lock(&self.shared.rail_events).drain(..));
+        self.events.extend(lock(&self.shared.rail_events).drain(..));
         has_moved
     }
 
-    fn count(&self, is_it: impl Fn(&RailEvent) -> bool) -> usize {
-        self.told.iter().filter(|report| is_it(report)).count()
+    fn count(&self, is_match: impl Fn(&RailEvent) -> bool) -> usize {
+        self.events.iter().filter(|event| is_match(event)).count()
     }
 }
 
@@ -72,15 +72,18 @@ struct Pair {
 
 impl Pair {
     fn new(lost_after: Duration) -> Self {
-        Self { initiator: Side::new("guest", lost_after), target: Side::new("host", lost_after) }
+        Self {
+            initiator: Side::new("initiator", lost_after),
+            target: Side::new("target", lost_after),
+        }
     }
 
     fn connected(lost_after: Duration) -> Self {
         let mut pair = Self::new(lost_after);
         let target = pair.target();
         pair.initiator.driver.connect(LINK, target, END);
-        pair.until("they have met", |pair| pair.ups() == 1);
-        pair.until("it has come", |pair| !pair.target.told.is_empty());
+        pair.until("the link is not up", |pair| pair.ups() == 1);
+        pair.until("the session is not open", |pair| !pair.target.events.is_empty());
         pair
     }
 
@@ -101,12 +104,12 @@ impl Pair {
     fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + END;
         while !is_so(self) {
-            assert!(Instant::now() < end, "{what}: {:?}", self.initiator.told.last());
+            assert!(Instant::now() < end, "{what}: {:?}", self.initiator.events.last());
             self.poll_once();
         }
     }
 
-    /// How often the guest was told that its host is there.
+    /// Number of `Up` events of the initiator.
     fn ups(&self) -> usize {
         self.initiator.count(|report| matches!(report, RailEvent::Up { .. }))
     }
@@ -115,12 +118,12 @@ impl Pair {
         self.initiator.count(|report| matches!(report, RailEvent::Down { .. }))
     }
 
-    /// How often a region was opened.
+    /// Number of opened regions.
     fn opened(&self) -> usize {
         self.initiator.count(|report| matches!(report, RailEvent::Opened { outcome: Ok(()), .. }))
     }
 
-    /// Regions of the host that the guest knows.
+    /// A connected pair whose initiator has opened regions.
     fn with_regions(count: usize) -> (Self, Vec<Region>) {
         let mut pair = Self::connected(LOST_AFTER);
         let buffer = HostBuffer::new(4096).unwrap();
@@ -128,9 +131,9 @@ impl Pair {
             || Region::new(&pair.target.local_target, buffer.clone().into(), Rights::ALL).unwrap();
         let regions: Vec<_> = (0..count).map(|_| region()).collect();
         for (before, region) in regions.iter().enumerate() {
-            let told = region.descriptor();
-            pair.initiator.driver.open(LINK, (told.number, told.ticket), false);
-            pair.until("it is open", |pair| pair.opened() == before + 1);
+            let descriptor = region.descriptor();
+            pair.initiator.driver.open(LINK, (descriptor.number, descriptor.ticket), false);
+            pair.until("the region is not open", |pair| pair.opened() == before + 1);
         }
         (pair, regions)
     }
@@ -143,63 +146,63 @@ impl Pair {
 }
 
 #[test]
-fn who_is_back_is_asked_for_however_many_regions_were_known() {
+fn reconnected_link_reopens_any_number_of_regions() {
     let (mut pair, regions) = Pair::with_regions(MANY);
-    pair.initiator.driver.close_lost(SessionKey::Link(LINK), "it does not answer any more");
-    // One goes meanwhile.
+    pair.initiator.driver.close_lost(SessionKey::Link(LINK), "it does not answer");
+    // One region is withdrawn meanwhile.
     pair.target.local_target.withdraw(regions[0].descriptor().number);
-    pair.until("it is back", |pair| pair.ups() == 2);
+    pair.until("the link is not up again", |pair| pair.ups() == 2);
     assert_eq!(pair.opened(), MANY + MANY - 1);
-    assert_eq!(pair.downs(), 1, "it came back at once");
+    assert_eq!(pair.downs(), 1, "it reconnected at once");
 }
 
 #[test]
-fn however_many_regions_are_withdrawn_at_once_nobody_is_lost_for_that() {
+fn mass_withdrawal_of_regions_does_not_lose_peers() {
     let (mut pair, regions) = Pair::with_regions(MANY);
     regions.iter().for_each(|region| pair.withdraw(region));
-    pair.until("nobody is at them", |pair| lock(&pair.target.shared.retiring).is_empty());
+    pair.until("regions are not released", |pair| lock(&pair.target.shared.retiring).is_empty());
     let withdrawn = pair.initiator.count(|report| matches!(report, RailEvent::Withdrawn { .. }));
     assert_eq!((withdrawn, pair.downs(), pair.target.driver.initiators.len()), (MANY, 0, 1));
-    let gone = pair.target.count(|report| matches!(report, RailEvent::SessionClosed { .. }));
-    assert_eq!(gone, 0);
-    assert!(pair.initiator.driver.links[&LINK].withdrawn.is_empty(), "nothing is left of them");
+    let lost = pair.target.count(|report| matches!(report, RailEvent::SessionClosed { .. }));
+    assert_eq!(lost, 0);
+    assert!(pair.initiator.driver.links[&LINK].withdrawn.is_empty(), "withdrawn regions remain");
 }
 
-/// The host shows a region, and cannot stage then; or what it says of its memory is of no use. To the
-/// guest it was never there.
+/// The target opens a region but cannot stage, or its staging memory is invalid. The initiator
+/// never uses the region.
 #[test]
-fn a_region_that_came_to_nothing_for_a_guest_can_be_withdrawn() {
+fn region_with_a_failed_open_can_be_withdrawn() {
     let mut pair = Pair::connected(LOST_AFTER);
     let buffer = HostBuffer::new(4096).unwrap();
     let region = Region::new(&pair.target.local_target, buffer.into(), Rights::ALL).unwrap();
-    let told = region.descriptor();
-    pair.initiator.driver.open(LINK, (told.number, told.ticket), false);
+    let descriptor = region.descriptor();
+    pair.initiator.driver.open(LINK, (descriptor.number, descriptor.ticket), false);
     let link = &pair.initiator.driver.links[&LINK];
     let (session, request) = (link.session.id, *link.pending_opens.keys().next().unwrap());
-    let refusal = Refusal::new(ErrorKind::TooMany, "64 guests have some");
+    let refusal = Refusal::new(ErrorKind::TooMany, "64 initiators have some");
     pair.initiator.driver.handle_at_initiator(session, Message::Refused { request, refusal });
     let end = Instant::now() + Duration::from_millis(100);
     while Instant::now() < end {
         pair.poll_once();
     }
     pair.withdraw(&region);
-    pair.until("it is let go of", |pair| lock(&pair.target.shared.retiring).is_empty());
+    pair.until("the region is not released", |pair| lock(&pair.target.shared.retiring).is_empty());
 }
 
 #[test]
-fn peers_may_be_silent_for_as_long_as_can_be_said() {
+fn lost_after_may_be_the_maximum_duration() {
     let mut pair = Pair::connected(Duration::MAX);
     let end = Instant::now() + Duration::from_millis(200);
     while Instant::now() < end {
         pair.poll_once();
     }
-    // Also where it is tried again.
-    pair.initiator.driver.close_lost(SessionKey::Link(LINK), "it does not answer any more");
-    pair.until("it is back", |pair| pair.ups() == 2);
+    // Also for a retried link.
+    pair.initiator.driver.close_lost(SessionKey::Link(LINK), "it does not answer");
+    pair.until("the link is not up again", |pair| pair.ups() == 2);
 }
 
 #[test]
-fn who_asks_for_a_peer_that_is_tried_just_now_has_all_the_time_that_was_given() {
+fn connect_extends_the_deadline_of_a_running_attempt() {
     let mut pair = Pair::new(Duration::from_secs(1));
     let target = pair.target();
     pair.initiator.driver.connect(LINK, target.clone(), Duration::from_millis(1));
@@ -208,9 +211,9 @@ fn who_asks_for_a_peer_that_is_tried_just_now_has_all_the_time_that_was_given() 
     pair.initiator.driver.connect(LINK, target.clone(), timeout);
     let until = |pair: &Pair| match pair.initiator.driver.links[&LINK].state {
         LinkState::Connecting { until, .. } => until,
-        _ => panic!("nobody has answered"),
+        _ => panic!("the link is not connecting"),
     };
     assert!(until(&pair) >= end);
     pair.initiator.driver.connect(LINK, target, Duration::ZERO);
-    assert!(until(&pair) >= end, "who has less time takes none of it");
+    assert!(until(&pair) >= end, "a shorter timeout changed the deadline");
 }

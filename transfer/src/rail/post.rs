@@ -1,4 +1,4 @@
-//! What a rail posts: receives, messages and one-sided operations; and who the messages are for.
+//! Posting of receives, messages and one-sided operations, and the queue of messages.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use super::links::Link;
 use super::message::{MAX_MESSAGE_LENGTH, Message};
 use super::session::Session;
 
-/// Messages that may be on their way to one; and what may wait to be sent to one, who asks and does
-/// not listen.
+/// Maximum of messages to one peer in the provider, and in the queue: a peer may request but not
+/// receive.
 const MAX_SENDS_PER_PEER: usize = 8;
 pub(super) const MAX_QUEUED_PER_PEER: usize = 512;
-/// How long a last word to one that is nobody here may wait.
+/// How long a refusal without a session may wait.
 const REFUSAL_SEND_TIMEOUT: Duration = Duration::from_secs(1);
-/// What was posted.
+/// A posted operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Posted {
     Receive(usize),
@@ -24,7 +24,7 @@ pub(super) enum Posted {
     Data(u64, Peer),
 }
 
-/// A message that waits to be sent.
+/// A queued message.
 pub(super) struct QueuedMessage {
     pub(super) to: SessionKey,
     pub(super) peer: Peer,
@@ -33,17 +33,17 @@ pub(super) struct QueuedMessage {
 }
 
 impl Driver {
-    /// A token for what is posted; [take it back](Self::posted) if that was not.
-    pub(super) fn post(&mut self, posted: Posted) -> u64 {
-        let place = self.free_tokens.pop().unwrap_or_else(|| {
+    /// A token for an operation; [taken back](Self::take_posted) if posting it fails.
+    pub(super) fn record_post(&mut self, posted: Posted) -> u64 {
+        let index = self.free_tokens.pop().unwrap_or_else(|| {
             self.posted.push(None);
             self.posted.len() - 1
         });
-        self.posted[place] = Some(posted);
-        place as u64
+        self.posted[index] = Some(posted);
+        index as u64
     }
 
-    pub(super) fn posted(&mut self, token: u64) -> Option<Posted> {
+    pub(super) fn take_posted(&mut self, token: u64) -> Option<Posted> {
         let posted = self.posted.get_mut(token as usize)?.take()?;
         self.free_tokens.push(token as usize);
         Some(posted)
@@ -53,15 +53,16 @@ impl Driver {
         let slice = self
             .receive_buffers
             .slice(buffer * MAX_MESSAGE_LENGTH..(buffer + 1) * MAX_MESSAGE_LENGTH)?;
-        let token = self.post(Posted::Receive(buffer));
+        let token = self.record_post(Posted::Receive(buffer));
         let options = PostOptions::token(token);
         let posted = self.endpoint.receive(&mut self.queue, &slice, options);
         posted.map(drop).inspect_err(|_| {
-            self.posted(token);
+            self.take_posted(token);
         })
     }
 
-    /// Says something to the other side of a session: again and again, if it is to be heard.
+    /// Sends a message in a session. Numbered messages are retransmitted until they are
+    /// acknowledged.
     pub(super) fn send_message(&mut self, to: SessionKey, message: &Message) {
         let Some(Session { id, peer, reliable_window, .. }) = self.session(to) else { return };
         let number = match message.is_numbered() {
@@ -75,19 +76,18 @@ impl Driver {
         self.queue_message(to, peer, bytes);
     }
 
-    /// Asks those that are silent, says again what is not known to be heard, and tells who said
-    /// something that it was heard.
+    /// Pings silent peers, retransmits unacknowledged messages, and acknowledges received ones.
     pub(super) fn check_sessions(&mut self, now: Instant) {
         let lost_after = self.lost_after;
         for session_key in self.session_keys() {
-            // Those that are met yet have their own time.
-            let is_meeting =
+            // Connecting links have their own deadline.
+            let is_connecting =
                 |number| self.links.get(&number).is_some_and(|link| !link.is_connected());
             let is_connected =
-                !matches!(session_key, SessionKey::Link(number) if is_meeting(number));
+                !matches!(session_key, SessionKey::Link(number) if is_connecting(number));
             let Some(Session { keepalive, .. }) = self.session(session_key) else { continue };
             if is_connected && keepalive.is_lost(now, lost_after) {
-                self.close_lost(session_key, "it does not answer any more");
+                self.close_lost(session_key, "it does not answer");
             } else if is_connected && keepalive.should_ping(now, lost_after) {
                 self.send_message(session_key, &Message::Ping);
             }
@@ -97,7 +97,7 @@ impl Driver {
                 .map(|(number, message)| (number, message.clone()))
                 .collect();
             let ack_is_due = reliable_window.ack_is_due(now);
-            // What the provider has yet, or what waits, is not lost.
+            // Queued messages, in the provider or here, are not lost.
             if !due_retransmits.is_empty() && self.is_sending(session_key) {
                 due_retransmits.clear();
             }
@@ -116,19 +116,19 @@ impl Driver {
         }
     }
 
-    /// Is anything that is for it on its way yet?
+    /// Are messages of this session queued, here or in the provider?
     pub(super) fn is_sending(&self, session_key: SessionKey) -> bool {
-        self.waiting.iter().any(|waiting| waiting.to == session_key)
+        self.send_queue.iter().any(|waiting| waiting.to == session_key)
             || self.posted.iter().flatten().any(|posted| match posted {
                 Posted::Send(_, to, _) => *to == session_key,
                 Posted::Receive(_) | Posted::Data(..) => false,
             })
     }
 
-    /// A message came to nothing. If it matters it is said again, until its session is lost; one
-    /// that cannot be met at all is told so at once.
+    /// A message could not be sent. Numbered ones are retransmitted until the session is lost; a
+    /// peer that the agent waits for is reported at once.
     pub(super) fn send_failed(&mut self, to: SessionKey, cause: &str) {
-        tracing::debug!(?to, cause, "a message was not sent");
+        tracing::debug!(?to, cause, "sending a message failed");
         if let SessionKey::Link(link) = to
             && self.links.get(&link).is_some_and(Link::has_waiter)
         {
@@ -143,18 +143,18 @@ impl Driver {
         if bytes.len() > MAX_MESSAGE_LENGTH {
             return tracing::warn!(length = bytes.len(), "message longer than the limit dropped");
         }
-        if self.waiting.iter().filter(|waiting| waiting.peer == peer).count() >= MAX_QUEUED_PER_PEER
+        if self.send_queue.iter().filter(|waiting| waiting.peer == peer).count()
+            >= MAX_QUEUED_PER_PEER
         {
             return self.close_lost(to, "it receives no messages");
         }
-        self.waiting.push_back(QueuedMessage { to, peer, bytes, since: Instant::now() });
+        self.send_queue.push_back(QueuedMessage { to, peer, bytes, since: Instant::now() });
         self.flush();
     }
 
-    /// Sends what waits, in order for each peer. One that cannot be sent to now does not
-    /// hold up others.
+    /// Sends queued messages, in order for each peer. A blocked peer does not hold up others.
     pub(super) fn flush(&mut self) {
-        if self.waiting.is_empty() {
+        if self.send_queue.is_empty() {
             return;
         }
         let mut sending: HashMap<Peer, usize> = HashMap::new();
@@ -163,25 +163,25 @@ impl Driver {
                 *sending.entry(*peer).or_default() += 1;
             }
         }
-        let mut stuck: HashSet<Peer> = HashSet::new();
+        let mut blocked: HashSet<Peer> = HashSet::new();
         let mut at = 0;
-        while at < self.waiting.len() && !self.free_send_buffers.is_empty() {
-            let QueuedMessage { to, peer, .. } = self.waiting[at];
+        while at < self.send_queue.len() && !self.free_send_buffers.is_empty() {
+            let QueuedMessage { to, peer, .. } = self.send_queue[at];
             let count = sending.entry(peer).or_default();
-            if *count >= MAX_SENDS_PER_PEER || stuck.contains(&peer) {
+            if *count >= MAX_SENDS_PER_PEER || blocked.contains(&peer) {
                 at += 1;
                 continue;
             }
             match self.send(at) {
                 Ok(()) => {
                     *count += 1;
-                    self.waiting.remove(at);
+                    self.send_queue.remove(at);
                 }
                 Err(error) if error.kind() == fabric::ErrorKind::WouldBlock => {
-                    stuck.insert(peer);
+                    blocked.insert(peer);
                 }
                 Err(error) => {
-                    self.waiting.remove(at);
+                    self.send_queue.remove(at);
                     self.send_failed(to, &error.to_string());
                     at = 0;
                 }
@@ -190,14 +190,14 @@ impl Driver {
     }
 
     fn send(&mut self, at: usize) -> fabric::Result<()> {
-        let QueuedMessage { to, peer, bytes, .. } = &self.waiting[at];
+        let QueuedMessage { to, peer, bytes, .. } = &self.send_queue[at];
         let (to, peer) = (*to, *peer);
         let Some(buffer) = self.free_send_buffers.last().copied() else { return Ok(()) };
         self.send_buffers.write(buffer * MAX_MESSAGE_LENGTH, bytes)?;
         let slice = self
             .send_buffers
             .slice(buffer * MAX_MESSAGE_LENGTH..buffer * MAX_MESSAGE_LENGTH + bytes.len())?;
-        let token = self.post(Posted::Send(buffer, to, peer));
+        let token = self.record_post(Posted::Send(buffer, to, peer));
         let options = PostOptions::token(token).timeout(Duration::ZERO);
         let sent = self.endpoint.send(&mut self.queue, peer, &slice, options);
         match sent {
@@ -206,47 +206,48 @@ impl Driver {
                 Ok(())
             }
             Err(error) => {
-                self.posted(token);
+                self.take_posted(token);
                 Err(error)
             }
         }
     }
 
-    /// The peer of an address, used by one session more.
+    /// The peer of an address; counts one more session.
     pub(super) fn acquire_address(&mut self, address: &Address) -> fabric::Result<Peer> {
         let peer = self.addresses.insert(address)?;
         *self.peers.entry(peer).or_default() += 1;
         Ok(peer)
     }
 
-    /// One session less uses it.
+    /// Counts one session less for this address.
     pub(super) fn release_address(&mut self, peer: Peer) {
         if let Some(users) = self.peers.get_mut(&peer) {
             *users = users.saturating_sub(1);
         }
     }
 
-    /// Messages without a session that are under way, or wait.
+    /// Number of messages without a session, queued or in flight.
     pub(super) fn messages_without_session(&self) -> usize {
-        let is_one = |posted: &&Posted| matches!(posted, Posted::Send(_, SessionKey::NoSession, _));
-        let posted = self.posted.iter().flatten().filter(is_one).count();
-        posted + self.waiting.iter().filter(|waiting| waiting.to == SessionKey::NoSession).count()
+        let has_no_session =
+            |posted: &&Posted| matches!(posted, Posted::Send(_, SessionKey::NoSession, _));
+        let posted = self.posted.iter().flatten().filter(has_no_session).count();
+        posted
+            + self.send_queue.iter().filter(|waiting| waiting.to == SessionKey::NoSession).count()
     }
 
-    /// Removes addresses that nobody uses any more.
+    /// Removes unused addresses.
     pub(super) fn remove_unused_addresses(&mut self, now: Instant) {
-        self.waiting.retain(|waiting| {
+        self.send_queue.retain(|waiting| {
             waiting.to != SessionKey::NoSession || now - waiting.since < REFUSAL_SEND_TIMEOUT
         });
-        // A provider that stays on the machine answers peers by what it knows of them, also those
-        // that nobody here hears of any more.
+        // Local providers answer peers by their addresses, also after all sessions have ended.
         if !self.domain.capabilities().reaches_other_machines {
             return;
         }
         let unused = self.peers.iter().filter(|(_, users)| **users == 0);
         let unused: Vec<_> = unused.map(|(peer, _)| *peer).collect();
         for peer in unused {
-            let is_used = self.waiting.iter().any(|waiting| waiting.peer == peer)
+            let is_used = self.send_queue.iter().any(|waiting| waiting.peer == peer)
                 || self.posted.iter().flatten().any(|posted| match posted {
                     Posted::Send(_, _, to) | Posted::Data(_, to) => *to == peer,
                     Posted::Receive(_) => false,

@@ -1,18 +1,15 @@
-//! Registering memory: for peers, each time anew, and for own use, once.
+//! Registration of memory: for peers each time, for local-only use once.
 //!
-//! A peer that was told of a region has its key, and what is withdrawn must be refused. So a
-//! registration that peers can use goes with its region, and is nobody else's: not even another
-//! region's of the same memory, whose life would keep the key of the first one good. What is for
-//! own use has a key that nobody was told, and rights that allow peers nothing. Those are kept, since
-//! pinning pages takes half a second for each gibibyte, and engines register the same buffers again
-//! and again. What nobody uses makes room, the one first that was not used for the longest time.
+//! Peers hold the key of a region, and a withdrawn region must be refused. So registrations for
+//! peers end with their region and are never shared, not even with another region of the same
+//! memory: that would keep the old key valid. Local-only registrations have a secret key and grant
+//! peers nothing. They are cached, because pinning takes half a second per gibibyte, and engines
+//! register the same buffers repeatedly. Unused ones are evicted, least recently used first.
 //!
-//! A kept registration keeps its memory alive, since a fabric may never have pages that were
-//! given to somebody else; and so the memory's name in the cache is never another's. But
-//! memory is not kept for the cache's sake: it is looked often whether anybody else has a handle,
-//! and if nobody has, the registration goes and the memory with it. That is why all caches of a
-//! process have *one* handle to a buffer together, however many rails it is registered with:
-//! with one each, each would take the others for users.
+//! A cached registration keeps its memory alive, because a fabric must never access pages that were
+//! reused; so a buffer's key in the cache stays unique. But memory is not kept only for the cache:
+//! it is released when no other handle to it exists. That is why all caches of a process share
+//! *one* handle to a buffer: with one each, caches would count each other as users.
 
 use std::collections::HashMap;
 use std::sync::mpsc::sync_channel;
@@ -28,12 +25,12 @@ use crate::lock;
 use crate::path::metrics::Count;
 use crate::region::{Buffer, Rights};
 
-/// Whose memory is registered. A name is good as long as the buffer lives. Memory of devices is not
-/// registered; its name would be the number that the driver gives each allocation.
+/// The identity of a registered buffer, unique as long as the buffer exists. Device memory is not
+/// registered; its identity would be the driver's id of the allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum BufferKey {
     Host(usize),
-    /// Memory of the host, as a device knows it.
+    /// Host memory that is registered with a device.
     Pinned(usize),
 }
 
@@ -46,12 +43,12 @@ impl BufferKey {
     }
 }
 
-/// The one handle to a buffer that all caches of this process have.
+/// The handle to a buffer that all caches of this process share.
 fn cache_handle(key: BufferKey, buffer: Buffer) -> Arc<Buffer> {
     static KNOWN: Mutex<Option<HashMap<BufferKey, Weak<Buffer>>>> = Mutex::new(None);
     let mut known = lock(&KNOWN);
     let known = known.get_or_insert_default();
-    // A name may be another buffer's by now; its handle is gone then.
+    // Keys are reused after their handle is dropped.
     known.retain(|_, handle| handle.strong_count() > 0);
     if let Some(handle) = known.get(&key).and_then(Weak::upgrade) {
         return handle;
@@ -61,20 +58,20 @@ fn cache_handle(key: BufferKey, buffer: Buffer) -> Arc<Buffer> {
     handle
 }
 
-/// How much is kept, in use or not.
+/// Limits of a cache, including registrations in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheLimits {
     pub(crate) bytes: u64,
     pub(crate) count: usize,
 }
 
-/// A registration, and what it is of.
+/// A registration and its buffer.
 #[derive(Debug)]
 struct CachedRegistration {
-    // The fabric's handle goes first.
+    // First, so that it is dropped first.
     region: MemoryRegion,
     buffer: Arc<Buffer>,
-    /// When it was used last, by a count of uses.
+    /// The time of the last use, as a count of uses.
     used: u64,
 }
 
@@ -86,7 +83,7 @@ impl Drop for CachedRegistration {
 }
 
 impl CachedRegistration {
-    /// Has nobody a handle to the memory but caches?
+    /// Do only caches have handles to the memory?
     fn is_unreferenced(&self) -> bool {
         !match &*self.buffer {
             Buffer::Host(buffer) => buffer.is_shared(),
@@ -95,15 +92,15 @@ impl CachedRegistration {
     }
 }
 
-/// What a rail registered for own use.
+/// The cache of local-only registrations of a rail.
 #[derive(Debug)]
 pub(super) struct RegistrationCache {
     limits: CacheLimits,
-    /// None where the provider asks for no registration: then there is nothing to keep.
+    /// None if the provider needs no registration, so nothing is cached.
     pub(super) options: Option<RegistrationOptions>,
     cached: HashMap<BufferKey, CachedRegistration>,
     uses: u64,
-    /// The rail's thread is gone: nothing more is kept.
+    /// The rail's thread has ended: nothing is cached any more.
     has_ended: bool,
 }
 
@@ -114,13 +111,13 @@ impl RegistrationCache {
         Self { limits: settings.cached, options, cached: HashMap::new(), uses: 0, has_ended: false }
     }
 
-    /// Lets go of all, and keeps nothing more.
+    /// Drops all entries, and caches nothing from now on.
     pub(super) fn end(&mut self) {
         self.has_ended = true;
         self.cached.clear();
     }
 
-    /// Lets go of memory that nobody else has a handle to any more.
+    /// Drops entries whose memory has no other handles.
     pub(super) fn release(&mut self) {
         self.cached.retain(|_, cached| !cached.is_unreferenced());
     }
@@ -136,8 +133,8 @@ impl RegistrationCache {
         Some(cached.region.clone())
     }
 
-    /// Lets go of what nobody uses until so many bytes more can be kept. False if they cannot be: then
-    /// nothing was let go of.
+    /// Evicts unused entries until `length` more bytes fit. Evicts nothing and returns false if
+    /// they cannot fit.
     fn make_room(&mut self, length: u64) -> bool {
         let limits = self.limits;
         let has_room = |cached: &HashMap<BufferKey, CachedRegistration>,
@@ -154,8 +151,7 @@ impl RegistrationCache {
         }
     }
 
-    /// Lets go of all that nobody uses: the system has no room for more. False if there was nothing of
-    /// the kind.
+    /// Evicts all unused entries, because the system is out of resources. False if there were none.
     fn evict_unused(&mut self) -> bool {
         let before = self.cached.len();
         while self.evict_one() {}
@@ -171,7 +167,7 @@ impl RegistrationCache {
         true
     }
 
-    /// Keeps a registration, if there is [room](Self::make_room).
+    /// Caches a registration, if there is [room](Self::make_room).
     fn insert(&mut self, key: BufferKey, region: MemoryRegion, buffer: Arc<Buffer>) {
         if self.has_ended || !self.make_room(buffer.length()) {
             return;
@@ -184,10 +180,11 @@ impl RegistrationCache {
 }
 
 impl RailHandle {
-    /// Registers memory with the rail's domain: for peers with these rights, or for own use, and
-    /// then what was registered before may be used again. None for memory that no fabric reaches.
+    /// Registers memory with the rail's domain: with rights for peers, or local-only, which may
+    /// reuse a cached registration. None for memory that no fabric can access.
     ///
-    /// It can take many seconds, and is done by who calls: the rail's thread has peers to answer.
+    /// It may take many seconds and runs on the calling thread, because the rail's thread has to
+    /// answer peers.
     pub(crate) fn register(
         &self,
         buffer: &Buffer,
@@ -205,7 +202,7 @@ impl RailHandle {
         }
     }
 
-    /// Registers memory for own use, unless it is registered so.
+    /// Registers local-only memory, unless it is cached.
     fn register_local(&self, buffer: &Buffer) -> Result<MemoryRegion> {
         let Some(options) = lock(&self.shared.registration_cache).options.clone() else {
             let options = memory::access(None).into();
@@ -219,7 +216,7 @@ impl RailHandle {
             if let Some(found) = registration_cache.lookup(key) {
                 return Ok(found);
             }
-            // Before: what is pinned must not be more than the limit even for a while.
+            // Make room first: pinned memory must never exceed the limit.
             registration_cache.make_room(buffer.length())
         };
         if !has_room {
@@ -240,10 +237,10 @@ impl RailHandle {
             let region = memory::register(&self.domain, Arc::clone(buffer), options.clone());
             region.and_then(|region| self.enable(region))
         };
-        registered(register, || lock(&self.shared.registration_cache).evict_unused())
+        register_or_evict(register, || lock(&self.shared.registration_cache).evict_unused())
     }
 
-    /// Enables a registration: by the rail's thread, which has the endpoint, where it is bound to that.
+    /// Enables a registration; on the rail's thread if the provider binds it to the endpoint.
     fn enable(&self, region: MemoryRegion) -> fabric::Result<MemoryRegion> {
         if !region.is_registered() || region.is_enabled() {
             return Ok(region);
@@ -251,36 +248,36 @@ impl RailHandle {
         if !self.domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
             return region.enable().map(|()| region);
         }
-        let (answer, answered) = sync_channel(1);
+        let (reply, enabled_reply) = sync_channel(1);
         let enabled = region.clone();
         self.send_command(move |driver| {
-            let _ = answer.try_send(enabled.enable_for(&driver.endpoint));
+            let _ = reply.try_send(enabled.enable_for(&driver.endpoint));
         });
-        match answered.recv_timeout(RAIL_TIMEOUT) {
+        match enabled_reply.recv_timeout(RAIL_TIMEOUT) {
             Ok(outcome) => outcome.map(|()| region),
-            // It is of no use until it is enabled, and says so itself.
+            // It fails by itself until it is enabled.
             Err(_) => Ok(region),
         }
     }
 }
 
-/// Tries it once more if the system pins only so much, and what is kept and not used could make room.
-fn registered(
+/// Retries once after evicting unused entries, if the system is out of resources.
+fn register_or_evict(
     register: impl Fn() -> fabric::Result<MemoryRegion>,
     evict_unused: impl FnOnce() -> bool,
 ) -> Result<MemoryRegion> {
     use fabric::ErrorKind::{ResourceExhausted, WouldBlock};
-    let mut registered = register();
+    let mut outcome = register();
     let has_no_room =
         |error: &fabric::Error| matches!(error.kind(), ResourceExhausted | WouldBlock);
-    if registered.as_ref().is_err_and(has_no_room) && evict_unused() {
-        registered = register();
+    if outcome.as_ref().is_err_and(has_no_room) && evict_unused() {
+        outcome = register();
     }
-    registered.map_err(|error| Error::of_fabric("register a region", error))
+    outcome.map_err(|error| Error::of_fabric("register a region", error))
 }
 
 impl Driver {
-    /// Registers slots for staging, which are few.
+    /// Registers the few staging slots.
     pub(super) fn register_slots(
         &self,
         buffer: &HostBuffer,
@@ -293,8 +290,8 @@ impl Driver {
             region.enable_for(&self.endpoint)?;
             Ok(region)
         };
-        // Whoever registers memory just now may take its time; it is not waited for here.
-        registered(register, || {
+        // Does not wait for another thread that is registering memory.
+        register_or_evict(register, || {
             self.shared
                 .registration_cache
                 .try_lock()

@@ -1,7 +1,7 @@
-//! What takes long, beside a rail's thread, which has peers to answer meanwhile.
+//! A thread for slow releases, because the rail's thread has to answer peers.
 //!
-//! The system needs half a second to pin a gibibyte, and a while to let go of it. Who registers
-//! memory does it on its own thread; what is let go of is let go of here.
+//! Pinning takes half a second per gibibyte, and unpinning takes time too. Registering runs on the
+//! caller's thread, releasing here.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -12,12 +12,12 @@ use super::{RailShared, START};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 
-/// How often it is looked whether memory that is kept registered is anybody's yet.
+/// How often cached registrations of dropped memory are swept.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The thread that lets go of things.
+/// The releasing thread.
 #[derive(Debug)]
 pub(super) struct ReleaseWorker {
     work: Option<Sender<Work>>,
@@ -36,7 +36,7 @@ impl ReleaseWorker {
         Ok(Self { work: Some(work), thread: Some(thread) })
     }
 
-    /// Has it done there.
+    /// Runs work on the thread.
     pub(super) fn run(&self, work: impl FnOnce() + Send + 'static) {
         if let Some(sender) = &self.work
             && let Err(refused) = sender.send(Box::new(work))
@@ -45,9 +45,9 @@ impl ReleaseWorker {
         }
     }
 
-    /// Lets go of something.
-    pub(super) fn release(&self, what: impl Send + 'static) {
-        self.run(move || drop(what));
+    /// Drops a value on the thread.
+    pub(super) fn release(&self, value: impl Send + 'static) {
+        self.run(move || drop(value));
     }
 }
 

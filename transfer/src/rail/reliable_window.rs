@@ -1,11 +1,11 @@
-//! Messages that are said until they are heard, and taken once, in the order in which they were said.
+//! Messages that are retransmitted until they are acknowledged, and delivered once and in order.
 //!
-//! A connection that breaks and comes back may have lost what was on its way, and says nothing of it.
-//! So the two sides of a session number what they say, from one on, and say with everything up to
-//! which number they have heard the other. What is not known to be heard is said again, after pauses
-//! that grow. What comes twice is left aside; what comes early waits for what is missing.
+//! A connection that breaks and recovers may silently lose messages. So both sides of a session
+//! number their messages from one, and acknowledge with every frame. Unacknowledged messages are
+//! retransmitted after growing pauses. Duplicates are dropped; messages out of order wait for the
+//! missing ones.
 //!
-//! Nothing here knows a fabric, and the time is told by who asks.
+//! This module knows no fabric, and takes the time as an argument.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -13,26 +13,26 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// Messages that may be said and not yet heard.
+/// Maximum of unacknowledged messages.
 pub(super) const MAX_UNACKNOWLEDGED: usize = 512;
-/// So many may come before the other side is told so.
+/// Messages after which an acknowledgement is due.
 const MAX_ACKS_DUE: u32 = 16;
-/// It is told so after so long at the latest, if there is nothing else to say.
+/// Time after which an acknowledgement is due.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(20);
 
-/// Why the other side is not to be believed any more.
+/// A violation of the protocol by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProtocolViolation {
-    /// It heard what was not said.
+    /// It acknowledged a message that was not sent.
     Acknowledged,
-    /// It said more than may be on its way.
+    /// It sent more messages than the window allows.
     Sent,
 }
 
 #[derive(Debug)]
 struct Sent<M> {
     message: M,
-    /// When it is said again, and how long it is waited then.
+    /// The next retransmission, and the pause after it.
     next: Instant,
     pause: Duration,
 }
@@ -40,16 +40,16 @@ struct Sent<M> {
 /// One side of a session.
 #[derive(Debug)]
 pub(super) struct ReliableWindow<M> {
-    /// The number of what is said next.
+    /// The number of the next message.
     next: u64,
-    /// What was said last, and is not known to be heard: the oldest first.
+    /// Sent messages without acknowledgement, the oldest first.
     unacknowledged: VecDeque<Sent<M>>,
-    /// First pause before something is said again, and the longest.
+    /// The first and the longest pause before a retransmission.
     pauses: (Duration, Duration),
-    /// All up to this number was taken from the other side.
+    /// All messages up to this number were received.
     received_up_to: u64,
     out_of_order: BTreeMap<u64, M>,
-    /// What came and the other side was not told of, and since when.
+    /// Number of received messages that were not acknowledged, and since when.
     acks_due: u32,
     ack_due_since: Option<Instant>,
 }
@@ -67,7 +67,7 @@ impl<M> ReliableWindow<M> {
         }
     }
 
-    /// Something is said; its number. None if too much is not heard yet.
+    /// Sends a message and returns its number. None if the window is full.
     pub(super) fn send_message(&mut self, message: M, now: Instant) -> Option<u64> {
         if self.unacknowledged.len() >= MAX_UNACKNOWLEDGED {
             return None;
@@ -78,25 +78,25 @@ impl<M> ReliableWindow<M> {
         Some(self.next - 1)
     }
 
-    /// May something be said that can wait? Most of what may be said and not yet heard is for what
-    /// cannot; the other side answers, too, and has the same limit.
+    /// Is there room for messages that can wait? Most of the window is reserved for others, such as
+    /// replies.
     pub(super) fn has_room(&self) -> bool {
         self.unacknowledged.len() < MAX_UNACKNOWLEDGED / 4
     }
 
-    /// Up to which number the other side was heard: it is told so now.
+    /// The number to acknowledge, which is sent now.
     pub(super) fn acknowledge(&mut self) -> u64 {
         self.acks_due = 0;
         self.ack_due_since = None;
         self.received_up_to
     }
 
-    /// The other side says that it heard all up to this number.
-    pub(super) fn is_heard(&mut self, up_to: u64) -> Result<(), ProtocolViolation> {
+    /// The peer acknowledges all messages up to this number.
+    pub(super) fn acknowledge_up_to(&mut self, up_to: u64) -> Result<(), ProtocolViolation> {
         if up_to >= self.next {
             return Err(ProtocolViolation::Acknowledged);
         }
-        // An older one may come later.
+        // Frames may arrive out of order.
         let open = (self.next - 1 - up_to) as usize;
         while self.unacknowledged.len() > open {
             self.unacknowledged.pop_front();
@@ -104,9 +104,9 @@ impl<M> ReliableWindow<M> {
         Ok(())
     }
 
-    /// Something came: it is given back if it is the next one. Behind it others may be
-    /// [taken](Self::take).
-    pub(super) fn hear(
+    /// Receives a message, and returns it if it is the next one. [More](Self::next_in_order) may
+    /// follow it.
+    pub(super) fn receive(
         &mut self,
         number: u64,
         message: M,
@@ -115,7 +115,7 @@ impl<M> ReliableWindow<M> {
         if number > self.received_up_to + MAX_UNACKNOWLEDGED as u64 {
             return Err(ProtocolViolation::Sent);
         }
-        // Also of what came before: the answer may have been lost.
+        // Duplicates too: their acknowledgement may have been lost.
         self.acks_due += 1;
         self.ack_due_since.get_or_insert(now);
         if number == self.received_up_to + 1 {
@@ -129,20 +129,20 @@ impl<M> ReliableWindow<M> {
         Ok(None)
     }
 
-    /// The next one of those that came early.
-    pub(super) fn take(&mut self) -> Option<M> {
+    /// The next message that was received out of order.
+    pub(super) fn next_in_order(&mut self) -> Option<M> {
         let message = self.out_of_order.remove(&(self.received_up_to + 1))?;
         self.received_up_to += 1;
         Some(message)
     }
 
-    /// Is it time to tell the other side what came?
+    /// Is an acknowledgement due?
     pub(super) fn ack_is_due(&self, now: Instant) -> bool {
         self.acks_due >= MAX_ACKS_DUE
             || self.ack_due_since.is_some_and(|since| now - since >= MAX_ACK_DELAY)
     }
 
-    /// What is to be said again, with its number.
+    /// Messages to retransmit, with their numbers.
     pub(super) fn due_retransmits(&mut self, now: Instant) -> impl Iterator<Item = (u64, &M)> {
         let first = self.next - self.unacknowledged.len() as u64;
         let longest = self.pauses.1;
@@ -155,7 +155,7 @@ impl<M> ReliableWindow<M> {
         )
     }
 
-    /// Something is known to be lost: all is said again without a long pause.
+    /// A loss was detected: retransmits all messages soon.
     pub(super) fn retransmit_soon(&mut self, next: Instant) {
         for sent in &mut self.unacknowledged {
             sent.next = sent.next.min(next);

@@ -1,4 +1,4 @@
-//! A session with another rail, and whether that is there.
+//! A session with another rail, and its keepalive.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use fabric::Peer;
 use super::message::Message;
 use super::reliable_window::ReliableWindow;
 
-/// How often one is asked whether it is there before it is lost.
+/// Number of unanswered pings before a session is lost.
 pub(super) const PINGS_UNTIL_LOST: u32 = 8;
-/// One whose data moves, and that says nothing for so many times as long, is lost all the same: it may
-/// have lost us.
+/// A peer whose data moves but that sends nothing for this many timeouts is lost: it may have lost
+/// the session.
 const MAX_SILENT_PERIODS: u32 = 3;
 
-/// What a link and a guest have in common: who the other side is, and what was said to it.
+/// State that links and initiators share: the peer and the messages.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
@@ -22,10 +22,10 @@ pub(super) struct Session {
     pub(super) reliable_window: ReliableWindow<Message>,
 }
 
-/// Whether the other side of a session is there.
+/// Decides when a session is lost.
 #[derive(Debug)]
 pub(super) struct Keepalive {
-    /// Anything of it, and a message.
+    /// The last activity of any kind, and the last message.
     last_activity: Instant,
     last_message: Instant,
     last_ping: Instant,
@@ -37,14 +37,14 @@ impl Keepalive {
         Self { last_activity: now, last_message: now, last_ping: now }
     }
 
-    /// It said something.
-    pub(super) fn is_heard(&mut self) {
+    /// A message was received.
+    pub(super) fn message_received(&mut self) {
         self.last_activity = Instant::now();
         self.last_message = self.last_activity;
     }
 
-    /// Data moved. One-sided operations go on also where the other side has lost the session: so
-    /// that does not count for ever.
+    /// Data moved. One-sided operations continue even if the peer has lost the session, so this
+    /// counts for a limited time.
     pub(super) fn data_moved(&mut self) {
         self.last_activity = Instant::now();
     }
@@ -55,11 +55,11 @@ impl Keepalive {
                 > after.saturating_mul(MAX_SILENT_PERIODS)
     }
 
-    /// Is it to be asked now?
+    /// Is a ping due?
     pub(super) fn should_ping(&mut self, now: Instant, lost_after: Duration) -> bool {
-        let often = lost_after / PINGS_UNTIL_LOST;
-        let should_ping = now.saturating_duration_since(self.last_message) > often
-            && now.saturating_duration_since(self.last_ping) > often;
+        let interval = lost_after / PINGS_UNTIL_LOST;
+        let should_ping = now.saturating_duration_since(self.last_message) > interval
+            && now.saturating_duration_since(self.last_ping) > interval;
         if should_ping {
             self.last_ping = now;
         }
@@ -74,7 +74,7 @@ mod tests {
     const AFTER: Duration = Duration::from_secs(8);
 
     #[test]
-    fn one_that_is_silent_is_asked_several_times_before_it_is_lost() {
+    fn silent_peer_is_pinged_several_times_before_it_is_lost() {
         let mut keepalive = Keepalive::new();
         let start = keepalive.last_activity;
         let second = Duration::from_secs(1);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_limit_to_patience() {
+    fn timeout_may_be_the_maximum_duration() {
         let mut keepalive = Keepalive::new();
         let later = keepalive.last_activity + Duration::from_secs(1000);
         assert!(
@@ -96,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn data_that_moves_stands_for_an_answer_but_not_for_ever() {
+    fn moving_data_keeps_a_session_for_a_limited_time() {
         let mut keepalive = Keepalive::new();
         let start = keepalive.last_activity;
         keepalive.last_activity = start + 2 * AFTER;
-        assert!(!keepalive.is_lost(start + 3 * AFTER, AFTER), "it moves");
+        assert!(!keepalive.is_lost(start + 3 * AFTER, AFTER), "data moves");
         keepalive.last_activity = start + 3 * AFTER;
-        assert!(keepalive.is_lost(start + 3 * AFTER + AFTER / 8, AFTER), "it says nothing");
+        assert!(keepalive.is_lost(start + 3 * AFTER + AFTER / 8, AFTER), "no message arrives");
     }
 }

@@ -1,4 +1,4 @@
-//! Slots of pinned memory, and the copies that devices make to and from them.
+//! Staging slots of pinned memory, and the copies of devices to and from them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,17 +14,17 @@ use crate::host_buffer::HostBuffer;
 use crate::stream_copies::StreamCopies;
 
 const COPY: &str = "copy through staging memory";
-/// Of a slot: long enough that a copy's beginning and a message do not matter beside it.
+/// Long enough that the latencies of a copy and a message do not matter.
 pub(super) const SLOT_LENGTH: u64 = 1 << 20;
-/// Slots: enough for both copies and the wire to have one while others wait.
+/// Enough for two copies and the wire to be busy while others wait.
 pub(super) const SLOT_COUNT: u32 = 8;
 
-/// Memory of the host by way of which bytes go that the fabric cannot reach.
+/// Host memory for bytes that the fabric cannot access directly.
 #[derive(Debug)]
 pub(super) struct Slots {
     buffer: HostBuffer,
     region: MemoryRegion,
-    /// A bit for each that is free.
+    /// A bit for each free slot.
     free: AtomicU32,
 }
 
@@ -40,7 +40,7 @@ impl Slots {
     }
 }
 
-/// One of them, free again when this is dropped. Only the rail's thread takes any.
+/// A slot, freed on drop. Only the rail's thread takes slots.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) of: Arc<Slots>,
@@ -49,8 +49,7 @@ pub(super) struct Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // A slot may be dropped on another thread: what that read there comes before what is written
-        // there next.
+        // A slot may be dropped on another thread: its reads must precede the next writes.
         self.of.free.fetch_or(1 << self.number, Ordering::Release);
     }
 }
@@ -66,13 +65,13 @@ impl Slot {
         u64::from(self.number) * SLOT_LENGTH
     }
 
-    /// As the fabric knows it.
+    /// The slot as registered memory.
     pub(super) fn registered(&self, length: u64) -> fabric::Result<RegionSlice> {
         let start = self.start() as usize;
         self.of.region.slice(start..start + length as usize)
     }
 
-    /// As a device knows it.
+    /// The slot as pinned memory of a device.
     pub(super) fn pinned(&self, length: u64, device: &Device) -> Result<Slice> {
         part(&self.of.buffer.pinned_for(device)?, self.start(), length)
     }
@@ -82,7 +81,7 @@ pub(super) fn part(memory: &Memory, offset: u64, length: u64) -> Result<Slice> {
     memory.slice(offset, length).map_err(|error| Error::of_device(COPY, error))
 }
 
-/// Copies that devices make, each known by a number.
+/// Copies of devices, identified by numbers.
 #[derive(Debug, Default)]
 pub(super) struct DeviceCopies(HashMap<DeviceName, StreamCopies<u64>>);
 
@@ -96,14 +95,14 @@ impl DeviceCopies {
     ) -> Result<()> {
         let copies = match self.0.entry(device.name()) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(StreamCopies::new(device)?),
+            Entry::Vacant(entry) => entry.insert(StreamCopies::new(device)?),
         };
         copies.begin(number, |stream| stream.copy(to, from));
         Ok(())
     }
 
-    /// Waits until the devices have done all copies, for none of them longer than until `end`. False
-    /// if one may still be at some.
+    /// Waits until the devices have completed all copies, at most until `end`. False if a copy may
+    /// still be running.
     pub(super) fn close(&mut self, end: Instant) -> bool {
         let mut are_done = true;
         for (device, copies) in self.0.drain() {
@@ -115,7 +114,7 @@ impl DeviceCopies {
         are_done
     }
 
-    /// The next one that is done.
+    /// The next completed copy.
     pub(super) fn next_done(&mut self) -> Option<(u64, Result<()>)> {
         let done = self.0.values_mut().find_map(StreamCopies::next_done);
         done.map(|(number, _, outcome)| (number, outcome))

@@ -16,7 +16,7 @@ fn slots() -> Arc<Slots> {
 }
 
 #[test]
-fn slots_run_out_and_come_back() {
+fn slots_run_out_and_are_freed() {
     let slots = slots();
     let taken: Vec<_> = (0..SLOT_COUNT).map(|_| Slot::take(&slots).unwrap()).collect();
     assert!(!slots.has_free() && Slot::take(&slots).is_none());
@@ -30,7 +30,7 @@ fn slots_run_out_and_come_back() {
 }
 
 #[test]
-fn a_slot_dropped_on_another_thread_was_read_before_it_is_written_again() {
+fn slot_dropped_on_another_thread_is_read_before_reuse() {
     const ROUNDS: u64 = 20_000;
     let slots = slots();
     let end = Instant::now() + Duration::from_secs(60);
@@ -53,7 +53,7 @@ fn a_slot_dropped_on_another_thread_was_read_before_it_is_written_again() {
                     Some(slot) => break slot,
                     None => std::thread::yield_now(),
                 }
-                assert!(Instant::now() < end, "no slot came back");
+                assert!(Instant::now() < end, "no slot was freed");
             };
             slots.buffer.write(slot.start(), &[round as u8; 64]).unwrap();
             let _ = readers[round as usize % readers.len()].send((slot, round));

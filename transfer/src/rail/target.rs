@@ -1,5 +1,4 @@
-//! What a rail does for others: guests come, ask for regions, stage by way of memory that they were
-//! given, and leave notices.
+//! The target's side of a rail: sessions of initiators, their regions, staging jobs and notices.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,63 +19,63 @@ use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::region::{Buffer, RegisteredRegion, Rights};
 
-/// How long memory is kept that a guest had been given or shown, and left: until what it wrote before
-/// it said so has landed; or, where it did not say so, until it is not likely to come back, since what
-/// it had begun would come back with it.
+/// How long memory is kept that an initiator had staged to or opened: after `Bye`, until its last
+/// writes have landed; after a loss, until the initiator is unlikely to reconnect, which could
+/// continue its old writes.
 const QUARANTINE_AFTER_BYE: Duration = Duration::from_secs(1);
 const QUARANTINE_AFTER_LOSS: Duration = Duration::from_secs(60);
-/// And slots of how many guests: then the oldest go. Guests that come and are killed, one after the
-/// other, do not keep the next from being served. Regions have no such limit: they are as many as the
-/// agent makes.
+/// Number of initiators whose slots are quarantined; above it, the oldest are freed. So initiators
+/// that are killed repeatedly do not exhaust the memory. Regions have no such limit: the agent
+/// decides their number.
 const MAX_QUARANTINED_SLOTS: usize = 128;
 pub(super) const MAX_INITIATORS: usize = if cfg!(test) { 64 } else { 1024 };
-/// Guests of one identity that are given staging memory: an agent connects once, or a few times.
+/// Maximum of sessions with staging memory per agent, which connects once or a few times.
 const MAX_STAGING_SESSIONS: usize = 8;
-/// Refusals of hellos that wait to be sent.
+/// Maximum of queued refusals of hellos.
 const MAX_QUEUED_REFUSALS: usize = 16;
-/// Notices of one guest that may wait to be taken.
+/// Maximum of notices of an initiator that the agent has not taken.
 const NOTICE_WINDOW: u64 = 64;
-/// How long a host that was roused polls without a rest.
+/// How long a target polls without sleep after a request for it.
 pub(super) const POLLING_TIME: Duration = Duration::from_millis(1);
-/// Copies of one guest that may be under way: more than it has slots is no guest's way.
+/// Maximum of concurrent copies per initiator, above what its slots allow.
 const MAX_STAGING_JOBS: usize = 2 * SLOT_COUNT as usize;
 
-/// One that came to put and get.
+/// A session of an initiator.
 #[derive(Debug)]
 pub(super) struct Initiator {
-    /// Of all guests that ever came; a session may come again.
+    /// Unique, unlike session ids, which an initiator may reuse.
     number: u64,
     pub(super) session: Session,
     identity: [u8; 16],
     connection_id: u64,
     label: String,
-    /// It heard that it is welcome. Before it may give up and come again, and is told of to nobody.
+    /// It confirmed the welcome. Unconfirmed sessions are not reported, because it may retry.
     is_confirmed: bool,
     opened: HashSet<u64>,
-    /// Those of them that are withdrawn, and that it is not told of yet.
+    /// Withdrawn regions of which it was not notified yet.
     unsent_withdrawals: VecDeque<u64>,
     pub(super) staging: Option<(HostBuffer, MemoryRegion)>,
     staging_jobs: usize,
-    /// Notices that came, and those that were taken.
+    /// Number of notices received, and of notices that the agent took.
     received: u64,
     notices_taken: u64,
 }
 
-/// A copy between a region and a guest's slot.
+/// A copy between a region and a slot of an initiator.
 #[derive(Debug)]
 pub(super) struct StagingJob {
     session: u64,
     initiator: u64,
     chunk: u64,
-    /// Kept until it is done.
+    /// Kept until the copy is done.
     region: Arc<RegisteredRegion>,
 }
 
-/// A region that was withdrawn.
+/// A withdrawn region that may still be in use.
 #[derive(Debug, Clone)]
 pub(super) struct RetiringRegion {
     sessions: HashSet<u64>,
-    // The fabric's handle goes first.
+    // First, so that it is dropped first.
     _memory: Option<MemoryRegion>,
     _buffer: Buffer,
 }
@@ -100,7 +99,7 @@ impl Driver {
                 };
                 self.send_message(session_key, &message);
             }
-            Message::Stage { request } => {
+            Message::RequestStaging { request } => {
                 let message = match self.staging(session) {
                     Ok(memory) => Message::Staging {
                         request,
@@ -133,23 +132,23 @@ impl Driver {
         address: Address,
     ) {
         if self.initiators.contains_key(&session) {
-            // It did not hear the answer.
+            // The welcome was lost.
             return self.send_welcome(session);
         }
         let refusal = if to != self.local_target.identity {
             Some(Refusal::new(ErrorKind::Stale, "another agent listens there now"))
         } else if from == self.local_target.identity {
-            // Whether something is for the one or the other half could not be told.
+            // A message could not be attributed to one of the two sides.
             Some(Refusal::new(ErrorKind::Denied, "an agent cannot connect to itself over a fabric"))
         } else if !self.make_room_for_initiator() {
             Some(Refusal::new(
                 ErrorKind::TooMany,
-                format!("{MAX_INITIATORS} guests with regions are here"),
+                format!("{MAX_INITIATORS} initiators with regions are connected, the maximum"),
             ))
         } else {
             None
         };
-        // Refused ones take no more than a few places among the addresses.
+        // Limits the addresses that refusals use.
         if refusal.is_some() && self.messages_without_session() >= MAX_QUEUED_REFUSALS {
             tracing::debug!(label, "refusal not sent: too many are queued");
             return;
@@ -163,13 +162,13 @@ impl Driver {
             self.queue_message(SessionKey::NoSession, peer, message.encode(session, 0, 0));
             return self.release_address(peer);
         }
-        // One that has come is gone only when this one is there.
+        // An earlier unconfirmed session is closed only after this one exists.
         let earlier = self.initiators.iter().find(|(_, initiator)| {
             (initiator.identity, initiator.connection_id) == (from, connection_id)
                 && !initiator.is_confirmed
         });
         let earlier = earlier.map(|(session, _)| *session);
-        let number = self.number();
+        let number = self.next_id();
         let initiator = Initiator {
             number,
             session: self.new_session(session, peer),
@@ -191,9 +190,9 @@ impl Driver {
         self.send_welcome(session);
     }
 
-    /// Is there room for one more guest? One that was never heard again since its hello makes room, or
-    /// else one that has opened no region: the identity that a hello names stands in every card, so
-    /// anybody can say hello, and a region takes a ticket. The oldest goes first.
+    /// Makes room for an initiator if necessary: evicts one without open regions, unconfirmed and
+    /// oldest first. Any process can send a hello, because identities are public; opening a region
+    /// takes a ticket.
     fn make_room_for_initiator(&mut self) -> bool {
         if self.initiators.len() < MAX_INITIATORS {
             return true;
@@ -208,7 +207,7 @@ impl Driver {
         true
     }
 
-    /// A guest said something that is no hello: it is there, and hears us.
+    /// The initiator sent another message than hello: the session works in both directions.
     pub(super) fn confirm_initiator(&mut self, session: u64) {
         let Some(initiator) =
             self.initiators.get_mut(&session).filter(|initiator| !initiator.is_confirmed)
@@ -220,7 +219,7 @@ impl Driver {
             (initiator.number, initiator.identity, initiator.connection_id);
         let label = initiator.label.clone();
         self.report(RailEvent::SessionOpened { session, from, connection_id, label });
-        // It lost us, and we did not notice.
+        // The initiator had lost an earlier session.
         let earlier = self.initiators.iter().find(|(_, initiator)| {
             (initiator.identity, initiator.connection_id) == (from, connection_id)
                 && initiator.number < number
@@ -237,7 +236,7 @@ impl Driver {
         );
     }
 
-    /// A session with a guest ends.
+    /// Closes a session of an initiator.
     pub(super) fn close_initiator(&mut self, session: u64, close_reason: CloseReason, cause: &str) {
         let Some(initiator) = self.initiators.remove(&session) else { return };
         tracing::debug!(label = initiator.label, cause, "session with an initiator closed");
@@ -272,15 +271,15 @@ impl Driver {
 
     pub(super) fn check_initiators(&mut self, now: Instant) {
         if self.quarantined_slots.iter().any(|(until, _)| now >= *until) {
-            let (stays, goes): (VecDeque<_>, VecDeque<_>) =
+            let (kept, expired): (VecDeque<_>, VecDeque<_>) =
                 self.quarantined_slots.drain(..).partition(|(until, _)| now < *until);
-            self.quarantined_slots = stays;
-            self.release_worker.release(goes);
+            self.quarantined_slots = kept;
+            self.release_worker.release(expired);
         }
-        let goes: Vec<_> =
+        let expired: Vec<_> =
             self.quarantined_regions.extract_if(|_, (until, _)| now >= *until).collect();
-        if !goes.is_empty() {
-            self.release_worker.release(goes);
+        if !expired.is_empty() {
+            self.release_worker.release(expired);
         }
         let with_withdrawals = self
             .initiators
@@ -291,16 +290,15 @@ impl Driver {
     }
 
     fn staging(&mut self, session: u64) -> Result<Vec<u8>> {
-        let operation = "give staging memory";
+        let operation = "grant staging memory";
         let of_fabric = |error| Error::of_fabric(operation, error);
         let initiator = self.initiators.get(&session);
         if let Some((_, memory)) = initiator.and_then(|initiator| initiator.staging.as_ref()) {
             return Ok(memory.describe().map_err(of_fabric)?.encode());
         }
-        // Memory is for those that were given a region's ticket, and they are given it whoever else is
-        // there.
+        // Only initiators that opened a region get memory, which takes a ticket.
         if initiator.is_none_or(|initiator| initiator.opened.is_empty()) {
-            let detail = "it has opened no region that it could stage for";
+            let detail = "the initiator has opened no region";
             return Err(Error::new(operation, ErrorKind::Denied, detail));
         }
         let identity = initiator.map(|initiator| initiator.identity);
@@ -309,7 +307,7 @@ impl Driver {
         };
         if self.initiators.values().filter(is_staging).count() >= MAX_STAGING_SESSIONS {
             let detail =
-                format!("{MAX_STAGING_SESSIONS} of its sessions have staging memory already");
+                format!("{MAX_STAGING_SESSIONS} of its sessions have staging memory, the maximum");
             return Err(Error::new(operation, ErrorKind::TooMany, detail));
         }
         let buffer = HostBuffer::new(SLOT_LENGTH * u64::from(SLOT_COUNT))?;
@@ -346,14 +344,14 @@ impl Driver {
         self.send_message(SessionKey::Initiator(session), &message);
     }
 
-    /// The agent took notices of a guest: there is room for as many more.
+    /// The agent took notices of an initiator: grants credit for as many more.
     pub(crate) fn notices_taken(&mut self, session: u64, notices: u64) {
         let Some(initiator) = self.initiators.get_mut(&session) else { return };
         initiator.notices_taken += notices;
         self.send_notice_credit(session);
     }
 
-    // ------------------------------------------------------------------- copies for guests
+    // ------------------------------------------------------------------- staging jobs
 
     fn run_staging_job(&mut self, session: u64, chunk: Chunk, is_drain: bool) {
         let begun = self.begin_staging_job(session, chunk, is_drain);
@@ -384,15 +382,15 @@ impl Driver {
         let end = chunk.offset.checked_add(chunk.length);
         let is_inside = end.is_some_and(|end| end <= region.descriptor.length);
         if !is_inside || chunk.slot >= SLOT_COUNT || chunk.length > SLOT_LENGTH {
-            return refuse(ErrorKind::OutOfBounds, "it is not inside of the region, or of a slot");
+            return refuse(ErrorKind::OutOfBounds, "the chunk exceeds the region or a slot");
         }
-        let number = self.number();
+        let number = self.next_id();
         let Some(initiator) = self.initiators.get_mut(&session) else { return Ok(()) };
         let Some((buffer, _)) = &initiator.staging else {
-            return refuse(ErrorKind::NoPath, "it has no staging memory");
+            return refuse(ErrorKind::NoPath, "the initiator has no staging memory");
         };
         if initiator.staging_jobs >= MAX_STAGING_JOBS {
-            return refuse(ErrorKind::TooMany, "more copies than staging slots");
+            return refuse(ErrorKind::TooMany, "more copies in flight than staging slots");
         }
         let at = u64::from(chunk.slot) * SLOT_LENGTH;
         match &region.buffer {
@@ -408,8 +406,9 @@ impl Driver {
             Buffer::Device(memory) => {
                 let device = memory.mapped_for();
                 let slot = part(&buffer.pinned_for(device)?, at, chunk.length)?;
-                let place = part(memory, chunk.offset, chunk.length)?;
-                let (to, from) = if is_drain { (&place, &slot) } else { (&slot, &place) };
+                let memory_part = part(memory, chunk.offset, chunk.length)?;
+                let (to, from) =
+                    if is_drain { (&memory_part, &slot) } else { (&slot, &memory_part) };
                 self.copies.begin(number, device, to, from)?;
                 initiator.staging_jobs += 1;
                 self.staging_jobs.insert(
@@ -428,11 +427,13 @@ impl Driver {
 
     pub(super) fn staging_job_done(&mut self, number: u64, outcome: Result<()>) {
         let Some(staging_job) = self.staging_jobs.remove(&number) else { return };
-        let StagingJob { session, initiator: of, chunk, region } = staging_job;
+        let StagingJob { session, initiator: initiator_number, chunk, region } = staging_job;
         let number = region.descriptor.number;
         drop(region);
-        if let Some(initiator) =
-            self.initiators.get_mut(&session).filter(|initiator| initiator.number == of)
+        if let Some(initiator) = self
+            .initiators
+            .get_mut(&session)
+            .filter(|initiator| initiator.number == initiator_number)
         {
             initiator.staging_jobs -= 1;
             let refusal = outcome.err().map(|error| Refusal::of(&error));
@@ -444,7 +445,7 @@ impl Driver {
         self.finish_retiring(number);
     }
 
-    // ------------------------------------------------------------------- regions that go
+    // ------------------------------------------------------------------- withdrawn regions
 
     pub(super) fn retire(&mut self, region: u64, memory: Option<MemoryRegion>, buffer: Buffer) {
         let sessions =
@@ -455,19 +456,19 @@ impl Driver {
                 initiator.unsent_withdrawals.push_back(region);
             }
         }
-        let told: Vec<_> = sessions.iter().copied().collect();
+        let notified: Vec<_> = sessions.iter().copied().collect();
         let retiring = RetiringRegion { sessions, _memory: memory, _buffer: buffer };
-        // Whoever withdraws it does not wait for one that was lost, but the memory is nobody else's.
+        // The withdrawal does not wait for a lost initiator, but the memory is not reused.
         if let Some((_, kept)) = self.quarantined_regions.get_mut(&region) {
             *kept = Some(retiring.clone());
         }
         self.retiring.insert(region, retiring);
-        told.into_iter().for_each(|session| self.send_withdrawals(session));
+        notified.into_iter().for_each(|session| self.send_withdrawals(session));
         self.finish_retiring(region);
     }
 
-    /// Tells a guest which regions are withdrawn, no more at a time than it hears: thousands may be
-    /// at once, and one that is said more than it hears would be lost for that.
+    /// Notifies an initiator of withdrawn regions, within the limits of its window and queue: there
+    /// may be thousands at once.
     pub(super) fn send_withdrawals(&mut self, session: u64) {
         while let Some(initiator) = self.initiators.get(&session) {
             if initiator.unsent_withdrawals.is_empty()
@@ -476,7 +477,7 @@ impl Driver {
                 return;
             }
             let peer = initiator.session.peer;
-            let waiting = self.waiting.iter().filter(|waiting| waiting.peer == peer).count();
+            let waiting = self.send_queue.iter().filter(|waiting| waiting.peer == peer).count();
             if waiting >= MAX_QUEUED_PER_PEER / 2 {
                 return;
             }
@@ -495,7 +496,7 @@ impl Driver {
         }
     }
 
-    /// Lets go of a region that was withdrawn if nobody is at it any more, or else tells who is.
+    /// Releases a withdrawn region that is not in use any more, or records its users.
     fn finish_retiring(&mut self, region: u64) {
         let Some(retiring) = self.retiring.get(&region) else { return };
         let mut copied_regions =
@@ -513,7 +514,7 @@ impl Driver {
         }
         let retiring = self.retiring.remove(&region);
         lock(&self.shared.retiring).insert(region, vec!["the rail".to_owned()]);
-        // Not as long as the fabric has it.
+        // Only after the fabric has released it.
         let shared = Arc::clone(&self.shared);
         self.release_worker.run(move || {
             drop(retiring);
@@ -521,8 +522,8 @@ impl Driver {
         });
     }
 
-    /// What waits to be sent to one that is gone.
+    /// Drops queued messages of a closed session.
     pub(super) fn drop_queued(&mut self, session_key: SessionKey) {
-        self.waiting.retain(|waiting| waiting.to != session_key);
+        self.send_queue.retain(|waiting| waiting.to != session_key);
     }
 }

@@ -1,4 +1,4 @@
-//! What hosts say to a rail that visits them.
+//! Messages of targets to an initiator.
 
 use fabric::RemoteRegion;
 
@@ -10,7 +10,7 @@ use super::links::{CloseReason, RemoteSlots};
 use super::message::Message;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What a host may say of its staging memory.
+/// Limits for the staging memory that a target grants.
 const MAX_SLOTS: u32 = 1024;
 const MIN_SLOT_LENGTH: u64 = 4096;
 
@@ -22,11 +22,11 @@ impl Driver {
         };
         match message {
             Message::Welcome { credit_limit, .. } if !link.is_connected() => {
-                self.is_connected(number, credit_limit)
+                self.handle_welcome(number, credit_limit)
             }
             Message::Refused { request: 0, refusal } => {
                 let close_reason = match refusal.kind {
-                    // There is another one now.
+                    // The address has another agent now.
                     ErrorKind::Stale => CloseReason::Bye,
                     _ => CloseReason::Lost,
                 };
@@ -37,7 +37,10 @@ impl Driver {
             }
             Message::Opened { request } => match link.pending_opens.get(&request) {
                 Some(pending_opens) if pending_opens.wanted.stages && link.slots.is_none() => {
-                    self.send_message(SessionKey::Link(number), &Message::Stage { request });
+                    self.send_message(
+                        SessionKey::Link(number),
+                        &Message::RequestStaging { request },
+                    );
                 }
                 Some(_) => self.open_answered(number, request, Ok(())),
                 None => {}
@@ -49,39 +52,39 @@ impl Driver {
                 self.open_answered(number, request, outcome);
             }
             Message::Done { number: chunk, refusal } => {
-                let is_ours = self.in_flight.get(&chunk).is_some_and(|in_flight| {
+                let is_pending = self.in_flight.get(&chunk).is_some_and(|in_flight| {
                     in_flight.session == session
                         && matches!(in_flight.stage, Stage::RequestFill | Stage::RequestDrain)
                 });
-                if is_ours {
+                if is_pending {
                     let refused = refusal.map(|refusal| refusal.into_error("transfer"));
                     self.stage_done(chunk, refused.map_or(Ok(()), Err));
                 }
             }
             Message::NoticeCredit { notices, credit_limit } => {
-                let known_target = link.sent - link.unacknowledged.len() as u64;
+                let already_acknowledged = link.sent - link.unacknowledged.len() as u64;
                 if notices > link.sent {
                     let cause = "it acknowledged notices that were not sent";
                     return self.end(SessionKey::Link(number), CloseReason::Fatal, cause);
                 }
                 link.credit_limit = link.credit_limit.max(credit_limit);
-                let more = notices.saturating_sub(known_target) as usize;
-                let heard: Vec<_> = link.unacknowledged.drain(..more).collect();
-                for token in heard {
+                let more = notices.saturating_sub(already_acknowledged) as usize;
+                let delivered: Vec<_> = link.unacknowledged.drain(..more).collect();
+                for token in delivered {
                     self.report(RailEvent::Done { token, outcome: Ok(()) });
                 }
                 self.send_notices(number);
             }
-            Message::Withdrawn { region } => self.is_withdrawn(number, region),
+            Message::Withdrawn { region } => self.region_withdrawn(number, region),
             _ => {}
         }
     }
 
-    /// A host takes a region back, and waits until it is told that nothing is under way with it.
+    /// A target withdraws a region, and waits for the confirmation that no operation uses it.
     ///
-    /// It may be one that is not known here: the host has given it, and then refused to stage, or said
-    /// what is no staging memory. It waits for the answer all the same.
-    fn is_withdrawn(&mut self, number: u32, region: u64) {
+    /// The region may be unknown here: opening it failed after the target had recorded it. It needs
+    /// the confirmation nevertheless.
+    fn region_withdrawn(&mut self, number: u32, region: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let mut is_known = link.known_target.wanted.remove(&region).is_some();
         for pending_opens in
@@ -95,7 +98,7 @@ impl Driver {
         }
         for transfer in self.transfers.values_mut() {
             if transfer.link == number && transfer.bytes.remote.region == region {
-                transfer.chunks.give_up();
+                transfer.chunks.cancel();
                 transfer.failure.get_or_insert_with(withdrawn);
             }
         }
@@ -128,7 +131,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Tells the host that nothing is under way any more with a region that it withdrew.
+    /// Confirms to the target that no operation uses a withdrawn region.
     pub(super) fn release_region(&mut self, number: u32, region: u64) {
         let is_busy = |transfer: &ActiveTransfer| {
             transfer.link == number && transfer.bytes.remote.region == region

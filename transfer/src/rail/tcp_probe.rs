@@ -1,8 +1,7 @@
-//! Whether a process listens at the address of a peer that a message cannot be sent to.
+//! Checks whether a process listens at the address of a peer to which sending fails.
 //!
-//! Providers over TCP connect by themselves, and try again and again where nothing listens: the
-//! message waits, and no error says why. So the system is asked, by a connection that carries
-//! nothing, on a thread of its own that ends with the answer.
+//! Providers over TCP connect and retry by themselves: the message waits, and no error is reported.
+//! So a separate thread tries a plain TCP connection.
 
 use std::io::ErrorKind as IoKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
@@ -15,36 +14,36 @@ use crate::error::{Error, ErrorKind};
 
 /// A peer that answers is not probed.
 const START_AFTER: Duration = Duration::from_millis(100);
-/// As long as the system may take to answer.
+/// Timeout of the connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A question to the system.
+/// The state of a probe.
 #[derive(Debug)]
 pub(super) enum TcpProbe {
     NotStarted,
-    /// The provider does not connect by TCP, or no thread could be started.
+    /// The provider does not use TCP, or no thread could be started.
     Impossible,
-    /// The answer is true if the connection was refused.
+    /// The reply is true if the connection was refused.
     Running(SocketAddr, Receiver<bool>),
 }
 
 impl TcpProbe {
     fn start(address: &[u8]) -> Self {
         let Some(address) = socket_address(address) else { return Self::Impossible };
-        let (tell, answer) = channel();
+        let (sender, reply) = channel();
         let thread = std::thread::Builder::new().name("fabricast-probe".to_owned());
-        let ask = move || {
+        let attempt = move || {
             let connected = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT);
-            let _ = tell.send(connected.is_err_and(|e| e.kind() == IoKind::ConnectionRefused));
+            let _ = sender.send(connected.is_err_and(|e| e.kind() == IoKind::ConnectionRefused));
         };
-        thread.spawn(ask).map_or(Self::Impossible, |_| Self::Running(address, answer))
+        thread.spawn(attempt).map_or(Self::Impossible, |_| Self::Running(address, reply))
     }
 }
 
-/// A `sockaddr_in` or `sockaddr_in6`, as a peer sent it.
+/// A `sockaddr_in` or `sockaddr_in6` from a peer.
 fn socket_address(bytes: &[u8]) -> Option<SocketAddr> {
-    let word = |at: usize| Some([*bytes.get(at)?, *bytes.get(at + 1)?]);
-    let long = |at: usize| <[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok();
+    let word = |offset: usize| Some([*bytes.get(offset)?, *bytes.get(offset + 1)?]);
+    let long = |offset: usize| <[u8; 4]>::try_from(bytes.get(offset..offset + 4)?).ok();
     let (family, port) = (u16::from_ne_bytes(word(0)?), u16::from_be_bytes(word(2)?));
     match i32::from(family) {
         libc::AF_INET => Some((IpAddr::V4(Ipv4Addr::from(long(4)?)), port).into()),
@@ -58,8 +57,8 @@ fn socket_address(bytes: &[u8]) -> Option<SocketAddr> {
 }
 
 impl Driver {
-    /// Ends the meeting of peers at whose address nothing listens: they have ended, and would
-    /// not answer before the deadline either.
+    /// Fails connecting links to addresses where no process listens: their agents have ended, and
+    /// would not answer before the deadline.
     pub(super) fn check_tcp_probes(&mut self, now: Instant) {
         let connecting = self.links.iter().filter(|(_, link)| link.has_waiter());
         let connecting: Vec<_> = connecting.map(|(number, _)| *number).collect();
@@ -75,8 +74,8 @@ impl Driver {
                         false => TcpProbe::Impossible,
                     }
                 }
-                LinkState::Connecting { tcp_probe: TcpProbe::Running(address, answer), .. }
-                    if answer.try_recv() == Ok(true) =>
+                LinkState::Connecting { tcp_probe: TcpProbe::Running(address, reply), .. }
+                    if reply.try_recv() == Ok(true) =>
                 {
                     let detail = format!(
                         "{address} refuses connections (ECONNREFUSED): its process has ended, or a \
@@ -130,11 +129,11 @@ mod tests {
     }
 
     #[test]
-    fn probe_tells_a_refused_connection_from_an_accepted_one() {
+    fn probe_distinguishes_refused_and_accepted_connections() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let is_refused = || match TcpProbe::start(&bytes_of(address)) {
-            TcpProbe::Running(_, answer) => answer.recv_timeout(2 * CONNECT_TIMEOUT).unwrap(),
+            TcpProbe::Running(_, reply) => reply.recv_timeout(2 * CONNECT_TIMEOUT).unwrap(),
             other => panic!("{other:?}"),
         };
         assert!(!is_refused());

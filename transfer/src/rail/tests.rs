@@ -1,4 +1,4 @@
-//! A host, and guests that lie to it: without a thread, on the loopback interface.
+//! A target and initiators that violate the protocol, over the loopback interface without threads.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -36,7 +36,7 @@ impl World {
         let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
         let local_target =
-            Arc::new(LocalTarget::new("host".to_owned(), Admission::own_user()).unwrap());
+            Arc::new(LocalTarget::new("target".to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions::default();
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
         let driver = Driver::new(
@@ -52,25 +52,25 @@ impl World {
 
     fn hello(&mut self, session: u64, to: [u8; 16]) {
         let address = self.driver.address().to_vec();
-        let label = "guest".to_owned();
+        let label = "initiator".to_owned();
         let (from, connection_id) = ([9; 16], session);
         let hello = Message::Hello { to, from, connection_id, label, address };
         self.driver.handle_at_target(session, hello);
     }
 
-    /// A guest that has the region's ticket.
+    /// The initiator opens a region with its ticket.
     fn opens(&mut self, session: u64, region: &Region) {
         let RegionDescriptor { number: region, ticket, .. } = *region.descriptor();
         self.driver.handle_at_target(session, Message::Open { request: 1, region, ticket });
     }
 
-    fn with_guest() -> Self {
+    fn with_initiator() -> Self {
         let mut world = Self::new();
         world.hello(SESSION, world.local_target.identity);
         let region = world.region(Rights::ALL);
         world.opens(SESSION, &region);
-        world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
-        assert!(world.has_guest());
+        world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
+        assert!(world.has_initiator());
         let region = region.descriptor().number;
         world.driver.handle_at_target(SESSION, Message::Released { region });
         world
@@ -81,7 +81,7 @@ impl World {
         self.driver.connect(link, LinkTarget { identity, address, connection_id: 5 }, RAIL_TIMEOUT);
     }
 
-    /// Requests that the third link's host has not answered.
+    /// Pending requests of link 3.
     fn pending_opens(&self) -> Vec<u64> {
         let mut pending_opens: Vec<_> =
             self.driver.links[&3].pending_opens.keys().copied().collect();
@@ -89,15 +89,15 @@ impl World {
         pending_opens
     }
 
-    fn has_guest(&self) -> bool {
+    fn has_initiator(&self) -> bool {
         self.driver.initiators.contains_key(&SESSION)
     }
 
-    /// The fabric does so beside the rail.
-    fn lets_go_of(&self, region: u64) {
+    /// The region is released on another thread.
+    fn wait_until_released(&self, region: u64) {
         let end = Instant::now() + RAIL_TIMEOUT;
         while lock(&self.shared.retiring).contains_key(&region) {
-            assert!(Instant::now() < end, "the region stays");
+            assert!(Instant::now() < end, "the region is not released");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -108,8 +108,8 @@ impl World {
     }
 
     fn refusal(&mut self, chunk: Chunk, is_drain: bool) -> Option<ErrorKind> {
-        let begun = self.driver.begin_staging_job(SESSION, chunk, is_drain);
-        begun.err().map(|error| error.kind())
+        let started = self.driver.begin_staging_job(SESSION, chunk, is_drain);
+        started.err().map(|error| error.kind())
     }
 }
 
@@ -119,44 +119,44 @@ fn chunk(region: &Region) -> Chunk {
 }
 
 #[test]
-fn who_looks_for_another_agent_is_not_let_in() {
+fn hello_for_another_agent_is_refused() {
     let mut world = World::new();
     world.hello(SESSION, [1; 16]);
-    assert!(!world.has_guest());
+    assert!(!world.has_initiator());
     world.hello(SESSION, world.local_target.identity);
     world.hello(SESSION, world.local_target.identity);
-    assert!(world.has_guest());
+    assert!(world.has_initiator());
     for _ in 0..2 {
-        world.driver.take(frame(0, 0, Message::Pong));
+        world.driver.receive_frame(frame(0, 0, Message::Pong));
     }
-    let joined = lock(&world.shared.rail_events);
-    let joined = joined.iter().filter(|report| matches!(report, RailEvent::SessionOpened { .. }));
-    assert_eq!(joined.count(), 1, "said again");
+    let events = lock(&world.shared.rail_events);
+    let opened = events.iter().filter(|report| matches!(report, RailEvent::SessionOpened { .. }));
+    assert_eq!(opened.count(), 1, "opened more than once");
 }
 
 #[test]
-fn addresses_that_are_none_are_no_guests() {
+fn hello_with_an_invalid_address_is_ignored() {
     let mut world = World::new();
     for address in [vec![], vec![0], vec![0xff; 512]] {
-        let (to, label) = (world.local_target.identity, "guest".to_owned());
+        let (to, label) = (world.local_target.identity, "initiator".to_owned());
         let (from, connection_id) = ([9; 16], 1);
         let hello = Message::Hello { to, from, connection_id, label, address };
-        // The provider may take an address that leads nowhere.
+        // The provider may accept an unreachable address.
         world.driver.handle_at_target(SESSION, hello);
     }
-    world.driver.handle_at_target(99, Message::Stage { request: 1 });
-    assert!(!world.driver.initiators.contains_key(&99), "no hello");
+    world.driver.handle_at_target(99, Message::RequestStaging { request: 1 });
+    assert!(!world.driver.initiators.contains_key(&99), "message without a hello");
 }
 
 #[test]
-fn only_what_lies_inside_of_a_region_and_a_slot_is_copied() {
-    let mut world = World::with_guest();
+fn chunks_beyond_region_or_slot_are_refused() {
+    let mut world = World::with_initiator();
     let region = world.region(Rights::ALL);
     let good = chunk(&region);
     for is_drain in [true, false] {
         assert_eq!(world.refusal(good, is_drain), None);
         let refused = |world: &mut World, chunk| world.refusal(chunk, is_drain).unwrap();
-        let lies = [
+        let invalid = [
             Chunk { slot: SLOT_COUNT, ..good },
             Chunk { slot: u32::MAX, ..good },
             Chunk { length: SLOT_LENGTH + 1, ..good },
@@ -164,8 +164,8 @@ fn only_what_lies_inside_of_a_region_and_a_slot_is_copied() {
             Chunk { offset: 2 * SLOT_LENGTH - 99, ..good },
             Chunk { offset: u64::MAX, ..good },
         ];
-        for lie in lies {
-            assert_eq!(refused(&mut world, lie), ErrorKind::OutOfBounds, "{lie:?}");
+        for chunk in invalid {
+            assert_eq!(refused(&mut world, chunk), ErrorKind::OutOfBounds, "{chunk:?}");
         }
         let stale = Chunk { ticket: good.ticket ^ 1, ..good };
         assert_eq!(refused(&mut world, stale), ErrorKind::Stale);
@@ -173,7 +173,7 @@ fn only_what_lies_inside_of_a_region_and_a_slot_is_copied() {
         assert_eq!(refused(&mut world, stale), ErrorKind::Stale);
     }
     let read_only = chunk(&world.region(Rights::READ));
-    // That region is gone again: its handle was dropped.
+    // The handle of that region was dropped.
     assert_eq!(world.refusal(read_only, true), Some(ErrorKind::Stale));
     let region = world.region(Rights::READ);
     assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NotAllowed));
@@ -182,15 +182,15 @@ fn only_what_lies_inside_of_a_region_and_a_slot_is_copied() {
     assert_eq!(world.refusal(chunk(&region), false), Some(ErrorKind::NotAllowed));
 }
 
-/// Whoever does not know the agent is answered as long as there is room for that.
+/// Hellos for another agent are answered as long as there is room.
 #[test]
-fn hellos_for_another_agent_take_few_places_among_the_addresses() {
+fn hellos_for_another_agent_use_few_addresses() {
     let mut world = World::new();
     for number in 0..200_u16 {
         let address =
             std::net::SocketAddrV4::new([127, 1, (number >> 8) as u8, number as u8].into(), 9);
         let mut bytes = world.driver.address().to_vec();
-        // The address of a socket begins with its family and its port.
+        // A `sockaddr_in` starts with family and port.
         bytes[4..8].copy_from_slice(&address.ip().octets());
         let (to, label, from, connection_id) = ([1; 16], "stranger".to_owned(), [9; 16], 1);
         let hello = Message::Hello { to, from, connection_id, label, address: bytes };
@@ -202,16 +202,16 @@ fn hellos_for_another_agent_take_few_places_among_the_addresses() {
 }
 
 #[test]
-fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
+fn initiator_without_staging_memory_or_slots_is_refused() {
     let mut world = World::new();
     world.hello(SESSION, world.local_target.identity);
     let region = world.region(Rights::ALL);
     assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NoPath));
-    // Nor is it given any before it has a ticket.
-    world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
+    // It gets none before it has opened a region.
+    world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
     assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NoPath));
     world.opens(SESSION, &region);
-    world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
+    world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
     let device = Device::open("emulated:0".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(2 * SLOT_LENGTH, &[]).unwrap();
     let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
@@ -220,9 +220,9 @@ fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
     assert_eq!(outcomes[99], Some(ErrorKind::TooMany));
 }
 
-/// The copy is under way, although the device's driver refused to mark its end.
+/// The copy is in flight, although the driver refused to record its event.
 #[test]
-fn region_is_kept_until_a_copy_whose_end_was_not_marked_is_over() {
+fn region_is_kept_until_a_copy_without_event_is_done() {
     let _alone = crate::stream_copies::tests::alone();
     let mut world = World::new();
     world.hello(SESSION, world.local_target.identity);
@@ -231,7 +231,7 @@ fn region_is_kept_until_a_copy_whose_end_was_not_marked_is_over() {
     let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
     let number = region.descriptor().number;
     world.opens(SESSION, &region);
-    world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
+    world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
     let delay = Duration::from_millis(200);
     configure_faults(1, FaultConfig { delay, ..FaultConfig::default() });
     refuse_records(1, true);
@@ -241,26 +241,26 @@ fn region_is_kept_until_a_copy_whose_end_was_not_marked_is_over() {
     world.driver.handle_at_target(SESSION, Message::Released { region: number });
     world.driver.retire(number, None, region.buffer().clone());
     while lock(&world.shared.retiring).contains_key(&number) {
-        assert!(start.elapsed() < RAIL_TIMEOUT, "the region stays");
+        assert!(start.elapsed() < RAIL_TIMEOUT, "the region is not released");
         world.driver.poll_once();
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(start.elapsed() >= delay, "let go of after {:?}", start.elapsed());
-    // The guest is told that it failed, and may use its slot again then.
-    assert!(world.driver.staging_jobs.is_empty() && world.has_guest());
+    assert!(start.elapsed() >= delay, "released after {:?}", start.elapsed());
+    // The initiator gets an error, and may reuse its slot then.
+    assert!(world.driver.staging_jobs.is_empty() && world.has_initiator());
 }
 
-/// The identity of an agent stands in its card: anybody can say hello.
+/// Identities of agents are public: any process can send a hello.
 #[test]
-fn guests_without_a_region_make_room_for_others() {
+fn initiators_without_regions_are_evicted() {
     let mut world = World::new();
     let region = world.region(Rights::ALL);
     world.hello(SESSION, world.local_target.identity);
     world.opens(SESSION, &region);
-    world.driver.take(frame(0, 0, Message::Pong));
+    world.driver.receive_frame(frame(0, 0, Message::Pong));
     let mut address = world.driver.address().to_vec();
     for number in 0..MAX_INITIATORS as u16 + 20 {
-        // Where nobody is. The address of a socket begins with its family and its port.
+        // Unused addresses. A `sockaddr_in` starts with family and port.
         address[4..8].copy_from_slice(&[127, 1, (number >> 8) as u8, number as u8]);
         let mut from = [3; 16];
         from[..2].copy_from_slice(&number.to_le_bytes());
@@ -269,17 +269,17 @@ fn guests_without_a_region_make_room_for_others() {
         world.driver.handle_at_target(1000 + u64::from(number), hello);
     }
     assert_eq!(world.driver.initiators.len(), MAX_INITIATORS);
-    assert!(world.has_guest(), "it has opened a region");
-    // A partner comes, and is served.
+    assert!(world.has_initiator(), "it has opened a region");
+    // A legitimate initiator is served.
     world.hello(9000, world.local_target.identity);
     world.opens(9000, &region);
-    world.driver.handle_at_target(9000, Message::Stage { request: 2 });
+    world.driver.handle_at_target(9000, Message::RequestStaging { request: 2 });
     assert!(world.driver.initiators[&9000].staging.is_some());
-    // One identity is given memory for a few sessions.
+    // An agent gets memory for a few sessions only.
     for session in 9001..9030 {
         world.hello(session, world.local_target.identity);
         world.opens(session, &region);
-        world.driver.handle_at_target(session, Message::Stage { request: 2 });
+        world.driver.handle_at_target(session, Message::RequestStaging { request: 2 });
     }
     let staging =
         world.driver.initiators.values().filter(|initiator| initiator.staging.is_some()).count();
@@ -287,45 +287,45 @@ fn guests_without_a_region_make_room_for_others() {
 }
 
 #[test]
-fn notices_beyond_what_may_be_sent_end_the_session() {
+fn notices_beyond_the_credit_end_the_session() {
     let notice = Notice::new(1, b"").unwrap();
-    let mut world = World::with_guest();
+    let mut world = World::with_initiator();
     for _ in 0..64 {
         world.driver.handle_at_target(SESSION, Message::Notice(notice));
     }
-    assert!(world.has_guest());
+    assert!(world.has_initiator());
     assert_eq!(world.tags().len(), 64);
-    // The agent took one, so there is room for one more.
+    // The agent took one notice, so there is credit for another one.
     world.driver.notices_taken(SESSION, 1);
     world.driver.handle_at_target(SESSION, Message::Notice(notice));
-    assert!(world.has_guest());
+    assert!(world.has_initiator());
     world.driver.handle_at_target(SESSION, Message::Notice(notice));
-    assert!(!world.has_guest(), "more than it may send");
+    assert!(!world.has_initiator(), "more notices than credit");
 }
 
 #[test]
-fn a_region_is_let_go_of_when_its_guests_said_so_or_are_gone() {
-    let mut world = World::with_guest();
+fn region_is_released_when_its_initiators_confirm_or_are_lost() {
+    let mut world = World::with_initiator();
     let region = world.region(Rights::ALL);
     let (number, ticket) = (region.descriptor().number, region.descriptor().ticket);
     world.driver.handle_at_target(SESSION, Message::Open { request: 2, region: number, ticket });
     world.driver.retire(number, None, region.buffer().clone());
-    assert_eq!(lock(&world.shared.retiring).get(&number).unwrap(), &["guest".to_owned()]);
+    assert_eq!(lock(&world.shared.retiring).get(&number).unwrap(), &["initiator".to_owned()]);
     world.driver.handle_at_target(SESSION, Message::Released { region: number + 1 });
     assert!(lock(&world.shared.retiring).contains_key(&number));
     world.driver.handle_at_target(SESSION, Message::Released { region: number });
-    world.lets_go_of(number);
+    world.wait_until_released(number);
     let other = world.region(Rights::ALL);
     let (number, ticket) = (other.descriptor().number, other.descriptor().ticket);
     world.driver.handle_at_target(SESSION, Message::Open { request: 3, region: number, ticket });
     world.driver.retire(number, None, other.buffer().clone());
     assert!(lock(&world.shared.retiring).contains_key(&number));
-    world.driver.close_lost(SessionKey::Initiator(SESSION), "it does not answer any more");
-    world.lets_go_of(number);
+    world.driver.close_lost(SessionKey::Initiator(SESSION), "it does not answer");
+    world.wait_until_released(number);
 }
 
 #[test]
-fn what_is_said_to_guests_that_are_none_is_left_aside() {
+fn messages_without_a_link_are_ignored() {
     let mut world = World::new();
     let refusal = Refusal::new(ErrorKind::Denied, "");
     let all = [
@@ -343,10 +343,10 @@ fn what_is_said_to_guests_that_are_none_is_left_aside() {
     assert!(lock(&world.shared.rail_events).is_empty());
 }
 
-/// Guests that are killed, one after the other, leave memory behind that they may still write to. That
-/// has an end, and the next one is served.
+/// Killed initiators leave slots that they may still write to. Their number is bounded, and the
+/// next initiator is served.
 #[test]
-fn staging_is_given_however_many_guests_were_lost() {
+fn staging_memory_is_granted_after_many_lost_initiators() {
     let mut world = World::new();
     let region = world.region(Rights::ALL);
     let (number, ticket) = (region.descriptor().number, region.descriptor().ticket);
@@ -355,23 +355,23 @@ fn staging_is_given_however_many_guests_were_lost() {
         world
             .driver
             .handle_at_target(session, Message::Open { request: 1, region: number, ticket });
-        world.driver.handle_at_target(session, Message::Stage { request: 2 });
-        assert!(world.driver.initiators[&session].staging.is_some(), "guest {session}");
-        world.driver.close_lost(SessionKey::Initiator(session), "it does not answer any more");
+        world.driver.handle_at_target(session, Message::RequestStaging { request: 2 });
+        assert!(world.driver.initiators[&session].staging.is_some(), "initiator {session}");
+        world.driver.close_lost(SessionKey::Initiator(session), "it does not answer");
     }
     assert!(world.driver.quarantined_slots.len() <= 128);
-    // What one that was lost may still write to is kept when it is withdrawn, and that does not wait.
+    // Memory that a lost initiator may write to is kept after a withdrawal, which does not wait.
     let before = world.driver.quarantined_slots.back().unwrap().0;
     world.driver.retire(number, None, region.buffer().clone());
-    world.lets_go_of(number);
+    world.wait_until_released(number);
     assert_eq!(world.driver.quarantined_regions[&number].0, before);
 }
 
-/// All that one which was lost may still write to is kept until it is not likely to come back, be it
-/// withdrawn before or after.
+/// All memory that a lost initiator may write to is kept until it is unlikely to reconnect, whether
+/// withdrawn before or after the loss.
 #[test]
-fn regions_are_kept_for_their_time_however_many_there_are() {
-    let mut world = World::with_guest();
+fn quarantined_regions_are_kept_in_any_number() {
+    let mut world = World::with_initiator();
     let buffer = HostBuffer::new(4096).unwrap();
     let region = || Region::new(&world.local_target, buffer.clone().into(), Rights::ALL).unwrap();
     let regions: Vec<_> = (0..400).map(|_| region()).collect();
@@ -386,7 +386,7 @@ fn regions_are_kept_for_their_time_however_many_there_are() {
         }
     };
     retire(&mut world, &regions[..200]);
-    world.driver.close_lost(SessionKey::Initiator(SESSION), "it does not answer any more");
+    world.driver.close_lost(SessionKey::Initiator(SESSION), "it does not answer");
     retire(&mut world, &regions[200..]);
     let is_kept = |world: &World, region: &Region| {
         let quarantined_regions = world.driver.quarantined_regions.get(&region.descriptor().number);
@@ -398,12 +398,12 @@ fn regions_are_kept_for_their_time_however_many_there_are() {
     assert!(regions.iter().all(|region| is_kept(&world, region)));
     world.driver.check_initiators(now + Duration::from_secs(61));
     assert!(world.driver.quarantined_regions.is_empty());
-    regions.iter().for_each(|region| world.lets_go_of(region.descriptor().number));
+    regions.iter().for_each(|region| world.wait_until_released(region.descriptor().number));
 }
 
-/// A withdrawal may come between the answer to the question and what is asked then.
+/// A withdrawal may arrive before the reply to the request.
 #[test]
-fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
+fn region_may_be_withdrawn_before_it_is_open() {
     let mut world = World::new();
     world.connect(3);
     let session = world.driver.links[&3].session.id;
@@ -415,15 +415,15 @@ fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
     world.driver.handle_at_initiator(session, Message::Withdrawn { region: 78 });
     world.driver.handle_at_initiator(session, Message::Withdrawn { region: 77 });
     world.driver.handle_at_initiator(session, Message::Opened { request });
-    let told = std::mem::take(&mut *lock(&world.shared.rail_events));
-    assert_eq!(told.len(), 2, "nobody asked for the other one");
-    assert!(matches!(told[0], RailEvent::Withdrawn { region: 77, .. }));
+    let reported = std::mem::take(&mut *lock(&world.shared.rail_events));
+    assert_eq!(reported.len(), 2, "the other region was not requested");
+    assert!(matches!(reported[0], RailEvent::Withdrawn { region: 77, .. }));
     let is_stale = |outcome: &Result<()>| outcome.as_ref().unwrap_err().kind() == ErrorKind::Stale;
-    assert!(matches!(&told[1], RailEvent::Opened { outcome, .. } if is_stale(outcome)));
+    assert!(matches!(&reported[1], RailEvent::Opened { outcome, .. } if is_stale(outcome)));
     let link = &world.driver.links[&3];
     assert!(
         link.withdrawn.is_empty() && link.known_target.wanted.is_empty(),
-        "nothing is left of it"
+        "state of the region remains"
     );
 }
 
@@ -432,7 +432,7 @@ fn frame(number: u64, acknowledged: u64, message: Message) -> Frame {
 }
 
 impl World {
-    /// Notices that the agent was told of, by their tags.
+    /// Tags of the notices that were reported to the agent.
     fn tags(&self) -> Vec<u64> {
         let rail_events = lock(&self.shared.rail_events);
         let notices = rail_events.iter().filter_map(|report| match report {
@@ -444,82 +444,81 @@ impl World {
 }
 
 #[test]
-fn what_is_said_twice_is_heard_once_and_what_comes_early_has_to_wait() {
-    let mut world = World::with_guest();
+fn duplicates_are_dropped_and_early_messages_wait() {
+    let mut world = World::with_initiator();
     let notice = |number: u64| {
         let notice = Notice::new(10 + number, b"").unwrap();
         frame(1 + number, 0, Message::Notice(notice))
     };
     for number in [1, 0, 0, 1, 3, 1] {
-        world.driver.take(notice(number));
+        world.driver.receive_frame(notice(number));
     }
     assert_eq!(world.tags(), [10, 11]);
-    world.driver.take(notice(2));
+    world.driver.receive_frame(notice(2));
     assert_eq!(world.tags(), [10, 11, 12, 13]);
-    assert!(world.has_guest());
+    assert!(world.has_initiator());
 }
 
 #[test]
-fn who_lies_about_what_was_said_is_not_listened_to() {
+fn invalid_message_numbers_end_the_session() {
     let ping = |acknowledged| frame(0, acknowledged, Message::Ping);
-    let rouse = |number| frame(number, 0, Message::Released { region: 1 });
-    for lie in [ping(u64::MAX), ping(1000), rouse(u64::MAX), rouse(1000)] {
-        let mut world = World::with_guest();
-        world.driver.take(ping(0));
-        assert!(world.has_guest());
-        world.driver.take(lie);
-        assert!(!world.has_guest());
+    let released = |number| frame(number, 0, Message::Released { region: 1 });
+    for invalid in [ping(u64::MAX), ping(1000), released(u64::MAX), released(1000)] {
+        let mut world = World::with_initiator();
+        world.driver.receive_frame(ping(0));
+        assert!(world.has_initiator());
+        world.driver.receive_frame(invalid);
+        assert!(!world.has_initiator());
     }
 }
 
 #[test]
-fn a_guest_that_did_not_hear_the_answer_is_answered_again_and_came_once() {
+fn repeated_hello_is_answered_and_reported_once() {
     let mut world = World::new();
     let hello = |world: &World, session, connection_id| {
         let (to, address) = (world.local_target.identity, world.driver.address().to_vec());
-        let (from, label) = ([9; 16], "guest".to_owned());
+        let (from, label) = ([9; 16], "initiator".to_owned());
         let message = Message::Hello { to, from, connection_id, label, address };
         Frame { session, number: 0, acknowledged: 0, message }
     };
     let count = |world: &World| {
         let rail_events = lock(&world.shared.rail_events);
-        let came = rail_events
+        let opened = rail_events
             .iter()
             .filter(|report| matches!(report, RailEvent::SessionOpened { .. }))
             .count();
-        let gone = rail_events
+        let closed = rail_events
             .iter()
             .filter(|report| matches!(report, RailEvent::SessionClosed { .. }))
             .count();
-        (came, gone, world.driver.initiators.len())
+        (opened, closed, world.driver.initiators.len())
     };
     let pong = |session| Frame { session, ..frame(0, 0, Message::Pong) };
     for _ in 0..3 {
-        world.driver.take(hello(&world, SESSION, 5));
+        world.driver.receive_frame(hello(&world, SESSION, 5));
         assert_eq!(count(&world), (0, 0, 1));
     }
-    world.driver.take(pong(SESSION));
-    world.driver.take(hello(&world, SESSION, 5));
+    world.driver.receive_frame(pong(SESSION));
+    world.driver.receive_frame(hello(&world, SESSION, 5));
     assert_eq!(count(&world), (1, 0, 1));
-    // A rail of the same visit that comes back has another session, and may have to try several times.
+    // A rail that reconnects has a new session, and may need several attempts.
     for session in [8, 9, 10] {
-        world.driver.take(hello(&world, session, 5));
+        world.driver.receive_frame(hello(&world, session, 5));
         assert_eq!(count(&world), (1, 0, 2));
     }
-    world.driver.take(pong(9));
-    assert_eq!(count(&world), (1, 0, 2), "that one is over");
-    world.driver.take(pong(10));
+    world.driver.receive_frame(pong(9));
+    assert_eq!(count(&world), (1, 0, 2), "that session is closed");
+    world.driver.receive_frame(pong(10));
     assert_eq!(count(&world), (2, 1, 1));
-    // Another visit is another one. What never was there does not leave.
-    world.driver.take(hello(&world, 11, 6));
-    world.driver.close_lost(SessionKey::Initiator(11), "it does not answer any more");
+    // Another connection is independent. Unconfirmed sessions do not leave.
+    world.driver.receive_frame(hello(&world, 11, 6));
+    world.driver.close_lost(SessionKey::Initiator(11), "it does not answer");
     assert_eq!(count(&world), (2, 1, 1));
 }
 
-/// One that is lost is tried again, and asked again for what it had been asked for; it is up when it
-/// has answered.
+/// A lost link is retried, and its regions are opened again; it is up when all are open.
 #[test]
-fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
+fn lost_target_is_reconnected_and_its_regions_reopened() {
     let mut world = World::new();
     world.connect(3);
     let rail_events = |world: &World| std::mem::take(&mut *lock(&world.shared.rail_events));
@@ -537,13 +536,13 @@ fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
         world.driver.handle_at_initiator(first, Message::Opened { request });
     }
     assert_eq!(rail_events(&world).len(), 2);
-    world.driver.close_lost(SessionKey::Link(3), "it does not answer any more");
+    world.driver.close_lost(SessionKey::Link(3), "it does not answer");
     assert!(matches!(rail_events(&world).pop_back(), Some(RailEvent::Down { link: 3, .. })));
     let now = Instant::now();
     world.driver.check_links(now);
-    assert!(world.driver.links.is_empty(), "without a pause");
+    assert!(world.driver.links.is_empty(), "reconnected without a pause");
     world.driver.check_links(now + Duration::from_secs(1));
-    // A try that fails is nothing to be told of.
+    // Failed attempts are not reported.
     world.driver.close_lost(SessionKey::Link(3), "it does not answer");
     assert!(rail_events(&world).is_empty());
     world.driver.check_links(now + Duration::from_secs(9));
@@ -552,15 +551,15 @@ fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
     let pending_opens = world.pending_opens();
     assert_eq!(pending_opens.len(), 2);
     world.driver.handle_at_initiator(first, Message::Opened { request: pending_opens[0] });
-    assert!(rail_events(&world).is_empty(), "the session is over");
+    assert!(rail_events(&world).is_empty(), "the session is closed");
     world.driver.handle_at_initiator(second, Message::Opened { request: pending_opens[0] });
     let refusal = Refusal::new(ErrorKind::Stale, "it was withdrawn");
     world
         .driver
         .handle_at_initiator(second, Message::Refused { request: pending_opens[1], refusal });
-    let told = rail_events(&world);
-    assert!(matches!(told[0], RailEvent::Opened { outcome: Ok(()), .. }));
-    assert!(matches!(told[1], RailEvent::Withdrawn { .. }));
-    assert!(matches!(told[2], RailEvent::Opened { outcome: Err(_), .. }));
-    assert!(matches!(told[3], RailEvent::Up { link: 3 }));
+    let reported = rail_events(&world);
+    assert!(matches!(reported[0], RailEvent::Opened { outcome: Ok(()), .. }));
+    assert!(matches!(reported[1], RailEvent::Withdrawn { .. }));
+    assert!(matches!(reported[2], RailEvent::Opened { outcome: Err(_), .. }));
+    assert!(matches!(reported[3], RailEvent::Up { link: 3 }));
 }

@@ -1,25 +1,25 @@
-//! How a region is told to a peer: everything that any path needs to reach it.
+//! The format of region descriptors: everything that any path needs to reach a region.
 //!
 //! ```text
-//! offset  size  field (little endian), after the head that all descriptors have
+//! offset  size  field (little endian), after the header of `wire`
 //!      8    16  identity of the agent that registered it
 //!     24    16  its node
 //!     40     8  number of the region at its agent
-//!     48     8  ticket: random, to be shown to the agent
+//!     48     8  ticket: random, checked by the agent
 //!     56     8  length
 //!     64     1  rights: 1 read, 2 write
-//!     65     1  memory_type: 1 a device's, 2 the host's
-//!     66     1  how it leaves: 1 descriptors, 2 a legacy handle, from 16 on why it does not
+//!     65     1  memory type: 1 device, 2 host
+//!     66     1  exportability: 1 descriptors, 2 legacy handle, from 16 on an obstacle
 //!     67     1  fabric keys, n
 //!     68    16  UUID of the device; zeros for the host
-//!     84     8  where it begins in what leaves
-//!     92     4  pieces that leave as descriptors
-//!     96    64  what the driver made of the allocation; legacy handles only
-//!      …        for each fabric key: which domain of the agent (4), its length (2), itself
+//!     84     8  offset in the exported memory
+//!     92     4  pieces exported as descriptors
+//!     96    64  the driver's handle; legacy handles only
+//!      …        for each fabric key: the agent's domain (4), length (2), bytes
 //! ```
 //!
-//! Descriptors belong inside an authenticated channel: who has one can do with the region
-//! what its rights allow.
+//! Descriptors must be sent through an authenticated channel: a holder may do with the region what
+//! its rights allow.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const FORMAT: DescriptorFormat =
     DescriptorFormat { magic: *b"FcRG", version: 1, operation: "decode a region" };
-/// Far above what any fabric needs; a bound for what a peer can claim.
+/// A bound for the claims of a peer, far above the keys of any fabric.
 const MAX_KEY_LENGTH: usize = 2048;
 const MAX_KEYS: usize = 16;
 /// 2 MiB each: two tebibytes.
@@ -40,9 +40,9 @@ pub(crate) const MAX_PIECES: u32 = 1 << 20;
 /// What a peer may do with a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rights {
-    /// Get from it.
+    /// Peers may get from it.
     pub read: bool,
-    /// Put into it.
+    /// Peers may put into it.
     pub write: bool,
 }
 
@@ -51,12 +51,12 @@ impl Rights {
     pub const ALL: Self = Self { read: true, write: true };
     /// Get only.
     pub const READ: Self = Self { read: true, write: false };
-    /// Of memory that its agent alone uses: no descriptor that says so is read.
+    /// For local-only memory: no descriptor with these rights is decoded.
     pub(crate) const NONE: Self = Self { read: false, write: false };
     /// Put only.
     pub const WRITE: Self = Self { read: false, write: true };
 
-    /// Are these rights, or fewer, given?
+    /// Do these rights include the claimed ones?
     pub(crate) fn allow(self, claimed: Self) -> bool {
         (self.read || !claimed.read) && (self.write || !claimed.write)
     }
@@ -70,16 +70,16 @@ impl Rights {
     }
 }
 
-/// A key by which a fabric reaches the region. `{:?}` does not show it.
+/// The key of a region at a fabric. `{:?}` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FabricKey {
-    /// The number of the agent's domain that it was registered with.
+    /// The number of the agent's domain that registered the region.
     pub domain: u32,
-    /// The region as that domain describes it.
+    /// The encoded region descriptor of that domain.
     pub bytes: Vec<u8>,
 }
 
-/// A region as its agent describes it to a peer.
+/// The description of a region, for peers.
 ///
 /// ```
 /// use transfer::RegionDescriptor;
@@ -91,38 +91,39 @@ pub struct FabricKey {
 /// #     device: None, offset: 0, pieces: 0, legacy: None, keys: Vec::new(),
 /// # };
 /// let bytes = descriptor.encode()?;
-/// // … the bytes travel …
+/// // … sent to a peer …
 /// assert_eq!(RegionDescriptor::decode(&bytes)?, descriptor);
 /// assert!(RegionDescriptor::decode(&bytes[1..]).is_err());
 /// # Ok::<(), transfer::Error>(())
 /// ```
 ///
-/// Who has it reaches the region. So `{:?}` shows neither the ticket nor what names the memory.
+/// Holders of the descriptor can access the region. So `{:?}` shows neither ticket nor keys nor
+/// handles.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RegionDescriptor {
-    /// The agent that registered it. One that was started anew is another one.
+    /// The agent that registered it. A restarted agent has a new identity.
     pub agent: [u8; 16],
     /// The node that the agent belongs to.
     pub node: [u8; 16],
-    /// Its number there, never used again.
+    /// Number at its agent, never reused.
     pub number: u64,
-    /// Random: who does not have the descriptor cannot ask for the region.
+    /// A random secret: the agent refuses requests without it.
     pub ticket: u64,
     /// Length in bytes.
     pub length: u64,
-    /// What peers may do with it.
+    /// The rights of peers.
     pub rights: Rights,
-    /// Where it lies, and how it can leave its process.
+    /// Device or host memory, and how it can be exported.
     pub memory_type: MemoryType,
-    /// The device that it lies on.
+    /// The device of the memory.
     pub device: Option<Uuid>,
-    /// Where it begins in the first piece, or in the allocation.
+    /// Offset in the first piece, or in the allocation.
     pub offset: u64,
-    /// Pieces that leave as descriptors.
+    /// Pieces exported as descriptors.
     pub pieces: u32,
-    /// What the driver made of its allocation.
+    /// The driver's handle of its allocation.
     pub legacy: Option<[u8; 64]>,
-    /// What fabrics call it.
+    /// Its keys at fabrics.
     pub keys: Vec<FabricKey>,
 }
 
@@ -140,14 +141,14 @@ impl fmt::Debug for RegionDescriptor {
 }
 
 impl RegionDescriptor {
-    /// The bytes that travel.
+    /// Encodes the descriptor.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed) if its keys are longer than a descriptor can be;
-    /// [`NotAllowed`](ErrorKind::NotAllowed) for a region that is for own use only.
+    /// [`Failed`](ErrorKind::Failed) if its keys exceed the length of a descriptor;
+    /// [`NotAllowed`](ErrorKind::NotAllowed) for a local-only region.
     pub fn encode(&self) -> Result<Vec<u8>> {
         if self.rights == Rights::NONE {
-            let detail = "the region is for own use only: no peer can reach it";
+            let detail = "the region is local-only. Register it with rights for peers";
             return Err(Error::new("encode a region", ErrorKind::NotAllowed, detail));
         }
         let mut bytes = FORMAT.begin();
@@ -173,11 +174,11 @@ impl RegionDescriptor {
             put_length_prefixed(&mut bytes, &key.bytes);
         }
         FORMAT.seal(bytes).ok_or_else(|| {
-            Error::new("encode a region", ErrorKind::Failed, "its fabric keys are too long")
+            Error::new("encode a region", ErrorKind::Failed, "the fabric keys are too long")
         })
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    /// Decodes and validates the result of [`encode`](Self::encode).
     ///
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch).
@@ -191,8 +192,8 @@ impl RegionDescriptor {
         let Some(rights) = Rights::from_code(rights) else {
             return Err(FORMAT.malformed("invalid rights"));
         };
-        let Some(exportability) = leaving_of(exportability) else {
-            return Err(FORMAT.malformed("an unknown way for memory to leave its process"));
+        let Some(exportability) = exportability_of(exportability) else {
+            return Err(FORMAT.malformed("unknown exportability"));
         };
         let (memory_type, device) = match (memory_type, device) {
             (1, device) if device != [0; 16] => {
@@ -205,18 +206,18 @@ impl RegionDescriptor {
         if is_by_descriptors != (1..=MAX_PIECES).contains(&pieces)
             || !is_by_descriptors && pieces != 0
         {
-            return Err(FORMAT.malformed(format!("{pieces} pieces do not go with how it leaves")));
+            return Err(FORMAT.malformed(format!("{pieces} pieces contradict the exportability")));
         }
         let is_legacy = exportability == Exportability::ByLegacyHandle;
         if is_legacy && !memory_type.is_device() {
-            return Err(FORMAT.malformed("a legacy handle of host memory"));
+            return Err(FORMAT.malformed("legacy handle of host memory"));
         }
         let legacy = is_legacy.then(|| reader.take()).transpose()?;
         if length == 0 || offset.checked_add(length).is_none() {
-            return Err(FORMAT.malformed(format!("{length} bytes from {offset} on")));
+            return Err(FORMAT.malformed(format!("{length} bytes at offset {offset}")));
         }
         if usize::from(count) > MAX_KEYS {
-            return Err(FORMAT.malformed(format!("{count} fabric keys, {MAX_KEYS} at most")));
+            return Err(FORMAT.malformed(format!("{count} fabric keys, {MAX_KEYS} is the maximum")));
         }
         let mut keys = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
@@ -253,12 +254,12 @@ fn code_of(exportability: Exportability) -> u8 {
         Exportability::Not(ExportObstacle::Managed) => 18,
         Exportability::Not(ExportObstacle::PrivateHostMemory) => 19,
         Exportability::Not(ExportObstacle::NoLegacyHandle) => 20,
-        // Nobody is told of such memory, and 0 is nothing that is read.
+        // Such memory has no descriptor, and code 0 is never decoded.
         Exportability::Not(ExportObstacle::LocalOnly) => 0,
     }
 }
 
-fn leaving_of(code: u8) -> Option<Exportability> {
+fn exportability_of(code: u8) -> Option<Exportability> {
     Some(match code {
         1 => Exportability::ByDescriptors,
         2 => Exportability::ByLegacyHandle,
@@ -277,7 +278,7 @@ mod tests {
 
     use super::*;
 
-    fn described(memory_type: MemoryType) -> RegionDescriptor {
+    fn descriptor_of(memory_type: MemoryType) -> RegionDescriptor {
         let exportability = memory_type.exportability();
         RegionDescriptor {
             agent: [1; 16],
@@ -301,10 +302,10 @@ mod tests {
     fn all() -> Vec<RegionDescriptor> {
         let mut all = Vec::new();
         for code in 0..=u8::MAX {
-            let Some(exportability) = leaving_of(code) else { continue };
-            all.push(described(MemoryType::Device(exportability)));
+            let Some(exportability) = exportability_of(code) else { continue };
+            all.push(descriptor_of(MemoryType::Device(exportability)));
             if exportability != Exportability::ByLegacyHandle {
-                all.push(described(MemoryType::Host(exportability)));
+                all.push(descriptor_of(MemoryType::Host(exportability)));
             }
         }
         assert_eq!(all.len(), 13);
@@ -317,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn encoded_descriptor_is_decoded() {
         for region in all() {
             assert_eq!(RegionDescriptor::decode(&region.encode().unwrap()).unwrap(), region);
         }
     }
 
     #[test]
-    fn every_truncation_and_every_changed_byte_is_noticed() {
+    fn every_truncation_and_every_changed_byte_is_detected() {
         for region in all() {
             let bytes = region.encode().unwrap();
             for length in 0..bytes.len() {
@@ -340,44 +341,47 @@ mod tests {
         }
     }
 
-    /// Shorter, with a head and a checksum that fit.
+    /// Shorter, with a valid header and checksum.
     fn sealed_short(bytes: &[u8], length: usize) -> Vec<u8> {
         FORMAT.seal(bytes[..length.clamp(8, bytes.len() - 5)].to_vec()).unwrap()
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused_though_its_checksum_fits() {
+    fn contradictions_with_a_valid_checksum_are_refused() {
         let refused = |at: usize, new: &[u8]| {
             let mut bytes =
-                described(MemoryType::Device(Exportability::ByDescriptors)).encode().unwrap();
+                descriptor_of(MemoryType::Device(Exportability::ByDescriptors)).encode().unwrap();
             bytes[at..at + new.len()].copy_from_slice(new);
             RegionDescriptor::decode(&sealed(bytes)).unwrap_err().kind()
         };
         assert_eq!(refused(4, &[9, 0]), ErrorKind::VersionMismatch);
-        assert_eq!(refused(56, &[0; 8]), ErrorKind::Malformed, "nothing long");
+        assert_eq!(refused(56, &[0; 8]), ErrorKind::Malformed, "empty");
         assert_eq!(refused(56, &[0xff; 8]), ErrorKind::Malformed, "beyond all addresses");
         assert_eq!(refused(64, &[0]), ErrorKind::Malformed, "no rights");
         assert_eq!(refused(64, &[4]), ErrorKind::Malformed, "invalid rights");
-        assert_eq!(refused(65, &[3]), ErrorKind::Malformed, "a place that is none");
+        assert_eq!(refused(65, &[3]), ErrorKind::Malformed, "unknown memory type");
         assert_eq!(refused(65, &[2]), ErrorKind::Malformed, "host memory on a device");
-        assert_eq!(refused(66, &[9]), ErrorKind::Malformed, "a way that is none");
+        assert_eq!(refused(66, &[9]), ErrorKind::Malformed, "unknown exportability");
         assert_eq!(refused(66, &[2]), ErrorKind::Malformed, "a legacy handle with pieces");
         assert_eq!(refused(67, &[17]), ErrorKind::Malformed, "keys");
-        assert_eq!(refused(68, &[0; 16]), ErrorKind::Malformed, "a device without a name");
+        assert_eq!(refused(68, &[0; 16]), ErrorKind::Malformed, "a device without a UUID");
         assert_eq!(refused(92, &[0; 4]), ErrorKind::Malformed, "no pieces");
         assert_eq!(refused(92, &[0xff; 4]), ErrorKind::Malformed, "too many pieces");
         assert_eq!(refused(100, &[0xff; 2]), ErrorKind::Malformed, "a key without end");
     }
 
     #[test]
-    fn a_region_for_own_use_is_neither_written_nor_read() {
+    fn local_only_region_is_neither_encoded_nor_decoded() {
         let memory_type = MemoryType::Host(Exportability::Not(ExportObstacle::LocalOnly));
-        let local_only =
-            RegionDescriptor { rights: Rights::NONE, keys: Vec::new(), ..described(memory_type) };
+        let local_only = RegionDescriptor {
+            rights: Rights::NONE,
+            keys: Vec::new(),
+            ..descriptor_of(memory_type)
+        };
         assert_eq!(local_only.encode().unwrap_err().kind(), ErrorKind::NotAllowed);
-        // Also one that says that it may be used.
-        let lie = RegionDescriptor { rights: Rights::ALL, ..local_only }.encode().unwrap();
-        assert_eq!(RegionDescriptor::decode(&lie).unwrap_err().kind(), ErrorKind::Malformed);
+        // Also with rights that contradict the exportability.
+        let altered = RegionDescriptor { rights: Rights::ALL, ..local_only }.encode().unwrap();
+        assert_eq!(RegionDescriptor::decode(&altered).unwrap_err().kind(), ErrorKind::Malformed);
     }
 
     #[test]

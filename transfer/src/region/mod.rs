@@ -1,4 +1,4 @@
-//! Memory that peers may reach.
+//! Registered memory.
 
 mod descriptor;
 mod registered;

@@ -22,9 +22,9 @@ const REGISTER: &str = "register a region";
 /// Memory that can be registered.
 #[derive(Debug, Clone)]
 pub enum Buffer {
-    /// Memory of a device, or of the host as a device knows it.
+    /// Memory of a device, or host memory that is registered with a device.
     Device(Memory),
-    /// Memory of the host that other processes can map.
+    /// Host memory that other processes can map.
     Host(HostBuffer),
 }
 
@@ -56,7 +56,7 @@ impl Buffer {
         }
     }
 
-    /// What peers are told of it, but for its names, its rights, and what fabrics call it.
+    /// The descriptor without ticket, rights and fabric keys.
     fn describe(&self, local_target: &LocalTarget) -> Result<RegionDescriptor> {
         let of_device = |error| Error::of_device(REGISTER, error);
         let unexportable =
@@ -81,7 +81,8 @@ impl Buffer {
         let device = Some(name.uuid().map_err(of_device)?);
         match memory.pieces() {
             Ok(pieces) if pieces.lengths.len() as u64 > u64::from(MAX_PIECES) => {
-                let detail = format!("{} pieces, {MAX_PIECES} at most", pieces.lengths.len());
+                let detail =
+                    format!("{} pieces, {MAX_PIECES} is the maximum", pieces.lengths.len());
                 return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
             }
             Ok(found) => {
@@ -118,7 +119,7 @@ impl Buffer {
         })
     }
 
-    /// Bytes of all pieces that it leaves in, which may be more than its own.
+    /// Bytes of all exported pieces, which may exceed the length of the memory.
     pub(crate) fn exported_bytes(&self) -> u64 {
         match self {
             Self::Device(memory) => memory.pieces().map_or(0, |pieces| pieces.lengths.iter().sum()),
@@ -126,9 +127,8 @@ impl Buffer {
         }
     }
 
-    /// The descriptor and the length of a piece, for a peer with these rights. Memory of the host
-    /// cannot be mapped for writing by it where they do not say so; devices know no such
-    /// difference.
+    /// The descriptor and the length of a piece, for a peer with these rights. Without the right to
+    /// write, host memory is exported read-only; devices do not support that.
     pub(crate) fn export(&self, number: u32, rights: Rights) -> Result<(OwnedFd, u64)> {
         let operation = "export a region";
         match self {
@@ -140,7 +140,7 @@ impl Buffer {
     }
 }
 
-/// What is told of memory that does not leave its process, on this device or on the host.
+/// The descriptor of memory that cannot be exported, of a device or of the host.
 fn unexportable_descriptor(
     local_target: &LocalTarget,
     buffer: &Buffer,
@@ -164,13 +164,13 @@ fn unexportable_descriptor(
     }
 }
 
-/// Memory that peers may reach as long as this lives, or that is for own use. Copies of the
-/// handle are the same region.
+/// A region: registered memory that peers may access as long as this exists, or local-only memory.
+/// Clones of the handle are the same region.
 ///
-/// Dropping the last handle does not wait. Nothing more begins with the memory; where another process
-/// still copies to or from it, it is kept until that copy is over or the process has ended. Then a
-/// thread of the library drops it, and with it the owner of memory that was adopted. To use the memory
-/// for something else, [withdraw](crate::Agent::withdraw) the region first: that waits.
+/// Dropping the last handle does not wait. No new operation starts; while another process still
+/// copies to or from the memory, it is kept until the copy or the process has ended. Then a thread
+/// of the library frees it, and drops the owner of adopted memory. To reuse the memory,
+/// [withdraw](crate::Agent::withdraw) the region first: that waits.
 #[derive(Debug, Clone)]
 pub struct Region(pub(crate) Arc<RegisteredRegion>);
 
@@ -178,13 +178,13 @@ pub(crate) struct RegisteredRegion {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
     local_target: Arc<LocalTarget>,
-    /// As the rails know it, by their numbers, until it is withdrawn.
+    /// Its registrations, by the numbers of the rails, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
     pub(crate) is_withdrawn: AtomicBool,
     fork_generation: ForkGeneration,
 }
 
-/// Without what lets others reach it: ticket and keys.
+/// Without secrets: ticket and keys.
 impl fmt::Debug for RegisteredRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {:?}", self.descriptor.number, self.buffer)
@@ -194,13 +194,13 @@ impl fmt::Debug for RegisteredRegion {
 impl Drop for RegisteredRegion {
     fn drop(&mut self) {
         if !self.fork_generation.is_current() {
-            // The parent's: its board, its rails, and its registrations.
+            // Region table, rails and registrations are the parent's.
             std::mem::forget(std::mem::take(&mut *lock(&self.memories)));
             return;
         }
         self.local_target.withdraw(self.descriptor.number);
         self.retire();
-        // Of what is for own use no peer knows.
+        // No peer knows a local-only region.
         if self.descriptor.rights != Rights::NONE {
             self.local_target.release(self.descriptor.number, self.buffer.clone());
         }
@@ -215,7 +215,7 @@ impl Region {
     ) -> Result<Self> {
         let descriptor_base = buffer.describe(local_target)?;
         if !(rights.read || rights.write) {
-            let detail = "a region that peers may neither read nor write";
+            let detail = "no rights. Use register_local for local-only memory";
             return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
         }
         let memories = register_with_rails(local_target, &buffer, Some(rights));
@@ -232,7 +232,7 @@ impl Region {
         entered.map(Self)
     }
 
-    /// A region that no peer reaches: it is not in the list of regions, and has no keys.
+    /// A local-only region: it is not in the region table, and has no keys.
     pub(crate) fn local_only(local_target: &Arc<LocalTarget>, buffer: Buffer) -> Result<Self> {
         let device = match &buffer {
             Buffer::Device(memory) => memory.device(),
@@ -243,24 +243,25 @@ impl Region {
         let memories = register_with_rails(local_target, &buffer, None);
         let descriptor_base =
             unexportable_descriptor(local_target, &buffer, device, ExportObstacle::LocalOnly);
-        let descriptor = RegionDescriptor { number: local_target.number(), ..descriptor_base };
+        let descriptor =
+            RegionDescriptor { number: local_target.next_region_number(), ..descriptor_base };
         Ok(Self(Arc::new(RegisteredRegion::new(local_target, buffer, descriptor, memories))))
     }
 
-    /// What it was made of.
+    /// The registered memory.
     #[must_use]
     pub fn buffer(&self) -> &Buffer {
         &self.0.buffer
     }
 
-    /// What a peer needs to reach it; [encode](RegionDescriptor::encode) it to send it.
+    /// The descriptor for peers; [encode](RegionDescriptor::encode) it to send it.
     #[must_use]
     pub fn descriptor(&self) -> &RegionDescriptor {
         &self.0.descriptor
     }
 }
 
-/// Has the rails register memory: for peers with these rights, or for own use.
+/// Registers memory with the rails: with rights for peers, or local-only.
 fn register_with_rails(
     local_target: &LocalTarget,
     buffer: &Buffer,
@@ -268,8 +269,8 @@ fn register_with_rails(
 ) -> Vec<Option<MemoryRegion>> {
     let register = |handle: &RailHandle| {
         handle.register(buffer, rights).unwrap_or_else(|error| {
-            // Then it is staged; the table says so.
-            tracing::warn!(%error, "a provider cannot register this memory: it will be staged");
+            // The table of paths reports the staging.
+            tracing::warn!(%error, "registering memory failed: transfers are staged");
             None
         })
     };
@@ -293,22 +294,22 @@ impl RegisteredRegion {
         }
     }
 
-    /// As a rail knows it.
+    /// Its registration with a rail.
     pub(crate) fn memory(&self, rail: usize) -> Option<MemoryRegion> {
         lock(&self.memories).get(rail).cloned().flatten()
     }
 
-    /// The rails that know it.
+    /// The rails that registered it.
     pub(crate) fn domains(&self) -> Vec<usize> {
         let memories = lock(&self.memories);
         (0..memories.len()).filter(|rail| memories[*rail].is_some()).collect()
     }
 
-    /// Has the rails let go of it, when peers know that it is gone.
+    /// Unregisters it from the rails, after peers were notified of its withdrawal.
     pub(crate) fn retire(&self) {
         self.is_withdrawn.store(true, Ordering::Release);
         let memories = std::mem::take(&mut *lock(&self.memories));
-        // Of what is for own use no peer knows; transfers that are under way have handles.
+        // No peer knows a local-only region; transfers in flight hold handles.
         if self.descriptor.rights == Rights::NONE {
             return;
         }
@@ -325,7 +326,7 @@ mod tests {
     use crate::{Agent, AgentOptions};
 
     #[test]
-    fn printed_regions_do_not_show_how_they_are_reached() {
+    fn debug_output_of_a_region_shows_no_secrets() {
         let agent = Agent::start(AgentOptions::new("one")).unwrap();
         let region = agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
         let mut descriptor = region.descriptor().clone();

@@ -1,4 +1,4 @@
-//! Asking a service.
+//! The client side of sharing by name.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -15,17 +15,18 @@ use crate::share::{OpenedBuffer, Opener, check_fork};
 
 const CONNECT: &str = "connect";
 const REQUEST: &str = "request shared memory";
-/// Rests between attempts to connect where nobody listens yet.
+/// Shortest and longest pause between attempts to connect while no service listens.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
-/// Asks a service. Threads may share one: those that ask at the same time have a connection each.
+/// Requests handles from a service. Threads may share a client: concurrent calls have a connection
+/// each.
 ///
-/// A connection that the service gave up, because it had others to serve or was started
-/// anew, is made again, by the same call if it has time left.
+/// If the service closed a connection, because it was busy or restarted, the same call connects
+/// again as long as it has time.
 #[derive(Debug)]
 pub struct ShareClient {
-    /// A connection that no call uses now. One whose answer did not come in time is not kept: a late
-    /// one would be taken for the answer to the next request.
+    /// A connection that no call uses now. After a timeout the connection is dropped: a late reply
+    /// would be taken for the answer to the next request.
     idle: Mutex<Option<Channel>>,
     path: PathBuf,
     trusted: Vec<u32>,
@@ -34,17 +35,17 @@ pub struct ShareClient {
 }
 
 impl ShareClient {
-    /// Connects to the service at a path, and waits for it if it is not there yet.
+    /// Connects to the service at a path, and waits until it listens.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if nobody listens there in time;
-    /// [`Denied`](ErrorKind::Denied) if it is neither our own user's nor root's.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no service listens there in time;
+    /// [`Denied`](ErrorKind::Denied) if it belongs neither to this user nor to root.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         Self::connect_trusting(path, &[], timeout)
     }
 
-    /// As [`connect`](Self::connect), where the service may also be one of these users',
-    /// by number: what it sends is mapped, and read as data.
+    /// As [`connect`](Self::connect), but also trusts services of these user ids: memory that they
+    /// send is mapped and read.
     ///
     /// # Errors
     /// As for [`connect`](Self::connect).
@@ -57,7 +58,7 @@ impl ShareClient {
             opener: Opener::shared(),
             fork_generation: ForkGeneration::current(),
         };
-        let mut rest = RETRY_PAUSES.0;
+        let mut pause = RETRY_PAUSES.0;
         let channel = loop {
             match client.connect_once(CONNECT, end) {
                 Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end => {}
@@ -66,26 +67,26 @@ impl ShareClient {
                 }
                 reached => break reached?,
             }
-            std::thread::sleep(rest.min(remaining(end)));
-            rest = (2 * rest).min(RETRY_PAUSES.1);
+            std::thread::sleep(pause.min(remaining(end)));
+            pause = (2 * pause).min(RETRY_PAUSES.1);
         };
         *lock(&client.idle) = Some(channel);
         Ok(client)
     }
 
-    /// Opens with this from now on, and not with [that of the process](Opener::shared).
+    /// Uses this opener instead of [that of the process](Opener::shared).
     #[must_use]
     pub fn with_opener(self, opener: Arc<Opener>) -> Self {
         Self { opener, ..self }
     }
 
-    /// Asks for a handle.
+    /// Requests a handle.
     ///
     /// # Errors
     /// [`Unknown`](ErrorKind::Unknown), [`Denied`](ErrorKind::Denied),
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed) if
-    /// the service is gone, or gives up each connection until the time is over,
-    /// [`Forked`](ErrorKind::Forked) in a child of the process that connected.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed) if the
+    /// service ended or closed each connection until the timeout, [`Forked`](ErrorKind::Forked) in
+    /// a child of the process that connected.
     pub fn handle(&self, name: &str, timeout: Duration) -> Result<Handle> {
         check_fork(self.fork_generation, REQUEST)?;
         if !is_name(name) {
@@ -102,22 +103,22 @@ impl ShareClient {
                 return outcome;
             }
         }
-        // A user has only so many places there, and more threads than that may ask.
-        let mut rest = RETRY_PAUSES.0;
+        // The service limits connections per user, and more threads may request at once.
+        let mut pause = RETRY_PAUSES.0;
         loop {
             let outcome = self.request_handle(self.connect_once(REQUEST, end)?, name, end);
-            if !is_closed(&outcome) || remaining(end) <= rest {
+            if !is_closed(&outcome) || remaining(end) <= pause {
                 return outcome;
             }
-            std::thread::sleep(rest);
-            rest = (2 * rest).min(RETRY_PAUSES.1);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(RETRY_PAUSES.1);
         }
     }
 
-    /// Asks for a handle and opens it, for the device that it lies on or for another one.
+    /// Requests a handle and opens it, for its own device or for another one.
     ///
     /// # Errors
-    /// As for [asking](Self::handle) and for [opening](Opener::open).
+    /// As for [`handle`](Self::handle) and [`Opener::open`].
     pub fn open(
         &self,
         name: &str,
@@ -135,7 +136,7 @@ impl ShareClient {
         self.with_path(Error::new(REQUEST, kind, detail))
     }
 
-    /// A new connection. [`Closed`](ErrorKind::Closed) if nobody listens there, as before a service
+    /// A new connection. [`Closed`](ErrorKind::Closed) if no service listens, as before a service
     /// starts and after it ended.
     fn connect_once(&self, operation: &'static str, end: Instant) -> Result<Channel> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
@@ -145,19 +146,19 @@ impl ShareClient {
             let error = Error::of_channel_at(operation, &self.path, error);
             if has_no_listener { error.with_kind(ErrorKind::Closed) } else { error }
         })?;
-        let who = channel.credentials();
-        let who = who.map_err(|error| self.with_path(Error::of_channel(CONNECT, error)))?;
-        if self.trusted.contains(&who.user) {
+        let peer = channel.credentials();
+        let peer = peer.map_err(|error| self.with_path(Error::of_channel(CONNECT, error)))?;
+        if self.trusted.contains(&peer.user) {
             return Ok(channel);
         }
-        let detail = format!("the service belongs to user {}", who.user);
+        let detail = format!("the service belongs to user {}", peer.user);
         Err(self.with_path(Error::new(CONNECT, ErrorKind::Denied, detail)))
     }
 
     fn request_handle(&self, channel: Channel, name: &str, end: Instant) -> Result<Handle> {
         let of_channel = |error| self.with_path(Error::of_channel(REQUEST, error));
-        // A service that turned us away has closed already; its answer says why, and comes
-        // after the news that our request was not read.
+        // A service that refused this client has closed already. Its reply has the cause, and
+        // arrives after the error of the send.
         let sent = channel.send(&request(name), &[], remaining(end)).map_err(of_channel);
         let received = channel.receive(remaining(end)).or_else(|error| match error {
             ChannelError::Closed => channel.receive(Duration::ZERO),
@@ -166,7 +167,7 @@ impl ShareClient {
         let message = received.map_err(|error| sent.err().unwrap_or_else(|| of_channel(error)))?;
         let reply =
             Reply::decode(REQUEST, &message.bytes).map_err(|error| self.with_path(error))?;
-        // The service closes it behind the others.
+        // The service closes the connection after any other reply.
         if matches!(reply, Reply::Handle(_) | Reply::Unknown | Reply::Failed) {
             *lock(&self.idle) = Some(channel);
         }
@@ -175,10 +176,10 @@ impl ShareClient {
                 let handle = Handle::from_parts(&bytes, message.descriptors);
                 return handle.map_err(|error| self.with_path(error));
             }
-            Reply::Unknown => (ErrorKind::Unknown, format!("nothing is shared as \"{name}\"")),
-            Reply::Denied => (ErrorKind::Denied, "the service does not serve this user".to_owned()),
+            Reply::Unknown => (ErrorKind::Unknown, format!("no memory is shared as \"{name}\"")),
+            Reply::Denied => (ErrorKind::Denied, "the service does not admit this user".to_owned()),
             Reply::Malformed | Reply::Failed => {
-                (ErrorKind::Failed, "the service cannot answer".to_owned())
+                (ErrorKind::Failed, "the service cannot export the memory".to_owned())
             }
         };
         Err(self.failed(kind, detail))

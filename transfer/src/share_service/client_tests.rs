@@ -1,4 +1,4 @@
-//! Answers that come late, and services that do.
+//! Late replies, and services that start late or close connections.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -20,7 +20,7 @@ fn directory(name: &str) -> PathBuf {
 }
 
 #[test]
-fn an_answer_that_comes_late_is_not_taken_for_the_next() {
+fn late_reply_is_not_taken_for_the_next_one() {
     let directory = directory("late");
     let path = directory.join("socket");
     let listener = ChannelListener::bind(&path).unwrap();
@@ -29,21 +29,21 @@ fn an_answer_that_comes_late_is_not_taken_for_the_next() {
     let error = client.handle("first", SOON).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     let (mut here, there) = UnixStream::pair().unwrap();
-    let asked = |service: &Channel| read_request(&service.receive(TIMEOUT).unwrap().bytes);
-    assert_eq!(asked(&first).as_deref(), Some("first"));
+    let requested = |service: &Channel| read_request(&service.receive(TIMEOUT).unwrap().bytes);
+    assert_eq!(requested(&first).as_deref(), Some("first"));
     let late = Reply::Handle(b"a handle".to_vec()).encode();
     let _ = first.send(&late, &[there.as_fd()], TIMEOUT);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let second = listener.accept(TIMEOUT).unwrap();
-            assert_eq!(asked(&second).as_deref(), Some("second"));
+            assert_eq!(requested(&second).as_deref(), Some("second"));
             second.send(&Reply::Unknown.encode(), &[], TIMEOUT).unwrap();
         });
         let error = client.handle("second", TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         assert!(error.to_string().contains("second"), "{error}");
     });
-    // What came with the late one is closed: nobody has the other end.
+    // The descriptor of the late reply is closed: the other end has no owner.
     drop(there);
     here.set_read_timeout(Some(TIMEOUT)).unwrap();
     assert_eq!(here.read(&mut [0; 1]).unwrap(), 0);
@@ -51,7 +51,7 @@ fn an_answer_that_comes_late_is_not_taken_for_the_next() {
 }
 
 #[test]
-fn a_service_that_is_not_there_yet_is_waited_for() {
+fn client_waits_for_a_service_that_starts_late() {
     let directory = directory("awaited");
     let path = directory.join("socket");
     let error = ShareClient::connect(&path, SOON).unwrap_err();
@@ -68,9 +68,9 @@ fn a_service_that_is_not_there_yet_is_waited_for() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// As when others of the same user take its place, one time and again.
+/// As when other clients of the same user exceed the limit of connections repeatedly.
 #[test]
-fn a_connection_that_is_given_up_is_made_again_as_long_as_there_is_time() {
+fn closed_connection_is_reopened_until_the_timeout() {
     let directory = directory("given-up");
     let path = directory.join("socket");
     let listener = ChannelListener::bind(&path).unwrap();
@@ -81,7 +81,7 @@ fn a_connection_that_is_given_up_is_made_again_as_long_as_there_is_time() {
             let last = listener.accept(TIMEOUT).unwrap();
             assert_eq!(read_request(&last.receive(TIMEOUT).unwrap().bytes).as_deref(), Some("one"));
             last.send(&Reply::Unknown.encode(), &[], TIMEOUT).unwrap();
-            // The next call uses it, and then new ones until its time is over.
+            // The next call uses it, and then new ones until its timeout.
             drop(last);
             while let Ok(channel) = listener.accept(4 * SOON) {
                 drop(channel);
@@ -91,13 +91,13 @@ fn a_connection_that_is_given_up_is_made_again_as_long_as_there_is_time() {
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         let begun = Instant::now();
         let error = client.handle("two", 2 * SOON).unwrap_err();
-        // The latter if the last one was not given up before the time was over.
+        // `DeadlineExceeded` if the last connection was not closed before the timeout.
         let is_over = matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded);
         assert!(is_over, "{error}");
         assert!(begun.elapsed() < TIMEOUT);
     });
     drop(listener);
-    // Nobody listens: said at once.
+    // No service listens: the call fails at once.
     let begun = Instant::now();
     let error = client.handle("three", TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");

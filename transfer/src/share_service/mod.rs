@@ -1,7 +1,7 @@
-//! Where other processes ask for shared memory by name: a socket with a path.
+//! A Unix socket where other processes request shared memory by name.
 //!
-//! Whoever connects is asked for nothing but what the kernel says of it. One thread serves all
-//! and waits for none: a client that has no room for the one reply that it asked for is let go of.
+//! Clients are authenticated by the credentials that the kernel reports. One thread serves all and
+//! waits for none: a client that cannot take its reply at once is disconnected.
 
 mod client;
 mod protocol;
@@ -25,46 +25,44 @@ use crate::socket_server::{Handler, SocketServer};
 pub use client::ShareClient;
 pub use protocol::MAX_NAME_LENGTH;
 
-/// Connections of one user at the same time.
+/// Maximum of concurrent connections per user.
 const MAX_PER_USER: usize = 16;
 
-/// Who may ask.
+/// The users and groups that may connect.
 ///
-/// If it is this process's own user alone, nobody else but root can even connect. For
-/// others the socket is open to everybody, and the kernel says who it is that connects:
-/// who is not admitted hears that, and nothing more. Whether others reach the socket at
-/// all is up to the directories above it, which are never changed.
+/// For the own user alone, the mode of the socket keeps out everybody else but root. Otherwise
+/// every user may connect, the kernel reports the credentials, and users that are not admitted
+/// receive a refusal. The directories above the socket are never changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
-    /// Users, by number.
+    /// User ids.
     pub users: Vec<u32>,
-    /// Groups, by number: those whose effective group or one of whose supplementary
-    /// groups is among them.
+    /// Group ids, compared with the effective and the supplementary groups of a client.
     pub groups: Vec<u32>,
 }
 
 impl Admission {
-    /// The user that this process runs as, and nobody else.
+    /// Admits only the user of this process.
     #[must_use]
     pub fn own_user() -> Self {
         Self { users: vec![Credentials::of_this_process().user], groups: Vec::new() }
     }
 
-    /// The mode of the socket that lets in all who may.
+    /// The mode of the socket that lets all admitted users connect.
     pub(crate) fn mode(&self) -> u32 {
         let own = Credentials::of_this_process().user;
         let is_own = self.groups.is_empty() && self.users.iter().all(|user| *user == own);
         if is_own { 0o600 } else { 0o666 }
     }
 
-    /// The user at the other end, if it may ask.
+    /// The user of the peer, if it is admitted.
     pub(crate) fn admitted_user(&self, channel: &Channel) -> Option<u32> {
-        let who = channel.credentials().ok()?;
+        let peer = channel.credentials().ok()?;
         let has = |group: &u32| self.groups.contains(group);
-        let may = self.users.contains(&who.user)
-            || has(&who.group)
+        let may = self.users.contains(&peer.user)
+            || has(&peer.group)
             || (!self.groups.is_empty() && channel.groups().ok()?.iter().any(has));
-        may.then_some(who.user)
+        may.then_some(peer.user)
     }
 }
 
@@ -83,7 +81,7 @@ impl Handler for &State {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
             Err(ChannelError::DeadlineExceeded { .. }) => return true,
-            // More than a request can be: thrown away, and told so.
+            // Longer than a request can be: the client gets `Malformed`.
             Err(ChannelError::TooLong { .. }) => Message::default(),
             Err(_) => return false,
         };
@@ -102,10 +100,10 @@ impl Handler for &State {
     }
 }
 
-/// Gives handles of shared memory to those that ask for them by name, until dropped.
+/// Hands out handles of shared memory by name, until dropped.
 ///
-/// It belongs to the process that started it: in a forked child it does nothing, and
-/// dropping it there leaves the parent's alone.
+/// It belongs to the process that started it: in a forked child it does nothing, and dropping it
+/// there does not affect the parent's service.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -134,22 +132,22 @@ pub struct ShareService {
 }
 
 impl ShareService {
-    /// Listens at a path, in a thread of its own.
+    /// Listens at a path, in its own thread.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed) if somebody listens there already, or the path is no
-    /// good.
+    /// [`Failed`](ErrorKind::Failed) if another process listens there already, or the path is
+    /// invalid.
     pub fn start(path: &Path, admission: Admission) -> Result<Self> {
         let operation = "listen";
         let listener = ChannelListener::bind_with_mode(path, admission.mode())
             .map_err(|error| Error::of_channel_at(operation, path, error))?;
         let is_over = AtomicBool::new(false);
         let state = Arc::new(State { shared: Mutex::default(), admission, is_over });
-        let theirs = Arc::clone(&state);
+        let thread_state = Arc::clone(&state);
         let accepting = std::thread::Builder::new()
             .name("fabricast-share".to_owned())
             .spawn(move || {
-                let State { admission, is_over, .. } = &*theirs;
+                let State { admission, is_over, .. } = &*thread_state;
                 let (listener, denial) = (&listener, Reply::Denied.encode());
                 let server = SocketServer {
                     listener,
@@ -159,17 +157,17 @@ impl ShareService {
                     register_timeout: Duration::MAX,
                     denial,
                 };
-                server.serve(&mut &*theirs);
+                server.serve(&mut &*thread_state);
             })
             .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
         Ok(Self { state, accepting: Some(accepting), fork_generation: ForkGeneration::current() })
     }
 
-    /// Gives this to those that ask for the name, from now on. Gives what they got before.
+    /// Publishes memory under a name, and returns what the name stood for before.
     ///
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed) for a name that is empty or longer than
-    /// [`MAX_NAME_LENGTH`]: nobody could ask for it; [`Forked`](ErrorKind::Forked).
+    /// [`MAX_NAME_LENGTH`]; [`Forked`](ErrorKind::Forked).
     pub fn publish(&self, name: &str, shared: SharedBuffer) -> Result<Option<Arc<SharedBuffer>>> {
         let operation = "publish shared memory";
         check_fork(self.fork_generation, operation)?;
@@ -180,7 +178,7 @@ impl ShareService {
         Ok(lock(&self.state.shared).insert(name.to_owned(), Arc::new(shared)))
     }
 
-    /// Gives nobody the name any more. Those that have it keep it.
+    /// Stops publishing a name. Processes that opened the memory keep it.
     ///
     /// # Errors
     /// [`Forked`](ErrorKind::Forked).
@@ -194,7 +192,7 @@ impl Drop for ShareService {
     fn drop(&mut self) {
         let Some(accepting) = self.accepting.take() else { return };
         if !self.fork_generation.is_current() {
-            // A thread of the parent's: there is none to be joined, or let go of, here.
+            // The thread exists in the parent only: nothing to join here.
             std::mem::forget(accepting);
             return;
         }

@@ -1,4 +1,4 @@
-//! What a client and a service say to each other: a name, and a reply to it.
+//! Messages between a client and a service: a name, and a reply.
 
 use control::codec;
 use serde::{Deserialize, Serialize};
@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::wire;
 
-/// The longest name, in bytes.
+/// Maximum length of a name in bytes.
 pub const MAX_NAME_LENGTH: usize = 255;
 
 const VERSION: u8 = 1;
 
-/// What a service replies.
+/// A reply of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// The bytes of a [handle](crate::Handle), whose descriptors come with the message.
+    /// The bytes of a [handle](crate::Handle), whose descriptors are sent with the message.
     Handle(Vec<u8>),
-    /// Nothing is shared under that name.
+    /// No memory is shared under this name.
     Unknown,
-    /// There is no handle to be had now.
+    /// The memory cannot be exported now.
     Failed,
-    /// The request was none. The connection ends, as with the next one.
+    /// The request is invalid. The service closes the connection after this reply.
     Malformed,
-    /// This user is not served.
+    /// This user is not admitted.
     Denied,
 }
 
-/// Can something be shared under this name?
+/// Is this a valid name?
 pub(super) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_LENGTH).contains(&name.len())
 }
@@ -35,7 +35,7 @@ pub(super) fn request(name: &str) -> Vec<u8> {
     codec::encode(VERSION, name)
 }
 
-/// The name that a request asks for.
+/// The name in a request.
 pub(super) fn read_request(bytes: &[u8]) -> Option<String> {
     codec::decode(VERSION, bytes).ok().filter(|name: &String| is_name(name))
 }
@@ -56,16 +56,16 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_request_is_a_name_and_nothing_else() {
-        let asked = |name: &str| read_request(&request(name));
-        assert_eq!(asked("weights").as_deref(), Some("weights"));
+    fn only_a_valid_name_is_a_request() {
+        let decoded = |name: &str| read_request(&request(name));
+        assert_eq!(decoded("weights").as_deref(), Some("weights"));
         assert_eq!(request("weights"), b"\x01\x07weights");
-        assert_eq!(asked(""), None);
-        assert_eq!(asked(&"x".repeat(MAX_NAME_LENGTH + 1)), None);
-        assert_eq!(read_request(b"\x01\x02\xff\xfe"), None, "no text");
+        assert_eq!(decoded(""), None);
+        assert_eq!(decoded(&"x".repeat(MAX_NAME_LENGTH + 1)), None);
+        assert_eq!(read_request(b"\x01\x02\xff\xfe"), None, "not UTF-8");
         assert_eq!(read_request(b"\x02\x07weights"), None, "another version");
-        assert_eq!(read_request(b"\x01\x07weight"), None, "cut off");
-        assert_eq!(read_request(b"\x01\x07weights."), None, "more than a name");
+        assert_eq!(read_request(b"\x01\x07weight"), None, "truncated");
+        assert_eq!(read_request(b"\x01\x07weights."), None, "trailing bytes");
         assert_eq!(read_request(b"GET / HTTP/1.1"), None);
     }
 

@@ -1,4 +1,4 @@
-//! What `{:?}` shows: nothing by which others could reach memory.
+//! `{:?}` shows nothing that gives access to memory.
 
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, HostBuffer, RegionDescriptor, Rights};
@@ -7,7 +7,7 @@ use crate::common::{TIMEOUT, alone};
 use crate::fixture::with_rails;
 use crate::rails::tcp;
 
-/// All ways in which a ticket or key would be printed by a derived `Debug`.
+/// All forms in which a derived `Debug` would print a ticket or key.
 fn secrets(descriptor: &RegionDescriptor) -> Vec<String> {
     let ticket = descriptor.ticket;
     let mut secrets = vec![ticket.to_string(), format!("{ticket:x}"), format!("{ticket:X}")];
@@ -25,7 +25,7 @@ fn secrets(descriptor: &RegionDescriptor) -> Vec<String> {
 }
 
 #[test]
-fn printed_objects_show_no_ticket_and_no_key() {
+fn debug_output_shows_no_ticket_and_no_key() {
     let _alone = alone();
     let start = |label| {
         let options = AgentOptions::new(label).force_remote();
@@ -34,19 +34,19 @@ fn printed_objects_show_no_ticket_and_no_key() {
     let (mut one, two) = (start("one"), start("two"));
     let register =
         |agent: &Agent| agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
-    let (mine, theirs) = (register(&one), register(&two));
+    let (local, remote_region) = (register(&one), register(&two));
     let card = two.card();
     let peer = one.connect(&card.encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = one.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote_region.descriptor().encode().unwrap();
+    let route = one.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
 
-    let descriptors = [mine.descriptor(), theirs.descriptor()];
-    assert!(!descriptors[1].keys.is_empty(), "nothing would be found");
+    let descriptors = [local.descriptor(), remote_region.descriptor()];
+    assert!(!descriptors[1].keys.is_empty(), "the region has no keys");
     let keys = &descriptors[1].keys;
     let remote = fabric::RemoteRegion::decode(&keys[0].bytes).unwrap();
     let texts = [
-        format!("{one:?} {two:?} {mine:?} {theirs:?} {route:?} {peer:?} {card:?}"),
-        format!("{one:#?} {two:#?} {mine:#?} {theirs:#?} {route:#?} {peer:#?} {card:#?}"),
+        format!("{one:?} {two:?} {local:?} {remote_region:?} {route:?} {peer:?} {card:?}"),
+        format!("{one:#?} {two:#?} {local:#?} {remote_region:#?} {route:#?} {peer:#?} {card:#?}"),
         format!("{descriptors:?} {keys:?} {remote:?}"),
         format!("{descriptors:#?} {keys:#?} {remote:#?}"),
     ];
@@ -56,7 +56,7 @@ fn printed_objects_show_no_ticket_and_no_key() {
             assert!(!flat.contains(&secret), "{secret} in {flat}");
         }
     }
-    // What a person looks for is there.
+    // Useful information is shown.
     let shown = format!("{one:?} {route:?}");
     for expected in ["\"one\"", "\"two\"", route.path().name(), "4096"] {
         assert!(shown.contains(expected), "{expected} is missing in {shown}");

@@ -1,5 +1,5 @@
-//! What only a real device can go wrong with: graphs that another thread captures, and plain memory
-//! that its owner frees and allocates again.
+//! Problems of real devices only: graphs captured by another thread, and `cudaMalloc` memory that
+//! its owner frees and allocates again.
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::common::{LENGTH, TIMEOUT, alone, device};
 use crate::fixture::{AgentFixture, FILL, SUM, blocks_of, fill, notice, other_device, sum, sum_of};
 use crate::orders::{hex, unhex};
 
-/// What a framework does: a stream of its own, captured in global mode.
+/// A stream captured in global mode, as by a framework.
 struct Capture {
     device: i32,
     stream: sys::CUstream,
@@ -30,7 +30,7 @@ impl Capture {
     fn begin(device: &Device) -> Self {
         let number = device.name().number as i32;
         let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: as a framework would; room for the handles.
+        // SAFETY: valid calls with room for the handles.
         unsafe {
             check(sys::cuDevicePrimaryCtxRetain(&raw mut context, number));
             check(sys::cuCtxPushCurrent_v2(context));
@@ -41,7 +41,7 @@ impl Capture {
         Self { device: number, stream }
     }
 
-    /// The capture has to be whole.
+    /// The capture must not be invalidated.
     fn end(self) {
         let (mut graph, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: undoes what was done above.
@@ -56,36 +56,36 @@ impl Capture {
     }
 }
 
-/// Has something done here while another thread has a capture open.
+/// Runs a function while another thread captures a graph.
 fn while_captured(device: &Device, what: impl FnOnce()) {
     if device.name().implementation == Implementation::Emulated {
         return what();
     }
-    let (begun, is_begun) = std::sync::mpsc::channel();
+    let (started, is_started) = std::sync::mpsc::channel();
     let (done, is_done) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let capturing = scope.spawn(move || {
             let capture = Capture::begin(device);
-            begun.send(()).unwrap();
-            // Also when the other thread panics: then this ends, and it is told.
+            started.send(()).unwrap();
+            // Ends also if the other thread panics.
             let _ = is_done.recv_timeout(3 * TIMEOUT);
             capture.end();
         });
-        is_begun.recv_timeout(TIMEOUT).expect("a capture");
+        is_started.recv_timeout(TIMEOUT).expect("a capture");
         what();
         drop(done);
         capturing.join().unwrap();
     });
 }
 
-/// Memory is shared, joined, put into and got from while a graph is captured; an emulated device has
-/// none, and runs the same without.
+/// Memory is shared, joined, put into and got from during a graph capture; an emulated device runs
+/// the same without one.
 #[test]
-fn agents_share_put_and_get_beside_a_graph_capture() {
+fn agents_transfer_during_a_graph_capture() {
     let _alone = alone();
     let first = device();
     let mut fixture = AgentFixture::open();
-    // Plain memory leaves by legacy handles, where the device has those.
+    // `cudaMalloc` memory is exported by legacy handles, where the device has those.
     let roles: &[_] = match first.properties().handle_types.legacy {
         true => &["shared", "plain"],
         false => &["shared"],
@@ -104,31 +104,35 @@ fn agents_share_put_and_get_beside_a_graph_capture() {
                 let first_number = 60 + length;
                 fill(&memory, LENGTH, first_number);
                 let blocks = blocks_of(length);
-                let tell = Some(notice(100, sum_of(LENGTH, first_number)));
-                let token = fixture.agent.put(&route, &blocks, tell).unwrap();
+                let on_arrival = Some(notice(100, sum_of(LENGTH, first_number)));
+                let token = fixture.agent.put(&route, &blocks, on_arrival).unwrap();
                 fixture.agent.wait(token, TIMEOUT).unwrap();
-                assert_eq!(fixture.answer(), 1, "{role}: other bytes came, by blocks of {length}");
-                fixture.ask(&peer_process, FILL, 70 + length);
+                assert_eq!(
+                    fixture.reply(),
+                    1,
+                    "{role}: wrong bytes arrived, by blocks of {length}"
+                );
+                fixture.request(&peer_process, FILL, 70 + length);
                 let token = fixture.agent.get(&route, &blocks, None).unwrap();
                 fixture.agent.wait(token, TIMEOUT).unwrap();
                 assert_eq!(sum(&memory, LENGTH), sum_of(LENGTH, 70 + length), "{role}");
             }
-            assert_eq!(fixture.ask(&peer_process, SUM, 0), sum_of(LENGTH, 70 + 4096));
-            // What is let go of may be freed meanwhile, too.
+            assert_eq!(fixture.request(&peer_process, SUM, 0), sum_of(LENGTH, 70 + 4096));
+            // Memory may be freed during a capture, too.
             drop((route, region, memory));
         });
         fixture.end(peer_process);
     }
 }
 
-/// Of a region, and of what lies beside it: several lie in one piece of what the driver hands out.
+/// The length of a region and of its neighbours, several of which share a block of the driver.
 const SMALL: u64 = 64 << 10;
 const PUTS: usize = 1000;
 
 fn allocate(device: &Device) -> Memory {
     match device.properties().handle_types.legacy {
         true => device.allocate(SMALL).unwrap(),
-        // An emulated device does not let plain memory go to other processes.
+        // An emulated device does not export `cudaMalloc` memory.
         false => device.allocate_shared(SMALL, &[]).unwrap(),
     }
 }
@@ -146,27 +150,27 @@ fn has_only(memory: &Memory, byte: u8) -> bool {
     bytes.iter().all(|found| *found == byte)
 }
 
-/// In a child: has a region between other memory, frees it when it is told to, and allocates anew.
+/// In a child: registers memory between other memory, frees it on command, and allocates again.
 pub fn owner(directory: &Path) {
     let device = other_device();
     while let Some(line) = children::next_line() {
         assert_eq!(line, "begin");
         let agent = Agent::start(AgentOptions::new("owner").directory(directory)).unwrap();
-        let [before, middle, behind] = [(); 3].map(|()| allocate(&device));
-        [&before, &middle, &behind].into_iter().for_each(|memory| set(memory, 0x11));
+        let [before, middle, after] = [(); 3].map(|()| allocate(&device));
+        [&before, &middle, &after].into_iter().for_each(|memory| set(memory, 0x11));
         let region = agent.register(&middle, Rights::ALL).unwrap();
         drop(middle);
         let (card, descriptor) = (agent.card().encode(), region.descriptor().encode());
         children::say(&format!("{} {}", hex(&card.unwrap()), hex(&descriptor.unwrap())));
         assert_eq!(children::next_line().as_deref(), Some("free"));
         drop(region);
-        let again = [(); 16].map(|()| allocate(&device));
-        again.iter().for_each(|memory| set(memory, 0x33));
+        let reused = [(); 16].map(|()| allocate(&device));
+        reused.iter().for_each(|memory| set(memory, 0x33));
         children::say("free");
         assert_eq!(children::next_line().as_deref(), Some("compare"));
-        let is_whole = has_only(&before, 0x11) && has_only(&behind, 0x11);
-        let is_ours = again.iter().all(|memory| has_only(memory, 0x33));
-        children::say(&format!("{is_whole} {is_ours}"));
+        let is_whole = has_only(&before, 0x11) && has_only(&after, 0x11);
+        let is_unchanged = reused.iter().all(|memory| has_only(memory, 0x33));
+        children::say(&format!("{is_whole} {is_unchanged}"));
     }
 }
 
@@ -176,9 +180,9 @@ fn directory() -> PathBuf {
     directory
 }
 
-/// Copies that were begun before go to the memory of the region, and nowhere else.
+/// Copies in flight write to the memory of the region, and nowhere else.
 #[test]
-fn memory_freed_under_a_peers_puts_is_not_written_when_it_is_used_again() {
+fn memory_freed_during_a_peers_puts_is_not_written_after_reuse() {
     let _alone = alone();
     let (device, directory) = (device(), directory());
     let words = ["owner".as_ref(), directory.as_os_str()];
@@ -186,14 +190,14 @@ fn memory_freed_under_a_peers_puts_is_not_written_when_it_is_used_again() {
     let mut here = Agent::start(AgentOptions::new("here").directory(&directory)).unwrap();
     let memory = device.allocate_shared(SMALL, &[]).unwrap();
     set(&memory, 0x77);
-    let mine = here.register(&memory, Rights::ALL).unwrap();
+    let local = here.register(&memory, Rights::ALL).unwrap();
     for round in 0..5 {
         child.say("begin");
         let line = child.line(TIMEOUT).expect("its card");
         let (card, descriptor) = line.split_once(' ').unwrap();
         let (card, descriptor) = (unhex(card), unhex(descriptor));
         let peer = here.connect(&card, TIMEOUT).unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         assert_eq!(route.path(), Way::CudaIpc, "{}", route.choice());
         let delay = Duration::from_micros(50);
         emulated::configure_faults(0, emulated::FaultConfig { delay, ..Default::default() });
@@ -202,12 +206,12 @@ fn memory_freed_under_a_peers_puts_is_not_written_when_it_is_used_again() {
             let token = here.put(&route, &block, None).unwrap();
             here.forget(token);
         }
-        // Most of them are begun when the region is gone.
+        // Most of them are in flight when the region is dropped.
         assert!(here.in_flight() > PUTS / 2, "{}", here.in_flight());
         child.say("free");
         let end = Instant::now() + TIMEOUT;
         while here.put(&route, &block, None).map(|token| here.forget(token)).is_ok() {
-            assert!(Instant::now() < end, "the region is not gone");
+            assert!(Instant::now() < end, "the region is not withdrawn");
             std::thread::sleep(Duration::from_millis(1));
         }
         here.flush(peer, TIMEOUT).unwrap();

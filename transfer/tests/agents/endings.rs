@@ -1,4 +1,4 @@
-//! Regions, agents and processes that end while transfers are under way, in whatever order.
+//! Regions, agents and processes that end during transfers, in any order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +23,9 @@ fn are_emulated() -> bool {
     device().name().implementation == gpu::Implementation::Emulated
 }
 
-/// Its peers are told so at once, and not a byte moves any more.
+/// Its peers get errors at once, and no byte is copied any more.
 #[test]
-fn regions_of_an_agent_that_ended_are_out_of_reach() {
+fn regions_of_an_ended_agent_are_refused() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     for role in ["shared", "host"] {
@@ -35,8 +35,8 @@ fn regions_of_an_agent_that_ended_are_out_of_reach() {
             let bytes = read(&fixture.directory.join(name));
             u64::from_le_bytes(bytes.try_into().unwrap())
         };
-        let tell = fixture.agent.notify(peer_process.peer, notice(DROP_AGENT, 0)).unwrap();
-        fixture.agent.wait(tell, TIMEOUT).unwrap();
+        let token = fixture.agent.notify(peer_process.peer, notice(DROP_AGENT, 0)).unwrap();
+        fixture.agent.wait(token, TIMEOUT).unwrap();
         let before = number("at-the-end");
         fill(&fixture.memory, LENGTH, 77);
         let agent = &mut fixture.agent;
@@ -65,48 +65,48 @@ fn regions_of_an_agent_that_ended_are_out_of_reach() {
 
 /// The same among agents of one process.
 #[test]
-fn an_agent_that_ended_in_this_process_is_out_of_reach() {
+fn ended_agent_of_the_same_process_is_refused() {
     let _alone = alone();
     let mut here = Agent::start(AgentOptions::new("here")).unwrap();
     let there = Agent::start(AgentOptions::new("there")).unwrap();
     let card = there.card().encode().unwrap();
-    let (mine, theirs) = [&here, &there]
+    let (local, remote) = [&here, &there]
         .map(|agent| agent.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap())
         .into();
     let peer = here.connect(&card, TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     drop(there);
     let errors = [
         here.put(&route, &WHOLE, None).unwrap_err(),
-        here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap_err(),
+        here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Closed);
         let text = error.to_string();
         assert!(text.contains("(there)") && text.contains("the agent has ended"), "{text}");
     }
-    drop(theirs);
-    // By the card of an agent that has ended no agent of this process is found.
+    drop(remote);
+    // The card of an ended agent leads to no agent of this process.
     assert_eq!(here.connect(&card, TIMEOUT).unwrap_err().kind(), ErrorKind::NoPath);
     let peer = here.inspect(&card, TIMEOUT).unwrap();
-    let error = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap_err();
+    let error = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
 }
 
-/// What comes late would be taken for the answer to the next request, so the connection ends; the peer
-/// reads no notices any more.
+/// A late reply would be taken for the reply to the next request, so the connection is closed, and
+/// the peer reads no notices any more.
 #[test]
-fn nothing_begins_after_a_join_missed_its_deadline() {
+fn nothing_starts_after_a_join_missed_its_deadline() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("what a CUDA device has mapped also serves memory of the host");
+        testkit::skip!("mappings of a CUDA device also serve host memory");
     }
     let mut fixture = AgentFixture::open();
     let mut peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);
     let agent = &mut fixture.agent;
-    // Another kind of memory, for which the region is asked for once more.
+    // Another kind of memory, for which the region is requested again.
     let other = agent.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
     peer_process.other.0.stop(TIMEOUT);
     let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
@@ -119,14 +119,14 @@ fn nothing_begins_after_a_join_missed_its_deadline() {
         agent.join(peer, &other, descriptor, &Policy::default(), short).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Closed);
-        assert!(error.to_string().contains("connect to it again"), "{error}");
+        assert!(error.to_string().contains("Connect again"), "{error}");
     }
     peer_process.other.kill();
 }
 
-/// The parent's agents, peers, routes and regions are left as they are, and so are socket and card.
+/// Agents, peers, routes, regions, sockets and card files of the parent stay intact.
 #[test]
-fn a_forked_child_that_drops_agents_leaves_them_to_its_parent() {
+fn dropping_agents_in_a_forked_child_does_not_affect_the_parent() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     let mut peer_process = fixture.peer_process("host", &[]);
@@ -139,55 +139,55 @@ fn a_forked_child_that_drops_agents_leaves_them_to_its_parent() {
     let names = || std::fs::read_dir(&directory).unwrap().count();
     let before = names();
     let memory = || HostBuffer::new(LENGTH).unwrap();
-    let (mine, theirs) =
+    let (local, remote) =
         (here.register(memory(), Rights::ALL), there.register(memory(), Rights::ALL));
-    let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
+    let (local, remote) = (local.unwrap(), remote.unwrap());
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let beside = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let local_route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
 
-    let mut all = Some((fixture, route, here, there, mine, theirs, beside));
+    let mut all = Some((fixture, route, here, there, local, remote, local_route));
     let child = testkit::children::ForkedChild::new(|| {
-        let (mut fixture, route, here, there, mine, theirs, beside) = all.take().unwrap();
+        let (mut fixture, route, here, there, local, remote, local_route) = all.take().unwrap();
         let refused = fixture.agent.put(&route, &WHOLE, None).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Forked);
-        drop((here, theirs, beside, mine, there, route));
+        drop((here, remote, local_route, local, there, route));
         // The directory is the parent's.
         std::mem::forget(fixture);
     });
     assert!(child.wait().success());
     assert!(before > 0 && names() == before, "{before} names, now {}", names());
-    let (mut fixture, route, mut here, mut there, mine, theirs, beside) = all.take().unwrap();
-    let put = here.put(&beside, &WHOLE, None).unwrap();
+    let (mut fixture, route, mut here, mut there, local, remote, local_route) = all.take().unwrap();
+    let put = here.put(&local_route, &WHOLE, None).unwrap();
     here.wait(put, TIMEOUT).unwrap();
     let put = fixture.agent.put(&route, &WHOLE, None).unwrap();
     fixture.agent.wait(put, TIMEOUT).unwrap();
-    // Others still find it.
+    // Other agents can still connect.
     let mut later = Agent::start(AgentOptions::new("later")).unwrap();
     later.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    there.withdraw(&theirs, TIMEOUT).unwrap();
-    drop((here, mine));
-    let tell = fixture.agent.notify(peer_process.peer, notice(crate::fixture::END, 0)).unwrap();
-    fixture.agent.wait(tell, TIMEOUT).unwrap();
+    there.withdraw(&remote, TIMEOUT).unwrap();
+    drop((here, local));
+    let token = fixture.agent.notify(peer_process.peer, notice(crate::fixture::END, 0)).unwrap();
+    fixture.agent.wait(token, TIMEOUT).unwrap();
     peer_process.other.finish();
 }
 
-/// What an agent had begun when it ended, or when it left, holds up no owner.
+/// Operations of an agent that ended or disconnected do not block the owners of regions.
 #[test]
-fn initiators_that_end_or_leave_settle_what_they_began() {
+fn initiators_that_end_or_disconnect_settle_their_operations() {
     let _alone = alone();
     if !are_emulated() {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     for leaves in [false, true] {
         let mut here = Agent::start(AgentOptions::new("here")).unwrap();
         let mut there = Agent::start(AgentOptions::new("there")).unwrap();
         let memory = || device().allocate_shared(LENGTH, &[]).unwrap();
-        let mine = here.register(memory(), Rights::ALL).unwrap();
-        let theirs = there.register(memory(), Rights::ALL).unwrap();
+        let local = here.register(memory(), Rights::ALL).unwrap();
+        let remote = there.register(memory(), Rights::ALL).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-        let descriptor = theirs.descriptor().encode().unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+        let descriptor = remote.descriptor().encode().unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         slow(Duration::from_millis(100));
         let token = here.put(&route, &WHOLE, None).unwrap();
         if leaves {
@@ -198,11 +198,11 @@ fn initiators_that_end_or_leave_settle_what_they_began() {
             drop(here);
         }
         slow(Duration::ZERO);
-        there.withdraw(&theirs, Duration::from_secs(2)).unwrap();
+        there.withdraw(&remote, Duration::from_secs(2)).unwrap();
     }
 }
 
-/// Memory of somebody else's, which says when it is given back.
+/// Adopted memory that records when it is freed.
 #[derive(Debug)]
 struct Owner {
     _memory: emulated::ForeignMemory,
@@ -223,7 +223,7 @@ fn owned(device: &Device) -> (gpu::Memory, Arc<AtomicBool>) {
     let memory = emulated::ForeignMemory::new(device.name().number, &[length], kind).unwrap();
     let address = memory.address();
     let owner = Owner { _memory: memory, is_free: Arc::clone(&is_free) };
-    // SAFETY: all of what the owner has, which goes along.
+    // SAFETY: all of the owner's memory, which is moved along.
     #[allow(unsafe_code)]
     let memory = unsafe { device.adopt(address, LENGTH, owner) }.unwrap();
     (memory, is_free)
@@ -232,27 +232,27 @@ fn owned(device: &Device) -> (gpu::Memory, Arc<AtomicBool>) {
 fn wait_until_free(is_free: &AtomicBool) {
     let start = Instant::now();
     while !is_free.load(Ordering::Acquire) {
-        assert!(start.elapsed() < TIMEOUT, "it is never free");
+        assert!(start.elapsed() < TIMEOUT, "it is never freed");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn memory_of_a_dropped_region_is_kept_until_a_peers_copy_is_over() {
+fn dropped_region_keeps_its_memory_until_a_peers_copy_ends() {
     let _alone = alone();
     if !are_emulated() {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
-    // Before and after the agent ends; later than that waits.
+    // Before and after the agent ends; later than the timeout of its drop.
     for (delay, ends_first) in [(300, false), (2500, false), (300, true), (2500, true)] {
         let mut fixture = Some(AgentFixture::open());
-        let at = fixture.as_mut().unwrap();
+        let owner = fixture.as_mut().unwrap();
         let (memory, is_free) = owned(&device());
-        let region = at.agent.register(memory, Rights::ALL).unwrap();
-        write(&at.directory.join("house-region"), &region.descriptor().encode().unwrap());
-        let mut peer_process = at.peer_process("shared", &[]);
+        let region = owner.agent.register(memory, Rights::ALL).unwrap();
+        write(&owner.directory.join("fixture-region"), &region.descriptor().encode().unwrap());
+        let mut peer_process = owner.peer_process("shared", &[]);
         let begun = Instant::now();
-        at.ask(&peer_process, PUT_SLOWLY, delay);
+        owner.request(&peer_process, PUT_SLOWLY, delay);
         if ends_first {
             fixture = None;
         }
@@ -261,7 +261,7 @@ fn memory_of_a_dropped_region_is_kept_until_a_peers_copy_is_over() {
         let waited = start.elapsed();
         assert!(waited < Duration::from_millis(800), "the drop took {waited:?}");
         wait_until_free(&is_free);
-        // From when it was asked on, which was a little earlier.
+        // Measured from the request, which was a little earlier.
         let kept = begun.elapsed();
         assert!(kept >= Duration::from_millis(delay), "free after {kept:?}");
         drop(fixture);
@@ -269,21 +269,21 @@ fn memory_of_a_dropped_region_is_kept_until_a_peers_copy_is_over() {
     }
 }
 
-/// It says whose copy is not over, and frees nothing under it.
+/// The error names the peer whose copy is in flight, and no memory in use is freed.
 #[test]
 fn closing_an_agent_waits_for_copies_of_peers() {
     let _alone = alone();
     if !are_emulated() {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     for (delay, timeout) in [(200, TIMEOUT), (2500, Duration::from_millis(50))] {
         let mut fixture = AgentFixture::open();
         let (memory, is_free) = owned(&device());
         let region = fixture.agent.register(memory, Rights::ALL).unwrap();
-        write(&fixture.directory.join("house-region"), &region.descriptor().encode().unwrap());
+        write(&fixture.directory.join("fixture-region"), &region.descriptor().encode().unwrap());
         let mut peer_process = fixture.peer_process("shared", &[]);
         let begun = Instant::now();
-        fixture.ask(&peer_process, PUT_SLOWLY, delay);
+        fixture.request(&peer_process, PUT_SLOWLY, delay);
         let agent = std::mem::replace(
             &mut fixture.agent,
             Agent::start(AgentOptions::new("another one")).unwrap(),
@@ -292,7 +292,7 @@ fn closing_an_agent_waits_for_copies_of_peers() {
         if timeout == TIMEOUT {
             closed.unwrap();
             assert!(begun.elapsed() >= Duration::from_millis(delay));
-            // Nothing is under way, so it is freed at once.
+            // No copy is in flight, so it is freed at once.
             drop(region);
             assert!(is_free.load(Ordering::Acquire));
         } else {
@@ -308,7 +308,7 @@ fn closing_an_agent_waits_for_copies_of_peers() {
     }
 }
 
-/// Its memory could be used for something else otherwise, while the other one copies.
+/// Otherwise its memory could be reused during a copy of the other agent.
 #[test]
 fn closing_an_agent_waits_for_agents_of_the_same_process() {
     let _alone = alone();
@@ -317,11 +317,11 @@ fn closing_an_agent_waits_for_agents_of_the_same_process() {
     let region = |agent: &Agent| {
         agent.register(device().allocate_shared(LENGTH, &[]).unwrap(), Rights::ALL).unwrap()
     };
-    let (mine, theirs) = (region(&here), region(&there));
+    let (local, remote) = (region(&here), region(&there));
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
-    // Over when its agent looks, which it does not meanwhile.
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    // The copy completes when its agent polls, which it does not do meanwhile.
     let token = here.put(&route, &WHOLE, None).unwrap();
     let error = there.close(Duration::from_millis(20)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
@@ -329,20 +329,20 @@ fn closing_an_agent_waits_for_agents_of_the_same_process() {
     here.wait(token, TIMEOUT).unwrap();
 }
 
-/// What was begun is finished, and its notice is sent.
+/// Operations are completed, and notices are sent.
 #[test]
-fn closing_an_agent_finishes_what_it_began() {
+fn closing_an_agent_completes_its_operations() {
     let _alone = alone();
     let mut here = Agent::start(AgentOptions::new("here")).unwrap();
     let mut there = Agent::start(AgentOptions::new("there")).unwrap();
     let region = |agent: &Agent| {
         agent.register(device().allocate_shared(LENGTH, &[]).unwrap(), Rights::ALL).unwrap()
     };
-    let (mine, theirs) = (region(&here), region(&there));
+    let (local, remote) = (region(&here), region(&there));
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
-    // More than the driver is given at a time.
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    // More than the driver gets at a time.
     for number in 0..400 {
         let block = [Block { to: number * 4096, from: number * 4096, length: 4096 }];
         let token = here.put(&route, &block, Some(notice(number, 0))).unwrap();
@@ -361,41 +361,41 @@ fn closing_an_agent_finishes_what_it_began() {
         }
     }
     assert_eq!(seen, 400);
-    there.withdraw(&theirs, Duration::ZERO).unwrap();
+    there.withdraw(&remote, Duration::ZERO).unwrap();
 }
 
-/// Its copies are over, and nothing is kept for it.
+/// Its copies have ended, and no memory is kept for it.
 #[test]
 fn memory_is_not_kept_for_a_killed_peer() {
     let _alone = alone();
     if !are_emulated() {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let mut fixture = AgentFixture::open();
     let (memory, is_free) = owned(&device());
     let region = fixture.agent.register(memory, Rights::ALL).unwrap();
-    write(&fixture.directory.join("house-region"), &region.descriptor().encode().unwrap());
+    write(&fixture.directory.join("fixture-region"), &region.descriptor().encode().unwrap());
     let mut peer_process = fixture.peer_process("shared", &[]);
-    fixture.ask(&peer_process, PUT_SLOWLY, 20_000);
+    fixture.request(&peer_process, PUT_SLOWLY, 20_000);
     peer_process.other.kill();
     drop(region);
     assert!(is_free.load(Ordering::Acquire));
 }
 
-/// A garbage collector may drop two regions at once, each with a copy of the other's agent under way,
-/// of which neither sees the end while it waits.
+/// A garbage collector may drop two regions at once, each with a copy of the other's agent in
+/// flight, which makes no progress meanwhile.
 #[test]
 fn dropping_a_region_does_not_wait_for_the_peers_progress() {
     let _alone = alone();
     if !are_emulated() {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let mut fixture = AgentFixture::open();
     let (memory, is_free) = owned(&device());
     let region = fixture.agent.register(memory, Rights::ALL).unwrap();
-    write(&fixture.directory.join("house-region"), &region.descriptor().encode().unwrap());
+    write(&fixture.directory.join("fixture-region"), &region.descriptor().encode().unwrap());
     let peer_process = fixture.peer_process("shared", &[]);
-    fixture.ask(&peer_process, PUT_SLOWLY, 300);
+    fixture.request(&peer_process, PUT_SLOWLY, 300);
     peer_process.other.0.stop(TIMEOUT);
     let start = Instant::now();
     drop(region);

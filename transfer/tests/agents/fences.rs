@@ -1,4 +1,4 @@
-//! What is ordered, and what waits for it.
+//! Ordered operations and what they wait for.
 
 use std::time::{Duration, Instant};
 
@@ -22,16 +22,17 @@ fn part(at: u64, length: u64) -> [Block; 1] {
     [Block { to: at, from: at, length }]
 }
 
-/// A large transfer and a small one have streams of their own, and a notice has none.
+/// Large and small transfers have different streams, and a notice has none.
 #[test]
-fn ordered_notice_comes_behind_all_that_was_begun_before() {
+fn ordered_notice_follows_all_earlier_operations() {
     let _alone = alone();
     let is_emulated = device().name().implementation == gpu::Implementation::Emulated;
-    let how = [AgentFixture::open as fn() -> AgentFixture, || AgentFixture::open_remote(tcp(), 2)];
-    for (is_far, open) in how.into_iter().enumerate() {
+    let open_functions =
+        [AgentFixture::open as fn() -> AgentFixture, || AgentFixture::open_remote(tcp(), 2)];
+    for (is_remote, open) in open_functions.into_iter().enumerate() {
         let mut fixture = open();
-        let far = format!("far by {} 2: shared", tcp());
-        let role = if is_far == 1 { &far } else { "shared" };
+        let remote = format!("remote by {} 2: shared", tcp());
+        let role = if is_remote == 1 { &remote } else { "shared" };
         let peer_process = fixture.peer_process(role, &[]);
         let route = fixture.join(&peer_process);
         for round in 1..=10 {
@@ -41,28 +42,28 @@ fn ordered_notice_comes_behind_all_that_was_begun_before() {
             let small = fixture.agent.put(&route, &part(LENGTH - 4096, 4096), None).unwrap();
             fixture.agent.forget(large);
             fixture.agent.forget(small);
-            // The other side compares when it hears of it.
-            let tell = notice(100, sum_of(LENGTH, round));
-            let told = fixture.agent.notify_ordered(peer_process.peer, tell).unwrap();
+            // The other side compares when the notice arrives.
+            let on_arrival = notice(100, sum_of(LENGTH, round));
+            let ordered = fixture.agent.notify_ordered(peer_process.peer, on_arrival).unwrap();
             slow(Duration::ZERO);
-            fixture.agent.wait(told, TIMEOUT).unwrap();
-            assert_eq!(fixture.answer(), 1, "round {round}, far {is_far}");
+            fixture.agent.wait(ordered, TIMEOUT).unwrap();
+            assert_eq!(fixture.reply(), 1, "round {round}, remote {is_remote}");
         }
         fixture.end(peer_process);
     }
 }
 
 #[test]
-fn fence_holds_what_comes_behind_it() {
+fn fence_delays_later_operations() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);
     slow(Duration::from_millis(100));
-    // The later one is shorter, and has a stream without a queue.
+    // The later put is shorter, and has a stream without a queue.
     let start = Instant::now();
     let first = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
     fixture.agent.fence(peer_process.peer).unwrap();
@@ -78,8 +79,8 @@ fn fence_holds_what_comes_behind_it() {
     for token in [second, third] {
         fixture.agent.test(token).expect("over").unwrap();
     }
-    assert!(start.elapsed() >= Duration::from_millis(100), "nothing was slow");
-    assert_eq!(fixture.answer(), sum_of(LENGTH, 1));
+    assert!(start.elapsed() >= Duration::from_millis(100), "the device was not slow");
+    assert_eq!(fixture.reply(), sum_of(LENGTH, 1));
     fixture.end(peer_process);
 }
 
@@ -87,7 +88,7 @@ fn fence_holds_what_comes_behind_it() {
 fn flush_has_a_deadline_and_names_the_peer() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared", &[]);
@@ -99,7 +100,7 @@ fn flush_has_a_deadline_and_names_the_peer() {
     let late = fixture.agent.flush(peer_process.peer, Duration::from_millis(20)).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
     let text = late.to_string();
-    let named = format!("1 operations are under way after 20ms, among them put {token}");
+    let named = format!("1 operations in flight after 20ms, one of them put {token}");
     assert!(text.contains("shared") && text.contains(&named), "{text}");
     slow(Duration::ZERO);
     fixture.agent.flush(peer_process.peer, TIMEOUT).unwrap();
@@ -107,21 +108,21 @@ fn flush_has_a_deadline_and_names_the_peer() {
     fixture.end(peer_process);
 }
 
-/// What waits behind a fence ends with the peer; with a region that was withdrawn nothing begins.
+/// Operations behind a fence fail with the peer, and do not start with a withdrawn region.
 #[test]
-fn deferred_transfers_fail_when_region_or_peer_is_gone() {
+fn deferred_transfers_fail_if_region_or_peer_is_lost() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let mut fixture = AgentFixture::open();
     let mut peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);
     slow(Duration::from_millis(300));
     let first = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
-    fixture.tell(&peer_process, WITHDRAW, 0);
+    fixture.notify_peer(&peer_process, WITHDRAW, 0);
     fixture.agent.fence(peer_process.peer).unwrap();
-    // Behind the fence as long as it is there, and refused at once when it is not.
+    // Deferred as long as the region exists, and refused at once after that.
     let end = Instant::now() + TIMEOUT;
     let mut deferred = Vec::new();
     let error = loop {
@@ -129,7 +130,7 @@ fn deferred_transfers_fail_when_region_or_peer_is_gone() {
             Ok(token) => deferred.push(token),
             Err(error) => break error,
         }
-        assert!(Instant::now() < end, "it is not withdrawn");
+        assert!(Instant::now() < end, "the region is not withdrawn");
         std::thread::sleep(Duration::from_millis(5));
     };
     assert_eq!(error.kind(), ErrorKind::Stale);
@@ -139,12 +140,12 @@ fn deferred_transfers_fail_when_region_or_peer_is_gone() {
         let error = fixture.agent.wait(token, TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
     }
-    fixture.answer();
+    fixture.reply();
     drop(route);
-    // The same with a peer that is killed while something is deferred.
+    // The same with a peer that is killed while a put is deferred.
     let next = fixture.peer_process("shared", &[]);
     let route = fixture.join(&next);
-    // Longer than it takes to kill a process, also on a machine that has much to do.
+    // Longer than killing a process takes on a busy machine.
     slow(Duration::from_secs(2));
     let first = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
     fixture.agent.fence(next.peer).unwrap();
@@ -159,56 +160,58 @@ fn deferred_transfers_fail_when_region_or_peer_is_gone() {
     peer_process.other.kill();
 }
 
-/// The peer is told nothing of data that did not come.
+/// The peer gets no notice of data that did not arrive.
 #[test]
-fn nothing_that_waits_for_a_failed_put_is_begun() {
+fn operations_behind_a_failed_put_are_cancelled() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins fail when they are told");
+        testkit::skip!("only emulated devices fail on request");
     }
-    let how = [AgentFixture::open as fn() -> AgentFixture, || AgentFixture::open_remote(tcp(), 1)];
-    for (is_far, open) in how.into_iter().enumerate() {
+    let open_functions =
+        [AgentFixture::open as fn() -> AgentFixture, || AgentFixture::open_remote(tcp(), 1)];
+    for (is_remote, open) in open_functions.into_iter().enumerate() {
         let mut fixture = open();
-        let far = format!("far by {} 1: shared", tcp());
-        let peer_process = fixture.peer_process(if is_far == 1 { &far } else { "shared" }, &[]);
+        let remote = format!("remote by {} 1: shared", tcp());
+        let peer_process =
+            fixture.peer_process(if is_remote == 1 { &remote } else { "shared" }, &[]);
         let route = fixture.join(&peer_process);
-        let before = fixture.ask(&peer_process, SUM, 0);
+        let before = fixture.request(&peer_process, SUM, 0);
         slow(Duration::from_millis(20));
         emulated::fail_after(0, 0);
         let agent = &mut fixture.agent;
         let failing = agent.put(&route, &part(0, LENGTH), None).unwrap();
-        let told = agent.notify_ordered(peer_process.peer, notice(FILL, 1)).unwrap();
+        let ordered = agent.notify_ordered(peer_process.peer, notice(FILL, 1)).unwrap();
         agent.fence(peer_process.peer).unwrap();
         let deferred = agent.put(&route, &part(0, 4096), Some(notice(FILL, 2))).unwrap();
         let failure = agent.wait(failing, TIMEOUT).unwrap_err();
         assert_eq!(failure.kind(), ErrorKind::Failed, "{failure}");
-        // Also what is begun when the failure is known.
+        // Also operations that start after the failure is known.
         let late = agent.notify_ordered(peer_process.peer, notice(FILL, 3)).unwrap();
         let named = format!("put {failing} failed");
-        for token in [told, deferred, late] {
+        for token in [ordered, deferred, late] {
             let error = agent.wait(token, TIMEOUT).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Cancelled, "far {is_far}: {error}");
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "remote {is_remote}: {error}");
             assert!(error.to_string().contains(&named), "{error}");
         }
-        // Until the failure was told of.
+        // Until the failure was reported.
         let error = agent.flush(peer_process.peer, TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
         assert!(error.to_string().contains(&named), "{error}");
         agent.flush(peer_process.peer, TIMEOUT).unwrap();
         let ordered = agent.notify_ordered(peer_process.peer, notice(SUM, 0)).unwrap();
         agent.wait(ordered, TIMEOUT).unwrap();
-        assert_eq!(fixture.answer(), before, "far {is_far}: it heard of what was not there");
+        assert_eq!(fixture.reply(), before, "remote {is_remote}: a notice without data arrived");
         slow(Duration::ZERO);
         fixture.end(peer_process);
     }
 }
 
-/// It is over when the next one is, and the owner can have its memory back.
+/// It completes with the next one, and its owner can reuse the memory.
 #[test]
-fn put_whose_end_was_not_marked_settles_at_its_owner() {
+fn put_without_an_event_settles_at_its_owner() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins refuse what they are told to");
+        testkit::skip!("only emulated devices refuse on request");
     }
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared", &[]);
@@ -222,27 +225,27 @@ fn put_whose_end_was_not_marked_settles_at_its_owner() {
     emulated::refuse_records(0, false);
     let error = fixture.agent.wait(token, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
-    assert!(start.elapsed() >= Duration::from_millis(100), "told while it is under way");
+    assert!(start.elapsed() >= Duration::from_millis(100), "reported while in flight");
     slow(Duration::ZERO);
-    fixture.ask(&peer_process, WITHDRAW, 0);
+    fixture.request(&peer_process, WITHDRAW, 0);
     fixture.end(peer_process);
 }
 
-/// Neither a put's notice nor an ordered one is taken for told.
+/// Neither a put's notice nor an ordered one counts as sent.
 #[test]
 fn notices_to_an_agent_that_ended_meanwhile_fail() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let mut here = Agent::start(AgentOptions::new("here")).unwrap();
     let there = Agent::start(AgentOptions::new("there")).unwrap();
     let memory = || device().allocate_shared(LENGTH, &[]).unwrap();
-    let mine = here.register(memory(), Rights::ALL).unwrap();
-    let theirs = there.register(memory(), Rights::ALL).unwrap();
+    let local = here.register(memory(), Rights::ALL).unwrap();
+    let remote_region = there.register(memory(), Rights::ALL).unwrap();
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote_region.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     slow(Duration::from_millis(100));
     let put = here.put(&route, &part(0, LENGTH), Some(notice(1, 1))).unwrap();
     let ordered = here.notify_ordered(peer, notice(1, 2)).unwrap();
@@ -254,7 +257,7 @@ fn notices_to_an_agent_that_ended_meanwhile_fail() {
     let error = here.wait(ordered, TIMEOUT).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::Cancelled), "{error}");
     assert!(error.to_string().contains("the agent has ended"), "{error}");
-    // One that was left is no peer any more, and that is said as by `notify`.
+    // After `disconnect` the peer is unknown, with the same error as for `notify`.
     here.disconnect(peer, TIMEOUT).unwrap();
     for error in [
         here.notify(peer, notice(1, 3)).unwrap_err(),
@@ -264,14 +267,14 @@ fn notices_to_an_agent_that_ended_meanwhile_fail() {
     }
 }
 
-/// Who shares no memory with it hears so by the fabric.
+/// Without shared memory, the fabric reports the end.
 #[test]
-fn fabric_peers_of_an_agent_that_ended_are_told_so() {
+fn fabric_peers_detect_that_an_agent_ended() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
-    let mut peer_process = fixture.peer_process(&format!("far by {} 1: shared", tcp()), &[]);
+    let mut peer_process = fixture.peer_process(&format!("remote by {} 1: shared", tcp()), &[]);
     let route = fixture.join(&peer_process);
-    fixture.tell(&peer_process, DROP_AGENT, 0);
+    fixture.notify_peer(&peer_process, DROP_AGENT, 0);
     read(&fixture.directory.join("at-the-end"));
     let end = Instant::now() + TIMEOUT;
     let error = loop {
@@ -279,7 +282,7 @@ fn fabric_peers_of_an_agent_that_ended_are_told_so() {
             Ok(token) => fixture.agent.forget(token),
             Err(error) => break error,
         }
-        assert!(Instant::now() < end, "it is still there");
+        assert!(Instant::now() < end, "the agent has not ended");
         fixture.agent.progress();
         std::thread::sleep(Duration::from_millis(5));
     };
@@ -290,12 +293,12 @@ fn fabric_peers_of_an_agent_that_ended_are_told_so() {
     peer_process.other.finish();
 }
 
-/// Who connects or joins waits for one peer, and the others do not wait for that.
+/// Connecting and joining wait for one peer, while other peers progress.
 #[test]
-fn connecting_and_joining_go_on_with_other_peers() {
+fn connecting_and_joining_progress_other_peers() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared", &[]);
@@ -309,8 +312,8 @@ fn connecting_and_joining_go_on_with_other_peers() {
     let short = Duration::from_millis(500);
     for joins in [true, false] {
         slow(Duration::from_millis(100));
-        let tell = Some(notice(100, sum_of(LENGTH, 1)));
-        let token = fixture.agent.put(&route, &part(0, LENGTH), tell).unwrap();
+        let on_arrival = Some(notice(100, sum_of(LENGTH, 1)));
+        let token = fixture.agent.put(&route, &part(0, LENGTH), on_arrival).unwrap();
         fixture.agent.forget(token);
         assert_eq!(fixture.agent.in_flight(), 1);
         let policy = Policy::default();
@@ -323,7 +326,7 @@ fn connecting_and_joining_go_on_with_other_peers() {
         }
         assert_eq!(fixture.agent.in_flight(), 0, "joins: {joins}");
         slow(Duration::ZERO);
-        assert_eq!(fixture.answer(), 1);
+        assert_eq!(fixture.reply(), 1);
     }
     stopped.other.kill();
     fixture.end(peer_process);

@@ -1,4 +1,4 @@
-//! What the tests have in common.
+//! Fixtures of the tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,22 +11,22 @@ use transfer::{Agent, AgentOptions, Buffer, Event, Notice, PeerId, Region, Right
 
 use crate::common::{ChildProcess, LENGTH, TIMEOUT, device, next_device, numbers, start};
 
-// What the other side is told, by a notice's tag.
-/// To fill its region from this number on.
+// Commands to the other side, by the tags of notices.
+/// Fill its region from this number on.
 pub const FILL: u64 = 1;
-/// To say what its region's checksum is.
+/// Return the checksum of its region.
 pub const SUM: u64 = 2;
-/// To withdraw its region.
+/// Withdraw its region.
 pub const WITHDRAW: u64 = 3;
-/// To say nothing more.
+/// Send nothing more.
 pub const SLEEP: u64 = 4;
-/// To end.
+/// End.
 pub const END: u64 = 5;
-/// What it answers.
-pub const ANSWER: u64 = 6;
-/// To drop its agent while it has its region, and to say in files what that holds from then on.
+/// The tag of replies.
+pub const REPLY: u64 = 6;
+/// Drop the agent but not the region, and write the contents of the region to files from then on.
 pub const DROP_AGENT: u64 = 7;
-/// To put all of its region into the house's, with a device that takes so many milliseconds.
+/// Put its whole region into the fixture's, with a device delay of this many milliseconds.
 pub const PUT_SLOWLY: u64 = 8;
 
 /// Another device of the same kind, or the same one if there is no other.
@@ -46,7 +46,7 @@ pub fn sum(memory: &Memory, length: u64) -> u64 {
     stream.checksum(&memory.slice(0, length).unwrap(), TIMEOUT).unwrap()
 }
 
-/// All of a buffer, of whatever kind.
+/// Fills a buffer of any kind.
 pub fn fill_buffer(buffer: &Buffer, first: u64) {
     match buffer {
         Buffer::Device(memory) => fill(memory, LENGTH, first),
@@ -65,7 +65,7 @@ pub fn sum_of_buffer(buffer: &Buffer) -> u64 {
     }
 }
 
-/// All of it in blocks of so many bytes, the last first.
+/// The whole region in blocks of this length, the last first.
 pub fn blocks_of(length: u64) -> Vec<Block> {
     (0..LENGTH.div_ceil(length))
         .rev()
@@ -91,7 +91,7 @@ pub fn read(path: &Path) -> Vec<u8> {
     }
 }
 
-/// Whole, or not there.
+/// Writes a file atomically.
 pub fn write(path: &Path, bytes: &[u8]) {
     let part = path.with_extension("part");
     std::fs::write(&part, bytes).unwrap();
@@ -102,7 +102,7 @@ pub fn notice(tag: u64, number: u64) -> Notice {
     Notice::new(tag, &number.to_le_bytes()).unwrap()
 }
 
-/// Reaches others by a fabric of this machine.
+/// Adds rails over the loopback interface.
 pub fn with_rails(options: AgentOptions, provider: &str, rails: usize) -> AgentOptions {
     let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider(provider);
     let query = if provider == "shm" { query } else { query.source("127.0.0.1") };
@@ -110,7 +110,7 @@ pub fn with_rails(options: AgentOptions, provider: &str, rails: usize) -> AgentO
     (0..rails).fold(options, |options, _| options.fabric(&offer))
 }
 
-/// Reaches others from these addresses, one rail from each.
+/// Adds one rail from each address.
 pub fn with_cables(options: AgentOptions, lost_after: Duration, from: &[&str]) -> AgentOptions {
     let offer = |address: &&str| {
         let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
@@ -122,7 +122,7 @@ pub fn with_cables(options: AgentOptions, lost_after: Duration, from: &[&str]) -
     from.iter().map(offer).fold(options, |options, offer| options.fabric(&offer))
 }
 
-/// An agent, in a directory of its own, and the agents of other processes.
+/// An agent in its own directory, and the agents of other processes.
 pub struct AgentFixture {
     pub agent: Agent,
     pub memory: Memory,
@@ -130,7 +130,7 @@ pub struct AgentFixture {
     pub directory: PathBuf,
 }
 
-/// Another process's agent, with one region.
+/// The agent of another process, with one region.
 pub struct PeerProcess {
     pub other: ChildProcess,
     pub peer: PeerId,
@@ -143,12 +143,12 @@ impl AgentFixture {
         Self::open_with(|options| options)
     }
 
-    /// One that shares memory with nobody, and is reached by so many rails of a provider.
+    /// Forced remote, with a number of rails of a provider.
     pub fn open_remote(provider: &str, rails: usize) -> Self {
         Self::open_with(|options| with_rails(options.force_remote(), provider, rails))
     }
 
-    /// One that shares memory and is reached by rails, too.
+    /// With shared memory and rails.
     pub fn open_with_rails(provider: &str, rails: usize) -> Self {
         Self::open_with(|options| with_rails(options, provider, rails))
     }
@@ -164,7 +164,7 @@ impl AgentFixture {
 
     pub fn open_at(directory: &Path, adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> Self {
         let directory = directory.to_owned();
-        let options = adjust(AgentOptions::new("house").directory(&directory));
+        let options = adjust(AgentOptions::new("fixture").directory(&directory));
         let agent = Agent::start(options).unwrap();
         write(&directory.join("card"), &agent.card().encode().unwrap());
         let memory = device().allocate_shared(LENGTH, &[]).unwrap();
@@ -173,19 +173,19 @@ impl AgentFixture {
         Self { agent, memory, region, directory }
     }
 
-    /// Starts another process in this role, by way of another program if one is named.
-    pub fn peer_process(&mut self, role: &str, by_way_of: &[&str]) -> PeerProcess {
-        for name in ["their-card", "their-region"] {
+    /// Starts another process with a role, through another program if one is named.
+    pub fn peer_process(&mut self, role: &str, wrapper: &[&str]) -> PeerProcess {
+        for name in ["peer-card", "peer-region"] {
             let _ = std::fs::remove_file(self.directory.join(name));
         }
-        let other = start(role, &self.directory, by_way_of, None);
+        let other = start(role, &self.directory, wrapper, None);
         self.connect_to(other)
     }
 
-    /// Gets to know a process that was started.
+    /// Connects to the agent of a started process.
     pub fn connect_to(&mut self, other: ChildProcess) -> PeerProcess {
-        let card = read(&self.directory.join("their-card"));
-        let descriptor = read(&self.directory.join("their-region"));
+        let card = read(&self.directory.join("peer-card"));
+        let descriptor = read(&self.directory.join("peer-region"));
         let peer = self.agent.connect(&card, TIMEOUT).unwrap();
         PeerProcess { other, peer, card, descriptor }
     }
@@ -195,28 +195,28 @@ impl AgentFixture {
         self.agent.join(peer, &self.region, &peer_process.descriptor, &policy, TIMEOUT).unwrap()
     }
 
-    pub fn tell(&mut self, peer_process: &PeerProcess, tag: u64, number: u64) {
+    pub fn notify_peer(&mut self, peer_process: &PeerProcess, tag: u64, number: u64) {
         let token = self.agent.notify(peer_process.peer, notice(tag, number)).unwrap();
         self.agent.wait(token, TIMEOUT).unwrap();
     }
 
-    /// What it answers.
-    pub fn ask(&mut self, peer_process: &PeerProcess, tag: u64, number: u64) -> u64 {
-        self.tell(peer_process, tag, number);
-        self.answer()
+    /// The reply of the other side.
+    pub fn request(&mut self, peer_process: &PeerProcess, tag: u64, number: u64) -> u64 {
+        self.notify_peer(peer_process, tag, number);
+        self.reply()
     }
 
-    pub fn answer(&mut self) -> u64 {
+    pub fn reply(&mut self) -> u64 {
         loop {
             if let Event::Notice { notice, .. } = self.agent.next_event(TIMEOUT).unwrap() {
-                assert_eq!(notice.tag, ANSWER);
+                assert_eq!(notice.tag, REPLY);
                 return u64::from_le_bytes(notice.data().try_into().unwrap());
             }
         }
     }
 
     pub fn end(&mut self, mut peer_process: PeerProcess) {
-        self.tell(&peer_process, END, 0);
+        self.notify_peer(&peer_process, END, 0);
         peer_process.other.finish();
     }
 }
@@ -230,7 +230,7 @@ impl Drop for AgentFixture {
     }
 }
 
-/// One of the metrics of this process; 0 if it is not told of.
+/// A metric of this process; 0 if it is missing.
 pub fn metric(name: &str) -> u64 {
     let text = transfer::path::metrics();
     let value = text.lines().find_map(|line| line.strip_prefix(&format!("fabricast_{name} ")));

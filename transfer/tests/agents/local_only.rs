@@ -1,4 +1,4 @@
-//! Regions for own use: registered with the fabric once, reached by nobody, kept by nobody's leave.
+//! Local-only regions: registered once with the fabric, out of reach for peers, cached.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::fixture::{
 use crate::rails::{COMPARE, WHOLE, tcp};
 
 #[derive(Debug, PartialEq, Eq)]
-struct Kept {
+struct CacheMetrics {
     hits: u64,
     misses: u64,
     evictions: u64,
@@ -24,9 +24,9 @@ struct Kept {
     entries: u64,
 }
 
-fn registration_cache() -> Kept {
+fn registration_cache() -> CacheMetrics {
     let metric = |name| metric(&format!("registration_cache_{name}"));
-    Kept {
+    CacheMetrics {
         hits: metric("hits_total"),
         misses: metric("misses_total"),
         evictions: metric("evictions_total"),
@@ -35,7 +35,7 @@ fn registration_cache() -> Kept {
     }
 }
 
-/// tcp asks for no registration of what is for own use; here it gets them all the same.
+/// tcp needs no registration of local-only memory; the option registers it nevertheless.
 fn fixture(rails: usize, adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> AgentFixture {
     AgentFixture::open_with(|options| {
         adjust(with_rails(options.force_remote(), tcp(), rails).always_register_local())
@@ -43,10 +43,10 @@ fn fixture(rails: usize, adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> A
 }
 
 fn peer_process(fixture: &mut AgentFixture) -> PeerProcess {
-    fixture.peer_process(&format!("far by {} 1: host", tcp()), &[])
+    fixture.peer_process(&format!("remote by {} 1: host", tcp()), &[])
 }
 
-/// Puts all of it, and has the other side compare; then gets what the other side has.
+/// Puts all bytes, and has the other side compare; then gets the other side's bytes.
 fn there_and_back(
     fixture: &mut AgentFixture,
     peer_process: &PeerProcess,
@@ -62,11 +62,11 @@ fn there_and_back(
         Buffer::Host(host) => host.write(0, &numbers(LENGTH, 5)).unwrap(),
         Buffer::Device(memory) => fill(memory, LENGTH, 5),
     }
-    let tell = Some(notice(COMPARE, sum_of(LENGTH, 5)));
-    let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+    let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 5)));
+    let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
-    assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
-    fixture.ask(peer_process, FILL, 77);
+    assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
+    fixture.request(peer_process, FILL, 77);
     let token = fixture.agent.get(&route, &WHOLE, None).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
     let found = match region.buffer() {
@@ -81,7 +81,7 @@ fn there_and_back(
 }
 
 #[track_caller]
-fn comes_true(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < end, "{what}");
@@ -90,7 +90,7 @@ fn comes_true(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_buffer_is_registered_once_however_often_its_region_comes_and_goes() {
+fn buffer_is_registered_once_for_many_regions() {
     let _alone = alone();
     let mut fixture = fixture(1, |options| options);
     let peer_process = peer_process(&mut fixture);
@@ -113,18 +113,18 @@ fn a_buffer_is_registered_once_however_often_its_region_comes_and_goes() {
     assert_eq!((now.hits - counts.hits, now.misses - counts.misses), (100, 1));
     assert_eq!((now.entries, now.bytes, now.evictions), (1, LENGTH, 0));
     fixture.end(peer_process);
-    // The rail's thread ends with the agent, and what it kept goes.
+    // The rail's thread ends with the agent, and drops its cache.
     let AgentFixture { agent, .. } = &mut fixture;
     *agent = Agent::start(AgentOptions::new("next")).unwrap();
     assert_eq!((registration_cache().entries, registration_cache().bytes), (0, 0));
 }
 
 #[test]
-fn where_the_fabric_asks_for_no_registration_none_is_made_and_none_is_kept() {
+fn fabric_without_registration_registers_and_caches_nothing() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
     let peer_process = peer_process(&mut fixture);
-    // Of the whole process, in which other tests may have run before.
+    // Metrics of the whole process, in which other tests may have run before.
     let (before, counts) = (registrations(), registration_cache());
     for buffer in [
         Buffer::from(HostBuffer::new(LENGTH).unwrap()),
@@ -143,7 +143,7 @@ fn where_the_fabric_asks_for_no_registration_none_is_made_and_none_is_kept() {
 }
 
 #[test]
-fn what_peers_may_reach_is_registered_anew_and_never_found_again() {
+fn regions_for_peers_are_registered_anew_each_time() {
     let _alone = alone();
     let fixture = fixture(1, |options| options);
     let buffer = HostBuffer::new(LENGTH).unwrap();
@@ -163,7 +163,7 @@ fn what_peers_may_reach_is_registered_anew_and_never_found_again() {
     assert_eq!(registration_cache().entries, 1);
 }
 
-/// Host memory that only a device of this process knows.
+/// Host memory that is registered with a device of this process only.
 fn pinned() -> Memory {
     let layout = ipc::Layout::new("fabricast test", 1);
     let segment = ipc::Segment::create(layout, LENGTH as usize).unwrap();
@@ -171,17 +171,17 @@ fn pinned() -> Memory {
 }
 
 #[test]
-fn memory_that_its_user_dropped_is_not_kept() {
+fn dropped_memory_is_not_kept_by_the_cache() {
     let _alone = alone();
     let evictions = registration_cache().evictions;
-    // Several rails, and two agents: none takes another for a user.
+    // Several rails and agents do not count each other as users.
     let fixture = fixture(2, |options| options);
     let options =
         with_rails(AgentOptions::new("other").force_remote(), tcp(), 1).always_register_local();
     let other = Agent::start(options).unwrap();
-    // What is made once for a process is made.
+    // One-time allocations of the process.
     drop(fixture.agent.register_local(pinned()).unwrap());
-    comes_true("the first one stays", || registration_cache().entries == 0);
+    wait_until("the first registration is not released", || registration_cache().entries == 0);
     let leak_check = LeakCheck::now(&device());
     let make: [fn() -> Buffer; 2] =
         [|| HostBuffer::new(LENGTH).unwrap().into(), || pinned().into()];
@@ -193,22 +193,22 @@ fn memory_that_its_user_dropped_is_not_kept() {
                 assert_eq!(agent.register_local(buffer.clone()).unwrap().buffer().length(), LENGTH);
             }
         }
-        assert_eq!(registrations() - before, 3, "one for each rail");
-        // As long as there is a handle, it stays.
+        assert_eq!(registrations() - before, 3, "not one for each rail");
+        // A handle keeps it registered.
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(registration_cache().entries, 3);
         let region = other.register_local(buffer).unwrap();
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!((registrations() - before, registration_cache().entries), (3, 3));
         drop(region);
-        comes_true("a registration stays", || registration_cache().entries == 0);
+        wait_until("a registration is not released", || registration_cache().entries == 0);
         leak_check.compare(&device());
     }
     assert_eq!(registration_cache().evictions, evictions);
 }
 
 #[test]
-fn what_is_kept_is_limited_and_what_is_used_stays() {
+fn cache_is_limited_and_registrations_in_use_stay() {
     let _alone = alone();
     let fixture = fixture(1, |options| options.registration_cache_limits(2 * LENGTH, 10));
     let buffers = [(); 3].map(|()| HostBuffer::new(LENGTH).unwrap());
@@ -220,16 +220,16 @@ fn what_is_kept_is_limited_and_what_is_used_stays() {
             assert!(registration_cache().bytes <= 2 * LENGTH);
         }
     }
-    // The rail hears later that a region was dropped, so which made room is up to chance; but
-    // the first is used.
+    // The rail learns later that a region was dropped, so the evicted entry is up to chance; but
+    // the first is in use.
     let counts = registration_cache();
     assert!(counts.evictions > old.evictions, "{counts:?}");
     assert_eq!(registrations() - before, counts.misses - old.misses);
     let now = registrations();
     drop(fixture.agent.register_local(&buffers[0]).unwrap());
-    assert_eq!(registrations(), now, "what is used made room");
+    assert_eq!(registrations(), now, "a registration in use was evicted");
     drop(first);
-    // All that can be kept is used: what comes is its user's alone, and works.
+    // The cache is full of registrations in use: further ones are not cached, but work.
     let regions = [0, 1, 2, 2].map(|at| fixture.agent.register_local(&buffers[at]).unwrap());
     assert_eq!(registration_cache().entries, 2);
     drop(regions);
@@ -246,7 +246,7 @@ fn what_is_kept_is_limited_and_what_is_used_stays() {
 }
 
 #[test]
-fn what_was_not_used_for_longest_makes_room() {
+fn least_recently_used_registration_is_evicted() {
     let _alone = alone();
     let fixture = fixture(1, |options| options.registration_cache_limits(2 * LENGTH, 10));
     let buffers = [(); 3].map(|()| HostBuffer::new(LENGTH).unwrap());
@@ -255,54 +255,62 @@ fn what_was_not_used_for_longest_makes_room() {
     }
     let before = registration_cache();
     drop(fixture.agent.register_local(&buffers[0]).unwrap());
-    assert_eq!(registration_cache().hits, before.hits + 1, "it was used after the second");
+    assert_eq!(registration_cache().hits, before.hits + 1, "the first was evicted");
     drop(fixture.agent.register_local(&buffers[1]).unwrap());
     assert_eq!(registration_cache().misses, before.misses + 1);
 }
 
 #[test]
-fn no_peer_reaches_what_is_for_own_use() {
+fn peers_cannot_reach_local_only_regions() {
     let _alone = alone();
     let options = |label| AgentOptions::new(label);
-    let far = |label| with_rails(options(label).force_remote(), tcp(), 1).always_register_local();
-    let pairs = [[options("house"), options("guest")], [far("far house"), far("far guest")]];
-    for [fixture, guest] in pairs {
-        let (fixture, mut guest) = (Agent::start(fixture).unwrap(), Agent::start(guest).unwrap());
-        let peer = guest.connect(&fixture.card().encode().unwrap(), TIMEOUT).unwrap();
-        let mine = guest.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
-        let own = fixture.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
+    let remote =
+        |label| with_rails(options(label).force_remote(), tcp(), 1).always_register_local();
+    let pairs = [
+        [options("target"), options("initiator")],
+        [remote("remote target"), remote("remote initiator")],
+    ];
+    for [target, initiator] in pairs {
+        let (target, mut initiator) =
+            (Agent::start(target).unwrap(), Agent::start(initiator).unwrap());
+        let peer = initiator.connect(&target.card().encode().unwrap(), TIMEOUT).unwrap();
+        let local = initiator.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
+        let own = target.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
         assert_eq!(own.descriptor().rights, Rights { read: false, write: false });
-        let told = own.descriptor();
-        assert!(told.keys.is_empty() && told.legacy.is_none() && told.pieces == 0);
-        assert_eq!(told.encode().unwrap_err().kind(), ErrorKind::NotAllowed);
-        // One who says otherwise is not believed.
+        let descriptor = own.descriptor();
+        assert!(
+            descriptor.keys.is_empty() && descriptor.legacy.is_none() && descriptor.pieces == 0
+        );
+        assert_eq!(descriptor.encode().unwrap_err().kind(), ErrorKind::NotAllowed);
+        // False claims are refused.
         let memory_type = MemoryType::Host(Exportability::Not(ExportObstacle::PrivateHostMemory));
-        let lie = RegionDescriptor { rights: Rights::ALL, memory_type, ..told.clone() };
-        let bytes = lie.encode().unwrap();
-        let joined = guest.join(peer, &mine, &bytes, &Policy::default(), TIMEOUT);
+        let false_descriptor =
+            RegionDescriptor { rights: Rights::ALL, memory_type, ..descriptor.clone() };
+        let bytes = false_descriptor.encode().unwrap();
+        let joined = initiator.join(peer, &local, &bytes, &Policy::default(), TIMEOUT);
         assert_eq!(joined.unwrap_err().kind(), ErrorKind::Stale);
     }
 }
 
 #[test]
-fn a_region_for_own_use_is_withdrawn_like_others_and_shares_memory_like_others() {
+fn local_only_region_is_withdrawn_and_shares_memory() {
     let _alone = alone();
     let mut fixture = fixture(1, |options| options);
-    let mut guest = Agent::start(AgentOptions::new("guest")).unwrap();
-    let peer = guest.connect(&fixture.agent.card().encode().unwrap(), TIMEOUT).unwrap();
+    let mut initiator = Agent::start(AgentOptions::new("initiator")).unwrap();
+    let peer = initiator.connect(&fixture.agent.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = fixture.region.descriptor().encode().unwrap();
     let memory = device().allocate(LENGTH).unwrap();
     fill(&memory, LENGTH, 9);
-    let own = guest.register_local(&memory).unwrap();
-    let route = guest.join(peer, &own, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let own = initiator.register_local(&memory).unwrap();
+    let route = initiator.join(peer, &own, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     assert_eq!(route.path(), Path::SameProcess);
-    let token = guest.put(&route, &WHOLE, None).unwrap();
-    guest.wait(token, TIMEOUT).unwrap();
+    let token = initiator.put(&route, &WHOLE, None).unwrap();
+    initiator.wait(token, TIMEOUT).unwrap();
     assert_eq!(sum(&fixture.memory, LENGTH), sum_of(LENGTH, 9));
-    guest.withdraw(&own, TIMEOUT).unwrap();
+    initiator.withdraw(&own, TIMEOUT).unwrap();
     let own = fixture.agent.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
     fixture.agent.withdraw(&own, TIMEOUT).unwrap();
-    // Its number was nobody else's.
+    // Its number is unique.
     let other = fixture.agent.register(&fixture.memory, Rights::ALL).unwrap();
     assert!(other.descriptor().number > own.descriptor().number);
 }

@@ -1,4 +1,4 @@
-//! Those that leave, die, or are withdrawn.
+//! Peers that disconnect or die, and regions that are withdrawn.
 
 use std::time::{Duration, Instant};
 
@@ -17,19 +17,19 @@ fn slow(delay: Duration) {
     }
 }
 
-/// Whether a process is there any more when somebody looks is another matter.
+/// Whether the process has already exited at the check does not matter.
 #[test]
-fn one_that_left_in_order_is_not_taken_for_dead() {
+fn peer_that_closed_cleanly_is_not_reported_dead() {
     let _alone = alone();
     for is_killed in [false, true] {
         let mut fixture = AgentFixture::open();
         let mut peer_process = fixture.peer_process("host", &[]);
-        // It has not come yet, maybe, and would not leave then.
+        // Without `Joined` there would be no `Left`.
         while !matches!(fixture.agent.next_event(TIMEOUT).unwrap(), Event::Joined { .. }) {}
         if is_killed {
             peer_process.other.kill();
         } else {
-            fixture.tell(&peer_process, END, 0);
+            fixture.notify_peer(&peer_process, END, 0);
             peer_process.other.finish();
         }
         loop {
@@ -41,10 +41,10 @@ fn one_that_left_in_order_is_not_taken_for_dead() {
 }
 
 #[test]
-fn a_peer_is_killed_under_a_thousand_puts() {
+fn peer_is_killed_during_a_thousand_puts() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
-    // The first time a driver keeps things for later.
+    // Drivers allocate some state at the first use.
     let first = fixture.peer_process("shared", &[]);
     drop(fixture.join(&first));
     fixture.agent.disconnect(first.peer, TIMEOUT).unwrap();
@@ -57,8 +57,8 @@ fn a_peer_is_killed_under_a_thousand_puts() {
     let block = |number: u64| [Block { to: number * 4096, from: number * 4096, length: 4096 }];
     let tokens: Vec<_> = (0..1000)
         .map(|number| {
-            let tell = Some(notice(100, 0));
-            fixture.agent.put(&route, &block(number), tell).unwrap()
+            let on_arrival = Some(notice(100, 0));
+            fixture.agent.put(&route, &block(number), on_arrival).unwrap()
         })
         .collect();
     assert!(fixture.agent.in_flight() > 500);
@@ -76,14 +76,14 @@ fn a_peer_is_killed_under_a_thousand_puts() {
     }
     assert_eq!((arrived + lost, fixture.agent.in_flight()), (1000, 0));
     assert!(start.elapsed() < TIMEOUT, "{arrived} arrived, {lost} lost");
-    // Nothing is begun with the dead.
+    // No operation with a dead peer starts.
     let deadline = Instant::now() + TIMEOUT;
     loop {
         match fixture.agent.notify(peer_process.peer, notice(1, 1)) {
             Err(error) => break assert_eq!(error.kind(), ErrorKind::Closed),
             Ok(token) => fixture.agent.forget(token),
         }
-        assert!(Instant::now() < deadline, "notices to the dead are taken");
+        assert!(Instant::now() < deadline, "notices to a dead peer are accepted");
         fixture.agent.progress();
     }
     slow(Duration::ZERO);
@@ -91,30 +91,30 @@ fn a_peer_is_killed_under_a_thousand_puts() {
     drop((route, peer_process));
     while let Ok(_event) = fixture.agent.next_event(Duration::from_millis(300)) {}
     leak_check.compare(&device());
-    // The next one works.
+    // The next peer works.
     let next = fixture.peer_process("shared", &[]);
     let route = fixture.join(&next);
     let token = fixture.agent.put(&route, &WHOLE, Some(notice(100, sum_of(LENGTH, 1)))).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
-    assert_eq!(fixture.answer(), 1);
+    assert_eq!(fixture.reply(), 1);
     fixture.end(next);
 }
 
 #[test]
-fn a_region_that_was_withdrawn_is_refused_before_a_byte_moves() {
+fn withdrawn_region_is_refused_before_a_byte_is_copied() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);
-    fixture.ask(&peer_process, WITHDRAW, 0);
+    fixture.request(&peer_process, WITHDRAW, 0);
     for put in [true, false] {
-        let begun = match put {
+        let started = match put {
             true => fixture.agent.put(&route, &WHOLE, None),
             false => fixture.agent.get(&route, &WHOLE, None),
         };
-        assert_eq!(begun.unwrap_err().kind(), ErrorKind::Stale);
+        assert_eq!(started.unwrap_err().kind(), ErrorKind::Stale);
     }
-    assert_eq!(fixture.ask(&peer_process, SUM, 0), sum_of(LENGTH, 0), "something moved");
+    assert_eq!(fixture.request(&peer_process, SUM, 0), sum_of(LENGTH, 0), "bytes were copied");
     let policy = Policy::default();
     let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
     drop(route);
@@ -125,30 +125,30 @@ fn a_region_that_was_withdrawn_is_refused_before_a_byte_moves() {
 }
 
 #[test]
-fn who_withdraws_a_region_waits_for_those_that_are_at_it() {
+fn withdrawing_a_region_waits_for_its_users() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins are slow when they are told");
+        testkit::skip!("only emulated devices can be slowed down");
     }
     let peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);
     slow(Duration::from_millis(300));
     let token = fixture.agent.put(&route, &WHOLE, None).unwrap();
     let start = Instant::now();
-    fixture.tell(&peer_process, WITHDRAW, 0);
-    // It says so only when the copy is done, which is up to us.
+    fixture.notify_peer(&peer_process, WITHDRAW, 0);
+    // It replies only when the copy is done, which this side controls.
     let waited = fixture.agent.next_event(Duration::from_millis(150));
     let early = matches!(waited, Ok(Event::Notice { .. }));
-    assert!(!early, "it did not wait");
+    assert!(!early, "withdraw did not wait");
     fixture.agent.wait(token, TIMEOUT).unwrap();
-    fixture.answer();
+    fixture.reply();
     assert!(start.elapsed() >= Duration::from_millis(300));
     fixture.end(peer_process);
 }
 
 #[test]
-fn a_descriptor_of_a_process_that_was_started_anew_is_stale() {
+fn descriptor_from_before_a_restart_is_stale() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     let mut old = fixture.peer_process("shared", &[]);
@@ -157,7 +157,7 @@ fn a_descriptor_of_a_process_that_was_started_anew_is_stale() {
     let policy = Policy::default();
     let joined = fixture.agent.join(new.peer, &fixture.region, &old.descriptor, &policy, TIMEOUT);
     assert_eq!(joined.unwrap_err().kind(), ErrorKind::Stale);
-    // The dead one's socket leads nowhere, and that is told as a reason.
+    // The dead process's socket is out of reach, which is reported as a reason.
     let short = Duration::from_millis(200);
     assert_eq!(fixture.agent.connect(&old.card, short).unwrap_err().kind(), ErrorKind::NoPath);
     let peer = fixture.agent.inspect(&old.card, short).unwrap();
@@ -169,41 +169,41 @@ fn a_descriptor_of_a_process_that_was_started_anew_is_stale() {
 }
 
 #[test]
-fn one_that_does_not_listen_holds_up_nobody_and_is_named() {
+fn silent_peer_blocks_no_other_and_is_named_in_errors() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
-    let deaf = fixture.peer_process("shared", &[]);
-    let route = fixture.join(&deaf);
-    fixture.tell(&deaf, SLEEP, 0);
-    // More notices than there is room for.
+    let silent = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&silent);
+    fixture.notify_peer(&silent, SLEEP, 0);
+    // More notices than the queue holds.
     let tokens: Vec<_> = (0..1500)
-        .map(|number| fixture.agent.notify(deaf.peer, notice(100, number)).unwrap())
+        .map(|number| fixture.agent.notify(silent.peer, notice(100, number)).unwrap())
         .collect();
     let taken = tokens.iter().filter(|token| fixture.agent.test(**token).is_some()).count();
     assert!((1000..1100).contains(&taken), "{taken} were taken");
     let start = Instant::now();
     let error = fixture.agent.wait(tokens[1499], Duration::from_millis(100)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    assert!(error.to_string().contains("shared"), "it is named: {error}");
+    assert!(error.to_string().contains("shared"), "the peer is not named: {error}");
     assert!(start.elapsed() < Duration::from_secs(5));
-    // Data goes on, and so do others.
+    // Data is still transferred, and so is data of other peers.
     let token = fixture.agent.put(&route, &WHOLE, None).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
     let other = fixture.peer_process("shared", &[]);
-    assert_eq!(fixture.ask(&other, SUM, 0), sum_of(LENGTH, 0));
+    assert_eq!(fixture.request(&other, SUM, 0), sum_of(LENGTH, 0));
     fixture.end(other);
-    // What it never hears of ends with it.
-    let left = fixture.agent.disconnect(deaf.peer, Duration::from_millis(100));
+    // Undelivered notices fail with the peer.
+    let left = fixture.agent.disconnect(silent.peer, Duration::from_millis(100));
     assert_eq!(left.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     assert_eq!(fixture.agent.wait(tokens[1499], TIMEOUT).unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[test]
-fn a_device_that_fails_ends_what_was_begun() {
+fn failing_device_fails_its_operations() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins fail when they are told");
+        testkit::skip!("only emulated devices fail on request");
     }
     let peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);

@@ -1,4 +1,4 @@
-//! Bytes arrive, by the path that was said.
+//! Bytes arrive, by the expected path.
 
 use std::process::{Command, Stdio};
 
@@ -10,68 +10,68 @@ use crate::common::{LENGTH, LeakCheck, TIMEOUT, alone, device, numbers};
 use crate::fixture::{AgentFixture, FILL, SUM, blocks_of, fill, metric, notice, sum, sum_of};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
-/// Behind which the other side compares.
+/// The other side compares on this notice.
 const COMPARE: u64 = 100;
-/// With a /proc of their own, as containers have: CUDA does not start without.
+/// With their own /proc, as containers have: CUDA does not start without.
 const UNSHARE: [&str; 8] =
     ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
 
-/// There and back, and there again in many blocks.
-fn exchange(fixture: &mut AgentFixture, role: &str, by_way_of: &[&str], path: Path) {
-    let peer_process = fixture.peer_process(role, by_way_of);
+/// Put and get, and put again in many blocks.
+fn exchange(fixture: &mut AgentFixture, role: &str, wrapper: &[&str], path: Path) {
+    let peer_process = fixture.peer_process(role, wrapper);
     let route = fixture.join(&peer_process);
     assert_eq!((route.path(), route.fallback()), (path, None), "{}", route.choice());
     let bytes = || metric(&format!("path_bytes_total{{path=\"{path}\"}}"));
     let before = bytes();
-    // There: with the notice everything is.
+    // Put: with the notice all bytes have arrived.
     for round in 1..4 {
         fill(&fixture.memory, LENGTH, round);
-        let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
-        let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
+        let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
         let done = fixture.agent.wait(token, TIMEOUT).unwrap();
         assert_eq!((done.bytes, done.path), (LENGTH, Some(path)));
-        assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
+        assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
     }
-    // Back.
-    fixture.ask(&peer_process, FILL, 77);
+    // Get.
+    fixture.request(&peer_process, FILL, 77);
     let token = fixture.agent.get(&route, &WHOLE, None).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
     assert_eq!(sum(&fixture.memory, LENGTH), sum_of(LENGTH, 77));
-    // There again, in blocks of 1 000 bytes, the last first, by every means.
+    // Put again, in blocks of 1 000 bytes, the last first, by every method.
     let blocks = blocks_of(1000);
     for (round, by) in
         [CopyMethod::Best, CopyMethod::CopyEngine, CopyMethod::Kernel].into_iter().enumerate()
     {
         let first = 1000 + round as u64;
         fill(&fixture.memory, LENGTH, first);
-        let tell = Some(notice(COMPARE, sum_of(LENGTH, first)));
-        let token = fixture.agent.begin(Operation::Put, &route, &blocks, tell, by).unwrap();
+        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, first)));
+        let token = fixture.agent.begin(Operation::Put, &route, &blocks, on_arrival, by).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
-        assert_eq!(fixture.answer(), 1, "the other side saw other bytes by {by:?}");
+        assert_eq!(fixture.reply(), 1, "the other side has wrong bytes by {by:?}");
     }
     assert_eq!(bytes() - before, 7 * LENGTH);
     fixture.end(peer_process);
 }
 
 #[test]
-fn device_memory_goes_to_another_process_and_comes_back() {
+fn device_memory_is_transferred_between_processes() {
     let _alone = alone();
     exchange(&mut AgentFixture::open(), "shared", &[], Path::CudaIpc);
 }
 
 #[test]
-fn so_it_does_between_namespaces() {
+fn device_memory_is_transferred_between_namespaces() {
     let _alone = alone();
     let works =
         Command::new("unshare").args(&UNSHARE[1..]).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
-        testkit::skip!("no namespaces can be made here");
+        testkit::skip!("namespaces cannot be created here");
     }
     exchange(&mut AgentFixture::open(), "shared", &UNSHARE, Path::CudaIpc);
 }
 
 #[test]
-fn plain_memory_goes_where_the_device_can() {
+fn cuda_malloc_memory_is_transferred_if_the_device_exports_it() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     if device().properties().handle_types.legacy {
@@ -89,7 +89,7 @@ fn plain_memory_goes_where_the_device_can() {
     );
     let error = joined.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
-    assert!(error.to_string().contains("allocated the plain way"), "{error}");
+    assert!(error.to_string().contains("from cudaMalloc"), "{error}");
     testkit::skip::record(
         module_path!(),
         &format!("{} has no legacy handles: only the refusal was tested", device().name()),
@@ -97,16 +97,16 @@ fn plain_memory_goes_where_the_device_can() {
 }
 
 #[test]
-fn memory_of_another_library_goes_in_its_pieces() {
+fn adopted_memory_is_exported_in_pieces() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("other libraries are played on the emulated only");
+        testkit::skip!("other libraries are emulated on emulated devices only");
     }
     exchange(&mut fixture, "pieces", &[], Path::CudaIpc);
     exchange(&mut fixture, "long-pieces", &[], Path::CudaIpc);
     for (role, reason) in
-        [("not-exportable", "not made to be exported"), ("pool", "stream-ordered")]
+        [("not-exportable", "without exportable handles"), ("pool", "stream-ordered")]
     {
         let peer_process = fixture.peer_process(role, &[]);
         let (peer, policy) = (peer_process.peer, Policy::default());
@@ -119,13 +119,13 @@ fn memory_of_another_library_goes_in_its_pieces() {
 }
 
 #[test]
-fn host_memory_is_reached_by_devices() {
+fn device_memory_is_transferred_to_host_memory() {
     let _alone = alone();
     exchange(&mut AgentFixture::open(), "host", &[], Path::SharedMemory);
 }
 
 #[test]
-fn host_memory_goes_to_host_memory_and_to_devices() {
+fn host_memory_is_transferred_to_host_and_device_memory() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     let host = HostBuffer::new(LENGTH).unwrap();
@@ -137,11 +137,11 @@ fn host_memory_goes_to_host_memory_and_to_devices() {
         let route = joined.unwrap();
         assert_eq!(route.path(), path, "{}", route.choice());
         host.write(0, &numbers(LENGTH, 5)).unwrap();
-        let tell = Some(notice(COMPARE, sum_of(LENGTH, 5)));
-        let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 5)));
+        let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
-        assert_eq!(fixture.answer(), 1);
-        fixture.ask(&peer_process, FILL, 6);
+        assert_eq!(fixture.reply(), 1);
+        fixture.request(&peer_process, FILL, 6);
         let token = fixture.agent.get(&route, &WHOLE, None).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
         let mut bytes = vec![0; LENGTH as usize];
@@ -158,54 +158,54 @@ fn agents_of_one_process_need_no_socket() {
     let mut two = Agent::start(AgentOptions::new("two")).unwrap();
     let [from, to] = [1, 2].map(|_| device().allocate_shared(LENGTH, &[]).unwrap());
     fill(&from, LENGTH, 9);
-    let mine = one.register(&from, Rights::READ).unwrap();
-    let theirs = two.register(&to, Rights::WRITE).unwrap();
+    let local = one.register(&from, Rights::READ).unwrap();
+    let remote = two.register(&to, Rights::WRITE).unwrap();
     let peer = one.connect(&two.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = one.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = one.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     assert_eq!(route.path(), Path::SameProcess);
-    let tell = Some(Notice::new(3, b"x").unwrap());
-    let token = one.put(&route, &WHOLE, tell).unwrap();
+    let on_arrival = Some(Notice::new(3, b"x").unwrap());
+    let token = one.put(&route, &WHOLE, on_arrival).unwrap();
     one.wait(token, TIMEOUT).unwrap();
     assert!(matches!(two.next_event(TIMEOUT).unwrap(), Event::Joined { .. }));
-    let Event::Notice { from: who, notice } = two.next_event(TIMEOUT).unwrap() else {
+    let Event::Notice { from: sender, notice } = two.next_event(TIMEOUT).unwrap() else {
         panic!("a notice")
     };
-    assert_eq!((who, notice.tag, notice.data()), (one.card().identity, 3, &b"x"[..]));
+    assert_eq!((sender, notice.tag, notice.data()), (one.card().identity, 3, &b"x"[..]));
     assert_eq!(sum(&to, LENGTH), sum_of(LENGTH, 9));
-    // They come and go.
+    // They disconnect.
     one.disconnect(peer, TIMEOUT).unwrap();
     assert!(matches!(two.next_event(TIMEOUT).unwrap(), Event::Left { is_dead: false, .. }));
     assert_eq!(one.put(&route, &WHOLE, None).unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[test]
-fn one_that_says_much_does_not_keep_others_from_being_heard() {
+fn many_notices_of_one_initiator_do_not_delay_others() {
     let _alone = alone();
     let mut host = Agent::start(AgentOptions::new("host")).unwrap();
     let card = host.card().encode().unwrap();
-    let visitors = ["much", "little"].map(|label| {
+    let initiators = ["much", "little"].map(|label| {
         let mut agent = Agent::start(AgentOptions::new(label)).unwrap();
         let peer = agent.connect(&card, TIMEOUT).unwrap();
         (agent, peer)
     });
-    let [(mut much, to), (mut little, from)] = visitors;
+    let [(mut much, to), (mut little, from)] = initiators;
     for number in 0..500 {
         much.notify(to, notice(1, number)).unwrap();
     }
     little.notify(from, notice(2, 0)).unwrap();
-    let heard: Vec<_> = std::iter::from_fn(|| host.poll_event()).take(4).collect();
+    let events: Vec<_> = std::iter::from_fn(|| host.poll_event()).take(4).collect();
     let is_little =
         |event: &Event| matches!(event, Event::Notice { notice, .. } if notice.tag == 2);
-    assert!(heard.iter().any(is_little), "{heard:?}");
+    assert!(events.iter().any(is_little), "{events:?}");
 }
 
 #[test]
-fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
+fn impossible_required_path_is_an_error_with_its_reason() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins can be told not to reach each other");
+        testkit::skip!("only emulated devices can disable peer access");
     }
     let peer_process = fixture.peer_process("shared", &[]);
     let apart = gpu::emulated::FaultConfig { are_peers: false, ..Default::default() };
@@ -223,7 +223,7 @@ fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
     assert_eq!(error.kind(), ErrorKind::NoPath);
     assert!(error.to_string().contains("cannot reach each other"), "{error}");
     assert!(start.elapsed() < TIMEOUT);
-    // And again when they can.
+    // Possible again.
     gpu::emulated::configure_faults(0, gpu::emulated::FaultConfig::default());
     fixture
         .agent
@@ -233,7 +233,7 @@ fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
 }
 
 #[test]
-fn what_was_joined_is_mapped_once_and_let_go_of() {
+fn joined_region_is_mapped_once_and_unmapped() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared", &[]);
@@ -245,6 +245,6 @@ fn what_was_joined_is_mapped_once_and_let_go_of() {
     once.compare(&device());
     drop((route, others));
     before.compare(&device());
-    assert_eq!(fixture.ask(&peer_process, SUM, 0), sum_of(LENGTH, 0));
+    assert_eq!(fixture.request(&peer_process, SUM, 0), sum_of(LENGTH, 0));
     fixture.end(peer_process);
 }

@@ -1,7 +1,7 @@
-//! Two agents, a region and a route that end in every order, with transfers under way.
+//! Two agents, a region and a route that end in every order, during transfers.
 //!
-//! One test has both agents in this process, the other one has the initiator in a child, which is
-//! killed at times. `FABRICAST_TEST_ROUNDS` says how often each order is tried.
+//! One test has both agents in this process. The other one has the initiator in a child, which is
+//! sometimes killed. `FABRICAST_TEST_ROUNDS` sets how often each order is tried.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -17,9 +17,9 @@ use transfer::{Agent, AgentOptions, Buffer, HostBuffer, Region, Rights, Route};
 
 use crate::common::{TIMEOUT, alone, device};
 
-/// Of a region, and of what lies before and behind it in the same allocation.
+/// The length of a region, and of the memory before and after it in the same allocation.
 const LENGTH: u64 = 64 << 10;
-/// What is longer than this was not ended by a deadline of the agents.
+/// Longer than this means that no deadline of the agents ended it.
 const LONGEST: Duration = Duration::from_secs(5);
 const PUTS: usize = 6;
 
@@ -48,21 +48,21 @@ fn orders() -> Vec<[usize; 4]> {
 }
 
 const OUTSIDE: u8 = 0x11;
-/// What the owner writes to where its region was.
+/// Written by the owner to the memory of the ended region.
 const AFTER: u8 = 0x33;
 
-/// Memory of which peers may reach a region alone.
+/// Memory in which peers may access only a region.
 enum Guarded {
     /// The region is the middle third of the allocation.
     Device { all: Memory, region: Memory },
-    /// The region is all of it.
+    /// The region is the whole buffer.
     Host(HostBuffer),
 }
 
 impl Guarded {
     fn new(device: &Device) -> Self {
         let all = device.allocate_shared(3 * LENGTH, &[]).unwrap();
-        // SAFETY: inside of the allocation, which goes along.
+        // SAFETY: inside of the allocation, which is moved along.
         #[allow(unsafe_code)]
         let region = unsafe { device.adopt(all.address() + LENGTH, LENGTH, all.clone()) }.unwrap();
         let guarded = Self::Device { all, region };
@@ -93,7 +93,7 @@ impl Guarded {
         }
     }
 
-    /// What was the region's is used for something else.
+    /// Reuses the memory of the region.
     fn fill_after(&self) {
         match self {
             Self::Device { .. } => self.fill(LENGTH..2 * LENGTH, AFTER),
@@ -101,7 +101,7 @@ impl Guarded {
         }
     }
 
-    /// Before, between and after the region.
+    /// The bytes before, in and after the region.
     fn bytes(&self) -> [Vec<u8>; 3] {
         let length = LENGTH as usize;
         match self {
@@ -119,16 +119,19 @@ impl Guarded {
         }
     }
 
-    /// Nothing but its owner writes to it any more, and outside of the region nothing ever did.
+    /// Only the owner wrote to the region since its end, and no peer ever wrote outside.
     fn check(&self, what: &str) {
         let [before, inside, behind] = self.bytes();
-        assert!(inside.iter().all(|byte| *byte == AFTER), "{what}: bytes moved after the end");
+        assert!(
+            inside.iter().all(|byte| *byte == AFTER),
+            "{what}: bytes were written after the end"
+        );
         let outside = before.iter().chain(&behind);
         assert!(outside.into_iter().all(|byte| *byte == OUTSIDE), "{what}: bytes outside");
     }
 }
 
-/// Memory that is checked now, and again a while later.
+/// Memory that is checked now, and again later.
 #[derive(Default)]
 struct Checks(VecDeque<(Instant, Guarded, String)>);
 
@@ -163,7 +166,7 @@ fn block(number: usize) -> [Block; 1] {
     [Block { to: at, from: at, length }]
 }
 
-/// What ends.
+/// The four objects that end.
 struct Four {
     here: Option<Agent>,
     there: Option<Agent>,
@@ -201,19 +204,19 @@ fn ends_in_every_order_within_a_process() {
         for order in orders() {
             for is_host in [false, true] {
                 let guarded = if is_host { Guarded::on_host() } else { Guarded::new(&device) };
-                let mine: Buffer = if is_host {
+                let local: Buffer = if is_host {
                     HostBuffer::new(LENGTH).unwrap().into()
                 } else {
                     device.allocate(LENGTH).unwrap().into()
                 };
                 let mut here = Agent::start(AgentOptions::new("here")).unwrap();
                 let there = Agent::start(AgentOptions::new("there")).unwrap();
-                let mine = here.register(mine, Rights::ALL).unwrap();
+                let local = here.register(local, Rights::ALL).unwrap();
                 let region = there.register(guarded.region(), Rights::ALL).unwrap();
                 let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
                 let descriptor = region.descriptor().encode().unwrap();
                 let route =
-                    here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+                    here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
                 slow(Duration::from_micros(u64::from(round % 4) * 100));
                 begin(&mut here, &route, PUTS);
                 let start = Instant::now();
@@ -242,23 +245,23 @@ fn ends_in_every_order_within_a_process() {
     checks.end();
 }
 
-/// In a child: the initiator. Each line says what to do next.
+/// In a child: the initiator. Each line is a command.
 pub fn initiator(directory: &Path) {
     let device = device();
-    let (mut agent, mut route, mut mine) = (None, None, None);
-    let (lines, told) = std::sync::mpsc::channel();
+    let (mut agent, mut route, mut local) = (None, None, None);
+    let (lines, commands) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         while let Some(line) = children::next_line() {
             lines.send(line).unwrap();
         }
     });
     loop {
-        // Whoever is left goes on.
+        // The remaining objects continue.
         if let (Some(agent), Some(route)) = (&mut agent, &route) {
             begin(agent, route, 1);
         }
         let line = loop {
-            match told.recv_timeout(Duration::from_micros(200)) {
+            match commands.recv_timeout(Duration::from_micros(200)) {
                 Ok(line) => break line,
                 Err(RecvTimeoutError::Timeout) => drop(agent.as_mut().map(Agent::progress)),
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -278,11 +281,11 @@ pub fn initiator(directory: &Path) {
                 let joined = new.join(peer, &region, &descriptor, &policy, TIMEOUT).unwrap();
                 slow(Duration::from_micros(u64::from(delay) * 100));
                 begin(&mut new, &joined, PUTS);
-                (agent, route, mine) = (Some(new), Some(joined), Some(region));
+                (agent, route, local) = (Some(new), Some(joined), Some(region));
             }
             "agent" => drop(agent.take()),
-            "route" => drop((route.take(), mine.take())),
-            other => panic!("no such word: {other}"),
+            "route" => drop((route.take(), local.take())),
+            other => panic!("unknown command: {other}"),
         }
         children::say("done");
     }
@@ -305,7 +308,7 @@ fn start(directory: &Path) -> Child {
     Child::start(children::respawn(words).stdout(Stdio::piped()))
 }
 
-fn tell(child: &mut Child, line: &str) {
+fn send_command(child: &mut Child, line: &str) {
     child.say(line);
     assert_eq!(child.line(TIMEOUT).as_deref(), Some("done"), "{line}");
 }
@@ -332,12 +335,12 @@ fn ends_in_every_order_between_processes() {
             let card = hex(&there.card().encode().unwrap());
             let descriptor = hex(&region.descriptor().encode().unwrap());
             let delay = hex(&[number as u8 % 16]);
-            tell(&mut child, &format!("begin {card} {descriptor} {delay}"));
+            send_command(&mut child, &format!("begin {card} {descriptor} {delay}"));
             let (mut there, mut region) = (Some(there), Some(region));
             let start_of_end = Instant::now();
-            // Each of the child's two turns is its death at times.
+            // Sometimes the child is killed instead of one of its two commands.
             let mut is_killed = false;
-            let mut is_used_again = false;
+            let mut is_reused = false;
             for (at, what) in order.into_iter().enumerate() {
                 match what {
                     0 | 3 if is_killed => {}
@@ -345,14 +348,14 @@ fn ends_in_every_order_between_processes() {
                         child.kill();
                         is_killed = true;
                     }
-                    0 => tell(&mut child, "agent"),
+                    0 => send_command(&mut child, "agent"),
                     1 => drop(there.take()),
                     2 => drop(region.take()),
-                    _ => tell(&mut child, "route"),
+                    _ => send_command(&mut child, "route"),
                 }
-                if there.is_none() && region.is_none() && !is_used_again {
+                if there.is_none() && region.is_none() && !is_reused {
                     guarded.fill_after();
-                    is_used_again = true;
+                    is_reused = true;
                 }
             }
             let took = start_of_end.elapsed();

@@ -1,4 +1,4 @@
-//! Memory that callers had before: vectors, and what other libraries allocated.
+//! Memory of callers: vectors, and memory of other libraries.
 
 use gpu::Device;
 use transfer::path::{Path, Policy};
@@ -12,51 +12,51 @@ const LENGTH: usize = 1 << 20;
 
 fn agent(label: &str, is_remote: bool) -> Agent {
     let options = AgentOptions::new(label);
-    let far = |options: AgentOptions| with_rails(options.force_remote(), tcp(), 1);
-    Agent::start(if is_remote { far(options) } else { options }).unwrap()
+    let remote_options = |options: AgentOptions| with_rails(options.force_remote(), tcp(), 1);
+    Agent::start(if is_remote { remote_options(options) } else { options }).unwrap()
 }
 
-/// There and back, by a fabric and within the process; then the vector is the caller's again.
+/// Put and get, by a fabric and within the process; then the caller gets the vector back.
 #[test]
-fn vectors_are_put_and_got_and_given_back() {
+fn vectors_are_transferred_and_returned() {
     let _alone = alone();
     for (is_remote, path) in [(true, Path::FabricDirect), (false, Path::SameProcess)] {
         let (mut here, there) = (agent("here", is_remote), agent("there", is_remote));
-        let mine: Vec<u8> = (0..LENGTH).map(|at| (at * 7) as u8).collect();
-        let address = mine.as_ptr().addr();
-        let (buffer, theirs) = (
-            HostBuffer::from_vec(mine.clone()).unwrap(),
+        let bytes: Vec<u8> = (0..LENGTH).map(|at| (at * 7) as u8).collect();
+        let address = bytes.as_ptr().addr();
+        let (buffer, remote_buffer) = (
+            HostBuffer::from_vec(bytes.clone()).unwrap(),
             HostBuffer::from_vec(vec![0; LENGTH]).unwrap(),
         );
-        assert_ne!(buffer.address() as usize, address, "of the clone");
+        assert_ne!(buffer.address() as usize, address, "the address of the clone");
         let local = here.register(&buffer, Rights::ALL).unwrap();
-        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        let remote = there.register(&remote_buffer, Rights::ALL).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
         let descriptor = remote.descriptor().encode().unwrap();
         let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         assert_eq!(route.path(), path, "{}", route.choice());
         let put = here.put_all(&route, None).unwrap();
         here.wait(put, TIMEOUT).unwrap();
-        let mut came = vec![0; LENGTH];
-        theirs.read(0, &mut came).unwrap();
-        assert!(came == mine, "other bytes came");
+        let mut received = vec![0; LENGTH];
+        remote_buffer.read(0, &mut received).unwrap();
+        assert!(received == bytes, "wrong bytes arrived");
         buffer.write(0, &vec![0; LENGTH]).unwrap();
         let get = here.get_all(&route, None).unwrap();
         here.wait(get, TIMEOUT).unwrap();
 
-        let buffer = buffer.into_vec().unwrap_err(); // its region has it
+        let buffer = buffer.into_vec().unwrap_err(); // its region has a handle
         drop(route);
         here.close(TIMEOUT).unwrap();
         there.close(TIMEOUT).unwrap();
         drop((local, remote));
-        assert!(buffer.into_vec().unwrap() == mine);
-        assert!(theirs.into_vec().unwrap() == mine);
+        assert!(buffer.into_vec().unwrap() == bytes);
+        assert!(remote_buffer.into_vec().unwrap() == bytes);
     }
 }
 
 #[test]
 #[allow(unsafe_code)]
-fn memory_by_a_pointer_stays_the_callers() {
+fn memory_by_a_pointer_stays_with_the_caller() {
     let _alone = alone();
     let (mut here, there) = (agent("here", true), agent("there", true));
     let mut memory = vec![5_u8; LENGTH];
@@ -95,10 +95,10 @@ fn device_reaches_own_memory() {
     let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     let put = here.put_all(&route, None).unwrap();
     here.wait(put, TIMEOUT).unwrap();
-    let mut came = vec![0; LENGTH];
+    let mut received = vec![0; LENGTH];
     let range = memory.slice(0, LENGTH as u64).unwrap();
-    device.stream().unwrap().download(&range, &mut came, TIMEOUT).unwrap();
-    assert!(came == vec![9; LENGTH]);
+    device.stream().unwrap().download(&range, &mut received, TIMEOUT).unwrap();
+    assert!(received == vec![9; LENGTH]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the other process of a test does.
+//! The other process of a test.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,20 +9,20 @@ use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
 use crate::common::{LENGTH, TIMEOUT};
 use crate::fixture::{
-    ANSWER, DROP_AGENT, END, FILL, PUT_SLOWLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
+    DROP_AGENT, END, FILL, PUT_SLOWLY, REPLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
 use crate::{cables, devices, orders};
 
-/// Memory of its own, by role.
+/// Allocates memory according to a role.
 fn memory(role: &str, device: &Device) -> Buffer {
     match role {
         "shared" | "shared-read-only" => device.allocate_shared(LENGTH, &[]).unwrap().into(),
         "plain" => device.allocate(LENGTH).unwrap().into(),
         "host" | "host-read-only" => HostBuffer::new(LENGTH).unwrap().into(),
-        // As PyTorch's expandable segments are, and not from the start of a piece.
+        // As PyTorch's expandable segments, with an offset in the first piece.
         "pieces" => foreign(device, Allocator::Mapped { exportable: true }, 1, 512),
-        // In the end of one and the beginning of another, which have far more.
+        // At the end of one piece and the start of the next, which are much longer.
         "long-pieces" => {
             let offset = 8 * device.properties().granularity + 512;
             foreign(device, Allocator::Mapped { exportable: true }, 10, offset)
@@ -33,20 +33,20 @@ fn memory(role: &str, device: &Device) -> Buffer {
     }
 }
 
-/// In pieces of so many granules, `offset` bytes before the last three granules.
+/// Adopts memory in pieces of a number of granules, `offset` bytes before the last three granules.
 fn foreign(device: &Device, allocator: Allocator, granules: u64, offset: u64) -> Buffer {
     let granule = device.properties().granularity;
     let number = device.name().number;
     let pieces = vec![granules * granule; 150];
     let owner = emulated::ForeignMemory::new(number, &pieces, allocator).unwrap();
     let address = owner.address() + pieces.iter().sum::<u64>() - 3 * granule - offset;
-    // SAFETY: inside of what the owner has, which goes along.
+    // SAFETY: inside of the owner's memory, which is moved along.
     #[allow(unsafe_code)]
     let memory = unsafe { device.adopt(address, LENGTH, owner) };
     memory.unwrap().into()
 }
 
-/// What it has, and what can be said of it.
+/// The memory of this process, and its region.
 struct TestMemory {
     buffer: Buffer,
     region: Option<Region>,
@@ -76,17 +76,17 @@ fn enter(words: &[&str]) {
         _ => {}
     }
     let options = AgentOptions::new(role).directory(directory);
-    // Also when the house is lost: it may come back.
-    let mut stays = false;
-    // "far by tcp 2: host", or "beside by" where memory is shared, too.
+    // Also when the fixture is lost: it may reconnect.
+    let mut survives_losses = false;
+    // "remote by tcp 2: host", or "shared by …" with shared memory.
     let (options, role) =
         match role.split_once(": ").and_then(|(how, r)| Some((how.split_once(" by ")?, r))) {
             Some(((how, fabric), role)) => {
                 let (provider, rails) = fabric.rsplit_once(' ').unwrap();
-                let options = if how == "far" { options.force_remote() } else { options };
-                // "far by cables 10.0.0.1,10.0.1.1"
+                let options = if how == "remote" { options.force_remote() } else { options };
+                // "remote by cables 10.0.0.1,10.0.1.1"
                 let options = if provider == "cables" {
-                    stays = true;
+                    survives_losses = true;
                     read(&directory.join("laid"));
                     let from: Vec<_> = rails.split(',').collect();
                     with_cables(options, cables::LOST_AFTER, &from)
@@ -101,23 +101,23 @@ fn enter(words: &[&str]) {
     let buffer = memory(role, &other_device());
     let rights = if role.ends_with("read-only") { Rights::READ } else { Rights::ALL };
     let region = agent.register(buffer.clone(), rights).unwrap();
-    let mut has = TestMemory { buffer, region: None };
-    has.fill(0);
-    write(&directory.join("their-region"), &region.descriptor().encode().unwrap());
-    has.region = Some(region);
-    write(&directory.join("their-card"), &agent.card().encode().unwrap());
+    let mut own = TestMemory { buffer, region: None };
+    own.fill(0);
+    write(&directory.join("peer-region"), &region.descriptor().encode().unwrap());
+    own.region = Some(region);
+    write(&directory.join("peer-card"), &agent.card().encode().unwrap());
     let fixture = agent.connect(&read(&directory.join("card")), TIMEOUT).unwrap();
-    // Of the house, too, which may come a second time and be turned away.
-    let mut visits = 0;
+    // Counts sessions of the fixture, which may connect a second time and be refused.
+    let mut sessions = 0;
     loop {
         let (tag, number) = match agent.next_event(3 * TIMEOUT).unwrap() {
             Event::Joined { .. } => {
-                visits += 1;
+                sessions += 1;
                 continue;
             }
             Event::Left { .. } => {
-                visits -= 1;
-                if visits == 0 && !stays {
+                sessions -= 1;
+                if sessions == 0 && !survives_losses {
                     return;
                 }
                 continue;
@@ -127,14 +127,14 @@ fn enter(words: &[&str]) {
             }
             _ => continue,
         };
-        let answer = match tag {
+        let reply = match tag {
             FILL => {
-                has.fill(number);
+                own.fill(number);
                 0
             }
-            SUM => has.sum(),
+            SUM => own.sum(),
             WITHDRAW => {
-                if let Some(region) = has.region.take() {
+                if let Some(region) = own.region.take() {
                     agent.withdraw(&region, TIMEOUT).unwrap();
                 }
                 0
@@ -148,14 +148,14 @@ fn enter(words: &[&str]) {
                 drop(agent);
                 for (name, after) in [("at-the-end", None), ("later", Some("look"))] {
                     after.map(|after| read(&directory.join(after)));
-                    write(&directory.join(name), &has.sum().to_le_bytes());
+                    write(&directory.join(name), &own.sum().to_le_bytes());
                 }
                 read(&directory.join("leave"));
                 return;
             }
             PUT_SLOWLY => {
-                let region = has.region.as_ref().unwrap();
-                let descriptor = read(&directory.join("house-region"));
+                let region = own.region.as_ref().unwrap();
+                let descriptor = read(&directory.join("fixture-region"));
                 let policy = Policy::default();
                 let route = agent.join(fixture, region, &descriptor, &policy, TIMEOUT).unwrap();
                 let delay = Duration::from_millis(number);
@@ -170,15 +170,15 @@ fn enter(words: &[&str]) {
                 agent.forget(token);
                 0
             }
-            // Behind a transfer: what it should have brought.
-            _ => u64::from(has.sum() == number),
+            // After a transfer: the expected checksum.
+            _ => u64::from(own.sum() == number),
         };
         let end = Instant::now() + TIMEOUT;
         let token = loop {
-            match agent.notify(fixture, notice(ANSWER, answer)) {
+            match agent.notify(fixture, notice(REPLY, reply)) {
                 Ok(token) => break token,
-                // It is not there again yet.
-                Err(error) => assert!(stays && Instant::now() < end, "{error}"),
+                // The fixture has not reconnected yet.
+                Err(error) => assert!(survives_losses && Instant::now() < end, "{error}"),
             }
             agent.progress();
             std::thread::sleep(Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! Agents that share no memory: by a fabric, directly or by way of the host.
+//! Agents without shared memory: by a fabric, directly or staged.
 
 use std::time::Duration;
 
@@ -17,21 +17,21 @@ use crate::fixture::{
 };
 
 pub const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
-/// Behind which the other side compares.
+/// The other side compares on this notice.
 pub const COMPARE: u64 = 100;
 
-/// RDM over tcp is called `net` before libfabric 1.18.
+/// RDM over tcp is named `net` before libfabric 1.18.
 pub fn tcp() -> &'static str {
     let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider("tcp");
     if query.source("127.0.0.1").first().is_ok() { "tcp" } else { "net" }
 }
 
-struct Mine {
+struct LocalMemory {
     region: Region,
     buffer: Buffer,
 }
 
-impl Mine {
+impl LocalMemory {
     fn new(fixture: &AgentFixture, is_host: bool) -> Self {
         let buffer: Buffer = if is_host {
             HostBuffer::new(LENGTH).unwrap().into()
@@ -56,75 +56,75 @@ impl Mine {
     }
 }
 
-/// There and back, and there again in many blocks, from all kinds of memory to all kinds.
+/// Put and get, and put again in many blocks, between all kinds of memory.
 fn exchange(provider: &str, rails: usize) {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(provider, rails);
-    for (theirs, is_theirs_host) in [("host", true), ("shared", false)] {
-        let role = format!("far by {provider} {rails}: {theirs}");
+    for (remote_role, is_remote_host) in [("host", true), ("shared", false)] {
+        let role = format!("remote by {provider} {rails}: {remote_role}");
         let peer_process = fixture.peer_process(&role, &[]);
         for is_host in [true, false] {
-            let mine = Mine::new(&fixture, is_host);
-            let route = mine.join(&mut fixture, &peer_process);
+            let local = LocalMemory::new(&fixture, is_host);
+            let route = local.join(&mut fixture, &peer_process);
             let path =
-                if is_host && is_theirs_host { Path::FabricDirect } else { Path::FabricStaged };
+                if is_host && is_remote_host { Path::FabricDirect } else { Path::FabricStaged };
             assert_eq!(route.path(), path, "{}", route.choice());
             for round in 1..4 {
-                mine.fill(round);
-                let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
-                let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+                local.fill(round);
+                let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
+                let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
                 let done = fixture.agent.wait(token, TIMEOUT).unwrap();
                 assert_eq!((done.bytes, done.path), (LENGTH, Some(path)));
-                assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
+                assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
             }
-            fixture.ask(&peer_process, FILL, 77);
+            fixture.request(&peer_process, FILL, 77);
             let token = fixture.agent.get(&route, &WHOLE, None).unwrap();
             fixture.agent.wait(token, TIMEOUT).unwrap();
-            assert_eq!(mine.sum(), sum_of(LENGTH, 77));
-            // There again, in blocks of 10 000 bytes, the last first.
+            assert_eq!(local.sum(), sum_of(LENGTH, 77));
+            // Put again, in blocks of 10 000 bytes, the last first.
             let blocks = blocks_of(10_000);
-            mine.fill(1000);
-            let tell = Some(notice(COMPARE, sum_of(LENGTH, 1000)));
-            let token = fixture.agent.put(&route, &blocks, tell).unwrap();
+            local.fill(1000);
+            let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 1000)));
+            let token = fixture.agent.put(&route, &blocks, on_arrival).unwrap();
             fixture.agent.wait(token, TIMEOUT).unwrap();
-            assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
+            assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
         }
         fixture.end(peer_process);
     }
 }
 
 #[test]
-fn by_tcp() {
+fn transfers_by_tcp() {
     exchange(tcp(), 1);
 }
 
 #[test]
-fn by_several_rails() {
+fn transfers_by_several_rails() {
     exchange(tcp(), 3);
 }
 
 #[test]
-fn by_rxm() {
+fn transfers_by_rxm() {
     exchange("tcp;ofi_rxm", 1);
 }
 
 #[test]
-fn by_shm() {
+fn transfers_by_shm() {
     exchange("shm", 1);
 }
 
 #[test]
-fn a_thousand_notices_come_in_order() {
+fn a_thousand_notices_arrive_in_order() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
-    let peer_process = fixture.peer_process(&format!("far by {} 1: host", tcp()), &[]);
-    // Each is answered with what it said of the sum: more than one window of them.
-    let sum = fixture.ask(&peer_process, SUM, 0);
+    let peer_process = fixture.peer_process(&format!("remote by {} 1: host", tcp()), &[]);
+    // Each is answered after a comparison: more than one window of notices.
+    let sum = fixture.request(&peer_process, SUM, 0);
     let tokens: Vec<_> = (0..1000)
         .map(|_| fixture.agent.notify(peer_process.peer, notice(COMPARE, sum)).unwrap())
         .collect();
     for _ in &tokens {
-        assert_eq!(fixture.answer(), 1);
+        assert_eq!(fixture.reply(), 1);
     }
     for token in tokens {
         fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -133,13 +133,13 @@ fn a_thousand_notices_come_in_order() {
 }
 
 #[test]
-fn a_killed_peer_ends_what_is_under_way_and_the_next_one_works() {
+fn killed_peer_fails_operations_and_the_next_one_works() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
-    let role = format!("far by {} 1: host", tcp());
+    let role = format!("remote by {} 1: host", tcp());
     let mut peer_process = fixture.peer_process(&role, &[]);
-    let mine = Mine::new(&fixture, true);
-    let route = mine.join(&mut fixture, &peer_process);
+    let local = LocalMemory::new(&fixture, true);
+    let route = local.join(&mut fixture, &peer_process);
     let tokens: Vec<_> =
         (0..1000).map(|_| fixture.agent.put(&route, &WHOLE, None).unwrap()).collect();
     peer_process.other.kill();
@@ -153,29 +153,30 @@ fn a_killed_peer_ends_what_is_under_way_and_the_next_one_works() {
             }
         }
     }
-    assert!(failed > 0, "a thousand puts of 6 MiB were through before the kill");
+    assert!(failed > 0, "a thousand puts of 6 MiB completed before the kill");
     let refused = fixture.agent.put(&route, &WHOLE, None).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
     let next = fixture.peer_process(&role, &[]);
-    let route = mine.join(&mut fixture, &next);
+    let route = local.join(&mut fixture, &next);
     let token = fixture.agent.put(&route, &WHOLE, None).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
     fixture.end(next);
 }
 
 #[test]
-fn a_region_that_is_withdrawn_is_refused_and_what_was_begun_is_waited_for() {
+fn withdrawn_region_is_refused_after_its_operations_ended() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
-    for theirs in ["host", "shared"] {
-        let peer_process = fixture.peer_process(&format!("far by {} 1: {theirs}", tcp()), &[]);
-        let mine = Mine::new(&fixture, true);
-        let route = mine.join(&mut fixture, &peer_process);
-        mine.fill(5);
+    for remote_role in ["host", "shared"] {
+        let peer_process =
+            fixture.peer_process(&format!("remote by {} 1: {remote_role}", tcp()), &[]);
+        let local = LocalMemory::new(&fixture, true);
+        let route = local.join(&mut fixture, &peer_process);
+        local.fill(5);
         let tokens: Vec<_> =
             (0..20).map(|_| fixture.agent.put(&route, &WHOLE, None).unwrap()).collect();
-        // The answer comes when nothing is under way with it any more.
-        assert_eq!(fixture.ask(&peer_process, WITHDRAW, 0), 0);
+        // The reply arrives when no operation uses it any more.
+        assert_eq!(fixture.request(&peer_process, WITHDRAW, 0), 0);
         for token in tokens {
             if let Err(error) = fixture.agent.wait(token, TIMEOUT) {
                 assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
@@ -185,54 +186,55 @@ fn a_region_that_is_withdrawn_is_refused_and_what_was_begun_is_waited_for() {
         assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
         let (peer, policy) = (peer_process.peer, Policy::default());
         let again =
-            fixture.agent.join(peer, &mine.region, &peer_process.descriptor, &policy, TIMEOUT);
+            fixture.agent.join(peer, &local.region, &peer_process.descriptor, &policy, TIMEOUT);
         assert_eq!(again.unwrap_err().kind(), ErrorKind::Stale);
         fixture.end(peer_process);
     }
 }
 
-/// Who asks with a ticket that was not given does not take the region from those that have it.
+/// A false ticket does not close a region for its other users.
 #[test]
-fn a_join_with_another_ticket_is_refused_and_open_routes_stay() {
+fn join_with_a_false_ticket_is_refused_and_open_routes_stay() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 2);
-    for theirs in ["host", "shared"] {
-        let peer_process = fixture.peer_process(&format!("far by {} 2: {theirs}", tcp()), &[]);
-        let mine = Mine::new(&fixture, true);
+    for remote_role in ["host", "shared"] {
+        let peer_process =
+            fixture.peer_process(&format!("remote by {} 2: {remote_role}", tcp()), &[]);
+        let local = LocalMemory::new(&fixture, true);
         let good = RegionDescriptor::decode(&peer_process.descriptor).unwrap();
         let bad = RegionDescriptor { ticket: good.ticket ^ 1, ..good }.encode().unwrap();
         let refused = |fixture: &mut AgentFixture| {
             let policy = Policy::default();
             let refused =
-                fixture.agent.join(peer_process.peer, &mine.region, &bad, &policy, TIMEOUT);
+                fixture.agent.join(peer_process.peer, &local.region, &bad, &policy, TIMEOUT);
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Stale);
         };
-        // Before the region is known, and when it is.
+        // Before the region is known, and after.
         refused(&mut fixture);
-        let route = mine.join(&mut fixture, &peer_process);
+        let route = local.join(&mut fixture, &peer_process);
         for round in 1..4 {
             refused(&mut fixture);
-            mine.fill(round);
-            let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
-            let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+            local.fill(round);
+            let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
+            let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
             fixture.agent.wait(token, TIMEOUT).unwrap();
-            assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
+            assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
         }
         fixture.end(peer_process);
     }
 }
 
 #[test]
-fn who_does_not_answer_is_named_with_every_reason() {
+fn silent_peer_is_named_with_every_reason() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
-    let mut peer_process = fixture.peer_process(&format!("far by {} 1: host", tcp()), &[]);
+    let mut peer_process = fixture.peer_process(&format!("remote by {} 1: host", tcp()), &[]);
     peer_process.other.kill();
     let short = Duration::from_millis(300);
     let peer = fixture.agent.inspect(&peer_process.card, short).unwrap();
-    let mine = Mine::new(&fixture, true);
+    let local = LocalMemory::new(&fixture, true);
     let policy = Policy::default();
-    let error = fixture.agent.join(peer, &mine.region, &peer_process.descriptor, &policy, short);
+    let error = fixture.agent.join(peer, &local.region, &peer_process.descriptor, &policy, short);
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
     assert!(error.to_string().contains("fabric-direct: "), "{error}");
@@ -240,44 +242,45 @@ fn who_does_not_answer_is_named_with_every_reason() {
     assert_eq!(refused.kind(), ErrorKind::NoPath, "{refused}");
 }
 
-/// What is preferred is taken though memory is shared; where it cannot be had, another path is,
-/// and each transfer by it is counted.
+/// A preferred path is taken although memory is shared. If it is impossible, another one is taken,
+/// and each transfer is counted.
 #[test]
-fn a_preferred_path_is_taken_or_fallen_back_from() {
+fn preferred_path_is_taken_or_counted_as_fallback() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_with_rails(tcp(), 1);
-    let peer_process = fixture.peer_process(&format!("beside by {} 1: host", tcp()), &[]);
-    let mine = Mine::new(&fixture, true);
+    let peer_process = fixture.peer_process(&format!("shared by {} 1: host", tcp()), &[]);
+    let local = LocalMemory::new(&fixture, true);
     let joined = |fixture: &mut AgentFixture, policy: &str| {
         let policy: Policy = policy.parse().unwrap();
         let descriptor = &peer_process.descriptor;
-        fixture.agent.join(peer_process.peer, &mine.region, descriptor, &policy, TIMEOUT).unwrap()
+        fixture.agent.join(peer_process.peer, &local.region, descriptor, &policy, TIMEOUT).unwrap()
     };
-    let wanted = joined(&mut fixture, "fabric-direct");
-    assert_eq!((wanted.path(), wanted.fallback()), (Path::FabricDirect, None));
-    // Nothing is to be staged; what is taken then is the best of the others.
-    let instead = joined(&mut fixture, "fabric-staged");
-    assert_eq!(instead.path(), Path::SharedMemory, "{}", instead.choice());
+    let preferred = joined(&mut fixture, "fabric-direct");
+    assert_eq!((preferred.path(), preferred.fallback()), (Path::FabricDirect, None));
+    // Nothing is to be staged: the best of the other paths is taken.
+    let second_best = joined(&mut fixture, "fabric-staged");
+    assert_eq!(second_best.path(), Path::SharedMemory, "{}", second_best.choice());
     let denied = joined(&mut fixture, "^shared-memory");
     assert_eq!((denied.path(), denied.fallback()), (Path::FabricDirect, None));
-    for route in [wanted, instead, denied] {
-        mine.fill(9);
-        let tell = Some(notice(COMPARE, sum_of(LENGTH, 9)));
-        let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+    for route in [preferred, second_best, denied] {
+        local.fill(9);
+        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 9)));
+        let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
         assert_eq!(fixture.agent.wait(token, TIMEOUT).unwrap().path, Some(route.path()));
-        assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
+        assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
     }
     fixture.end(peer_process);
 }
 
-/// Memory of a device by a provider that does not reach it: staged, said so, and counted each time.
+/// Device memory with a provider that does not register it: staged, reported, and counted each
+/// time.
 #[test]
 fn staging_is_a_fallback_that_is_counted() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
-    let peer_process = fixture.peer_process(&format!("far by {} 1: shared", tcp()), &[]);
-    let mine = Mine::new(&fixture, false);
-    let route = mine.join(&mut fixture, &peer_process);
+    let peer_process = fixture.peer_process(&format!("remote by {} 1: shared", tcp()), &[]);
+    let local = LocalMemory::new(&fixture, false);
+    let route = local.join(&mut fixture, &peer_process);
     assert_eq!(route.fallback(), Some("not-registered"), "{}", route.choice());
     let count = || metric("path_fallback_total{reason=\"not-registered\"}");
     let before = count();
@@ -286,19 +289,20 @@ fn staging_is_a_fallback_that_is_counted() {
         fixture.agent.wait(token, TIMEOUT).unwrap();
     }
     assert_eq!(count() - before, 3);
-    // What is required and cannot be had is an error, with the reason.
+    // A required path that is impossible is an error with its reason.
     let policy: Policy = "=fabric-direct".parse().unwrap();
     let descriptor = &peer_process.descriptor;
-    let refused = fixture.agent.join(peer_process.peer, &mine.region, descriptor, &policy, TIMEOUT);
+    let refused =
+        fixture.agent.join(peer_process.peer, &local.region, descriptor, &policy, TIMEOUT);
     let refused = refused.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoPath);
     assert!(refused.to_string().contains("does not reach the local memory"), "{refused}");
     fixture.end(peer_process);
 }
 
-/// One that sends garbage, and much of it, to an agent's address does not disturb it.
+/// Much garbage at an agent's address does not disturb it.
 #[test]
-fn garbage_at_a_rail_is_left_aside() {
+fn garbage_at_a_rail_is_ignored() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
     let card = fixture.agent.card();
@@ -319,20 +323,21 @@ fn garbage_at_a_rail_is_left_aside() {
         let sent = endpoint.send(&mut queue, target, &part, round as u64);
         let _ = sent.and_then(|sent| queue.complete(sent, TIMEOUT));
     }
-    let peer_process = fixture.peer_process(&format!("far by {} 1: host", tcp()), &[]);
-    let mine = Mine::new(&fixture, true);
-    let route = mine.join(&mut fixture, &peer_process);
-    mine.fill(3);
-    let tell = Some(notice(COMPARE, sum_of(LENGTH, 3)));
-    let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+    let peer_process = fixture.peer_process(&format!("remote by {} 1: host", tcp()), &[]);
+    let local = LocalMemory::new(&fixture, true);
+    let route = local.join(&mut fixture, &peer_process);
+    local.fill(3);
+    let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 3)));
+    let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
-    assert_eq!(fixture.answer(), 1);
+    assert_eq!(fixture.reply(), 1);
     fixture.end(peer_process);
 }
 
-/// Two agents know each other both ways, one of them twice: what is left does not touch the rest.
+/// Two agents with connections both ways, one of them twice: closing one does not affect the
+/// others.
 #[test]
-fn leaving_one_way_does_not_touch_the_other() {
+fn disconnecting_one_way_does_not_affect_the_other() {
     let _alone = alone();
     let start = |label: &str| {
         let options = AgentOptions::new(label).force_remote();
@@ -340,22 +345,22 @@ fn leaving_one_way_does_not_touch_the_other() {
     };
     let (mut one, mut two) = (start("one"), start("two"));
     let cards = [&one, &two].map(|agent| agent.card().encode().unwrap());
-    let forth = one.connect(&cards[1], TIMEOUT).unwrap();
+    let outgoing = one.connect(&cards[1], TIMEOUT).unwrap();
     let again = one.connect(&cards[1], TIMEOUT).unwrap();
-    let back = two.connect(&cards[0], TIMEOUT).unwrap();
+    let incoming = two.connect(&cards[0], TIMEOUT).unwrap();
     one.disconnect(again, TIMEOUT).unwrap();
     std::thread::sleep(Duration::from_millis(200));
-    let token = one.notify(forth, notice(1, 1)).unwrap();
+    let token = one.notify(outgoing, notice(1, 1)).unwrap();
     one.wait(token, TIMEOUT).unwrap();
-    one.disconnect(forth, TIMEOUT).unwrap();
+    one.disconnect(outgoing, TIMEOUT).unwrap();
     std::thread::sleep(Duration::from_millis(200));
-    // The other way is still there, and carries bytes.
+    // The other connection still works, and carries bytes.
     let buffers = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
     buffers[0].write(0, &numbers(LENGTH, 5)).unwrap();
     let from = two.register(&buffers[0], Rights::ALL).unwrap();
     let to = one.register(&buffers[1], Rights::ALL).unwrap();
     let descriptor = to.descriptor().encode().unwrap();
-    let route = two.join(back, &from, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let route = two.join(incoming, &from, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     let token = two.put(&route, &WHOLE, None).unwrap();
     two.wait(token, TIMEOUT).unwrap();
     let mut bytes = vec![0; LENGTH as usize];
@@ -363,17 +368,17 @@ fn leaving_one_way_does_not_touch_the_other() {
     assert!(bytes == numbers(LENGTH, 5));
 }
 
-/// What is under way when a peer is left, or the agent is dropped, comes to its end: with success or
-/// an error, and nothing crashes.
-fn leaves_in_the_middle(provider: &str) {
+/// Operations in flight complete or fail when a peer is disconnected or the agent dropped, and no
+/// process crashes.
+fn disconnects_during_transfers(provider: &str) {
     let _alone = alone();
-    // They outlive the agent: what is left alone here is not killed.
+    // They outlive the agent, so that none is killed here.
     let mut neighbours = Vec::new();
     let mut fixture = AgentFixture::open_remote(provider, 1);
     for is_host in [true, false] {
-        let peer_process = fixture.peer_process(&format!("far by {provider} 1: host"), &[]);
-        let mine = Mine::new(&fixture, is_host);
-        let route = mine.join(&mut fixture, &peer_process);
+        let peer_process = fixture.peer_process(&format!("remote by {provider} 1: host"), &[]);
+        let local = LocalMemory::new(&fixture, is_host);
+        let route = local.join(&mut fixture, &peer_process);
         let tokens: Vec<_> = (0..40)
             .map(|number| match number % 2 {
                 0 => fixture.agent.put(&route, &WHOLE, None).unwrap(),
@@ -389,9 +394,9 @@ fn leaves_in_the_middle(provider: &str) {
         assert_eq!(fixture.agent.in_flight(), 0);
         neighbours.push(peer_process);
     }
-    let peer_process = fixture.peer_process(&format!("far by {provider} 1: host"), &[]);
-    let mine = Mine::new(&fixture, true);
-    let route = mine.join(&mut fixture, &peer_process);
+    let peer_process = fixture.peer_process(&format!("remote by {provider} 1: host"), &[]);
+    let local = LocalMemory::new(&fixture, true);
+    let route = local.join(&mut fixture, &peer_process);
     for _ in 0..40 {
         fixture.agent.put(&route, &WHOLE, None).unwrap();
     }
@@ -399,51 +404,51 @@ fn leaves_in_the_middle(provider: &str) {
 }
 
 #[test]
-fn tcp_is_left_in_the_middle() {
-    leaves_in_the_middle(tcp());
+fn disconnect_during_transfers_by_tcp() {
+    disconnects_during_transfers(tcp());
 }
 
 #[test]
-fn rxm_is_left_in_the_middle() {
-    leaves_in_the_middle("tcp;ofi_rxm");
+fn disconnect_during_transfers_by_rxm() {
+    disconnects_during_transfers("tcp;ofi_rxm");
 }
 
 #[test]
-fn shm_is_left_in_the_middle() {
-    leaves_in_the_middle("shm");
+fn disconnect_during_transfers_by_shm() {
+    disconnects_during_transfers("shm");
 }
 
-/// One that is killed in the middle of much does not hold up others. (On shm it does: see
+/// A peer killed during many transfers does not block others. (With shm it does: see
 /// docs/providers.md.)
-fn others_go_on(provider: &str) {
+fn others_continue(provider: &str) {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(provider, 1);
-    let role = format!("far by {provider} 1: shared");
+    let role = format!("remote by {provider} 1: shared");
     let mut victim = fixture.peer_process(&role, &[]);
     let other = fixture.peer_process(&role, &[]);
     for is_host in [true, false] {
-        let mine = Mine::new(&fixture, is_host);
-        let route = mine.join(&mut fixture, &victim);
+        let local = LocalMemory::new(&fixture, is_host);
+        let route = local.join(&mut fixture, &victim);
         let tokens: Vec<_> =
             (0..60).map(|_| fixture.agent.put(&route, &WHOLE, None).unwrap()).collect();
         victim.other.kill();
-        let to_other = mine.join(&mut fixture, &other);
-        mine.fill(6);
-        let tell = Some(notice(COMPARE, sum_of(LENGTH, 6)));
-        let token = fixture.agent.put(&to_other, &WHOLE, tell).unwrap();
+        let to_other = local.join(&mut fixture, &other);
+        local.fill(6);
+        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 6)));
+        let token = fixture.agent.put(&to_other, &WHOLE, on_arrival).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
-        assert_eq!(fixture.answer(), 1);
+        assert_eq!(fixture.reply(), 1);
         for token in tokens {
             let outcome = fixture.agent.wait(token, TIMEOUT);
             let is_late = outcome.is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded);
-            assert!(!is_late, "it has no end");
+            assert!(!is_late, "the operation does not end");
         }
-        // And once more, when the first is known to be lost.
-        mine.fill(8);
-        let tell = Some(notice(COMPARE, sum_of(LENGTH, 8)));
-        let token = fixture.agent.put(&to_other, &WHOLE, tell).unwrap();
+        // And again, after the loss is known.
+        local.fill(8);
+        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 8)));
+        let token = fixture.agent.put(&to_other, &WHOLE, on_arrival).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
-        assert_eq!(fixture.answer(), 1);
+        assert_eq!(fixture.reply(), 1);
         victim = fixture.peer_process(&role, &[]);
     }
     fixture.end(victim);
@@ -451,31 +456,31 @@ fn others_go_on(provider: &str) {
 }
 
 #[test]
-fn others_go_on_by_tcp_when_one_is_killed() {
-    others_go_on(tcp());
+fn killed_peer_does_not_block_others_by_tcp() {
+    others_continue(tcp());
 }
 
 #[test]
-fn others_go_on_by_rxm_when_one_is_killed() {
-    others_go_on("tcp;ofi_rxm");
+fn killed_peer_does_not_block_others_by_rxm() {
+    others_continue("tcp;ofi_rxm");
 }
 
-/// Devices that cannot reach each other, and the policy that prefers that they do: the bytes go by
-/// the fabric, and each transfer is counted, with the reason.
+/// Devices without peer access, and a policy that prefers it: the fabric carries the bytes, and
+/// each transfer is counted with the reason.
 #[test]
-fn without_peer_access_the_preferred_path_is_fallen_back_from() {
+fn missing_peer_access_is_counted_as_fallback() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::Emulated {
-        testkit::skip!("only stand-ins can be told not to reach each other");
+        testkit::skip!("only emulated devices can disable peer access");
     }
     let mut fixture = AgentFixture::open_with_rails(tcp(), 1);
-    let peer_process = fixture.peer_process(&format!("beside by {} 1: shared", tcp()), &[]);
+    let peer_process = fixture.peer_process(&format!("shared by {} 1: shared", tcp()), &[]);
     let apart = gpu::emulated::FaultConfig { are_peers: false, ..Default::default() };
     gpu::emulated::configure_faults(0, apart);
-    let mine = Mine::new(&fixture, false);
+    let local = LocalMemory::new(&fixture, false);
     let join = |fixture: &mut AgentFixture, policy: &str| {
         let (policy, descriptor): (Policy, _) = (policy.parse().unwrap(), &peer_process.descriptor);
-        fixture.agent.join(peer_process.peer, &mine.region, descriptor, &policy, TIMEOUT)
+        fixture.agent.join(peer_process.peer, &local.region, descriptor, &policy, TIMEOUT)
     };
     let refused = join(&mut fixture, "=cuda-ipc").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoPath);
@@ -487,40 +492,41 @@ fn without_peer_access_the_preferred_path_is_fallen_back_from() {
     assert_eq!(reason, "no-peer-access");
     let before = count();
     for round in 1..4 {
-        mine.fill(round);
-        let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
-        let token = fixture.agent.put(&route, &WHOLE, tell).unwrap();
+        local.fill(round);
+        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
+        let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
         assert_eq!(fixture.agent.wait(token, TIMEOUT).unwrap().path, Some(Path::FabricStaged));
-        assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
+        assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
         assert_eq!(count() - before, round);
     }
     gpu::emulated::configure_faults(0, gpu::emulated::FaultConfig::default());
     fixture.end(peer_process);
 }
 
-/// For ever is the caller's wish: on one machine, and by a fabric.
+/// An infinite timeout, on one machine and by a fabric.
 #[test]
-fn patience_may_be_endless() {
+fn timeouts_may_be_infinite() {
     const EVER: Duration = Duration::MAX;
     let _alone = alone();
-    for is_far in [false, true] {
+    for is_remote in [false, true] {
         let start = |label: &str| {
             let options = AgentOptions::new(label).lost_after(EVER);
-            let far = |options: AgentOptions| with_rails(options.force_remote(), tcp(), 1);
-            Agent::start(if is_far { far(options) } else { options }).unwrap()
+            let remote_options =
+                |options: AgentOptions| with_rails(options.force_remote(), tcp(), 1);
+            Agent::start(if is_remote { remote_options(options) } else { options }).unwrap()
         };
         let (mut here, mut there) = (start("here"), start("there"));
         let memory = || HostBuffer::new(LENGTH).unwrap();
-        let mine = here.register(memory(), Rights::ALL).unwrap();
-        let theirs = there.register(memory(), Rights::ALL).unwrap();
+        let local = here.register(memory(), Rights::ALL).unwrap();
+        let remote = there.register(memory(), Rights::ALL).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), EVER).unwrap();
         here.connect_fabrics(peer, EVER).unwrap();
-        let descriptor = theirs.descriptor().encode().unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), EVER).unwrap();
+        let descriptor = remote.descriptor().encode().unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), EVER).unwrap();
         let put = here.put(&route, &WHOLE, Some(notice(1, 2))).unwrap();
         here.wait(put, EVER).unwrap();
         while !matches!(there.next_event(EVER).unwrap(), Event::Notice { .. }) {}
-        here.withdraw(&mine, EVER).unwrap();
+        here.withdraw(&local, EVER).unwrap();
         here.disconnect(peer, EVER).unwrap();
     }
 }

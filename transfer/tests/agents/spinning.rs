@@ -1,4 +1,4 @@
-//! Agents that spin while they wait, with no core for each of their threads.
+//! Agents that spin while they wait, with fewer cores than threads.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::common::{TIMEOUT, alone};
 use crate::fixture::with_rails;
 use crate::rails::tcp;
 
-/// Keeps this thread, and those that it starts, on one core.
+/// Pins this thread, and the threads that it starts, to one core.
 fn stay_on_one_core() {
-    // SAFETY: the set is large enough for what the call says, and lives while it runs; all bytes zero
-    // is an empty set.
+    // SAFETY: the set has the given size, and lives during the calls; all bytes zero is an empty
+    // set.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
@@ -26,7 +26,7 @@ fn stay_on_one_core() {
     }
 }
 
-/// The median time of a put and of hearing of it, where both agents wait so.
+/// The median time of a put until its notice is received, with the wait strategy of both agents.
 fn round_trip(wait_strategy: WaitStrategy) -> Duration {
     let start = |label| {
         let options = AgentOptions::new(label).force_remote().wait_strategy(wait_strategy);
@@ -35,10 +35,10 @@ fn round_trip(wait_strategy: WaitStrategy) -> Duration {
     let (mut here, mut there) = (start("here"), start("there"));
     let register =
         |agent: &Agent| agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
-    let (mine, theirs) = (register(&here), register(&there));
+    let (local, remote) = (register(&here), register(&there));
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     assert_eq!(route.path(), Path::FabricDirect);
     let block = [Block { to: 0, from: 0, length: 64 }];
     let mut times: Vec<_> = (0..101)
@@ -54,10 +54,10 @@ fn round_trip(wait_strategy: WaitStrategy) -> Duration {
     times[times.len() / 2]
 }
 
-/// The thread of a rail that does what is waited for gets the core when it needs it, and not only when
-/// the system takes it from who spins.
+/// A rail's thread gets the core when it has work, and not only when the system preempts the
+/// spinning thread.
 #[test]
-fn agents_that_spin_leave_the_core_to_their_rails() {
+fn spinning_agents_yield_the_core_to_their_rails() {
     let _alone = alone();
     std::thread::spawn(|| {
         stay_on_one_core();

@@ -1,5 +1,5 @@
-//! What tests in several processes have in common: another process, which is this program again,
-//! told by its environment; and what must be the same afterwards.
+//! Common parts of tests with several processes: child processes, which run this program again with
+//! an environment variable; and a leak check.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -17,8 +17,8 @@ pub const LENGTH: u64 = 6 << 20;
 /// How long another process may take.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// What every test begins with: they count descriptors, mappings and free memory, and
-/// change how the emulated behaves, so there is one at a time in a process.
+/// Taken by every test: tests count descriptors, mappings and free memory, and configure emulated
+/// devices, so they run one at a time in a process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -29,17 +29,17 @@ pub fn device() -> Device {
     Device::open(name.parse().unwrap()).unwrap()
 }
 
-/// Another device of the same kind, if there is one.
+/// The next device of the same kind, if there is one.
 pub fn next_device(device: &Device) -> Option<Device> {
     Device::open(DeviceName { number: device.name().number + 1, ..device.name() }).ok()
 }
 
-/// Words that are numbered from `first` on.
+/// Consecutive numbers, starting with `first`.
 pub fn numbers(length: u64, first: u32) -> Vec<u8> {
     (0..length as u32 / 4).flat_map(|at| (first + at).to_le_bytes()).collect()
 }
 
-/// Kills what it started at the latest when it is dropped.
+/// Kills its process on drop.
 pub struct ChildProcess(pub Child);
 
 impl ChildProcess {
@@ -53,16 +53,17 @@ impl ChildProcess {
     }
 }
 
-/// Starts the other side, by way of another program if one is named, and as another user.
-pub fn start(role: &str, place: &Path, by_way_of: &[&str], user: Option<u32>) -> ChildProcess {
-    let mut command = children::respawn_with(by_way_of, [OsStr::new(role), place.as_os_str()]);
+/// Starts the other process, through another program if one is named, and optionally as another
+/// user.
+pub fn start(role: &str, directory: &Path, wrapper: &[&str], user: Option<u32>) -> ChildProcess {
+    let mut command = children::respawn_with(wrapper, [OsStr::new(role), directory.as_os_str()]);
     if let Some(user) = user {
         command.uid(user);
     }
     ChildProcess(Child::start(&mut command))
 }
 
-/// What must be the same afterwards.
+/// Resources that must be the same afterwards.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LeakCheck {
     descriptors: usize,
@@ -77,13 +78,13 @@ impl LeakCheck {
             let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
         };
-        // Other tests run meanwhile: of theirs nothing is known here.
+        // Other tests run concurrently: their resources do not count.
         let process = std::process::id().to_string();
-        let is_ours = |name: &String| name.contains("fabricast") || name.contains(&process);
+        let is_own = |name: &String| name.contains("fabricast") || name.contains(&process);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         Self {
             descriptors: names("/proc/self/fd").len(),
-            shared_memory: names("/dev/shm").into_iter().filter(is_ours).collect(),
+            shared_memory: names("/dev/shm").into_iter().filter(is_own).collect(),
             mapped: maps.lines().filter(|line| line.contains("fabricast")).count(),
             free: device.free_memory().unwrap(),
         }
@@ -95,6 +96,6 @@ impl LeakCheck {
         while *self != Self::now(device) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(*self, Self::now(device), "left behind");
+        assert_eq!(*self, Self::now(device), "resources were leaked");
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests have in common.
+//! Fixtures of the tests.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ pub fn fill(memory: &Memory, first: u32) {
 pub fn check(memory: &Memory, first: u32) {
     let stream = memory.mapped_for().stream().unwrap();
     let sum = stream.checksum(&memory.whole(), TIMEOUT).unwrap();
-    assert_eq!(sum, gpu::checksum(&numbers(memory.length(), first)), "other numbers");
+    assert_eq!(sum, gpu::checksum(&numbers(memory.length(), first)), "wrong numbers");
 }
 
-/// A matrix in the middle of the memory, turned round.
+/// A transposed matrix in the middle of the memory.
 pub fn tensor() -> Tensor {
     Tensor {
         element: ElementType::U32,
@@ -35,7 +35,7 @@ pub fn tensor() -> Tensor {
     }
 }
 
-/// A service in a directory of its own, with memory numbered from 1 on as "numbers".
+/// A service in its own directory, with numbered memory published as "numbers".
 pub struct ServiceFixture {
     pub device: Device,
     pub memory: Memory,

@@ -1,4 +1,4 @@
-//! Processes that send garbage, lie, or are somebody else's.
+//! Processes that send garbage or false claims, or belong to another user.
 
 use std::fs::{File, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,31 +15,30 @@ use transfer::{
 use crate::common::{LENGTH, LeakCheck, TIMEOUT, alone, start};
 use crate::fixture::{ServiceFixture, check, receive, tensor};
 
-/// Another user than root.
+/// A user other than root.
 const NOBODY_UID: u32 = 65_534;
 
-/// None where this process cannot start others as somebody else.
+/// None if this process cannot start processes as another user.
 fn open_for_others(admission: Admission) -> Option<ServiceFixture> {
     if ipc::Credentials::of_this_process().user != 0 {
-        testkit::skip::record(module_path!(), "only root can be somebody else");
+        testkit::skip::record(module_path!(), "only root can start processes as another user");
         return None;
     }
     Some(ServiceFixture::open_for(admission))
 }
 
-/// What every test here ends with.
-fn an_honest_one_is_served(fixture: &ServiceFixture) {
+/// The end of every test.
+fn check_service(fixture: &ServiceFixture) {
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     let opened = client.open("numbers", None, TIMEOUT).unwrap();
     check(&opened.memory, 1);
 }
 
 #[test]
-fn garbage_costs_nobody_else_anything() {
+fn garbage_does_not_affect_other_clients() {
     let _alone = alone();
-    // The first time a driver keeps things for later; and when a service is gone, it holds
-    // no connection any more.
-    an_honest_one_is_served(&ServiceFixture::open());
+    // Drivers allocate some state at the first use; a service that ended holds no connections.
+    check_service(&ServiceFixture::open());
     let fixture = ServiceFixture::open();
     let leak_check = LeakCheck::now(&fixture.device);
     let silent: Vec<_> =
@@ -50,97 +49,97 @@ fn garbage_costs_nobody_else_anything() {
         [b"", b"\x01", b"\x01\x07numbers and more", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300], &long];
     for bytes in garbage {
         let channel = Channel::connect(&fixture.path(), TIMEOUT).unwrap();
-        // Descriptors that nobody asked for are closed.
+        // Unexpected descriptors are closed.
         channel.send(bytes, &[file.as_fd(), file.as_fd()], TIMEOUT).unwrap();
-        if let Ok(answer) = channel.receive(TIMEOUT) {
-            assert_eq!(answer.bytes, [1, 3], "{bytes:?}");
+        if let Ok(reply) = channel.receive(TIMEOUT) {
+            assert_eq!(reply.bytes, [1, 3], "{bytes:?}");
         }
     }
     let start = Instant::now();
-    an_honest_one_is_served(&fixture);
-    assert!(start.elapsed() < Duration::from_secs(5), "held up by the silent ones");
+    check_service(&fixture);
+    assert!(start.elapsed() < Duration::from_secs(5), "delayed by silent clients");
     drop(silent);
     drop(file);
     leak_check.compare(&fixture.device);
 }
 
 #[test]
-fn the_idlest_make_room_for_the_newest() {
+fn longest_idle_connection_is_evicted_for_a_new_one() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
-    let crowd: Vec<_> =
+    let channels: Vec<_> =
         (0..100).map(|_| Channel::connect(&fixture.path(), TIMEOUT).unwrap()).collect();
-    // In turn, so it is served when all of them have been let in.
+    // Served in order, so it is served after all others were accepted.
     let newest = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     check(&newest.open("numbers", None, TIMEOUT).unwrap().memory, 1);
     let is_closed = |channel: &&Channel| {
         matches!(channel.receive(Duration::ZERO), Err(ipc::ChannelError::Closed))
     };
-    let (first, last) = crowd.split_at(85);
+    let (first, last) = channels.split_at(85);
     assert_eq!(first.iter().filter(is_closed).count(), 85);
     assert_eq!(last.iter().filter(is_closed).count(), 0);
-    // One whose connection was taken away makes another.
+    // A client whose connection was closed connects again.
     check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
     assert_eq!(last.iter().filter(is_closed).count(), 1);
 }
 
 #[test]
-fn one_that_does_not_read_holds_up_nobody() {
+fn client_that_does_not_read_blocks_no_other() {
     let _alone = alone();
     let mut fixture = ServiceFixture::open();
     let request = b"\x01\x07numbers";
-    // Each asks for more than it takes, and is let go of for that.
-    let crowd: Vec<_> = (0..32)
+    // Each requests more than it reads, and is disconnected for that.
+    let channels: Vec<_> = (0..32)
         .map(|_| {
             let channel = Channel::connect(&fixture.path(), TIMEOUT).unwrap();
             let end = Instant::now() + TIMEOUT;
             while channel.send(request, &[], Duration::from_millis(50)).is_ok() {
-                assert!(Instant::now() < end, "it is answered for ever");
+                assert!(Instant::now() < end, "the client is never disconnected");
             }
             channel
         })
         .collect();
     let start = Instant::now();
-    an_honest_one_is_served(&fixture);
-    assert!(start.elapsed() < Duration::from_secs(4), "held up for {:?}", start.elapsed());
-    drop(crowd);
+    check_service(&fixture);
+    assert!(start.elapsed() < Duration::from_secs(4), "delayed by {:?}", start.elapsed());
+    drop(channels);
     let start = Instant::now();
     fixture.service = None;
-    assert!(start.elapsed() < Duration::from_secs(4), "held up for {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(4), "delayed by {:?}", start.elapsed());
 }
 
 #[test]
-fn another_user_is_not_served_and_holds_no_place() {
+fn unadmitted_user_is_refused_and_not_counted() {
     let _alone = alone();
-    // Open to others, but not to this one.
+    // Open to others, but not to this user.
     let Some(fixture) = open_for_others(Admission { users: vec![0, 65_533], groups: vec![65_533] })
     else {
         return;
     };
-    let mut crowd = start("is-not-served", &fixture.path(), &[], Some(NOBODY_UID));
+    let mut channels = start("is-not-served", &fixture.path(), &[], Some(NOBODY_UID));
     let end = Instant::now() + Duration::from_secs(1);
     while Instant::now() < end {
-        an_honest_one_is_served(&fixture);
+        check_service(&fixture);
     }
-    crowd.finish();
-    an_honest_one_is_served(&fixture);
+    channels.finish();
+    check_service(&fixture);
 }
 
 #[test]
-fn another_user_that_is_admitted_is_served() {
+fn admitted_user_is_served() {
     let _alone = alone();
     let own = Admission::own_user();
     let by_user = Admission { users: vec![0, NOBODY_UID], ..own.clone() };
     let Some(fixture) = open_for_others(by_user) else { return };
     start("reads-and-writes", &fixture.path(), &[], Some(NOBODY_UID)).finish();
     check(&fixture.memory, 7);
-    // By one of its groups, which is not its first.
+    // Admitted by a supplementary group.
     let with_group = ["setpriv", "--reuid=65534", "--regid=65534", "--groups=4711,4712"];
     let works = Command::new("setpriv").args(&with_group[1..]).arg("true").status();
     if !works.is_ok_and(|status| status.success()) {
-        testkit::skip!("no setpriv here");
+        testkit::skip!("setpriv is missing");
     }
     let by_group = Admission { groups: vec![4712], ..own };
     let fixture = open_for_others(by_group).unwrap();
@@ -149,10 +148,10 @@ fn another_user_that_is_admitted_is_served() {
 }
 
 #[test]
-fn another_users_service_is_not_trusted_unless_told_so() {
+fn service_of_another_user_is_trusted_only_on_request() {
     let _alone = alone();
     let Some(fixture) = open_for_others(Admission::own_user()) else { return };
-    let directory = fixture.directory().join("theirs");
+    let directory = fixture.directory().join("other");
     std::fs::create_dir(&directory).unwrap();
     std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
     let path = directory.join("socket");
@@ -162,7 +161,7 @@ fn another_users_service_is_not_trusted_unless_told_so() {
     let error = ShareClient::connect_trusting(&path, &[NOBODY_UID - 1], TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let client = ShareClient::connect_trusting(&path, &[NOBODY_UID], TIMEOUT).unwrap();
-    // It listens a moment before it has something to offer.
+    // It listens a moment before it publishes.
     let end = Instant::now() + TIMEOUT;
     let opened = loop {
         match client.open("numbers", None, TIMEOUT) {
@@ -178,7 +177,7 @@ fn another_users_service_is_not_trusted_unless_told_so() {
 }
 
 #[test]
-fn names_that_are_not_shared_are_unknown() {
+fn unpublished_names_are_unknown() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
@@ -198,16 +197,16 @@ fn names_that_are_not_shared_are_unknown() {
         let error = fixture.service().publish(name, shared).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
     }
-    an_honest_one_is_served(&fixture);
+    check_service(&fixture);
 }
 
 #[test]
-fn handles_that_lie_are_found_out() {
+fn false_handles_are_refused() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
     let opener = Opener::default();
-    // Looking for a device starts every driver there is, which keep what they open.
+    // Searching for a device starts all drivers, which keep their state.
     assert!(gpu::Device::find(Uuid([9; 16])).is_err());
     let leak_check = LeakCheck::now(&fixture.device);
     let good = || shared.handle().unwrap();
@@ -217,25 +216,25 @@ fn handles_that_lie_are_found_out() {
     handle.metadata.device = Uuid([9; 16]);
     assert_eq!(refused(&handle).kind(), ErrorKind::NoSuchDevice);
 
-    // Not memory at all; then another number of descriptors than was said.
+    // Not device memory; then a wrong number of descriptors.
     handle = good();
     handle.descriptors = vec![File::open("/dev/null").unwrap().into()];
     assert_eq!(refused(&handle).kind(), ErrorKind::WrongMemory);
     handle.descriptors.clear();
     assert_eq!(refused(&handle).kind(), ErrorKind::Malformed);
 
-    // Longer than it is.
+    // False length.
     handle = good();
     handle.metadata.length = 64 * LENGTH;
     handle.metadata.handle_type = HandleType::Descriptors { pieces: vec![64 * LENGTH] };
     assert_eq!(refused(&handle).kind(), ErrorKind::WrongMemory);
 
-    // A tensor beyond its memory, made by hand and not decoded.
+    // A tensor beyond its memory, built without decoding.
     handle = good();
     handle.metadata.tensor = Tensor::bytes(LENGTH + 1);
     assert_eq!(refused(&handle).kind(), ErrorKind::OutOfBounds);
 
-    // A legacy handle of nothing.
+    // An invalid legacy handle.
     handle = good();
     handle.descriptors.clear();
     let legacy = gpu::LegacyHandle { bytes: [0x5a; 64], offset: 0, length: LENGTH };
@@ -245,7 +244,7 @@ fn handles_that_lie_are_found_out() {
     drop(handle);
     leak_check.compare(&fixture.device);
 
-    // Another memory under the name of one that is mapped.
+    // Another memory with the identity of a mapped one.
     let opened = opener.open(&good(), None).unwrap();
     let other = fixture.device.allocate_shared(2 * LENGTH, &[]).unwrap();
     let mut handle = SharedBuffer::new(&other, &tensor()).unwrap().handle().unwrap();
@@ -255,15 +254,15 @@ fn handles_that_lie_are_found_out() {
 }
 
 #[test]
-fn handles_that_are_cut_off_are_refused_on_their_way() {
+fn truncated_handles_are_refused() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
     let leak_check = LeakCheck::now(&fixture.device);
     let bytes = shared.metadata().encode();
     let opener = Opener::default();
-    let mut of_another_version = bytes.clone();
-    of_another_version[4] = 2;
+    let mut other_version = bytes.clone();
+    other_version[4] = 2;
     let none: &[&OwnedFd] = &[];
     let handle = shared.handle().unwrap();
     let descriptor = &handle.descriptors[0];
@@ -272,7 +271,7 @@ fn handles_that_are_cut_off_are_refused_on_their_way() {
         (&bytes[..0], &[descriptor], ErrorKind::Malformed),
         (&bytes[..], none, ErrorKind::Malformed),
         (&bytes[..], &[descriptor, descriptor], ErrorKind::Malformed),
-        (&of_another_version[..], &[descriptor], ErrorKind::VersionMismatch),
+        (&other_version[..], &[descriptor], ErrorKind::VersionMismatch),
     ] {
         let (one, other) = Channel::pair().unwrap();
         let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();

@@ -1,4 +1,4 @@
-//! What the other process of a test does.
+//! The other process of a test.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn enter(words: &[&str]) {
             assert_eq!(opened.address(), opened.memory.address() + 4096);
             assert_eq!(opened.slice().length(), 400_000);
             check(&opened.memory, 1);
-            // A peer reads it, too, where one can.
+            // A peer device reads it too, if there is one.
             if let Some(peer) = next_device(&device()) {
                 let seen = client.open("numbers", Some(&peer), TIMEOUT).unwrap();
                 assert_eq!(seen.memory.device(), opened.memory.device());
@@ -50,15 +50,16 @@ fn enter(words: &[&str]) {
             let client = ShareClient::connect(path, TIMEOUT).unwrap();
             let error = client.handle("numbers", TIMEOUT).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-            // More than there are places; not one of them is held up, or served.
-            let crowd: Vec<_> = (1..99).map(|_| Channel::connect(path, TIMEOUT).unwrap()).collect();
+            // More connections than the limit; all are refused without delay.
+            let channels: Vec<_> =
+                (1..99).map(|_| Channel::connect(path, TIMEOUT).unwrap()).collect();
             let channel = Channel::connect(path, TIMEOUT).unwrap();
             let request = b"\x01\x07numbers";
             let _ = channel.send(request, &[], TIMEOUT);
-            let answer = channel.receive(TIMEOUT).unwrap();
-            assert_eq!(answer.bytes, [1, 4]);
-            assert!(answer.descriptors.is_empty());
-            drop(crowd);
+            let reply = channel.receive(TIMEOUT).unwrap();
+            assert_eq!(reply.bytes, [1, 4]);
+            assert!(reply.descriptors.is_empty());
+            drop(channels);
         }
         "reads-as-number-one" => {
             assert_eq!(std::process::id(), 1, "not the first of its namespace");

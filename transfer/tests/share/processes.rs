@@ -1,4 +1,4 @@
-//! Honest processes.
+//! Regular processes.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -15,14 +15,14 @@ use crate::common::{LENGTH, LeakCheck, TIMEOUT, alone, device, next_device, numb
 use crate::fixture::{ServiceFixture, check, fill, receive, send, tensor};
 
 #[test]
-fn another_process_reads_and_writes_what_is_shared() {
+fn another_process_reads_and_writes_shared_memory() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     start("reads-and-writes", &fixture.path(), &[], None).finish();
     check(&fixture.memory, 7);
 }
 
-/// With a /proc of their own, as containers have: CUDA does not start without.
+/// With their own /proc, as containers have: CUDA does not start without.
 const UNSHARE: [&str; 8] =
     ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
 
@@ -31,13 +31,13 @@ fn has_namespaces() -> bool {
         Command::new("unshare").args(&UNSHARE[1..]).arg("true").stderr(Stdio::null()).status();
     let has_them = works.is_ok_and(|status| status.success());
     if !has_them {
-        testkit::skip::record(module_path!(), "no namespaces can be made here");
+        testkit::skip::record(module_path!(), "namespaces cannot be created here");
     }
     has_them
 }
 
 #[test]
-fn so_does_one_in_other_namespaces() {
+fn process_in_other_namespaces_reads_and_writes_shared_memory() {
     let _alone = alone();
     if !has_namespaces() {
         return;
@@ -47,10 +47,10 @@ fn so_does_one_in_other_namespaces() {
     check(&fixture.memory, 7);
 }
 
-/// As the first processes of two containers have: number 1. The driver tells its own legacy
-/// handles by that.
+/// Both have process id 1, as in two containers. The driver recognises its own legacy handles by
+/// the id.
 #[test]
-fn processes_of_the_same_number_share_memory() {
+fn processes_with_the_same_id_share_memory() {
     let _alone = alone();
     if !has_namespaces() {
         return;
@@ -71,10 +71,10 @@ fn processes_of_the_same_number_share_memory() {
 }
 
 #[test]
-fn memory_stays_when_its_maker_is_killed() {
+fn memory_survives_the_kill_of_its_owner() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
-    let path = fixture.directory().join("theirs");
+    let path = fixture.directory().join("other");
     let listener = ChannelListener::bind(&path).unwrap();
     let mut other = start("sends", &path, &[], None);
     let channel = listener.accept(TIMEOUT).unwrap();
@@ -85,7 +85,7 @@ fn memory_stays_when_its_maker_is_killed() {
 }
 
 #[test]
-fn plain_memory_is_shared_where_the_device_can() {
+fn cuda_malloc_memory_is_shared_if_the_device_exports_it() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     if !fixture.device.properties().handle_types.legacy {
@@ -94,7 +94,7 @@ fn plain_memory_is_shared_where_the_device_can() {
         assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
         testkit::skip!("{} has no legacy handles", fixture.device.name());
     }
-    let path = fixture.directory().join("theirs");
+    let path = fixture.directory().join("other");
     let listener = ChannelListener::bind(&path).unwrap();
     let mut other = start("sends-plain", &path, &[], None);
     let channel = listener.accept(TIMEOUT).unwrap();
@@ -107,12 +107,12 @@ fn plain_memory_is_shared_where_the_device_can() {
 }
 
 #[test]
-fn a_memory_is_mapped_once() {
+fn memory_is_mapped_once() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
     let opener = Opener::default();
-    // The first time a driver keeps things for later.
+    // Drivers allocate some state at the first use.
     drop(opener.open(&shared.handle().unwrap(), None).unwrap());
     let before = LeakCheck::now(&fixture.device);
     let first = opener.open(&shared.handle().unwrap(), None).unwrap();
@@ -122,12 +122,12 @@ fn a_memory_is_mapped_once() {
     assert!(again.iter().all(|opened| opened.memory.address() == first.memory.address()));
     // Nothing more is mapped.
     leak_check.compare(&fixture.device);
-    // Another tensor in the same memory is no other mapping.
+    // Another tensor in the same memory shares the mapping.
     let mut handle = shared.handle().unwrap();
     handle.metadata.tensor = Tensor::bytes(100);
     let bytes = opener.open(&handle, None).unwrap();
     assert_eq!((bytes.memory.address(), bytes.slice().length()), (first.memory.address(), 100));
-    // Gone when the last user goes, and there again when somebody wants it.
+    // Unmapped with its last user, and mapped again on request.
     drop((again, first, bytes, handle));
     before.compare(&fixture.device);
     let opened = opener.open(&shared.handle().unwrap(), None).unwrap();
@@ -143,8 +143,8 @@ fn clients_of_one_process_map_a_memory_once() {
     let (one, other) = (connect(), connect());
     let address = open(&one).memory;
     assert_eq!(open(&other).memory.address(), address.address());
-    let apart = connect().with_opener(Arc::new(Opener::default()));
-    let elsewhere = open(&apart).memory;
+    let separate = connect().with_opener(Arc::new(Opener::default()));
+    let elsewhere = open(&separate).memory;
     assert_ne!(elsewhere.address(), address.address());
     check(&elsewhere, 1);
 }
@@ -172,9 +172,9 @@ fn threads_share_a_client() {
     });
 }
 
-/// Of one user's connections only so many have a place at the service.
+/// The service limits the connections of a user.
 #[test]
-fn more_threads_share_a_client_than_there_are_places() {
+fn more_threads_than_connections_share_a_client() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
@@ -191,7 +191,7 @@ fn more_threads_share_a_client_than_there_are_places() {
 }
 
 #[test]
-fn a_service_that_is_started_anew_is_found_again() {
+fn client_reconnects_to_a_restarted_service() {
     let _alone = alone();
     let mut fixture = ServiceFixture::open();
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
@@ -205,7 +205,7 @@ fn a_service_that_is_started_anew_is_found_again() {
 }
 
 #[test]
-fn a_segment_is_copied_from_and_to() {
+fn device_copies_from_and_to_a_segment() {
     let _alone = alone();
     let device = device();
     let segment = Segment::create(Layout::new("test", 1), LENGTH as usize).unwrap();
@@ -216,7 +216,7 @@ fn a_segment_is_copied_from_and_to() {
     let stream = device.stream().unwrap();
     stream.copy(&pinned.whole(), &memory.whole()).unwrap();
     stream.synchronize(TIMEOUT).unwrap();
-    // As the words of the segment are numbered: two to each.
+    // Each word of the segment has two numbers.
     let words = segment.words();
     for at in [0, 1, words.count() - 1] {
         let first = 1 + 2 * at as u64;
@@ -230,7 +230,7 @@ fn a_segment_is_copied_from_and_to() {
 }
 
 #[test]
-fn memory_in_pieces_is_shared_with_all_of_them() {
+fn memory_in_pieces_is_shared_completely() {
     let _alone = alone();
     let device = device();
     let granule = device.properties().granularity;
@@ -247,7 +247,7 @@ fn memory_in_pieces_is_shared_with_all_of_them() {
 }
 
 #[test]
-fn memory_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
+fn growing_memory_is_shared_with_the_length_of_its_pieces() {
     let _alone = alone();
     let device = device();
     let granule = device.properties().granularity;
@@ -257,7 +257,7 @@ fn memory_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
     let grow = || importer.add(piece.as_fd(), length);
     grow().unwrap();
     if importer.memory().export_pieces().is_err() {
-        testkit::skip!("what was imported, and can grow, does not leave this device's process");
+        testkit::skip!("this device does not export imported memory");
     }
     std::thread::scope(|scope| {
         let growing = scope.spawn(|| while grow().is_ok() {});
@@ -275,25 +275,25 @@ fn memory_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
 }
 
 #[test]
-fn devices_that_do_not_reach_each_other_are_told_apart() {
+fn opening_without_peer_access_fails() {
     let _alone = alone();
     let device = device();
     let Some(peer) =
         next_device(&device).filter(|_| device.name().to_string().starts_with("emulated"))
     else {
-        testkit::skip!("these devices cannot be kept apart");
+        testkit::skip!("peer access of these devices cannot be disabled");
     };
     let memory = device.allocate_shared(4096, &[]).unwrap();
     let shared = SharedBuffer::new(&memory, &Tensor::bytes(4096)).unwrap();
-    let apart = emulated::FaultConfig { are_peers: false, ..emulated::FaultConfig::default() };
-    emulated::configure_faults(1, apart);
+    let separate = emulated::FaultConfig { are_peers: false, ..emulated::FaultConfig::default() };
+    emulated::configure_faults(1, separate);
     let error = Opener::default().open(&shared.handle().unwrap(), Some(&peer)).unwrap_err();
     emulated::configure_faults(1, emulated::FaultConfig::default());
     assert_eq!(error.kind(), ErrorKind::NoPeerAccess, "{error}");
 }
 
 #[test]
-fn handles_say_that_the_process_forked() {
+fn handles_fail_in_a_forked_process() {
     let _alone = alone();
     let mut fixture = ServiceFixture::open();
     let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
@@ -303,7 +303,7 @@ fn handles_say_that_the_process_forked() {
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     client.handle("numbers", TIMEOUT).unwrap();
     let more = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
-    // SAFETY: the child asks handles, and leaves without running anybody's clean-up.
+    // SAFETY: the child uses handles, and exits without running destructors.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -323,16 +323,16 @@ fn handles_say_that_the_process_forked() {
         unsafe { libc::_exit(i32::from(!all)) };
     }
     let mut status = 0;
-    // SAFETY: our child, one valid number.
+    // SAFETY: a child of this process and a valid pointer.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "not every handle said so");
-    assert!(opener.open(&handle, None).is_ok(), "the parent's are as good as before");
+    assert_eq!(status, 0, "not every handle failed with Forked");
+    assert!(opener.open(&handle, None).is_ok(), "the parent's opener fails");
     check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
 }
 
-/// For ever is the caller's wish.
+/// An infinite timeout.
 #[test]
-fn patience_may_be_endless() {
+fn timeouts_may_be_infinite() {
     const EVER: std::time::Duration = std::time::Duration::MAX;
     let _alone = alone();
     let fixture = ServiceFixture::open();
@@ -342,7 +342,7 @@ fn patience_may_be_endless() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn sharing_leaks_nothing() {
     let _alone = alone();
     let device = device();
     let round = || {
@@ -353,7 +353,7 @@ fn nothing_is_left_behind() {
         fill(&opened.memory, 2);
         check(&fixture.memory, 2);
     };
-    // The first time a driver keeps things for later.
+    // Drivers allocate some state at the first use.
     round();
     let leak_check = LeakCheck::now(&device);
     (0..3).for_each(|_| round());

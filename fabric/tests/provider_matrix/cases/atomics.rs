@@ -14,8 +14,8 @@ pub const CASES: &[Case] = cases![
     fetch_and_add,
     compare_and_swap,
     plain_atomics,
-    atomic_limits_are_told,
-    atomics_without_right_or_alignment_are_refused,
+    atomic_limits_are_reported,
+    atomics_without_access_or_alignment_are_refused,
 ];
 
 fn word(region: &MemoryRegion, at: usize) -> CaseResult<u64> {
@@ -112,7 +112,7 @@ fn plain_atomics(cell: &Cell) -> CaseResult {
         let id =
             pair.post(A, |s| s.endpoint.atomic(&mut s.queue, s.peer, &request, nonblocking(0)))?;
         pair.complete(A, id)?;
-        // Completion of an atomic without a result says nothing of its arrival.
+        // The completion of an atomic without a result does not prove its arrival.
         for _ in 0..400 {
             if word(&target, 0)? == expected {
                 break;
@@ -127,7 +127,7 @@ fn plain_atomics(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn atomic_limits_are_told(cell: &Cell) -> CaseResult {
+fn atomic_limits_are_reported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let domain = pair.sides[A].domain.clone();
     let supported = Datatype::ALL
@@ -138,7 +138,7 @@ fn atomic_limits_are_told(cell: &Cell) -> CaseResult {
     ensure!(supported > 0, "atomics are offered and none is supported");
     let limit = domain
         .atomic_limit(Datatype::U64, AtomicOperation::Sum, AtomicForm::Plain)
-        .ok_or("no sum")?;
+        .ok_or("no type supports Sum")?;
     let length = (limit + 1) * 8;
     let (local, target) = (pair.sides[A].region(length)?, pair.sides[B].region(length)?);
     let remote = pair.sides[A].attach(&target)?.all();
@@ -159,7 +159,7 @@ fn atomic_limits_are_told(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn atomics_without_right_or_alignment_are_refused(cell: &Cell) -> CaseResult {
+fn atomics_without_access_or_alignment_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let local = pair.sides[A].region(64)?;
     let target = pair.sides[B].region(64)?;
@@ -184,15 +184,15 @@ fn atomics_without_right_or_alignment_are_refused(cell: &Cell) -> CaseResult {
         );
         Ok::<_, crate::pair::Failure>(posted.err().map(|error| error.kind()))
     };
-    // What is fetched is read, what is added is written: it takes both rights.
+    // A fetching atomic reads and writes, so it needs both kinds of access.
     let kind = fetch(&write_only, 8..16)?;
-    ensure!(kind == Some(ErrorKind::AccessDenied), "without the right to read: {kind:?}");
+    ensure!(kind == Some(ErrorKind::AccessDenied), "without read access: {kind:?}");
     let kind = fetch(&read_only, 8..16)?;
-    ensure!(kind == Some(ErrorKind::AccessDenied), "without the right to write: {kind:?}");
+    ensure!(kind == Some(ErrorKind::AccessDenied), "without write access: {kind:?}");
     let kind = fetch(&target, 12..20)?;
-    ensure!(kind == Some(ErrorKind::InvalidArgument), "an unaligned result: {kind:?}");
+    ensure!(kind == Some(ErrorKind::InvalidArgument), "an unaligned result buffer: {kind:?}");
     let kind = fetch(&target, 8..12)?;
-    ensure!(kind == Some(ErrorKind::OutOfBounds), "a result too short: {kind:?}");
+    ensure!(kind == Some(ErrorKind::OutOfBounds), "a result buffer that is too short: {kind:?}");
     ensure!(side.queue.in_flight() == 0, "something was posted");
     Ok(())
 }

@@ -16,9 +16,9 @@ pub const CASES: &[Case] = cases![
     connection_data_travels_both_ways,
     connection_data_is_bounded,
     rejection_is_reported,
-    nobody_listening_is_refused,
-    shutdown_is_seen_by_the_peer,
-    a_request_is_taken_up_once,
+    connecting_without_a_listener_is_refused,
+    shutdown_is_reported_to_the_peer,
+    connection_request_is_accepted_once,
 ];
 
 struct Connecting {
@@ -89,13 +89,13 @@ fn connection_data_is_bounded(cell: &Cell) -> CaseResult {
     let limit = c.endpoint.connection_data_limit();
     ensure!((1..=1024).contains(&limit), "limit {limit}");
     let too_long = c.endpoint.start_connecting(&to, &vec![7; limit + 1]);
-    let too_long = too_long.err().ok_or("took more than its limit")?;
+    let too_long = too_long.err().ok_or("data above the limit was accepted")?;
     ensure!(too_long.kind() == ErrorKind::Truncated, "{too_long}");
     c.endpoint.start_connecting(&to, &vec![7; limit])?;
     let request = c.request(&vec![7; limit])?;
     let limit = c.listener.connection_data_limit();
     let too_long = c.listener.reject(&request, &vec![7; limit + 1]);
-    let too_long = too_long.err().ok_or("took more than its limit")?;
+    let too_long = too_long.err().ok_or("data above the limit was accepted")?;
     ensure!(too_long.kind() == ErrorKind::Truncated, "{too_long}");
     c.listener.reject(&request, &vec![7; limit])?;
     Ok(())
@@ -117,15 +117,15 @@ fn rejection_is_reported(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn nobody_listening_is_refused(cell: &Cell) -> CaseResult {
+fn connecting_without_a_listener_is_refused(cell: &Cell) -> CaseResult {
     let c = start(cell)?;
-    // A port that somebody listened on a moment ago.
+    // A port that had a listener a moment ago.
     let to: Address = c.listener.address()?;
     let Connecting { listener, mut events, mut endpoint, queue, domain, listen_events } = c;
     drop(listener);
     let started = Instant::now();
     let result = endpoint.connect(&mut events, &to, b"", Duration::from_secs(10));
-    let error = result.err().ok_or("connected to nobody")?;
+    let error = result.err().ok_or("connected without a listener")?;
     ensure!(
         matches!(
             error.kind(),
@@ -133,13 +133,13 @@ fn nobody_listening_is_refused(cell: &Cell) -> CaseResult {
         ),
         "{error}"
     );
-    ensure!(error.peer().is_some(), "the error names no peer: {error}");
+    ensure!(error.peer().is_some(), "the error does not name the peer: {error}");
     ensure!(started.elapsed() < Duration::from_secs(12), "took {:?}", started.elapsed());
     drop((endpoint, queue, domain, listen_events));
     Ok(())
 }
 
-fn shutdown_is_seen_by_the_peer(cell: &Cell) -> CaseResult {
+fn shutdown_is_reported_to_the_peer(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     ensure!(pair.kind == EndpointKind::Msg, "for connected endpoints");
     pair.sides[A].endpoint.disconnect()?;
@@ -157,7 +157,7 @@ fn shutdown_is_seen_by_the_peer(cell: &Cell) -> CaseResult {
     Err("the peer saw no shutdown".into())
 }
 
-fn a_request_is_taken_up_once(cell: &Cell) -> CaseResult {
+fn connection_request_is_accepted_once(cell: &Cell) -> CaseResult {
     let mut c = start(cell)?;
     c.endpoint.start_connecting(&c.listener.address()?, b"once")?;
     let request = c.request(b"once")?;
@@ -168,9 +168,10 @@ fn a_request_is_taken_up_once(cell: &Cell) -> CaseResult {
     };
     let accepted = open()?;
     // libfabric frees the half-open connection at its first use.
-    let again = open().err().ok_or("opened twice for one request")?;
+    let again = open().err().ok_or("two endpoints opened for one request")?;
     ensure!(again.kind() == ErrorKind::InvalidArgument, "{again}");
-    let rejected = c.listener.reject(&request, b"").err().ok_or("rejected after all")?;
+    let rejected =
+        c.listener.reject(&request, b"").err().ok_or("rejected after it was accepted")?;
     ensure!(rejected.kind() == ErrorKind::InvalidArgument, "{rejected}");
     drop(accepted);
     Ok(())

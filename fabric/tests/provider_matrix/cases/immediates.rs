@@ -1,4 +1,4 @@
-//! Writes that tell the target.
+//! Writes that notify the target.
 
 use fabric::{CompletionKind, ErrorKind};
 
@@ -13,7 +13,7 @@ pub const CASES: &[Case] = cases![
     too_wide_immediate_is_refused,
     immediates_absent_are_refused,
     write_data_without_payload,
-    immediates_come_once_each,
+    each_immediate_arrives_once,
     ordered_writes_arrive_in_order,
 ];
 
@@ -39,10 +39,10 @@ fn write_data_all_sizes(cell: &Cell) -> CaseResult {
             )
         })?;
         let arrived = pair.arrival(B)?;
-        // The data is there when the notice is.
+        // The data is visible when the immediate arrives.
         check_bytes(&format!("{length} bytes"), &get(&into, 0, length)?, &bytes)?;
         ensure!(arrived.data == Some(number as u64), "immediate {:?}", arrived.data);
-        // 0: the provider gives no length here.
+        // 0: the provider reports no length here.
         ensure!(
             arrived.length == length || arrived.length == 0,
             "length {} of {length}",
@@ -95,7 +95,7 @@ fn too_wide_immediate_is_refused(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// For providers with one-sided writes and no immediates.
+/// For providers with one-sided writes but without immediates.
 fn immediates_absent_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
@@ -124,8 +124,8 @@ fn write_data_without_payload(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// By count: every immediate comes exactly once, in whatever order.
-fn immediates_come_once_each(cell: &Cell) -> CaseResult {
+/// By count: every immediate arrives exactly once, in any order.
+fn each_immediate_arrives_once(cell: &Cell) -> CaseResult {
     const COUNT: usize = 1000;
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
@@ -149,25 +149,25 @@ fn immediates_come_once_each(cell: &Cell) -> CaseResult {
         })?);
         if number + 1 - arrived >= expected / 2 {
             let value = pair.arrival(B)?.data.ok_or("no data")?;
-            *seen.get_mut(value as usize).ok_or("strange immediate")? += 1;
+            *seen.get_mut(value as usize).ok_or("immediate out of range")? += 1;
             arrived += 1;
             pair.expect_immediates(B, 1)?;
         }
     }
     while arrived < COUNT {
         let value = pair.arrival(B)?.data.ok_or("no data")?;
-        *seen.get_mut(value as usize).ok_or("strange immediate")? += 1;
+        *seen.get_mut(value as usize).ok_or("immediate out of range")? += 1;
         arrived += 1;
     }
     for id in ids {
         pair.complete(A, id)?;
     }
-    ensure!(seen.iter().all(|n| *n == 1), "not once each: {seen:?}");
+    ensure!(seen.iter().all(|n| *n == 1), "not each immediate arrived once: {seen:?}");
     Ok(())
 }
 
-/// Where the provider promises write-after-write order: immediates arrive in the
-/// order of posting, and each finds its bytes.
+/// With write-after-write order: immediates arrive in the order of posting, and the bytes of
+/// each are visible.
 fn ordered_writes_arrive_in_order(cell: &Cell) -> CaseResult {
     const COUNT: u64 = 500;
     let mut pair = Pair::new(cell)?;
@@ -203,7 +203,7 @@ fn ordered_writes_arrive_in_order(cell: &Cell) -> CaseResult {
                 arrived.data,
                 number - window
             );
-            // All write the same word: it never goes back.
+            // All writes change the same word: its value never decreases.
             let bytes: [u8; 8] = get(&into, 0, 8)?.try_into().map_err(|_| "length")?;
             let value = u64::from_le_bytes(bytes);
             ensure!(value >= number - window, "word {value} at immediate {}", number - window);

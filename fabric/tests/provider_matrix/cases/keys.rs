@@ -1,4 +1,4 @@
-//! Keys of regions: asked for, drawn, given by the provider, raw.
+//! Keys of regions: requested, drawn at random, chosen by the provider, raw.
 
 use fabric::{
     Access, ErrorKind, HostMemory, MrMode, RegistrationOptions, RemoteKey, TransferFlags,
@@ -16,7 +16,7 @@ pub const CASES: &[Case] = cases![
     no_key_cannot_be_requested,
     keys_are_random,
     raw_key_is_exchanged,
-    raw_calls_answer,
+    raw_key_calls_return,
 ];
 
 fn requested_key_is_honoured(cell: &Cell) -> CaseResult {
@@ -42,7 +42,7 @@ fn requested_key_in_use_is_refused(cell: &Cell) -> CaseResult {
         pair.sides[B].domain.register(HostMemory::zeroed(64)?, options.clone()).unwrap_err();
     ensure!(error.kind() == ErrorKind::KeyInUse, "{error}");
     drop(first);
-    // Free again.
+    // The key is free again.
     pair.sides[B].region_for(64, options)?;
     Ok(())
 }
@@ -54,7 +54,7 @@ fn requested_key_is_ignored_where_the_provider_chooses(cell: &Cell) -> CaseResul
     // The manual page: the requested key is ignored.
     let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234_5678_9abc);
     let region = pair.sides[A].domain.register(HostMemory::zeroed(64)?, options)?;
-    ensure!(region.key()? != 0x1234_5678_9abc, "the provider took our key");
+    ensure!(region.key()? != 0x1234_5678_9abc, "the provider used the requested key");
     Ok(())
 }
 
@@ -75,7 +75,7 @@ fn keys_are_random(cell: &Cell) -> CaseResult {
             RemoteKey::Plain(key) => *key,
             _ => return Err("raw key".into()),
         };
-        ensure!(keys.insert(key), "key {key:#x} twice, after its region was closed");
+        ensure!(keys.insert(key), "key {key:#x} was repeated after its region was closed");
     }
     let bits = keys.iter().fold(0, |all, key| all | key);
     ensure!(bits.count_ones() > 50, "keys use only the bits {bits:#x}");
@@ -95,7 +95,7 @@ fn raw_key_is_exchanged(cell: &Cell) -> CaseResult {
     ensure!(matches!(description.key(), RemoteKey::Raw(k) if *k == key), "{description:?}");
     let from = pair.sides[A].region(4096)?;
     put(&from, 0, &pattern(1, 4096))?;
-    // Mapped and released again and again.
+    // Mapped and released repeatedly.
     for _ in 0..10 {
         let remote = pair.sides[A].attach(&into)?;
         ensure!(remote.is_mapped(), "the key was not mapped");
@@ -103,16 +103,16 @@ fn raw_key_is_exchanged(cell: &Cell) -> CaseResult {
         let id = pair.post(A, |s| {
             s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
         })?;
-        // Dropped while the operation is in flight: which keeps it.
+        // Dropped while the operation is in flight, which retains it.
         drop(remote);
         pair.complete(A, id)?;
     }
     check_bytes("by raw key", &get(&into, 0, 4096)?, &pattern(1, 4096))
 }
 
-/// "It is safe to use this call with any memory region", says the manual page;
-/// providers without raw keys mostly answer that they do not know it.
-fn raw_calls_answer(cell: &Cell) -> CaseResult {
+/// The manual page says "It is safe to use this call with any memory region"; but most
+/// providers without raw keys return that they do not know the call.
+fn raw_key_calls_return(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[A].region(64)?;
     match region.raw_key() {

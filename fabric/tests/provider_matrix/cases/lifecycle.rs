@@ -1,4 +1,4 @@
-//! Opening and closing, in every order, again and again.
+//! Opening and closing, in every order, repeatedly.
 
 use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, EventQueue,
@@ -14,12 +14,12 @@ use crate::{cases, ensure};
 pub const CASES: &[Case] = cases![
     open_and_close,
     close_reports_success,
-    opening_again_and_again_leaks_nothing,
+    repeated_opening_leaks_nothing,
     queue_dropped_before_endpoint,
     endpoint_dropped_with_operations_in_flight,
 ];
 
-/// What each open descriptor leads to.
+/// The target of each open file descriptor.
 fn open_files() -> CaseResult<Vec<String>> {
     let mut targets = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
@@ -50,7 +50,7 @@ fn close_reports_success(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn opening_again_and_again_leaks_nothing(cell: &Cell) -> CaseResult {
+fn repeated_opening_leaks_nothing(cell: &Cell) -> CaseResult {
     let once = || -> CaseResult {
         let offer = cell.offer(Caps::empty())?;
         let domain = Domain::open(&offer)?;
@@ -70,7 +70,7 @@ fn opening_again_and_again_leaks_nothing(cell: &Cell) -> CaseResult {
         drop(endpoint);
         Ok(())
     };
-    // Allocators and providers keep what they used once.
+    // Allocators and providers keep memory after the first use.
     for _ in 0..5 {
         once()?;
     }
@@ -93,8 +93,8 @@ fn opening_again_and_again_leaks_nothing(cell: &Cell) -> CaseResult {
 fn queue_dropped_before_endpoint(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[B].region(4096)?;
-    // A receive is in flight when the queue's owner lets go of it: its memory
-    // must live until the endpoint is closed.
+    // A receive is in flight when the queue is dropped: its memory must live until the endpoint
+    // is closed.
     pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(1)))?;
     drop(into);
     let Pair { sides: [a, b], .. } = pair;
@@ -119,8 +119,8 @@ fn endpoint_dropped_with_operations_in_flight(cell: &Cell) -> CaseResult {
     let Pair { sides: [_a, b], .. } = pair;
     let crate::pair::Side { endpoint, mut queue, .. } = b;
     drop(endpoint);
-    // Every operation is accounted for: flushed by the provider, or reported as
-    // closed by the queue.
+    // Every operation is accounted for: flushed by the provider, or reported as closed by the
+    // queue.
     let mut ended = 0;
     while let Some(outcome) = queue.poll() {
         if let Err(failure) = outcome

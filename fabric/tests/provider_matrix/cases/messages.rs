@@ -16,7 +16,7 @@ pub const CASES: &[Case] = cases![
     cancel_receive,
     tagged_messages_match,
     tagged_ignore_mask,
-    sender_is_named,
+    sender_is_reported,
 ];
 
 fn exchange(pair: &mut Pair, length: usize, offset: usize) -> CaseResult {
@@ -112,11 +112,15 @@ fn message_longer_than_buffer(cell: &Cell) -> CaseResult {
     match pair.outcome(B, receive)? {
         Err(failure) => {
             ensure!(failure.token == 2, "token {}", failure.token);
-            // Hardware says less: an error of the receiving queue pair.
+            // Hardware is less precise: it reports an error of the receiving queue pair.
             let kind = failure.error.kind();
             ensure!(matches!(kind, ErrorKind::Truncated | ErrorKind::Other), "{failure}");
         }
-        Ok(completion) => return Err(format!("a cut message looks whole: {completion:?}").into()),
+        Ok(completion) => {
+            return Err(
+                format!("a truncated message was reported as complete: {completion:?}").into()
+            );
+        }
     }
     ensure!(get(&into, 64, 64)?.iter().all(|b| *b == 0), "bytes beyond the buffer changed");
     Ok(())
@@ -136,7 +140,7 @@ fn cancel_receive(cell: &Cell) -> CaseResult {
         queue.in_flight(),
         queue.quarantined()
     );
-    // The endpoint works on, and the message goes to the next receive.
+    // The endpoint still works, and the message goes to the next receive.
     exchange(&mut pair, 100, 0)
 }
 
@@ -150,7 +154,7 @@ fn tagged_messages_match(cell: &Cell) -> CaseResult {
     };
     let one = pair.post(B, |s| receive(s, &first, 1))?;
     let two = pair.post(B, |s| receive(s, &second, 2))?;
-    // Sent in the other order: the tag decides, not the time.
+    // Sent in reverse order: the tag decides, not the time.
     let (half, other) = (from.slice(0..64)?, from.slice(64..128)?);
     let sent_two =
         pair.post(A, |s| s.endpoint.send_tagged(&mut s.queue, s.peer, &half, 2, nonblocking(0)))?;
@@ -180,7 +184,7 @@ fn tagged_ignore_mask(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn sender_is_named(cell: &Cell) -> CaseResult {
+fn sender_is_reported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::SOURCE)?;
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
     let receive =

@@ -21,8 +21,7 @@ use crate::pair::CaseResult;
 pub struct Case {
     pub name: &'static str,
     pub run: fn(&Cell) -> CaseResult,
-    /// The case ends with objects that cannot be closed in good order, since it
-    /// harms the provider on purpose.
+    /// The case ends with objects that fail to close, because it harms the provider on purpose.
     pub may_leak_objects: bool,
 }
 
@@ -78,8 +77,8 @@ pub const SIZES: &[usize] = &[
     64 << 20,
 ];
 
-/// The sizes that the provider moves in one operation, and that an emulated
-/// machine moves in reasonable time.
+/// The sizes that the provider moves in one operation, and that an emulated machine moves in
+/// reasonable time.
 pub fn sizes(largest_message: usize) -> Vec<usize> {
     let bound = std::env::var("FABRICAST_MATRIX_LARGEST")
         .ok()

@@ -1,4 +1,4 @@
-//! Peers in processes of their own, killed at whatever they are doing.
+//! Peers in separate processes, killed during any operation.
 
 use std::time::{Duration, Instant};
 
@@ -23,19 +23,19 @@ pub const CASES: &[Case] = &[
         may_leak_objects: true,
     },
     Case {
-        name: "injected_writes_die_with_their_peer",
-        run: injected_writes_die_with_their_peer,
+        name: "injected_writes_fail_with_their_peer",
+        run: injected_writes_fail_with_their_peer,
         may_leak_objects: true,
     },
     Case {
-        name: "ring_to_the_dead_fails_in_time",
-        run: ring_to_the_dead_fails_in_time,
+        name: "ring_to_a_dead_peer_fails_in_time",
+        run: ring_to_a_dead_peer_fails_in_time,
         may_leak_objects: true,
     },
     Case { name: "peer_killed_while_idle", run: peer_killed_while_idle, may_leak_objects: true },
 ];
 
-/// How long after a peer's death the survivor may take to notice.
+/// How long the survivor may take to detect the death of its peer.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn write_to_another_process(cell: &Cell) -> CaseResult {
@@ -54,13 +54,13 @@ fn write_to_another_process(cell: &Cell) -> CaseResult {
     let mut got = vec![0; largest];
     into.read(0, &mut got)?;
     check_bytes("read back", &got, &pattern(1, largest))?;
-    // While the peer lives: closing may need what a killed process holds.
+    // While the peer lives: closing may need objects that a killed process would hold.
     drop(side);
     process.kill()
 }
 
-/// Writes without end while the peer is killed: within the deadline there is an
-/// error, from a completion or from a post that finds no room; never a hang.
+/// Writes continuously while the peer is killed. Within the deadline there must be an error,
+/// from a completion or from a post to a full queue; never a hang.
 fn peer_killed_mid_transfer(cell: &Cell) -> CaseResult {
     let (mut side, mut process, region) = connect_to_peer_process(cell)?;
     let remote = side.domain.attach(&region)?;
@@ -76,7 +76,7 @@ fn peer_killed_mid_transfer(cell: &Cell) -> CaseResult {
             killed = Some(Instant::now());
         }
         if killed.is_some_and(|at: Instant| at.elapsed() > DETECTION_TIMEOUT) {
-            return Err(format!("writes to the dead succeed after {NOTICE:?}").into());
+            return Err(format!("writes to a dead process succeed after {NOTICE:?}").into());
         }
         let options = PostOptions::token(0).timeout(Duration::from_secs(2));
         let mut error = None;
@@ -86,7 +86,7 @@ fn peer_killed_mid_transfer(cell: &Cell) -> CaseResult {
                 Err(refused) => error = Some(refused),
             }
         } else if let Some(id) = flying.pop_front() {
-            // A deadline is an error, too: it names the operation that is late.
+            // A deadline is an error, too: it names the late operation.
             error = side.queue.complete(id, Duration::from_secs(3)).err();
         }
         if let Some(error) = error {
@@ -96,21 +96,21 @@ fn peer_killed_mid_transfer(cell: &Cell) -> CaseResult {
     }
 }
 
-/// Injected writes that wait behind others when their connection ends are nobody's: whoever
-/// takes them for somebody's, as rxm did over tcp, crashes.
-fn injected_writes_die_with_their_peer(cell: &Cell) -> CaseResult {
+/// When a connection ends, injected writes that wait behind others belong to no operation. A
+/// library that resolves their context crashes, as rxm over tcp did.
+fn injected_writes_fail_with_their_peer(cell: &Cell) -> CaseResult {
     const ROUNDS: usize = 16;
     let (side, mut process, region) = connect_to_peer_process(cell)?;
     let length = 256 << 10;
     let from = source(&side, pattern(2, length))?;
     let timeout = Duration::from_secs(2);
-    // What is short enough is injected by a ring, with its header; by some providers, this alone.
+    // A ring injects a short message with its header; some providers inject only the header.
     let inject_size = side.domain.capabilities().inject_size;
     let Some(short) = inject_size.checked_sub(HEADER_LEN as usize) else {
         return Err(format!("lacking: at most {inject_size} bytes can be injected").into());
     };
     let short = from.slice(0..short.min(32))?;
-    // Nobody reads: all of it fits.
+    // The ring is never read, but all messages fit.
     let (mut port, writing) = ring_to(side, region, REGION as u64)?;
     for _ in 0..ROUNDS {
         port.send(writing, 0, &from.all(), timeout)?;
@@ -120,7 +120,7 @@ fn injected_writes_die_with_their_peer(cell: &Cell) -> CaseResult {
     let end = Instant::now() + timeout;
     while Instant::now() < end {
         if let Err(error) = port.wait(Duration::from_millis(50)) {
-            println!("noticed: {error}");
+            println!("detected: {error}");
         }
     }
     let started = Instant::now();
@@ -129,14 +129,14 @@ fn injected_writes_die_with_their_peer(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Memory that rings are written from.
+/// Memory that rings write from.
 fn source(side: &Side, bytes: Vec<u8>) -> CaseResult<MemoryRegion> {
     let source = side.domain.register(HostMemory::from_vec(bytes)?, Access::WRITE)?;
     source.enable_for(&side.endpoint)?;
     Ok(source)
 }
 
-/// A ring that nobody reads: the peer has none, but memory that is as good as one.
+/// A ring without a reader: the peer has no ring, but memory of the same size.
 fn ring_to(side: Side, region: RemoteRegion, capacity: u64) -> CaseResult<(Port, SenderId)> {
     if let Err(error) = NotifyMode::Immediate.check(side.domain.capabilities()) {
         return Err(format!("lacking: {error}").into());
@@ -168,12 +168,12 @@ fn after_death(side: Side, error: &str) -> CaseResult {
     ensure!(queue.in_flight() == 0, "{} still in flight after {error}", queue.in_flight());
     drop(queue);
     ensure!(started.elapsed() < Duration::from_secs(5), "closing took {:?}", started.elapsed());
-    println!("noticed: {error}");
+    println!("detected: {error}");
     Ok(())
 }
 
-/// The peer dies while nothing is under way; the next operations fail, in time, each within its
-/// deadline.
+/// The peer dies while no operation is in flight; each of the next operations must fail within
+/// its deadline.
 fn peer_killed_while_idle(cell: &Cell) -> CaseResult {
     let (mut side, mut process, region) = connect_to_peer_process(cell)?;
     let remote = side.domain.attach(&region)?;
@@ -195,12 +195,12 @@ fn peer_killed_while_idle(cell: &Cell) -> CaseResult {
             return after_death(side, &error.to_string());
         }
     }
-    Err(format!("writes to the dead succeed after {NOTICE:?}").into())
+    Err(format!("writes to a dead process succeed after {NOTICE:?}").into())
 }
 
-/// The reader of a ring dies while its writer waits for credit: the writer gets an error within
-/// its deadline, which says how much was written; and so does the next message.
-fn ring_to_the_dead_fails_in_time(cell: &Cell) -> CaseResult {
+/// The reader of a ring dies while its writer waits for credit. The writer gets an error within
+/// its deadline, which reports how much was written; so does the next message.
+fn ring_to_a_dead_peer_fails_in_time(cell: &Cell) -> CaseResult {
     let (side, mut process, region) = connect_to_peer_process(cell)?;
     let capacity = 1 << 20;
     let length = 4 * capacity as usize;
@@ -209,11 +209,11 @@ fn ring_to_the_dead_fails_in_time(cell: &Cell) -> CaseResult {
     let (mut port, writing) = ring_to(side, region, capacity)?;
     let mut message = port.begin(writing, 0, length as u64)?;
     let started = Instant::now();
-    // The connection may take its time to come up.
+    // The connection may still be in setup.
     while message.written() <= capacity / 2 {
         let short = Duration::from_millis(300);
         let blocked = port.finish(writing, &mut message, &source.all(), short);
-        let error = blocked.err().ok_or("a message of four times the ring was written")?;
+        let error = blocked.err().ok_or("a message of four times the ring size was written")?;
         ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
         ensure!(started.elapsed() < timeout(), "{error}");
     }
@@ -221,13 +221,13 @@ fn ring_to_the_dead_fails_in_time(cell: &Cell) -> CaseResult {
     let started = Instant::now();
     for _ in 0..2 {
         let failed = port.finish(writing, &mut message, &source.all(), timeout);
-        let error = failed.err().ok_or("a message to the dead was written")?;
+        let error = failed.err().ok_or("a message to a dead process was written")?;
         let is_told = match error.kind() {
             ErrorKind::DeadlineExceeded => error.to_string().contains("bytes of message 0"),
             _ => port.sender(writing)?.broken().is_some(),
         };
         ensure!(is_told, "{error}");
-        println!("noticed: {error}");
+        println!("detected: {error}");
     }
     let took = started.elapsed();
     ensure!(took < 2 * timeout + Duration::from_secs(1), "{took:?}");

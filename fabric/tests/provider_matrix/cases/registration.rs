@@ -1,4 +1,4 @@
-//! All of memory registration but the keys.
+//! Memory registration, except for the keys.
 
 use std::time::Duration;
 
@@ -21,18 +21,18 @@ pub const CASES: &[Case] = cases![
     thousand_regions,
     registering_in_a_loop_leaks_nothing,
     local_region_needs_no_registration,
-    binding_answers,
-    peer_to_peer_choice_answers,
-    asynchronous_domains_answer,
-    collective_right_is_passed,
-    deprecated_modes_stand_alone,
+    binding_succeeds_or_is_not_supported,
+    peer_to_peer_option_succeeds_or_is_not_supported,
+    asynchronous_domain_opens_or_is_not_supported,
+    collective_access_is_passed,
+    deprecated_modes_cannot_be_combined,
     register_several_buffers,
     too_many_buffers_are_refused,
     nonzero_offset_is_refused,
     bad_ranges_are_refused,
-    unmapped_pages_are_refused_where_pages_are_demanded,
+    unmapped_pages_are_refused_if_required,
     unbacked_ranges_can_be_registered,
-    descriptor_is_given_where_it_is_demanded,
+    local_descriptor_is_set_if_required,
     refresh_region,
     enable_is_idempotent,
     remote_writes_are_counted_by_region,
@@ -44,8 +44,8 @@ pub const CASES: &[Case] = cases![
     synchronous_domains_refuse_asynchronous_registration,
     basic_mode,
     scalable_mode,
-    mode_bits_are_obeyed_as_returned,
-    regions_are_reached_where_no_order_is_promised,
+    returned_mode_bits_are_supported,
+    regions_are_reachable_without_order,
     registration_cache_opens,
     region_outlives_its_owner_while_in_flight,
 ];
@@ -63,7 +63,7 @@ fn register_many_sizes(cell: &Cell) -> CaseResult {
 
 fn register_unaligned_vector(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
-    // Memory of a vector begins anywhere, and a region may begin inside it.
+    // The memory of a vector may begin at any address, and a region may begin inside it.
     let bytes = pattern(1, 10_000);
     let from = pair.sides[A].domain.register(HostMemory::from_vec(bytes.clone())?, Access::ALL)?;
     let backing = HostMemory::zeroed(16_384)?;
@@ -92,7 +92,7 @@ fn thousand_regions(cell: &Cell) -> CaseResult {
     for _ in 0..COUNT {
         regions.push(pair.sides[B].region(256)?);
     }
-    // Each is reached by its own key: no two are mixed up.
+    // Each region is reached by its own key: no two are mixed up.
     for (number, region) in regions.iter().enumerate().step_by(7) {
         put(&from, 0, &pattern(number as u64, 64))?;
         let remote = pair.sides[A].attach(region)?.slice(100..164)?;
@@ -145,29 +145,29 @@ fn local_region_needs_no_registration(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Binding works, or is refused by its name; never a crash, never a bare "other".
-fn binding_answers(cell: &Cell) -> CaseResult {
-    let known = |error: &fabric::Error| {
+/// Binding works or is refused with NotSupported; never a crash, never a bare "other".
+fn binding_succeeds_or_is_not_supported(cell: &Cell) -> CaseResult {
+    let has_known_kind = |error: &fabric::Error| {
         matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument)
     };
     let pair = Pair::new(cell)?;
     let region = pair.sides[A].region(4096)?;
     if let Err(error) = region.bind_endpoint(&pair.sides[A].endpoint) {
-        ensure!(known(&error), "{error}");
+        ensure!(has_known_kind(&error), "{error}");
     }
     match Counter::open(&pair.sides[A].domain) {
         Ok(counter) => {
             if let Err(error) = region.bind_counter(&counter) {
-                ensure!(known(&error), "{error}");
+                ensure!(has_known_kind(&error), "{error}");
             }
             drop(region);
         }
-        Err(error) => ensure!(known(&error), "{error}"),
+        Err(error) => ensure!(has_known_kind(&error), "{error}"),
     }
     Ok(())
 }
 
-fn peer_to_peer_choice_answers(cell: &Cell) -> CaseResult {
+fn peer_to_peer_option_succeeds_or_is_not_supported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     for policy in
         [PeerToPeer::Enabled, PeerToPeer::Required, PeerToPeer::Preferred, PeerToPeer::Disabled]
@@ -179,7 +179,7 @@ fn peer_to_peer_choice_answers(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn asynchronous_domains_answer(cell: &Cell) -> CaseResult {
+fn asynchronous_domain_opens_or_is_not_supported(cell: &Cell) -> CaseResult {
     let offer = cell.offer(Caps::empty())?;
     let fabric = Fabric::open(&offer)?;
     let events = EventQueue::open(&fabric)?;
@@ -196,7 +196,7 @@ fn asynchronous_domains_answer(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn collective_right_is_passed(cell: &Cell) -> CaseResult {
+fn collective_access_is_passed(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let options = RegistrationOptions::new(Access::ALL | Access::COLLECTIVE);
     match pair.sides[A].domain.register(HostMemory::zeroed(4096)?, options) {
@@ -209,7 +209,7 @@ fn collective_right_is_passed(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn deprecated_modes_stand_alone(cell: &Cell) -> CaseResult {
+fn deprecated_modes_cannot_be_combined(cell: &Cell) -> CaseResult {
     for mode in [MrMode::BASIC | MrMode::LOCAL, MrMode::SCALABLE | MrMode::BASIC] {
         let error = cell.offer_of(cell.query().mr_mode(mode), Caps::empty()).unwrap_err();
         ensure!(error.kind() == ErrorKind::InvalidArgument, "{mode:?}: {error}");
@@ -220,14 +220,14 @@ fn deprecated_modes_stand_alone(cell: &Cell) -> CaseResult {
 fn register_several_buffers(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let limit = pair.sides[A].domain.capabilities().mr_iov_limit;
-    ensure!(limit >= 2, "one buffer per registration only");
+    ensure!(limit >= 2, "the provider takes one buffer per registration");
     let buffers: Vec<Box<dyn Memory>> =
         vec![Box::new(HostMemory::zeroed(4096)?), Box::new(HostMemory::zeroed(8192)?)];
     let region = pair.sides[B].domain.register_vector(buffers, Access::ALL)?;
     ensure!(region.len() == 12_288, "length {}", region.len());
-    // Peers are told of what they can surely reach: the first buffer.
+    // Peers get only the part that is reachable with every provider: the first buffer.
     ensure!(region.describe()?.len() == 4096, "described as {}", region.describe()?.len());
-    ensure!(region.slice(0..5000).is_err(), "a slice across buffers was given out");
+    ensure!(region.slice(0..5000).is_err(), "slicing across buffers succeeded");
     Ok(())
 }
 
@@ -261,7 +261,7 @@ fn bad_ranges_are_refused(cell: &Cell) -> CaseResult {
     let domain = &pair.sides[A].domain;
     let base = 0x10_0000 as *mut u8;
     let attempt = |base: *mut u8, length: usize| {
-        // SAFETY: nothing is registered: that is what is tested.
+        // SAFETY: the registration must fail, which this tests.
         unsafe { domain.register_raw(base, length, MemoryKind::Host, Access::ALL) }.unwrap_err()
     };
     let empty = attempt(base, 0);
@@ -285,14 +285,14 @@ fn bad_ranges_are_refused(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Bytes of one of the system's pages.
+/// The system's page size in bytes.
 #[allow(unsafe_code)]
 pub(super) fn page_size() -> usize {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: queries a constant of the system.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Two pages, of which the second is given back to the system.
+/// Two pages, of which the second is unmapped.
 #[allow(unsafe_code)]
 fn page_and_hole() -> *mut u8 {
     let page = page_size();
@@ -312,11 +312,11 @@ fn page_and_hole() -> *mut u8 {
 }
 
 #[allow(unsafe_code)]
-fn unmapped_pages_are_refused_where_pages_are_demanded(cell: &Cell) -> CaseResult {
+fn unmapped_pages_are_refused_if_required(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let domain = &pair.sides[A].domain;
     let demanded = domain.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
-    ensure!(demanded, "the provider demands no pages");
+    ensure!(demanded, "the provider does not require mapped pages");
     let (base, length) = (page_and_hole(), 2 * page_size());
     // SAFETY: nothing is registered.
     let error =
@@ -331,20 +331,20 @@ fn unbacked_ranges_can_be_registered(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let domain = &pair.sides[A].domain;
     let demanded = domain.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
-    ensure!(!demanded, "the provider demands pages");
+    ensure!(!demanded, "the provider requires mapped pages");
     let (base, length) = (page_and_hole(), 2 * page_size());
-    // SAFETY: nobody accesses the region while the page is missing.
+    // SAFETY: the region is not accessed while the page is missing.
     let region = unsafe { domain.register_raw(base, length, MemoryKind::Host, Access::ALL)? };
     ensure!(region.describe()?.len() == length as u64, "described as {}", region.describe()?.len());
     Ok(())
 }
 
-fn descriptor_is_given_where_it_is_demanded(cell: &Cell) -> CaseResult {
+fn local_descriptor_is_set_if_required(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let capabilities = pair.sides[A].domain.capabilities();
     ensure!(
         capabilities.mr_mode.without_deprecated().contains(MrMode::LOCAL),
-        "no descriptor is demanded"
+        "no local descriptor is required"
     );
     // Without a registration the provider could not even send.
     let (from, into) = (
@@ -363,7 +363,8 @@ fn descriptor_is_given_where_it_is_demanded(cell: &Cell) -> CaseResult {
 fn refresh_region(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[A].region(8192)?;
-    // Where it is not demanded, nothing happens; out of bounds is refused in any case.
+    // If the provider does not require it, the call does nothing; out of bounds is always
+    // refused.
     region.refresh(0..4096)?;
     let error = region.refresh(4096..8193).unwrap_err();
     ensure!(error.kind() == ErrorKind::OutOfBounds, "{error}");
@@ -409,7 +410,7 @@ fn remote_writes_are_counted_by_region(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Each flag is passed on; a provider honours it or says that it does not.
+/// Each flag is passed on; a provider honours it or refuses it.
 fn registration_flags_are_passed(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     for flags in [
@@ -443,7 +444,7 @@ fn authorization_key_is_passed(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// A host page that claims to be a device's: never may it be taken for host memory.
+/// A host page declared as device memory must never be registered as host memory.
 #[allow(unsafe_code)]
 fn device_memory_is_refused_without_support(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
@@ -498,16 +499,17 @@ fn asynchronous_registration(cell: &Cell) -> CaseResult {
     let region = pending.wait(&mut events, timeout())?;
     ensure!(region.is_registered() && region.len() == 8192, "{region:?}");
     region.describe()?;
-    // Two at once: each event belongs to one of them.
+    // Two registrations in flight: each event belongs to one of them.
     let first = domain.register_asynchronously(HostMemory::zeroed(64)?, Access::ALL)?;
     let second = domain.register_asynchronously(HostMemory::zeroed(128)?, Access::ALL)?;
     let (one, other) = (events.wait(timeout())?, events.wait(timeout())?);
-    ensure!(first.is_done_by(&one) != first.is_done_by(&other), "both or neither event");
+    ensure!(first.is_done_by(&one) != first.is_done_by(&other), "both events or neither match");
     let (for_first, for_second) = if first.is_done_by(&one) { (one, other) } else { (other, one) };
     let first = first.finish(&for_first).map_err(|refused| refused.1)?;
-    let (second, _) = *second.finish(&for_first).err().ok_or("another's event finished it")?;
+    let (second, _) =
+        *second.finish(&for_first).err().ok_or("an event of another registration finished it")?;
     let second = second.finish(&for_second).map_err(|refused| refused.1)?;
-    ensure!(first.len() == 64 && second.len() == 128, "mixed up");
+    ensure!(first.len() == 64 && second.len() == 128, "the regions are mixed up");
     let refused = domain.register(HostMemory::zeroed(64)?, Access::ALL).unwrap_err();
     ensure!(refused.kind() == ErrorKind::InvalidArgument, "{refused}");
     Ok(())
@@ -557,12 +559,13 @@ fn scalable_mode(cell: &Cell) -> CaseResult {
     with_mode(cell, MrMode::SCALABLE)
 }
 
-fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> CaseResult {
-    // All bits offered, then each one taken away: whatever comes back is obeyed.
+fn returned_mode_bits_are_supported(cell: &Cell) -> CaseResult {
+    // All bits are offered, then each one is removed: the library supports every combination
+    // that is returned.
     with_mode(cell, MrMode::SUPPORTED)?;
     for bit in MrMode::SUPPORTED.iter() {
         let fewer = MrMode::SUPPORTED - bit;
-        // A provider that demands the bit is not offered without it.
+        // A provider that requires the bit is not listed without it.
         if cell.offer_of(cell.query().mr_mode(fewer), Caps::empty()).is_ok() {
             with_mode(cell, fewer)?;
         }
@@ -570,14 +573,14 @@ fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn regions_are_reached_where_no_order_is_promised(cell: &Cell) -> CaseResult {
-    // shm then wants virtual addresses, which it does not otherwise.
+fn regions_are_reachable_without_order(cell: &Cell) -> CaseResult {
+    // shm then requires virtual addresses; otherwise it does not.
     with_query(cell, cell.query().order(Order::empty()))
 }
 
 fn registration_cache_opens(cell: &Cell) -> CaseResult {
-    // The cache belongs to the library, not to a provider; opening it must not
-    // disturb one that is in use.
+    // The cache belongs to the library, not to a provider; opening it must not disturb one that
+    // is in use.
     let mut pair = Pair::new(cell)?;
     match probe_registration_cache() {
         Ok(()) => {}
@@ -604,7 +607,7 @@ fn region_outlives_its_owner_while_in_flight(cell: &Cell) -> CaseResult {
     let flags = nonblocking(0).flags(TransferFlags::DELIVERY_COMPLETE);
     let id = pair
         .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags))?;
-    // The last handle goes while the write is under way.
+    // The last handle is dropped while the write is in flight.
     drop(from);
     pair.complete(A, id)?;
     check_bytes("after drop", &get(&into, 0, 1 << 20)?, &bytes)

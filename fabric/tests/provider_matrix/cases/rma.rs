@@ -17,7 +17,7 @@ pub const CASES: &[Case] = cases![
     both_directions_at_once,
 ];
 
-/// Writes with delivery complete, so that the bytes can be looked at.
+/// Writes with delivery complete, so that the bytes can be checked.
 fn write(
     pair: &mut Pair,
     from: &MemoryRegion,
@@ -45,7 +45,7 @@ fn write_all_sizes(cell: &Cell) -> CaseResult {
         put(&from, 0, &bytes)?;
         write(&mut pair, &from, &into, 0, length)?;
         check_bytes(&format!("{length} bytes"), &get(&into, 0, length)?, &bytes)?;
-        ensure!(get(&into, largest, 1)?[0] == 0, "a byte beyond was written");
+        ensure!(get(&into, largest, 1)?[0] == 0, "a byte beyond the range was written");
     }
     Ok(())
 }
@@ -103,7 +103,7 @@ fn write_many_in_flight(cell: &Cell) -> CaseResult {
         let done = pair.complete(A, id)?;
         ensure!(done.token == i as u64, "token {} of operation {i}", done.token);
     }
-    ensure!(pair.sides[A].queue.in_flight() == 0, "something is still in flight");
+    ensure!(pair.sides[A].queue.in_flight() == 0, "an operation is still in flight");
     check_bytes("all", &get(&into, 0, COUNT * EACH)?, &bytes)
 }
 
@@ -124,7 +124,7 @@ fn writes_are_counted(cell: &Cell) -> CaseResult {
     let mut pair = Pair::with(cell, setup)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let counter = pair.counter.clone().ok_or("no counter")?;
-    // The pair greeted each other by a write.
+    // The pair's first exchange included a write.
     let start = counter.read();
     for _ in 0..5 {
         write(&mut pair, &from, &into, 0, 64)?;
@@ -139,28 +139,28 @@ fn both_directions_at_once(cell: &Cell) -> CaseResult {
     const LENGTH: usize = 1 << 20;
     let mut pair = Pair::new(cell)?;
     let mut work = Vec::new();
-    for (here, there) in [(A, B), (B, A)] {
-        let from = pair.sides[here].region(LENGTH)?;
-        let into = pair.sides[there].region(LENGTH)?;
-        put(&from, 0, &pattern(here as u64 + 10, LENGTH))?;
-        let remote = pair.sides[here].attach(&into)?;
-        work.push((here, from, into, remote));
+    for (initiator, responder) in [(A, B), (B, A)] {
+        let from = pair.sides[initiator].region(LENGTH)?;
+        let into = pair.sides[responder].region(LENGTH)?;
+        put(&from, 0, &pattern(initiator as u64 + 10, LENGTH))?;
+        let remote = pair.sides[initiator].attach(&into)?;
+        work.push((initiator, from, into, remote));
     }
     let mut ids = Vec::new();
     for round in 0..8_u64 {
-        for (here, from, _, remote) in &work {
+        for (initiator, from, _, remote) in &work {
             let options = nonblocking(round).flags(TransferFlags::DELIVERY_COMPLETE);
-            let id = pair.post(*here, |s| {
+            let id = pair.post(*initiator, |s| {
                 s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
             })?;
-            ids.push((*here, id));
+            ids.push((*initiator, id));
         }
     }
-    for (here, id) in ids {
-        pair.complete(here, id)?;
+    for (initiator, id) in ids {
+        pair.complete(initiator, id)?;
     }
-    for (here, _, into, _) in &work {
-        check_bytes("payload", &get(into, 0, LENGTH)?, &pattern(*here as u64 + 10, LENGTH))?;
+    for (initiator, _, into, _) in &work {
+        check_bytes("payload", &get(into, 0, LENGTH)?, &pattern(*initiator as u64 + 10, LENGTH))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Bounds, rights and keys that are wrong: an error, never data.
+//! Wrong bounds, access and keys: an error, never data.
 //!
-//! The library refuses what it can see. What only the target can know (a forged
-//! or stale key) is sent on purpose here, by a forged descriptor.
+//! The library refuses what it can check. Faults that only the target can detect (a forged or
+//! stale key) are sent on purpose here, by a forged region descriptor.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -17,16 +17,16 @@ use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
     out_of_bounds_is_refused_before_sending,
-    missing_rights_are_refused_before_sending,
-    injecting_more_than_fits_is_refused_before_sending,
+    missing_access_is_refused_before_sending,
+    oversized_injection_is_refused_before_sending,
     wrong_key_is_an_error_and_no_data,
     write_beyond_the_region_is_an_error_and_no_data,
-    write_without_right_is_an_error_and_no_data,
-    read_without_right_is_an_error_and_no_data,
+    write_without_access_is_an_error_and_no_data,
+    read_without_access_is_an_error_and_no_data,
     closed_region_is_an_error_and_no_data,
     removed_peer_is_refused,
-    strange_objects_are_refused,
-    strange_descriptor_is_refused,
+    foreign_objects_are_refused,
+    foreign_descriptor_is_refused,
 ];
 
 fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> CaseResult {
@@ -48,11 +48,11 @@ fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> CaseResult {
     for error in errors {
         ensure!(error.kind() == ErrorKind::OutOfBounds, "{error}");
     }
-    ensure!(side.queue.in_flight() == 0, "something was posted");
+    ensure!(side.queue.in_flight() == 0, "an operation was posted");
     Ok(())
 }
 
-fn missing_rights_are_refused_before_sending(cell: &Cell) -> CaseResult {
+fn missing_access_is_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let read_only = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
@@ -71,14 +71,14 @@ fn missing_rights_are_refused_before_sending(cell: &Cell) -> CaseResult {
         side.endpoint.receive(&mut side.queue, &no_receive.all(), 0),
     ];
     for result in errors {
-        let error = result.err().ok_or("it was posted")?;
+        let error = result.err().ok_or("the operation was posted")?;
         ensure!(error.kind() == ErrorKind::AccessDenied, "{error}");
     }
     Ok(())
 }
 
-/// Some providers copy without looking how much room they have.
-fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> CaseResult {
+/// Some providers copy without checking the size of their buffer.
+fn oversized_injection_is_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let length = pair.sides[A].domain.capabilities().inject_size + 1;
     let (from, into) = (pair.sides[A].region(length)?, pair.sides[B].region(length)?);
@@ -90,22 +90,22 @@ fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> CaseResult
         side.endpoint.send(&mut side.queue, side.peer, &from.all(), options),
     ];
     for result in errors {
-        let error = result.err().ok_or("it was posted")?;
+        let error = result.err().ok_or("the operation was posted")?;
         ensure!(error.kind() == ErrorKind::Truncated, "{error}");
     }
-    ensure!(side.queue.in_flight() == 0, "something was posted");
+    ensure!(side.queue.in_flight() == 0, "an operation was posted");
     Ok(())
 }
 
-/// What a peer could claim of its region: a descriptor whose fields are not what they were.
+/// The claim of a hostile peer about its region: a region descriptor with changed fields.
 struct Forged {
     key: u64,
     skip: u64,
     write: bool,
 }
 
-/// Writes (or reads) 64 bytes by a descriptor that is not right, and expects an error at the
-/// initiator, and nothing at the target.
+/// Writes (or reads) 64 bytes with a wrong region descriptor, and expects an error at the
+/// initiator, and no change at the target.
 fn violate(
     pair: &mut Pair,
     local: &MemoryRegion,
@@ -114,7 +114,7 @@ fn violate(
 ) -> CaseResult {
     let Forged { key, skip, write } = forged;
     let mut bytes = good.encode();
-    // All rights, a length that is long enough, and another key.
+    // Full access, a sufficient length, and another key.
     bytes[20..24].copy_from_slice(&3_u32.to_le_bytes());
     bytes[24..32].copy_from_slice(&(skip + 64).to_le_bytes());
     bytes[42..50].copy_from_slice(&key.to_le_bytes());
@@ -123,7 +123,7 @@ fn violate(
     bytes[end..].copy_from_slice(&checksum.to_le_bytes());
     let remote = pair.sides[A].domain.attach(&RemoteRegion::decode(&bytes)?)?;
     let (here, there) = (local.slice(0..64)?, remote.slice(skip..skip + 64)?);
-    // Without delivery complete a write may be reported before anybody looked at its key.
+    // Without delivery complete a write may be reported before the target checked its key.
     let options = nonblocking(1).flags(TransferFlags::DELIVERY_COMPLETE);
     let id = pair.post(A, |s| match write {
         true => s.endpoint.write(&mut s.queue, s.peer, &here, &there, options),
@@ -138,11 +138,11 @@ fn violate(
         Some(Err(failure)) => {
             ensure!(failure.error.kind() != ErrorKind::DeadlineExceeded, "{failure}");
             let names_peer = failure.operation.is_none() || failure.error.peer().is_some();
-            ensure!(names_peer, "a failed operation names no peer: {failure}");
+            ensure!(names_peer, "a failed operation does not name its peer: {failure}");
             Ok(())
         }
         Some(Ok(_)) => Err("the operation was reported as successful".into()),
-        // Some targets drop what they refuse: then the caller's deadline is the error.
+        // Some targets drop a refused operation: then the caller's deadline is the error.
         None => {
             let error = pair.sides[A].queue.complete(id, Duration::from_millis(10)).unwrap_err();
             ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
@@ -177,7 +177,7 @@ fn wrong_key_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
 fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
-    // A region in the middle of memory that is all ours.
+    // A region in the middle of memory that this process owns.
     let memory = fabric::HostMemory::zeroed(8192)?;
     let base = fabric::Memory::as_ptr(&memory);
     // SAFETY: `memory` is kept until the end of the case.
@@ -195,7 +195,7 @@ fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     result
 }
 
-fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
+fn write_without_access_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let into = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
@@ -206,7 +206,7 @@ fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     result
 }
 
-fn read_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
+fn read_without_access_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     put(&into, 0, &pattern(99, 64))?;
@@ -255,27 +255,31 @@ fn removed_peer_is_refused(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn strange_objects_are_refused(cell: &Cell) -> CaseResult {
+fn foreign_objects_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
-    let (ours, theirs) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
-    let remote = pair.sides[A].attach(&theirs)?;
+    let (own_region, foreign_region) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
+    let remote = pair.sides[A].attach(&foreign_region)?;
     let [a, b] = &mut pair.sides;
-    // Another domain's region, another endpoint's queue, another vector's peer.
-    let region =
-        a.endpoint.write(&mut a.queue, a.peer, &theirs.all(), &remote.all(), 0).unwrap_err();
+    // A region of another domain, a queue of another endpoint, a peer of another vector.
+    let region = a
+        .endpoint
+        .write(&mut a.queue, a.peer, &foreign_region.all(), &remote.all(), 0)
+        .unwrap_err();
     ensure!(region.kind() == ErrorKind::InvalidArgument, "{region}");
-    let queue = a.endpoint.write(&mut b.queue, a.peer, &ours.all(), &remote.all(), 0).unwrap_err();
+    let queue =
+        a.endpoint.write(&mut b.queue, a.peer, &own_region.all(), &remote.all(), 0).unwrap_err();
     ensure!(queue.kind() == ErrorKind::InvalidArgument, "{queue}");
     if cell.kind != fabric::EndpointKind::Msg {
-        let peer = a.endpoint.send(&mut a.queue, b.peer, &ours.all(), 0).unwrap_err();
+        let peer = a.endpoint.send(&mut a.queue, b.peer, &own_region.all(), 0).unwrap_err();
         ensure!(peer.kind() == ErrorKind::Closed, "{peer}");
-        let none = a.endpoint.send(&mut a.queue, Peer::CONNECTED, &ours.all(), 0).unwrap_err();
+        let none =
+            a.endpoint.send(&mut a.queue, Peer::CONNECTED, &own_region.all(), 0).unwrap_err();
         ensure!(none.kind() == ErrorKind::Closed, "{none}");
     }
     Ok(())
 }
 
-fn strange_descriptor_is_refused(cell: &Cell) -> CaseResult {
+fn foreign_descriptor_is_refused(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[B].region(64)?;
     let mut bytes = region.describe()?.encode();
@@ -285,7 +289,7 @@ fn strange_descriptor_is_refused(cell: &Cell) -> CaseResult {
     ensure!(altered.kind() == ErrorKind::MalformedDescriptor, "{altered}");
     let cut = RemoteRegion::decode(&good[..good.len() - 1]).unwrap_err();
     ensure!(cut.kind() == ErrorKind::MalformedDescriptor, "{cut}");
-    // A descriptor of another wire protocol, its checksum in order.
+    // A region descriptor of another wire protocol, with a correct checksum.
     let mut other = good;
     other[8] ^= 0x40;
     let end = other.len() - 4;

@@ -1,4 +1,4 @@
-//! Waiting: deadlines that hold, and no core burnt meanwhile.
+//! Waiting: deadlines hold, and no core is busy during the wait.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use crate::{cases, ensure};
 pub const CASES: &[Case] = cases![
     waiting_ends_with_its_deadline,
     waiting_does_not_burn_a_core,
-    sleeping_is_woken_by_a_peer,
+    sleeping_queue_is_woken_by_a_peer,
     abandoned_operation_is_quarantined,
-    many_given_up_at_once_are_no_burden,
-    closing_tells_all_that_was_in_flight,
+    many_abandoned_operations_complete_at_once,
+    closing_reports_all_operations_in_flight,
     full_queue_is_reported,
     busy_queue_works,
 ];
@@ -39,11 +39,14 @@ fn waiting_ends_with_its_deadline(cell: &Cell) -> CaseResult {
         for milliseconds in [0, 5, 100] {
             let timeout = Duration::from_millis(milliseconds);
             let started = Instant::now();
-            let failure =
-                pair.sides[A].queue.wait(timeout).err().ok_or("an outcome out of nothing")?;
+            let failure = pair.sides[A]
+                .queue
+                .wait(timeout)
+                .err()
+                .ok_or("a completion without an operation")?;
             let took = started.elapsed();
             ensure!(failure.error.kind() == ErrorKind::DeadlineExceeded, "{failure}");
-            ensure!(took >= timeout, "gave up after {took:?} of {timeout:?}");
+            ensure!(took >= timeout, "returned after {took:?} of {timeout:?}");
             let slack = Duration::from_millis(150);
             ensure!(took < timeout + slack, "{timeout:?} took {took:?} ({waiting:?})");
         }
@@ -64,8 +67,8 @@ fn waiting_does_not_burn_a_core(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// B sleeps in one thread; A writes from another. (In one thread nobody could sleep.)
-fn sleeping_is_woken_by_a_peer(cell: &Cell) -> CaseResult {
+/// B sleeps in one thread; A writes from another. (In a single thread nothing would wake B.)
+fn sleeping_queue_is_woken_by_a_peer(cell: &Cell) -> CaseResult {
     let mut pair = with_waiting(cell, WaitStrategy::Block)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&from, 0, &[7; 64])?;
@@ -80,12 +83,12 @@ fn sleeping_is_woken_by_a_peer(cell: &Cell) -> CaseResult {
     let before = Instant::now();
     let send = a.endpoint.send(&mut a.queue, a.peer, &from.all(), 1)?;
     a.queue.complete(send, Duration::from_secs(10))?;
-    // Providers without threads of their own move what is left only when polled.
+    // Providers with manual progress complete the rest only when polled.
     let end = Instant::now() + Duration::from_secs(10);
     while !waiter.is_finished() && Instant::now() < end {
         let _ = a.queue.wait(Duration::from_millis(5));
     }
-    let (outcome, woken, b) = waiter.join().map_err(|_| "the waiter panicked")?;
+    let (outcome, woken, b) = waiter.join().map_err(|_| "the waiting thread panicked")?;
     let completion = outcome?;
     ensure!(completion.kind == CompletionKind::Receive && completion.token == 3, "{completion:?}");
     ensure!(woken >= before, "completed before it was sent");
@@ -103,7 +106,7 @@ fn abandoned_operation_is_quarantined(cell: &Cell) -> CaseResult {
         pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(4)))?;
     let error = pair.sides[B].queue.complete(receive, Duration::from_millis(20)).unwrap_err();
     ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
-    // Its outcome is never reported; asking again says why.
+    // Its result is never reported; another wait returns the reason.
     let again = pair.sides[B].queue.complete(receive, Duration::from_millis(20)).unwrap_err();
     ensure!(
         matches!(again.kind(), ErrorKind::InvalidArgument | ErrorKind::DeadlineExceeded),
@@ -122,16 +125,16 @@ fn abandoned_operation_is_quarantined(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// The ends of operations that nobody waits for any more may come by the thousand, and
-/// are passed over without a word, and without a deep stack.
-fn many_given_up_at_once_are_no_burden(cell: &Cell) -> CaseResult {
+/// Thousands of abandoned operations may complete at once. They must be skipped silently, and
+/// without deep recursion.
+fn many_abandoned_operations_complete_at_once(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     let side = &mut pair.sides[A];
-    let mut given_up = Vec::new();
-    while given_up.len() < 4000 {
+    let mut abandoned = Vec::new();
+    while abandoned.len() < 4000 {
         match side.endpoint.receive(&mut side.queue, &into.all(), nonblocking(0)) {
-            Ok(id) => given_up.push(id),
+            Ok(id) => abandoned.push(id),
             Err(error) => {
                 let full = [ErrorKind::WouldBlock, ErrorKind::ResourceExhausted];
                 ensure!(full.contains(&error.kind()), "{error}");
@@ -139,8 +142,8 @@ fn many_given_up_at_once_are_no_burden(cell: &Cell) -> CaseResult {
             }
         }
     }
-    ensure!(!given_up.is_empty(), "nothing could be posted");
-    for id in &given_up {
+    ensure!(!abandoned.is_empty(), "no operation could be posted");
+    for id in &abandoned {
         side.queue.abandon(*id);
     }
     let queue = &mut side.queue;
@@ -155,13 +158,13 @@ fn many_given_up_at_once_are_no_burden(cell: &Cell) -> CaseResult {
             }
             None
         })?;
-        thread.join().map_err(|_| std::io::Error::other("it panicked"))
+        thread.join().map_err(|_| std::io::Error::other("the thread panicked"))
     })?;
-    ensure!(outcome.is_none(), "{} given up, and then {outcome:?}", given_up.len());
+    ensure!(outcome.is_none(), "{} abandoned, then {outcome:?}", abandoned.len());
     Ok(())
 }
 
-fn closing_tells_all_that_was_in_flight(cell: &Cell) -> CaseResult {
+fn closing_reports_all_operations_in_flight(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     let post = |pair: &mut Pair| {
@@ -174,16 +177,16 @@ fn closing_tells_all_that_was_in_flight(cell: &Cell) -> CaseResult {
     let started = Instant::now();
     for id in [second, first] {
         let error = queue.complete(id, Duration::from_secs(10)).unwrap_err();
-        let told = [ErrorKind::Closed, ErrorKind::Cancelled];
-        ensure!(told.contains(&error.kind()), "{error}");
+        let closed_kinds = [ErrorKind::Closed, ErrorKind::Cancelled];
+        ensure!(closed_kinds.contains(&error.kind()), "{error}");
     }
     ensure!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
     drop(other);
     Ok(())
 }
 
-/// Nobody drives the target: the initiator runs out of room, and says so within
-/// its patience, instead of waiting for ever.
+/// The target is not driven: the initiator's queue fills up, and a post fails within its
+/// timeout, instead of waiting for ever.
 fn full_queue_is_reported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;

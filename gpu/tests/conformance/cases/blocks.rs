@@ -1,4 +1,4 @@
-//! Many blocks in one request: every byte where it belongs, and no other touched.
+//! Many blocks in one request: every byte at its destination, and no other byte changed.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::fixture::{Fixture, pattern};
 
 const ALL: [CopyMethod; 3] = [CopyMethod::Best, CopyMethod::Kernel, CopyMethod::CopyEngine];
 
-/// Numbers that look like chance, and are the same each time.
+/// Pseudo-random numbers, the same in each run.
 struct Random(u64);
 
 impl Random {
-    /// Below a limit.
+    /// A number below a limit.
     fn next(&mut self, limit: u64) -> u64 {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -22,7 +22,7 @@ impl Random {
     }
 }
 
-/// Two memories, and what the host knows of them.
+/// Two memories, and their expected bytes on the host.
 struct Pair {
     to: Memory,
     from: Memory,
@@ -44,7 +44,7 @@ impl Pair {
         Self { to, from, there, here }
     }
 
-    /// Copies, on the device and here, and compares all bytes.
+    /// Copies on the device and on the host, and compares all bytes.
     #[track_caller]
     fn copy(&mut self, fixture: &Fixture, blocks: &[Block], by: CopyMethod) {
         let (to, from) = (self.to.whole(), self.from.whole());
@@ -62,11 +62,12 @@ impl Pair {
         let mut bytes = vec![0; self.there.len()];
         fixture.stream.download(&self.to.whole(), &mut bytes, DEFAULT_TIMEOUT).unwrap();
         let wrong = bytes.iter().zip(&self.there).position(|(is, should)| is != should);
-        assert_eq!(wrong, None, "{by:?}: another byte is there");
+        assert_eq!(wrong, None, "{by:?}: a byte differs");
     }
 }
 
-/// Blocks one behind the other in the range to copy to, with gaps, of any places of the other.
+/// Blocks one behind the other in the destination range, with gaps, from arbitrary offsets of
+/// the source.
 fn scattered(random: &mut Random, count: usize, longest: u64, from: u64) -> (Vec<Block>, u64) {
     let mut at = 0;
     let blocks = (0..count).map(|_| {
@@ -78,9 +79,9 @@ fn scattered(random: &mut Random, count: usize, longest: u64, from: u64) -> (Vec
     (blocks.collect(), at)
 }
 
-pub fn blocks_arrive_however_they_lie(fixture: &Fixture) -> Result<(), Skip> {
-    // Every place of 32 to copy to, with every place of 32 to copy from, with lengths around
-    // what is moved at once: by a thread, by a team, by a team in one go.
+pub fn blocks_arrive_at_any_alignment(fixture: &Fixture) -> Result<(), Skip> {
+    // Every destination offset of 32, with every source offset of 32, with lengths around the
+    // units: of a thread, of a team, of a team at once.
     for (round, longest) in [31, 100, 700, 2100, 9000].into_iter().enumerate() {
         let room = (longest + 32_u64).next_multiple_of(32) + 32;
         let mut blocks = Vec::new();
@@ -94,13 +95,13 @@ pub fn blocks_arrive_however_they_lie(fixture: &Fixture) -> Result<(), Skip> {
         let length = blocks.len() as u64 * room;
         Pair::new(fixture, length, length).copy(fixture, &blocks, CopyMethod::Kernel);
     }
-    // Each length below 70, at each place of 16, of sources that lie as they do, and one and
-    // four bytes farther on.
+    // Each length below 70, at each offset of 16, of sources with the same alignment, and
+    // shifted by one and four bytes.
     for farther in [0, 1, 4] {
         let blocks: Vec<_> = (0..16 * 70)
             .map(|number| {
-                let (place, length) = (number % 16, number / 16);
-                let at = 128 * number + place;
+                let (source_offset, length) = (number % 16, number / 16);
+                let at = 128 * number + source_offset;
                 Block { to: at, from: at + farther, length }
             })
             .collect();
@@ -109,7 +110,7 @@ pub fn blocks_arrive_however_they_lie(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn blocks_arrive_however_long_they_are(fixture: &Fixture) -> Result<(), Skip> {
+pub fn blocks_arrive_at_any_length(fixture: &Fixture) -> Result<(), Skip> {
     let mut random = Random(1);
     let from = 4 << 20;
     for longest in [60, 3000, 20_000, 70 << 10] {
@@ -118,8 +119,8 @@ pub fn blocks_arrive_however_long_they_are(fixture: &Fixture) -> Result<(), Skip
             Pair::new(fixture, to + 100, from).copy(fixture, &blocks, by);
         }
     }
-    // Around the length of a piece, and that from which on the copy engine is taken; long ones
-    // among short ones; none, one and two.
+    // Around the length of a piece, and the length from which the copy engine is used; long
+    // ones among short ones; none, one and two.
     let (kib, mib) = (1_u64 << 10, 1_u64 << 20);
     let lengths = [
         64 * kib - 1,
@@ -155,8 +156,8 @@ pub fn ten_thousand_blocks_arrive(fixture: &Fixture) -> Result<(), Skip> {
     for by in ALL {
         Pair::new(fixture, to, from).copy(fixture, &blocks, by);
     }
-    // On one stream, in order, all of them begun before the first is done: the later request is
-    // what stays, and none finds another's list in place of its own.
+    // On one stream, in order, all started before the first is done: the later request must
+    // win, and none may read another's list.
     let mut pair = Pair::new(fixture, to, from);
     slow(fixture, Duration::from_millis(2));
     for shift in 0..4 {
@@ -179,9 +180,7 @@ pub fn ten_thousand_blocks_arrive(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn blocks_that_reach_beyond_are_refused_before_any_moves(
-    fixture: &Fixture,
-) -> Result<(), Skip> {
+pub fn out_of_bounds_blocks_are_refused_before_any_copy(fixture: &Fixture) -> Result<(), Skip> {
     let mut pair = Pair::new(fixture, 10_000, 20_000);
     let good = Block { to: 0, from: 0, length: 1000 };
     let bad = [
@@ -191,7 +190,7 @@ pub fn blocks_that_reach_beyond_are_refused_before_any_moves(
         Block { to: u64::MAX, ..good },
         Block { from: u64::MAX - 1, ..good },
         Block { to: 1, length: u64::MAX, ..good },
-        // Nothing, but from nowhere.
+        // An empty block at an invalid offset.
         Block { from: 20_001, to: 0, length: 0 },
     ];
     for block in bad {
@@ -205,7 +204,7 @@ pub fn blocks_that_reach_beyond_are_refused_before_any_moves(
         }
     }
     pair.check(fixture, CopyMethod::Best);
-    // Ranges of their own memories: offsets count from where they begin.
+    // Slices of memory: offsets count from the start of the slice.
     let (to, from) = (pair.to.slice(5000, 100).unwrap(), pair.from.slice(777, 100).unwrap());
     let block = Block { to: 10, from: 20, length: 80 };
     for by in ALL {
@@ -219,7 +218,7 @@ pub fn blocks_that_reach_beyond_are_refused_before_any_moves(
     Ok(())
 }
 
-pub fn memory_lives_as_long_as_its_blocks(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_outlives_its_block_copies(fixture: &Fixture) -> Result<(), Skip> {
     let length = 16 << 20;
     let to = fixture.first.allocate(length).unwrap();
     let stream = fixture.first.stream().unwrap();
@@ -236,10 +235,10 @@ pub fn memory_lives_as_long_as_its_blocks(fixture: &Fixture) -> Result<(), Skip>
         for _ in 0..3 {
             stream.copy_blocks(&to.whole(), &from.whole(), &blocks, by).unwrap();
         }
-        // Nobody holds it any more but the stream.
+        // Only the stream still holds it.
         drop(from);
         stream.synchronize(DEFAULT_TIMEOUT).unwrap();
-        assert_eq!(fixture.first.budget().1, used, "{by:?}: when they are done it goes");
+        assert_eq!(fixture.first.budget().1, used, "{by:?}: released when the copies are done");
         slow(fixture, Duration::ZERO);
         fixture.check(&to.whole(), 3);
         fixture.stream.fill(&to.whole(), 0).unwrap();
@@ -248,7 +247,7 @@ pub fn memory_lives_as_long_as_its_blocks(fixture: &Fixture) -> Result<(), Skip>
     Ok(())
 }
 
-pub fn blocks_go_to_peers_and_to_the_host(fixture: &Fixture) -> Result<(), Skip> {
+pub fn blocks_are_copied_to_peers_and_the_host(fixture: &Fixture) -> Result<(), Skip> {
     let mut random = Random(3);
     let from = 2 << 20;
     let (blocks, to) = scattered(&mut random, 500, 9000, from);
@@ -267,7 +266,7 @@ pub fn blocks_go_to_peers_and_to_the_host(fixture: &Fixture) -> Result<(), Skip>
         Pair::of(fixture, there, device.allocate(from).unwrap()).copy(fixture, &blocks, by);
         let there = other.allocate_shared(from, &[device]).unwrap();
         Pair::of(fixture, device.allocate(to).unwrap(), there).copy(fixture, &blocks, by);
-        // Leave is given for good: so without it from the other side, where no case gives it.
+        // Access cannot be withdrawn, so this uses the other direction, which no case enables.
         let (here, there) = (device.allocate(4096).unwrap(), other.allocate(4096).unwrap());
         let stream = other.stream().unwrap();
         let error = stream.copy_blocks(&there.whole(), &here.whole(), &[], by).unwrap_err();

@@ -1,4 +1,4 @@
-//! Work while a framework captures a graph.
+//! Operations while a framework captures a graph.
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys;
@@ -7,7 +7,7 @@ use gpu::Device;
 use super::{Skip, skip};
 use crate::fixture::Fixture;
 
-/// What a framework does: a stream of its own, captured in global mode from this thread.
+/// Emulates a framework: it captures its own stream in global mode from this thread.
 struct Capture {
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -21,7 +21,7 @@ impl Capture {
     fn begin(device: &Device) -> Self {
         let number = device.name().number as i32;
         let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: as a framework would; room for the handles.
+        // SAFETY: the calls of a framework; space for the handles.
         unsafe {
             check(sys::cuDevicePrimaryCtxRetain(&raw mut context, number));
             check(sys::cuCtxPushCurrent_v2(context));
@@ -32,18 +32,18 @@ impl Capture {
         Self { context, stream }
     }
 
-    /// The capture has to be whole.
+    /// The capture must be valid.
     fn end(self, device: &Device) {
         let mut graph = std::ptr::null_mut();
         let mut popped = std::ptr::null_mut();
-        // SAFETY: undoes what was done above.
+        // SAFETY: reverts the calls above.
         unsafe {
             check(sys::cuStreamEndCapture(self.stream, &raw mut graph));
             assert!(!graph.is_null(), "the capture was invalidated");
             check(sys::cuGraphDestroy(graph));
             check(sys::cuStreamDestroy_v2(self.stream));
             check(sys::cuCtxPopCurrent_v2(&raw mut popped));
-            assert_eq!(popped, self.context, "the caller's context");
+            assert_eq!(popped, self.context, "the context of the caller must be current");
             check(sys::cuDevicePrimaryCtxRelease_v2(device.name().number as i32));
         }
     }
@@ -58,7 +58,7 @@ fn work(device: &Device) {
     stream.copy(&to.whole(), &from.whole()).unwrap();
     stream.copy(&shared.whole(), &to.whole()).unwrap();
     let point = stream.point().unwrap();
-    // Asks again and again, from when it is not reached on.
+    // Queries repeatedly, from before it is reached.
     point.wait(gpu::DEFAULT_TIMEOUT).unwrap();
     let sum = stream.checksum(&shared.whole(), gpu::DEFAULT_TIMEOUT).unwrap();
     assert_eq!(sum, gpu::checksum(&vec![7; length as usize]));
@@ -78,7 +78,7 @@ fn work(device: &Device) {
     stream.close(gpu::DEFAULT_TIMEOUT).unwrap();
 }
 
-pub fn work_goes_on_beside_a_graph_capture(fixture: &Fixture) -> Result<(), Skip> {
+pub fn operations_do_not_disturb_a_graph_capture(fixture: &Fixture) -> Result<(), Skip> {
     if fixture.is_emulated() {
         return skip("an emulated device has no graphs");
     }

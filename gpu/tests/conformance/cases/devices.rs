@@ -1,4 +1,4 @@
-//! Devices as such.
+//! Opening devices, their properties and access between them.
 #![allow(unsafe_code)]
 
 use gpu::{Device, DeviceName, ErrorKind, LinkCounters, PeerAccess};
@@ -6,7 +6,7 @@ use gpu::{Device, DeviceName, ErrorKind, LinkCounters, PeerAccess};
 use super::{Skip, second, skip};
 use crate::fixture::Fixture;
 
-pub fn properties_make_sense(fixture: &Fixture) -> Result<(), Skip> {
+pub fn properties_are_plausible(fixture: &Fixture) -> Result<(), Skip> {
     for device in std::iter::once(&fixture.first).chain(&fixture.second) {
         let properties = device.properties();
         assert!(!properties.product.is_empty() && !properties.driver.is_empty());
@@ -23,18 +23,18 @@ pub fn properties_make_sense(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_device_that_is_not_there_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn absent_device_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let name = DeviceName { number: 999, ..fixture.first.name() };
     let error = Device::open(name).unwrap_err();
     assert_eq!((error.kind(), error.device()), (ErrorKind::NoSuchDevice, Some(name)));
     Ok(())
 }
 
-pub fn opened_twice_it_is_the_same(fixture: &Fixture) -> Result<(), Skip> {
+pub fn opening_twice_returns_the_same_device(fixture: &Fixture) -> Result<(), Skip> {
     let again = Device::open(fixture.first.name()).unwrap();
     let (_, used) = again.budget();
     let memory = fixture.first.allocate(1 << 20).unwrap();
-    assert_eq!(again.budget().1, used + (1 << 20), "one budget");
+    assert_eq!(again.budget().1, used + (1 << 20), "clones share one budget");
     drop(memory);
     assert_eq!(again.budget().1, used);
     let found = Device::find(fixture.first.properties().uuid).unwrap();
@@ -45,11 +45,11 @@ pub fn opened_twice_it_is_the_same(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_survey_finds_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn survey_finds_the_device(fixture: &Fixture) -> Result<(), Skip> {
     let survey = Device::survey();
     let mut names = survey.devices.iter().map(Device::name);
     assert!(names.any(|name| name == fixture.first.name()), "{survey:?}");
-    // The emulated is always there; what is missing says why.
+    // The emulated devices always exist; an unavailable device has a reason.
     assert!(survey.devices.iter().any(|device| device.name() == DeviceName::emulated(0)));
     for (_, error) in &survey.missing {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -78,44 +78,44 @@ pub fn threads_share_a_device(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_handle_says_that_the_process_forked(fixture: &Fixture) -> Result<(), Skip> {
+pub fn handles_fail_in_a_forked_child(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(4096).unwrap();
-    // SAFETY: the child asks handles, which know nothing of threads, and leaves without
-    // running anybody's clean-up.
+    // SAFETY: the child only queries handles, which need no other threads, and exits without
+    // running any destructor.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        let said = [
+        let errors = [
             fixture.first.allocate(4096).map(drop),
             fixture.first.stream().map(drop),
             fixture.stream.fill(&memory.whole(), 1),
             fixture.stream.synchronize(gpu::DEFAULT_TIMEOUT),
             memory.export_pieces().map(drop),
-            // With CUDA not even anew: its driver was started by the parent.
+            // With CUDA, opening a device again fails, too: the parent initialised the driver.
             if fixture.is_emulated() {
                 fixture.stream.is_done().map(drop)
             } else {
                 Device::open(fixture.first.name()).map(drop)
             },
         ];
-        let all = said
+        let all = errors
             .iter()
             .all(|result| result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Forked));
         drop(memory);
-        // SAFETY: ends this process, at once.
+        // SAFETY: ends this process at once.
         unsafe { libc::_exit(i32::from(!all)) };
     }
     let mut status = 0;
     // SAFETY: our child, one valid number.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "not every handle said so");
-    // The parent's are as good as before.
+    assert_eq!(status, 0, "a handle did not return Forked");
+    // The parent's handles still work.
     fixture.fill(&memory.whole(), 1);
     fixture.check(&memory.whole(), 1);
     Ok(())
 }
 
-pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
+pub fn link_counters_count_transferred_bytes(fixture: &Fixture) -> Result<(), Skip> {
     if fixture.is_emulated() {
         assert_eq!(LinkCounters::of(&fixture.first).unwrap_err().kind(), ErrorKind::NotSupported);
         return skip("an emulated device has no links");
@@ -134,7 +134,7 @@ pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
     let moved = counters.read().unwrap().since(&before);
     println!("{moved:?} for {length} bytes");
     match moved.nvlink_sent {
-        // Each link tells whole kibibytes, before and after; what else there is, is little.
+        // Each link rounds to kibibytes, before and after; other traffic is small.
         Some(sent) => {
             assert!(sent + (64 << 10) >= length && sent < length + length / 10, "{moved:?}");
         }
@@ -143,15 +143,15 @@ pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-/// A framework in the same thread has its own idea of the current device.
-pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
+/// A framework in the same thread has its own current device.
+pub fn current_context_of_the_caller_is_preserved(fixture: &Fixture) -> Result<(), Skip> {
     use cudarc::driver::sys;
     if fixture.is_emulated() {
         return skip("an emulated device has no contexts");
     }
     let current = || {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the driver is there, and was started; room for a handle.
+        // SAFETY: the driver is loaded and initialised; space for a handle.
         let code = unsafe { sys::cuCtxGetCurrent(&raw mut context) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
         context as usize
@@ -162,23 +162,23 @@ pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
         stream.fill(&memory.whole(), 1).unwrap();
         stream.checksum(&memory.whole(), gpu::DEFAULT_TIMEOUT).unwrap();
     };
-    assert_eq!(current(), 0, "nobody has made one current");
+    assert_eq!(current(), 0, "no context is current yet");
     work(&fixture.first);
     assert_eq!(current(), 0);
     let other = fixture.second.as_ref().unwrap_or(&fixture.first);
-    let mut theirs = std::ptr::null_mut();
-    // SAFETY: as a framework would: its device's primary context, made current.
+    let mut framework_context = std::ptr::null_mut();
+    // SAFETY: the calls of a framework: its device's primary context, made current.
     unsafe {
         let number = other.name().number as i32;
         assert_eq!(
-            sys::cuDevicePrimaryCtxRetain(&raw mut theirs, number),
+            sys::cuDevicePrimaryCtxRetain(&raw mut framework_context, number),
             sys::CUresult::CUDA_SUCCESS
         );
-        assert_eq!(sys::cuCtxSetCurrent(theirs), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuCtxSetCurrent(framework_context), sys::CUresult::CUDA_SUCCESS);
     }
     work(&fixture.first);
-    assert_eq!(current(), theirs as usize, "after calls and drops");
-    // SAFETY: undoes what was done above.
+    assert_eq!(current(), framework_context as usize, "after calls and drops");
+    // SAFETY: reverts the calls above.
     unsafe {
         assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()), sys::CUresult::CUDA_SUCCESS);
         let number = other.name().number as i32;

@@ -11,8 +11,8 @@ use super::{Skip, skip};
 use crate::child::Child;
 use crate::fixture::Fixture;
 
-/// A failing operation is told by whoever asks next, and nothing after it is done.
-pub fn a_failure_is_told_and_stays(fixture: &Fixture) -> Result<(), Skip> {
+/// The next query reports a failed operation, and no later operation is done.
+pub fn failure_is_reported_and_permanent(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(1 << 20).unwrap();
     fixture.fill(&memory.whole(), 1);
     let event = fixture.first.event().unwrap();
@@ -22,8 +22,8 @@ pub fn a_failure_is_told_and_stays(fixture: &Fixture) -> Result<(), Skip> {
         fixture.stream.fill(&part, 2).unwrap();
         fixture.stream.fill(&part, 3).unwrap();
     } else {
-        // A kernel reads where nothing is.
-        // SAFETY: it is not true, and that is the point: the driver ends this context.
+        // A kernel reads an invalid address. SAFETY: the promise is broken on purpose: the
+        // driver ends this context.
         let nowhere = unsafe { Memory::foreign(&fixture.first, 0x10_0000, 4096, ()) };
         let _ = fixture.stream.checksum(&nowhere.whole(), DEFAULT_TIMEOUT);
     }
@@ -34,16 +34,16 @@ pub fn a_failure_is_told_and_stays(fixture: &Fixture) -> Result<(), Skip> {
     assert_eq!(fixture.stream.is_done().unwrap_err().kind(), ErrorKind::DeviceFailed);
     assert!(event.is_done().is_err());
     println!("{error}");
-    // Nothing hangs, whatever is dropped.
+    // No drop hangs.
     drop((memory, part, event));
     Ok(())
 }
 
-/// No copy outlives a context: whoever resets the device, such as `cudaDeviceReset`, leaves nothing to
-/// wait for.
-pub fn streams_of_a_reset_device_are_closed_at_once(fixture: &Fixture) -> Result<(), Skip> {
+/// No copy outlives a context: after a reset of the device, for example by `cudaDeviceReset`,
+/// nothing has to be waited for.
+pub fn streams_of_a_reset_device_close_at_once(fixture: &Fixture) -> Result<(), Skip> {
     if fixture.is_emulated() {
-        return skip("a emulated is not reset");
+        return skip("an emulated device cannot be reset");
     }
     let memory = fixture.first.allocate(1 << 20).unwrap();
     let (first, second) = (fixture.first.stream().unwrap(), fixture.first.stream().unwrap());
@@ -51,7 +51,7 @@ pub fn streams_of_a_reset_device_are_closed_at_once(fixture: &Fixture) -> Result
     second.fill(&memory.whole(), 2).unwrap();
     let point = first.point().unwrap();
     let number = fixture.first.name().number as i32;
-    // SAFETY: as any library of the process may do.
+    // SAFETY: a call that any library of the process may make.
     let code = unsafe { sys::cuDevicePrimaryCtxReset_v2(number) };
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     let error = point.is_done().unwrap_err();
@@ -66,14 +66,14 @@ pub fn streams_of_a_reset_device_are_closed_at_once(fixture: &Fixture) -> Result
     Ok(())
 }
 
-/// A static object's destructor runs when the driver was shut down already.
+/// A static object's destructor runs after the driver was shut down.
 pub fn streams_dropped_at_exit_are_not_waited_for(_: &Fixture) -> Result<(), Skip> {
     let mut child = Child::start("drop-at-exit", &[], &[]);
     let line = child.line();
     println!("{line}");
     let words: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
     assert!(words[0] < 2000, "{} ms", words[0]);
-    assert_eq!(words[1], 0, "streams that were leaked");
+    assert_eq!(words[1], 0, "a stream was leaked");
     child.finish();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Memory that something else allocated: taken in, and on its way to other processes.
+//! Memory of another library: adopted, and exported to other processes.
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
@@ -13,8 +13,8 @@ use crate::fixture::Fixture;
 
 const EXPORTABLE: Allocator = Allocator::Mapped { exportable: true };
 
-/// A framework's segment: mapped in pieces of so many granules, by somebody else. On CUDA
-/// memory of our own plays that: the driver does not know whose it is.
+/// A framework's segment: mapped by another library in pieces of this many granules. On CUDA,
+/// memory of this library takes its place: the driver does not distinguish owners.
 fn segment(fixture: &Fixture, granules: &[u64]) -> (u64, Box<dyn Debug + Send + Sync>) {
     let granule = fixture.first.properties().granularity;
     let lengths: Vec<_> = granules.iter().map(|count| count * granule).collect();
@@ -26,14 +26,14 @@ fn segment(fixture: &Fixture, granules: &[u64]) -> (u64, Box<dyn Debug + Send + 
     (memory.address(), Box::new(memory))
 }
 
-/// A tensor somewhere in a segment.
+/// A tensor inside a segment.
 fn tensor(fixture: &Fixture, granules: &[u64], offset: u64, length: u64) -> Memory {
     let (address, owner) = segment(fixture, granules);
-    // SAFETY: inside of the segment, which stays with the tensor.
+    // SAFETY: inside of the segment, which the tensor keeps alive.
     unsafe { fixture.first.adopt(address + offset, length, owner) }.unwrap()
 }
 
-pub fn foreign_pieces_cross_to_another_process(fixture: &Fixture) -> Result<(), Skip> {
+pub fn foreign_pieces_are_shared_with_another_process(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let granules = [1, 2, 1, 3, 1];
     // Begins and ends in the middle of pieces; in one piece; at their bounds; all of it.
@@ -65,15 +65,15 @@ pub fn foreign_pieces_cross_to_another_process(fixture: &Fixture) -> Result<(), 
     Ok(())
 }
 
-pub fn foreign_pieces_stay_when_their_owner_goes(fixture: &Fixture) -> Result<(), Skip> {
+pub fn foreign_pieces_outlive_their_owner(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let (address, owner) = segment(fixture, &[1, 1, 1]);
-    // SAFETY: inside of the segment; when that is gone the memory is only exported.
+    // SAFETY: inside of the segment; after the segment is dropped, the memory is only exported.
     let memory = unsafe { fixture.first.adopt(address + granule / 2, 2 * granule, ()) }.unwrap();
     fixture.fill(&memory.whole(), 1);
     let free = fixture.first.free_memory().unwrap();
     drop(owner);
-    assert_eq!(fixture.first.free_memory().unwrap(), free, "its pieces are kept");
+    assert_eq!(fixture.first.free_memory().unwrap(), free, "its pieces are retained");
     let exported = memory.export_pieces().unwrap();
     drop(memory);
     let importer = fixture.first.importer(3 * granule).unwrap();
@@ -83,11 +83,11 @@ pub fn foreign_pieces_stay_when_their_owner_goes(fixture: &Fixture) -> Result<()
     let same = importer.finish(exported.offset, 2 * granule).unwrap();
     fixture.check(&same.whole(), 1);
     drop(same);
-    assert!(fixture.first.free_memory().unwrap() >= free + 3 * granule, "nobody has them any more");
+    assert!(fixture.first.free_memory().unwrap() >= free + 3 * granule, "the pieces are released");
     Ok(())
 }
 
-pub fn memory_in_pieces_comes_one_at_a_time(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_pieces_are_imported_one_at_a_time(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let (count, offset) = (40, granule / 4);
     let length = count * granule - granule / 2;
@@ -106,7 +106,7 @@ pub fn memory_in_pieces_comes_one_at_a_time(fixture: &Fixture) -> Result<(), Ski
     let same = importer.finish(pieces.offset, length).unwrap();
     fixture.check(&same.slice(length - granule, granule).unwrap(), 1);
     assert_eq!(same.pieces().unwrap(), pieces);
-    // What came from elsewhere goes on as it came, where the driver lets it.
+    // Imported memory can be exported again, if the driver allows it.
     let again = match same.export_pieces() {
         Ok(again) => again,
         Err(error) => {
@@ -132,7 +132,7 @@ pub fn pieces_that_do_not_fit_are_refused(fixture: &Fixture) -> Result<(), Skip>
     importer.add(piece(), granule).unwrap();
     let error = importer.add(piece(), granule).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
-    // Which does no harm to what is there. Both pieces are the same memory.
+    // The failure does not affect existing pieces. Both pieces are the same memory.
     let memory = importer.finish(granule - 100, 200).unwrap();
     fixture.fill(&memory.slice(100, 100).unwrap(), 1);
     let importer = device.importer(granule).unwrap();
@@ -148,12 +148,12 @@ pub fn pieces_that_do_not_fit_are_refused(fixture: &Fixture) -> Result<(), Skip>
     }
     let error = device.importer(granule).unwrap().finish(0, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
-    // Only the last piece may be a part of a granule, or the next would lie elsewhere.
+    // Only the last piece may be a part of a granule, or the next would have another offset.
     let importer = device.importer(2 * granule).unwrap();
     importer.add(piece(), granule - 4096).unwrap();
     let error = importer.add(piece(), granule).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
-    // Nothing, and nothing that is memory.
+    // An empty list, and a file descriptor that is not memory.
     assert_eq!(device.importer(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let (pipe, _other_end) = std::io::pipe().unwrap();
     let error = device.importer(granule).unwrap().add(pipe.as_fd(), granule).unwrap_err();
@@ -161,9 +161,9 @@ pub fn pieces_that_do_not_fit_are_refused(fixture: &Fixture) -> Result<(), Skip>
     Ok(())
 }
 
-pub fn foreign_memory_that_cannot_leave_says_why(fixture: &Fixture) -> Result<(), Skip> {
+pub fn unexportable_foreign_memory_reports_the_reason(fixture: &Fixture) -> Result<(), Skip> {
     let plain = fixture.first.allocate(1 << 20).unwrap();
-    // SAFETY: inside of the memory, which is kept by being its owner.
+    // SAFETY: inside of the memory, which is its own owner and thus kept alive.
     let part = unsafe { fixture.first.adopt(plain.address() + 4096, 8192, plain.clone()) }.unwrap();
     fixture.fill(&part.whole(), 1);
     fixture.check(&plain.slice(4096, 8192).unwrap(), 1);
@@ -173,21 +173,22 @@ pub fn foreign_memory_that_cannot_leave_says_why(fixture: &Fixture) -> Result<()
     if fixture.first.properties().handle_types.legacy {
         assert!(part.export_legacy().unwrap().offset >= 4096);
     }
-    // Of which nobody asked.
-    // SAFETY: the same.
+    // Memory that was not looked up. SAFETY: the same.
     let part = unsafe { Memory::foreign(&fixture.first, plain.address(), 8192, plain.clone()) };
     let error = part.export_pieces().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("adopt"), "{error}");
     if !fixture.is_emulated() {
-        return skip("others' pools and managed memory are played on the emulated only");
+        return skip(
+            "pools and managed memory of other libraries exist on the emulated device only",
+        );
     }
     let granule = fixture.first.properties().granularity;
     for (allocator, word) in [
-        (Allocator::Mapped { exportable: false }, "not created to leave"),
+        (Allocator::Mapped { exportable: false }, "without a shareable handle"),
         (Allocator::Pool, "cudaMallocAsync"),
         (Allocator::Managed, "cudaMallocManaged"),
-        (Allocator::Host, "memory of the host"),
+        (Allocator::Host, "host memory"),
     ] {
         let memory = ForeignMemory::new(0, &[granule, granule], allocator).unwrap();
         // SAFETY: inside of the memory, which it owns.
@@ -207,11 +208,11 @@ pub fn foreign_memory_that_cannot_leave_says_why(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-pub fn what_is_adopted_is_there(fixture: &Fixture) -> Result<(), Skip> {
+pub fn adopting_unmapped_memory_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let granule = device.properties().granularity;
     let adopt = |device: &Device, address, length| {
-        // SAFETY: nothing is done with it.
+        // SAFETY: no operation uses it.
         unsafe { device.adopt(address, length, ()) }.unwrap_err().kind()
     };
     let plain = device.allocate(granule).unwrap();
@@ -221,7 +222,7 @@ pub fn what_is_adopted_is_there(fixture: &Fixture) -> Result<(), Skip> {
     assert_eq!(adopt(device, address, 1 << 40), ErrorKind::OutOfBounds);
     let nowhere = Box::new(5_u64);
     assert_eq!(adopt(device, &raw const *nowhere as u64, 8), ErrorKind::InvalidArgument);
-    // A segment that ends before the range does. Addresses behind it are nobody's.
+    // A segment that ends before the range does. No memory is mapped behind it.
     let (address, owner) = segment(fixture, &[1, 1]);
     let beyond = adopt(device, address + granule, granule + 1);
     assert!(matches!(beyond, ErrorKind::InvalidArgument | ErrorKind::Other), "{beyond:?}");
@@ -229,24 +230,26 @@ pub fn what_is_adopted_is_there(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn adopted_memory_is_reached_where_it_is_mapped(fixture: &Fixture) -> Result<(), Skip> {
+pub fn adopted_memory_is_accessible_where_mapped(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let granule = fixture.first.properties().granularity;
-    // Of both devices, in the eyes of the driver.
+    // Mapped for both devices, in the driver's view.
     let both = fixture.first.allocate_shared(2 * granule, &[other]).unwrap();
     fixture.fill(&both.whole(), 1);
-    // SAFETY: inside of the memory, mapped for both, which is kept by being its owner.
+    // SAFETY: inside of the memory, mapped for both, which is its own owner and thus kept
+    // alive.
     let (here, there) = unsafe {
         let (address, length) = (both.address() + 4096, granule);
         let here = fixture.first.adopt(address, length, both.clone()).unwrap();
         (here, other.adopt(address, length, both.clone()).unwrap())
     };
     for memory in [&here, &there] {
-        assert_eq!(memory.device(), Some(fixture.first.name()), "it lies where it lay");
+        assert_eq!(memory.device(), Some(fixture.first.name()), "the memory has not moved");
     }
     let stream = other.stream().unwrap();
     let copy = other.allocate(granule).unwrap();
-    // Even if it may reach this device's plain memory: nobody said so of what others mapped.
+    // Access to this device's cuMemAlloc memory does not imply access to memory that other
+    // libraries mapped.
     let error = stream.copy(&copy.whole(), &here.whole()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPeerAccess, "{error}");
     stream.copy(&copy.whole(), &there.whole()).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that was allocated the plain way, in other processes.
+//! `cuMemAlloc` memory in other processes.
 #![allow(unsafe_code)]
 
 use gpu::{ErrorKind, LegacyHandle, Memory};
@@ -19,7 +19,7 @@ fn must_have(fixture: &Fixture) -> Result<(), Skip> {
     skip("the device has no legacy handles")
 }
 
-pub fn a_handle_is_opened_once(fixture: &Fixture) -> Result<(), Skip> {
+pub fn legacy_handle_is_opened_once(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let memory = fixture.first.allocate(LENGTH).unwrap();
     fixture.fill(&memory.whole(), 1);
@@ -31,13 +31,13 @@ pub fn a_handle_is_opened_once(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-/// As a framework hands out tensors: small ones, in the middle of what it allocated.
-pub fn a_part_of_an_allocation_is_opened(fixture: &Fixture) -> Result<(), Skip> {
+/// Allocates tensors like a framework: small ones, in the middle of an allocation.
+pub fn part_of_an_allocation_can_be_opened(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     for length in [300, 100_000, 5 << 20] {
         let memory = fixture.first.allocate(length + (1 << 20)).unwrap();
         let address = memory.address() + 4096;
-        // SAFETY: inside of the memory, which is kept by being its owner.
+        // SAFETY: inside of the memory, which is its own owner and thus kept alive.
         let parts = unsafe {
             let adopted = fixture.first.adopt(address, length, memory.clone()).unwrap();
             [adopted, Memory::foreign(&fixture.first, address, length, memory.clone())]
@@ -55,7 +55,7 @@ pub fn a_part_of_an_allocation_is_opened(fixture: &Fixture) -> Result<(), Skip> 
     Ok(())
 }
 
-pub fn a_handle_means_nothing_at_home(fixture: &Fixture) -> Result<(), Skip> {
+pub fn own_legacy_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let memory = fixture.first.allocate(LENGTH).unwrap();
     let handle = memory.export_legacy().unwrap();
@@ -65,7 +65,7 @@ pub fn a_handle_means_nothing_at_home(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn what_is_no_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn invalid_legacy_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let mut child = Child::start("hold-legacy", &[], &[LENGTH.to_string()]);
     let line = child.line();
@@ -77,7 +77,7 @@ pub fn what_is_no_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
         LegacyHandle { bytes: [0; 64], ..good },
         LegacyHandle { bytes: [0xff; 64], ..good },
         altered,
-        // More than there is.
+        // More than the allocation has.
         LegacyHandle { length: 1 << 40, ..good },
         LegacyHandle { offset: u64::MAX, ..good },
         LegacyHandle { length: 0, ..good },
@@ -94,9 +94,9 @@ pub fn what_is_no_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-/// Who imported it keeps it, whole: although its maker is gone, and others take all the
-/// memory that they can get.
-pub fn memory_whose_maker_died_is_no_garbage(fixture: &Fixture) -> Result<(), Skip> {
+/// An importer keeps the whole memory, even if its exporter exited and other processes allocate
+/// all free memory.
+pub fn imported_memory_outlives_its_exporter(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let length = 64 << 20;
     let mut maker = Child::start("hold-legacy", &[], &[length.to_string()]);
@@ -106,11 +106,11 @@ pub fn memory_whose_maker_died_is_no_garbage(fixture: &Fixture) -> Result<(), Sk
     let memory = fixture.first.open_legacy_handle(&handle).unwrap();
     fixture.check(&memory.whole(), 4);
     maker.kill();
-    let mut takers = Vec::new();
+    let mut allocators = Vec::new();
     for _ in 0..3 {
-        let mut taker = Child::start("take-memory", &[], &[(2_u64 << 30).to_string()]);
-        assert_eq!(taker.line(), "ready");
-        takers.push(taker);
+        let mut allocator = Child::start("take-memory", &[], &[(2_u64 << 30).to_string()]);
+        assert_eq!(allocator.line(), "ready");
+        allocators.push(allocator);
     }
     let copy = fixture.first.allocate(length).unwrap();
     let copied = fixture.stream.copy(&copy.whole(), &memory.whole());
@@ -120,10 +120,10 @@ pub fn memory_whose_maker_died_is_no_garbage(fixture: &Fixture) -> Result<(), Sk
             fixture.check(&copy.whole(), 4);
             println!("the importer keeps the memory whole");
         }
-        Err(error) => println!("the importer is told: {error}"),
+        Err(error) => println!("the importer gets an error: {error}"),
     }
-    takers.into_iter().for_each(Child::finish);
-    // Who comes later is refused.
+    allocators.into_iter().for_each(Child::finish);
+    // A later import is refused.
     drop(memory);
     let late = fixture.first.open_legacy_handle(&handle);
     match late {

@@ -8,7 +8,7 @@ use super::streams::Pages;
 use super::{Skip, skip};
 use crate::fixture::Fixture;
 
-pub fn what_is_freed_is_free(fixture: &Fixture) -> Result<(), Skip> {
+pub fn freed_memory_is_free(fixture: &Fixture) -> Result<(), Skip> {
     let length = 256 << 20;
     for _ in 0..3 {
         let free = fixture.first.free_memory().unwrap();
@@ -22,7 +22,7 @@ pub fn what_is_freed_is_free(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_budget_refuses_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
+pub fn exceeded_budget_is_refused_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let (limit, used) = device.budget();
     let granule = device.properties().granularity;
@@ -39,12 +39,12 @@ pub fn a_budget_refuses_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
     }
     drop(first);
     drop(device.allocate_shared(4 * granule, &[]).unwrap());
-    assert_eq!(device.budget().1, used, "all of it is given back");
+    assert_eq!(device.budget().1, used, "all of it is released");
     device.set_budget(limit);
     Ok(())
 }
 
-pub fn more_than_there_is_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn more_than_the_device_has_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let (limit, used) = device.budget();
     device.set_budget(u64::MAX);
@@ -59,14 +59,14 @@ pub fn more_than_there_is_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     assert_eq!(device.allocate(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
     device.set_budget(limit);
     assert_eq!(device.budget().1, used);
-    // And goes on as if nothing had been.
+    // The device still works.
     let memory = device.allocate(4096).unwrap();
     fixture.fill(&memory.whole(), 1);
     fixture.check(&memory.whole(), 1);
     Ok(())
 }
 
-pub fn the_host_is_registered_once(fixture: &Fixture) -> Result<(), Skip> {
+pub fn host_range_is_registered_once(fixture: &Fixture) -> Result<(), Skip> {
     let pages = std::sync::Arc::new(Pages::new(1 << 20));
     let first = fixture.first.register(Same(pages.clone())).unwrap();
     let again = fixture.first.register(Same(pages.clone())).unwrap_err();
@@ -79,7 +79,7 @@ pub fn the_host_is_registered_once(fixture: &Fixture) -> Result<(), Skip> {
 #[derive(Debug)]
 struct Same(std::sync::Arc<Pages>);
 
-// SAFETY: the pages' own promise, held as long as this is.
+// SAFETY: the promise of the pages, which are kept alive as long as this.
 #[allow(unsafe_code)]
 unsafe impl gpu::HostMapping for Same {
     fn address(&self) -> u64 {
@@ -90,7 +90,7 @@ unsafe impl gpu::HostMapping for Same {
     }
 }
 
-pub fn an_address_tells_who_allocated_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn pointer_attributes_name_the_allocator(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let plain = device.allocate(1 << 20).unwrap();
     let shared = device.allocate_shared(1 << 20, &[]).unwrap();
@@ -108,7 +108,7 @@ pub fn an_address_tells_who_allocated_it(fixture: &Fixture) -> Result<(), Skip> 
     let unknown = Box::new(5_u64);
     let error = device.attributes(&raw const *unknown as u64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    // Another allocation, be it at the same address, has another number.
+    // Another allocation, even at the same address, has another number.
     let (address, number) =
         (plain.address(), device.attributes(plain.address()).unwrap().buffer_id);
     drop(plain);
@@ -117,11 +117,11 @@ pub fn an_address_tells_who_allocated_it(fixture: &Fixture) -> Result<(), Skip> 
     Ok(())
 }
 
-pub fn a_dma_buf_comes_out(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_is_exported_as_dma_buf(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate_shared(4 << 20, &[]).unwrap();
     if !fixture.first.properties().handle_types.dma_buf {
         assert_eq!(memory.whole().dma_buf().unwrap_err().kind(), ErrorKind::NotSupported);
-        return skip("the device has none");
+        return skip("the device has no dma-buf");
     }
     let descriptor = memory.whole().dma_buf().unwrap();
     let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap();

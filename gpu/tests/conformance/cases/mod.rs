@@ -34,69 +34,72 @@ macro_rules! cases {
     };
 }
 
-/// Those that leave nothing to go on with.
+/// Cases after which the device cannot be used.
 const DEVICE_BREAKING: [Case; 2] = [
     Case {
-        name: "a_failure_is_told_and_stays",
-        run: failures::a_failure_is_told_and_stays,
+        name: "failure_is_reported_and_permanent",
+        run: failures::failure_is_reported_and_permanent,
         breaks_device: true,
     },
     Case {
-        name: "streams_of_a_reset_device_are_closed_at_once",
-        run: failures::streams_of_a_reset_device_are_closed_at_once,
+        name: "streams_of_a_reset_device_close_at_once",
+        run: failures::streams_of_a_reset_device_close_at_once,
         breaks_device: true,
     },
 ];
 
 cases! {
     devices:
-        properties_make_sense, a_device_that_is_not_there_is_refused, opened_twice_it_is_the_same,
-        a_survey_finds_it, threads_share_a_device, a_handle_says_that_the_process_forked,
-        links_count_what_they_carry, the_caller_keeps_its_own_context;
+        properties_are_plausible, absent_device_is_refused,
+        opening_twice_returns_the_same_device, survey_finds_the_device, threads_share_a_device,
+        handles_fail_in_a_forked_child, link_counters_count_transferred_bytes,
+        current_context_of_the_caller_is_preserved;
     streams:
-        bytes_arrive_whatever_their_number, the_host_is_reached_by_registered_memory,
-        filling_fills_exactly_that, words_tell_who_waits_for_them, a_stream_of_others_is_used, the_checksum_is_that_of_the_host,
-        events_order_streams, memory_lives_as_long_as_its_operations,
-        the_caller_goes_on_meanwhile, a_deadline_is_kept, a_peer_is_reached_directly,
-        a_peer_is_not_reached_without_leave, lengths_and_bounds_are_checked,
-        owners_may_do_anything_when_they_are_dropped;
+        copies_of_any_length_arrive, registered_host_memory_is_accessible,
+        fill_changes_exactly_its_range, written_words_wake_waiting_streams,
+        foreign_stream_is_usable, device_checksum_equals_host_checksum, events_order_streams,
+        memory_outlives_its_operations, operations_are_asynchronous, wait_ends_at_its_deadline,
+        peer_is_accessed_directly, peer_without_access_is_refused,
+        lengths_and_bounds_are_checked, owners_may_call_back_when_dropped;
     capture:
-        work_goes_on_beside_a_graph_capture;
+        operations_do_not_disturb_a_graph_capture;
     blocks:
-        blocks_arrive_however_they_lie, blocks_arrive_however_long_they_are,
-        ten_thousand_blocks_arrive, blocks_that_reach_beyond_are_refused_before_any_moves,
-        memory_lives_as_long_as_its_blocks, blocks_go_to_peers_and_to_the_host;
+        blocks_arrive_at_any_alignment, blocks_arrive_at_any_length, ten_thousand_blocks_arrive,
+        out_of_bounds_blocks_are_refused_before_any_copy, memory_outlives_its_block_copies,
+        blocks_are_copied_to_peers_and_the_host;
     failures:
         streams_dropped_at_exit_are_not_waited_for;
     points:
-        a_point_is_reached_when_all_before_it_is_done, a_point_is_dropped_at_any_time,
-        memory_goes_when_only_points_are_asked;
+        point_is_reached_after_all_earlier_operations, point_may_be_dropped_at_any_time,
+        memory_is_released_by_point_queries_alone;
     waiting:
-        other_streams_go_on_meanwhile, what_is_freed_meanwhile_is_freed_afterwards,
-        a_stream_of_others_is_waited_for_as_well, what_is_given_back_is_free_at_once;
+        other_streams_run_while_one_waits, frees_are_deferred_until_no_stream_waits,
+        frees_are_deferred_for_foreign_streams, memory_is_free_at_once_without_waiting_streams;
     memory:
-        what_is_freed_is_free, a_budget_refuses_with_numbers, more_than_there_is_is_refused,
-        the_host_is_registered_once, an_address_tells_who_allocated_it, a_dma_buf_comes_out;
+        freed_memory_is_free, exceeded_budget_is_refused_with_numbers,
+        more_than_the_device_has_is_refused, host_range_is_registered_once,
+        pointer_attributes_name_the_allocator, memory_is_exported_as_dma_buf;
     sharing:
-        another_process_reads_and_writes_it, memory_outlives_its_maker,
-        a_peer_imports_it, what_is_no_memory_is_refused, memory_grows_in_two_places,
-        threads_grow_memory, imported_memory_lies_where_its_pieces_lie,
-        only_what_was_made_to_be_shared_is_exported;
+        memory_is_shared_with_another_process, shared_memory_outlives_its_exporter,
+        peer_device_imports_memory, invalid_memory_descriptor_is_refused,
+        memory_grows_in_two_processes, threads_grow_memory,
+        imported_memory_reports_the_device_of_its_pieces, only_shareable_memory_is_exported;
     foreign:
-        foreign_pieces_cross_to_another_process, foreign_pieces_stay_when_their_owner_goes,
-        memory_in_pieces_comes_one_at_a_time, pieces_that_do_not_fit_are_refused,
-        foreign_memory_that_cannot_leave_says_why, what_is_adopted_is_there,
-        adopted_memory_is_reached_where_it_is_mapped;
+        foreign_pieces_are_shared_with_another_process, foreign_pieces_outlive_their_owner,
+        memory_pieces_are_imported_one_at_a_time, pieces_that_do_not_fit_are_refused,
+        unexportable_foreign_memory_reports_the_reason, adopting_unmapped_memory_is_refused,
+        adopted_memory_is_accessible_where_mapped;
     legacy:
-        a_handle_is_opened_once, a_part_of_an_allocation_is_opened, a_handle_means_nothing_at_home,
-        what_is_no_handle_is_refused, memory_whose_maker_died_is_no_garbage;
+        legacy_handle_is_opened_once, part_of_an_allocation_can_be_opened,
+        own_legacy_handle_is_refused, invalid_legacy_handle_is_refused,
+        imported_memory_outlives_its_exporter;
 }
 
 pub fn skip(reason: &str) -> Result<(), Skip> {
     Err(Skip(reason.to_owned()))
 }
 
-/// The second device, or why not.
+/// The second device, or the reason why there is none.
 pub fn second(fixture: &Fixture) -> Result<&gpu::Device, Skip> {
     fixture.second.as_ref().ok_or_else(|| Skip("there is one device only".to_owned()))
 }

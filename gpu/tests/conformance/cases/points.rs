@@ -1,4 +1,4 @@
-//! Points of streams: asked about, waited for, dropped whenever.
+//! Points of streams: queried, waited for, dropped at any time.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::Skip;
 use super::streams::slow;
 use crate::fixture::Fixture;
 
-pub fn a_point_is_reached_when_all_before_it_is_done(fixture: &Fixture) -> Result<(), Skip> {
+pub fn point_is_reached_after_all_earlier_operations(fixture: &Fixture) -> Result<(), Skip> {
     let length = if fixture.is_emulated() { 1 << 20 } else { 1 << 30 };
     let (from, to) =
         (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
@@ -29,7 +29,7 @@ pub fn a_point_is_reached_when_all_before_it_is_done(fixture: &Fixture) -> Resul
         (error.kind(), error.device()),
         (ErrorKind::DeadlineExceeded, Some(fixture.first.name()))
     );
-    // Any thread may ask, while the stream goes on.
+    // Any thread may query, while the stream runs.
     std::thread::scope(|scope| {
         for point in &points {
             scope.spawn(move || point.wait(DEFAULT_TIMEOUT).unwrap());
@@ -39,11 +39,11 @@ pub fn a_point_is_reached_when_all_before_it_is_done(fixture: &Fixture) -> Resul
     assert!(last.is_done().unwrap() && others.iter().all(|point| point.is_done().unwrap()));
     slow(fixture, Duration::ZERO);
     stream.synchronize(DEFAULT_TIMEOUT).unwrap();
-    assert!(nothing.is_done().unwrap(), "what was reached stays so");
+    assert!(nothing.is_done().unwrap(), "a reached point stays reached");
     Ok(())
 }
 
-pub fn a_point_is_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
+pub fn point_may_be_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
     let length = 1 << 20;
     let (from, to) =
         (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
@@ -54,15 +54,14 @@ pub fn a_point_is_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
     for number in 0..200 {
         stream.copy(&to.whole(), &from.whole()).unwrap();
         let point = stream.point().unwrap();
-        // Most are dropped before they are reached; their events must not be taken for those
-        // of others.
+        // Most are dropped before they are reached; their events must not be taken for others.
         if number % 10 == 0 {
             last = Some(point);
         }
     }
     let last = last.unwrap();
     last.wait(DEFAULT_TIMEOUT).unwrap();
-    // Also when the stream is gone.
+    // Also after the stream is dropped.
     let end = stream.point().unwrap();
     drop(stream);
     assert!(end.is_done().unwrap() && last.is_done().unwrap());
@@ -71,7 +70,7 @@ pub fn a_point_is_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn memory_goes_when_only_points_are_asked(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_is_released_by_point_queries_alone(fixture: &Fixture) -> Result<(), Skip> {
     let length = 8 << 20;
     let to = fixture.first.allocate(length).unwrap();
     let stream = fixture.first.stream().unwrap();
@@ -81,7 +80,7 @@ pub fn memory_goes_when_only_points_are_asked(fixture: &Fixture) -> Result<(), S
         stream.copy(&to.whole(), &from.whole()).unwrap();
         drop(from);
         stream.point().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
-        // The next mark finds the one before it reached.
+        // The next mark finds the previous point reached.
         drop(stream.point().unwrap());
         assert_eq!(fixture.first.budget().1, used);
     }

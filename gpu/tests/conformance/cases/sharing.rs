@@ -12,7 +12,7 @@ use crate::fixture::Fixture;
 
 const LENGTH: u64 = 8 << 20;
 
-/// The one piece that memory consists of.
+/// The only piece of the memory.
 fn exported(memory: &Memory) -> OwnedFd {
     memory.export_piece(0).unwrap().0
 }
@@ -21,7 +21,7 @@ fn piece(device: &Device, length: u64) -> OwnedFd {
     exported(&device.allocate_shared(length, &[]).unwrap())
 }
 
-pub fn another_process_reads_and_writes_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_is_shared_with_another_process(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
     fixture.fill(&memory.whole(), 1);
     let exported = exported(&memory);
@@ -29,7 +29,7 @@ pub fn another_process_reads_and_writes_it(fixture: &Fixture) -> Result<(), Skip
     assert_eq!(child.line(), "ready");
     fixture.check(&memory.whole(), 2);
     child.finish();
-    // In one process it works, too, and both are the same memory.
+    // It also works in one process, and both are the same memory.
     let again = imported(&fixture.first, &exported, LENGTH).unwrap();
     assert_ne!(again.address(), memory.address());
     fixture.fill(&again.whole(), 4);
@@ -37,29 +37,29 @@ pub fn another_process_reads_and_writes_it(fixture: &Fixture) -> Result<(), Skip
     Ok(())
 }
 
-pub fn memory_outlives_its_maker(fixture: &Fixture) -> Result<(), Skip> {
-    let (mine, theirs) = UnixStream::pair().unwrap();
+pub fn shared_memory_outlives_its_exporter(fixture: &Fixture) -> Result<(), Skip> {
+    let (parent_socket, theirs) = UnixStream::pair().unwrap();
     let theirs = OwnedFd::from(theirs);
     let mut child = Child::start("export-and-die", &[&theirs], &[LENGTH.to_string()]);
     assert_eq!(child.line(), "ready");
-    let exported = receive(&OwnedFd::from(mine));
+    let exported = receive(&OwnedFd::from(parent_socket));
     let memory = imported(&fixture.first, &exported, LENGTH).unwrap();
     child.kill();
     fixture.check(&memory.whole(), 3);
-    // Also for whoever imports it only now.
+    // Also for a later import.
     let late = imported(&fixture.first, &exported, LENGTH).unwrap();
     fixture.fill(&late.whole(), 1);
     fixture.check(&memory.whole(), 1);
     Ok(())
 }
 
-pub fn a_peer_imports_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn peer_device_imports_memory(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
     fixture.fill(&memory.whole(), 1);
     let imported = imported(other, &exported(&memory), LENGTH).unwrap();
-    assert_eq!(imported.device(), Some(fixture.first.name()), "it lies where it lay");
-    // The peer reads and writes it, and so does the device that it lies on.
+    assert_eq!(imported.device(), Some(fixture.first.name()), "the memory has not moved");
+    // The peer reads and writes it, and so does the device of the memory.
     let stream = other.stream().unwrap();
     let theirs = other.allocate(LENGTH).unwrap();
     stream.copy(&theirs.whole(), &imported.whole()).unwrap();
@@ -70,7 +70,7 @@ pub fn a_peer_imports_it(fixture: &Fixture) -> Result<(), Skip> {
     fixture.check(&imported.whole(), 1);
     let sum = stream.checksum(&imported.whole(), DEFAULT_TIMEOUT).unwrap();
     assert_eq!(sum, fixture.stream.checksum(&memory.whole(), DEFAULT_TIMEOUT).unwrap());
-    // Memory that was made for both needs no import.
+    // Memory that was allocated for both needs no import.
     let both = fixture.first.allocate_shared(LENGTH, &[other]).unwrap();
     stream.copy(&both.whole(), &theirs.whole()).unwrap();
     stream.synchronize(DEFAULT_TIMEOUT).unwrap();
@@ -78,7 +78,7 @@ pub fn a_peer_imports_it(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn what_is_no_memory_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn invalid_memory_descriptor_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let (pipe, _other_end) = std::io::pipe().unwrap();
     let file: OwnedFd = File::open("/dev/null").unwrap().into();
     let program: OwnedFd = File::open("/proc/self/exe").unwrap().into();
@@ -86,19 +86,19 @@ pub fn what_is_no_memory_is_refused(fixture: &Fixture) -> Result<(), Skip> {
         let error = imported(&fixture.first, wrong, LENGTH).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     }
-    // Less than is claimed.
+    // Shorter than claimed.
     let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
     let exported = exported(&memory);
     let error = imported(&fixture.first, &exported, 16 * LENGTH).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
-    // Still good for what it is.
+    // Still usable with its true length.
     fixture.fill(&memory.whole(), 1);
     let imported = imported(&fixture.first, &exported, LENGTH).unwrap();
     fixture.check(&imported.whole(), 1);
     Ok(())
 }
 
-pub fn memory_grows_in_two_places(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_grows_in_two_processes(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let all = [(); 2].map(|()| fixture.first.importer(8 * granule).unwrap());
     let memory = all[0].memory().clone();
@@ -112,7 +112,7 @@ pub fn memory_grows_in_two_places(fixture: &Fixture) -> Result<(), Skip> {
     assert_eq!((pieces.offset, &pieces.lengths[..]), (0, &lengths[..]));
     assert_eq!(all[1].memory().pieces().unwrap(), pieces);
     assert_eq!((memory.length(), all[1].memory().length()), (6 * granule, 6 * granule));
-    // A range over the bounds of pieces is as good as any.
+    // A range across the bounds of pieces is valid.
     let (offset, length) = (granule - 1000, 4 * granule);
     fixture.fill(&memory.slice(offset, length).unwrap(), 1);
     fixture.check(&all[1].memory().slice(offset, length).unwrap(), 1);
@@ -123,7 +123,7 @@ pub fn memory_grows_in_two_places(fixture: &Fixture) -> Result<(), Skip> {
     assert!(error.to_string().contains(&format!("{} left", 2 * granule)), "{error}");
     first.add(piece(&fixture.first, 2 * granule).as_fd(), 2 * granule).unwrap();
     assert_eq!(memory.export_piece(4).unwrap_err().kind(), ErrorKind::OutOfBounds);
-    // What is in use stays as it is.
+    // Memory in use is unaffected.
     assert_eq!(first.finish(0, granule).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(memory.length(), 8 * granule);
     Ok(())
@@ -139,7 +139,7 @@ pub fn threads_grow_memory(fixture: &Fixture) -> Result<(), Skip> {
                 scope.spawn(|| {
                     for number in 1..5 {
                         importer.add(piece.as_fd(), granule).unwrap();
-                        // What was added is there, whatever others do.
+                        // Added pieces are usable, whatever others do.
                         importer.memory().slice(0, number * granule).unwrap();
                     }
                 });
@@ -151,7 +151,7 @@ pub fn threads_grow_memory(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn imported_memory_lies_where_its_pieces_lie(fixture: &Fixture) -> Result<(), Skip> {
+pub fn imported_memory_reports_the_device_of_its_pieces(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let granule = fixture.first.properties().granularity;
     let theirs = other.importer(4 * granule).unwrap();
@@ -162,7 +162,7 @@ pub fn imported_memory_lies_where_its_pieces_lie(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-pub fn only_what_was_made_to_be_shared_is_exported(fixture: &Fixture) -> Result<(), Skip> {
+pub fn only_shareable_memory_is_exported(fixture: &Fixture) -> Result<(), Skip> {
     let plain = fixture.first.allocate(4096).unwrap();
     assert_eq!(plain.export_pieces().unwrap_err().kind(), ErrorKind::NotSupported);
     let shared = fixture.first.allocate_shared(4096, &[]).unwrap();

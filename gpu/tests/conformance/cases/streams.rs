@@ -1,4 +1,4 @@
-//! Operations: that they do what they should, in order, while the caller goes on.
+//! Operations: correct, in order, and asynchronous.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use gpu::{DEFAULT_TIMEOUT, ErrorKind, HostMapping};
 use super::{Skip, second, skip};
 use crate::fixture::{Fixture, pattern};
 
-/// Memory of the host, as a shared segment would be.
+/// Host memory, like a shared segment.
 #[derive(Debug)]
 pub struct Pages(pub Box<[std::sync::atomic::AtomicU64]>);
 
@@ -19,7 +19,7 @@ impl Pages {
     }
 }
 
-// SAFETY: a box of atomics, which stays where it is and is reached by nobody else.
+// SAFETY: a box of atomics that does not move, and that no other code uses.
 #[allow(unsafe_code)]
 unsafe impl HostMapping for Pages {
     fn address(&self) -> u64 {
@@ -30,7 +30,7 @@ unsafe impl HostMapping for Pages {
     }
 }
 
-/// The same, looked at meanwhile.
+/// The same, read during a wait.
 #[derive(Debug)]
 pub struct Shared(pub std::sync::Arc<Pages>);
 
@@ -45,7 +45,7 @@ unsafe impl HostMapping for Shared {
     }
 }
 
-pub fn bytes_arrive_whatever_their_number(fixture: &Fixture) -> Result<(), Skip> {
+pub fn copies_of_any_length_arrive(fixture: &Fixture) -> Result<(), Skip> {
     let (from, to) = (
         fixture.first.allocate(20 << 20).unwrap(),
         fixture.first.allocate_shared(20 << 20, &[]).unwrap(),
@@ -65,7 +65,7 @@ pub fn bytes_arrive_whatever_their_number(fixture: &Fixture) -> Result<(), Skip>
     Ok(())
 }
 
-pub fn the_host_is_reached_by_registered_memory(fixture: &Fixture) -> Result<(), Skip> {
+pub fn registered_host_memory_is_accessible(fixture: &Fixture) -> Result<(), Skip> {
     let length = 4 << 20;
     let host = fixture.first.register(Pages::new(length)).unwrap();
     assert_eq!(host.device(), None);
@@ -87,7 +87,7 @@ pub fn the_host_is_reached_by_registered_memory(fixture: &Fixture) -> Result<(),
     Ok(())
 }
 
-pub fn filling_fills_exactly_that(fixture: &Fixture) -> Result<(), Skip> {
+pub fn fill_changes_exactly_its_range(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(10_000).unwrap();
     fixture.stream.fill(&memory.whole(), 1).unwrap();
     fixture.stream.fill(&memory.slice(1001, 2000).unwrap(), 2).unwrap();
@@ -98,12 +98,12 @@ pub fn filling_fills_exactly_that(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-/// The default stream is everywhere.
+/// Every device has a default stream.
 #[allow(unsafe_code)]
-pub fn a_stream_of_others_is_used(fixture: &Fixture) -> Result<(), Skip> {
+pub fn foreign_stream_is_usable(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(1 << 20).unwrap();
     for _ in 0..2 {
-        // SAFETY: there always is a default stream.
+        // SAFETY: the default stream always exists.
         let stream = unsafe { fixture.first.adopt_stream(0) }.unwrap();
         stream.fill(&memory.whole(), 7).unwrap();
         stream.synchronize(DEFAULT_TIMEOUT).unwrap();
@@ -117,8 +117,8 @@ pub fn a_stream_of_others_is_used(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-/// In the order of a stream, between streams of two devices, and by the host.
-pub fn words_tell_who_waits_for_them(fixture: &Fixture) -> Result<(), Skip> {
+/// Order within a stream, between streams of two devices, and on the host.
+pub fn written_words_wake_waiting_streams(fixture: &Fixture) -> Result<(), Skip> {
     let pages = std::sync::Arc::new(Pages::new(4096));
     let words = fixture.first.register(Shared(pages.clone())).unwrap();
     let length = 8 << 20;
@@ -126,13 +126,13 @@ pub fn words_tell_who_waits_for_them(fixture: &Fixture) -> Result<(), Skip> {
     let (from, to) = (from.unwrap().whole(), to.unwrap().whole());
     let other = fixture.second.as_ref().unwrap_or(&fixture.first);
     let waiting = fixture.first.stream().unwrap();
-    let (word, gone) = (words.slice(0, 4).unwrap(), words.slice(12, 4).unwrap());
-    // Begun before anybody writes; numbers go round.
+    let (word, wrapped) = (words.slice(0, 4).unwrap(), words.slice(12, 4).unwrap());
+    // Started before the word is written; numbers wrap.
     pages.0[0].store(u64::from(u32::MAX), Ordering::Release);
     waiting.wait_for_word(&word, u32::MAX - 1).unwrap();
     waiting.wait_for_word(&word, 2).unwrap();
     waiting.copy(&to, &from).unwrap();
-    waiting.write_word(&gone, 9).unwrap();
+    waiting.write_word(&wrapped, 9).unwrap();
     fixture.fill(&from, 5);
     assert!(!waiting.is_done().unwrap());
     let writing = other.stream().unwrap();
@@ -155,7 +155,7 @@ pub fn words_tell_who_waits_for_them(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn the_checksum_is_that_of_the_host(fixture: &Fixture) -> Result<(), Skip> {
+pub fn device_checksum_equals_host_checksum(fixture: &Fixture) -> Result<(), Skip> {
     let length = 3 << 20;
     let memory = fixture.first.allocate(length as u64).unwrap();
     fixture.fill(&memory.whole(), 9);
@@ -183,7 +183,7 @@ impl Drop for Waits {
     }
 }
 
-// SAFETY: the pages' own promise.
+// SAFETY: the promise of the pages.
 #[allow(unsafe_code)]
 unsafe impl HostMapping for Waits {
     fn address(&self) -> u64 {
@@ -194,7 +194,7 @@ unsafe impl HostMapping for Waits {
     }
 }
 
-pub fn owners_may_do_anything_when_they_are_dropped(fixture: &Fixture) -> Result<(), Skip> {
+pub fn owners_may_call_back_when_dropped(fixture: &Fixture) -> Result<(), Skip> {
     let stream = std::sync::Arc::new(fixture.first.stream().unwrap());
     let device = fixture.first.allocate(1 << 20).unwrap();
     let owner = Waits { pages: Pages::new(1 << 20), stream: stream.clone() };
@@ -202,12 +202,12 @@ pub fn owners_may_do_anything_when_they_are_dropped(fixture: &Fixture) -> Result
     for _ in 0..200 {
         stream.copy(&device.whole(), &host.whole()).unwrap();
     }
-    // The stream has the last reference; it goes in the middle of one of these calls.
+    // The stream has the last reference, which is dropped in the middle of one of these calls.
     drop(host);
     for _ in 0..200 {
         stream.fill(&device.whole(), 3).unwrap();
     }
-    // A time that is no end.
+    // A timeout without an end.
     stream.synchronize(Duration::MAX).unwrap();
     let mut bytes = [0; 100];
     stream.download(&device.slice(0, 100).unwrap(), &mut bytes, Duration::MAX).unwrap();
@@ -216,7 +216,7 @@ pub fn owners_may_do_anything_when_they_are_dropped(fixture: &Fixture) -> Result
     Ok(())
 }
 
-/// Makes a emulated slow enough to be watched; a GPU gets more to do instead.
+/// Makes an emulated device slow enough to be observed; a GPU gets more work instead.
 pub fn slow(fixture: &Fixture, delay: Duration) {
     if fixture.is_emulated() {
         configure_faults(0, FaultConfig { delay, ..FaultConfig::default() });
@@ -239,7 +239,7 @@ pub fn events_order_streams(fixture: &Fixture) -> Result<(), Skip> {
         second.copy(&to.whole(), &from.whole()).unwrap();
         let back = fixture.first.event().unwrap();
         second.record(&back).unwrap();
-        // The next round must not fill what is still being copied.
+        // The next round must not fill bytes that are still being copied.
         first.wait_for(&back).unwrap();
         back.wait(DEFAULT_TIMEOUT).unwrap();
         let mut end = [0; 16];
@@ -250,7 +250,7 @@ pub fn events_order_streams(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn memory_lives_as_long_as_its_operations(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_outlives_its_operations(fixture: &Fixture) -> Result<(), Skip> {
     let length = 32 << 20;
     let to = fixture.first.allocate(length).unwrap();
     let stream = fixture.first.stream().unwrap();
@@ -262,19 +262,20 @@ pub fn memory_lives_as_long_as_its_operations(fixture: &Fixture) -> Result<(), S
         for _ in 0..20 {
             stream.copy(&to.whole(), &from.whole()).unwrap();
         }
-        // Nobody holds it any more but the stream.
+        // Only the stream still holds it.
         drop(from);
         stream.synchronize(DEFAULT_TIMEOUT).unwrap();
-        assert_eq!(fixture.first.budget().1, used, "and when they are done it goes");
+        assert_eq!(fixture.first.budget().1, used, "released when the copies are done");
         fixture.check(&to.slice(0, 1 << 20).unwrap(), seed);
         slow(fixture, Duration::ZERO);
     }
     Ok(())
 }
 
-pub fn the_caller_goes_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
+pub fn operations_are_asynchronous(fixture: &Fixture) -> Result<(), Skip> {
     let length = 1 << 30;
-    // A emulated's pages are not touched: it is slow by being told so, not by its length.
+    // The pages of an emulated device are not touched: its delay is configured, and does not
+    // depend on the length.
     let length = if fixture.is_emulated() { 1 << 20 } else { length };
     let (from, to) =
         (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
@@ -284,16 +285,16 @@ pub fn the_caller_goes_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
     for _ in 0..20 {
         fixture.stream.copy(&to.whole(), &from.whole()).unwrap();
     }
-    let begun = start.elapsed();
+    let started = start.elapsed();
     let was_done = fixture.stream.is_done().unwrap();
     fixture.stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     let done = start.elapsed();
     slow(fixture, Duration::ZERO);
-    assert!(!was_done && begun < done / 2, "begun after {begun:?}, done after {done:?}");
+    assert!(!was_done && started < done / 2, "started after {started:?}, done after {done:?}");
     Ok(())
 }
 
-pub fn a_deadline_is_kept(fixture: &Fixture) -> Result<(), Skip> {
+pub fn wait_ends_at_its_deadline(fixture: &Fixture) -> Result<(), Skip> {
     let length = if fixture.is_emulated() { 1 << 20 } else { 1 << 30 };
     let (from, to) =
         (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
@@ -319,7 +320,7 @@ pub fn a_deadline_is_kept(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_peer_is_reached_directly(fixture: &Fixture) -> Result<(), Skip> {
+pub fn peer_is_accessed_directly(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let length = 8 << 20;
     let (here, there) = (fixture.first.allocate(length).unwrap(), other.allocate(length).unwrap());
@@ -336,9 +337,9 @@ pub fn a_peer_is_reached_directly(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_peer_is_not_reached_without_leave(fixture: &Fixture) -> Result<(), Skip> {
+pub fn peer_without_access_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
-    // Leave is given for good: so from the other side, where no case gives it.
+    // Access cannot be withdrawn, so this uses the other direction, which no case enables.
     let (here, there) = (fixture.first.allocate(4096).unwrap(), other.allocate(4096).unwrap());
     let stream = other.stream().unwrap();
     for result in [
@@ -368,9 +369,9 @@ pub fn lengths_and_bounds_are_checked(fixture: &Fixture) -> Result<(), Skip> {
     if fixture.is_emulated() {
         return Ok(());
     }
-    // Different makers' memory does not go together.
+    // Memory of different implementations cannot be combined.
     let Ok(emulated) = gpu::Device::open(gpu::DeviceName::emulated(0)) else {
-        return skip("no emulated beside it");
+        return skip("the emulated device is the device under test");
     };
     let foreign = emulated.allocate(500).unwrap();
     assert!(fixture.stream.copy(&part, &foreign.whole()).is_err());

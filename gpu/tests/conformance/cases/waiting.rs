@@ -1,4 +1,4 @@
-//! What can be done while a stream waits for somebody who may take long.
+//! Calls that must work while a stream waits for a slow process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,8 +22,8 @@ fn wait_for_first_word(fixture: &Fixture, stream: &Stream, pages: &Arc<Pages>) {
     stream.wait_for_word(&words.slice(0, 4).unwrap(), 1).unwrap();
 }
 
-/// What is freed stays where it is until nobody waits, and is used again meanwhile.
-pub fn what_is_freed_meanwhile_is_freed_afterwards(fixture: &Fixture) -> Result<(), Skip> {
+/// Freed memory stays allocated until no stream waits, and can be reused before.
+pub fn frees_are_deferred_until_no_stream_waits(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let before = device.budget().1;
     let (pages, others) = (Arc::new(Pages::new(4096)), Arc::new(Pages::new(8192)));
@@ -32,16 +32,16 @@ pub fn what_is_freed_meanwhile_is_freed_afterwards(fixture: &Fixture) -> Result<
     other.fill(&touched.whole(), 1).unwrap();
     let stream = waiting(fixture, &pages);
     let start = Instant::now();
-    // Held by another stream, which lets go of it when it is asked next.
+    // Held by another stream, which releases it at its next query.
     drop(touched);
     other.synchronize(DEFAULT_TIMEOUT).unwrap();
     let memory = device.allocate(3 << 20).unwrap();
     let address = memory.address();
     drop(memory);
     let again = device.allocate(3 << 20).unwrap();
-    assert_eq!(again.address(), address, "what is free already is used first");
+    assert_eq!(again.address(), address, "deferred memory is reused first");
     drop(again);
-    // The host's memory stays registered, and mapped as long as it is.
+    // Host memory stays registered, and mapped as long as that.
     drop(device.register(Shared(others.clone())).unwrap());
     assert_eq!(Arc::strong_count(&others), 2);
     let registered = device.register(Shared(others.clone())).unwrap();
@@ -49,7 +49,7 @@ pub fn what_is_freed_meanwhile_is_freed_afterwards(fixture: &Fixture) -> Result<
     other.synchronize(DEFAULT_TIMEOUT).unwrap();
     assert_eq!(others.0[1].load(Ordering::Acquire) as u8, 7);
     drop(registered);
-    // Nor is that of another device.
+    // The same holds for memory of another device.
     if let Some(second) = &fixture.second {
         drop(second.allocate(1 << 20).unwrap());
         let stream = second.stream().unwrap();
@@ -67,8 +67,8 @@ pub fn what_is_freed_meanwhile_is_freed_afterwards(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-/// Kernels are begun, for the first time perhaps, streams end, and all copies go on.
-pub fn other_streams_go_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
+/// Kernels start, perhaps for the first time, streams end, and all copies proceed.
+pub fn other_streams_run_while_one_waits(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let pages = Arc::new(Pages::new(4096));
     let (from, to) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
@@ -97,8 +97,8 @@ pub fn other_streams_go_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-/// It is never asked whether it is done: those who made it may end it.
-pub fn a_stream_of_others_is_waited_for_as_well(fixture: &Fixture) -> Result<(), Skip> {
+/// A foreign stream is never queried: its owner may destroy it.
+pub fn frees_are_deferred_for_foreign_streams(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let before = device.budget().1;
     let pages = Arc::new(Pages::new(4096));
@@ -115,8 +115,9 @@ pub fn a_stream_of_others_is_waited_for_as_well(fixture: &Fixture) -> Result<(),
     Ok(())
 }
 
-/// By many threads: what one of them has given back, nobody else is still about to free.
-pub fn what_is_given_back_is_free_at_once(fixture: &Fixture) -> Result<(), Skip> {
+/// With many threads: after one thread has released memory, no other thread may still be about
+/// to free it.
+pub fn memory_is_free_at_once_without_waiting_streams(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     std::thread::scope(|scope| {
         for _ in 0..4 {

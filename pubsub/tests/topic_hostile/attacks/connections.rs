@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 
 use super::target::{Target, Victim};
 
-const LONGEST: Duration = Duration::from_secs(1);
-/// The provider may have another port after it.
-const ADDRESS_KNOWN: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Lifetime of a cached address: the port of the provider may change.
+const ADDRESS_LIFETIME: Duration = Duration::from_millis(200);
 
-/// Connections that are open, and counts of all that there were.
+/// Open connections, and counts since the start.
 #[derive(Debug, Default)]
 pub struct Connections {
     open: Vec<TcpStream>,
     pub opened: u64,
-    /// By the other side.
+    /// Closed by the node.
     pub closed: u64,
-    /// That were not accepted.
+    /// Not accepted.
     pub failed: u64,
-    pub most: usize,
+    pub max_open: usize,
     address: Option<(Instant, SocketAddr)>,
 }
 
 impl Connections {
-    /// Opens one more; false if that failed.
+    /// Opens a connection; false if that failed.
     pub fn open(&mut self, target: &Target, victim: Victim) -> bool {
         let stream = self
             .address(target, victim)
-            .and_then(|address| TcpStream::connect_timeout(&address, LONGEST).ok())
+            .and_then(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).ok())
             .filter(|stream| {
                 stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_ok()
             });
@@ -36,7 +36,7 @@ impl Connections {
             Some(stream) => {
                 self.opened += 1;
                 self.open.push(stream);
-                self.most = self.most.max(self.open.len());
+                self.max_open = self.max_open.max(self.open.len());
                 true
             }
             None => {
@@ -46,10 +46,10 @@ impl Connections {
         }
     }
 
-    /// Where the port is, looked up now and then only: that takes the longer the more connections
-    /// there are.
+    /// The address of the port. It is cached, since a lookup takes time in proportion to the number
+    /// of connections.
     fn address(&mut self, target: &Target, victim: Victim) -> Option<SocketAddr> {
-        if self.address.is_none_or(|(since, _)| since.elapsed() > ADDRESS_KNOWN) {
+        if self.address.is_none_or(|(since, _)| since.elapsed() > ADDRESS_LIFETIME) {
             self.address = target.address(victim).map(|address| (Instant::now(), address));
         }
         self.address.map(|(_, address)| address)
@@ -59,26 +59,26 @@ impl Connections {
         self.open.len()
     }
 
-    /// Sends these bytes over the connection that was opened last.
+    /// Sends bytes over the newest connection.
     pub fn send(&mut self, bytes: &[u8]) {
         if let Some(stream) = self.open.last_mut() {
-            // The other side may have closed it; that is counted by `reap`.
+            // `reap` counts connections that the node has closed.
             let _ = stream.write_all(bytes);
         }
     }
 
-    /// Sends the byte with the number that the caller keeps of each connection.
-    pub fn send_byte_each(&mut self, bytes: &[u8], at: &mut Vec<usize>) {
-        at.resize(self.open.len(), 0);
-        for (stream, at) in self.open.iter_mut().zip(at) {
-            if let Some(byte) = bytes.get(*at) {
+    /// Sends the next byte over each connection; the caller holds the position of each.
+    pub fn send_byte_each(&mut self, bytes: &[u8], positions: &mut Vec<usize>) {
+        positions.resize(self.open.len(), 0);
+        for (stream, position) in self.open.iter_mut().zip(positions) {
+            if let Some(byte) = bytes.get(*position) {
                 let _ = stream.write_all(&[*byte]);
-                *at += 1;
+                *position += 1;
             }
         }
     }
 
-    /// Drops the connections that the other side has closed; their places, from the last to the first.
+    /// Drops connections that the node has closed, and returns their indices in descending order.
     pub fn reap(&mut self) -> Vec<usize> {
         let is_closed = |stream: &mut TcpStream| {
             let mut bytes = [0; 4096];
@@ -90,25 +90,27 @@ impl Connections {
                 }
             }
         };
-        let mut gone = Vec::new();
-        for at in (0..self.open.len()).rev() {
-            if is_closed(&mut self.open[at]) {
-                self.open.remove(at);
-                gone.push(at);
+        let mut closed = Vec::new();
+        for index in (0..self.open.len()).rev() {
+            if is_closed(&mut self.open[index]) {
+                self.open.remove(index);
+                closed.push(index);
             }
         }
-        self.closed += gone.len() as u64;
-        gone
+        self.closed += closed.len() as u64;
+        closed
     }
 
-    /// Closes the oldest ones, beyond so many.
-    pub fn keep(&mut self, most: usize) {
-        let excess = self.open.len().saturating_sub(most);
+    /// Closes the oldest connections above a limit.
+    pub fn limit(&mut self, max: usize) {
+        let excess = self.open.len().saturating_sub(max);
         self.open.drain(..excess);
     }
 
     pub fn text(&self) -> String {
-        let Self { opened, closed, failed, most, .. } = self;
-        format!("{opened} opened, {most} at a time, {closed} closed by the node, {failed} failed")
+        let Self { opened, closed, failed, max_open, .. } = self;
+        format!(
+            "{opened} opened, {max_open} at a time, {closed} closed by the node, {failed} failed"
+        )
     }
 }

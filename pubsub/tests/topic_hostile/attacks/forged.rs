@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub fn run(stop: &StopSignal, target: &Target) -> Outcome {
     let mut connections = Connections::default();
     let Some(port) = ports::of_provider(target.services[1]) else {
-        return Outcome::new(0, "node 2 has no port of a provider");
+        return Outcome::new(0, "the provider of node 2 has no port");
     };
     let was_opened = connections.open(target, Victim::Provider);
     connections.send(&connect_request(port));
@@ -22,6 +22,6 @@ pub fn run(stop: &StopSignal, target: &Target) -> Outcome {
         connections.reap();
     }
     let refused = connections.closed + connections.failed;
-    let what = if was_opened { "sent once" } else { "not sent" };
-    Outcome::new(refused, format!("{what}, as port {port}; {}", connections.text()))
+    let sent = if was_opened { "sent once" } else { "not sent" };
+    Outcome::new(refused, format!("{sent}, as port {port}; {}", connections.text()))
 }

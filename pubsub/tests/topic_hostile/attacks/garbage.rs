@@ -11,7 +11,7 @@ use crate::stop_signal::StopSignal;
 const PAUSE: Duration = Duration::from_millis(50);
 const MAX_OPEN: usize = 32;
 const MAX_BYTES: u64 = 4096;
-/// Less than a hello.
+/// Shorter than a hello.
 const MAX_HANDSHAKE_BYTES: u64 = 24;
 
 pub fn run(stop: &StopSignal, target: &Target, victim: Victim) -> Outcome {
@@ -21,7 +21,7 @@ pub fn run(stop: &StopSignal, target: &Target, victim: Victim) -> Outcome {
         if connections.open(target, victim) {
             let length = 1 + random.below(MAX_BYTES) as usize;
             let mut bytes = random.bytes(length);
-            // Some begin as a handshake does.
+            // Some connections begin with a part of a valid handshake.
             if random.below(4) == 0 {
                 let begin = random.below(MAX_HANDSHAKE_BYTES) as usize;
                 bytes.splice(..0, target.departed[..begin].iter().copied());
@@ -29,7 +29,7 @@ pub fn run(stop: &StopSignal, target: &Target, victim: Victim) -> Outcome {
             connections.send(&bytes);
         }
         connections.reap();
-        connections.keep(MAX_OPEN);
+        connections.limit(MAX_OPEN);
     }
     Outcome::new(connections.closed + connections.failed, connections.text())
 }

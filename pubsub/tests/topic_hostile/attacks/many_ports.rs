@@ -1,4 +1,4 @@
-//! Connect requests that each name another port, of which no peer has any.
+//! Connect requests that each name another port, none of them a port of a peer.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::stop_signal::StopSignal;
 
 const FIRST_PORT: u16 = 1024;
 const PAUSE: Duration = Duration::from_millis(2);
-/// More than the service has descriptors.
+/// More connections than the service has descriptors.
 const MAX_OPEN: usize = 1400;
 
 pub fn run(stop: &StopSignal, target: &Target) -> Outcome {

@@ -1,4 +1,4 @@
-//! Attackers: processes that are no members of a node.
+//! Attackers: processes that are not members of a node.
 
 mod connections;
 mod forged;
@@ -21,7 +21,7 @@ pub use target::{Target, Victim};
 /// Descriptors of an attacker: enough for the connections of each attack.
 const DESCRIPTORS: u64 = 4096;
 
-/// Runs an attack as that user until the input of this process ends, and says what came of it.
+/// Runs an attack as a user until the input of this process is closed, and prints its outcome.
 pub fn run(user: &str, name: &str, target: &[&str]) {
     let target = Target::of(target);
     limits::set_descriptors(DESCRIPTORS);
@@ -39,7 +39,7 @@ pub fn run(user: &str, name: &str, target: &[&str]) {
         "provider-garbage" => garbage::run(&stop, &target, Victim::Provider),
         "provider-silent" => silent::run(&stop, &target, Victim::Provider, 300),
         "provider-crowd" => silent::run(&stop, &target, Victim::Provider, 1324),
-        // Not to its end: that would be a connect request.
+        // Without the last byte, which would complete a connect request.
         "provider-slow" => {
             let request = connect_request(target.departed_port());
             slow::run(&stop, &target, Victim::Provider, &request[..request.len() - 1])
@@ -53,7 +53,7 @@ pub fn run(user: &str, name: &str, target: &[&str]) {
         "socket-garbage" => socket::garbage(&stop, &target, user),
         "socket-silent" => socket::silent(&stop, &target, user),
         "socket-slow" => socket::slow(&stop, &target, user),
-        _ => panic!("no attack {name}"),
+        _ => panic!("unknown attack {name}"),
     };
     say(&outcome.line());
 }

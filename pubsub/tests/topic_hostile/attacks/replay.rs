@@ -1,4 +1,4 @@
-//! Recorded bytes of a handshake, over one connection after the other, as fast as that goes.
+//! A recorded handshake, over one connection after the other, as fast as possible.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::target::{Target, Victim};
 use crate::outcome::Outcome;
 use crate::stop_signal::StopSignal;
 
-/// Connections that are kept, so that the node has to look at what was said.
+/// Connections that stay open, so that the node reads their bytes.
 const MAX_OPEN: usize = 32;
 /// After a connection that failed.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -21,7 +21,7 @@ pub fn run(stop: &StopSignal, target: &Target, victim: Victim, recorded: &[u8]) 
             stop.sleep(PAUSE);
         }
         connections.reap();
-        connections.keep(MAX_OPEN);
+        connections.limit(MAX_OPEN);
     }
     Outcome::new(connections.closed + connections.failed, connections.text())
 }

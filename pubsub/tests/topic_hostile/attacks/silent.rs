@@ -1,4 +1,4 @@
-//! Connections that say nothing.
+//! Connections that send no bytes.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::target::{Target, Victim};
 use crate::outcome::Outcome;
 use crate::stop_signal::StopSignal;
 
-/// Closed connections are opened again so often.
+/// Interval at which closed connections are opened again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub fn run(stop: &StopSignal, target: &Target, victim: Victim, count: usize) -> Outcome {

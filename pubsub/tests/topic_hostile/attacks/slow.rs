@@ -1,4 +1,4 @@
-//! Connections that say the beginning of a handshake one byte at a time.
+//! Connections that send the beginning of a handshake one byte at a time.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ const COUNT: usize = 32;
 
 pub fn run(stop: &StopSignal, target: &Target, victim: Victim, beginning: &[u8]) -> Outcome {
     let mut connections = Connections::default();
-    // Bytes that each connection has said.
-    let mut said = Vec::new();
+    // Number of bytes sent by each connection.
+    let mut sent = Vec::new();
     while stop.sleep(PAUSE) {
-        for gone in connections.reap() {
-            said.remove(gone);
+        for closed in connections.reap() {
+            sent.remove(closed);
         }
         while connections.count() < COUNT && connections.open(target, victim) {}
-        connections.send_byte_each(beginning, &mut said);
+        connections.send_byte_each(beginning, &mut sent);
     }
     Outcome::new(connections.closed + connections.failed, connections.text())
 }

@@ -1,4 +1,4 @@
-//! Attacks at the Unix socket of node 1. Its directory keeps other users away.
+//! Attacks on the Unix socket of node 1. Permissions of its directory exclude other users.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
@@ -11,22 +11,22 @@ use crate::outcome::Outcome;
 use crate::random::Random;
 use crate::stop_signal::StopSignal;
 
-const CONNECTING: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 const BETWEEN_BYTES: Duration = Duration::from_millis(100);
 const SILENT: usize = 300;
 const SLOW: usize = 32;
 const MAX_OPEN: usize = 32;
 const MAX_BYTES: u64 = 4096;
-/// How a channel's hello begins: no descriptors, version, an empty label.
+/// The beginning of a channel's hello: no descriptors, version, an empty label.
 const BEGINNING: [u8; 4] = [0, 8, 0, 0];
 
-/// Channels to the socket, and counts of all that there were.
+/// Channels to the socket, and counts since the start.
 struct Channels<'a> {
     target: &'a Target,
     open: Vec<Channel>,
     opened: u64,
-    most: usize,
+    max_open: usize,
     closed: u64,
     denied: u64,
     failed: u64,
@@ -34,15 +34,15 @@ struct Channels<'a> {
 
 impl<'a> Channels<'a> {
     fn new(target: &'a Target) -> Self {
-        Self { target, open: Vec::new(), opened: 0, most: 0, closed: 0, denied: 0, failed: 0 }
+        Self { target, open: Vec::new(), opened: 0, max_open: 0, closed: 0, denied: 0, failed: 0 }
     }
 
     fn open(&mut self) -> bool {
-        match Channel::connect(&self.target.directory.join("node.sock"), CONNECTING) {
+        match Channel::connect(&self.target.directory.join("node.sock"), CONNECT_TIMEOUT) {
             Ok(channel) => {
                 self.opened += 1;
                 self.open.push(channel);
-                self.most = self.most.max(self.open.len());
+                self.max_open = self.max_open.max(self.open.len());
                 return true;
             }
             Err(error) if is_denied(&error) => self.denied += 1,
@@ -51,16 +51,16 @@ impl<'a> Channels<'a> {
         false
     }
 
-    fn send(&self, at: usize, bytes: &[u8]) {
-        // The service may have closed it; that is counted by `reap`.
+    fn send(&self, index: usize, bytes: &[u8]) {
+        // `reap` counts channels that the service has closed.
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let _ = send(self.open[at].as_fd().as_raw_fd(), bytes, flags);
+        let _ = send(self.open[index].as_fd().as_raw_fd(), bytes, flags);
     }
 
     fn reap(&mut self) {
         let before = self.open.len();
         self.open.retain(|channel| {
-            // What it says before it closes is not read: it does not matter here.
+            // Answers before the close are discarded.
             while !channel.is_shut_down() && channel.receive(Duration::ZERO).is_ok() {}
             !channel.is_shut_down()
         });
@@ -68,15 +68,15 @@ impl<'a> Channels<'a> {
     }
 
     fn outcome(self, user: &str) -> Outcome {
-        let Self { opened, most, closed, denied, failed, .. } = self;
+        let Self { opened, max_open, closed, denied, failed, .. } = self;
         let text = match denied {
             0 => format!(
-                "{opened} opened, {most} at a time, {closed} closed by the node, {failed} failed"
+                "{opened} opened, {max_open} at a time, {closed} closed by the node, {failed} failed"
             ),
             _ => format!("permission denied {denied} times, {opened} opened, {failed} failed"),
         };
         let fault = (user == "other" && opened > 0)
-            .then(|| format!("another user has connected {opened} times"));
+            .then(|| format!("another user connected {opened} times"));
         Outcome { refused: closed + denied + failed, text, fault }
     }
 }
@@ -109,7 +109,7 @@ pub fn garbage(stop: &StopSignal, target: &Target, user: &str) -> Outcome {
     channels.outcome(user)
 }
 
-/// Connections that say nothing.
+/// Connections that send no bytes.
 pub fn silent(stop: &StopSignal, target: &Target, user: &str) -> Outcome {
     let mut channels = Channels::new(target);
     loop {
@@ -122,15 +122,15 @@ pub fn silent(stop: &StopSignal, target: &Target, user: &str) -> Outcome {
     channels.outcome(user)
 }
 
-/// A message of one byte at a time.
+/// A hello, one byte at a time.
 pub fn slow(stop: &StopSignal, target: &Target, user: &str) -> Outcome {
     let mut channels = Channels::new(target);
     let mut round = 0;
     while stop.sleep(BETWEEN_BYTES) {
         channels.reap();
         while channels.open.len() < SLOW && channels.open() {}
-        for at in 0..channels.open.len() {
-            channels.send(at, &BEGINNING[round % BEGINNING.len()..][..1]);
+        for index in 0..channels.open.len() {
+            channels.send(index, &BEGINNING[round % BEGINNING.len()..][..1]);
         }
         round += 1;
     }

@@ -10,27 +10,27 @@ use crate::outcome::Outcome;
 use crate::stop_signal::StopSignal;
 use crate::{limits, topics};
 
-/// What a refusal has to name.
+/// The limit that an error must name.
 const LIMIT: &str = "ulimit -n";
 
-/// Joins and reads both topics, again and again, with so few descriptors, and with half of that.
+/// Repeatedly joins and reads both topics, with a low limit of descriptors and with half of it.
 pub fn run_with_few(stop: &StopSignal, directory: &Path, count: u64) -> Outcome {
     say("ready");
     let mut all = [count, count / 2].map(|limit| (limit, Attempts::default()));
-    for at in (0..all.len()).cycle() {
+    for index in (0..all.len()).cycle() {
         if !stop.sleep(PAUSE) {
             break;
         }
-        let (limit, attempts) = &mut all[at];
+        let (limit, attempts) = &mut all[index];
         limits::set_descriptors(*limit);
-        let used = join(directory).and_then(|node| {
+        let result = join(directory).and_then(|node| {
             for name in topics::ALL {
                 let topic = node.topic(name, &topics::settings(name))?;
                 topic.subscriber()?.pull(TIMEOUT)?;
             }
             Ok(())
         });
-        attempts.count(used);
+        attempts.count(result);
     }
     let outcome = |(limit, attempts): (u64, Attempts)| {
         attempts.outcome(&format!("{limit} descriptors"), LIMIT)
@@ -38,7 +38,7 @@ pub fn run_with_few(stop: &StopSignal, directory: &Path, count: u64) -> Outcome 
     Outcome::sum(&all.map(outcome))
 }
 
-/// A member that uses up its descriptors, so many, and goes on reading and opening topics.
+/// A member that exhausts its descriptors, then continues to read and to open topics.
 pub fn run_with_none_left(stop: &StopSignal, directory: &Path, count: u64) -> Outcome {
     limits::set_descriptors(count);
     say("ready");
@@ -46,7 +46,7 @@ pub fn run_with_none_left(stop: &StopSignal, directory: &Path, count: u64) -> Ou
     let joined = join(directory).and_then(|node| {
         let topic = node.topic(topics::DROP_OLDEST, &topics::settings(topics::DROP_OLDEST))?;
         let mut subscriber = topic.subscriber()?;
-        // From here on the process has all that it needs to read.
+        // After the first message, reading opens no more descriptors.
         subscriber.pull(TIMEOUT)?;
         Ok((node, subscriber))
     });
@@ -67,12 +67,13 @@ pub fn run_with_none_left(stop: &StopSignal, directory: &Path, count: u64) -> Ou
     }
     let held = files.len();
     let mut all = vec![
-        Outcome::new(0, format!("{held} other descriptors open")),
+        Outcome::new(0, format!("{held} other descriptors are open")),
         opens.outcome("opening topics", LIMIT),
     ];
     let mut pulls = pulls.outcome("reading", LIMIT);
     if pulls.refused > 0 {
-        pulls.fault = Some(format!("a member without descriptors cannot read on: {}", pulls.text));
+        let text = &pulls.text;
+        pulls.fault = Some(format!("a member without free descriptors cannot read: {text}"));
     }
     all.push(pulls);
     Outcome::sum(&all)

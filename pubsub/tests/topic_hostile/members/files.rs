@@ -1,5 +1,5 @@
-//! Members for which there is no more memory: their own files must be short, or those of the
-//! service, or the budget of the node ends.
+//! Members without memory: the file size of the member or of the service is limited, or the budget
+//! of the node is exhausted.
 
 use std::path::Path;
 
@@ -12,28 +12,28 @@ use crate::service::BUDGET;
 use crate::stop_signal::StopSignal;
 use crate::{limits, topics};
 
-/// How long files of a member, and the shared memory that it makes, may be.
+/// Limits of the files and the shared memory of a member.
 const LENGTHS: [u64; 4] = [0, 4095, 65_535, 1_048_575];
 const LARGEST: u64 = 64 << 10;
 
-/// Joins, publishes and reads while its files must be short.
+/// Joins, publishes and reads with limits of the file size.
 pub fn run_with_short_files(stop: &StopSignal, directory: &Path) -> Outcome {
     say("ready");
     let settings = TopicSettings { largest: LARGEST, ..topics::settings(topics::RELIABLE) };
     let mut all = LENGTHS.map(|length| (length, Attempts::default()));
-    for at in (0..all.len()).cycle() {
+    for index in (0..all.len()).cycle() {
         if !stop.sleep(PAUSE) {
             break;
         }
-        let (length, attempts) = &mut all[at];
+        let (length, attempts) = &mut all[index];
         limits::set_file_length(*length);
-        let used = join(directory).and_then(|node| {
+        let result = join(directory).and_then(|node| {
             let topic = node.topic(&format!("short-files-{length}"), &settings)?;
             let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
             publisher.push(&[1; LARGEST as usize], TIMEOUT)?;
             subscriber.pull(TIMEOUT).map(drop)
         });
-        attempts.count(used);
+        attempts.count(result);
     }
     let outcome = |(length, attempts): (u64, Attempts)| {
         attempts.outcome(&format!("files of {length} bytes"), "ulimit -f")
@@ -41,8 +41,8 @@ pub fn run_with_short_files(stop: &StopSignal, directory: &Path) -> Outcome {
     Outcome::sum(&all.map(outcome))
 }
 
-/// Makes topics that reserve more than the node's budget, and others that the service has to make
-/// room for: their messages are held, so that no memory becomes free.
+/// Creates topics that exceed the node's budget, and topics within it whose samples are held, so that
+/// no memory becomes free.
 pub fn run_with_large_topics(stop: &StopSignal, directory: &Path) -> Outcome {
     say("ready");
     let mut joining = Attempts::default();
@@ -50,7 +50,7 @@ pub fn run_with_large_topics(stop: &StopSignal, directory: &Path) -> Outcome {
         return joining.outcome("joining", SERVICE);
     };
     let (mut beyond, mut within) = (Attempts::default(), Attempts::default());
-    let mut kept = Vec::new();
+    let mut held = Vec::new();
     let mut number = 0;
     while stop.sleep(PAUSE) {
         number += 1;
@@ -58,13 +58,13 @@ pub fn run_with_large_topics(stop: &StopSignal, directory: &Path) -> Outcome {
             |largest| TopicSettings { depth: 1, loans: 1, largest, ..TopicSettings::default() };
         beyond.count(node.topic(&format!("beyond-{number}"), &settings(BUDGET)));
         let largest = BUDGET / 16;
-        let used = node.topic(&format!("large-{number}"), &settings(largest)).and_then(|topic| {
+        let result = node.topic(&format!("large-{number}"), &settings(largest)).and_then(|topic| {
             let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
             publisher.push(&vec![1; largest as usize], TIMEOUT)?;
             let sample = subscriber.pull(TIMEOUT)?;
             Ok((sample, subscriber, publisher, topic))
         });
-        kept.extend(within.count(used));
+        held.extend(within.count(result));
     }
     Outcome::sum(&[
         beyond.outcome("topics beyond the budget", "budget"),

@@ -1,4 +1,4 @@
-//! Hostile members: processes of the same user that joined node 1, and take what they can.
+//! Hostile members: processes of the same user that join node 1 and exhaust its resources.
 
 mod descriptors;
 mod files;
@@ -14,14 +14,14 @@ use testkit::children::say;
 use crate::outcome::Outcome;
 use crate::stop_signal::StopSignal;
 
-/// Shorter than a phase: what a member does not get it is told within it.
+/// Shorter than a phase, so that each operation ends within it.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two attempts: what a member does is logged by its service.
+/// Between two attempts, since the service logs each of them.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How a refusal names a limit of the service, which is not the member's own.
+/// Text of an error that is due to a limit of the service, not of the member.
 const SERVICE: &str = "the node's service, process";
 
-/// Runs the member of this name until the input of this process ends, and says what came of it.
+/// Runs a member until the input of this process is closed, and prints its outcome.
 pub fn run(name: &str, directory: &Path) {
     let (name, number) = name.split_once(':').unwrap_or((name, "0"));
     let number = number.parse().expect("a number");
@@ -33,7 +33,7 @@ pub fn run(name: &str, directory: &Path) {
         "large-topics" => files::run_with_large_topics(&stop, directory),
         "few-descriptors" => descriptors::run_with_few(&stop, directory, number),
         "all-descriptors" => descriptors::run_with_none_left(&stop, directory, number),
-        _ => panic!("no member {name}"),
+        _ => panic!("unknown member {name}"),
     };
     say(&outcome.line());
 }
@@ -65,13 +65,13 @@ impl Attempts {
         }
     }
 
-    /// What came of them; a refusal has to have these words in it.
-    fn outcome(self, what: &str, names: &str) -> Outcome {
+    /// The outcome of the attempts. Errors must contain `cause`.
+    fn outcome(self, operation: &str, cause: &str) -> Outcome {
         let Self { done, refused, first } = self;
-        let fault = first.as_ref().filter(|first| !first.contains(names));
-        let fault = fault.map(|first| format!("a refusal does not say \"{names}\": {first}"));
-        let first = first.map_or_else(String::new, |first| format!(", the first: {first}"));
-        let text = format!("{what}: {done} done, {refused} refused{first}");
+        let fault = first.as_ref().filter(|first| !first.contains(cause));
+        let fault = fault.map(|first| format!("an error does not name \"{cause}\": {first}"));
+        let first = first.map_or_else(String::new, |first| format!(", first error: {first}"));
+        let text = format!("{operation}: {done} done, {refused} refused{first}");
         Outcome { refused, text, fault }
     }
 }

@@ -1,4 +1,4 @@
-//! One of many readers of the reliable topic, which the supervisor may stop.
+//! One of many readers of the reliable topic. The supervisor stops some of them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::outcome::Outcome;
 use crate::stop_signal::StopSignal;
 use crate::topics::{self, RELIABLE};
 
-const LOOK: Duration = Duration::from_millis(200);
+const PULL_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub fn run(stop: &StopSignal, directory: &Path) -> Outcome {
     let mut attempts = Attempts::default();
@@ -27,13 +27,13 @@ pub fn run(stop: &StopSignal, directory: &Path) -> Outcome {
     };
     let mut evictions = 0_u64;
     while !stop.is_over() {
-        match subscriber.pull(LOOK) {
+        match subscriber.pull(PULL_TIMEOUT) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
             Err(error) if error.kind() == ErrorKind::Evicted => {
                 evictions += 1;
                 match attempts.count(topic.subscriber()) {
-                    Some(another) => subscriber = another,
+                    Some(next) => subscriber = next,
                     None => break,
                 }
             }
@@ -45,7 +45,7 @@ pub fn run(stop: &StopSignal, directory: &Path) -> Outcome {
     }
     attempts.refused += evictions;
     let mut outcome = attempts.outcome("reading", "");
-    // Without counts that differ between readers: the supervisor names each text once.
+    // Without counts, so that the text is the same for all readers and is printed once.
     outcome.text = format!("{} evictions", if evictions > 0 { "some" } else { "no" });
     outcome
 }

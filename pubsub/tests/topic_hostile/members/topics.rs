@@ -1,4 +1,4 @@
-//! A member that makes many topics, each with a publisher.
+//! A member that creates many topics, each with a publisher.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ const SETTINGS: fn() -> TopicSettings =
 pub fn run(stop: &StopSignal, directory: &Path, count: u64) -> Outcome {
     say("ready");
     let mut attempts = Attempts::default();
-    let mut kept = Vec::new();
+    let mut topics = Vec::new();
     let Some(node) = attempts.count(join(directory)) else {
         return attempts.outcome("joining", SERVICE);
     };
@@ -24,12 +24,12 @@ pub fn run(stop: &StopSignal, directory: &Path, count: u64) -> Outcome {
         if stop.is_over() {
             break;
         }
-        let made = node
+        let result = node
             .topic(&format!("many-{number}"), &SETTINGS())
             .and_then(|topic| Ok((topic.publisher()?, topic)));
-        match attempts.count(made) {
-            Some(made) => kept.push(made),
-            // What was refused once is asked for again, not faster than this.
+        match attempts.count(result) {
+            Some(topic) => topics.push(topic),
+            // Limits the rate of attempts after a refusal.
             None if !stop.sleep(PAUSE) => break,
             None => {}
         }

@@ -1,4 +1,4 @@
-//! An agent and visitors that keep to nothing but the messages at the socket.
+//! An agent and initiators that use only the messages at the socket.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use crate::agent::{Agent, AgentOptions};
 use crate::{Event, HostBuffer, Region, Rights};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Too short for anything to end by itself.
+/// Too short for a copy to end by itself.
 const SOON: Duration = Duration::from_millis(50);
 
-/// An agent in a directory of its own.
+/// An agent in its own directory.
 struct Owner {
     agent: Option<Agent>,
     directory: PathBuf,
@@ -29,7 +29,7 @@ impl Owner {
     fn start() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("fabricast-reception-{}-{number}", std::process::id());
+        let name = format!("fabricast-local-server-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).unwrap();
         let agent = Agent::start(AgentOptions::new("owner").directory(&directory)).unwrap();
@@ -60,7 +60,7 @@ impl Drop for Owner {
     }
 }
 
-/// What it has of its visit.
+/// An initiator's side of a session.
 struct Raw {
     channel: Channel,
     segment: InitiatorSegment,
@@ -75,26 +75,28 @@ impl Raw {
 
     fn session_as(owner: &mut Owner, pidfd: OwnedFd) -> Self {
         let channel = Channel::connect(&owner.agent().card().socket.unwrap(), TIMEOUT).unwrap();
-        let who = Introduction { identity: [7; 16], label: "raw".to_owned() };
-        channel.send(&Request::Hello(who).encode(), &[pidfd.as_fd()], TIMEOUT).unwrap();
+        let introduction = Introduction { identity: [7; 16], label: "raw".to_owned() };
+        channel.send(&Request::Hello(introduction).encode(), &[pidfd.as_fd()], TIMEOUT).unwrap();
         let message = channel.receive(TIMEOUT).unwrap();
         let (_, [_, region_table, _, session]) = Reply::read_welcome("test", message).unwrap();
         Self { channel, segment: InitiatorSegment::open(session).unwrap(), region_table }
     }
 
-    fn ask(&self, region: &Region) {
-        let told = region.descriptor();
-        self.channel.send(&Request::Open(told.number, told.ticket).encode(), &[], TIMEOUT).unwrap();
+    fn request(&self, region: &Region) {
+        let descriptor = region.descriptor();
+        self.channel
+            .send(&Request::Open(descriptor.number, descriptor.ticket).encode(), &[], TIMEOUT)
+            .unwrap();
     }
 
     fn open(&self, region: &Region) {
-        self.ask(region);
+        self.request(region);
         let message = self.channel.receive(TIMEOUT).unwrap();
         assert!(Reply::read_pieces("test", &message).is_ok());
     }
 }
 
-/// A visitor may begin copies as long as it has not said goodbye, whatever became of its connection.
+/// An initiator may start copies until it closes cleanly, even if its connection is lost.
 #[test]
 fn broken_connection_does_not_end_the_wait_for_copies() {
     let mut owner = Owner::start();
@@ -117,7 +119,7 @@ fn broken_connection_does_not_end_the_wait_for_copies() {
 }
 
 #[test]
-fn copies_hold_up_only_regions_that_the_visitor_opened() {
+fn copies_delay_only_regions_that_the_initiator_opened() {
     let mut owner = Owner::start();
     let (opened, other) = (owner.region(), owner.region());
     let mut raw = Raw::session(&mut owner);
@@ -130,16 +132,16 @@ fn copies_hold_up_only_regions_that_the_visitor_opened() {
     drop(third);
     assert!(weak.upgrade().is_none(), "it did not open this one");
     assert_eq!(owner.withdraw(&opened), Some(ErrorKind::DeadlineExceeded));
-    // Asked for once more, it still is in use.
+    // Withdrawn again, it is still in use.
     assert_eq!(owner.withdraw(&opened), Some(ErrorKind::DeadlineExceeded));
 }
 
 #[test]
-fn visitor_is_the_process_at_the_socket_whatever_it_sends() {
+fn initiator_is_the_process_at_the_socket_whatever_it_sends() {
     let mut owner = Owner::start();
     let region = owner.region();
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    // SAFETY: no pointers; a child of ours, not reaped.
+    // SAFETY: no pointers; a child of this process, not reaped.
     #[allow(unsafe_code)]
     let pidfd = unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, other.id(), 0);
@@ -155,7 +157,7 @@ fn visitor_is_the_process_at_the_socket_whatever_it_sends() {
 }
 
 #[test]
-fn reconnecting_without_goodbye_leaves_nothing_behind() {
+fn reconnecting_without_a_clean_close_leaks_nothing() {
     let mut owner = Owner::start();
     for _ in 0..3 * MAX_LOCAL_INITIATORS {
         let mut raw = Raw::session(&mut owner);
@@ -167,9 +169,9 @@ fn reconnecting_without_goodbye_leaves_nothing_behind() {
     assert!(lock(&owner.agent().local_target.local_initiators).len() <= 1);
 }
 
-/// Those whose connection is lost, and who may still copy.
+/// Their connections are lost, but they may still copy.
 #[test]
-fn unsettled_visitors_count_as_visitors() {
+fn disconnected_initiators_with_copies_count_for_the_limit() {
     let mut owner = Owner::start();
     let region = owner.region();
     let mut all = Vec::new();
@@ -183,31 +185,28 @@ fn unsettled_visitors_count_as_visitors() {
     let path = owner.agent().card().socket.unwrap();
     let say_hello = || {
         let channel = Channel::connect(&path, TIMEOUT).unwrap();
-        let who = Introduction { identity: [7; 16], label: "raw".to_owned() };
+        let introduction = Introduction { identity: [7; 16], label: "raw".to_owned() };
         let pidfd = PidFd::of_this_process().unwrap();
-        channel.send(&Request::Hello(who).encode(), &[pidfd.as_fd()], TIMEOUT).unwrap();
+        channel.send(&Request::Hello(introduction).encode(), &[pidfd.as_fd()], TIMEOUT).unwrap();
         Reply::read_welcome("test", channel.receive(TIMEOUT).unwrap())
     };
     let error = say_hello().unwrap_err().to_string();
-    assert!(error.contains("visitors already"), "{error}");
-    // One said goodbye.
+    assert!(error.contains("local initiators, the maximum"), "{error}");
+    // One of them closes cleanly.
     all.pop();
     say_hello().unwrap();
 }
 
 #[test]
-fn regions_are_shown_to_visitors_for_reading_alone() {
+fn region_table_is_read_only_for_initiators() {
     let mut owner = Owner::start();
     let raw = Raw::session(&mut owner);
     let region_table = File::from(raw.region_table);
-    assert!(
-        region_table.write_at(&[1; 8], 0).is_err(),
-        "a visitor can write what others are shown"
-    );
+    assert!(region_table.write_at(&[1; 8], 0).is_err(), "an initiator can write the region table");
 }
 
 #[test]
-fn agent_ends_while_a_visitor_takes_its_answer_slowly() {
+fn agent_ends_while_an_initiator_reads_its_reply_slowly() {
     const PIECES: u64 = 150;
     let mut owner = Owner::start();
     let small = owner.region();
@@ -217,20 +216,20 @@ fn agent_ends_while_a_visitor_takes_its_answer_slowly() {
     let pieces = vec![granule; PIECES as usize];
     let foreign = emulated::ForeignMemory::new(0, &pieces, kind).unwrap();
     let address = foreign.address();
-    // SAFETY: all of what the owner has, which goes along.
+    // SAFETY: all of the owner's memory, which is moved along.
     #[allow(unsafe_code)]
     let memory = unsafe { device.adopt(address, PIECES * granule, foreign) }.unwrap();
     let large = owner.agent().register(memory, Rights::ALL).unwrap();
     let raw = Raw::session(&mut owner);
-    raw.ask(&small);
-    let answer = raw.channel.receive(TIMEOUT).unwrap();
-    let descriptors: Vec<_> = answer.descriptors.iter().map(AsFd::as_fd).collect();
+    raw.request(&small);
+    let reply = raw.channel.receive(TIMEOUT).unwrap();
+    let descriptors: Vec<_> = reply.descriptors.iter().map(AsFd::as_fd).collect();
     let (one, _other) = Channel::pair().unwrap();
-    // As many answers as have room are not taken.
-    while one.send(&answer.bytes, &descriptors, Duration::ZERO).is_ok() {
-        raw.ask(&small);
+    // Fill the socket with unread replies.
+    while one.send(&reply.bytes, &descriptors, Duration::ZERO).is_ok() {
+        raw.request(&small);
     }
-    raw.ask(&large);
+    raw.request(&large);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -248,7 +247,7 @@ fn agent_ends_while_a_visitor_takes_its_answer_slowly() {
     });
 }
 
-/// Memory of somebody else's, which says when it is given back.
+/// Adopted memory that records when it is freed.
 #[derive(Debug)]
 struct ForeignOwner {
     _memory: emulated::ForeignMemory,
@@ -259,7 +258,7 @@ struct ForeignOwner {
 impl Drop for ForeignOwner {
     fn drop(&mut self) {
         self.is_free.store(true, Ordering::Release);
-        assert!(!self.panics, "asked for by a test");
+        assert!(!self.panics, "requested by a test");
     }
 }
 
@@ -274,7 +273,7 @@ fn retained_memory_is_freed_after_another_owner_panicked() {
         let memory = emulated::ForeignMemory::new(0, &[length], kind).unwrap();
         let (address, is_free) = (memory.address(), Arc::new(AtomicBool::new(false)));
         let foreign = ForeignOwner { _memory: memory, is_free: Arc::clone(&is_free), panics };
-        // SAFETY: all of what the owner has, which goes along.
+        // SAFETY: all of the owner's memory, which is moved along.
         #[allow(unsafe_code)]
         let memory = unsafe { device.adopt(address, length, foreign) }.unwrap();
         let region = owner.agent().register(memory, Rights::ALL).unwrap();
@@ -288,7 +287,7 @@ fn retained_memory_is_freed_after_another_owner_panicked() {
         raw.segment.end(number);
         let end = Instant::now() + TIMEOUT;
         while !is_free.load(Ordering::Acquire) {
-            assert!(Instant::now() < end, "it is never free");
+            assert!(Instant::now() < end, "it is never freed");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

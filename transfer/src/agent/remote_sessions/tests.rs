@@ -1,4 +1,4 @@
-//! Visits by several rails, and what is told of them.
+//! Sessions by several rails, and their events.
 
 use proptest::prelude::*;
 
@@ -10,8 +10,8 @@ fn label() -> String {
     "a".to_owned()
 }
 
-/// What is told, in a few letters: joined, left (dead or not), lost and back by which rail.
-fn told(remote_sessions: &mut RemoteSessions) -> String {
+/// The events as letters: joined, left (dead or not), lost and restored with the rail.
+fn events(remote_sessions: &mut RemoteSessions) -> String {
     let letters = remote_sessions.events.drain(..).map(|event| match event {
         Event::Joined { .. } => "J".to_owned(),
         Event::Left { is_dead: true, .. } => "D".to_owned(),
@@ -28,22 +28,22 @@ struct World(RemoteSessions);
 impl World {
     fn session_opened(&mut self, rail: usize, session: u64, connection_id: u64) -> String {
         self.0.session_opened(rail, session, (A, connection_id), label());
-        told(&mut self.0)
+        events(&mut self.0)
     }
 
     fn session_closed(&mut self, rail: usize, session: u64, lost: bool) -> String {
         self.0.session_closed(rail, session, lost.then(|| "it is silent".to_owned()));
-        told(&mut self.0)
+        events(&mut self.0)
     }
 
     fn lost(&mut self, rail: usize, link: u32) -> String {
         self.0.half_lost(rail, LostHalf::Link(link), (A, label()), "silent".to_owned());
-        told(&mut self.0)
+        events(&mut self.0)
     }
 
-    fn back(&mut self, rail: usize, link: u32) -> String {
-        self.0.found(A, rail, LostHalf::Link(link), label());
-        told(&mut self.0)
+    fn restored(&mut self, rail: usize, link: u32) -> String {
+        self.0.half_restored(A, rail, LostHalf::Link(link), label());
+        events(&mut self.0)
     }
 }
 
@@ -52,7 +52,7 @@ fn world() -> World {
 }
 
 #[test]
-fn who_comes_by_several_rails_comes_once_and_leaves_once() {
+fn initiator_with_several_rails_joins_and_leaves_once() {
     let mut world = world();
     assert_eq!(world.session_opened(0, 10, 7), "J");
     assert_eq!(world.session_opened(1, 11, 7), "");
@@ -65,7 +65,7 @@ fn who_comes_by_several_rails_comes_once_and_leaves_once() {
 }
 
 #[test]
-fn a_rail_that_is_lost_is_told_of_and_comes_back_without_its_peer_leaving() {
+fn lost_rail_is_restored_without_its_peer_leaving() {
     let mut world = world();
     world.session_opened(0, 10, 7);
     world.session_opened(1, 11, 7);
@@ -73,13 +73,13 @@ fn a_rail_that_is_lost_is_told_of_and_comes_back_without_its_peer_leaving() {
     assert_eq!(world.session_opened(0, 12, 7), "+0");
     assert_eq!(world.session_closed(0, 12, true), "-0");
     assert_eq!(world.session_closed(1, 11, true), "-1D");
-    // One that left is another one when it comes.
+    // After leaving, it joins again.
     assert_eq!(world.session_opened(1, 13, 7), "J");
     assert_eq!(world.session_opened(0, 14, 7), "");
 }
 
 #[test]
-fn one_that_comes_again_before_it_is_missed_did_not_leave() {
+fn initiator_that_reconnects_before_its_loss_did_not_leave() {
     let mut world = world();
     assert_eq!(world.session_opened(0, 10, 7), "J");
     assert_eq!(world.session_opened(0, 11, 7), "");
@@ -88,7 +88,7 @@ fn one_that_comes_again_before_it_is_missed_did_not_leave() {
 }
 
 #[test]
-fn two_visits_are_two_and_share_what_is_told_of_a_rail() {
+fn two_connections_share_the_events_of_a_rail() {
     let mut world = world();
     assert_eq!(world.session_opened(0, 10, 7), "J");
     assert_eq!(world.session_opened(0, 20, 8), "J");
@@ -96,42 +96,42 @@ fn two_visits_are_two_and_share_what_is_told_of_a_rail() {
     assert_eq!(world.session_closed(0, 10, true), "D");
     assert_eq!(world.session_closed(0, 20, true), "D");
     assert_eq!(world.session_opened(0, 11, 7), "J");
-    assert_eq!(world.back(0, 3), "+0");
-    assert_eq!(world.back(0, 3), "");
+    assert_eq!(world.restored(0, 3), "+0");
+    assert_eq!(world.restored(0, 3), "");
 }
 
 #[test]
-fn a_link_that_is_left_is_missed_by_nobody() {
+fn closed_link_is_not_lost() {
     let mut world = world();
     assert_eq!(world.lost(0, 3), "-0");
     assert_eq!(world.lost(0, 3), "");
     assert_eq!(world.lost(0, 4), "");
-    world.0.left(3);
-    assert_eq!(world.back(0, 4), "+0");
+    world.0.link_closed(3);
+    assert_eq!(world.restored(0, 4), "+0");
     assert_eq!(world.lost(1, 4), "-1");
-    world.0.left(4);
+    world.0.link_closed(4);
     assert_eq!(world.lost(1, 5), "-1");
     assert!(world.0.initiators.is_empty());
 }
 
 proptest! {
-    /// Whatever the rails do, in whatever order: joined and left take turns, lost and back do for
-    /// each rail, and nothing is left behind when all is over.
+    /// Whatever the rails do in any order: joined and left alternate, lost and restored alternate
+    /// per rail, and no state remains at the end.
     #[test]
-    fn what_is_told_takes_turns(
+    fn events_alternate(
         steps in proptest::collection::vec((0_usize..3, any::<bool>(), any::<bool>()), 0..100),
     ) {
         let mut world = world();
         let (mut sessions, mut links) = ([None::<u64>; 3], [true; 3]);
-        let (mut is_there, mut is_lost) = (false, [false; 3]);
+        let (mut is_joined, mut is_lost) = (false, [false; 3]);
         let mut next = 0;
-        let mut judge = |told: String| {
-            let mut letters = told.chars();
+        let mut check = |events: String| {
+            let mut letters = events.chars();
             while let Some(letter) = letters.next() {
                 let mut rail = || letters.next().unwrap().to_digit(10).unwrap() as usize;
                 match letter {
-                    'J' => assert!(!std::mem::replace(&mut is_there, true)),
-                    'L' | 'D' => assert!(std::mem::replace(&mut is_there, false)),
+                    'J' => assert!(!std::mem::replace(&mut is_joined, true)),
+                    'L' | 'D' => assert!(std::mem::replace(&mut is_joined, false)),
                     '-' => is_lost[rail()] = true,
                     '+' => assert!(std::mem::replace(&mut is_lost[rail()], false)),
                     _ => unreachable!(),
@@ -139,14 +139,14 @@ proptest! {
             }
         };
         for (rail, is_link, is_lost) in steps {
-            judge(match (is_link, sessions[rail]) {
+            check(match (is_link, sessions[rail]) {
                 (true, _) if links[rail] => {
                     links[rail] = false;
                     world.lost(rail, rail as u32)
                 }
                 (true, _) => {
                     links[rail] = true;
-                    world.back(rail, rail as u32)
+                    world.restored(rail, rail as u32)
                 }
                 (false, Some(session)) => {
                     sessions[rail] = None;
@@ -160,12 +160,12 @@ proptest! {
             });
         }
         for (rail, session) in sessions.into_iter().enumerate() {
-            judge(world.back(rail, rail as u32));
+            check(world.restored(rail, rail as u32));
             if let Some(session) = session {
-                judge(world.session_closed(rail, session, false));
+                check(world.session_closed(rail, session, false));
             }
         }
-        prop_assert!(!is_there);
+        prop_assert!(!is_joined);
         prop_assert!(world.0.initiators.is_empty() && world.0.by_session.is_empty());
         prop_assert!(world.0.lost_halves.is_empty(), "{:?}", world.0.lost_halves);
     }

@@ -1,4 +1,4 @@
-//! What rails say, written and read.
+//! Encoding and decoding of the messages of rails.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ fn all() -> Vec<Message> {
             address: vec![4; 16],
         },
         Message::Open { request: 1, region: 2, ticket: 3 },
-        Message::Stage { request: 9 },
+        Message::RequestStaging { request: 9 },
         Message::Notice(Notice::new(5, b"layer 3").unwrap()),
         Message::RequestDrain(chunk),
         Message::FillSlot(chunk),
@@ -43,7 +43,7 @@ fn all() -> Vec<Message> {
 }
 
 #[test]
-fn what_was_written_is_read_and_none_is_longer_than_can_be() {
+fn encoded_messages_are_short_and_decoded() {
     for message in all() {
         let bytes = message.encode(77, number(&message), 4);
         assert!(bytes.len() < MAX_MESSAGE_LENGTH);
@@ -122,7 +122,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_to_be_heard_has_a_number_and_nothing_else_has() {
+fn only_reliable_messages_have_a_number() {
     for message in all() {
         let wrong = if message.is_numbered() { 0 } else { 1 };
         assert!(Message::decode(&message.encode(77, wrong, 0)).is_err(), "{message:?}");

@@ -1,4 +1,4 @@
-//! What is kept for own use, and what makes room.
+//! Cached registrations, and their eviction.
 
 use fabric::{Caps, Domain, EndpointKind, Query};
 
@@ -25,7 +25,8 @@ impl World {
         }
     }
 
-    /// Makes room and keeps a registration, as a [line](Line) does. What is given back is a use of it.
+    /// Makes room and caches a registration, as [`RailHandle`] does. The returned handle counts as
+    /// a use.
     fn insert(&mut self, length: u64) -> Option<(BufferKey, MemoryRegion)> {
         let buffer = Buffer::Host(HostBuffer::new(length).unwrap());
         let (key, buffer) = (BufferKey::of(&buffer), Arc::new(buffer));
@@ -43,17 +44,17 @@ impl World {
 }
 
 #[test]
-fn what_was_unused_longest_makes_room_and_what_is_used_stays() {
+fn least_recently_used_is_evicted_and_used_stay() {
     for (bytes, count) in [(3 * 4096, 100), (u64::MAX, 3)] {
         let mut world = World::new(bytes, count);
         let (first, is_used) = world.insert(4096).unwrap();
         let [second, third] = [(); 2].map(|()| world.insert(4096).unwrap().0);
         assert!(world.registration_cache.lookup(second).is_some());
-        // The first is the oldest, and used; the second was used again.
+        // The first is the oldest, but in use; the second was looked up again.
         let fourth = world.insert(4096).unwrap().0;
         assert!(!world.has(third) && world.registration_cache.lookup(third).is_none());
         assert!(world.has(first) && world.has(second) && world.has(fourth));
-        // For more than one at a time.
+        // Evicts more than one at a time.
         if count > 3 {
             assert!(world.registration_cache.make_room(8192));
             assert!(world.has(first) && !world.has(second) && !world.has(fourth));
@@ -67,7 +68,7 @@ fn what_was_unused_longest_makes_room_and_what_is_used_stays() {
 }
 
 #[test]
-fn what_is_used_is_never_evicted() {
+fn registrations_in_use_are_never_evicted() {
     let mut world = World::new(u64::MAX, 2);
     let uses = [(); 2].map(|()| world.insert(4096).unwrap());
     assert!(world.insert(4096).is_none());
@@ -79,11 +80,11 @@ fn what_is_used_is_never_evicted() {
 }
 
 #[test]
-fn what_has_no_room_is_not_kept_and_nothing_goes_for_it() {
+fn too_large_registration_is_not_cached_and_evicts_nothing() {
     let mut world = World::new(3 * 4096, 2);
     let (first, is_used) = world.insert(4096).unwrap();
     let second = world.insert(4096).unwrap().0;
-    // Longer than all that may be kept, too long beside what is used, and beyond all numbers.
+    // Longer than the limit, too long beside those in use, and beyond 64 bits.
     assert!(world.insert(4 * 4096).is_none() && world.insert(3 * 4096).is_none());
     assert!(!world.registration_cache.make_room(u64::MAX));
     assert!(world.has(first) && world.has(second));
@@ -91,7 +92,7 @@ fn what_has_no_room_is_not_kept_and_nothing_goes_for_it() {
     assert!(world.has(first) && !world.has(second));
     drop(is_used);
     assert!(World::new(u64::MAX, 0).insert(4096).is_none());
-    // A rail that has ended keeps nothing.
+    // A rail that has ended caches nothing.
     world.registration_cache.end();
     assert!(world.registration_cache.cached.is_empty() && world.insert(4096).is_none());
 }
