@@ -163,8 +163,9 @@ fn different_providers_are_reported_to_waiting_processes() {
         (&3.into(), &0.into()),
         "{sent}"
     );
-    let why =
-        |direction: &str| format!("{direction}: the two nodes use different providers; here: ");
+    let why = |direction: &str| {
+        format!("{direction}: the two nodes use different providers; this node: ")
+    };
     assert!(process.error().contains(&why("not to \"two\"")), "{}", process.error());
     let mut publisher = test_nodes[0].start(&[&publish[..], &["--wait-for", "1"]].concat());
     for (process, direction) in [(&mut publisher, "not to \"two\""), (&mut sub, "not from \"one\"")]

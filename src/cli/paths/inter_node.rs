@@ -217,7 +217,7 @@ pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
         advice.push("Start both nodes with the same --provider".to_owned());
     }
     let (which, advice) = (which.join(", and "), advice.join(". "));
-    Some(format!("{direction}: {which}; here: {local}; there: {remote}. {advice}"))
+    Some(format!("{direction}: {which}; this node: {local}; other node: {remote}. {advice}"))
 }
 
 /// How long each stage takes, per message.
@@ -291,8 +291,8 @@ mod tests {
         all.push(incompatibility);
         let out = to_text(&all);
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
-        let words = "not to \"ef\": topic settings differ (largest, release_deadline); here: up to 64 \
-                     bytes; there: up to 32 bytes\\u{1b}. Set the same --largest --release-deadline on both,";
+        let words = "not to \"ef\": topic settings differ (largest, release_deadline); this node: up to 64 \
+                     bytes; other node: up to 32 bytes\\u{1b}. Set the same --largest --release-deadline on both,";
         assert!(flat.contains(words), "{out}");
         assert_eq!(to_json(&all).unwrap()["incompatible_topics"][0]["differs"][0], "largest");
     }
@@ -311,7 +311,7 @@ mod tests {
         let reason = |row| incompatibility(&rows(), &row).unwrap();
         assert_eq!(
             reason(of(&["provider"], "net (1)", "tcp (2)")),
-            "not to or from \"other\": the two nodes use different providers; here: net (1); there: tcp (2). \
+            "not to or from \"other\": the two nodes use different providers; this node: net (1); other node: tcp (2). \
              Start both nodes with the same --provider"
         );
         let both = reason(of(&["depth", "provider"], "", ""));

@@ -135,7 +135,7 @@ impl LengthLimit<'_> {
         let topic = self.topic.escape_debug();
         let why = match (self.largest, self.origin) {
             (None, _) => format!(
-                "publish {name} failed: it has {has}, and without --largest at most {maximum} are read. Create topic \"{topic}\" with \
+                "publish {name} failed: it has {has}, and without --largest at most {maximum} bytes are read. Create topic \"{topic}\" with \
                  {largest}"
             ),
             (Some(_), Some(origin)) => format!(
