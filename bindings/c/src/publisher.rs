@@ -28,14 +28,17 @@ pub(crate) struct OpenPublisher {
     source: Mutex<Option<Device>>,
 }
 
-pub(crate) const NO_ROOM: Failure =
-    Failure::fixed(Status::WouldBlock, c"publish", c"publish: would block: no space in the topic");
+pub(crate) const NO_SPACE: Failure = Failure::fixed(
+    Status::WouldBlock,
+    c"publish",
+    c"publish failed: would block: no space in the topic",
+);
 
-const TOO_LATE: Failure = Failure::fixed(
+const TIMED_OUT: Failure = Failure::fixed(
     Status::DeadlineExceeded,
     c"publish",
-    c"publish: deadline exceeded: the topic is full: subscribers have not released messages, or a stopped \
-      process holds a lock. Release samples, or deepen the topic",
+    c"publish failed: deadline exceeded: the topic is full: subscribers have not released messages, or a stopped \
+      process holds a lock. Release samples, or increase the depth",
 );
 
 impl OpenPublisher {
@@ -46,7 +49,7 @@ impl OpenPublisher {
 
     pub(crate) fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
         match timeout {
-            Timeout::Now => self.publisher.try_push(bytes)?.ok_or(NO_ROOM)?,
+            Timeout::Now => self.publisher.try_push(bytes)?.ok_or(NO_SPACE)?,
             _ => self.publisher.push(bytes, timeout.as_duration())?,
         };
         Ok(())
@@ -71,7 +74,7 @@ impl OpenPublisher {
                 return self.push(&bytes, remaining);
             }
             (CallerMemory::Device(slice), Timeout::Now) => {
-                self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?
+                self.publisher.try_push_slice(slice)?.ok_or(NO_SPACE)?
             }
             (CallerMemory::Device(slice), _) => {
                 self.publisher.push_slice(slice, timeout.as_duration())?
@@ -102,15 +105,15 @@ fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
 const INTERRUPTED: Failure = Failure::fixed(
     Status::Interrupted,
     c"publish",
-    c"publish: interrupted: a signal handler ran in the waiting thread. Call again to continue",
+    c"publish failed: interrupted: a signal handler ran in the waiting thread. Call again to continue",
 );
 
 /// Why a loan that still exists was not published.
 pub(crate) fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
     match timeout {
-        Timeout::Now => NO_ROOM,
+        Timeout::Now => NO_SPACE,
         _ if interruption.occurred() => INTERRUPTED,
-        _ => TOO_LATE,
+        _ => TIMED_OUT,
     }
 }
 
@@ -179,7 +182,7 @@ pub(crate) fn publish(
     let found = loan.find(operation)?;
     let mut taken = found.take(operation, timeout)?;
     let Some(lent) = taken.remove() else {
-        return Err(NO_ROOM);
+        return Err(NO_SPACE);
     };
     // Without the time that the wait for exclusive use took.
     let waited = start.map_or(Duration::ZERO, |start| start.elapsed());
@@ -296,7 +299,7 @@ export! {
         let publisher = publisher.find(OPERATION)?;
         let (publisher, length) = (&publisher.publisher, length as u64);
         let borrowed = match timeout {
-            Timeout::Now => publisher.try_loan(length)?.ok_or(NO_ROOM)?,
+            Timeout::Now => publisher.try_loan(length)?.ok_or(NO_SPACE)?,
             _ => publisher.loan(length, timeout.as_duration())?,
         };
         loan.put(registry::open(OPERATION, Exclusive::new(borrowed))?)

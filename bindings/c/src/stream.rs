@@ -13,7 +13,7 @@ use crate::failure::Result;
 use crate::ffi::{Address, CallerRange, OptionalOutStruct, Out, export};
 use crate::handle::Handle;
 use crate::layout::{RawSent, Timeout};
-use crate::publisher::{NO_ROOM, OpenPublisher, not_published, publish};
+use crate::publisher::{NO_SPACE, OpenPublisher, not_published, publish};
 use crate::registry;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::topic::OpenTopic;
@@ -27,7 +27,7 @@ pub(crate) struct OpenStream {
 impl OpenPublisher {
     fn push_on(&self, stream: &Stream, from: &gpu::Slice, timeout: Timeout) -> Result<()> {
         match timeout {
-            Timeout::Now => self.publisher.try_push_on(stream, from)?.ok_or(NO_ROOM)?,
+            Timeout::Now => self.publisher.try_push_on(stream, from)?.ok_or(NO_SPACE)?,
             _ => self.publisher.push_on(stream, from, timeout.as_duration())?,
         };
         Ok(())
@@ -37,7 +37,7 @@ impl OpenPublisher {
     fn push_empty_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
         let end = timeout.end();
         let loan = match timeout {
-            Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_ROOM)?,
+            Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_SPACE)?,
             _ => self.publisher.loan(0, timeout.as_duration())?,
         };
         let interruption = Interruption::watch();

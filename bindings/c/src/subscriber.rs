@@ -78,7 +78,7 @@ impl OpenSubscriber {
 
 /// Without allocation, for frequent polls.
 const NO_MESSAGE: Failure =
-    Failure::fixed(Status::WouldBlock, c"pull", c"pull: would block: no message");
+    Failure::fixed(Status::WouldBlock, c"pull", c"pull failed: would block: no message");
 
 /// A message that is held.
 #[derive(Debug)]
