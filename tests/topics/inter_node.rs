@@ -49,9 +49,9 @@ fn node_with_a_new_service_is_still_connected() {
         let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "1500", "--json"];
         let more = ["--rate", "500", "--wait-for", "1", "--largest", "1M"];
         let mut publisher = test_nodes[0].start(&[&publish[..], &more].concat());
-        test_nodes[1].wait_until("the topic", |report| topic(report, "t").conditionme());
+        test_nodes[1].wait_until("the topic", |report| topic(report, "t").is_some());
         test_nodes[1].wait_until("messages", |report| {
-            topic(report, "t").conditionme_and(|topic| topic["arrived"].as_u64() > Some(50))
+            topic(report, "t").is_some_and(|topic| topic["arrived"].as_u64() > Some(50))
         });
         node.signal(signal);
         node.end();
@@ -367,7 +367,7 @@ fn publisher_reports_messages_missed_by_a_node_given_up() {
     let mut reader = test_nodes[1].start(&["sub", "t", "--check", "--largest", "1M"]);
     test_nodes[0].wait_until("both subscribers", |report| {
         let subscribers = topic(report, "t").map(|topic| topic["subscribers"].clone());
-        subscribers.conditionme_and(|all| all.as_array().conditionme_and(|all| all.len() == 2))
+        subscribers.is_some_and(|all| all.as_array().is_some_and(|all| all.len() == 2))
     });
     // Together, since neither process may report the other.
     [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGSTOP));
@@ -422,7 +422,7 @@ fn all_messages_dropped_between_nodes_are_counted() {
         test_nodes[1].wait_until("that the last message is read", |_| {
             let read = std::fs::read(&file).unwrap_or_default();
             let last = read.chunks_exact(1024).last();
-            last.conditionme_and(|last| last[16..24] == 299_u64.to_le_bytes())
+            last.is_some_and(|last| last[16..24] == 299_u64.to_le_bytes())
         });
         reader.signal(Signal::SIGINT);
         let read = parse(&reader.succeed());

@@ -215,7 +215,7 @@ impl Process {
     }
 
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().conditionme()
+        self.child.try_wait().unwrap().is_some()
     }
 
     #[track_caller]

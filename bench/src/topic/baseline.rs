@@ -331,7 +331,7 @@ pub(super) fn take(
             loop {
                 from.read_exact(&mut message).map_err(failed("taking a message"))?;
                 let received = now();
-                let [begun, kind, copied, sent, number] =
+                let [begun, message_kind, copied, sent, number] =
                     [0, 1, 2, 3, 4].map(|at| word(&message, at));
                 let mut loan = publisher.loan(kind.size, TIMEOUT)?;
                 loan.write(0, &message[HEADER..])?;
@@ -340,14 +340,14 @@ pub(super) fn take(
                 let lent = now();
                 loan.publish(TIMEOUT)?;
                 let ends = [begun, copied, sent, received, lent];
-                if kind == TIMED {
+                if message_kind == TIMED {
                     for (samples, stage) in times.iter_mut().zip(ends.windows(2)) {
                         samples.add(stage[1].saturating_sub(stage[0]));
                     }
                 }
                 publisher.flush(TIMEOUT)?;
                 from.write_all(&DONE).map_err(failed("telling the other manager"))?;
-                if kind == LAST {
+                if message_kind == LAST {
                     let found = TopicResult { topics: times.into(), ..TopicResult::default() };
                     return Ok(WorkerResult { found: Some(found), ..empty_result(0) });
                 }

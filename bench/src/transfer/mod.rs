@@ -294,7 +294,7 @@ impl Run {
             if let (Some(transfer), Some(raw)) = (middle(&transfers), middle(&raw)) {
                 ratios.push((raw / transfer * 1e6) as u64);
             }
-            ours.extend(transfer);
+            ours.extend(transfers);
             baselines.extend(raw);
         }
         let links = counters.map(|counters| counters.end(self.moved));

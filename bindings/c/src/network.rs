@@ -128,7 +128,8 @@ mod tests {
             [(str::to_owned as FieldName, "insecure"), (variable, "FABRICAST_INSECURE")]
         {
             let message = refused(&[("listen", "127.0.0.1:7007")], name_of);
-            let start = "test failed: invalid argument: nodes at 127.0.0.1:7007 are not reached: ";
+            let start =
+                "test failed: invalid argument: nodes at 127.0.0.1:7007 are not contacted: ";
             assert!(message.starts_with(start), "{message}");
             assert!(message.ends_with(&format!("Set {name} to accept this")), "{message}");
         }

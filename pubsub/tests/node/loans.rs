@@ -158,7 +158,7 @@ fn loans_are_a_setting_like_others() {
     let other = TopicSettings { loans: 5, ..settings() };
     let error = node.topic("numbers", &other).unwrap_err();
     is_refused(&error, ErrorKind::SettingsDiffer, "numbers");
-    for words in ["4 loans", "5 loans", ": another loans. Opened without settings"] {
+    for words in ["4 loans", "5 loans", "Open it without settings"] {
         assert!(error.detail().contains(words), "{words}: {error}");
     }
     let deeper = TopicSettings { depth: 9, ..other };
