@@ -1,5 +1,5 @@
 # Works in a fresh clone: each target first runs scripts/setup, which installs what is needed.
-# See docs/building.md.
+# See docs/how-to/build-and-test.md.
 
 SHELL := /bin/bash
 target := $(or $(CARGO_TARGET_DIR),target)

@@ -36,15 +36,27 @@ pub use ipc;
 pub use pubsub;
 pub use transfer;
 
-// Compiles and runs the programs in the README.
+// Compiles and runs the programs of the README, the tutorials and the how-to pages.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
 #[cfg(doctest)]
-#[doc = include_str!("../docs/endpoints.md")]
-struct Endpoints;
+#[doc = include_str!("../docs/tutorial/first-topic.md")]
+struct FirstTopic;
 
 #[cfg(doctest)]
-#[doc = include_str!("../docs/devices.md")]
-struct Devices;
+#[doc = include_str!("../docs/tutorial/first-put.md")]
+struct FirstPut;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/tutorial/first-ring.md")]
+struct FirstRing;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/how-to/use-endpoints.md")]
+struct UseEndpoints;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/how-to/share-a-buffer.md")]
+struct ShareABuffer;

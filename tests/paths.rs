@@ -136,7 +136,7 @@ fn choices<'a>(peer: &'a Value, local: &str, remote: &str) -> Vec<&'a Value> {
 
 #[test]
 fn table_equals_that_of_the_documentation() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/paths.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/paths.md");
     let page = std::fs::read_to_string(page).unwrap();
     let out = succeed(&[]);
     let table = json(&succeed(&["--json"]));

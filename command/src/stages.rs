@@ -1,4 +1,4 @@
-//! The stages of a message's latency, and their names in all reports. docs/operating.md has the
+//! The stages of a message's latency, and their names in all reports. docs/reference/stages.md has the
 //! table.
 
 use pubsub::Times;
@@ -116,13 +116,14 @@ mod tests {
 
     #[test]
     fn documentation_lists_the_stages_in_order() {
-        let page = include_str!("../../docs/operating.md");
+        let page = include_str!("../../docs/reference/stages.md");
         let mut rest = page;
         for stage in Stage::ALL.into_iter().map(Stage::name).chain([TOTAL]) {
             let row = format!("| *{stage}* | ");
             let found = rest.split_once(&row).map(|(_, behind)| behind);
-            rest =
-                found.unwrap_or_else(|| panic!("docs/operating.md has no row {row}, or too early"));
+            rest = found.unwrap_or_else(|| {
+                panic!("docs/reference/stages.md has no row {row}, or too early")
+            });
         }
     }
 }

@@ -155,7 +155,7 @@ impl Query {
     }
 
     /// Disables the provider's locks: saves a few nanoseconds per call, without any check.
-    /// `docs/threading.md` has the measurement.
+    /// `docs/internals/threading.md` has the measurement.
     ///
     /// # Safety
     /// All objects of a domain that is opened from such an offer (queues,

@@ -3,7 +3,7 @@
 
 use fabric::{AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, Query};
 
-/// Opens an endpoint as the program in docs/endpoints.md does.
+/// Opens an endpoint as the program in docs/how-to/use-endpoints.md does.
 fn open(provider: &str) -> (Endpoint, CompletionQueue) {
     let query = Query::new(EndpointKind::Rdm).provider(provider).source("127.0.0.1");
     let domain = Domain::open(&query.first().unwrap()).unwrap();

@@ -133,7 +133,7 @@ mod tests {
         assert!(to_json(&settings)["budget_host"]["effective_value"].is_null());
     }
 
-    /// The table in docs/operating.md.
+    /// The table in docs/reference/settings.md.
     fn for_documentation() -> String {
         let rows = TABLE.iter().map(|declaration| {
             let Declaration { about, default, variable, option, kind, .. } = declaration;
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn documentation_lists_the_settings() {
         let table = for_documentation();
-        let page = include_str!("../../docs/operating.md");
-        assert!(page.contains(&table), "docs/operating.md is to contain this:\n{table}");
+        let page = include_str!("../../docs/reference/settings.md");
+        assert!(page.contains(&table), "docs/reference/settings.md is to contain this:\n{table}");
     }
 }

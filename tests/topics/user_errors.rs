@@ -257,7 +257,7 @@ fn reports_with_json_are_json() {
 
 #[test]
 fn documentation_lists_the_exit_codes() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/exit-codes.md");
     let page = std::fs::read_to_string(page).unwrap();
     let test_node = TestNode::open();
     let help = test_node.succeed(&["--help"]);
@@ -265,6 +265,6 @@ fn documentation_lists_the_exit_codes() {
     for line in codes.lines() {
         let (code, meaning) = line.trim().split_once("  ").unwrap();
         let row = format!("| {code} | {} |", meaning.trim());
-        assert!(page.contains(&row), "docs/operating.md is to contain {row}");
+        assert!(page.contains(&row), "docs/reference/exit-codes.md is to contain {row}");
     }
 }

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn all_settings_of_the_command_are_known() {
-        let manual = include_str!("../../../docs/operating.md");
+        let manual = include_str!("../../../docs/reference/settings.md");
         let mut count = 0;
         for row in manual.lines().filter(|line| line.starts_with("| `")) {
             for name in row.split('`').filter(|word| word.starts_with(PREFIX)) {

@@ -2,7 +2,7 @@
 //! kernel.
 //!
 //! A copy engine takes microseconds for each copy, however small. A kernel reads a list of
-//! copies from host memory, and has hundreds in flight at once; `devices.md` has the
+//! copies from host memory, and has hundreds in flight at once; `docs/internals/devices.md` has the
 //! measurements. Blocks are cut into pieces for the kernel, so that its threads have equal
 //! work.
 #![allow(unsafe_code)]

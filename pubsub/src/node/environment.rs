@@ -336,10 +336,10 @@ mod tests {
             Err(VarError::NotPresent)
         })
         .unwrap();
-        let page = include_str!("../../../docs/pubsub.md");
+        let page = include_str!("../../../docs/reference/settings.md");
         for name in names.into_inner() {
             assert!(KNOWN_VARIABLES.contains(&&*name), "{name}");
-            assert!(page.contains(&format!("`{name}`")), "{name} in docs/pubsub.md");
+            assert!(page.contains(&format!("`{name}`")), "{name} in docs/reference/settings.md");
         }
     }
 

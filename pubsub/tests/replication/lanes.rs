@@ -145,7 +145,7 @@ fn lost_rings_of_two_lanes_lose_no_messages() {
 }
 
 /// Not over tcp;ofi_rxm: closing an endpoint in the middle of large writes may crash there (see
-/// docs/providers.md).
+/// docs/reference/providers.md).
 #[test]
 fn reader_that_disappears_blocks_no_other_reader() {
     let provider = "=net";

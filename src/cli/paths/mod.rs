@@ -22,7 +22,7 @@ pub(crate) use self::inter_node::{
 
 /// Shows by which path bytes travel, and why.
 ///
-/// Without arguments: in typical situations, as in docs/paths.md. With --explain: to a running
+/// Without arguments: in typical situations, as in docs/reference/paths.md. With --explain: to a running
 /// agent, from each kind of memory of this machine, without mapping anything. The agent sees a
 /// connection that closes again. With --fabric it is contacted through the fabric, too. With
 /// --topics: between nodes.

@@ -1,4 +1,4 @@
-//! The situations in the table of `docs/paths.md`.
+//! The situations in the table of `docs/reference/paths.md`.
 
 use super::facts::{
     DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
@@ -14,7 +14,7 @@ pub struct Situation {
     pub facts: Facts,
 }
 
-/// The situations in `docs/paths.md` and in `fabricast paths`.
+/// The situations in `docs/reference/paths.md` and in `fabricast paths`.
 ///
 /// ```
 /// use transfer::path::{Policy, choose, situations};

@@ -230,13 +230,14 @@ fn names_of_paths_are_parsed_and_wrong_ones_refused() {
     }
 }
 
-/// The table of `docs/paths.md` is generated from this code, so that they never differ.
+/// The table of `docs/reference/paths.md` is generated from this code, so that they never differ.
 #[test]
 fn the_documentation_has_this_table() {
     let table = documented();
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/paths.md");
-    let page = std::fs::read_to_string(page).expect("docs/paths.md is part of the repository");
-    assert!(page.contains(&table), "docs/paths.md should have this table:\n\n{table}");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/paths.md");
+    let page =
+        std::fs::read_to_string(page).expect("docs/reference/paths.md is part of the repository");
+    assert!(page.contains(&table), "docs/reference/paths.md should have this table:\n\n{table}");
 }
 
 fn documented() -> String {

@@ -419,7 +419,7 @@ fn disconnect_during_transfers_by_shm() {
 }
 
 /// A peer killed during many transfers does not block others. (With shm it does: see
-/// docs/providers.md.)
+/// docs/reference/providers.md.)
 fn others_continue(provider: &str) {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(provider, 1);

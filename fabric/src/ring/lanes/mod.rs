@@ -109,7 +109,7 @@ pub fn default_lane_count(offers: &[Capabilities], cores: usize) -> usize {
 }
 
 /// The largest number of lanes of a copying provider that improved measurements, with cores for
-/// both sides: see docs/ring.md.
+/// both sides: see docs/internals/ring.md.
 const MAX_COPYING_LANES: usize = 8;
 
 #[cfg(test)]
