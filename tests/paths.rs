@@ -162,7 +162,7 @@ fn table_equals_that_of_the_documentation() {
     let required = succeed(&["--policy", "=fabric-direct"]);
     for why in [
         "not same-process: the policy requires other paths",
-        "not fabric-direct: they are one process",
+        "not fabric-direct: they are the same process",
         "not fabric-direct: the provider does not reach",
     ] {
         assert!(required.contains(why), "{why} is missing:\n{required}");
@@ -239,7 +239,7 @@ fn region_is_explained_with_its_device_and_rights() {
     let card = another.cards()[0].display().to_string();
     let (code, output) = fail(&["--explain", &card, "--region", &other.file("region")]);
     assert_eq!(code, Some(1), "{output}");
-    assert!(output.contains("of another agent"), "{output}");
+    assert!(output.contains("belongs to another agent"), "{output}");
 }
 
 /// The verdict about a path, and its reason.

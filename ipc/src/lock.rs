@@ -2,7 +2,7 @@
 //!
 //! One word holds the owner, and a flag that sleepers exist. A waiter that waits too long
 //! checks whether the owner lives, takes the lock from a dead one, and gets
-//! [`Acquired::OwnerDied`]. The protected state may then be half changed, and the new owner
+//! `Acquired::OwnerDied`. The protected state may then be half changed, and the new owner
 //! must repair it first. If it dies, too, the next owner gets the same result.
 //!
 //! A released lock is free for any process, which is fast: usually the process takes it again

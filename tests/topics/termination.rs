@@ -331,9 +331,9 @@ fn evicted_subscriber_reports_what_it_missed() {
     assert_eq!(sub.output(), expected);
     assert!(output.contains("fabricast: 10 messages were missed; "), "{output}");
     // The log of the node names the process.
-    node.wait_for("it held a message for too long");
+    node.wait_for("it held a message past the release deadline");
     let output = node.error();
-    let line = output.lines().find(|line| line.contains("for too long")).unwrap();
+    let line = output.lines().find(|line| line.contains("past the release deadline")).unwrap();
     let process = format!("process={}", sub.id());
     for words in ["topic=\"t\"", "label=\"slow\"", &process, "position=", "held_for="] {
         assert!(line.contains(words), "{words}: {line}");

@@ -1,6 +1,6 @@
 //! Memory shared between processes, and bytes transferred between them.
 //!
-//! Builds on `gpu` (devices) and `ipc` (processes of one machine), and chooses the [path](path) of
+//! Builds on `gpu` (devices) and `ipc` (processes of one machine), and chooses the [path] of
 //! each transfer and gives the reasons.
 //!
 //! - Sharing without a copy: a [`SharedBuffer`] makes [handles](Handle), which carry the tensor's

@@ -3,7 +3,7 @@
 //! In the order of the data:
 //!
 //! - `routing` decides which topics are sent to which nodes; services exchange `control_messages`
-//!   about it ([`peers`](crate::peers) delivers them);
+//!   about it (`peers` delivers them);
 //! - `source` gives the messages of a topic, `sink` publishes the messages of another node;
 //! - `outbound` writes a topic's messages, in order, once to each node; `inbound` copies the
 //!   messages of one node into the memory that the sink allocates. Both are plain state machines,
@@ -12,7 +12,7 @@
 //!   transport and all topics on it.
 //!
 //! `outbound`, `inbound`, `transport` and `worker` know a topic by the traits [`Source`] and
-//! [`Sink`] only. The [`Replicator`] joins all of them; it belongs to the service's thread.
+//! [`Sink`] only. The `Replicator` joins all of them; it belongs to the service's thread.
 
 mod connection_messages;
 mod control_messages;
