@@ -76,7 +76,9 @@ fn peer_killed_mid_transfer(cell: &Cell) -> CaseResult {
             killed = Some(Instant::now());
         }
         if killed.is_some_and(|at: Instant| at.elapsed() > DETECTION_TIMEOUT) {
-            return Err(format!("writes to a dead process succeed after {NOTICE:?}").into());
+            return Err(
+                format!("writes to a dead process succeed after {DETECTION_TIMEOUT:?}").into()
+            );
         }
         let options = PostOptions::token(0).timeout(Duration::from_secs(2));
         let mut error = None;
@@ -195,7 +197,7 @@ fn peer_killed_while_idle(cell: &Cell) -> CaseResult {
             return after_death(side, &error.to_string());
         }
     }
-    Err(format!("writes to a dead process succeed after {NOTICE:?}").into())
+    Err(format!("writes to a dead process succeed after {DETECTION_TIMEOUT:?}").into())
 }
 
 /// The reader of a ring dies while its writer waits for credit. The writer gets an error within
@@ -205,7 +207,7 @@ fn ring_to_a_dead_peer_fails_in_time(cell: &Cell) -> CaseResult {
     let capacity = 1 << 20;
     let length = 4 * capacity as usize;
     let source = source(&side, pattern(4, length))?;
-    let timeout = Duration::from_secs(2);
+    let op_timeout = Duration::from_secs(2);
     let (mut port, writing) = ring_to(side, region, capacity)?;
     let mut message = port.begin(writing, 0, length as u64)?;
     let started = Instant::now();
@@ -220,7 +222,7 @@ fn ring_to_a_dead_peer_fails_in_time(cell: &Cell) -> CaseResult {
     process.kill()?;
     let started = Instant::now();
     for _ in 0..2 {
-        let failed = port.finish(writing, &mut message, &source.all(), timeout);
+        let failed = port.finish(writing, &mut message, &source.all(), op_timeout);
         let error = failed.err().ok_or("a message to a dead process was written")?;
         let is_told = match error.kind() {
             ErrorKind::DeadlineExceeded => error.to_string().contains("bytes of message 0"),
@@ -230,7 +232,7 @@ fn ring_to_a_dead_peer_fails_in_time(cell: &Cell) -> CaseResult {
         println!("detected: {error}");
     }
     let took = started.elapsed();
-    ensure!(took < 2 * timeout + Duration::from_secs(1), "{took:?}");
+    ensure!(took < 2 * op_timeout + Duration::from_secs(1), "{took:?}");
     let started = Instant::now();
     port.close()?;
     ensure!(started.elapsed() < Duration::from_secs(5), "closing took {:?}", started.elapsed());
