@@ -37,7 +37,7 @@ use crate::kind::MemoryKind;
 /// assert_eq!(&copy, b"payload");
 /// assert_eq!(region.read(4090, &mut copy).unwrap_err().kind(), ErrorKind::OutOfBounds);
 ///
-/// A word that peers change as well: loads and stores are atomic.
+/// // A word that peers change as well: loads and stores are atomic.
 /// region.store_u64(0, 17)?;
 /// assert_eq!(region.load_u64(0)?, 17);
 /// # Ok::<(), fabric::Error>(())
@@ -512,7 +512,7 @@ impl Drop for RegionInner {
 /// let region = domain.register(HostMemory::zeroed(4096)?, Access::LOCAL)?;
 /// let slot = region.slice(1024..2048)?;
 /// drop(region);
-/// The slice holds the registration; the region can be had back from it.
+/// // The slice holds the registration; the region can be had back from it.
 /// assert_eq!((slot.offset(), slot.len(), slot.region().len()), (1024, 1024, 4096));
 /// # Ok::<(), fabric::Error>(())
 /// ```

@@ -107,7 +107,7 @@ int main(void)
     CHECK(fabricast_node_report(node, &report) != FABRICAST_OK);
     CHECK(now() - begin < 15);
     CHECK(setenv("FABRICAST_SERVICE_TIMEOUT", "1", 1) == 0);
-    CHECK(setenv("FABRICAST_SERVICE", "outside", 1) == 0);
+    CHECK(setenv("FABRICAST_SERVICE", "external", 1) == 0);
     begin = now();
     CHECK(publisher_init(simple) == NULL);
     CHECK(fabricast_error_status() == FABRICAST_E_DEADLINE_EXCEEDED);
