@@ -108,7 +108,7 @@ fn intra_node_report_is_consistent() {
     assert!(found["p50_us"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["iterations"], &found["bytes"]), (&33.into(), &64.into()), "{found}");
     assert_eq!(stages(&found), ["borrow", "begin", "notice", "drop"], "{found}");
-    assert_eq!((&found["compared"], &found["note"]), (&4.into(), &Value::Null), "{found}");
+    assert_eq!((&found["verified_messages"], &found["note"]), (&4.into(), &Value::Null), "{found}");
     let (all, queue) = (found["p50_us"].as_f64().unwrap(), found["queue_p50_us"].as_f64().unwrap());
     assert!(queue > 0.0, "{found}");
     let beyond = found["overhead_over_queue_us"].as_f64().unwrap();
@@ -125,7 +125,11 @@ fn intra_node_report_is_consistent() {
     ];
     let found = bench("ratio", &more);
     assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
-    assert_eq!((&found["subscribers"], &found["compared"]), (&3.into(), &8.into()), "{found}");
+    assert_eq!(
+        (&found["subscribers"], &found["verified_messages"]),
+        (&3.into(), &8.into()),
+        "{found}"
+    );
     assert_eq!(stages(&found), ["borrow", "fill", "begin", "notice", "drop"], "{found}");
 }
 
@@ -195,7 +199,7 @@ fn several_lanes_and_readers_are_reported() {
     for (more, wire_only) in [(&more[..], false), (&more[..2], true)] {
         let found = bench("lanes", &[&arguments[..], more].concat());
         assert_eq!(found["lanes"], 2, "{found}");
-        let one = found["one_p50_us"].as_f64().unwrap();
+        let one = found["single_subscriber_p50_us"].as_f64().unwrap();
         let ratio = found["fan_out_ratio"].as_f64().unwrap();
         assert!((ratio - found["p50_us"].as_f64().unwrap() / one).abs() < 1e-6, "{found}");
         let baselines = found["stage_baselines"].as_array().unwrap();

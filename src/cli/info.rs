@@ -180,8 +180,8 @@ mr_mode: L local, V virtual addresses, A allocated, P provider's keys, R raw key
 ";
 
 const SCORES: &str = "\
-score: the sum of the points for and against a provider. Of those that can do what is needed (usable), the one with the
-highest score is selected; the others are rejected, with the first reason. --policy prefers, requires or denies providers.
+score: the sum of the points of a provider. Of those that meet the requirements (usable), the one with the highest score
+is taken; the others are refused, with the first reason. --policy prefers, requires or denies providers.
 ";
 
 /// One line for all offers that differ only in their domain or network.

@@ -27,7 +27,7 @@ pub(super) struct IntraNodeMetrics {
     pub(super) subscribers: u64,
     fill_is_timed: bool,
     /// Messages of which all bytes were compared.
-    compared: u64,
+    verified_messages: u64,
     pub(super) publish_p50_us: Option<f64>,
     pub(super) publish_p99_us: Option<f64>,
     pub(super) stages: Vec<Latency>,
@@ -145,7 +145,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
     let found = IntraNodeMetrics {
         subscribers: arguments.subscribers,
         fill_is_timed: arguments.time_fill,
-        compared: compared(&schedule),
+        verified_messages: compared(&schedule),
         publish_p50_us: publishing.microseconds(0.5),
         publish_p99_us: publishing.microseconds(0.99),
         stages: stages(&results),

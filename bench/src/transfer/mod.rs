@@ -49,7 +49,7 @@ enum Direction {
 #[serde(rename_all = "lowercase")]
 enum Source {
     /// Allocated to be shared, as pools are
-    SharedSegment,
+    Shared,
     /// As by cudaMalloc
     Plain,
     /// Host memory in a segment that both can map; --from and --to select which side

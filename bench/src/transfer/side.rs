@@ -53,7 +53,7 @@ impl Side {
         length: u64,
     ) -> Result<Self, Failure> {
         let memory = match source {
-            Source::SharedSegment => Some(device.allocate_shared(length, &[])?),
+            Source::Shared => Some(device.allocate_shared(length, &[])?),
             Source::Plain => Some(device.allocate(length)?),
             Source::Host => None,
         };

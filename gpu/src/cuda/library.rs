@@ -146,8 +146,7 @@ fn find() -> Result<Functions> {
     let missing = |detail: String| Error::new("load CUDA", ErrorKind::Unavailable, detail);
     // SAFETY: loads and closes the library; its initialisers are NVIDIA's.
     if !unsafe { sys::is_culib_present() } {
-        let detail =
-            "libcuda.so.1 was not found: no NVIDIA driver is installed, or the container lacks it";
+        let detail = "libcuda.so.1 not found: no NVIDIA driver, or the container lacks it";
         return Err(missing(detail.to_owned()));
     }
     // SAFETY: it is the CUDA driver, by its file name.

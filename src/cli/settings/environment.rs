@@ -52,7 +52,7 @@ mod tests {
             of("FABRICAST_LABLE", "The nearest setting is FABRICAST_LABEL"),
             of("FABRICAST_TOPIC_DEPHT", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
             of("FABRICAST_TOPIC_DEPT", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
-            of("FABRICAST_TOPIC_TIMEOUT", "The nearest setting is FABRICAST_SERVICE_TIMEOUT"),
+            of("FABRICAST_TOPIC_TIMEOUT", "\"fabricast config --help\" lists the settings"),
             of("FABRICAST_UNRELATED", "\"fabricast config --help\" lists the settings"),
         ];
         assert_eq!(found, expected);
