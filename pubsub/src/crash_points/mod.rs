@@ -434,7 +434,7 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
-    if name == "record publishers lost on other nodes" {
+    if name.starts_with("record ") {
         world.check_remote_losses(&what);
         world.check_remote_heartbeats(&what);
     }

@@ -1,5 +1,5 @@
-//! The ring: messages of any length through memory that one side writes and the other
-//! reads, in each of the forms in which the reader can be told.
+//! The ring: messages of any length through memory that one side writes and the other reads, in
+//! each notify mode.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub const CASES: &[Case] = cases![
     ring_misuse_is_refused
 ];
 
-/// Bytes of the rings in which not the size matters.
+/// Capacity where the size does not matter.
 pub(super) const CAPACITY: u64 = 64 << 10;
 
 /// A writer and a reader, driven by one thread.
@@ -79,21 +79,23 @@ impl Fixture {
         Ok(Self { ports, parts, memory, sender, receiver })
     }
 
-    /// One turn of each side; true if anything happened.
+    /// One progress call of each side; true if an event was processed.
     pub(super) fn progress(&mut self) -> CaseResult<bool> {
         let mut any = false;
         for port in &mut self.ports {
             match port.progress()? {
                 PortEvent::Idle => {}
                 PortEvent::Ring => any = true,
-                PortEvent::Other(outcome) => return Err(format!("nobody's: {outcome:?}").into()),
+                PortEvent::Other(outcome) => {
+                    return Err(format!("unexpected completion: {outcome:?}").into());
+                }
             }
             any |= port.return_all_credit(false);
         }
         Ok(any)
     }
 
-    /// Turns until something is so.
+    /// Drives both sides until a condition holds.
     pub(super) fn until(
         &mut self,
         what: &str,
@@ -106,13 +108,13 @@ impl Fixture {
             }
             if !self.progress()? {
                 self.ports[B].return_all_credit(true);
-                ensure!(Instant::now() < end, "waited in vain for {what}");
+                ensure!(Instant::now() < end, "timeout: waited for {what}");
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Sends a message and takes it.
+    /// Sends a message and receives it.
     pub(super) fn pass(&mut self, number: u64, length: usize) -> CaseResult {
         let source = self.source(&pattern(number + 5, length))?;
         let payload = source.slice(0..length)?;
@@ -156,10 +158,10 @@ impl Fixture {
         Ok(region)
     }
 
-    /// All is given back, and every message's memory is free again.
+    /// All credit is returned, and the memory of every message is free.
     pub(super) fn settle(&mut self, first: u64, count: u64) -> CaseResult {
         let (sender, mut read) = (self.sender, first);
-        self.until("everything to be given back", |fixture| {
+        self.until("all credit to be returned", |fixture| {
             while let Some(number) = fixture.ports[A].next_read(sender)? {
                 ensure!(number == read, "message {number}, not {read}");
                 read += 1;
@@ -188,7 +190,7 @@ pub(super) fn offer(
     }
 }
 
-/// As it comes out of the bytes that would travel.
+/// Encoded and decoded, as between two processes.
 pub(super) fn round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(
     value: &T,
 ) -> CaseResult<T> {
@@ -232,7 +234,7 @@ fn ring_by_polling(cell: &Cell) -> CaseResult {
     carries_messages(cell, NotifyMode::Polling, Caps::empty())
 }
 
-/// From nothing to many times the ring, with several watermarks.
+/// Lengths from 0 to many times the capacity, with several watermarks.
 fn carries_messages(cell: &Cell, notify: NotifyMode, caps: Caps) -> CaseResult {
     for (capacity, longest_payload, watermark) in
         [(4096, 512, 0), (CAPACITY, 16 << 10, 16 << 10), (1 << 20, 1 << 20, 1 << 19)]
@@ -255,8 +257,7 @@ fn carries_messages(cell: &Cell, notify: NotifyMode, caps: Caps) -> CaseResult {
     Ok(())
 }
 
-/// In a domain for which no order was asked: then writes and notices may come in whatever order
-/// the provider likes, and the ring must not care.
+/// In a domain without requested order: writes and notices may arrive in any order.
 fn ring_without_order(cell: &Cell) -> CaseResult {
     let offer = ring_offer_for(cell, cell.query(), Caps::empty())?;
     let order = offer.capabilities().send_order;
@@ -272,13 +273,13 @@ fn ring_without_order(cell: &Cell) -> CaseResult {
     fixture.settle(0, 5)
 }
 
-/// Views are held while later ones come, and dropped in another order.
+/// Views are held while later chunks arrive, and dropped in another order.
 fn ring_views_outlive_later_ones(cell: &Cell) -> CaseResult {
     let notify = best(cell)?;
     let capacity = 64 * MIN_GRANULE;
     let mut fixture = Fixture::new(cell, &options(notify, capacity, 0), 64)?;
     let (sender, receiver) = (fixture.sender, fixture.receiver);
-    // With the header before it a chunk takes two granules.
+    // With its header a chunk takes two granules.
     let is_apart = fixture.ports[B].ring_offer(receiver)?.layout == ChunkLayout::SeparateHeader;
     let chunks = if is_apart { 64 } else { 32 };
     let mut held: Vec<ChunkView> = Vec::new();
@@ -295,25 +296,25 @@ fn ring_views_outlive_later_ones(cell: &Cell) -> CaseResult {
     let mut message = fixture.ports[A].begin(sender, 0, 64)?;
     let pushed = fixture.ports[A].push(sender, &mut message, &source.all())?;
     ensure!(matches!(pushed, Pushed::Blocked(blocked) if blocked.free == 0), "{pushed:?}");
-    // One that came to nothing leaves no trace: the next one has its number.
+    // A failed message leaves no trace: the next one has its number.
     let late = fixture.ports[A].send(sender, 0, &source.all(), Duration::from_millis(20));
     ensure!(late.as_ref().is_err_and(|e| e.kind() == ErrorKind::DeadlineExceeded), "{late:?}");
     for (number, view) in held.iter().enumerate() {
         check_bytes("a view", &bytes_of(view)?, &pattern(number as u64, 64))?;
     }
-    // The first is dropped last, by another thread: until then nothing is given back.
+    // The first is dropped last, by another thread: until then no credit is returned.
     let first = held.remove(0);
     while let Some(view) = held.pop() {
         drop(view);
     }
-    ensure!(!fixture.ports[B].return_credit(receiver, true)?, "something was given back");
+    ensure!(!fixture.ports[B].return_credit(receiver, true)?, "credit was returned");
     std::thread::spawn(move || drop(first)).join().map_err(|_| "the thread died")?;
     fixture
         .until("credit", |fixture| Ok(fixture.ports[A].sender(sender)?.writer().free() == capacity))
 }
 
-/// A message that found no room can be let go of, and another one sent instead: whatever the
-/// provider had room for of the first, the reader gets the other.
+/// A message without space can be abandoned, and another one sent instead: however much of the
+/// first the provider accepted, the reader receives the other.
 fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> CaseResult {
     const LENGTH: usize = 64;
     let domain = Pair::new(cell)?.sides[A].domain.clone();
@@ -327,7 +328,7 @@ fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> CaseResult
         let mut fixture = Fixture::new(cell, &options, 1 << 16)?;
         fixture.pass(0, LENGTH)?;
         let (sender, receiver) = (fixture.sender, fixture.receiver);
-        // So that the end of the provider's room falls between the writes of a chunk, or not.
+        // The provider's queue fills up between the writes of one chunk, or elsewhere.
         let small = fixture.source(&[0])?;
         let place = fixture.ports[B]
             .endpoint()
@@ -342,7 +343,7 @@ fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> CaseResult
             let options = PostOptions::token(7).timeout(Duration::from_secs(5));
             endpoint.write(queue, to, &small, &remote.slice(0..1)?, options)?;
         }
-        // Nobody looks at the other side, so that there is an end to the room.
+        // The other side makes no progress, so the provider's queue fills up.
         let (first, second) = (fixture.source(&[b'A'; LENGTH])?, fixture.source(&[b'B'; LENGTH])?);
         let (first, second) = (first.slice(0..LENGTH)?, second.slice(0..LENGTH)?);
         let mut written = 1;
@@ -381,7 +382,7 @@ fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> CaseResult
     Ok(())
 }
 
-/// What is wrong is said before anything is sent; what takes too long says how far it came.
+/// Invalid arguments are refused before any write; a timeout reports how much was written.
 fn ring_misuse_is_refused(cell: &Cell) -> CaseResult {
     let notify = best(cell)?;
     let mut fixture = Fixture::new(cell, &options(notify, CAPACITY, 0), 4096)?;
@@ -390,14 +391,14 @@ fn ring_misuse_is_refused(cell: &Cell) -> CaseResult {
     let mut message = fixture.ports[A].begin(sender, 0, 64)?;
     let refused = fixture.ports[A].push(sender, &mut message, &source.slice(0..63)?);
     let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::OutOfBounds);
-    ensure!(is_refused, "a payload that is too short was taken");
+    ensure!(is_refused, "a payload that is too short was accepted");
     let pushed = fixture.ports[A].push(sender, &mut message, &source.all())?;
     ensure!(matches!(pushed, Pushed::Posted(64) | Pushed::Busy), "{pushed:?}");
     fixture.until("the message", |fixture| {
         fixture.ports[A].push(sender, &mut message, &source.all())?;
         Ok(fixture.ports[B].take(receiver)?.is_some())
     })?;
-    // Nobody reads: the deadline holds, and the error tells how much was written.
+    // Without a reader the deadline holds, and the error reports how much was written.
     let short = Duration::from_millis(50);
     let start = Instant::now();
     let late = fixture.ports[A].send(sender, 0, &source.all(), short);
@@ -407,13 +408,14 @@ fn ring_misuse_is_refused(cell: &Cell) -> CaseResult {
     ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
     let text = error.to_string();
     ensure!(text.contains("of 200000 bytes of message 1"), "{text}");
-    // Written in part, it is in the way of others.
+    // A partly written message blocks others.
     let refused = fixture.ports[A].send(sender, 0, &source.slice(0..64)?, short);
     let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
     ensure!(is_refused, "two messages were mixed");
-    // So it does for one who reads what nobody writes: its own rings have none.
+    // The deadline also holds for a reader without a writer: its ring has none.
     let without_writer = fixture.ports[A].offer(&options(notify, CAPACITY, 0))?;
-    let late = fixture.ports[A].receive(without_writer, short).err().ok_or("something came")?;
+    let late =
+        fixture.ports[A].receive(without_writer, short).err().ok_or("a message was received")?;
     ensure!(late.kind() == ErrorKind::DeadlineExceeded, "{late}");
     let ring_offer = fixture.ports[B].ring_offer(receiver)?;
     let forged = [
@@ -432,7 +434,7 @@ fn ring_misuse_is_refused(cell: &Cell) -> CaseResult {
         let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
         ensure!(is_refused, "a ring of {capacity} bytes was made");
     }
-    // What the caller posts itself comes back to the caller.
+    // Completions of the caller's own operations are returned to the caller.
     let target =
         fixture.ports[B].endpoint().domain().register(HostMemory::zeroed(64)?, Access::ALL)?;
     target.enable_for(fixture.ports[B].endpoint())?;
@@ -462,7 +464,7 @@ fn ring_misuse_is_refused(cell: &Cell) -> CaseResult {
     }
 }
 
-/// An offer that a ring can be told by: with tags, where it cannot be told otherwise.
+/// An offer whose provider can notify a reader: with tags, where nothing else is possible.
 fn ring_offer_for(cell: &Cell, query: Query, caps: Caps) -> CaseResult<Offer> {
     let offer = cell.offer_of(query.clone(), caps)?;
     if NotifyMode::best(offer.capabilities()).is_ok() {
@@ -471,7 +473,7 @@ fn ring_offer_for(cell: &Cell, query: Query, caps: Caps) -> CaseResult<Offer> {
     Ok(cell.offer_of(query, caps | Caps::TAGGED).unwrap_or(offer))
 }
 
-/// The same with order between writes, where the provider has that.
+/// The same with ordered writes, where the provider has them.
 pub(super) fn ordered(cell: &Cell, caps: Caps) -> CaseResult<Offer> {
     let order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
     match cell.offer_of(cell.query().order(order), caps) {
@@ -482,7 +484,7 @@ pub(super) fn ordered(cell: &Cell, caps: Caps) -> CaseResult<Offer> {
     }
 }
 
-/// The best form; a cell that has none is lacking.
+/// The best notify mode; a cell without one is lacking.
 pub(super) fn best(cell: &Cell) -> CaseResult<NotifyMode> {
     let offer = ordered(cell, Caps::empty())?;
     NotifyMode::best(offer.capabilities()).map_err(|error| format!("lacking: {error}").into())

@@ -1,4 +1,4 @@
-//! The ring's ends: connections that are given up, sides that close, memory that comes and goes.
+//! Ends of a ring: reset connections, closed sides, replaced memory.
 
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ pub const CASES: &[Case] = cases![
     ring_of_a_new_reader_hears_nothing_of_the_old_one
 ];
 
-/// A connection is given up in the middle of a message, with others on their way; the ring
-/// goes on in another epoch, in other memory.
+/// A connection is reset in the middle of a message, with others in flight; the ring continues in
+/// another epoch, in other memory.
 fn ring_begins_again_after_a_loss(cell: &Cell) -> CaseResult {
     let notify = best(cell)?;
     let mut fixture = Fixture::new(cell, &options(notify, CAPACITY, 0), 1000)?;
     let (sender, receiver) = (fixture.sender, fixture.receiver);
     fixture.pass(0, 3000)?;
-    // Two whole ones that nobody takes, and a part of one that does not fit.
+    // Two complete messages that are not taken, and a part of one that does not fit.
     let long = fixture.source(&pattern(77, 200_000))?;
     for length in [10, 5000, 200_000] {
         let mut message = fixture.ports[A].begin(sender, 3, length)?;
@@ -34,7 +34,7 @@ fn ring_begins_again_after_a_loss(cell: &Cell) -> CaseResult {
             fixture.progress()?;
         }
     }
-    // One of them is taken, and so is whole; its view outlives the epoch.
+    // One of them is taken, so it is complete; its view outlives the epoch.
     let mut taken = Vec::new();
     fixture.until("a message", |fixture| {
         taken.extend(fixture.ports[B].take(receiver)?);
@@ -53,12 +53,12 @@ fn ring_begins_again_after_a_loss(cell: &Cell) -> CaseResult {
     fixture.ports[B].connect(fixture.receiver, peers[B], &answer)?;
     check_bytes("an old view", &bytes_of(&taken[0])?, &pattern(77, 200_000)[..10])?;
     drop(taken);
-    // What is not whole is written again, under its number; and it goes on.
+    // An incomplete message is written again with its number, and the ring continues.
     for (number, length) in [(2, 5000), (3, 200_000), (4, 0), (5, 64)] {
         fixture.pass(number, length)?;
     }
     fixture.settle(2, 4)?;
-    // The old memory is still there, for what comes late.
+    // The old memory still exists, for late writes.
     ensure!(
         fixture.ports[B].quarantined_bytes() == CAPACITY,
         "{}",
@@ -67,13 +67,13 @@ fn ring_begins_again_after_a_loss(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Either side closes, and the other one hears of it.
+/// Either side closes, and the other one is notified.
 fn ring_ends_tell_each_other(cell: &Cell) -> CaseResult {
     let notify = best(cell)?;
     let mut fixture = Fixture::new(cell, &options(notify, CAPACITY, CAPACITY / 2), 4096)?;
     let (sender, receiver) = (fixture.sender, fixture.receiver);
     fixture.pass(0, 10_000)?;
-    // The writer: what would wait for that is not for one thread.
+    // The writer closes without waiting, since one thread drives both sides.
     fixture.ports[A].drop_sender(sender);
     let mut said = None;
     fixture.until("the end", |fixture| {
@@ -81,7 +81,7 @@ fn ring_ends_tell_each_other(cell: &Cell) -> CaseResult {
         Ok(said.is_some() && fixture.ports[A].rings().1 == 0)
     })?;
     ensure!(said.as_ref().is_some_and(|e| e.kind() == ErrorKind::Closed), "{said:?}");
-    // The reader of another one, in the same places.
+    // The reader of another ring, with the same indices.
     let ring_offer = {
         let receiver = fixture.ports[B].close_receiver(receiver)?;
         ensure!(receiver.messages == 1, "{receiver:?}");
@@ -95,19 +95,19 @@ fn ring_ends_tell_each_other(cell: &Cell) -> CaseResult {
     if cell.memory == Memory::Host {
         fixture.pass(0, 10_000)?;
         fixture.settle(0, 1)?;
-        // In the middle of a message that nobody will read.
+        // In the middle of a message that is never read.
         let source = fixture.source(&pattern(9, 200_000))?;
         let mut message = fixture.ports[A].begin(sender, 3, 200_000)?;
         while let Pushed::Posted(_) = fixture.ports[A].push(sender, &mut message, &source.all())? {}
     }
     fixture.ports[B].close_receiver(fixture.receiver)?;
-    fixture.until("the writer to hear of it", |fixture| {
+    fixture.until("the writer to be notified", |fixture| {
         Ok(fixture.ports[A].sender(sender)?.broken().is_some())
     })?;
     let source = fixture.source(&[1])?;
     let refused = fixture.ports[A].send(sender, 0, &source.all(), Duration::from_secs(1));
     ensure!(refused.as_ref().is_err_and(|e| e.kind() == ErrorKind::Closed), "{refused:?}");
-    // And lets go of its side: the reader waits for that.
+    // The writer drops its side: the reader waits for that.
     fixture.ports[A].drop_sender(sender);
     fixture.until("both to be let go of", |fixture| {
         Ok(fixture.ports[A].rings().1 == 0 && fixture.ports[B].rings().0 == 0)
@@ -115,9 +115,9 @@ fn ring_ends_tell_each_other(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// A reader dies, and the writer takes the ring of another one, on the same endpoint. Each counts
-/// its epochs by itself: credit of the old one that was not looked at yet must not count for
-/// the new one, which read nothing.
+/// A reader dies, and the writer connects to the ring of another one, on the same endpoint. Each
+/// reader counts its own epochs: unprocessed credit of the old reader must not count for the new
+/// one, which has read nothing.
 fn ring_of_a_new_reader_hears_nothing_of_the_old_one(cell: &Cell) -> CaseResult {
     let notify = best(cell)?;
     let options = options(notify, CAPACITY, 0);
@@ -132,7 +132,7 @@ fn ring_of_a_new_reader_hears_nothing_of_the_old_one(cell: &Cell) -> CaseResult 
         })
     };
     write(&mut fixture)?;
-    // Read and told, while the writer looks away.
+    // Read and credited, while the writer makes no progress.
     let end = Instant::now() + timeout();
     let mut chunks = 0;
     while chunks < 3 || fixture.ports[B].receiver(fixture.receiver)?.has_unsent_credit() {
@@ -143,7 +143,7 @@ fn ring_of_a_new_reader_hears_nothing_of_the_old_one(cell: &Cell) -> CaseResult 
     }
     fixture.ports[A].drop_sender(fixture.sender);
     fixture.ports[B].forget(fixture.receiver);
-    // Of an epoch has a notice four bits: the sixteenth from now on looks like the first.
+    // A notice has four bits for the epoch: the sixteenth from here equals the first.
     for _ in 1..16 {
         let passing = offer(&mut fixture.ports[B], fixture.memory, &options)?;
         fixture.ports[B].forget(passing);
@@ -161,6 +161,6 @@ fn ring_of_a_new_reader_hears_nothing_of_the_old_one(cell: &Cell) -> CaseResult 
         fixture.progress()?;
     }
     let writer = fixture.ports[A].sender(sender)?.writer();
-    ensure!(writer.known_head() == 0, "credit of another reader was believed: {writer:?}");
+    ensure!(writer.known_head() == 0, "credit of another reader was accepted: {writer:?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A ring over several endpoints, each with a domain, of which all but the first have a thread.
+//! A ring over several endpoints, each with its own domain; all but the first have a thread.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,8 +20,8 @@ pub const CASES: &[Case] = cases![ring_over_lanes];
 const LANES: usize = 3;
 const LONGEST: usize = 700_000;
 
-/// Over three lanes. Whatever order chunks come in, messages come whole; and either side hears of
-/// the other one's end.
+/// Over three lanes. In whatever order chunks arrive, messages are complete; and either side is
+/// notified when the other one closes.
 fn ring_over_lanes(cell: &Cell) -> CaseResult {
     if cell.kind != EndpointKind::Rdm {
         return Err("lacking: lanes are connectionless".into());
@@ -45,15 +45,15 @@ fn ring_over_lanes(cell: &Cell) -> CaseResult {
         let (sender, receiver) = (fixture.sender, fixture.receiver);
         if reader_goes {
             fixture.ports[B].close_receiver(receiver)?;
-            fixture.until("the writer to hear of the reader's end", |fixture| {
+            fixture.until("the writer to be notified that the reader closed", |fixture| {
                 Ok(fixture.ports[A].sender(sender)?.broken().is_some())
             })?;
             fixture.ports[A].drop_sender(sender);
             fixture
-                .until("the ring to be let go of", |fixture| Ok(fixture.ports[B].rings().0 == 0))?;
+                .until("the ring to be dropped", |fixture| Ok(fixture.ports[B].rings().0 == 0))?;
         } else {
             fixture.ports[A].drop_sender(sender);
-            fixture.until("the reader to hear of the end", |fixture| {
+            fixture.until("the reader to be notified of the end", |fixture| {
                 Ok(fixture.ports[B].receiver(receiver)?.is_end_of_stream())
             })?;
             let said = fixture.ports[B].take(receiver).err().ok_or("something came")?;
@@ -66,7 +66,7 @@ fn ring_over_lanes(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Two ports with further lanes, and a ring by all of them.
+/// Two ports with extra lanes, and a ring over all of them.
 fn connect(cell: &Cell, offer: &Offer) -> CaseResult<Fixture> {
     let pair = Pair::with(cell, Setup { offer: Some(offer.clone()), ..Setup::default() })?;
     let (sides, parts) = pair.split();
@@ -99,7 +99,7 @@ fn connect(cell: &Cell, offer: &Offer) -> CaseResult<Fixture> {
     Ok(Fixture { ports, parts, memory: cell.memory, sender, receiver })
 }
 
-/// The same memory, as the domains of all lanes know it.
+/// The same memory, registered with the domains of all lanes.
 fn sources(memory: Memory, port: &Port) -> CaseResult<Vec<MemoryRegion>> {
     fn all(port: &Port, memory: impl fabric::Memory) -> CaseResult<Vec<MemoryRegion>> {
         let memory = Arc::new(memory);
@@ -115,7 +115,7 @@ fn sources(memory: Memory, port: &Port) -> CaseResult<Vec<MemoryRegion>> {
     }
 }
 
-/// Sends a message by whichever lanes are free, and takes it.
+/// Sends a message over any free lanes, and receives it.
 fn pass(fixture: &mut Fixture, sources: &[MemoryRegion], number: u64, length: usize) -> CaseResult {
     let bytes = pattern(number + 5, length);
     if length > 0 {
@@ -146,8 +146,8 @@ fn pass(fixture: &mut Fixture, sources: &[MemoryRegion], number: u64, length: us
         Ok(is_whole && message.is_written())
     })?;
     check_bytes(&format!("message {number} of {length} bytes"), &got, &bytes)?;
-    // What is written from is free when the reader let go of it.
-    fixture.until("the message to be told to be read", |fixture| {
+    // The source is free when the reader has released the message.
+    fixture.until("the message to be credited", |fixture| {
         Ok(fixture.ports[A].sender(sender)?.writer().unread() == 0)
     })
 }
