@@ -40,7 +40,7 @@ const MAX_WAITING: u64 = 1024;
 /// A free address of this machine.
 pub(super) fn address() -> Result<SocketAddr, Failure> {
     let found = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    found.map_err(|error| Failure::failed(format!("looking for a free port: {error}")))
+    found.map_err(|error| Failure::failed(format!("find a free port failed: {error}")))
 }
 
 /// Options of replication.
