@@ -103,7 +103,8 @@ pub(crate) fn take<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<
     find(directory, name)?.ok_or_else(|| Failure::failed(format!("file {name} is missing")))
 }
 
-/// The memory that all processes map: the participant table first, then the words of the measurement.
+/// The memory that all processes map: the participant table first, then the words of the
+/// measurement.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
     participants: ParticipantTable<WordRange<MappedWords>>,

@@ -276,7 +276,7 @@ const WARMUP_ROUNDS: [(Round, u64); 2] =
 /// The schedule of readers.
 fn schedule(each: u64) -> Vec<Turn> {
     let turn = |round, count| Turn::new(TurnTarget::Topic(0), round, count);
-    let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::rest()]);
+    let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::pause()]);
     let beginning = WARMUP_ROUNDS.map(|(round, count)| turn(round, count));
     beginning.into_iter().chain(timed).chain([turn(Round::Verify, VERIFIED_MESSAGES)]).collect()
 }

@@ -295,7 +295,7 @@ fabricast_status fabricast_publisher_push(fabricast_publisher *publisher, const 
                                           size_t length, fabricast_timeout timeout);
 
 /*
- * The same from memory of any device, or of the host: the kind is detected. CUDA is asked if the
+ * The same from memory of any device, or of the host: the kind is detected. CUDA is queried if the
  * process uses it, and is not loaded for that. If the topic is in device memory, its device needs
  * access to the other; if it is in host memory, the bytes are copied to the host first. The memory
  * must be complete after the work already submitted to the device's default stream (synchronise

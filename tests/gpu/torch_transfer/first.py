@@ -125,20 +125,20 @@ class First:
         for _ in range(3):
             self.once(operation, route, size)
             raw()
-        ours, rival, ratios = [], [], []
+        ours, baseline, ratios = [], [], []
         for number in range(self.options.rounds):
             times = {}
             for turn in (0, 1) if number % 2 == 0 else (1, 0):
                 begin = raw if turn else lambda: self.once(operation, route, size)
                 times[turn] = [begin() for _ in range(each)]
             ours += times[0]
-            rival += times[1]
+            baseline += times[1]
             ratios.append(statistics.median(times[1]) / statistics.median(times[0]))
         ratio = statistics.median(ratios)
         time_of_ours = statistics.median(ours)
         report(what="time", op=NAMES[operation], size=size, local=REGIONS[pair[0]][0],
                remote=REGIONS[pair[1]][0], rounds=self.options.rounds, us=time_of_ours / 1e3,
-               gb_per_s=round(size / time_of_ours, 1), raw_us=statistics.median(rival) / 1e3,
+               gb_per_s=round(size / time_of_ours, 1), raw_us=statistics.median(baseline) / 1e3,
                ratio=round(ratio, 4), least=round(min(ratios), 4), are_apart=self.are_apart)
         if self.is_bound and size >= GIBI and ratio < self.options.least_ratio:
             raise Failure(f"{NAMES[operation]} of {size} bytes: {ratio:.4f} of a raw copy, at "
