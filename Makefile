@@ -53,7 +53,7 @@ install-c: ## Install headers and libraries for C and C++ below PREFIX
 soak-topics: ## Kill, stop and cut what topics of two nodes need for MINUTES (10), and check every message
 	@MINUTES=$(or $(MINUTES),10) scripts/soak topics
 
-soak-hostile: ## Attack two nodes with topics under traffic, and check that readers get on
+soak-hostile: ## Attack two nodes with topics under traffic, and check that subscribers are not affected
 	@scripts/soak hostile
 
 bench-fabric: ## Measure the fabric layer against the same written in C

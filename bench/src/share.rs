@@ -154,7 +154,7 @@ impl Metrics for ShareMetrics {
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, _] = common.percentiles();
         format!(
-            "{} of {} opened for {}: first {p50:.1} us (p99 {p99:.1}), of which {:.1} to ask for \
+            "{} of {} opened for {}: first {p50:.1} us (p99 {p99:.1}), of which {:.1} to request \
              it; mapped already {:.2} us\n\
              read at {:.1} GB/s, {:.3} of a copy of its own memory\n",
             size::print(common.bytes),

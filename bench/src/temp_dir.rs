@@ -65,7 +65,7 @@ fn start_thread() -> Result<(), Failure> {
             signals.add(signal);
         }
     }
-    let failed = |why: String| Failure::failed(format!("waiting for signals: {why}"));
+    let failed = |why: String| Failure::failed(format!("wait for signals failed: {why}"));
     signals.thread_block().map_err(|error| failed(error.desc().to_owned()))?;
     let thread = std::thread::Builder::new().name("fabricast-signals".to_owned());
     let started = thread.spawn(move || {

@@ -85,7 +85,7 @@ pub(crate) fn leave(directory: &Path, name: &str, what: &impl Serialize) -> Resu
     let draft = directory.join(format!("{name}.draft"));
     let left = std::fs::write(&draft, to_bytes(what)?)
         .and_then(|()| std::fs::rename(draft, directory.join(name)));
-    left.map_err(|error| Failure::failed(format!("leaving {name}: {error}")))
+    left.map_err(|error| Failure::failed(format!("write file {name} failed: {error}")))
 }
 
 /// Reads a file of another process, if it exists.
@@ -100,13 +100,14 @@ pub(crate) fn find<T: DeserializeOwned>(
 
 /// As [`find`], but the file must exist.
 pub(crate) fn take<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
-    find(directory, name)?.ok_or_else(|| Failure::failed(format!("{name} is not there")))
+    find(directory, name)?.ok_or_else(|| Failure::failed(format!("file {name} is missing")))
 }
 
-/// The memory that all processes map: the roster first, then the words of the measurement.
+/// The memory that all processes map: the participant table first, then the words of the
+/// measurement.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
-    roster: ParticipantTable<WordRange<MappedWords>>,
+    participants: ParticipantTable<WordRange<MappedWords>>,
     words: MappedWords,
     me: Participant,
 }
@@ -117,7 +118,7 @@ fn broken(what: &str) -> impl Fn(ChannelError) -> Failure {
             ChannelError::DeadlineExceeded { .. } => Exit::Deadline,
             _ => Exit::Failed,
         };
-        Failure::new(exit, format!("{what}: {error}"))
+        Failure::new(exit, format!("{what} failed: {error}"))
     }
 }
 
@@ -128,20 +129,23 @@ impl SharedSegment {
         let words = segment.words();
         let short = || Failure::failed("the segment is too short");
         let part = WordRange::new(words.clone(), 0, Self::FIRST).ok_or_else(short)?;
-        let roster = ParticipantTable::new(part).ok_or_else(short)?;
+        let participants = ParticipantTable::new(part).ok_or_else(short)?;
         let me = match me {
             Some(me) => me,
             None => {
-                let life = PidFd::of_this_process()
-                    .map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
-                roster.admit(life).ok_or_else(|| Failure::failed("the roster is full"))?
+                let life = PidFd::of_this_process().map_err(|error| {
+                    Failure::failed(format!("open a pidfd of this process failed: {error}"))
+                })?;
+                participants
+                    .admit(life)
+                    .ok_or_else(|| Failure::failed("the participant table is full"))?
             }
         };
-        Ok(Self { roster, words, me })
+        Ok(Self { participants, words, me })
     }
 
     pub(crate) fn caller(&self) -> Caller<'_> {
-        Caller::new(self.me, &self.roster)
+        Caller::new(self.me, &self.participants)
     }
 
     /// The words of the measurement.
@@ -224,12 +228,12 @@ impl WorkerGroup {
     pub(crate) fn start_workers(&mut self, tasks: &[(Task, Option<usize>)]) -> Result<(), Failure> {
         self.segment.mark_ready();
         let path = self.directory().join("socket");
-        let listener = ChannelListener::bind(&path).map_err(broken("listening"))?;
+        let listener = ChannelListener::bind(&path).map_err(broken("listen for workers"))?;
         for (number, (task, core)) in tasks.iter().enumerate() {
             let mut command = self.program();
             command.arg("bench-worker").arg(&path);
             let worker = Worker::start(command, "a worker", self.signal())?;
-            let channel = listener.accept(SETUP_TIMEOUT).map_err(broken("waiting for a worker"))?;
+            let channel = listener.accept(SETUP_TIMEOUT).map_err(broken("wait for a worker"))?;
             self.workers.push(WorkerConnection { worker, channel });
             let Some(WorkerConnection { channel, .. }) = self.workers.last() else { continue };
             let mut hello =
@@ -268,7 +272,7 @@ impl WorkerGroup {
     /// Starts the measurement in all workers.
     pub(crate) fn begin(&self) -> Result<(), Failure> {
         for worker in &self.workers {
-            worker.channel.send(b"go", &[], SETUP_TIMEOUT).map_err(broken("starting a worker"))?;
+            worker.channel.send(b"go", &[], SETUP_TIMEOUT).map_err(broken("start a worker"))?;
         }
         self.progress.set(Some(Progress::begin("measuring".to_owned())));
         Ok(())
@@ -321,14 +325,14 @@ fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
 }
 
 fn answer(channel: &Channel, timeout: Duration) -> Result<WorkerStatus, Failure> {
-    let bytes = channel.receive(timeout).map_err(broken("a worker's answer"))?.bytes;
+    let bytes = channel.receive(timeout).map_err(broken("receive a worker's answer"))?.bytes;
     serde_json::from_slice(&bytes)
         .map_err(|error| Failure::failed(format!("a worker's answer: {error}")))
 }
 
 fn send_answer(channel: &Channel, answer: &WorkerStatus) -> Result<(), Failure> {
     // The coordinator may wait for another worker first, maybe for the whole measurement.
-    channel.send(&to_bytes(answer)?, &[], LONGEST).map_err(broken("answering"))
+    channel.send(&to_bytes(answer)?, &[], LONGEST).map_err(broken("send a worker's answer"))
 }
 
 /// Nanoseconds of the clock that all processes of a machine share.
@@ -341,8 +345,9 @@ pub(crate) fn now() -> u64 {
 pub(crate) fn work(path: &Path) -> Result<(), Failure> {
     let channel =
         Channel::connect(path, SETUP_TIMEOUT).map_err(broken("connect to the coordinator"))?;
-    let life = PidFd::of_this_process()
-        .map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
+    let life = PidFd::of_this_process().map_err(|error| {
+        Failure::failed(format!("open a pidfd of this process failed: {error}"))
+    })?;
     channel.send(b"hello", &[life.as_fd()], SETUP_TIMEOUT).map_err(broken("send the pidfd"))?;
     let mut message = channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the setup"))?;
     let setup: WorkerSetup = serde_json::from_slice(&message.bytes)
@@ -378,7 +383,7 @@ fn follow(
     let shared = SharedSegment::new(&segment, Some(me))?;
     let ready = || {
         send_answer(channel, &WorkerStatus::Ready)?;
-        channel.receive(SETUP_TIMEOUT).map_err(broken("waiting to begin")).map(drop)
+        channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the start")).map(drop)
     };
     match &setup.task {
         Task::Alloc(work) => alloc::work(&shared, work, ready),

@@ -33,7 +33,7 @@ pub(crate) enum Frame {
 
 /// The bytes of a frame.
 pub(crate) fn encode(frame: &Frame) -> Result<Vec<u8>, Failure> {
-    let wrong = |why: String| Failure::failed(format!("sending a frame: {why}"));
+    let wrong = |why: String| Failure::failed(format!("send a frame failed: {why}"));
     let mut bytes = serde_json::to_vec(frame).map_err(|error| wrong(error.to_string()))?;
     bytes.push(b'\n');
     if bytes.len() > MAX_LINE_LENGTH {

@@ -46,7 +46,7 @@ impl FrameChannel {
 
     /// A second handle, to send on.
     pub(crate) fn try_clone(&self) -> Result<Self, Failure> {
-        let clone = |file: &File| file.try_clone().map_err(|error| broken("duplicating", &error));
+        let clone = |file: &File| file.try_clone().map_err(|error| broken("duplicate", &error));
         let (reader, writer) = (clone(&self.reader)?, clone(&self.writer)?);
         Ok(Self { reader, writer, decoder: Decoder::default() })
     }
@@ -87,7 +87,7 @@ impl FrameChannel {
                         ));
                     }
                 }
-                Err(error) => return Err(broken("writing to", &error)),
+                Err(error) => return Err(broken("write to", &error)),
             }
         }
         Ok(true)
@@ -108,7 +108,7 @@ impl FrameChannel {
                     return Ok(Received::Nothing);
                 }
                 Err(error) if is_gone(error.kind()) => return Ok(Received::Closed),
-                Err(error) => return Err(broken("reading from", &error)),
+                Err(error) => return Err(broken("read from", &error)),
             }
         }
     }
@@ -137,7 +137,7 @@ fn is_gone(kind: ErrorKind) -> bool {
 }
 
 fn broken(doing: &str, error: &std::io::Error) -> Failure {
-    Failure::failed(format!("{doing} the pipe to the other process: {error}"))
+    Failure::failed(format!("{doing} the pipe to the other process failed: {error}"))
 }
 
 fn deadline_failure(what: &str, after: Duration) -> Failure {

@@ -96,7 +96,7 @@ impl PeerWatchdog {
 
     /// Call after each poll of the fabric.
     #[inline(always)]
-    pub(crate) fn look_up(&mut self) -> Result<(), Failure> {
+    pub(crate) fn check_peer(&mut self) -> Result<(), Failure> {
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_TICK) { self.tick() } else { Ok(()) }
     }

@@ -34,8 +34,8 @@ pub(crate) fn serve(
     eprintln!("waiting for a client at {local}");
     let (stream, client) = listener.accept().map_err(|e| failed("accepting at", e))?;
     eprintln!("client connected: {client}");
-    let local = local_of(&stream)?;
-    let mut frame_channel = link_of(stream)?;
+    let local = local_address_of(&stream)?;
+    let mut frame_channel = frame_channel_of(stream)?;
     let plan = frame_channel.plan()?;
     if plan.offer_query.provider != provider {
         let requested = &plan.offer_query.provider;
@@ -79,10 +79,10 @@ pub(crate) fn connect(
     }
     let Some(stream) = stream else { return Err(last) };
     let mut plan = plan.clone();
-    plan.offer_query.bind_to(&local_of(&stream)?);
+    plan.offer_query.bind_to(&local_address_of(&stream)?);
     let (offer, ordered) = plan.offer()?;
     warn_of_order(&offer, ordered);
-    let mut frame_channel = link_of(stream)?;
+    let mut frame_channel = frame_channel_of(stream)?;
     if !frame_channel.send(&Frame::Plan(plan.clone()))? {
         return Err(failed("the server closed the connection".to_owned()));
     }
@@ -92,13 +92,14 @@ pub(crate) fn connect(
     ExchangeSide::open(&plan, &offer, frame_channel, Role::Remote { is_initiator: true })
 }
 
-fn local_of(stream: &TcpStream) -> Result<String, Failure> {
+fn local_address_of(stream: &TcpStream) -> Result<String, Failure> {
     let local = stream.local_addr();
     local.map(|address| address.ip().to_string()).map_err(|e| Failure::failed(e.to_string()))
 }
 
-fn link_of(stream: TcpStream) -> Result<FrameChannel, Failure> {
-    let failed = |error: std::io::Error| Failure::failed(format!("a connection: {error}"));
+fn frame_channel_of(stream: TcpStream) -> Result<FrameChannel, Failure> {
+    let failed =
+        |error: std::io::Error| Failure::failed(format!("set up the connection failed: {error}"));
     stream.set_nodelay(true).map_err(failed)?;
     let other = stream.try_clone().map_err(failed)?;
     FrameChannel::new(stream, other)

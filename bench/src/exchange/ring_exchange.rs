@@ -370,7 +370,7 @@ fn next_frame(
 /// False if nothing happened.
 #[inline(always)] // what polls is measured
 fn progress(port: &mut Port, peer_watchdog: &mut PeerWatchdog) -> Result<bool, Failure> {
-    peer_watchdog.look_up()?;
+    peer_watchdog.check_peer()?;
     let progress = match peer_watchdog.waiting {
         Wait::Busy => port.progress(),
         Wait::Adaptive | Wait::Block => port.wait(SLEEP_SLICE),

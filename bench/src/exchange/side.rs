@@ -110,7 +110,7 @@ impl ExchangeSide {
             }
             Wait::Adaptive | Wait::Block => self.nap()?,
         };
-        self.peer_watchdog.look_up()?;
+        self.peer_watchdog.check_peer()?;
         match outcome {
             Some(Ok(completion)) => {
                 self.peer_watchdog.record_progress();

@@ -21,7 +21,8 @@ pub(crate) fn run() -> Result<(), Failure> {
         ));
     }
     let clone = |fd: std::os::fd::BorrowedFd<'_>| {
-        fd.try_clone_to_owned().map_err(|e| Failure::failed(format!("duplicating a pipe: {e}")))
+        fd.try_clone_to_owned()
+            .map_err(|e| Failure::failed(format!("duplicate a pipe failed: {e}")))
     };
     let mut frame_channel = FrameChannel::new(clone(input.as_fd())?, clone(output.as_fd())?)?;
     let plan = frame_channel.plan()?;

@@ -65,7 +65,7 @@ pub(super) struct Plan {
 }
 
 fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
-    move |error| Failure::failed(format!("{what}: {error}"))
+    move |error| Failure::failed(format!("{what} failed: {error}"))
 }
 
 impl Plan {
@@ -174,8 +174,8 @@ pub(super) struct Measured {
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     stages: Vec<Stage>,
-    /// All its stages, relative to the slowest stage of the topic: the bound of what can be
-    /// won.
+    /// All its stages, relative to the slowest stage of the topic: the upper bound of the
+    /// topic's advantage.
     bound: Option<f64>,
     /// Its latency relative to the topic's; and that relative to the bound.
     ratio: Option<f64>,
@@ -211,7 +211,7 @@ pub(super) struct BaselinePublisher {
 impl BaselinePublisher {
     pub(super) fn start(plan: &Plan, kind: &TopicKind) -> Result<Self, Failure> {
         let socket = connected(|| UnixStream::connect(&plan.socket))?;
-        socket.set_read_timeout(Some(TIMEOUT)).map_err(failed("setting a deadline"))?;
+        socket.set_read_timeout(Some(TIMEOUT)).map_err(failed("set a timeout"))?;
         let mut baseline_publisher = Self {
             socket,
             contents: Contents::new(kind, false),
@@ -262,10 +262,10 @@ impl BaselinePublisher {
         memory.take(pageable)?;
         let words = [begun, kind, now(), 0, *next].map(u64::to_le_bytes).concat();
         let sent = socket.write_all(&words).and_then(|()| socket.write_all(pageable));
-        sent.map_err(failed("sending to the manager"))?;
+        sent.map_err(failed("send to the manager"))?;
         *next += 1;
         let mut done = DONE;
-        socket.read_exact(&mut done).map_err(failed("waiting for the manager"))
+        socket.read_exact(&mut done).map_err(failed("wait for the manager"))
     }
 }
 
@@ -276,7 +276,7 @@ const WARMUP_ROUNDS: [(Round, u64); 2] =
 /// The schedule of readers.
 fn schedule(each: u64) -> Vec<Turn> {
     let turn = |round, count| Turn::new(TurnTarget::Topic(0), round, count);
-    let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::rest()]);
+    let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::pause()]);
     let beginning = WARMUP_ROUNDS.map(|(round, count)| turn(round, count));
     beginning.into_iter().chain(timed).chain([turn(Round::Verify, VERIFIED_MESSAGES)]).collect()
 }
@@ -287,7 +287,7 @@ fn connected<T>(connect: impl Fn() -> std::io::Result<T>) -> Result<T, Failure> 
     loop {
         match connect() {
             Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
-            connected => return connected.map_err(failed("connecting")),
+            connected => return connected.map_err(failed("connect")),
         }
     }
 }
@@ -299,19 +299,19 @@ pub(super) fn take(
 ) -> Result<WorkerResult, Failure> {
     match role {
         Role::Sender { socket, to, size } => {
-            let listener = UnixListener::bind(socket).map_err(failed("listening"))?;
+            let listener = UnixListener::bind(socket).map_err(failed("listen"))?;
             ready()?;
             let (mut from, _) = listener.accept().map_err(failed("accepting"))?;
             let mut to = connected(|| TcpStream::connect(to))?;
-            to.set_nodelay(true).map_err(failed("setting an option"))?;
+            to.set_nodelay(true).map_err(failed("set a socket option"))?;
             let mut message = vec![0; HEADER + *size as usize];
             loop {
-                from.read_exact(&mut message).map_err(failed("taking a message"))?;
+                from.read_exact(&mut message).map_err(failed("receive a message"))?;
                 message[24..32].copy_from_slice(&now().to_le_bytes());
-                to.write_all(&message).map_err(failed("sending a message"))?;
+                to.write_all(&message).map_err(failed("send a message"))?;
                 let mut done = DONE;
-                to.read_exact(&mut done).map_err(failed("waiting for the other manager"))?;
-                from.write_all(&done).map_err(failed("telling the publisher"))?;
+                to.read_exact(&mut done).map_err(failed("wait for the other manager"))?;
+                from.write_all(&done).map_err(failed("notify the publisher"))?;
                 if word(&message, 1) == LAST {
                     return Ok(empty_result(0));
                 }
@@ -321,15 +321,15 @@ pub(super) fn take(
             let node = serve(service)?;
             let topic = node.topic("copies", &kind.settings()?)?;
             let publisher = topic.publisher()?;
-            let listener = TcpListener::bind(at).map_err(failed("listening"))?;
+            let listener = TcpListener::bind(at).map_err(failed("listen"))?;
             ready()?;
             let (mut from, _) = listener.accept().map_err(failed("accepting"))?;
-            from.set_nodelay(true).map_err(failed("setting an option"))?;
+            from.set_nodelay(true).map_err(failed("set a socket option"))?;
             let mut message = vec![0; HEADER + kind.size as usize];
             let mut times: [Histogram; 4] = Default::default();
             debug_assert!(publisher.subscribers() == *readers);
             loop {
-                from.read_exact(&mut message).map_err(failed("taking a message"))?;
+                from.read_exact(&mut message).map_err(failed("receive a message"))?;
                 let received = now();
                 let [begun, message_kind, copied, sent, number] =
                     [0, 1, 2, 3, 4].map(|at| word(&message, at));
@@ -346,7 +346,7 @@ pub(super) fn take(
                     }
                 }
                 publisher.flush(TIMEOUT)?;
-                from.write_all(&DONE).map_err(failed("telling the other manager"))?;
+                from.write_all(&DONE).map_err(failed("notify the other manager"))?;
                 if message_kind == LAST {
                     let found = TopicResult { topics: times.into(), ..TopicResult::default() };
                     return Ok(WorkerResult { found: Some(found), ..empty_result(0) });

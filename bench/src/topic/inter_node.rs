@@ -40,7 +40,7 @@ const MAX_WAITING: u64 = 1024;
 /// A free address of this machine.
 pub(super) fn address() -> Result<SocketAddr, Failure> {
     let found = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    found.map_err(|error| Failure::failed(format!("looking for a free port: {error}")))
+    found.map_err(|error| Failure::failed(format!("find a free port failed: {error}")))
 }
 
 /// Options of replication.
@@ -168,7 +168,7 @@ impl Plan {
         match item {
             Item::All => Turn::new(TurnTarget::Topic(0), Round::Timed, self.each),
             Item::One => Turn::new(TurnTarget::Topic(self.one()), Round::Timed, self.each),
-            Item::BaselinePublisher | Item::Ring | Item::Stages => Turn::rest(),
+            Item::BaselinePublisher | Item::Ring | Item::Stages => Turn::pause(),
         }
     }
 
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn readers_pause_during_the_turns_of_others() {
-        for (items, rests) in [
+        for (items, pauses) in [
             (&[Item::All, Item::Ring][..], 1),
             (&[Item::All, Item::One, Item::Stages], 1),
             (&[Item::All, Item::One, Item::BaselinePublisher, Item::Stages], 2),
@@ -451,9 +451,9 @@ mod tests {
                     let of_it = |turn: &&Turn| turn.what == target && turn.round == round;
                     schedule.iter().filter(of_it).map(|turn| turn.count).sum::<u64>()
                 };
-                let rest =
+                let paused =
                     schedule.iter().filter(|turn| turn.what == TurnTarget::Pause).count() as u64;
-                assert_eq!(rest, rests * ROUNDS, "{items:?}");
+                assert_eq!(paused, pauses * ROUNDS, "{items:?}");
                 assert_eq!(count(TurnTarget::Topic(0), Round::Timed), 3 * ROUNDS);
                 let one = TurnTarget::Topic(plan.one());
                 let of_one = if plan.has(Item::One) { 3 * ROUNDS } else { 0 };

@@ -50,7 +50,7 @@ impl ManyTopicsRole {
         assigned_topics((self.topics, self.nodes), (self.process, self.processes))
     }
 
-    fn rest(&self) {
+    fn pause(&self) {
         match self.is_busy {
             true => std::hint::spin_loop(),
             false => std::thread::sleep(IDLE_SLEEP),
@@ -260,7 +260,7 @@ fn publish(
             }
         }
         if !is_busy {
-            role.rest();
+            role.pause();
         }
     }
     for publisher in publishers {
@@ -306,7 +306,7 @@ fn read(
         }
         match is_busy {
             true => quiet = Instant::now(),
-            false => role.rest(),
+            false => role.pause(),
         }
     }
     let iterations = found.shares.iter().sum();

@@ -27,7 +27,7 @@ pub(super) fn words() -> usize {
 }
 
 fn failed(error: QueueError) -> Failure {
-    Failure::failed(format!("a queue: {error}"))
+    Failure::failed(format!("measure the queue baseline failed: {error}"))
 }
 
 /// The publisher of the queue.
@@ -110,5 +110,5 @@ impl QueueBaselineReader {
 }
 
 fn late(why: &str) -> Failure {
-    Failure::new(Exit::Deadline, format!("a queue: {why}"))
+    Failure::new(Exit::Deadline, format!("measure the queue baseline failed: {why}"))
 }

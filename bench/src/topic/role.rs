@@ -274,9 +274,9 @@ pub(crate) fn take(
 }
 
 /// Pauses until this line of readers was resumed so often.
-pub(super) fn rest(shared: &SharedSegment, line: usize, rests: u64) -> Result<(), Failure> {
+pub(super) fn pause(shared: &SharedSegment, line: usize, pauses: u64) -> Result<(), Failure> {
     let end = Instant::now() + LONGEST;
-    while shared.part()?.load(RESUME_WORDS + line, Ordering::Acquire) < rests {
+    while shared.part()?.load(RESUME_WORDS + line, Ordering::Acquire) < pauses {
         if Instant::now() > end {
             return Err(Failure::new(Exit::Deadline, "timed out waiting to be resumed"));
         }
@@ -285,7 +285,8 @@ pub(super) fn rest(shared: &SharedSegment, line: usize, rests: u64) -> Result<()
     Ok(())
 }
 
-pub(super) fn room() -> Histogram {
+/// A histogram with space for the longest measurement, so that adding samples allocates nothing.
+pub(super) fn empty_histogram() -> Histogram {
     Histogram::up_to(LONGEST.as_nanos() as u64)
 }
 

@@ -48,7 +48,7 @@ impl Turn {
         Self { what, round, count }
     }
 
-    pub(super) fn rest() -> Self {
+    pub(super) fn pause() -> Self {
         Self::new(TurnTarget::Pause, Round::Warmup, 0)
     }
 }

@@ -9,7 +9,7 @@ use ipc::{Layout, Segment};
 use pubsub::MemoryLocation;
 use pubsub::replication::WorkerOptions;
 
-use super::role::{TIMEOUT, TopicKind, room};
+use super::role::{TIMEOUT, TopicKind, empty_histogram};
 use crate::exchange::initiator;
 use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, ThreadingMode, Wait};
 use crate::exchange::ring_exchange::{self, RingExchange};
@@ -134,7 +134,7 @@ impl StageCopies {
         };
         let mut copies = Self { out, into, times: Default::default() };
         copies.turn(1)?;
-        copies.times = [room(), room()];
+        copies.times = [empty_histogram(), empty_histogram()];
         Ok(copies)
     }
 

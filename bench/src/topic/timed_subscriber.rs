@@ -10,7 +10,9 @@ use super::super::worker_group::{SharedSegment, WorkerResult};
 use super::contents::Contents;
 use super::private_copy::PrivateMemory;
 use super::queue_baseline::QueueBaselineReader;
-use super::role::{Stamps, TIMEOUT, TopicKind, TopicResult, empty_result, join, now, rest, room};
+use super::role::{
+    Stamps, TIMEOUT, TopicKind, TopicResult, empty_histogram, empty_result, join, now, pause,
+};
 use super::schedule::{Round, Turn, TurnTarget};
 use crate::exchange::plan::Wait;
 use crate::process::pin;
@@ -68,10 +70,10 @@ pub(super) fn read(
         verified: true,
         iterations: 0,
         found: TopicResult {
-            topics: lines.iter().map(|_| room()).collect(),
-            queue: room(),
-            stages: std::array::from_fn(|_| room()),
-            private: room(),
+            topics: lines.iter().map(|_| empty_histogram()).collect(),
+            queue: empty_histogram(),
+            stages: std::array::from_fn(|_| empty_histogram()),
+            private: empty_histogram(),
             ..TopicResult::default()
         },
     };
@@ -79,14 +81,14 @@ pub(super) fn read(
     if let Some(core) = reading.core {
         pin(core)?;
     }
-    let mut rests = 0;
+    let mut pauses = 0;
     ready()?;
     let begin = Instant::now();
     for turn in &reading.schedule {
         match turn.what {
             TurnTarget::Pause => {
-                rests += 1;
-                rest(shared, reading.line, rests)?;
+                pauses += 1;
+                pause(shared, reading.line, pauses)?;
             }
             TurnTarget::Queue => {
                 let Some(queue) = &mut queue else { continue };

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::role::{
-    TIMEOUT, TopicResult, empty_result, has_ended, now, room, wire_asked, wire_done,
+    TIMEOUT, TopicResult, empty_histogram, empty_result, has_ended, now, wire_asked, wire_done,
 };
 use crate::process::set_affinity;
 use crate::worker_group::{SharedSegment, WorkerResult, find, leave};
@@ -73,7 +73,7 @@ impl RingPath {
 
     /// Writes the path for both ends.
     pub(super) fn write(&self, directory: &Path) -> Result<(), Failure> {
-        leave(directory, "way", self)
+        leave(directory, "path", self)
     }
 }
 
@@ -187,7 +187,7 @@ fn run_end(
 ) -> Result<WorkerResult, Failure> {
     set_affinity(&end.cores)?;
     ready()?;
-    let Some(path) = wait_for_file(shared, &end.directory, "way")? else {
+    let Some(path) = wait_for_file(shared, &end.directory, "path")? else {
         return Ok(empty_result(0));
     };
     if end.is_writer {
@@ -383,7 +383,7 @@ impl Reader {
 
     /// Reads until the measurement ends.
     fn read(mut self, shared: &SharedSegment, end: &WireEnd) -> Result<WorkerResult, Failure> {
-        let (mut samples, mut messages, mut verified) = (room(), 0, true);
+        let (mut samples, mut messages, mut verified) = (empty_histogram(), 0, true);
         let mut head = [0; HEAD];
         loop {
             // The other end ends the ring when it leaves.

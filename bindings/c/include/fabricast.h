@@ -51,7 +51,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_FAILED (-1)            /* a lower layer failed: see the message */
 #define FABRICAST_E_INVALID_ARGUMENT (-2)  /* an argument that is never valid */
 #define FABRICAST_E_SETTINGS_DIFFER (-3)   /* topic exists with other settings */
-#define FABRICAST_E_NOT_FOUND (-4)           /* topic, node or device not found */
+#define FABRICAST_E_NOT_FOUND (-4)         /* topic, node or device not found */
 #define FABRICAST_E_OVER_BUDGET (-5)       /* the budget is too small */
 #define FABRICAST_E_TOO_LONG (-6)          /* longer than the topic's largest message */
 #define FABRICAST_E_TOO_MANY (-7)          /* a limit on the number of objects is reached */
@@ -150,7 +150,7 @@ typedef int64_t fabricast_timeout;
  */
 typedef struct fabricast_node fabricast_node;
 
-#define FABRICAST_SERVICE_EMBEDDED 0 /* this process serves the node if none does */
+#define FABRICAST_SERVICE_EMBEDDED 0  /* this process serves the node if none does */
 #define FABRICAST_SERVICE_EXTERNAL 1  /* another process always serves it */
 
 #define FABRICAST_WAITING_ADAPTIVE 0 /* busy-poll for some microseconds, then block */
@@ -159,31 +159,31 @@ typedef struct fabricast_node fabricast_node;
 
 /* Fill it with fabricast_node_options_init, then change fields. */
 typedef struct fabricast_node_options {
-    size_t size;            /* of this structure, as the caller knows it */
-    const char *directory;  /* node directory; NULL: FABRICAST_DIRECTORY of the environment,
-                               or else a default directory of the user */
-    const char *label;      /* name of this process in reports, at most 64 bytes;
-                               NULL: the name of its program */
-    int64_t patience;       /* timeout for the node's service, in nanoseconds */
-    uint64_t host_budget;   /* bytes that all topics together may reserve of host memory, and */
-    uint64_t device_budget; /* of each device's, if this process serves; 0: default */
-    uint32_t service;       /* FABRICAST_SERVICE_... */
-    uint32_t waiting;       /* FABRICAST_WAITING_... */
+    size_t size;             /* of this structure, as the caller knows it */
+    const char *directory;   /* node directory; NULL: FABRICAST_DIRECTORY of the environment,
+                                or else a default directory of the user */
+    const char *label;       /* name of this process in reports, at most 64 bytes;
+                                NULL: the name of its program */
+    int64_t service_timeout; /* timeout for the node's service, in nanoseconds */
+    uint64_t host_budget;    /* bytes that all topics together may reserve of host memory, and */
+    uint64_t device_budget;  /* of each device's, if this process serves; 0: default */
+    uint32_t service;        /* FABRICAST_SERVICE_... */
+    uint32_t waiting;        /* FABRICAST_WAITING_... */
 
     /* The node's network, if this process serves it: none if the first three are NULL. */
-    const char *listen;     /* address to listen at, as "10.0.0.1:7007"; port 0: any free
-                               port */
-    const char *peers;      /* other nodes, as "host:port,host:port" */
-    const char *rendezvous; /* a node, as "host:port", from which the others are learned */
-    const char *name;       /* name of this node at other nodes; NULL: its label */
-    const char *provider;   /* provider for messages between nodes: "NAME" or "=NAME" only
-                               this one, "^NAME" any but this one, several separated by commas;
-                               NULL: the best */
-    const char *source;     /* local address to send from; NULL: default */
-    int64_t lost_after;     /* nanoseconds without a heartbeat after which a node is lost */
-    uint32_t insecure;      /* 1: allow other nodes without authentication or encryption; on
-                               loopback each user of the machine can connect */
-    uint32_t workers;       /* replication threads; 0: default */
+    const char *listen;      /* address to listen at, as "10.0.0.1:7007"; port 0: any free
+                                port */
+    const char *peers;       /* other nodes, as "host:port,host:port" */
+    const char *rendezvous;  /* a node, as "host:port", from which the others are learned */
+    const char *name;        /* name of this node at other nodes; NULL: its label */
+    const char *provider;    /* provider for messages between nodes: "NAME" or "=NAME" only
+                                this one, "^NAME" any but this one, several separated by commas;
+                                NULL: the best */
+    const char *source;      /* local address to send from; NULL: default */
+    int64_t lost_after;      /* nanoseconds without a heartbeat after which a node is lost */
+    uint32_t insecure;       /* 1: allow other nodes without authentication or encryption; on
+                                loopback each user of the machine can connect */
+    uint32_t workers;        /* replication threads; 0: default */
 } fabricast_node_options;
 
 /* fabricast_node_options_init(&options, sizeof options) */
@@ -295,7 +295,7 @@ fabricast_status fabricast_publisher_push(fabricast_publisher *publisher, const 
                                           size_t length, fabricast_timeout timeout);
 
 /*
- * The same from memory of any device, or of the host: the kind is detected. CUDA is asked if the
+ * The same from memory of any device, or of the host: the kind is detected. CUDA is queried if the
  * process uses it, and is not loaded for that. If the topic is in device memory, its device needs
  * access to the other; if it is in host memory, the bytes are copied to the host first. The memory
  * must be complete after the work already submitted to the device's default stream (synchronise
@@ -344,7 +344,7 @@ fabricast_status fabricast_loan_set_metadata(fabricast_loan *loan, const void *d
 typedef struct fabricast_sent {
     uint64_t position; /* among all messages of the topic on this node;
                           FABRICAST_NO_POSITION: no subscriber, or dropped */
-    uint64_t subscribers;  /* subscribers of this node that received it */
+    uint64_t subscribers; /* subscribers of this node that received it */
     uint64_t dropped;  /* 1: dropped, without space in a topic that drops messages */
 } fabricast_sent;
 

@@ -61,7 +61,7 @@ rgaps_publisher_t *publisher_init(const char *topic_name);
 
 /*
  * Publishes a copy of the memory at device_pointer, of the host or of any device: the kind is
- * detected, and may differ from the topic's. CUDA is asked if the process uses it, and is not
+ * detected, and may differ from the topic's. CUDA is queried if the process uses it, and is not
  * loaded for that. The memory must be complete: synchronise the stream that writes it first. Waits
  * while the topic has no space. When it returns, the memory may be written again. Returns 0, or a
  * negative status code of fabricast.h.

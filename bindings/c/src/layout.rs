@@ -139,7 +139,7 @@ impl RawNodeOptions {
         if let Some(label) = self.label.get(operation, "label")? {
             options.label = label.into();
         }
-        options.service_timeout = time(operation, "patience", self.service_timeout)?;
+        options.service_timeout = time(operation, "service_timeout", self.service_timeout)?;
         let budget = |bytes| (bytes != 0).then_some(bytes);
         options.budgets =
             Budgets { host: budget(self.host_budget), device: budget(self.device_budget) };

@@ -59,14 +59,14 @@ impl OpenPublisher {
     pub(crate) fn push_from(&self, found: &CallerMemory<'_>, timeout: Timeout) -> Result<()> {
         match (found, timeout) {
             (CallerMemory::Host(bytes), _) => return self.push(bytes, timeout),
-            (CallerMemory::Device(slice), _) if !self.is_on_such_a_device(slice) => {
+            (CallerMemory::Device(slice), _) if !self.can_copy_from(slice) => {
                 let device = slice.memory().mapped_for().clone();
                 let before =
                     self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(device);
                 drop(before);
                 // The copy from the device counts against the timeout, too.
                 let end = timeout.end();
-                let bytes = brought(slice, timeout)?;
+                let bytes = download_to_host(slice, timeout)?;
                 let remaining = match timeout {
                     Timeout::For(_) => Timeout::For(end.saturating_duration_since(Instant::now())),
                     _ => timeout,
@@ -84,14 +84,14 @@ impl OpenPublisher {
     }
 
     /// Can the topic's device copy from this memory?
-    fn is_on_such_a_device(&self, slice: &Slice) -> bool {
+    fn can_copy_from(&self, slice: &Slice) -> bool {
         let implementation = slice.memory().mapped_for().name().implementation;
         matches!(self.memory, MemoryLocation::Device(name) if name.implementation == implementation)
     }
 }
 
 /// Copies device memory to the host, for a topic in host memory.
-fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
+fn download_to_host(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
     let mut bytes = vec![0; slice.length() as usize];
     let longest = match timeout {
         Timeout::Now => gpu::DEFAULT_TIMEOUT,

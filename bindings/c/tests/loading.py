@@ -27,7 +27,7 @@ class Options(ctypes.Structure):
         ("size", ctypes.c_size_t),
         ("directory", ctypes.c_char_p),
         ("label", ctypes.c_char_p),
-        ("patience", ctypes.c_int64),
+        ("service_timeout", ctypes.c_int64),
         ("host_budget", ctypes.c_uint64),
         ("device_budget", ctypes.c_uint64),
         ("service", ctypes.c_uint32),

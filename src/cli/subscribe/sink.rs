@@ -306,8 +306,8 @@ fn highest_number(directory: &Path) -> io::Result<u64> {
 
 /// A random name for a partial file.
 fn part_name(target: &Path) -> Result<PathBuf, Failure> {
-    let random =
-        getrandom::u64().map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
+    let random = getrandom::u64()
+        .map_err(|error| Failure::failed(format!("generate a file name failed: {error}")))?;
     Ok(target.with_extension(format!("{random:016x}{PART_SUFFIX}")))
 }
 

@@ -6,8 +6,8 @@ import time
 
 from library import Failure, given, report
 from memory import GET, PUT
-from side import (ANSWER, CHECK, CLEAR, END, FILL, MIDDLE, PATIENCE, REGIONS, SMALL, START, TIMED,
-                  TOLD, notice)
+from side import (ANSWER, CHECK, CLEAR, END, FILL, MIDDLE, NOTIFIED, REGIONS, SMALL, START,
+                  TIMED, TIMEOUT, notice)
 
 GIBI = 1 << 30
 PATH = "cuda-ipc"
@@ -31,7 +31,7 @@ class First:
         self.is_bound = self.are_apart and not self.options.emulated
 
     def join(self, local, remote, policy):
-        arguments = given(self.remote_regions[remote]), given(policy.encode()), PATIENCE
+        arguments = given(self.remote_regions[remote]), given(policy.encode()), TIMEOUT
         route = self.library.call("join", self.side.peer, self.side.regions[local], *arguments)
         path = self.library.bytes_of("path", route).decode()
         if path != PATH:
@@ -61,7 +61,7 @@ class First:
     def move(self, operation, route, to, source, length, behind=b""):
         numbers = operation, route, to, source, length
         begun = self.library.call("begin", *numbers, given(behind))
-        moved = self.library.call("wait", begun, PATIENCE)
+        moved = self.library.call("wait", begun, TIMEOUT)
         if moved != length:
             raise Failure(f"{moved} bytes instead of {length}")
         self.moved += moved
@@ -99,7 +99,7 @@ class First:
             else:
                 self.ask(FILL, remote, source, size, self.seed)
                 self.memory.clear()
-                self.move(operation, route, to, source, size, notice(TOLD, 0, 0, 0, self.seed))
+                self.move(operation, route, to, source, size, notice(NOTIFIED, 0, 0, 0, self.seed))
                 is_right = self.side.is_right(local, to, size, self.seed)
                 if self.answer() != self.seed:
                     raise Failure("the notice of a get has wrong content")
@@ -125,20 +125,20 @@ class First:
         for _ in range(3):
             self.once(operation, route, size)
             raw()
-        ours, rival, ratios = [], [], []
+        ours, baseline, ratios = [], [], []
         for number in range(self.options.rounds):
             times = {}
             for turn in (0, 1) if number % 2 == 0 else (1, 0):
                 begin = raw if turn else lambda: self.once(operation, route, size)
                 times[turn] = [begin() for _ in range(each)]
             ours += times[0]
-            rival += times[1]
+            baseline += times[1]
             ratios.append(statistics.median(times[1]) / statistics.median(times[0]))
         ratio = statistics.median(ratios)
         time_of_ours = statistics.median(ours)
         report(what="time", op=NAMES[operation], size=size, local=REGIONS[pair[0]][0],
                remote=REGIONS[pair[1]][0], rounds=self.options.rounds, us=time_of_ours / 1e3,
-               gb_per_s=round(size / time_of_ours, 1), raw_us=statistics.median(rival) / 1e3,
+               gb_per_s=round(size / time_of_ours, 1), raw_us=statistics.median(baseline) / 1e3,
                ratio=round(ratio, 4), least=round(min(ratios), 4), are_apart=self.are_apart)
         if self.is_bound and size >= GIBI and ratio < self.options.least_ratio:
             raise Failure(f"{NAMES[operation]} of {size} bytes: {ratio:.4f} of a raw copy, at "

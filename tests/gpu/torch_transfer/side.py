@@ -9,7 +9,7 @@ from library import Failure, Library, given, report
 from memory import MEBI, StandInMemory, TorchMemory
 
 # Timeouts of a process, in milliseconds.
-PATIENCE = 60_000
+TIMEOUT = 60_000
 KINDS = ["pid", "ipc", "mnt", "net"]
 # Bytes of a tensor beyond its longest region.
 MARGIN = 32 * MEBI
@@ -18,7 +18,7 @@ MARGIN = 32 * MEBI
 REGIONS = [("start", 0, None), ("middle", 25 * MEBI + 4608, None), ("small", 5 * MEBI + 1536, MEBI)]
 START, MIDDLE, SMALL = range(3)
 # Tags of notifications; their data are four numbers.
-TIMED, CHECK, CLEAR, FILL, TOLD, END, ANSWER = range(1, 8)
+TIMED, CHECK, CLEAR, FILL, NOTIFIED, END, ANSWER = range(1, 8)
 
 
 def namespaces():
@@ -102,14 +102,14 @@ class Side:
 
     def connect(self):
         self.find("ready")
-        self.peer = self.library.call("connect", given(self.find("card")), PATIENCE)
+        self.peer = self.library.call("connect", given(self.find("card")), TIMEOUT)
 
     def notify(self, tag, *numbers):
-        self.library.call("notify", self.peer, given(notice(tag, *numbers)), PATIENCE)
+        self.library.call("notify", self.peer, given(notice(tag, *numbers)), TIMEOUT)
 
     def receive(self):
         """Tag and numbers of the next notification."""
-        tag, *numbers = struct.unpack("<Qqqqq", self.library.bytes_of("next_notice", PATIENCE))
+        tag, *numbers = struct.unpack("<Qqqqq", self.library.bytes_of("next_notice", TIMEOUT))
         return tag, numbers
 
     def is_right(self, region, offset, length, seed):
@@ -141,7 +141,7 @@ def second(side):
             side.memory.clear()
         elif tag == FILL:
             side.memory.fill(side.offsets[region] + offset, length, seed)
-        elif tag == TOLD:
+        elif tag == NOTIFIED:
             value = seed
         elif tag == END:
             break

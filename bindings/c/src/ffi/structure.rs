@@ -31,7 +31,7 @@ unsafe impl<T> Plain for *mut T {}
 // SAFETY: as above.
 unsafe impl<T> Plain for *const T {}
 
-/// An output; it is [empty](Plain::NOTHING) if the call fails, for any reason.
+/// An output; it is [empty](Plain::EMPTY_BYTE) if the call fails, for any reason.
 #[derive(Debug)]
 pub(crate) struct Out<'a, T> {
     target: *mut T,

@@ -110,7 +110,7 @@ static inline fabricast_node *join(void)
 
     DONE(fabricast_node_options_init(&options, sizeof options));
     options.label = "test";
-    options.patience = FABRICAST_SECONDS(60);
+    options.service_timeout = FABRICAST_SECONDS(60);
     options.waiting = FABRICAST_WAITING_BLOCK;
     DONE(fabricast_node_join(&options, &node));
     return node;

@@ -74,7 +74,7 @@ int main(void)
     await_signal(in);
     DONE(fabricast_node_options_init(&options, sizeof options));
     options.service = FABRICAST_SERVICE_EXTERNAL;
-    options.patience = FABRICAST_SECONDS(1);
+    options.service_timeout = FABRICAST_SECONDS(1);
     DONE(fabricast_node_join(&options, &node));
     open_topic(node, "deadlines", &topic);
     DONE(fabricast_publisher_open(topic, &publisher));

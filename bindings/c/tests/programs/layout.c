@@ -6,7 +6,7 @@
 #define AT(type, field, offset) IS(type##_##field, offsetof(type, field) == (offset))
 
 IS(node_options, sizeof(fabricast_node_options) == 120);
-AT(fabricast_node_options, patience, 24);
+AT(fabricast_node_options, service_timeout, 24);
 AT(fabricast_node_options, waiting, 52);
 AT(fabricast_node_options, workers, 116);
 IS(topic_settings, sizeof(fabricast_topic_settings) == 56);

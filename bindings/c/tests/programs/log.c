@@ -39,7 +39,7 @@ static void listen_in_vain(const char *port)
 
     snprintf(listen, sizeof listen, "127.0.0.1:%s", port);
     DONE(fabricast_node_options_init(&options, sizeof options));
-    options.patience = FABRICAST_SECONDS(60);
+    options.service_timeout = FABRICAST_SECONDS(60);
     options.listen = listen;
     options.insecure = 1;
     DONE(fabricast_node_join(&options, &node));

@@ -139,12 +139,12 @@ static void options(void)
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_options_init(NULL, sizeof options));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_options_init(&options, 3));
     DONE(fabricast_node_options_init(&options, sizeof options));
-    CHECK(options.size == sizeof options && options.directory == NULL && options.patience > 0);
+    CHECK(options.size == sizeof options && options.directory == NULL && options.service_timeout > 0);
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_join(&options, NULL));
     options.service = 77;
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_join(&options, &node));
     options.service = FABRICAST_SERVICE_EXTERNAL;
-    options.patience = FABRICAST_MILLISECONDS(20);
+    options.service_timeout = FABRICAST_MILLISECONDS(20);
     /* A directory without a service. */
     options.directory = getenv("DIRECTORY_WITHOUT_SERVICE");
     CHECK(options.directory != NULL);

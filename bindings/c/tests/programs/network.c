@@ -12,7 +12,7 @@ static fabricast_status attempt(const char *listen, const char *peers, const cha
     fabricast_status status;
 
     DONE(fabricast_node_options_init(&options, sizeof options));
-    options.patience = FABRICAST_SECONDS(60);
+    options.service_timeout = FABRICAST_SECONDS(60);
     options.listen = listen;
     options.peers = peers;
     options.provider = provider;
