@@ -243,7 +243,7 @@ impl WorkerGroup {
                 return Err(Failure::failed("a worker did not send a descriptor of itself"));
             };
             let full = || Failure::failed("too many workers");
-            let name = self.shared.roster.admit(life).ok_or_else(full)?.number();
+            let name = self.shared.participants.admit(life).ok_or_else(full)?.number();
             let directory = self.directory().to_owned();
             let (core, task) = (*core, task.clone());
             let setup = WorkerSetup { name, number, directory, core, task };
