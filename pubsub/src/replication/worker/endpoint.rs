@@ -68,7 +68,8 @@ pub(super) fn open(
         lane_domains.clear();
     }
     let name = capabilities.wire_name().to_owned();
-    let provider = Provider { name, protocol: capabilities.protocol, format: capabilities.address_format };
+    let provider =
+        Provider { name, protocol: capabilities.protocol, format: capabilities.address_format };
     Ok(OpenedEndpoint { addresses, port, provider, address, lane_domains })
 }
 
