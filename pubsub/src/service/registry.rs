@@ -16,7 +16,7 @@ use crate::settings::{MAX_TOPIC_NAME, Reserve, SharedLocation, SharedSettings};
 use crate::text::counted;
 use crate::topic::Topic;
 
-/// Minimum and maximum size of a piece that is created in advance.
+/// Range of the size of a new piece, which doubles its pool; a message may need a larger one.
 const MIN_PIECE: u64 = 4 << 20;
 const MAX_PIECE: u64 = 1 << 30;
 /// Blocks of a pool, free ones included. Unused parts of such a large control segment take no

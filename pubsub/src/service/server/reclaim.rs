@@ -13,7 +13,7 @@ use crate::service::protocol::Notice;
 impl Service {
     /// A process has ended.
     pub(super) fn handle_death(&mut self, participant: Participant) {
-        // A pidfd stays readable after the death.
+        // A pidfd stays readable after the death: it must not be polled any more.
         self.pidfds.remove(&participant);
         self.handle_disconnect(participant);
         self.log_disconnected_death(participant);
