@@ -19,7 +19,7 @@ use crate::topic::Topic;
 /// What publishers and subscribers need of the node service.
 pub(crate) trait ServiceClient: Send + Sync + Debug {
     /// Requests more memory without waiting for it: the pool's doorbell rings once the memory is
-    /// mapped.
+    /// admitted.
     fn request_growth(&self, pool: PoolId, bytes: u64);
     /// Reserves memory for the loans of a publisher of this process.
     fn admit(&self, topic: u32, publisher: u64) -> Result<()>;

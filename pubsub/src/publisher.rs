@@ -537,7 +537,7 @@ impl Publisher {
     /// Publishes a copy of device memory, and waits for the copy.
     ///
     /// The copy runs after work on the device's [default stream](gpu::Device::default_stream).
-    /// Other work has to be complete.
+    /// Work that this stream does not wait for has to be complete.
     ///
     /// # Errors
     /// As [`push`](Self::push); also if the topic's device cannot reach that memory.

@@ -69,8 +69,8 @@ impl FromStr for TypeName {
         let (length, most) = (text.len(), Self::MAX_LEN);
         if length == 0 || length > most || text.chars().any(is_unprintable) {
             let detail = format!(
-                "\"{}\" has {length} bytes: 1 to {most} without control and invisible characters are \
-                 possible",
+                "\"{}\" has {length} bytes: 1 to {most} without control and invisible characters \
+                 are possible",
                 text.escape_debug()
             );
             return Err(Error::new("parse a type name", ErrorKind::InvalidArgument, detail));

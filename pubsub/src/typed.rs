@@ -280,8 +280,8 @@ impl<T: Plain> TypedSubscriber<T> {
             let (length, size) = (sample.length(), size_of::<T>());
             let (length, name) = (counted(length, "byte"), T::type_name());
             let detail = format!(
-                "a message of {length} from publisher {}, but a {name} has {size}. Publish values of \
-                 that type only",
+                "a message of {length} from publisher {}, but a {name} has {size}. Publish values \
+                 of that type only",
                 sample.publisher()
             );
             return Err(Error::new(PULL, ErrorKind::Malformed, detail).on(self.subscriber.topic()));

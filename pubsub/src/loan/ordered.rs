@@ -187,7 +187,7 @@ impl Loan {
         local.track_stream_write(&node.caller(), message);
         node.service.poll_streams();
         signal.map(|()| Attempt::Sent(sent)).map_err(|cause| {
-            let detail = "the message was published, but is marked as unwritten";
+            let detail = "the message was published, and will be poisoned";
             let error = Error::because(OPERATION, ErrorKind::Failed, cause);
             tracing::error!(%error, topic = self.state.context.topic.name(), "{detail}");
             error

@@ -12,7 +12,7 @@ use crate::service::protocol::Request;
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn directory(name: &str) -> PathBuf {
-    let name = format!("fabricast-line-{name}-{}", std::process::id());
+    let name = format!("fabricast-connector-{name}-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);
     election::prepare("test", &directory).unwrap();
     directory

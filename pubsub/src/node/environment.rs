@@ -85,10 +85,8 @@ impl NodeOptions {
     /// | `FABRICAST_SERVICE` | [`service`](Self::service): `embedded` or `external` |
     /// | `FABRICAST_SERVICE_TIMEOUT` | [`service_timeout`](Self::service_timeout), in seconds |
     /// | `FABRICAST_BUDGET_HOST`, `FABRICAST_BUDGET_DEVICE` | [`budgets`](Self::budgets), with K, M, G, KiB, MiB or GiB |
-    /// | `FABRICAST_LISTEN`, `FABRICAST_PEERS`, `FABRICAST_RENDEZVOUS` |
-    /// [`network`](Self::network): addresses of this node and others; peers separated by commas |
-    /// | `FABRICAST_INSECURE` | `true`: connect to other nodes although they are not authenticated
-    /// |
+    /// | `FABRICAST_LISTEN`, `FABRICAST_PEERS`, `FABRICAST_RENDEZVOUS` | [`network`](Self::network): addresses of this node and others; peers separated by commas |
+    /// | `FABRICAST_INSECURE` | `true`: connect to other nodes although they are not authenticated |
     /// | `FABRICAST_NODE_NAME`, `FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, `FABRICAST_LANES`, `FABRICAST_WORKERS`, `FABRICAST_LOST_AFTER` | the rest of [`NetworkOptions`](crate::NetworkOptions) |
     ///
     /// `FABRICAST_TOPIC_…` are read by the command and the C library only: a Rust program passes

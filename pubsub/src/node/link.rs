@@ -283,8 +283,8 @@ fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
     };
     tracing::warn!(
         directory = %directory.display(),
-        "left the node without an answer of its service: {reason}. A later service reclaims what \
-         this process held"
+        "left the node without an answer of its service: {reason}. Nothing is lost: a later \
+         service reclaims what this process held"
     );
     true
 }
@@ -302,7 +302,10 @@ fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> boo
             shared.on_topic_undelivered(request, number, error)
         }
         Ok(Notice::Pidfds { .. }) => {
-            tracing::warn!(%error, "no pidfd of another process: this process cannot detect its exit");
+            tracing::warn!(
+                %error,
+                "no pidfd of another process: this process cannot detect its exit"
+            );
         }
         _ => {
             shared.fail_all(&error);

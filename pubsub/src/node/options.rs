@@ -125,7 +125,7 @@ impl Budgets {
         for (place, budget) in [("the host's", self.host), ("a device's", self.device)] {
             if let Some(bytes) = budget.filter(|bytes| *bytes < Self::MIN) {
                 let detail = format!(
-                    "a budget of {bytes} bytes of {place} memory, where the smallest topic reserves {}",
+                    "a budget of {bytes} bytes of {place} memory, but the smallest topic reserves {}",
                     Self::MIN
                 );
                 let operation = "set memory budgets";

@@ -349,7 +349,10 @@ impl PeerEventLoop {
                     self.connections.insert(connection, stream);
                 }
                 None => {
-                    tracing::debug!(%peer_address, "a connection was rejected: too many connections")
+                    tracing::debug!(
+                        %peer_address,
+                        "a connection was rejected: too many connections"
+                    )
                 }
             }
         }

@@ -85,7 +85,11 @@ impl Mesh {
                 return Err(CloseReason::Closed(GoodbyeReason::SelfConnection));
             }
             if self.log.allows(now) {
-                tracing::warn!(%node, label = hello.label, "another service has the same node id");
+                tracing::warn!(
+                    %node,
+                    label = hello.label,
+                    "another service has the node id of this service"
+                );
             }
             return Err(CloseReason::Closed(GoodbyeReason::IdentityConflict));
         }
@@ -102,7 +106,11 @@ impl Mesh {
             // A live session is replaced only by a connection of the same service instance: any
             // process may claim to be a later instance of the node.
             if self.log.allows(now) {
-                tracing::warn!(%node, label, "a second service claims the id of a node that has a session");
+                tracing::warn!(
+                    %node,
+                    label,
+                    "a second service claims the id of a node that has a session"
+                );
             }
             return Err(CloseReason::Closed(GoodbyeReason::SessionExists));
         }
@@ -225,7 +233,11 @@ impl Mesh {
             }
             if !self.addresses.learn(*node, *address, now) {
                 if self.log.allows(now) {
-                    tracing::warn!(%node, %address, "address table full: a learned address was ignored");
+                    tracing::warn!(
+                        %node,
+                        %address,
+                        "address table full: a learned address was ignored"
+                    );
                 }
                 return;
             }

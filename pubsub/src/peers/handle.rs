@@ -57,7 +57,8 @@ pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
 
 /// The risk of connected nodes.
 pub(crate) const INSECURE: &str = "nodes are not authenticated and nothing is encrypted yet: \
-    any process that can connect reads and publishes in all topics; on loopback, each user of the machine";
+                                   any process that can connect reads and publishes in all topics; \
+                                   on loopback, each user of the machine";
 
 /// The first address at which this node listens or dials, if any.
 pub(crate) fn first_address(network: &NetworkOptions) -> Option<String> {

@@ -1,8 +1,8 @@
 //! Sessions between nodes: membership, interests in topics, and control messages.
 //!
-//! This is the control plane between nodes, over TCP; payloads do not pass here. Replication reads
-//! of nodes that [connect](PeerEvent::Connected) and disconnect, and sends its control messages
-//! through the peers.
+//! This is the control plane between nodes, over TCP; payloads do not pass here. Replication gets
+//! events of nodes that [connect](PeerEvent::Connected) and disconnect, and sends its control
+//! messages through the peers.
 //!
 //! The logic knows no sockets, threads or clock: `protocol` (frames), `framing`,
 //! `connection_protocol` (one connection), `session_arbitration` (which connection with a node

@@ -214,7 +214,7 @@ impl<W: Words + Clone> PoolControl<W> {
             self.words.store(NAMES + number, name, Release);
             self.allocator.extend(caller, first, length).map_err(on)?;
         } else if self.name_of(number) != Some(name) {
-            let detail = format!("piece {number} was replaced and is not mapped");
+            let detail = format!("piece {number} is another one in the control segment");
             return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
         self.words.store(ADMITTED, number as u64 + 1, Release);

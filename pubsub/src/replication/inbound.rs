@@ -305,7 +305,8 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
                 PendingStep::Copy(copy_handle, since, _) => {
                     if !self.intake.is_copied(copy_handle).map_err(InboundFailure::Topic)? {
                         if self.now.monotonic - *since > self.topic.timeout {
-                            let detail = "a device or copy thread did not copy a message in within the timeout";
+                            let detail = "a device or copy thread did not copy a message in within \
+                                          the timeout";
                             let kind = ErrorKind::DeadlineExceeded;
                             return Err(InboundFailure::Topic(Error::new(
                                 "copy a message in",

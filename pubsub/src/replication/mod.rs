@@ -498,7 +498,8 @@ impl Replicator {
 
 impl Drop for Replicator {
     fn drop(&mut self) {
-        // Workers end first: their sources and sinks use names of this service.
+        // Workers end first: their sources and sinks use participants of this
+        // service.
         self.workers = None;
         if let Some(worker_start) = self.worker_start.take() {
             worker_start.end();

@@ -137,7 +137,8 @@ impl Replicator {
         worker_start.is_late = true;
         let local = worker_start.local;
         let why = format!(
-            "opening a provider at {local} takes longer than {longest:?}; the setting \"provider\" chooses another"
+            "opening a provider at {local} takes longer than {longest:?}; the setting \"provider\" \
+             chooses another"
         );
         tracing::error!(why, "replication waits for a provider to open");
         self.start_error = Some(why);
@@ -303,7 +304,14 @@ impl Replicator {
             WorkerEvent::Failed { key, node: Some(node), side, error } => {
                 let (number, node) = (number(key), node);
                 let label = self.seen_nodes.label(node);
-                tracing::error!(%error, ?key, %node, label, ?side, "replication of a topic with a node failed");
+                tracing::error!(
+                    %error,
+                    ?key,
+                    %node,
+                    label,
+                    ?side,
+                    "replication of a topic with a node failed"
+                );
                 // A failure of a disconnected node is not recorded: only its return would clear it.
                 let is_connected = self.nodes.contains_key(&node);
                 if let Some(replicated) =

@@ -16,7 +16,7 @@ use crate::settings::{MAX_TOPIC_NAME, Reserve, SharedLocation, SharedSettings};
 use crate::text::counted;
 use crate::topic::Topic;
 
-/// Minimum and maximum size of a piece that is created in advance.
+/// Range of the size of a new piece, which doubles its pool; a message may need a larger one.
 const MIN_PIECE: u64 = 4 << 20;
 const MAX_PIECE: u64 = 1 << 30;
 /// Blocks of a pool, free ones included. Unused parts of such a large control segment take no
@@ -125,8 +125,8 @@ impl Registry {
                     let differs =
                         found.differences_within_node(&requested).collect::<Vec<_>>().join(", ");
                     let detail = format!(
-                        "{differs}: the topic has {found}{}; requested was {requested}. Open it without \
-                         settings to use it as it is, or close it in all processes first",
+                        "{differs}: the topic has {found}{}; requested was {requested}. Open it \
+                         without settings to use it as it is, or close it in all processes first",
                         entry.created_by()
                     );
                     Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name))
@@ -257,8 +257,8 @@ impl Registry {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {
             return refuse(format!(
-                "{} for queue and loans × {} = {}; topics already reserve {} of a budget of {budget} \
-                 bytes",
+                "{} for queue and loans × {} = {}; topics already reserve {} of a budget \
+                 of {budget} bytes",
                 counted(requested, "message"),
                 counted(settings.largest, "byte"),
                 counted(bytes, "byte"),
@@ -271,8 +271,8 @@ impl Registry {
         let block_capacity = block_capacity.unwrap_or_else(|| self::block_capacity(MAX_BLOCKS));
         if taken.blocks.saturating_add(requested) > block_capacity {
             return refuse(format!(
-                "{} for queue and loans; topics already reserve {} of the {block_capacity} that a pool \
-                 has",
+                "{} for queue and loans; topics already reserve {} of the {block_capacity} \
+                 that a pool holds",
                 counted(requested, "message"),
                 taken.blocks
             ));
@@ -306,7 +306,10 @@ impl Registry {
             return Err(Error::new(operation, ErrorKind::Malformed, detail));
         }
         if pool.device().is_none() {
-            tracing::warn!(pool = %id, "the service does not see the device; it only distributes the pool");
+            tracing::warn!(
+                pool = %id,
+                "the service does not see the device; it only distributes the pool"
+            );
         }
         self.pools.insert(id, PoolEntry { pool: Arc::new(pool), pending_piece: None });
         Ok(())

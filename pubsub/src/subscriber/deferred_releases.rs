@@ -167,7 +167,11 @@ impl Subscription {
         };
         let waiting = std::thread::Builder::new().name("fabricast-streams".into()).spawn(wait);
         if let Err(error) = waiting {
-            tracing::error!(%error, topic, "cannot start a thread to wait for streams: messages are not released");
+            tracing::error!(
+                %error,
+                topic,
+                "cannot start a thread to wait for streams: messages are not released"
+            );
             // Streams may still read them.
             std::mem::forget(self.context.clone());
         }

@@ -63,7 +63,11 @@ impl<W: Words + Clone> BlockHandoff<'_, W> {
             let own = Owner::participant(caller.me);
             if let Err(error) = self.control.transfer(entry.block, own, self.topic) {
                 // It stays the caller's, and is freed with all its blocks.
-                tracing::error!(block = ?entry.block, %error, "a message's block is not its publisher's");
+                tracing::error!(
+                    block = ?entry.block,
+                    %error,
+                    "a message's block is not its publisher's"
+                );
             }
         };
         let dispose = |words| self.dispose(caller, words);

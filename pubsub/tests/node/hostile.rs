@@ -290,6 +290,7 @@ fn calls_in_a_forked_child_fail() {
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let publisher = topic.publisher().unwrap();
+    // This process has several threads, so the child does nothing but these calls.
     let child = ForkedChild::new(|| {
         let refused = [
             node.topic("other", &settings()).err().map(|error| error.kind()),

@@ -319,7 +319,11 @@ impl Nodes {
             if condition(self) {
                 return;
             }
-            assert!(Instant::now() < end, "timeout: waited for {expected}: {:?}", self.failed);
+            assert!(
+                Instant::now() < end,
+                "timeout: waited {TIMEOUT:?} for {expected}; {:?}",
+                self.failed
+            );
             self.wait();
         }
     }

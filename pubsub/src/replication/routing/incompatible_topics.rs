@@ -178,9 +178,14 @@ impl IncompatibleTopics {
     ) {
         for ((topic, node), ours, theirs) in self.find(local) {
             tracing::warn!(
-                topic, %node, label = label(node), local = %ours.replicated_settings(), remote = %theirs.replicated_settings(),
-                    "topic has other settings at another node: no messages are exchanged. Use the same \
-                                 settings at both nodes, or give them at only one"
+                topic,
+                %node,
+                label = label(node),
+                local = %ours.replicated_settings(),
+                remote = %theirs.replicated_settings(),
+                differs = ours.differs(&theirs).collect::<Vec<_>>().join(", "),
+                "topic has other settings at another node: no messages are exchanged. Use the same \
+                 settings at both nodes, or give them at only one"
             );
         }
     }

@@ -94,8 +94,12 @@ impl Replicator {
                 let label = self.seen_nodes.label(node);
                 let ProviderMismatch { local, remote } = provider_mismatch;
                 tracing::warn!(
-                    %node, label, local, remote,
-                    "provider mismatch: no messages are exchanged with this node. Start both with the same provider"
+                    %node,
+                    label,
+                    local,
+                    remote,
+                    "provider mismatch: no messages are exchanged with this node. Start both with \
+                     the same provider"
                 );
             }
             None => tracing::info!(%node, "provider mismatch resolved"),

@@ -168,7 +168,7 @@ impl TopicReplication {
             tracing::warn!(
                 topic = topic.name(),
                 "more nodes subscribe to a topic than can be recorded: some may miss messages if \
-                                 this service ends"
+                 this service ends"
             );
         }
     }

@@ -115,7 +115,7 @@ impl TopicSource {
                     tracing::warn!(
                         topic,
                         sequence,
-                        "a message whose stream failed is not replicated"
+                        "a message that was never written is not replicated"
                     );
                     let caller = self.service_context.caller();
                     let subscription_id = (Direction::Local, self.subscription_id);

@@ -120,7 +120,10 @@ impl CopyThreads {
             match std::thread::Builder::new().name(name).spawn(move || run_jobs(&jobs, &done)) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
-                    tracing::warn!(%error, "starting a copy thread failed; the worker copies large messages");
+                    tracing::warn!(
+                        %error,
+                        "starting a copy thread failed; the worker copies large messages"
+                    );
                     break;
                 }
             }

@@ -28,12 +28,12 @@ pub(super) struct OpenedEndpoint {
 /// threads than cores. Other workers of one lane each share the cores.
 pub(super) fn choose_lane_count(
     requested: usize,
-    facts: &Capabilities,
+    capabilities: &Capabilities,
     cores: usize,
     workers: usize,
 ) -> usize {
     let wanted = match requested {
-        0 => default_lane_count(std::slice::from_ref(facts), cores),
+        0 => default_lane_count(std::slice::from_ref(capabilities), cores),
         requested => requested.min(usize::from(MAX_LANES)),
     };
     wanted.min((cores + 1).saturating_sub(workers)).max(1)
@@ -47,8 +47,12 @@ pub(super) fn open(
 ) -> Result<OpenedEndpoint> {
     let of_fabric = |error| Error::of(START, error);
     let offer = choose(policy, Some(local))?;
-    tracing::info!(provider = %offer.capabilities().provider, %local, "provider of replication chosen");
-    let facts = offer.capabilities().clone();
+    tracing::info!(
+        provider = %offer.capabilities().provider,
+        %local,
+        "provider of replication chosen"
+    );
+    let capabilities = offer.capabilities().clone();
     let domain = Domain::open(&offer).map_err(of_fabric)?;
     let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
     let (endpoint, queue) = begin(&domain, &addresses).map_err(of_fabric)?;
@@ -56,15 +60,16 @@ pub(super) fn open(
     let mut port = Port::new(endpoint, queue);
     port.enable_events();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let further = choose_lane_count(lanes, &facts, cores, workers) - 1;
+    let further = choose_lane_count(lanes, &capabilities, cores, workers) - 1;
     let lane_domains =
         (0..further).map(|_| Domain::open(&offer)).collect::<fabric::Result<Vec<_>>>();
     let mut lane_domains = lane_domains.map_err(of_fabric)?;
     if !add_lanes(&mut port, &lane_domains) {
         lane_domains.clear();
     }
-    let name = facts.wire_name().to_owned();
-    let provider = Provider { name, protocol: facts.protocol, format: facts.address_format };
+    let name = capabilities.wire_name().to_owned();
+    let provider =
+        Provider { name, protocol: capabilities.protocol, format: capabilities.address_format };
     Ok(OpenedEndpoint { addresses, port, provider, address, lane_domains })
 }
 

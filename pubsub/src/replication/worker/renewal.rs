@@ -34,7 +34,7 @@ use crate::replication::Side;
 const RENEW: &str = "renew the endpoint";
 const RENEW_RINGS: &str = "restart the rings of a node";
 pub(super) const QUARANTINE_LIMIT: &str = "rings of writers that are gone retain too much memory";
-const NO_RING_CAPACITY: &str = "closed rings hold all ring slots of the completion queue";
+const NO_RING_CAPACITY: &str = "closed rings hold capacity of the completion queue";
 /// A connection has data to move, and makes no progress.
 pub(super) const CONNECTION_STALLED: &str = "a connection is stalled";
 /// Data in flight may be retransmitted late.
@@ -74,8 +74,8 @@ impl Renewal {
         self.count
     }
 
-    /// Minimum age of this endpoint before a renewal for this reason, which concerns only one node,
-    /// or several.
+    /// Minimum age of this endpoint before a renewal for this reason. `is_only_node`: the reason is
+    /// one node, and no other one is connected.
     fn min_age(&self, why: Option<&'static str>, is_only_node: bool) -> u64 {
         match why {
             Some(NODE_RETURNED | CONNECTION_STALLED) if self.count == 0 => 0,

@@ -160,7 +160,13 @@ impl Service {
         welcome(&mut connection, member, descriptors, pidfds);
         self.pidfds.insert(member, watched);
         let client = Client::new(label, connection);
-        log_change!(self, %member, process = client.process, label = client.label, "a process joined");
+        log_change!(
+            self,
+            %member,
+            process = client.process,
+            label = client.label,
+            "a process joined"
+        );
         self.clients.insert(member, client);
     }
 

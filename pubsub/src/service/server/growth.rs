@@ -114,7 +114,11 @@ impl Service {
         let Some(client) = self.clients.get(&participant) else { return };
         for number in client.topics.keys().copied().collect::<Vec<_>>() {
             if let Err(error) = self.send_pools(participant, number) {
-                tracing::warn!(%error, %participant, "a process did not receive all pools of its topics");
+                tracing::warn!(
+                    %error,
+                    %participant,
+                    "a process did not receive all pools of its topics"
+                );
             }
         }
     }
@@ -149,7 +153,11 @@ impl Service {
             return;
         }
         for participant in &pending_piece.awaiting {
-            tracing::warn!(pool = %id, %participant, "a process did not acknowledge a piece in time; it gets the piece later");
+            tracing::warn!(
+                pool = %id,
+                %participant,
+                "a process did not acknowledge a piece in time; it gets the piece later"
+            );
         }
         let Some(served_node) = &self.served_node else { return };
         match self.registry.admit_piece(&served_node.caller(), id) {
@@ -158,7 +166,7 @@ impl Service {
                 tracing::debug!(%error, "a pool cannot admit a piece yet");
             }
             Err(error) => {
-                tracing::warn!(%error, "a pool cannot admit a piece that all clients mapped")
+                tracing::warn!(%error, "a pool cannot admit a distributed piece")
             }
         }
     }

@@ -446,7 +446,10 @@ impl Service {
         if self.replication.has_workers() {
             // An abandoned worker may still act as a participant of this service, which therefore
             // remains until the process ends.
-            tracing::warn!("a worker still runs: a later service reclaims after this process");
+            tracing::warn!(
+                "a worker still runs: the next service reclaims after this one once this process \
+                 has exited"
+            );
         } else if let Some(served_node) = &self.served_node {
             match self.registry.reclaim(&served_node.caller(), served_node.me) {
                 Ok(()) => drop(served_node.roster.free_slot(served_node.me)),

@@ -13,7 +13,7 @@ use crate::service::protocol::Notice;
 impl Service {
     /// A process has ended.
     pub(super) fn handle_death(&mut self, participant: Participant) {
-        // A pidfd stays readable after the death.
+        // A pidfd stays readable after the death: it must not be polled any more.
         self.pidfds.remove(&participant);
         self.handle_disconnect(participant);
         self.log_disconnected_death(participant);
@@ -58,7 +58,13 @@ impl Service {
     pub(super) fn handle_leave(&mut self, participant: Participant) {
         let Some(client) = self.clients.get_mut(&participant) else { return };
         client.is_leaving = true;
-        log_change!(self, %participant, process = client.process, label = client.label, "a process left");
+        log_change!(
+            self,
+            %participant,
+            process = client.process,
+            label = client.label,
+            "a process left"
+        );
         self.stop_awaiting(participant);
         self.pidfds.remove(&participant);
         self.unreclaimed.insert(participant);
@@ -80,7 +86,11 @@ impl Service {
             return;
         }
         if self.options.min_term_until.is_some_and(|until| Instant::now() < until) {
-            tracing::debug!(%participant, "the process with priority did not take over in time");
+            tracing::debug!(
+                %participant,
+                "takeover request ignored during the minimum term: the process with priority did \
+                 not serve in time"
+            );
             return;
         }
         let requester = self.clients.get(&participant).map_or(0, |client| client.process);
