@@ -30,7 +30,7 @@ const MAX_PER_USER: usize = 16;
 
 /// The users and groups that may connect.
 ///
-/// For the own user alone, the mode of the socket keeps out everybody else but root. Otherwise
+/// For the own user alone, the mode of the socket keeps out all other users but root. Otherwise
 /// every user may connect, the kernel reports the credentials, and users that are not admitted
 /// receive a refusal. The directories above the socket are never changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
