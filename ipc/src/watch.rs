@@ -66,8 +66,8 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 /// use ipc::{Doorbell, Layout, DoorbellListener, Segment, DoorbellWatcher};
 ///
 /// #[derive(Debug)]
-/// struct Teller(mpsc::Sender<()>);
-/// impl DoorbellListener for Teller {
+/// struct ReportRings(mpsc::Sender<()>);
+/// impl DoorbellListener for ReportRings {
 ///     fn rung(&self) {
 ///         let _ = self.0.send(());
 ///     }
@@ -79,7 +79,7 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 /// let doorbell = Doorbell::new(segment.words()).unwrap();
 /// let (sender, receiver) = mpsc::channel();
 /// let watch = DoorbellWatcher::new();
-/// let listening = watch.listen(doorbell.clone(), Arc::new(Teller(sender)))?;
+/// let listening = watch.listen(doorbell.clone(), Arc::new(ReportRings(sender)))?;
 /// doorbell.ring(); // no waiter: costs next to nothing
 /// assert!(receiver.try_recv().is_err());
 ///

@@ -333,8 +333,9 @@ fn check_no_overlap(row: u64, strides: &[Stride]) -> Result<()> {
     for stride in strides.iter().filter(|stride| stride.count > 1) {
         if stride.to < extent {
             let Stride { count, to, .. } = stride;
-            let detail =
-                format!("{count} repetitions of {extent} bytes at a stride of {to}: rows may overlap");
+            let detail = format!(
+                "{count} repetitions of {extent} bytes at a stride of {to}: rows may overlap"
+            );
             return Err(malformed(detail));
         }
         let more = stride.to.checked_mul(stride.count - 1);
