@@ -186,8 +186,13 @@ impl RingModel {
             self.current = None;
         }
         let epoch = self.epoch;
-        let fly =
-            |location, bytes, immediate| InFlightWrite { location, bytes, flag: None, immediate, epoch };
+        let fly = |location, bytes, immediate| InFlightWrite {
+            location,
+            bytes,
+            flag: None,
+            immediate,
+            epoch,
+        };
         let notice = Some(chunk.immediate);
         match self.geometry.layout() {
             ChunkLayout::InlineHeader => {
@@ -214,7 +219,8 @@ impl RingModel {
             return;
         }
         let which = which % self.in_flight.len();
-        let InFlightWrite { location, bytes, flag, immediate, epoch } = self.in_flight.remove(which);
+        let InFlightWrite { location, bytes, flag, immediate, epoch } =
+            self.in_flight.remove(which);
         // Late writes of an old epoch hit memory that is not used any more.
         if epoch == self.epoch {
             let (memory, offset) = match location {
@@ -248,8 +254,8 @@ impl RingModel {
         assert_eq!(header.message, self.completed_messages, "once, and in order");
         assert_eq!(header.length, self.lengths[self.completed_messages as usize]);
         assert_eq!(header.offset, self.partial.len() as u64);
-        let location = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
-        self.partial.extend(&self.memory[location]);
+        let range = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
+        self.partial.extend(&self.memory[range]);
         let start = self.geometry.offset(header.position) as usize;
         let end = start + self.geometry.taken(header.payload.into()) as usize;
         self.held.push((arrived.release_token, start..end));
@@ -268,9 +274,9 @@ impl RingModel {
     }
 
     fn release(&mut self, which: usize) {
-        let (release_token, location) = self.held.swap_remove(which);
+        let (release_token, range) = self.held.swap_remove(which);
         if self.geometry.layout() == ChunkLayout::TrailingFlag {
-            self.memory[location].fill(0);
+            self.memory[range].fill(0);
         }
         self.reader.release(release_token);
     }
@@ -517,7 +523,8 @@ fn one_credit_frees_a_full_ring() {
             let free_before = writer.free();
             for header in headers {
                 let look = |location| {
-                    let is_here = location == HeaderLocation::Ring(geometry.offset(header.position));
+                    let is_here =
+                        location == HeaderLocation::Ring(geometry.offset(header.position));
                     if is_here { header.encode() } else { [0; 64] }
                 };
                 let arrived = reader.take(look).unwrap().unwrap();
