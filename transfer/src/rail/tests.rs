@@ -192,7 +192,7 @@ fn hellos_for_another_agent_use_few_addresses() {
         let mut bytes = world.driver.address().to_vec();
         // A `sockaddr_in` starts with family and port.
         bytes[4..8].copy_from_slice(&address.ip().octets());
-        let (to, label, from, connection_id) = ([1; 16], "other".to_owned(), [9; 16], 1);
+        let (to, label, from, connection_id) = ([1; 16], "stranger".to_owned(), [9; 16], 1);
         let hello = Message::Hello { to, from, connection_id, label, address: bytes };
         world.driver.handle_at_target(1000 + u64::from(number), hello);
     }
