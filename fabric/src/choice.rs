@@ -1,8 +1,9 @@
 //! Choosing among offers: by facts, with a policy and a reason for every candidate.
 //!
 //! Everything that a choice depends on is in [`Capabilities`], [`Requirements`] and
-//! [`Policy`]: [`rank`] is a pure function of them. This is the only file of the
-//! library that knows providers by name, and only for quirks that no attribute reports.
+//! [`Policy`]: [`rank`] is a pure function of them. Apart from one check each in
+//! `capabilities` and `offer`, this is the only file of the library that knows providers by name,
+//! and only for quirks that no attribute reports.
 
 use std::fmt;
 use std::str::FromStr;
@@ -309,8 +310,8 @@ pub(crate) fn polling_blocks_peers(provider: &str, running: Version) -> bool {
 }
 
 /// Why shm before libfabric 1.19 is refused unless a policy requires it.
-const ORPHANED_LOCK_REASON: &str = "shm before libfabric 1.19 can hang: a killed process leaves the spin lock of its shared region \
-     locked. Require it with =shm to use it anyway";
+const ORPHANED_LOCK_REASON: &str = "shm before libfabric 1.19 can hang: a killed process leaves \
+     the spin lock of its shared region locked. Require it with =shm to use it anyway";
 
 /// Can a killed process leave a lock of this provider taken, so that its peers wait without a
 /// bound? The queues of shm had a spin lock in shared memory until libfabric 1.19.

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let domain = Domain::open(&offer)?;
 /// let waiting = WaitStrategy::Adaptive { spin: Duration::from_micros(50) };
-/// let sleepy = CompletionQueue::open_with(&domain, QueueOptions { size: 256, waiting })?;
-/// assert_ne!(sleepy.wait_method(), "busy");
+/// let adaptive = CompletionQueue::open_with(&domain, QueueOptions { size: 256, waiting })?;
+/// assert_ne!(adaptive.wait_method(), "busy");
 /// let waiting = WaitStrategy::Busy;
-/// let minimal = CompletionQueue::open_with(&domain, QueueOptions { size: 0, waiting })?;
-/// assert_eq!(minimal.wait_method(), "busy");
+/// let busy = CompletionQueue::open_with(&domain, QueueOptions { size: 0, waiting })?;
+/// assert_eq!(busy.wait_method(), "busy");
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

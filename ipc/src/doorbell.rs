@@ -1,7 +1,7 @@
 //! Waking processes that sleep until shared memory changes.
 //!
-//! Two words: a count that each ring increments and sleepers sleep on, and a flag that sleepers
-//! exist. Without sleepers, a ring only reads a word that seldom changes. No counter of
+//! Two words: a count that sleepers sleep on, and a flag that sleepers exist. A ring that finds the
+//! flag increments the count. Without sleepers, a ring only reads a word that seldom changes. No counter of
 //! sleepers exists, so a sleeper that dies causes at most one superfluous ring.
 
 use std::sync::atomic::AtomicU64;
@@ -30,9 +30,9 @@ pub enum WaitStrategy {
     /// Polls for some time, and then sleeps. The time adapts: it grows when the wait ended
     /// while polling, and shrinks otherwise.
     Adaptive {
-        /// The current time.
+        /// How long it polls now.
         now: Duration,
-        /// The maximum.
+        /// The longest time that it polls.
         max: Duration,
     },
 }

@@ -16,7 +16,7 @@ pub(crate) fn note_interrupted_sleep() {
     ENDED.set(ENDED.get().wrapping_add(1));
 }
 
-/// Tells whether a signal handler has ended a sleep of the calling thread, since a moment.
+/// Tells whether a signal handler has ended a sleep of the calling thread, since a chosen moment.
 ///
 /// A sleep in this crate ends when a handler has run in the sleeping thread, even with
 /// `SA_RESTART`; the wait checks its condition and sleeps again. A wait that should end then

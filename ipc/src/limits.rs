@@ -23,12 +23,12 @@ impl DescriptorLimit {
     #[must_use]
     pub fn of_this_process() -> Self {
         /// The count stops here: each descriptor takes a call.
-        const MOST_COUNTED: u64 = 1 << 20;
+        const MAX_COUNTED: u64 = 1 << 20;
         let (soft, hard) = limit(libc::RLIMIT_NOFILE);
         // SAFETY: no pointers; a descriptor that is not open is an error, and is counted as
         // such.
         let is_open = |fd: &u64| unsafe { libc::fcntl(*fd as libc::c_int, libc::F_GETFD) } >= 0;
-        let open = (0..soft.min(MOST_COUNTED)).filter(is_open).count() as u64;
+        let open = (0..soft.min(MAX_COUNTED)).filter(is_open).count() as u64;
         Self { open, soft, hard }
     }
 
@@ -59,18 +59,18 @@ impl DescriptorLimit {
 impl fmt::Display for DescriptorLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// The advice is never below this.
-        const LEAST: u64 = 1024;
+        const MIN_ADVICE: u64 = 1024;
         /// A soft limit that is enough for most nodes.
         const AMPLE: u64 = 4096;
         let Self { open, soft, hard } = *self;
         let twice = soft.saturating_mul(2);
         write!(f, "{open} of {soft} descriptors are open, which leaves too few. ")?;
-        match soft < hard && hard >= LEAST {
+        match soft < hard && hard >= MIN_ADVICE {
             true => write!(f, "Raise the soft limit: ulimit -n {}", hard.min(AMPLE.max(twice))),
             false => write!(
                 f,
                 "Raise the hard limit as root or in /etc/security/limits.conf, and then: ulimit -n {}",
-                LEAST.max(twice)
+                MIN_ADVICE.max(twice)
             ),
         }
     }

@@ -403,7 +403,9 @@ impl Mapping {
             return refuse("it is not a memory file");
         }
         if seals & needed != needed {
-            return refuse("its size is not sealed (F_SEAL_SHRINK)");
+            return refuse(
+                "its size is not sealed (F_SEAL_SHRINK, F_SEAL_GROW), so it could be truncated",
+            );
         }
         // SAFETY: all bytes zero is a valid value.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };

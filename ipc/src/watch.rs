@@ -7,7 +7,7 @@
 //! and then polls once more. So waiting costs no system call, and a ring costs none without
 //! waiters.
 //!
-//! No ring is lost. A ring increments the doorbell's count; the thread compares it with the
+//! No ring is lost. A ring after an announcement increments the doorbell's count; the thread compares it with the
 //! last value, and calls the listener after a change. A value that was stored before an
 //! announcement is found by the poll after it. A later store sees the announcement, and its
 //! ring follows, so the listener is called after the store. (`models/watch.rs` tries all
@@ -66,8 +66,8 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 /// use ipc::{Doorbell, Layout, DoorbellListener, Segment, DoorbellWatcher};
 ///
 /// #[derive(Debug)]
-/// struct Teller(mpsc::Sender<()>);
-/// impl DoorbellListener for Teller {
+/// struct ReportRings(mpsc::Sender<()>);
+/// impl DoorbellListener for ReportRings {
 ///     fn rung(&self) {
 ///         let _ = self.0.send(());
 ///     }
@@ -79,7 +79,7 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 /// let doorbell = Doorbell::new(segment.words()).unwrap();
 /// let (sender, receiver) = mpsc::channel();
 /// let watch = DoorbellWatcher::new();
-/// let listening = watch.listen(doorbell.clone(), Arc::new(Teller(sender)))?;
+/// let listening = watch.listen(doorbell.clone(), Arc::new(ReportRings(sender)))?;
 /// doorbell.ring(); // no waiter: costs next to nothing
 /// assert!(receiver.try_recv().is_err());
 ///

@@ -27,7 +27,7 @@ pub trait Words {
     fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64>;
     /// Replaces a word, and returns the old value.
     fn swap(&self, at: usize, value: u64) -> u64;
-    /// Clears all other bits, and returns the old value.
+    /// Clears all bits but these, and returns the old value.
     fn fetch_and(&self, at: usize, bits: u64) -> u64;
     /// Sets these bits, and returns the old value.
     fn fetch_or(&self, at: usize, bits: u64) -> u64;

@@ -123,7 +123,7 @@ fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8
 #[derive(Debug)]
 pub struct Listener {
     handle: Handle<sys::fid_pep>,
-    #[allow(dead_code)] // #[allow(dead_code)] // retained: bound to the listener
+    #[allow(dead_code)] // retained: bound to the listener
     events: Arc<EventQueueShared>,
     fabric: Fabric,
 }

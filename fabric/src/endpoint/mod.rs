@@ -87,7 +87,8 @@ use crate::version::Version;
 pub struct Endpoint {
     handle: ManuallyDrop<Handle<sys::fid_ep>>,
     is_closed: bool,
-    /// Declared before the queue: rxm keeps megabytes of a vector that is closed after them.
+    /// Declared before the queue: rxm keeps megabytes of a vector that is closed after its
+    /// queue.
     addresses: Option<AddressVector>,
     /// The hazard pointer: the peer that is posted to now, for threads that remove peers.
     hazard: Arc<HazardPointer>,
@@ -95,9 +96,9 @@ pub struct Endpoint {
     limits: Limits,
     /// Regions that are closed before the endpoint.
     bound: BoundRegistrations,
-    #[allow(dead_code)] // #[allow(dead_code)] // retained: bound to the endpoint
+    #[allow(dead_code)] // retained: bound to the endpoint
     counters: Vec<Counter>,
-    #[allow(dead_code)] // #[allow(dead_code)] // retained: bound to the endpoint
+    #[allow(dead_code)] // retained: bound to the endpoint
     events: Option<Arc<EventQueueShared>>,
     domain: Domain,
 }
@@ -255,7 +256,7 @@ impl<'q> EndpointBuilder<'q> {
                 let lost = !connectionless && self.destination.is_none();
                 if lost && e.kind() == ErrorKind::InvalidArgument {
                     return e.with_detail(
-                        "the provider may need the address of the listener when the endpoint is opened. Set it in the EndpointBuilder",
+                        "the provider may need the address of the listener when the endpoint is opened. Set it with EndpointBuilder::towards",
                     );
                 }
                 e

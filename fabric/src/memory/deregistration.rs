@@ -29,7 +29,7 @@ pub(super) struct DeferredDeregistration {
 pub(crate) struct DeregistrationLock {
     created_in: ForkGeneration,
     /// Held while a queue is read, because the provider looks up keys then.
-    lock_progress: Mutex<()>,
+    progress: Mutex<()>,
     /// Held during a registration or deregistration.
     deferred: Mutex<Vec<DeferredDeregistration>>,
 }
@@ -41,17 +41,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl DeregistrationLock {
     /// None if the provider locks by itself.
     pub(crate) fn of(provider: &str) -> Option<Box<Self>> {
-        let (lock_progress, deferred) = (Mutex::default(), Mutex::default());
+        let (progress, deferred) = (Mutex::default(), Mutex::default());
         deregisters_without_lock(provider, Version::running())
-            .then(|| Box::new(Self { created_in: ForkGeneration::now(), lock_progress, deferred }))
+            .then(|| Box::new(Self { created_in: ForkGeneration::now(), progress, deferred }))
     }
 
     /// Must be held while a queue or a counter is read.
     pub(crate) fn lock_progress(&self) -> ProgressGuard<'_> {
-        let lock_progress = lock(&self.lock_progress);
+        let guard = lock(&self.progress);
         let mut deferred = lock(&self.deferred);
         let freed = deferred.drain(..).map(DeferredDeregistration::close).collect();
-        ProgressGuard { _guard: lock_progress, _freed: freed }
+        ProgressGuard { _guard: guard, _freed: freed }
     }
 
     /// Must be held during a registration.
@@ -61,17 +61,17 @@ impl DeregistrationLock {
 
     /// Closes a registration, now or soon. Returns the memory that may be freed now.
     pub(super) fn close(&self, region: DeferredDeregistration) -> Option<Keepalive> {
-        let lock_progress = match self.lock_progress.try_lock() {
+        let progress_guard = match self.progress.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 lock(&self.deferred).push(region);
                 return None;
             }
-            Ok(lock_progress) => lock_progress,
+            Ok(progress_guard) => progress_guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
         let registration_guard = lock(&self.deferred);
         let memory = region.close();
-        drop((registration_guard, lock_progress));
+        drop((registration_guard, progress_guard));
         memory
     }
 }
@@ -164,13 +164,13 @@ mod tests {
         let memory = QueueReadingMemory { memory, domain: domain.clone(), freed_signal };
         let region = domain.register(memory, Access::ALL).unwrap();
         let closer = std::thread::spawn(move || {
-            let lock_progress = domain
+            let progress_guard = domain
                 .deregistration_lock()
                 .map(|deregistration_lock| deregistration_lock.lock_progress());
             // Too late for this guard.
             drop(region);
             let freed_under_guard = freed.try_recv().is_ok();
-            drop(lock_progress);
+            drop(progress_guard);
             drop(
                 domain
                     .deregistration_lock()

@@ -11,10 +11,10 @@
 //!     16     4  device number (signed)
 //!     20     4  access: bit 0 remote read, bit 1 remote write
 //!     24     8  length of the region
-//!     32     8  base: what offset 0 is called at the target
+//!     32     8  base: the address of offset 0 at the target
 //!     40     2  length of the key; 0x8000 is added for a raw key
 //!     42     n  key (8 bytes if not raw)
-//!   42+n     4  CRC-32 of all that stands before
+//!   42+n     4  CRC-32 of all bytes before
 //! ```
 //!
 //! The checksum detects accidents, not attackers: region descriptors must be sent over an

@@ -76,7 +76,7 @@ const BATCH: usize = 16;
 /// ```
 #[derive(Debug)]
 pub struct CompletionQueue {
-    /// Declared before the queue itself: the remote objects that they hold are closed first.
+    /// Declared before the queue itself: the address vectors of the members are closed first.
     members: Vec<Arc<Member>>,
     shared: Arc<QueueShared>,
     /// Only `drop` takes it out.

@@ -19,7 +19,7 @@ use crate::address::Peer;
 use crate::memory::{MappedKey, RegionInner};
 
 /// An object that must live until an operation is done.
-#[allow(dead_code)] // #[allow(dead_code)] // retained, never read
+#[allow(dead_code)] // retained, never read
 enum Retained {
     Region(Arc<RegionInner>),
     MappedKey(Arc<MappedKey>),

@@ -173,7 +173,7 @@ impl CompletionQueue {
         const MILLISECONDS: i32 = PROVIDER_SLEEP.as_millis() as i32;
         let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
         let shared = Arc::clone(&self.shared);
-        let lock_progress = shared
+        let progress_guard = shared
             .domain
             .deregistration_lock()
             .map(|deregistration_lock| deregistration_lock.lock_progress());
@@ -186,7 +186,7 @@ impl CompletionQueue {
                 sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), MILLISECONDS)
             }
         };
-        drop(lock_progress);
+        drop(progress_guard);
         // The next poll reports a failure, or a broken queue.
         self.fill(usize::try_from(got).unwrap_or(0));
     }

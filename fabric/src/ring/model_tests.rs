@@ -15,7 +15,7 @@ fn byte(message: u64, at: u64) -> u8 {
 
 /// A write in flight to the reader: data, and the notice that follows it, if any.
 struct InFlightWrite {
-    place: HeaderLocation,
+    location: HeaderLocation,
     bytes: Vec<u8>,
     /// Offset and value of the flag.
     flag: Option<(u64, u64)>,
@@ -186,13 +186,18 @@ impl RingModel {
             self.current = None;
         }
         let epoch = self.epoch;
-        let fly =
-            |place, bytes, immediate| InFlightWrite { place, bytes, flag: None, immediate, epoch };
+        let fly = |location, bytes, immediate| InFlightWrite {
+            location,
+            bytes,
+            flag: None,
+            immediate,
+            epoch,
+        };
         let notice = Some(chunk.immediate);
         match self.geometry.layout() {
             ChunkLayout::InlineHeader => {
-                let place = HeaderLocation::Ring(chunk.header_at);
-                self.in_flight.push(fly(place, [header, body].concat(), notice));
+                let location = HeaderLocation::Ring(chunk.header_at);
+                self.in_flight.push(fly(location, [header, body].concat(), notice));
             }
             // Two writes, which may complete in any order.
             ChunkLayout::SeparateHeader => {
@@ -200,9 +205,9 @@ impl RingModel {
                 self.in_flight.push(fly(HeaderLocation::Ring(chunk.payload_at), body, notice));
             }
             ChunkLayout::TrailingFlag => {
-                let place = HeaderLocation::Ring(chunk.header_at);
+                let location = HeaderLocation::Ring(chunk.header_at);
                 let flag = (chunk.flag_at.unwrap(), Chunk::flag(chunk.header.sequence));
-                let in_flight = fly(place, [header, body].concat(), None);
+                let in_flight = fly(location, [header, body].concat(), None);
                 self.in_flight.push(InFlightWrite { flag: Some(flag), ..in_flight });
             }
         }
@@ -214,10 +219,11 @@ impl RingModel {
             return;
         }
         let which = which % self.in_flight.len();
-        let InFlightWrite { place, bytes, flag, immediate, epoch } = self.in_flight.remove(which);
+        let InFlightWrite { location, bytes, flag, immediate, epoch } =
+            self.in_flight.remove(which);
         // Late writes of an old epoch hit memory that is not used any more.
         if epoch == self.epoch {
-            let (memory, offset) = match place {
+            let (memory, offset) = match location {
                 HeaderLocation::Ring(offset) => (&mut self.memory, offset as usize),
                 HeaderLocation::Headers(offset) => (&mut self.headers, offset as usize),
             };
@@ -235,7 +241,7 @@ impl RingModel {
 
     fn take(&mut self) -> bool {
         let (memory, headers) = (&self.memory, &self.headers);
-        let look = |place: HeaderLocation| match place {
+        let look = |location: HeaderLocation| match location {
             HeaderLocation::Ring(offset) => *memory[offset as usize..].first_chunk().unwrap(),
             HeaderLocation::Headers(offset) => *headers[offset as usize..].first_chunk().unwrap(),
         };
@@ -248,8 +254,8 @@ impl RingModel {
         assert_eq!(header.message, self.completed_messages, "once, and in order");
         assert_eq!(header.length, self.lengths[self.completed_messages as usize]);
         assert_eq!(header.offset, self.partial.len() as u64);
-        let place = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
-        self.partial.extend(&self.memory[place]);
+        let range = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
+        self.partial.extend(&self.memory[range]);
         let start = self.geometry.offset(header.position) as usize;
         let end = start + self.geometry.taken(header.payload.into()) as usize;
         self.held.push((arrived.release_token, start..end));
@@ -268,9 +274,9 @@ impl RingModel {
     }
 
     fn release(&mut self, which: usize) {
-        let (release_token, place) = self.held.swap_remove(which);
+        let (release_token, range) = self.held.swap_remove(which);
         if self.geometry.layout() == ChunkLayout::TrailingFlag {
-            self.memory[place].fill(0);
+            self.memory[range].fill(0);
         }
         self.reader.release(release_token);
     }
@@ -516,8 +522,9 @@ fn one_credit_frees_a_full_ring() {
             assert!(!headers.is_empty(), "an empty ring of {capacity} bytes is blocked");
             let free_before = writer.free();
             for header in headers {
-                let look = |place| {
-                    let is_here = place == HeaderLocation::Ring(geometry.offset(header.position));
+                let look = |location| {
+                    let is_here =
+                        location == HeaderLocation::Ring(geometry.offset(header.position));
                     if is_here { header.encode() } else { [0; 64] }
                 };
                 let arrived = reader.take(look).unwrap().unwrap();

@@ -179,7 +179,7 @@ impl Pair {
     fn until(&mut self, what: &str, mut is_met: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + TIMEOUT;
         while !is_met(self) {
-            assert!(Instant::now() < end, "{what}");
+            assert!(Instant::now() < end, "timed out before {what}");
             for port in [&mut self.writer, &mut self.reader] {
                 let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
                     panic!("unexpected completion")

@@ -372,7 +372,8 @@ impl ReaderState {
     }
 
     /// The credit to send, if it is due: the watermark is passed, a quarter of the chunks were
-    /// released, or the port is idle and anything was released.
+    /// released (otherwise the writer would soon have no chunk numbers left), or the port is idle
+    /// and anything was released.
     pub fn credit(&mut self, is_idle: bool) -> Option<Credit> {
         let uncredited = self.head - self.credited_head;
         let is_due = uncredited >= self.watermark || self.uncredited >= self.max_chunks.div_ceil(4);
@@ -427,8 +428,8 @@ impl ReaderState {
         self.credited_head
     }
 
-    /// Did the notice of the next chunk arrive before its header? No further notice reports the
-    /// header.
+    /// Did [`take`](Self::take) find the notice of the next chunk, but not its header yet? No further
+    /// notice reports the header.
     #[inline]
     pub fn awaits_header(&self) -> bool {
         self.awaits_header

@@ -459,8 +459,8 @@ impl RingReceiver {
         self.mode != NotifyMode::Immediate || self.awaits_header()
     }
 
-    /// Did the notice of its next chunk arrive before the header? Separate headers are writes of
-    /// their own, which a notice may overtake.
+    /// Was the notice of the next chunk taken before its header arrived? Separate headers are writes
+    /// of their own, which a notice may overtake.
     #[inline]
     pub(super) fn awaits_header(&self) -> bool {
         self.broken.is_none() && self.reader.awaits_header()

@@ -47,7 +47,7 @@ impl ForeignMemory {
         let sum = pieces.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
         let length =
             sum.filter(|sum| *sum > 0 && are_whole && number < COUNT).ok_or_else(|| {
-                let detail = format!("pieces of {pieces:?} bytes on emulated {number}");
+                let detail = format!("pieces of {pieces:?} bytes on emulated:{number}");
                 Error::new(operation, ErrorKind::InvalidArgument, detail)
             })?;
         let made = match allocator {

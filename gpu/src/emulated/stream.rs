@@ -296,7 +296,7 @@ unsafe fn checksum_of(from: *const u8, length: usize) -> u64 {
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
 /// Returns when no stream waits, like a driver's calls that free memory. Those block for as
-/// long as a stream waits; here no test needs that long.
+/// long as a stream waits; this ends after 20 s, so that no test hangs.
 pub(super) fn wait_until_no_stream_waits() {
     const TIMEOUT: Duration = Duration::from_secs(20);
     let start = Instant::now();

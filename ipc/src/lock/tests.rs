@@ -47,15 +47,15 @@ impl Liveness for DeadProcess {
 #[test]
 fn lock_is_taken_from_dead_owners_only() {
     let words = LocalWords::zeroed(WORDS);
-    let grave = DeadProcess(participant(1), AtomicBool::new(false));
-    let first = Caller::new(participant(1), &grave);
+    let owner = DeadProcess(participant(1), AtomicBool::new(false));
+    let first = Caller::new(participant(1), &owner);
     let timeout = Duration::from_millis(30);
-    let second = Caller { me: participant(2), liveness: &grave, timeout };
+    let second = Caller { me: participant(2), liveness: &owner, timeout };
     assert_eq!(take(&words, 0, &first), Ok(Acquired::Clean));
     let held = take(&words, 0, &second).unwrap_err();
     assert_eq!(held.by, Some(participant(1)));
     assert!(held.waited >= timeout && held.waited < timeout * 100, "{held}");
-    grave.1.store(true, Relaxed);
+    owner.1.store(true, Relaxed);
     assert_eq!(take(&words, 0, &second), Ok(Acquired::OwnerDied));
     // A process that was wrongly taken for dead detects it.
     assert!(!release(&words, 0, &first));
@@ -265,11 +265,11 @@ fn timed_out_waiter_clears_its_bit_unless_reserved() {
 
 #[test]
 fn dead_waiters_and_owners_block_no_process() {
-    let grave = DeadProcess(participant(1), AtomicBool::new(false));
-    let caller = Caller::new(participant(2), &grave);
+    let owner = DeadProcess(participant(1), AtomicBool::new(false));
+    let caller = Caller::new(participant(2), &owner);
     // The owner dies while there is a waiter.
     let words = SimulatedWords::new(|_, passed| {
-        grave.1.store(passed >= Duration::from_micros(300), Relaxed);
+        owner.1.store(passed >= Duration::from_micros(300), Relaxed);
     });
     words.store(0, participant(1).number().into(), Relaxed);
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));

@@ -4,22 +4,22 @@ use super::*;
 use crate::doorbell::WaitStrategy;
 use crate::queue::{OverflowPolicy, Queue, QueueError, QueueSetup, Subscriber};
 
-type Line = Queue<ModelWords, 2>;
+type ModelQueue = Queue<ModelWords, 2>;
 
 /// Words that are slept on: the lock, and both doorbells.
 const SLEEPABLE: [usize; 3] = [8, 16, 24];
 
 /// A queue, and the words by which other threads attach to it.
-fn queue(depth: u32, overflow_policy: OverflowPolicy) -> (Line, ModelWords) {
+fn queue(depth: u32, overflow_policy: OverflowPolicy) -> (ModelQueue, ModelWords) {
     let setup = QueueSetup { depth, overflow_policy };
     // One more word, for the payload of an entry.
-    let values = LocalWords::zeroed(Line::required_words(setup) + 1);
+    let values = LocalWords::zeroed(ModelQueue::required_words(setup) + 1);
     Queue::<_, 2>::format(&values, setup).unwrap();
     let words = ModelWords::new(&values, &SLEEPABLE, Waiting::Sleeping);
     (attach(&words), words)
 }
 
-fn attach(words: &ModelWords) -> Line {
+fn attach(words: &ModelWords) -> ModelQueue {
     Queue::attach(words.clone()).unwrap()
 }
 
@@ -33,14 +33,14 @@ fn value(entry: [u64; 2]) -> u64 {
     entry[0]
 }
 
-fn subscribe(queue: &Line, index: u32) -> Subscriber {
+fn subscribe(queue: &ModelQueue, index: u32) -> Subscriber {
     let mut subscriber = queue.subscribe(&caller(index)).unwrap();
     subscriber.set_wait_strategy(WaitStrategy::Block);
     subscriber
 }
 
 /// Publishes, and waits for space; disposed entries are ignored.
-fn publish(queue: &Line, words: &ModelWords, index: u32, value: u64) {
+fn publish(queue: &ModelQueue, words: &ModelWords, index: u32, value: u64) {
     let mut spin = WaitStrategy::Block;
     queue
         .publish_until(&caller(index), entry(value), &mut spin, words.never(), |old| {
@@ -49,7 +49,7 @@ fn publish(queue: &Line, words: &ModelWords, index: u32, value: u64) {
         .unwrap();
 }
 
-fn read(queue: &Line, words: &ModelWords, subscriber: &mut Subscriber) -> u64 {
+fn read(queue: &ModelQueue, words: &ModelWords, subscriber: &mut Subscriber) -> u64 {
     let taken = queue.take_until(subscriber, words.never()).unwrap();
     if queue.release(subscriber, taken.position).is_some() {
         queue.mark_disposed(taken.position);

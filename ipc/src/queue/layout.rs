@@ -1,13 +1,13 @@
 //! The layout of a queue's words.
 //!
 //! ```text
-//!  0 identification   8 lock: three words    16 doorbell: messages     24 doorbell: space
-//!  1 slots           12 active subscribers   17 its sleepers            25 its sleepers
-//!  2 words an entry  13 messages dropped                                26 tail
-//!  3 depth           14 positions skipped                               27 oldest not dropped
-//!  4 when full       15 subscriptions made   32 a line for each subscriber
+//!  0 identification    8 lock: three words    16 doorbell: messages   24 doorbell: space
+//!  1 slots            12 active subscribers   17 its sleepers         25 its sleepers
+//!  2 words an entry   13 messages dropped                             26 tail
+//!  3 depth            14 positions skipped                            27 oldest not dropped
+//!  4 overflow policy  15 subscriptions made   32 a line for each subscriber
 //!
-//!                                            then two lines or more for each slot
+//!                                             then two lines or more for each slot
 //! ```
 //!
 //! A subscriber's line: its participant and generation, and whether it was removed; its read

@@ -61,7 +61,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// After the delivery there is a [fence](Words::fence), before the caller's next step.
     ///
     /// # Errors
-    /// `Full`, `NoSubscribers`, `Held`: then the entry still belongs to the caller.
+    /// `Full`, `NoSubscribers`, `LockTimeout`: then the entry still belongs to the caller.
     #[inline]
     pub fn publish(
         &self,
@@ -208,7 +208,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// out.
     ///
     /// # Errors
-    /// `Held`.
+    /// `LockTimeout`.
     pub fn find_entries(&self, caller: &Caller<'_>, mut each: impl FnMut([u64; E])) -> Result<()> {
         let _locked = self.lock(caller)?;
         for slot in self.slots_used() {

@@ -14,7 +14,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// Subscribes: the caller gets all entries from now on.
     ///
     /// # Errors
-    /// `TooManySubscribers`, `Held`.
+    /// `TooManySubscribers`, `LockTimeout`.
     pub fn subscribe(&self, caller: &Caller<'_>) -> Result<Subscriber> {
         self.subscribe_as(caller, caller.me)
     }
@@ -24,7 +24,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// slot is reserved for a role, however many processes subscribe.
     ///
     /// # Errors
-    /// `TooManySubscribers`, `Held`.
+    /// `TooManySubscribers`, `LockTimeout`.
     pub fn subscribe_as(
         &self,
         caller: &Caller<'_>,
@@ -68,7 +68,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// If the role has several, the first is resumed.
     ///
     /// # Errors
-    /// `Held`.
+    /// `LockTimeout`.
     pub fn resume(
         &self,
         caller: &Caller<'_>,
@@ -151,7 +151,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// held.
     ///
     /// # Errors
-    /// `Held`: then it is still subscribed. `NotSubscribed` if it has ended before.
+    /// `LockTimeout`: then it is still subscribed. `NotSubscribed` if it has ended before.
     pub fn unsubscribe(
         &self,
         caller: &Caller<'_>,
@@ -166,7 +166,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// [ends](Self::end_subscription). [`take`](Self::take) finds nothing from then on.
     ///
     /// # Errors
-    /// `Held`: then it continues. `NotSubscribed` if it was removed before.
+    /// `LockTimeout`: then it continues. `NotSubscribed` if it was removed before.
     pub fn stop(
         &self,
         caller: &Caller<'_>,
@@ -219,7 +219,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// does no harm.
     ///
     /// # Errors
-    /// `Held`: then nothing is changed.
+    /// `LockTimeout`: then nothing is changed.
     pub fn halt(&self, caller: &Caller<'_>, participant: Participant) -> Result<()> {
         let locked = self.lock(caller)?;
         self.subscriptions_of(participant)
@@ -285,7 +285,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// participant may have been about to do so.
     ///
     /// # Errors
-    /// `Held`: some may be removed already.
+    /// `LockTimeout`: some may be removed already.
     pub fn remove_participant(
         &self,
         caller: &Caller<'_>,

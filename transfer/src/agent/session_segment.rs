@@ -3,7 +3,7 @@
 //! ```text
 //! word 0   copies that the initiator has started
 //! word 4   1 after a clean close by the initiator
-//! word 8   all copies before this one are done; index the close all of them, unless a
+//! word 8   all copies before this one are done; after a clean close all of them, unless a
 //!          device may still be copying
 //! word 16  a queue of notices: a tag, a length, and up to 64 bytes
 //! ```

@@ -111,7 +111,8 @@ impl Strided {
     /// One row, from the start of one region to the start of the other.
     ///
     /// # Errors
-    /// [`Malformed`](ErrorKind::Malformed) for 0 bytes.
+    /// [`Malformed`](ErrorKind::Malformed) for 0 bytes: a notice would report data that was never
+    /// sent.
     pub fn row(bytes: u64) -> Result<Self> {
         if bytes == 0 {
             return Err(malformed("a row has 0 bytes".to_owned()));
@@ -332,8 +333,9 @@ fn check_no_overlap(row: u64, strides: &[Stride]) -> Result<()> {
     for stride in strides.iter().filter(|stride| stride.count > 1) {
         if stride.to < extent {
             let Stride { count, to, .. } = stride;
-            let detail =
-                format!("{count} repetitions of {extent} bytes at a stride of {to}: rows overlap");
+            let detail = format!(
+                "{count} repetitions of {extent} bytes at a stride of {to}: rows may overlap"
+            );
             return Err(malformed(detail));
         }
         let more = stride.to.checked_mul(stride.count - 1);

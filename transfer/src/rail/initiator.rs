@@ -280,7 +280,7 @@ impl Driver {
                 };
                 let number = in_flight.link;
                 let message = match in_flight.stage {
-                    Stage::RequestFill => Message::FillSlot(request),
+                    Stage::RequestFill => Message::RequestFill(request),
                     _ => Message::RequestDrain(request),
                 };
                 self.send_message(SessionKey::Link(number), &message);

@@ -58,7 +58,7 @@ pub(super) enum Message {
     /// Copy from the slot to the region.
     RequestDrain(Chunk),
     /// Copy from the region to the slot.
-    FillSlot(Chunk),
+    RequestFill(Chunk),
     Released {
         region: u64,
     },
@@ -129,7 +129,7 @@ impl Message {
             | Self::RequestStaging { .. }
             | Self::Notice(_)
             | Self::RequestDrain(_)
-            | Self::FillSlot(_)
+            | Self::RequestFill(_)
             | Self::Released { .. }
             | Self::KeepPolling => ReceiverRole::Target,
             Self::Ping | Self::Pong | Self::Bye => ReceiverRole::Either,

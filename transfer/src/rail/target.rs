@@ -113,7 +113,7 @@ impl Driver {
             }
             Message::Notice(notice) => self.take_notice(session, notice),
             Message::RequestDrain(chunk) => self.run_staging_job(session, chunk, true),
-            Message::FillSlot(chunk) => self.run_staging_job(session, chunk, false),
+            Message::RequestFill(chunk) => self.run_staging_job(session, chunk, false),
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
             Message::Released { region } => {
                 initiator.opened.remove(&region);
@@ -468,7 +468,7 @@ impl Driver {
     }
 
     /// Notifies an initiator of withdrawn regions, within the limits of its window and queue: there
-    /// may be thousands at once.
+    /// may be thousands at once, and an initiator that is sent more than it acknowledges is lost.
     pub(super) fn send_withdrawals(&mut self, session: u64) {
         while let Some(initiator) = self.initiators.get(&session) {
             if initiator.unsent_withdrawals.is_empty()

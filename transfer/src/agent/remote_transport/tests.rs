@@ -101,7 +101,7 @@ impl World {
     fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + TIMEOUT;
         while !is_so(self) {
-            assert!(Instant::now() < end, "{what}: {:?}", self.events);
+            assert!(Instant::now() < end, "timed out before {what}: {:?}", self.events);
             self.poll();
             std::thread::sleep(Duration::from_millis(1));
         }

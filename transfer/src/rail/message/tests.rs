@@ -25,7 +25,7 @@ fn all() -> Vec<Message> {
         Message::RequestStaging { request: 9 },
         Message::Notice(Notice::new(5, b"layer 3").unwrap()),
         Message::RequestDrain(chunk),
-        Message::FillSlot(chunk),
+        Message::RequestFill(chunk),
         Message::Released { region: 8 },
         Message::Ping,
         Message::Pong,
