@@ -13,8 +13,8 @@ const MAX_IN_FLIGHT: u64 = 4;
 /// Lane 0 is driven by the port's thread. While the provider copies a chunk in one of its calls,
 /// neither rings nor the owner of the port make progress, and the owner has to feed all lanes.
 /// Three or more lanes copy faster than such an owner feeds them: 64 MiB between two devices took
-/// twice as long by five lanes, of which the extra ones were mostly idle. With two the stripe of
-/// lane 0 would be missed.
+/// twice as long over lane 0 and four extra lanes, which were mostly idle, as over the extra lanes
+/// alone. With two the stripe of lane 0 would be missed.
 const EXTRA_LANES_ALONE: usize = 3;
 
 /// The first lane that carries stripes.

@@ -19,8 +19,8 @@ use crate::replication::inbound::InboundFailure;
 use crate::replication::transport::Transport;
 use crate::replication::{ClockReading, Progress, Side};
 
-/// Completions handled in one turn.
-const TURNS_PER_ROUND: usize = 64;
+/// Completions handled before ready topics are polled.
+const COMPLETIONS_PER_ROUND: usize = 64;
 /// Idle rounds after which all credit is returned to writers.
 const QUIET_ROUNDS: u32 = 16;
 /// Failures of the endpoint, without a success between them, after which the worker ends.
@@ -239,7 +239,7 @@ impl WorkerLoop {
 
     fn poll_port(&mut self) -> bool {
         let mut has_moved = false;
-        for _ in 0..TURNS_PER_ROUND {
+        for _ in 0..COMPLETIONS_PER_ROUND {
             let progress = self.transport.port.progress();
             if !self.handle_turn(progress) {
                 break;
