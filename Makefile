@@ -8,7 +8,7 @@ target := $(or $(CARGO_TARGET_DIR),target)
 setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long quick lint doc test-unit test-matrix test-matrix-2x \
+.PHONY: help demo test test-long quick lint doc reference test-unit test-matrix test-matrix-2x \
 	test-verbs soak soak-topics soak-hostile install-c bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
@@ -31,6 +31,9 @@ lint: ## Formatting and clippy
 
 doc: ## The API's documentation; warnings are errors
 	@scripts/test doc
+
+reference: ## Write the pages of docs/reference that are generated from declarations
+	@$(setup) && WRITE_REFERENCE=1 cargo test --quiet --bins -- documentation_lists
 
 test-unit: ## Unit, integration and documentation tests, with nextest if installed
 	@scripts/test unit doc-tests

@@ -26,6 +26,8 @@
 //! On the command line `fabricast info` lists the devices and providers of this machine,
 //! `fabricast demo` runs two nodes with topics, and `fabricast bench` measures. A program that
 //! needs only the library uses `default-features = false`.
+//!
+//! Modules, each importing only those before it: `error`.
 
 mod error;
 

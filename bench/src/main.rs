@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use command::exit::{self, Failure};
+use command::output;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Benchmarks of Fabricast, with verified data.
@@ -85,5 +86,18 @@ fn main() -> ExitCode {
     let arguments = command::arguments::read::<Arguments>();
     let result =
         command::log::start(None, LevelFilter::WARN).and_then(|()| run(&arguments.command));
-    exit::conclude(result)
+    output::conclude(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn documentation_lists_the_benchmarks() {
+        let text = testkit::reference::of_subcommands(Arguments::command());
+        testkit::reference::check("bench.md", "benchmarks", &text);
+    }
 }

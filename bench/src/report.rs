@@ -1,8 +1,8 @@
 //! The report of all measurements.
 
-use command::exit::{Exit, Failure, report_as_json};
+use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
-use command::text;
+use command::output;
 use serde::Serialize;
 
 /// The keys that every report begins with, in this order, which scripts rely on.
@@ -73,10 +73,10 @@ impl<F: Metrics> Report<F> {
         let wrong = || Err(Failure::new(Exit::DataCorrupted, F::FAILURE_TEXT));
         let done = if self.common.verified { Ok(()) } else { wrong() };
         if is_json_only {
-            return report_as_json(done, self);
+            return output::report_as_json(done, self);
         }
-        text::print(&self.metrics.to_text(&self.common))?;
-        text::print(&format!("{}\n", self.line()?))?;
+        output::print(&self.metrics.to_text(&self.common))?;
+        output::print(&format!("{}\n", self.line()?))?;
         done
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Command, Error, Parser};
 use serde_json::json;
 
-use crate::text;
+use crate::output::{self, wants_json};
 
 /// Parses the command line; if it is invalid, prints why and exits.
 #[must_use]
@@ -13,16 +13,10 @@ pub fn read<A: Parser>() -> A {
     read_from(std::env::args_os()).unwrap_or_else(|error| {
         if error.use_stderr() && wants_json(std::env::args_os()) {
             let why = cause(&error.render().to_string());
-            let _ = text::json(&json!({ "error": why, "exit_code": error.exit_code() }));
+            let _ = output::json(&json!({ "error": why, "exit_code": error.exit_code() }));
         }
         error.exit()
     })
-}
-
-/// Do these arguments have the option `--json`? True also if other arguments are invalid.
-#[must_use]
-pub fn wants_json(arguments: impl IntoIterator<Item = OsString>) -> bool {
-    arguments.into_iter().skip(1).take_while(|it| it != "--").any(|it| it == "--json")
 }
 
 /// The cause alone of what clap prints with its usage, its parts joined by "; ".
@@ -59,14 +53,6 @@ fn with_negative_numbers(command: Command) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_option_json_requests_json() {
-        let wants = |line: &str| wants_json(line.split(' ').map(OsString::from));
-        assert!(wants("fabricast pub t --json") && wants("fabricast --dephth 3 --json --size"));
-        assert!(!wants("--json pub t") && !wants("fabricast sub -- --json"));
-        assert!(!wants("fabricast sub --jsonl"));
-    }
 
     #[test]
     fn cause_of_a_usage_error_omits_the_usage() {

@@ -7,8 +7,6 @@ use fabric::ErrorKind;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{arguments, text};
-
 /// Exit codes and environment variables, for `--help`.
 pub const HELP: &str = "\
 Exit codes:
@@ -81,37 +79,6 @@ impl Exit {
     }
 }
 
-/// Prints why a command failed, if it did, and returns its exit code: as text, and with `--json`
-/// also as one line of JSON.
-#[must_use]
-pub fn conclude(result: Result<(), Failure>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if !failure.is_silent() {
-                text::print_error(&format!("fabricast: {failure}"));
-                if arguments::wants_json(std::env::args_os()) {
-                    // The exit code is returned also if the output is closed.
-                    let _ = text::json(&failure.document());
-                }
-            }
-            failure.exit().into()
-        }
-    }
-}
-
-/// Prints the report of a command as one line of JSON. If the command failed, [`conclude`] prints
-/// the line, with the reason in it.
-///
-/// # Errors
-/// Those of the command, and of the output.
-pub fn report_as_json(done: Result<(), Failure>, report: &impl Serialize) -> Result<(), Failure> {
-    match done {
-        Ok(()) => text::json(report),
-        Err(failure) => Err(failure.with_report(report)),
-    }
-}
-
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)
@@ -174,7 +141,7 @@ impl Failure {
     }
 
     /// The report, with the reason and the exit code.
-    fn document(&self) -> Value {
+    pub(crate) fn document(&self) -> Value {
         let mut all = self.0.report.clone();
         all.insert("error".to_owned(), self.0.message.clone().into());
         all.insert("exit_code".to_owned(), (self.0.exit as u8).into());

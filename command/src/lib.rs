@@ -1,11 +1,15 @@
 //! What the programs `fabricast` and `fabricast-bench` share: exit codes, output, sizes, and
 //! queries of the system.
+//!
+//! Modules, each importing only those before it: `text`, `size`, `exit`, `output`, `arguments`,
+//! `histogram`, `stages`, `log`, `memory`, `process`, `temp_dir`.
 
 pub mod arguments;
 pub mod exit;
 pub mod histogram;
 pub mod log;
 pub mod memory;
+pub mod output;
 pub mod process;
 pub mod size;
 pub mod stages;

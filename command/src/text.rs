@@ -1,32 +1,10 @@
-//! Output for people: aligned tables, wrapped lines, and a pipe that may close.
+//! Text for people: aligned tables, wrapped lines, numbers with their nouns.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use serde::Serialize;
-
-use crate::exit::{Exit, Failure};
-
 /// The widest line that is printed.
 pub const WIDTH: usize = 120;
-
-/// Writes to standard output. A closed pipe (`| head`) is not reported, and ends the program.
-pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
-        if error.kind() == std::io::ErrorKind::BrokenPipe {
-            Failure::silent(Exit::OutputClosed)
-        } else {
-            Failure::failed(format!("write standard output failed: {error}"))
-        }
-    })
-}
-
-/// Writes it as a line of JSON.
-pub fn json(document: &impl Serialize) -> Result<(), Failure> {
-    let line = serde_json::to_string(document);
-    print(&(line.map_err(|error| Failure::failed(error.to_string()))? + "\n"))
-}
 
 /// Writes a line to standard error. Errors are ignored: there is no other output for them.
 pub fn print_error(line: &str) {

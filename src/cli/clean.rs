@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::exit::{Exit, Failure, report_as_json};
+use super::exit::{Exit, Failure};
 use super::node_client::{check_not_a_file, with_remedy};
+use super::output;
 use super::settings::{DIRECTORY_ONLY, Options};
-use super::text;
 
 /// Removes files that killed processes left in directories of nodes and agents, and reports which
 /// files it keeps, and why.
@@ -68,11 +68,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     // Also after a failure, report what was removed.
     if arguments.json {
-        return report_as_json(combined(&failures), &to_json(&all, arguments.dry_run));
+        return output::report_as_json(combined(&failures), &to_json(&all, arguments.dry_run));
     }
     let printed = match all.is_empty() && !failures.is_empty() {
         true => Ok(()),
-        false => text::print(&to_text(&all, arguments.dry_run)),
+        false => output::print(&to_text(&all, arguments.dry_run)),
     };
     combined(&failures).and(printed)
 }

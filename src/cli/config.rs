@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::exit::Failure;
 use super::settings::{ALL, Declaration, Options, Settings, TABLE};
 use super::size::amount;
-use super::text;
+use super::{output, text};
 
 /// Lists every setting with its environment variable, its value, and the origin of the value: built
 /// in (default), in a file, in the environment, or by an option.
@@ -22,8 +22,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     match arguments.json {
-        true => text::json(&to_json(&settings)),
-        false => text::print(&to_text(&settings)),
+        true => output::json(&to_json(&settings)),
+        false => output::print(&to_text(&settings)),
     }
 }
 
@@ -152,8 +152,6 @@ mod tests {
 
     #[test]
     fn documentation_lists_the_settings() {
-        let table = for_documentation();
-        let page = include_str!("../../docs/reference/settings.md");
-        assert!(page.contains(&table), "docs/reference/settings.md is to contain this:\n{table}");
+        testkit::reference::check("settings.md", "settings", &for_documentation());
     }
 }

@@ -11,8 +11,8 @@ use fabric::{
 };
 use serde::Serialize;
 
-use super::exit::{Exit, Failure, report_as_json};
-use super::{choices, size, text};
+use super::exit::{Exit, Failure};
+use super::{choices, output, size, text};
 use devices::Devices;
 use providers::{ProviderEntry, ProviderSurvey};
 
@@ -122,9 +122,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         false => Ok(()),
     };
     if arguments.json {
-        return report_as_json(done, &document);
+        return output::report_as_json(done, &document);
     }
-    text::print(&to_text(&document, arguments.verbose))?;
+    output::print(&to_text(&document, arguments.verbose))?;
     done
 }
 

@@ -24,7 +24,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use command::{exit, histogram, process, size, stages, text};
+use command::{exit, histogram, output, process, size, stages, text};
 use nix::sys::signal::{SigSet, Signal};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -79,7 +79,7 @@ pub(crate) fn main() -> ExitCode {
         _ => (None, LevelFilter::WARN),
     };
     let started = command::log::start(requested, default_level).inspect(|()| set_process_limits());
-    exit::conclude(started.and_then(|()| match arguments.command {
+    output::conclude(started.and_then(|()| match arguments.command {
         Command::Info(arguments) => info::run(&arguments),
         Command::Paths(arguments) => paths::run(&arguments),
         Command::Node(arguments) => node::run(&arguments),
@@ -116,6 +116,12 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn documentation_lists_the_commands() {
+        let text = testkit::reference::of_subcommands(Arguments::command());
+        testkit::reference::check("command-line.md", "commands", &text);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::exit::Failure;
 use super::paths::name_of_node;
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
-use super::{node_client, text};
+use super::{node_client, output, text};
 
 /// Lists the topics of a node with publishers, subscribers and backlog, and topics that exist on
 /// connected peers only.
@@ -29,8 +29,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     let rows = node_client::report(&settings)?;
     match arguments.json {
-        true => text::json(&to_json(&rows)?),
-        false => text::print(&to_text(&rows, arguments.verbose)),
+        true => output::json(&to_json(&rows)?),
+        false => output::print(&to_text(&rows, arguments.verbose)),
     }
 }
 

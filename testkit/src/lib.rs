@@ -6,5 +6,6 @@ pub mod allocations;
 pub mod children;
 pub mod measurement_lock;
 pub mod processes;
+pub mod reference;
 pub mod skip;
 pub mod temp_dir;

@@ -173,7 +173,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let joined = agent.join(peer, &side.region, &descriptor, &Policy::default(), TIMEOUT);
     let route = joined?;
     if arguments.explain {
-        command::text::print(&format!("{}\n", route.choice()))?;
+        command::output::print(&format!("{}\n", route.choice()))?;
     }
     group.begin()?;
     let mut run = Run {

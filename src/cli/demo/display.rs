@@ -10,7 +10,7 @@ use super::scenario::{DemoTopic, TOPICS};
 use crate::cli::exit::Failure;
 use crate::cli::stages::{Stage, TOTAL};
 use crate::cli::statistics::Latency;
-use crate::cli::{size, text};
+use crate::cli::{output, size, text};
 
 /// Interval of the table, and of the lines.
 const REDRAW: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ impl LiveDisplay {
         let readers = readers(members);
         if !self.is_terminal {
             self.next = Instant::now() + LINE;
-            return text::print(&self.line(&readers));
+            return output::print(&self.line(&readers));
         }
         self.next = Instant::now() + REDRAW;
         let window = WINDOW.as_secs();
@@ -50,7 +50,7 @@ impl LiveDisplay {
         self.clear()?;
         self.lines = table.lines().count();
         // Lines wider than the terminal are cut off: wrapped lines would not be counted.
-        text::print(&format!("\x1b[?7l{table}\x1b[?7h"))
+        output::print(&format!("\x1b[?7l{table}\x1b[?7h"))
     }
 
     /// Removes the table, so that other output can be printed.

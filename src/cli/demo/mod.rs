@@ -17,9 +17,9 @@ use self::network::{DemoNetwork, NetworkMode};
 use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
 use self::scenario::{NODES, TOPICS, budget};
-use super::exit::{Exit, Failure, report_as_json};
+use super::exit::{Exit, Failure};
 use super::settings::seconds;
-use super::{size, text};
+use super::{output, size, text};
 
 /// Timeout of the start, and of reading what is left at the end.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(18);
@@ -86,11 +86,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         (Err(failure), _) => Err(failure),
     };
     if arguments.json {
-        return report_as_json(done, &outcome);
+        return output::report_as_json(done, &outcome);
     }
     let printed = if is_interrupted { Ok(()) } else { outcome.print() };
     done.and(printed)?;
-    text::print("demo: ok\n")
+    output::print("demo: ok\n")
 }
 
 struct Demonstration<'a> {
@@ -144,7 +144,7 @@ impl Demonstration<'_> {
             size::amount(scenario::MEMORY as f64),
             self.arguments.time.as_secs_f64()
         );
-        text::print(&(text::wrapped("", &about) + "\n"))
+        output::print(&(text::wrapped("", &about) + "\n"))
     }
 
     fn run_phases(&mut self) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use super::scenario::{DemoTopic, NODES, TOPICS};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::stages::TOTAL;
 use crate::cli::statistics::Latency;
-use crate::cli::{size, text};
+use crate::cli::{output, size, text};
 
 /// Traffic of a path.
 #[derive(Debug, Default, Serialize)]
@@ -73,13 +73,13 @@ impl DemoResult {
     }
 
     pub(super) fn print(&self) -> Result<(), Failure> {
-        text::print(&table(&self.subscribers, true))?;
+        output::print(&table(&self.subscribers, true))?;
         let legend = "borrow: waiting for the loan of memory; fill: writing; begin: until the node begins to write \
              the message to the other node, or delivers it locally; out: copying out of a device; wire: until \
              the last byte arrives; in: copying into the memory of the topic; notice: until a subscriber pulls \
              the message. Chunks overlap, and so do out, wire and in; all: from publish on";
         let legend = text::wrapped("Medians by stage. ", legend);
-        text::print(&format!("\n{legend}\n"))?;
+        output::print(&format!("\n{legend}\n"))?;
         for (path, traffic) in &self.paths {
             let (once, read) = (traffic.bytes as f64, traffic.read_bytes as f64);
             let what = match traffic.messages {
@@ -95,12 +95,12 @@ impl DemoResult {
                     size::amount(read)
                 ),
             };
-            text::print(&format!("path {path}: {what}\n"))?;
+            output::print(&format!("path {path}: {what}\n"))?;
         }
         for slowest in &self.slowest {
             let SlowestStage { path, topic, stage, p50_us } = slowest;
             let bytes = TOPICS.iter().find(|it| it.name == *topic).map_or(0, |it| it.size);
-            text::print(&format!(
+            output::print(&format!(
                 "slowest stage on {path}: {stage}, {} for {} of \"{topic}\" ({}/s)\n",
                 time(*p50_us),
                 size::print(bytes),
@@ -110,7 +110,7 @@ impl DemoResult {
         let sum = |of: fn(&ProcessReport) -> u64| -> u64 {
             self.subscribers.iter().map(|it| of(&it.last_report)).sum()
         };
-        text::print(&format!(
+        output::print(&format!(
             "data: {}, {} compared byte by byte: {} corrupted, {} missed\n",
             text::count_of(sum(|it| it.messages), "message"),
             size::amount(sum(|it| it.bytes) as f64),

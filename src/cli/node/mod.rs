@@ -12,11 +12,11 @@ use tracing_subscriber::filter::LevelFilter;
 use self::notify::ServiceManager;
 use super::exit::{Exit, Failure};
 use super::node_client;
+use super::output;
 use super::paths::remedy_for;
 use super::service_wait::ServiceWait;
 use super::settings::{NODE_SETTINGS, Options};
 use super::signals::{Signals, interrupted};
-use super::text;
 use super::topics::by_kind;
 
 /// Interval of the reports.
@@ -150,7 +150,7 @@ fn serve(
                     let now = to_json(&rows, directory)?;
                     if now != line {
                         // The output may be closed: the node is served all the same.
-                        let _ = text::json(&now);
+                        let _ = output::json(&now);
                         line = now;
                     }
                 }

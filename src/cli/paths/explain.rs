@@ -10,8 +10,8 @@ use transfer::{Agent, AgentCard, ErrorKind, PeerId, RegionDescriptor};
 
 use super::candidates::{self, NamedMemory};
 use super::{Arguments, name, probe_agent};
-use crate::cli::exit::{Exit, Failure, report_as_json};
-use crate::cli::text;
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::{output, text};
 
 /// Upper bound of the length of cards and descriptors.
 const LONGEST: u64 = 1 << 16;
@@ -81,9 +81,9 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
     let report = ExplainReport { policy: &arguments.policy, peers, program: command::VERSION_LINE };
     let done = conclude(&report.peers);
     if arguments.json {
-        return report_as_json(done, &report);
+        return output::report_as_json(done, &report);
     }
-    text::print(&report.peers.iter().map(to_text).collect::<Vec<_>>().join("\n"))?;
+    output::print(&report.peers.iter().map(to_text).collect::<Vec<_>>().join("\n"))?;
     done
 }
 

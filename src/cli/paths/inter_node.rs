@@ -7,15 +7,15 @@ use super::Arguments;
 use crate::cli::exit::Failure;
 use crate::cli::node_client;
 use crate::cli::size::amount;
-use crate::cli::text;
 use crate::cli::topics::by_kind;
+use crate::cli::{output, text};
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     let rows = node_client::report(&settings)?;
     match arguments.json {
-        true => text::json(&to_json(&rows)?),
-        false => text::print(&to_text(&rows)),
+        true => output::json(&to_json(&rows)?),
+        false => output::print(&to_text(&rows)),
     }
 }
 

@@ -13,7 +13,7 @@ use transfer::path::{Choice, Path, Policy, Reason, Verdict, choose, situations};
 
 use super::exit::Failure;
 use super::settings::{DIRECTORY_ONLY, Options, seconds};
-use super::text;
+use super::{output, text};
 
 pub(crate) use self::inter_node::{
     bracketed_names, given_up, incompatibility, name_of_node, remedy_for, replication_error_text,
@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         SituationChoice { situation: situation.name, taken: choice.taken(), choice }
     });
     let table = SituationTable { policy: &arguments.policy, situations: judged.collect() };
-    if arguments.json { text::json(&table) } else { text::print(&to_text(&table)) }
+    if arguments.json { output::json(&table) } else { output::print(&to_text(&table)) }
 }
 
 fn name(taken: Option<Path>) -> &'static str {

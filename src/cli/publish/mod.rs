@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use self::input::{Input, LengthLimit, Message};
 use self::wait_notice::{Wait, WaitNotice};
 use super::connectivity::{self, ConnectivityReporter, Phase};
-use super::exit::{Exit, Failure, report_as_json};
+use super::exit::{Exit, Failure};
 use super::histogram::Histogram;
 use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::paths::{bracketed_names, given_up};
@@ -23,7 +23,7 @@ use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
 use super::statistics::Latency;
 use super::test_pattern::{self, Content};
-use super::{size, text};
+use super::{output, size, text};
 
 /// Publishes messages: all of standard input as one, each of its lines, files, or a test pattern
 /// that `fabricast sub --check` verifies. Empty input or an empty file is a message of no bytes;
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     signals.restore_defaults();
     let is_complete = done.is_ok();
     if arguments.json {
-        return report_as_json(done, &report(arguments, &summary, is_complete));
+        return output::report_as_json(done, &report(arguments, &summary, is_complete));
     }
     let printed = print_summary(arguments, &summary, is_complete);
     done.and(printed)
@@ -327,7 +327,7 @@ impl PublishRun<'_> {
                 && printed_at.is_none_or(|at| at.elapsed() >= pause)
             {
                 printed_at = Some(Instant::now());
-                text::json(&report(self.arguments, self.summary, false))?;
+                output::json(&report(self.arguments, self.summary, false))?;
             }
         }
     }
@@ -554,5 +554,5 @@ fn print_summary(
         let evicted = text::count_of(summary.evicted, "subscriber");
         line.push_str(&format!("; {evicted} evicted as too slow"));
     }
-    text::print(&format!("{line}\n"))
+    output::print(&format!("{line}\n"))
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use self::sink::Sink;
 use super::connectivity::{self, ConnectivityReporter, Phase};
-use super::exit::{Exit, Failure, report_as_json};
+use super::exit::{Exit, Failure};
 use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::progress::{Progress, totals};
 use super::service_wait::ServiceWait;
@@ -18,7 +18,7 @@ use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
 use super::statistics::{self, Statistics};
 use super::test_pattern::{Checker, Fault};
-use super::{size, text};
+use super::{output, size, text};
 
 /// Reads all messages of a topic that are published from now on, and writes them to standard output
 /// unless an option selects another use.
@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_complete = done.is_ok();
     if arguments.json {
         let done = more_severe(done, outcome.verdict());
-        return report_as_json(done, &outcome.report(arguments, is_complete));
+        return output::report_as_json(done, &outcome.report(arguments, is_complete));
     }
     let printed = outcome.print_summary(arguments);
     more_severe(done, outcome.verdict()).and(printed)
@@ -212,7 +212,7 @@ impl SubscribeRun<'_> {
             {
                 printed_at = Some(Instant::now());
                 self.outcome.missed = self.missed();
-                text::json(&self.outcome.report(self.arguments, false))?;
+                output::json(&self.outcome.report(self.arguments, false))?;
             }
             let pulled = self.subscriber.pull(deadline.slice());
             self.process_events();
@@ -444,7 +444,7 @@ impl SubscribeSummary {
             text::print_error(line.trim_end());
             return Ok(());
         }
-        text::print(&line)
+        output::print(&line)
     }
 }
 
