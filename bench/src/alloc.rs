@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 seed: number + 1,
             };
             let core = cores.as_ref().map(|cores| cores[number as usize]);
-            (Task::Alloc(work), core)
+            (work, core)
         })
         .collect();
     group.start_workers(&tasks)?;
@@ -155,67 +155,71 @@ fn report(arguments: &Arguments, results: &[WorkerResult], is_sound: bool) -> Re
     Report::new(common, found)
 }
 
-/// The task of a process: half of the pairs with the clock around all of them, the other half with
-/// the clock around each.
-pub(crate) fn work(
-    shared: &SharedSegment,
-    work: &Work,
-    ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<WorkerResult, Failure> {
-    let allocator = SharedAllocator::attach(shared.part()?).map_err(failed)?;
-    let caller = shared.caller();
-    let owner = Owner::participant(caller.me);
-    let mut random = work.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
-    let bytes = |random: u64| {
-        if work.is_fixed { work.largest } else { random % work.largest + 1 }
-    };
-    let mut held = Vec::new();
-    for _ in 0..LIVE {
-        let (block, _) = allocator.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
-        held.push(block);
+impl Task for Work {
+    const NAME: &'static str = "alloc";
+    type Detail = ();
+
+    fn run(
+        &self,
+        shared: &SharedSegment,
+        ready: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<WorkerResult<Self::Detail>, Failure> {
+        let allocator = SharedAllocator::attach(shared.part()?).map_err(failed)?;
+        let caller = shared.caller();
+        let owner = Owner::participant(caller.me);
+        let mut random = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        let bytes = |random: u64| {
+            if self.is_fixed { self.largest } else { random % self.largest + 1 }
+        };
+        let mut held = Vec::new();
+        for _ in 0..LIVE {
+            let (block, _) =
+                allocator.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
+            held.push(block);
+        }
+        ready()?;
+        let involuntary_switches = count_involuntary_switches();
+        let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
+        let mut pair = |which: u64, size: u64| {
+            let held = &mut held[(which % LIVE) as usize];
+            allocator.free(&caller, *held, owner).map_err(failed)?;
+            *held = allocator.allocate(&caller, owner, size, 1).map_err(failed)?.0;
+            Ok::<_, Failure>(())
+        };
+        let half = self.iterations.div_ceil(2);
+        let start = Instant::now();
+        for _ in 0..half {
+            pair(next(), bytes(next()))?;
+        }
+        let elapsed = start.elapsed().as_nanos() as u64;
+        for _ in 0..half {
+            let (which, size) = (next(), bytes(next()));
+            let before = Instant::now();
+            pair(which, size)?;
+            samples.add(before.elapsed().as_nanos() as u64);
+        }
+        // The held blocks of this process must not overlap; the audit at the end checks those of all.
+        let mut places = Vec::new();
+        for block in held {
+            places.push(allocator.find(block).map_err(failed)?);
+            allocator.free(&caller, block, owner).map_err(failed)?;
+        }
+        places.sort_unstable_by_key(|place| place.offset);
+        let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);
+        let involuntary_switches = count_involuntary_switches() - involuntary_switches;
+        Ok(WorkerResult {
+            samples,
+            elapsed,
+            iterations: half,
+            verified,
+            involuntary_switches,
+            ..WorkerResult::default()
+        })
     }
-    ready()?;
-    let involuntary_switches = count_involuntary_switches();
-    let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
-    let mut pair = |which: u64, size: u64| {
-        let held = &mut held[(which % LIVE) as usize];
-        allocator.free(&caller, *held, owner).map_err(failed)?;
-        *held = allocator.allocate(&caller, owner, size, 1).map_err(failed)?.0;
-        Ok::<_, Failure>(())
-    };
-    let half = work.iterations.div_ceil(2);
-    let start = Instant::now();
-    for _ in 0..half {
-        pair(next(), bytes(next()))?;
-    }
-    let elapsed = start.elapsed().as_nanos() as u64;
-    for _ in 0..half {
-        let (which, size) = (next(), bytes(next()));
-        let before = Instant::now();
-        pair(which, size)?;
-        samples.add(before.elapsed().as_nanos() as u64);
-    }
-    // The held blocks of this process must not overlap; the audit at the end checks those of all.
-    let mut places = Vec::new();
-    for block in held {
-        places.push(allocator.find(block).map_err(failed)?);
-        allocator.free(&caller, block, owner).map_err(failed)?;
-    }
-    places.sort_unstable_by_key(|place| place.offset);
-    let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);
-    let involuntary_switches = count_involuntary_switches() - involuntary_switches;
-    Ok(WorkerResult {
-        samples,
-        elapsed,
-        iterations: half,
-        verified,
-        involuntary_switches,
-        ..WorkerResult::default()
-    })
 }

@@ -1,4 +1,8 @@
 //! `fabricast-bench`: benchmarks with verified data. `fabricast bench` starts it.
+//!
+//! Modules, each importing only those before it: `worker`, `process`, `progress`, `temp_dir`,
+//! `worker_group`, `cores`, `report`, `local_offers`, `random_pattern`, `exchange`, `alloc`,
+//! `queue`, `share`, `transfer`, `topic`, `fabric`, `ring`, `zero`.
 
 mod alloc;
 mod cores;
@@ -26,6 +30,7 @@ use clap::{Parser, Subcommand};
 use command::exit::{self, Failure};
 use command::output;
 use tracing_subscriber::filter::LevelFilter;
+use worker_group::TaskType;
 
 /// Benchmarks of Fabricast, with verified data.
 #[derive(Debug, Parser)]
@@ -65,6 +70,15 @@ enum Measurement {
     },
 }
 
+/// The tasks of worker processes.
+const TASKS: [TaskType; 5] = [
+    TaskType::of::<alloc::Work>(),
+    TaskType::of::<queue::ReaderTask>(),
+    TaskType::of::<share::OpenTask>(),
+    TaskType::of::<transfer::Target>(),
+    TaskType::of::<topic::WorkerRole>(),
+];
+
 fn run(measurement: &Measurement) -> Result<(), Failure> {
     match measurement {
         Measurement::Fabric(arguments) => fabric::run(arguments),
@@ -76,7 +90,7 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
         Measurement::Transfer(arguments) => transfer::run(arguments),
         Measurement::Topic(arguments) => topic::run(arguments),
         Measurement::ExchangeTarget => exchange::target::run(),
-        Measurement::BenchWorker { socket } => worker_group::work(socket),
+        Measurement::BenchWorker { socket } => worker_group::work(socket, &TASKS),
     }
 }
 

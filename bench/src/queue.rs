@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let queue = BenchQueue::format(group.shared.part()?, setup).map_err(failed)?;
     let reader_task = ReaderTask { waiting: arguments.waiting, iterations: arguments.iterations };
     let tasks: Vec<_> = (0..arguments.readers)
-        .map(|reader| (Task::Read(reader_task.clone()), cores.map(|all| all[reader as usize + 1])))
+        .map(|reader| (reader_task.clone(), cores.map(|all| all[reader as usize + 1])))
         .collect();
     if let Some(cores) = cores {
         pin(cores[0])?;
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    let results = group.results()?;
+    let results = group.results::<()>()?;
     let mut samples = Histogram::default();
     results.iter().for_each(|done| samples.merge(&done.samples));
     let common = Common {
@@ -129,41 +129,45 @@ impl Metrics for QueueMetrics {
     }
 }
 
-/// The task of a reader.
-pub(crate) fn read(
-    shared: &SharedSegment,
-    reader_task: &ReaderTask,
-    ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<WorkerResult, Failure> {
-    let queue = BenchQueue::attach(shared.part()?).map_err(failed)?;
-    let mut subscriber = queue.subscribe(&shared.caller()).map_err(failed)?;
-    subscriber.set_wait_strategy(reader_task.waiting.wait_strategy());
-    let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
-    ready()?;
-    let (start, end) = (Instant::now(), Instant::now() + LONGEST);
-    let mut verified = true;
-    for number in 0..reader_task.iterations {
-        let taken = queue.take_until(&mut subscriber, end);
-        let seen = now();
-        let Some(taken) = taken else {
-            return Err(Failure::new(
-                Exit::Deadline,
-                format!("read queue failed: entry {number} did not arrive"),
-            ));
-        };
-        let [stamp, its_number, both] = taken.entry;
-        verified &= its_number == number && both == stamp ^ number;
-        samples.add(seen.saturating_sub(stamp));
-        if queue.release(&subscriber, taken.position).is_some() {
-            queue.mark_disposed(taken.position);
+impl Task for ReaderTask {
+    const NAME: &'static str = "queue";
+    type Detail = ();
+
+    fn run(
+        &self,
+        shared: &SharedSegment,
+        ready: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<WorkerResult<Self::Detail>, Failure> {
+        let queue = BenchQueue::attach(shared.part()?).map_err(failed)?;
+        let mut subscriber = queue.subscribe(&shared.caller()).map_err(failed)?;
+        subscriber.set_wait_strategy(self.waiting.wait_strategy());
+        let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
+        ready()?;
+        let (start, end) = (Instant::now(), Instant::now() + LONGEST);
+        let mut verified = true;
+        for number in 0..self.iterations {
+            let taken = queue.take_until(&mut subscriber, end);
+            let seen = now();
+            let Some(taken) = taken else {
+                return Err(Failure::new(
+                    Exit::Deadline,
+                    format!("read queue failed: entry {number} did not arrive"),
+                ));
+            };
+            let [stamp, its_number, both] = taken.entry;
+            verified &= its_number == number && both == stamp ^ number;
+            samples.add(seen.saturating_sub(stamp));
+            if queue.release(&subscriber, taken.position).is_some() {
+                queue.mark_disposed(taken.position);
+            }
         }
+        let elapsed = start.elapsed().as_nanos() as u64;
+        Ok(WorkerResult {
+            samples,
+            elapsed,
+            iterations: self.iterations,
+            verified,
+            ..WorkerResult::default()
+        })
     }
-    let elapsed = start.elapsed().as_nanos() as u64;
-    Ok(WorkerResult {
-        samples,
-        elapsed,
-        iterations: reader_task.iterations,
-        verified,
-        ..WorkerResult::default()
-    })
 }

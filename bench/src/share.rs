@@ -118,15 +118,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let opening =
         OpenTask { socket, reader: reader.to_string(), iterations: arguments.iterations, checksum };
-    group.start_workers(&[(Task::Share(opening), second)])?;
+    group.start_workers(&[(opening, second)])?;
     group.begin()?;
     let results = group.results()?;
     drop(service);
-    let Some((done, open_result)) =
-        results.first().and_then(|done| Some((done, done.open_result.as_ref()?)))
-    else {
+    let Some(done) = results.first() else {
         return Err(Failure::failed("the reader sent no result"));
     };
+    let open_result: &OpenResult = &done.detail;
     let common = Common {
         gb_per_s: open_result.mapped_rate,
         bytes: arguments.size,
@@ -183,53 +182,57 @@ fn fill(memory: &Memory) -> Result<u64, Failure> {
     Ok(filled?)
 }
 
-/// The task of the worker.
-pub(crate) fn open(
-    _shared: &SharedSegment,
-    opening: &OpenTask,
-    ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<WorkerResult, Failure> {
-    let name: DeviceName = opening.reader.parse()?;
-    let device = Device::open(name)?;
-    let client = ShareClient::connect(&opening.socket, TIMEOUT)?;
-    let opener = Opener::default();
-    let stream = device.stream()?;
-    ready()?;
-    let start = Instant::now();
-    let (mut first, mut requested, mut cached) =
-        (Histogram::default(), Histogram::default(), Histogram::default());
-    let since = |start: Instant| start.elapsed().as_nanos() as u64;
-    let mut verified = true;
-    for number in 0..opening.iterations {
-        let asking = Instant::now();
-        let handle = client.handle(NAME, TIMEOUT)?;
-        let request_time = since(asking);
-        let opened = opener.open(&handle, Some(&device))?;
-        first.add(since(asking));
-        requested.add(request_time);
-        for _ in 0..CACHED_OPENS {
-            let start = Instant::now();
-            let again = opener.open(&handle, Some(&device))?;
-            cached.add(since(start));
-            verified &= again.memory.address() == opened.memory.address();
+impl Task for OpenTask {
+    const NAME: &'static str = "share";
+    type Detail = OpenResult;
+
+    fn run(
+        &self,
+        _shared: &SharedSegment,
+        ready: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<WorkerResult<Self::Detail>, Failure> {
+        let name: DeviceName = self.reader.parse()?;
+        let device = Device::open(name)?;
+        let client = ShareClient::connect(&self.socket, TIMEOUT)?;
+        let opener = Opener::default();
+        let stream = device.stream()?;
+        ready()?;
+        let start = Instant::now();
+        let (mut first, mut requested, mut cached) =
+            (Histogram::default(), Histogram::default(), Histogram::default());
+        let since = |start: Instant| start.elapsed().as_nanos() as u64;
+        let mut verified = true;
+        for number in 0..self.iterations {
+            let asking = Instant::now();
+            let handle = client.handle(NAME, TIMEOUT)?;
+            let request_time = since(asking);
+            let opened = opener.open(&handle, Some(&device))?;
+            first.add(since(asking));
+            requested.add(request_time);
+            for _ in 0..CACHED_OPENS {
+                let start = Instant::now();
+                let again = opener.open(&handle, Some(&device))?;
+                cached.add(since(start));
+                verified &= again.memory.address() == opened.memory.address();
+            }
+            if number == 0 {
+                let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
+                verified &= sum == self.checksum;
+            }
         }
-        if number == 0 {
-            let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
-            verified &= sum == opening.checksum;
-        }
+        let opened = client.open(NAME, Some(&device), TIMEOUT)?;
+        let (mapped_rate, own, ratio) = compare(&stream, &opened.slice())?;
+        let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
+        verified &= sum == self.checksum;
+        Ok(WorkerResult {
+            samples: first,
+            elapsed: since(start),
+            iterations: self.iterations,
+            verified,
+            involuntary_switches: 0,
+            detail: OpenResult { requested, cached, mapped_rate, own, ratio },
+        })
     }
-    let opened = client.open(NAME, Some(&device), TIMEOUT)?;
-    let (mapped_rate, own, ratio) = compare(&stream, &opened.slice())?;
-    let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
-    verified &= sum == opening.checksum;
-    Ok(WorkerResult {
-        samples: first,
-        elapsed: since(start),
-        iterations: opening.iterations,
-        verified,
-        open_result: Some(OpenResult { requested, cached, mapped_rate, own, ratio }),
-        ..WorkerResult::default()
-    })
 }
 
 /// Interleaves copies out of the mapping with copies of plain memory of this process on the same

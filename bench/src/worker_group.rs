@@ -17,8 +17,8 @@ use ipc::{
 use nix::sys::signal::Signal;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::{alloc, queue, share, topic, transfer};
 use crate::process::pin;
 use crate::progress::Progress;
 use crate::temp_dir::TempDir;
@@ -35,14 +35,44 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout of a measurement.
 pub(crate) const LONGEST: Duration = Duration::from_secs(600);
 
-/// The task of a worker.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Task {
-    Alloc(alloc::Work),
-    Read(queue::ReaderTask),
-    Share(share::OpenTask),
-    Transfer(transfer::Target),
-    Topic(topic::WorkerRole),
+/// What a worker does. `main` lists the [`TaskType`] of each.
+pub(crate) trait Task: Serialize + DeserializeOwned {
+    const NAME: &'static str;
+    /// The result, apart from what [`WorkerResult`] has for all.
+    type Detail: Serialize + DeserializeOwned;
+
+    /// Calls `ready` after the setup, and measures when it returns.
+    fn run(
+        &self,
+        shared: &SharedSegment,
+        ready: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<WorkerResult<Self::Detail>, Failure>;
+}
+
+/// A task that workers of this program can run.
+pub(crate) struct TaskType {
+    name: &'static str,
+    run: fn(&Channel, &WorkerSetup, &SharedSegment) -> Result<(), Failure>,
+}
+
+impl TaskType {
+    pub(crate) const fn of<T: Task>() -> Self {
+        Self { name: T::NAME, run: run::<T> }
+    }
+}
+
+fn run<T: Task>(
+    channel: &Channel,
+    setup: &WorkerSetup,
+    shared: &SharedSegment,
+) -> Result<(), Failure> {
+    let task = T::deserialize(&setup.task)
+        .map_err(|error| Failure::failed(format!("the task: {error}")))?;
+    let result = task.run(shared, || {
+        send_answer(channel, &WorkerStatus::Ready)?;
+        channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the start")).map(drop)
+    })?;
+    leave(&setup.directory, &result_of(setup.number), &result)
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,12 +82,13 @@ struct WorkerSetup {
     number: usize,
     directory: PathBuf,
     core: Option<usize>,
-    task: Task,
+    task_type: String,
+    task: Value,
 }
 
 /// The result of a worker.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct WorkerResult {
+pub(crate) struct WorkerResult<D = ()> {
     /// Nanoseconds of each sample.
     pub(crate) samples: Histogram,
     /// Nanoseconds of all.
@@ -66,10 +97,7 @@ pub(crate) struct WorkerResult {
     pub(crate) verified: bool,
     /// Number of involuntary context switches.
     pub(crate) involuntary_switches: u64,
-    /// Of a reader of a shared buffer only.
-    pub(crate) open_result: Option<share::OpenResult>,
-    /// Of workers of topics only.
-    pub(crate) found: Option<topic::TopicResult>,
+    pub(crate) detail: D,
 }
 
 /// The status of a worker. Its result is in a file, since it may be longer than a message.
@@ -225,7 +253,10 @@ impl WorkerGroup {
     }
 
     /// Starts a worker for each task, on the core beside it.
-    pub(crate) fn start_workers(&mut self, tasks: &[(Task, Option<usize>)]) -> Result<(), Failure> {
+    pub(crate) fn start_workers<T: Task>(
+        &mut self,
+        tasks: &[(T, Option<usize>)],
+    ) -> Result<(), Failure> {
         self.segment.mark_ready();
         let path = self.directory().join("socket");
         let listener = ChannelListener::bind(&path).map_err(broken("listen for workers"))?;
@@ -245,8 +276,10 @@ impl WorkerGroup {
             let full = || Failure::failed("too many workers");
             let name = self.shared.participants.admit(life).ok_or_else(full)?.number();
             let directory = self.directory().to_owned();
-            let (core, task) = (*core, task.clone());
-            let setup = WorkerSetup { name, number, directory, core, task };
+            let (core, task_type) = (*core, T::NAME.to_owned());
+            let task =
+                serde_json::to_value(task).map_err(|error| Failure::failed(error.to_string()))?;
+            let setup = WorkerSetup { name, number, directory, core, task_type, task };
             let bytes = to_bytes(&setup)?;
             channel
                 .send(&bytes, &[self.segment.as_fd()], SETUP_TIMEOUT)
@@ -279,16 +312,16 @@ impl WorkerGroup {
     }
 
     /// The results of all workers.
-    pub(crate) fn results(&mut self) -> Result<Vec<WorkerResult>, Failure> {
+    pub(crate) fn results<D: DeserializeOwned>(&mut self) -> Result<Vec<WorkerResult<D>>, Failure> {
         self.results_ending_with(0, |_| Ok(()))
     }
 
     /// As [`Self::results`], where the first workers end only after the others: `end` ends them.
-    pub(crate) fn results_ending_with(
+    pub(crate) fn results_ending_with<D: DeserializeOwned>(
         &mut self,
         first: usize,
         end: impl FnOnce(&SharedSegment) -> Result<(), Failure>,
-    ) -> Result<Vec<WorkerResult>, Failure> {
+    ) -> Result<Vec<WorkerResult<D>>, Failure> {
         let first = first.min(self.workers.len());
         let others = self.results_of(first..self.workers.len())?;
         end(&self.shared)?;
@@ -299,7 +332,10 @@ impl WorkerGroup {
         Ok(results)
     }
 
-    fn results_of(&self, workers: Range<usize>) -> Result<Vec<WorkerResult>, Failure> {
+    fn results_of<D: DeserializeOwned>(
+        &self,
+        workers: Range<usize>,
+    ) -> Result<Vec<WorkerResult<D>>, Failure> {
         workers
             .map(|number| match answer(&self.workers[number].channel, LONGEST)? {
                 WorkerStatus::WorkerResult => take(self.directory(), &result_of(number)),
@@ -342,7 +378,7 @@ pub(crate) fn now() -> u64 {
 }
 
 /// Runs a worker: `fabricast bench-worker SOCKET`.
-pub(crate) fn work(path: &Path) -> Result<(), Failure> {
+pub(crate) fn work(path: &Path, types: &[TaskType]) -> Result<(), Failure> {
     let channel =
         Channel::connect(path, SETUP_TIMEOUT).map_err(broken("connect to the coordinator"))?;
     let life = PidFd::of_this_process().map_err(|error| {
@@ -356,8 +392,7 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
         .descriptors
         .pop()
         .ok_or_else(|| Failure::failed("the setup has no segment"))
-        .and_then(|segment| follow(&channel, &setup, segment))
-        .and_then(|done| leave(&setup.directory, &result_of(setup.number), &done));
+        .and_then(|segment| follow(&channel, &setup, segment, types));
     let answer = match result {
         Ok(()) => WorkerStatus::WorkerResult,
         Err(failure) => WorkerStatus::Failed {
@@ -372,7 +407,8 @@ fn follow(
     channel: &Channel,
     setup: &WorkerSetup,
     segment: std::os::fd::OwnedFd,
-) -> Result<WorkerResult, Failure> {
+    types: &[TaskType],
+) -> Result<(), Failure> {
     if let Some(core) = setup.core {
         pin(core)?;
     }
@@ -381,15 +417,7 @@ fn follow(
     let me = Participant::from_number(setup.name);
     let me = me.ok_or_else(|| Failure::failed("the worker's setup names no participant"))?;
     let shared = SharedSegment::new(&segment, Some(me))?;
-    let ready = || {
-        send_answer(channel, &WorkerStatus::Ready)?;
-        channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the start")).map(drop)
-    };
-    match &setup.task {
-        Task::Alloc(work) => alloc::work(&shared, work, ready),
-        Task::Read(reading) => queue::read(&shared, reading, ready),
-        Task::Share(opening) => share::open(&shared, opening, ready),
-        Task::Transfer(target) => transfer::serve(&shared, target, ready),
-        Task::Topic(part) => topic::take(&shared, part, ready),
-    }
+    let known = types.iter().find(|it| it.name == setup.task_type);
+    let known = known.ok_or_else(|| Failure::failed("the worker's task is unknown"))?;
+    (known.run)(channel, setup, &shared)
 }

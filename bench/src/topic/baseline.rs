@@ -18,6 +18,7 @@ use super::ROUNDS;
 use super::contents::Contents;
 use super::inter_node::address;
 use super::private_copy::PrivateMemory;
+use super::role::WorkerResult;
 use super::role::{
     Service, Stamps, TIMEOUT, TopicKind, TopicResult, WorkerRole, empty_result, next_turn, now,
     serve,
@@ -26,7 +27,7 @@ use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP};
 use super::timed_subscriber::SubscriberTask;
 use crate::exchange::plan::Wait;
 use crate::report::format_figure;
-use crate::worker_group::{SharedSegment, WorkerGroup, WorkerResult};
+use crate::worker_group::{SharedSegment, WorkerGroup};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::stages;
@@ -349,7 +350,7 @@ pub(super) fn take(
                 from.write_all(&DONE).map_err(failed("notify the other manager"))?;
                 if message_kind == LAST {
                     let found = TopicResult { topics: times.into(), ..TopicResult::default() };
-                    return Ok(WorkerResult { found: Some(found), ..empty_result(0) });
+                    return Ok(WorkerResult { detail: Some(found), ..empty_result(0) });
                 }
             }
         }

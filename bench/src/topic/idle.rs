@@ -7,10 +7,11 @@ use serde::Serialize;
 use super::Arguments;
 use super::cores::{Cores, Services};
 use super::report::common;
+use super::role::WorkerResult;
 use super::role::{Service, TopicKind, WORDS, WorkerRole, end_all, join};
 use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report};
-use crate::worker_group::{Task, WorkerGroup};
+use crate::worker_group::WorkerGroup;
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::text;
@@ -65,7 +66,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         budget: kind.budget(topics),
         cores: cores.clone().unwrap_or_default(),
     };
-    group.start_workers(&[(Task::Topic(WorkerRole::Serve(service)), None)])?;
+    group.start_workers(&[(WorkerRole::Serve(service), None)])?;
     group.begin()?;
     let node = join(&directory, "idle", Wait::Block)?;
     let process = node.report()?.into_iter().find_map(|row| match row {
@@ -98,7 +99,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     }
     drop((users, node));
     end_all(&group.shared)?;
-    group.results()?;
+    let _: Vec<WorkerResult> = group.results()?;
     let (waiting, samples) = (arguments.waiting, Histogram::default());
     let common = common(arguments, waiting, cores, &samples, topics, verified);
     let found = IdleMetrics { topics, cpu_percent, bytes_per_topic, create_s };

@@ -21,7 +21,7 @@ use super::wire_baseline::{RingPath, WireEnd};
 use super::{Arguments, ROUNDS};
 use crate::process::{Affinity, pin, set_affinity};
 use crate::report::{Report, median};
-use crate::worker_group::{Task, WorkerGroup};
+use crate::worker_group::WorkerGroup;
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::stages::Stage;
@@ -210,7 +210,7 @@ fn kinds(arguments: &Arguments, plan: &Plan, memory: MemoryLocation) -> Vec<(Str
 /// All processes but the publisher: first the services, then the processes that end with them, then
 /// the readers.
 struct RemainingWorkers {
-    tasks: Vec<(Task, Option<usize>)>,
+    tasks: Vec<(WorkerRole, Option<usize>)>,
     last_to_end: usize,
 }
 
@@ -253,7 +253,7 @@ impl RemainingWorkers {
                 private: None,
             }));
         }
-        let tasks = parts.into_iter().map(|part| (Task::Topic(part), None)).collect();
+        let tasks = parts.into_iter().map(|part| (part, None)).collect();
         Self { tasks, last_to_end }
     }
 }
@@ -275,7 +275,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .map(|_| baseline::Plan::new(&group, arguments.subscribers, &remote[0].1, plan.each));
     let baseline_plan = baseline_plan.transpose()?;
     if let Some(baseline_plan) = &baseline_plan {
-        tasks.extend(baseline_plan.parts().into_iter().map(|part| (Task::Topic(part), None)));
+        tasks.extend(baseline_plan.parts().into_iter().map(|part| (part, None)));
     }
     group.start_workers(&tasks)?;
     let node = join(&both[0].directory, "publisher", arguments.waiting)?;

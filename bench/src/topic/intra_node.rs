@@ -14,7 +14,7 @@ use super::timed_subscriber::SubscriberTask;
 use super::{Arguments, ROUNDS};
 use crate::process::{Affinity, pin, set_affinity};
 use crate::report::{Common, Metrics, Report, format_figure};
-use crate::worker_group::{Task, WorkerGroup};
+use crate::worker_group::WorkerGroup;
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::{size, text};
@@ -104,7 +104,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
                 line: 0,
                 private: None,
             };
-            (Task::Topic(WorkerRole::Read(reading)), None)
+            (WorkerRole::Read(reading), None)
         })
         .collect();
     let open = |name: &str| -> Result<TimedPublisher, Failure> {

@@ -9,13 +9,14 @@ use serde::{Deserialize, Serialize};
 use super::Arguments;
 use super::inter_node::{ReplicationOptions, services};
 use super::report::{common, found};
+use super::role::WorkerResult;
 use super::role::{
     TopicKind, TopicResult, WORDS, WorkerRole, empty_result, end_all, has_ended, join,
 };
 use crate::exchange::plan::Wait;
 use crate::random_pattern::RandomPattern;
 use crate::report::{Common, Metrics, Report};
-use crate::worker_group::{SharedSegment, Task, WorkerGroup, WorkerResult};
+use crate::worker_group::{SharedSegment, WorkerGroup};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::text;
@@ -85,10 +86,8 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         writes_ends: false,
     };
     let both = services(&group, kind.budget(topics), ReplicationOptions::of(arguments), &[])?;
-    let mut tasks: Vec<_> = both
-        .iter()
-        .map(|service| (Task::Topic(WorkerRole::Serve(service.clone())), None))
-        .collect();
+    let mut tasks: Vec<_> =
+        both.iter().map(|service| (WorkerRole::Serve(service.clone()), None)).collect();
     // Half of the subscribers at each node, at least one.
     let near = arguments.subscribers.div_ceil(2);
     let readers = match arguments.one_way {
@@ -112,7 +111,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
             readers: readers[node] as u32 + 1,
             seconds: arguments.seconds,
         };
-        (Task::Topic(WorkerRole::Many(role)), None)
+        (WorkerRole::Many(role), None)
     };
     for process in 0..processes {
         for (node, count) in readers.into_iter().enumerate() {
@@ -268,7 +267,7 @@ fn publish(
     }
     let iterations = shares.iter().sum();
     let found = TopicResult { shares, ..TopicResult::default() };
-    Ok(WorkerResult { found: Some(found), ..empty_result(iterations) })
+    Ok(WorkerResult { detail: Some(found), ..empty_result(iterations) })
 }
 
 fn read(
@@ -310,7 +309,7 @@ fn read(
         }
     }
     let iterations = found.shares.iter().sum();
-    Ok(WorkerResult { verified, found: Some(found), ..empty_result(iterations) })
+    Ok(WorkerResult { verified, detail: Some(found), ..empty_result(iterations) })
 }
 
 #[cfg(test)]

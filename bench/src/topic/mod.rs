@@ -23,7 +23,7 @@ mod wire_baseline;
 use gpu::Implementation;
 use pubsub::{MemoryLocation, TopicSettings};
 
-pub(super) use self::role::{TopicResult, WorkerRole, take};
+pub(super) use self::role::WorkerRole;
 
 use self::cores::CoreChoice;
 use crate::exchange::plan::Wait;

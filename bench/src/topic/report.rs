@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use super::Arguments;
 use super::role::TopicResult;
+use super::role::WorkerResult;
 use crate::exchange::plan::Wait;
 use crate::exchange::plan::name_of;
 use crate::report::Common;
-use crate::worker_group::WorkerResult;
 use command::histogram::Histogram;
 use command::stages::Stage;
 
@@ -39,7 +39,7 @@ pub(super) fn of_topic(results: &[WorkerResult], topic: usize) -> Histogram {
 }
 
 pub(super) fn found(results: &[WorkerResult]) -> impl Iterator<Item = &TopicResult> {
-    results.iter().filter_map(|done| done.found.as_ref())
+    results.iter().filter_map(|done| done.detail.as_ref())
 }
 
 pub(super) fn stages(results: &[WorkerResult]) -> Vec<Latency> {

@@ -12,12 +12,12 @@ use pubsub::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::super::worker_group::{LONGEST, SharedSegment, WorkerResult};
 use super::timed_subscriber::{self, SubscriberTask};
 use super::{baseline, many_topics, wire_baseline};
 use crate::exchange::plan::Wait;
 use crate::process::set_affinity;
 use crate::random_pattern::Content;
+use crate::worker_group::{self, LONGEST, SharedSegment, Task};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::stages;
@@ -49,7 +49,10 @@ pub(crate) enum WorkerRole {
     Wire(wire_baseline::WireEnd),
 }
 
-/// The results of a worker, in addition to the samples of [`WorkerResult`].
+/// The result of a worker.
+pub(super) type WorkerResult = worker_group::WorkerResult<Option<TopicResult>>;
+
+/// The results of a worker, in addition to its samples.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct TopicResult {
     /// Nanoseconds of each timed message, by topic.
@@ -249,27 +252,31 @@ pub(super) fn empty_result(iterations: u64) -> WorkerResult {
     WorkerResult { iterations, verified: true, ..WorkerResult::default() }
 }
 
-/// Runs a worker.
-pub(crate) fn take(
-    shared: &SharedSegment,
-    part: &WorkerRole,
-    ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<WorkerResult, Failure> {
-    match part {
-        WorkerRole::Serve(service) => {
-            // All its threads inherit this affinity.
-            set_affinity(&service.cores)?;
-            let _node = serve(service)?;
-            ready()?;
-            while !has_ended(shared)? {
-                std::thread::sleep(Duration::from_millis(10));
+impl Task for WorkerRole {
+    const NAME: &'static str = "topic";
+    type Detail = Option<TopicResult>;
+
+    fn run(
+        &self,
+        shared: &SharedSegment,
+        ready: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<WorkerResult, Failure> {
+        match self {
+            WorkerRole::Serve(service) => {
+                // All its threads inherit this affinity.
+                set_affinity(&service.cores)?;
+                let _node = serve(service)?;
+                ready()?;
+                while !has_ended(shared)? {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Ok(empty_result(0))
             }
-            Ok(empty_result(0))
+            WorkerRole::Read(reading) => timed_subscriber::read(shared, reading, ready),
+            WorkerRole::Many(side) => many_topics::take(shared, side, ready),
+            WorkerRole::Baseline(role) => baseline::take(role, ready),
+            WorkerRole::Wire(end) => wire_baseline::take(shared, end, ready),
         }
-        WorkerRole::Read(reading) => timed_subscriber::read(shared, reading, ready),
-        WorkerRole::Many(side) => many_topics::take(shared, side, ready),
-        WorkerRole::Baseline(role) => baseline::take(role, ready),
-        WorkerRole::Wire(end) => wire_baseline::take(shared, end, ready),
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::Instant;
 use pubsub::{Sample, Subscriber};
 use serde::{Deserialize, Serialize};
 
-use super::super::worker_group::{SharedSegment, WorkerResult};
+use super::super::worker_group::SharedSegment;
 use super::contents::Contents;
 use super::private_copy::PrivateMemory;
 use super::queue_baseline::QueueBaselineReader;
+use super::role::WorkerResult;
 use super::role::{
     Stamps, TIMEOUT, TopicKind, TopicResult, empty_histogram, empty_result, join, now, pause,
 };
@@ -111,7 +112,7 @@ pub(super) fn read(
         elapsed: begin.elapsed().as_nanos() as u64,
         iterations: reader.iterations,
         verified: reader.verified,
-        found: Some(reader.found),
+        detail: Some(reader.found),
         ..empty_result(0)
     })
 }

@@ -18,11 +18,12 @@ use pubsub::replication::WorkerOptions;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::role::WorkerResult;
 use super::role::{
     TIMEOUT, TopicResult, empty_histogram, empty_result, has_ended, now, wire_asked, wire_done,
 };
 use crate::process::set_affinity;
-use crate::worker_group::{SharedSegment, WorkerResult, find, leave};
+use crate::worker_group::{SharedSegment, find, leave};
 use command::exit::{Exit, Failure};
 use command::text;
 
@@ -425,7 +426,7 @@ impl Reader {
             }
         }
         let found = TopicResult { topics: vec![samples], ..TopicResult::default() };
-        Ok(WorkerResult { verified, found: Some(found), ..empty_result(messages) })
+        Ok(WorkerResult { verified, detail: Some(found), ..empty_result(messages) })
     }
 }
 

@@ -16,15 +16,15 @@ use transfer::{Agent, PeerId, Route};
 use link_counters::LinkCounterSample;
 use memcpy_baseline::MemcpyBaseline;
 use report::TransferMetrics;
+pub(super) use side::Target;
 use side::{
     ANSWER, END, FILL, FabricSettings, INITIATOR_LABEL, Side, TIMED, VERIFY, next_notice, notice,
     start,
 };
-pub(super) use side::{Target, serve};
 
 use super::cores::core_pair;
 use super::report::{Common, Report, median};
-use super::worker_group::{Task, WorkerGroup, leave, now, take};
+use super::worker_group::{WorkerGroup, leave, now, take};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::size;
@@ -164,7 +164,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         memory: arguments.memory,
         wire,
     };
-    group.start_workers(&[(Task::Transfer(target), second)])?;
+    group.start_workers(&[(target, second)])?;
     if let Some(core) = first {
         crate::process::pin(core)?;
     }
@@ -191,7 +191,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let mut report = run.measure(arguments, &from, to)?;
     run.notify(END, 0)?;
-    let results = group.results()?;
+    let results = group.results::<()>()?;
     report.common.verified &= results.iter().all(|done| done.verified);
     report.conclude(arguments.json)
 }

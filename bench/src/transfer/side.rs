@@ -11,7 +11,7 @@ use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
 use super::{Source, TIMEOUT};
 use crate::local_offers;
-use crate::worker_group::{SharedSegment, WorkerResult, leave, now, take};
+use crate::worker_group::{SharedSegment, Task, WorkerResult, leave, now, take};
 use command::exit::Failure;
 use command::histogram::Histogram;
 
@@ -159,48 +159,52 @@ pub(super) fn start(
     Ok(Agent::start(options)?)
 }
 
-/// Runs the target.
-pub(crate) fn serve(
-    _shared: &SharedSegment,
-    target: &Target,
-    ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<WorkerResult, Failure> {
-    let name: DeviceName = target.device.parse()?;
-    let device = Device::open(name)?;
-    let mut agent = start(TARGET_LABEL, &target.directory, &target.wire)?;
-    let side = Side::new(&agent, &device, target.memory, target.length)?;
-    let (card, region) = (agent.card().encode()?, side.region.descriptor().encode()?);
-    leave(&target.directory, "target", &(card, region))?;
-    let card: Vec<u8> = take(&target.directory, "card")?;
-    let peer = agent.connect(&card, TIMEOUT)?;
-    ready()?;
-    let mut samples = Histogram::default();
-    let (mut verified, mut iterations, start) = (true, 0, Instant::now());
-    loop {
-        let (tag, number) = next_notice(&mut agent)?;
-        let answer = match tag {
-            TIMED => {
-                let took = now().saturating_sub(number);
-                samples.add(took);
-                iterations += 1;
-                took
-            }
-            VERIFY => {
-                let sum = side.checksum(target.length)?;
-                verified &= sum == number;
-                sum
-            }
-            FILL => side.fill(number, target.length)?,
-            _ => break,
-        };
-        let token = agent.notify(peer, notice(ANSWER, answer)?)?;
-        agent.wait(token, TIMEOUT)?;
+impl Task for Target {
+    const NAME: &'static str = "transfer";
+    type Detail = ();
+
+    fn run(
+        &self,
+        _shared: &SharedSegment,
+        ready: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<WorkerResult<Self::Detail>, Failure> {
+        let name: DeviceName = self.device.parse()?;
+        let device = Device::open(name)?;
+        let mut agent = start(TARGET_LABEL, &self.directory, &self.wire)?;
+        let side = Side::new(&agent, &device, self.memory, self.length)?;
+        let (card, region) = (agent.card().encode()?, side.region.descriptor().encode()?);
+        leave(&self.directory, "target", &(card, region))?;
+        let card: Vec<u8> = take(&self.directory, "card")?;
+        let peer = agent.connect(&card, TIMEOUT)?;
+        ready()?;
+        let mut samples = Histogram::default();
+        let (mut verified, mut iterations, start) = (true, 0, Instant::now());
+        loop {
+            let (tag, number) = next_notice(&mut agent)?;
+            let answer = match tag {
+                TIMED => {
+                    let took = now().saturating_sub(number);
+                    samples.add(took);
+                    iterations += 1;
+                    took
+                }
+                VERIFY => {
+                    let sum = side.checksum(self.length)?;
+                    verified &= sum == number;
+                    sum
+                }
+                FILL => side.fill(number, self.length)?,
+                _ => break,
+            };
+            let token = agent.notify(peer, notice(ANSWER, answer)?)?;
+            agent.wait(token, TIMEOUT)?;
+        }
+        Ok(WorkerResult {
+            samples,
+            elapsed: start.elapsed().as_nanos() as u64,
+            iterations,
+            verified,
+            ..WorkerResult::default()
+        })
     }
-    Ok(WorkerResult {
-        samples,
-        elapsed: start.elapsed().as_nanos() as u64,
-        iterations,
-        verified,
-        ..WorkerResult::default()
-    })
 }
