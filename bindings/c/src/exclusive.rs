@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ipc::{Doorbell, Interruption, LocalWords, WaitStrategy};
 
 use crate::failure::{Failure, Result};
-use crate::layout::Timeout;
 use crate::status::Status;
+use crate::timeout::Timeout;
 
 /// An object that one thread uses at a time.
 #[derive(Debug)]

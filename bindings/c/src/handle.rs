@@ -4,6 +4,7 @@
 //! dereferenced. Closed handles, and those of the parent process after a fork, are distinguished
 //! from open ones.
 
+use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,8 +13,8 @@ use crate::failure::{Failure, Result};
 use crate::status::Status;
 
 /// A kind of object with handles.
-pub(crate) trait Kind {
-    /// Its number in the handle: below 16.
+pub(crate) trait Kind: Any + Send + Sync {
+    /// Its number in the handle, below [`KINDS`]; no two kinds have the same.
     const NUMBER: u64;
     /// Its name in messages.
     const NAME: &'static str;
@@ -25,6 +26,8 @@ const SLOT_BITS: u32 = 18;
 const FORK_BITS: u32 = 6;
 const KIND_BITS: u32 = 4;
 const MARK_BITS: u32 = 4;
+/// Maximum number of kinds.
+pub(crate) const KINDS: usize = 1 << KIND_BITS;
 const MARK: u64 = 0b1010;
 const _: () = assert!(GENERATION_BITS + SLOT_BITS + FORK_BITS + KIND_BITS + MARK_BITS == 64);
 

@@ -1,5 +1,6 @@
 //! The open handles of one kind, with their objects.
 
+use std::any::Any;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,36 +10,40 @@ use crate::status::Status;
 
 /// The open handles of one kind, with their objects.
 #[derive(Debug)]
-pub(crate) struct HandleTable<K> {
+pub(crate) struct HandleTable {
     forks: u8,
-    slots: Mutex<Slots<K>>,
+    slots: Mutex<Slots>,
 }
 
 #[derive(Debug)]
-struct Slots<K> {
-    all: Vec<Slot<K>>,
+struct Slots {
+    all: Vec<Slot>,
     free: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Slot<K> {
+struct Slot {
     /// Changes whenever the slot is freed, so that old handles do not match the next object.
     generation: u32,
-    object: Option<Arc<K>>,
+    object: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl<K: Kind> HandleTable<K> {
+impl HandleTable {
     pub(crate) fn new(forks: u8) -> Self {
         let slots = Slots { all: Vec::new(), free: Vec::new() };
         Self { forks, slots: Mutex::new(slots) }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots<K>> {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens a handle of an object.
-    pub(crate) fn open(&self, operation: &'static CStr, object: Arc<K>) -> Result<Handle<K>> {
+    pub(crate) fn open<K: Kind>(
+        &self,
+        operation: &'static CStr,
+        object: Arc<K>,
+    ) -> Result<Handle<K>> {
         let mut slots = self.slots();
         let number = match slots.free.pop() {
             Some(number) => number,
@@ -57,25 +62,31 @@ impl<K: Kind> HandleTable<K> {
     }
 
     /// The object of a handle.
-    pub(crate) fn find(&self, operation: &'static CStr, handle: Handle<K>) -> Result<Arc<K>> {
+    pub(crate) fn find<K: Kind>(
+        &self,
+        operation: &'static CStr,
+        handle: Handle<K>,
+    ) -> Result<Arc<K>> {
         self.check_forks(operation, handle)?;
         let slots = self.slots();
         let slot = slots.all.get(handle.slot as usize);
         let slot = slot.filter(|slot| slot.generation == handle.generation);
-        match slot.and_then(|slot| slot.object.as_ref()) {
-            Some(object) => Ok(Arc::clone(object)),
-            None => Err(closed(operation, handle)),
-        }
+        let object = slot.and_then(|slot| slot.object.clone()?.downcast().ok());
+        object.ok_or_else(|| closed(operation, handle))
     }
 
     /// Closes a handle.
-    pub(crate) fn close(&self, operation: &'static CStr, handle: Handle<K>) -> Result<Arc<K>> {
+    pub(crate) fn close<K: Kind>(
+        &self,
+        operation: &'static CStr,
+        handle: Handle<K>,
+    ) -> Result<Arc<K>> {
         self.check_forks(operation, handle)?;
         let mut slots = self.slots();
         let slot = slots.all.get_mut(handle.slot as usize);
         let slot = slot.filter(|slot| slot.generation == handle.generation);
         let Some((slot, object)) = slot.and_then(|slot| {
-            let object = slot.object.take()?;
+            let object = slot.object.take()?.downcast().ok()?;
             Some((slot, object))
         }) else {
             return Err(closed(operation, handle));
@@ -91,7 +102,7 @@ impl<K: Kind> HandleTable<K> {
         slots.all.len() - slots.free.len()
     }
 
-    fn check_forks(&self, operation: &'static CStr, handle: Handle<K>) -> Result<()> {
+    fn check_forks<K: Kind>(&self, operation: &'static CStr, handle: Handle<K>) -> Result<()> {
         if handle.forks == self.forks {
             return Ok(());
         }
@@ -157,8 +168,8 @@ mod tests {
 
     #[test]
     fn unused_slots_have_no_handles() {
-        let table = HandleTable::<Cup>::new(0);
-        assert_eq!(status(table.find(c"test", Handle::new(9, 1, 0))), Status::BadHandle);
+        let table = HandleTable::new(0);
+        assert_eq!(status(table.find(c"test", Handle::<Cup>::new(9, 1, 0))), Status::BadHandle);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipc::WaitStrategy;
 use pubsub::NodeId;
@@ -15,67 +15,8 @@ use pubsub::{
 };
 
 use crate::failure::{Failure, Result};
-use crate::ffi::{Plain, Text};
+use crate::ffi::{Layout, Plain, Text, WithDefaults};
 use crate::network::network;
-
-/// A structure that C passes or receives.
-///
-/// # Safety
-/// It is `repr(C)`; structures that C passes begin with their size.
-pub(crate) unsafe trait Layout: Plain {
-    /// Its size in the first version of the interface.
-    const MIN_SIZE: usize;
-}
-
-/// A structure that C passes: missing fields have their default.
-pub(crate) trait WithDefaults: Layout {
-    /// With all defaults, in the full size.
-    fn defaults() -> Self;
-}
-
-/// Timeout of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Timeout {
-    /// Does not wait.
-    Now,
-    /// Waits for this time.
-    For(Duration),
-    /// Waits forever.
-    Forever,
-}
-
-/// The longest wait. Later times overflow on some systems.
-const FOREVER_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
-impl Timeout {
-    /// Below 0 means forever.
-    pub(crate) fn of_nanoseconds(nanoseconds: i64) -> Self {
-        match u64::try_from(nanoseconds) {
-            Err(_) => Self::Forever,
-            Ok(0) => Self::Now,
-            Ok(nanoseconds) => Self::For(Duration::from_nanos(nanoseconds)),
-        }
-    }
-
-    /// Below 0 means forever.
-    pub(crate) fn of_milliseconds(milliseconds: i32) -> Self {
-        Self::of_nanoseconds(i64::from(milliseconds) * 1_000_000)
-    }
-
-    /// The deadline.
-    pub(crate) fn end(self) -> Instant {
-        Instant::now() + self.as_duration()
-    }
-
-    /// As a duration; forever is 100 years.
-    pub(crate) fn as_duration(self) -> Duration {
-        match self {
-            Self::Now => Duration::ZERO,
-            Self::For(time) => time.min(FOREVER_DURATION),
-            Self::Forever => FOREVER_DURATION,
-        }
-    }
-}
 
 /// A time of a structure, which must not be negative.
 fn time(operation: &'static CStr, name: &str, nanoseconds: i64) -> Result<Duration> {

@@ -41,16 +41,6 @@ fn first_version_of_each_structure_is_accepted() {
 }
 
 #[test]
-fn timeout_is_now_finite_or_forever() {
-    assert_eq!(Timeout::of_nanoseconds(0), Timeout::Now);
-    assert_eq!(Timeout::of_nanoseconds(5), Timeout::For(Duration::from_nanos(5)));
-    assert_eq!(Timeout::of_nanoseconds(-1), Timeout::Forever);
-    assert_eq!(Timeout::of_nanoseconds(i64::MIN), Timeout::Forever);
-    assert!(Timeout::of_nanoseconds(i64::MAX).end() <= Timeout::Forever.end());
-    assert_eq!(Timeout::Now.as_duration(), Duration::ZERO);
-}
-
-#[test]
 fn default_settings_convert_to_the_defaults() {
     let defaults = TopicSettings::default();
     assert_eq!(RawTopicSettings::defaults().to_options(c"test").unwrap(), defaults);

@@ -3,6 +3,10 @@
 //! Arguments are checked in [`ffi`], the only module that accesses memory of the caller, except
 //! [`device`]. Handles are looked up in tables ([`registry`], [`handle_table`]), so that a closed
 //! one is an error and never a wild pointer. The rest is safe code over `pubsub`.
+//!
+//! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
+//! `handle_table`, `ffi`, `registry`, `exclusive`, `device`, `network`, `variables`, `layout`,
+//! `log`, `node`, `topic`, `publisher`, `subscriber`, `stream`, `report`, `rgaps`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
@@ -26,5 +30,29 @@ mod rgaps;
 mod status;
 mod stream;
 mod subscriber;
+mod timeout;
 mod topic;
 mod variables;
+
+#[cfg(test)]
+mod tests {
+    use super::handle::Kind;
+    use super::{exclusive, node, publisher, rgaps, stream, subscriber, topic};
+
+    #[test]
+    fn kinds_of_handles_have_different_numbers() {
+        let mut numbers = [
+            node::OpenNode::NUMBER,
+            topic::OpenTopic::NUMBER,
+            publisher::OpenPublisher::NUMBER,
+            exclusive::Exclusive::<pubsub::Loan>::NUMBER,
+            subscriber::OpenSubscriber::NUMBER,
+            subscriber::OpenSample::NUMBER,
+            rgaps::SimplePublisher::NUMBER,
+            rgaps::SimpleSubscriber::NUMBER,
+            stream::OpenStream::NUMBER,
+        ];
+        numbers.sort_unstable();
+        assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{numbers:?}");
+    }
+}

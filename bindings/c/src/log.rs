@@ -1,7 +1,7 @@
 //! The library's log, passed to a callback of the program.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::CStr;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Once, PoisonError};
@@ -12,11 +12,11 @@ use tracing::subscriber::{Interest, set_global_default};
 use tracing::{Event, Id, Level, Metadata, Subscriber, span};
 
 use crate::failure::{Failure, Result, c_text};
-use crate::ffi::{Argument, FromC, IN_CALLBACK, export};
-use crate::registry::Registry;
+use crate::ffi::{Argument, FromC, IN_CALLBACK, UserData, export};
+use crate::registry::{LogCallback, Registry};
 
 /// `fabricast_log_callback`.
-type Callback = Option<unsafe extern "C" fn(i32, *const c_char, *mut c_void)>;
+type Callback = Option<LogCallback>;
 
 impl Argument for Callback {
     type Raw = Self;
@@ -27,26 +27,6 @@ impl FromC for Callback {
         Ok(raw)
     }
 }
-
-/// User data of the callback; not accessed here.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct UserData(*mut c_void);
-
-// SAFETY: the header requires callbacks that any thread may call.
-unsafe impl Send for UserData {}
-
-impl Argument for UserData {
-    type Raw = *mut c_void;
-}
-
-impl FromC for UserData {
-    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: *mut c_void) -> Result<Self> {
-        Ok(Self(raw))
-    }
-}
-
-/// The callback with its data.
-pub(crate) type Sink = (unsafe extern "C" fn(i32, *const c_char, *mut c_void), UserData);
 
 /// Levels in the order of their numbers.
 const LEVELS: [LevelFilter; 6] = [
@@ -132,7 +112,7 @@ fn log_line(level: i32, text: &CStr) {
     if let Some((callback, user_data)) = sink_now {
         // SAFETY: the header states the rules of the callback; it and its data are valid until it
         // is removed.
-        unsafe { callback(level, text.as_ptr(), user_data.0) };
+        unsafe { callback(level, text.as_ptr(), user_data.pointer()) };
     }
     drop(sink);
     IN_CALLBACK.set(false);

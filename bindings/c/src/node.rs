@@ -5,9 +5,10 @@ use std::ffi::{CString, c_char};
 use pubsub::Node;
 
 use crate::failure::{self, c_text};
+use crate::ffi::WithDefaults;
 use crate::ffi::{OptionalStruct, Out, OutStruct, export};
-use crate::handle::Handle;
-use crate::layout::{RawNodeOptions, WithDefaults};
+use crate::handle::{Handle, Kind};
+use crate::layout::RawNodeOptions;
 use crate::network;
 use crate::registry::{self, Registry};
 use crate::status::Status;
@@ -19,6 +20,11 @@ pub(crate) struct OpenNode {
     pub(crate) node: Node,
     identity: CString,
     directory: CString,
+}
+
+impl Kind for OpenNode {
+    const NUMBER: u64 = 0;
+    const NAME: &'static str = "node";
 }
 
 impl OpenNode {

@@ -13,10 +13,11 @@ use crate::device::{self, CallerMemory};
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::ffi::{Bytes, CallerRange, OptionalOutStruct, Out, OutStruct, export};
-use crate::handle::Handle;
-use crate::layout::{RawCounters, RawSent, Timeout};
+use crate::handle::{Handle, Kind};
+use crate::layout::{RawCounters, RawSent};
 use crate::registry;
 use crate::status::Status;
+use crate::timeout::Timeout;
 use crate::topic::OpenTopic;
 
 /// A publisher.
@@ -26,6 +27,11 @@ pub(crate) struct OpenPublisher {
     pub(crate) memory: MemoryLocation,
     /// The device that messages were last downloaded from, since opening one takes long.
     source: Mutex<Option<Device>>,
+}
+
+impl Kind for OpenPublisher {
+    const NUMBER: u64 = 2;
+    const NAME: &'static str = "publisher";
 }
 
 pub(crate) const NO_SPACE: Failure = Failure::fixed(
@@ -199,6 +205,11 @@ pub(crate) fn publish(
     let _ = loan.close(operation).map(|closed| closed.end());
     let done = done?;
     sent.0.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
+}
+
+impl Kind for Exclusive<Loan> {
+    const NUMBER: u64 = 3;
+    const NAME: &'static str = "loan";
 }
 
 export! {

@@ -4,88 +4,36 @@
 //! may be held by threads that the child does not have.
 #![allow(unsafe_code)]
 
+use std::array;
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ipc::ForkGeneration;
-use pubsub::{Loan, Node};
+use pubsub::Node;
 
-use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
-use crate::handle::{Handle, Kind, fork_count_bits};
+use crate::ffi::UserData;
+use crate::handle::{Handle, KINDS, Kind, fork_count_bits};
 use crate::handle_table::HandleTable;
-use crate::log::Sink;
-use crate::node::OpenNode;
-use crate::publisher::OpenPublisher;
-use crate::rgaps::{SimplePublisher, SimpleSubscriber};
 use crate::status::Status;
-use crate::stream::OpenStream;
-use crate::subscriber::{OpenSample, OpenSubscriber};
-use crate::topic::OpenTopic;
+
+/// The callback of the log.
+pub(crate) type LogCallback = unsafe extern "C" fn(i32, *const c_char, *mut c_void);
 
 /// Objects of all open handles of this process.
 #[derive(Debug)]
 pub(crate) struct Registry {
     incarnation: ForkGeneration,
     forks: u32,
-    tables: Tables,
+    tables: [HandleTable; KINDS],
     texts: Mutex<HashMap<usize, CString>>,
     /// The node that all handles of rgaps.h share.
     pub(crate) simple_node: Mutex<Weak<Node>>,
     /// The log callback.
-    pub(crate) log: Mutex<Option<Sink>>,
-}
-
-/// The table of a kind.
-pub(crate) trait Registered: Kind + Sized + 'static {
-    fn table(registry: &Registry) -> &HandleTable<Self>;
-}
-
-macro_rules! registered {
-    ($($type:ty, $table:ident, $number:literal, $name:literal;)*) => {
-        #[derive(Debug)]
-        struct Tables {
-            $($table: HandleTable<$type>,)*
-        }
-
-        impl Tables {
-            fn new(forks: u8) -> Self {
-                Self { $($table: HandleTable::new(forks),)* }
-            }
-
-            fn count(&self) -> usize {
-                0 $(+ self.$table.count())*
-            }
-        }
-
-        $(
-            impl Kind for $type {
-                const NUMBER: u64 = $number;
-                const NAME: &'static str = $name;
-            }
-
-            impl Registered for $type {
-                fn table(registry: &Registry) -> &HandleTable<Self> {
-                    &registry.tables.$table
-                }
-            }
-        )*
-    };
-}
-
-registered! {
-    OpenNode, nodes, 0, "node";
-    OpenTopic, topics, 1, "topic";
-    OpenPublisher, publishers, 2, "publisher";
-    Exclusive<Loan>, loans, 3, "loan";
-    OpenSubscriber, subscribers, 4, "subscriber";
-    OpenSample, samples, 5, "sample";
-    SimplePublisher, simple_publishers, 6, "publisher of rgaps.h";
-    SimpleSubscriber, simple_subscribers, 7, "subscriber of rgaps.h";
-    OpenStream, streams, 8, "stream";
+    pub(crate) log: Mutex<Option<(LogCallback, UserData)>>,
 }
 
 static CURRENT: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
@@ -95,7 +43,7 @@ impl Registry {
         Self {
             incarnation: ForkGeneration::current(),
             forks,
-            tables: Tables::new(fork_count_bits(forks)),
+            tables: array::from_fn(|_| HandleTable::new(fork_count_bits(forks))),
             texts: Mutex::default(),
             simple_node: Mutex::default(),
             log: Mutex::default(),
@@ -124,10 +72,14 @@ impl Registry {
         }
     }
 
+    fn table<K: Kind>(&self) -> &HandleTable {
+        &self.tables[K::NUMBER as usize]
+    }
+
     /// Number of open handles, and of texts that were not freed.
     pub(crate) fn count(&self) -> usize {
         let texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
-        self.tables.count() + texts.len()
+        self.tables.iter().map(HandleTable::count).sum::<usize>() + texts.len()
     }
 
     /// Passes a text to C, which must free it.
@@ -152,28 +104,25 @@ impl Registry {
 }
 
 /// Opens a handle of an object.
-pub(crate) fn open<K: Registered>(operation: &'static CStr, what: K) -> Result<*mut K> {
-    let table = K::table(Registry::current());
+pub(crate) fn open<K: Kind>(operation: &'static CStr, what: K) -> Result<*mut K> {
+    let table = Registry::current().table::<K>();
     Ok(table.open(operation, Arc::new(what))?.pointer())
 }
 
 /// Closes a handle, if it is not NULL: its object ends with its last use.
-pub(crate) fn close<K: Registered>(
-    operation: &'static CStr,
-    handle: Option<Handle<K>>,
-) -> Result<()> {
+pub(crate) fn close<K: Kind>(operation: &'static CStr, handle: Option<Handle<K>>) -> Result<()> {
     handle.map_or(Ok(()), |handle| handle.close(operation).map(drop))
 }
 
-impl<K: Registered> Handle<K> {
+impl<K: Kind> Handle<K> {
     /// The object of the handle.
     pub(crate) fn find(self, operation: &'static CStr) -> Result<Arc<K>> {
-        K::table(Registry::current()).find(operation, self)
+        Registry::current().table::<K>().find(operation, self)
     }
 
     /// Closes the handle, and returns its object.
     pub(crate) fn close(self, operation: &'static CStr) -> Result<Arc<K>> {
-        K::table(Registry::current()).close(operation, self)
+        Registry::current().table::<K>().close(operation, self)
     }
 }
 

@@ -14,13 +14,13 @@ use self::environment::{Environment, variable_of};
 use crate::device;
 use crate::failure::{Failure, Result};
 use crate::ffi::{CallerRange, Text, export};
-use crate::handle::Handle;
-use crate::layout::Timeout;
+use crate::handle::{Handle, Kind};
 use crate::network;
 use crate::publisher::{OpenPublisher, SubscriberWait, wait_for_subscribers};
 use crate::registry::{self, Registry};
 use crate::status::Status;
 use crate::subscriber::{OpenSample, OpenSubscriber};
+use crate::timeout::Timeout;
 use crate::variables;
 
 /// Result of `publisher_init`.
@@ -30,6 +30,11 @@ pub(crate) struct SimplePublisher {
     _node: Arc<Node>,
 }
 
+impl Kind for SimplePublisher {
+    const NUMBER: u64 = 6;
+    const NAME: &'static str = "publisher of rgaps.h";
+}
+
 /// Result of `subscriber_init`.
 #[derive(Debug)]
 pub(crate) struct SimpleSubscriber {
@@ -37,6 +42,11 @@ pub(crate) struct SimpleSubscriber {
     held: Mutex<Option<OpenSample>>,
     subscriber: OpenSubscriber,
     _node: Arc<Node>,
+}
+
+impl Kind for SimpleSubscriber {
+    const NUMBER: u64 = 7;
+    const NAME: &'static str = "subscriber of rgaps.h";
 }
 
 impl SimpleSubscriber {

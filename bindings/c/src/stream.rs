@@ -11,17 +11,23 @@ use crate::device;
 use crate::exclusive::Exclusive;
 use crate::failure::Result;
 use crate::ffi::{Address, CallerRange, OptionalOutStruct, Out, export};
-use crate::handle::Handle;
-use crate::layout::{RawSent, Timeout};
+use crate::handle::{Handle, Kind};
+use crate::layout::RawSent;
 use crate::publisher::{NO_SPACE, OpenPublisher, not_published, publish};
 use crate::registry;
 use crate::subscriber::{OpenSample, OpenSubscriber};
+use crate::timeout::Timeout;
 use crate::topic::OpenTopic;
 
 /// A foreign stream.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     stream: Stream,
+}
+
+impl Kind for OpenStream {
+    const NUMBER: u64 = 8;
+    const NAME: &'static str = "stream";
 }
 
 impl OpenPublisher {

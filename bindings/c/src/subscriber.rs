@@ -13,16 +13,22 @@ use pubsub::{ErrorKind, Metadata, Sample, Subscriber, Topic};
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result, c_text};
 use crate::ffi::{Out, OutBytes, OutStruct, export};
-use crate::handle::Handle;
-use crate::layout::{RawEvent, RawSampleInfo, Timeout};
+use crate::handle::{Handle, Kind};
+use crate::layout::{RawEvent, RawSampleInfo};
 use crate::registry;
 use crate::status::Status;
+use crate::timeout::Timeout;
 use crate::topic::OpenTopic;
 
 /// A subscriber.
 #[derive(Debug)]
 pub(crate) struct OpenSubscriber {
     pub(crate) subscriber: Exclusive<Subscriber>,
+}
+
+impl Kind for OpenSubscriber {
+    const NUMBER: u64 = 4;
+    const NAME: &'static str = "subscriber";
 }
 
 /// Interval of checks for a closed handle. A signal handler that runs during such a check is not
@@ -86,6 +92,11 @@ pub(crate) struct OpenSample {
     pub(crate) sample: Sample,
     metadata: OnceLock<Metadata>,
     texts: OnceLock<Texts>,
+}
+
+impl Kind for OpenSample {
+    const NUMBER: u64 = 5;
+    const NAME: &'static str = "sample";
 }
 
 /// Created when first requested; valid as long as the sample.

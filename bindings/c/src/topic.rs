@@ -5,9 +5,10 @@ use std::ffi::{CString, c_char};
 use pubsub::Topic;
 
 use crate::failure::c_text;
+use crate::ffi::WithDefaults;
 use crate::ffi::{OptionalStruct, Out, OutStruct, Text, export};
-use crate::handle::Handle;
-use crate::layout::{RawTopicSettings, WithDefaults};
+use crate::handle::{Handle, Kind};
+use crate::layout::RawTopicSettings;
 use crate::node::OpenNode;
 use crate::registry;
 
@@ -18,6 +19,11 @@ pub(crate) struct OpenTopic {
     name: CString,
     memory: CString,
     type_name: Option<CString>,
+}
+
+impl Kind for OpenTopic {
+    const NUMBER: u64 = 1;
+    const NAME: &'static str = "topic";
 }
 
 impl OpenTopic {

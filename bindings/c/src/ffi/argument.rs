@@ -6,7 +6,7 @@ use std::ptr;
 
 use crate::failure::{Failure, Result};
 use crate::handle::{Handle, Kind};
-use crate::layout::Timeout;
+use crate::timeout::Timeout;
 
 /// Maximum length of a text: that of a path.
 const LONGEST_TEXT: usize = 4096;
@@ -129,6 +129,29 @@ impl Argument for Address {
 impl FromC for Address {
     unsafe fn from_c(_: &'static CStr, _: &'static str, raw: *mut c_char) -> Result<Self> {
         Ok(Self(raw.addr()))
+    }
+}
+
+/// User data of a callback; not accessed here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct UserData(*mut c_void);
+
+// SAFETY: the header requires callbacks that any thread may call.
+unsafe impl Send for UserData {}
+
+impl Argument for UserData {
+    type Raw = *mut c_void;
+}
+
+impl FromC for UserData {
+    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: *mut c_void) -> Result<Self> {
+        Ok(Self(raw))
+    }
+}
+
+impl UserData {
+    pub(crate) fn pointer(self) -> *mut c_void {
+        self.0
     }
 }
 

@@ -17,8 +17,12 @@ use std::ptr;
 use crate::failure::{self, Failure, Result};
 use crate::status::Status;
 
-pub(crate) use self::argument::{Address, Argument, Bytes, CallerRange, FromC, OutBytes, Text};
-pub(crate) use self::structure::{OptionalOutStruct, OptionalStruct, Out, OutStruct, Plain};
+pub(crate) use self::argument::{
+    Address, Argument, Bytes, CallerRange, FromC, OutBytes, Text, UserData,
+};
+pub(crate) use self::structure::{
+    Layout, OptionalOutStruct, OptionalStruct, Out, OutStruct, Plain, WithDefaults,
+};
 
 /// Functions of the interface. Each has an operation, with which its messages begin; an argument
 /// with a name in brackets before or behind it has the length of that argument.

@@ -6,7 +6,6 @@ use std::ptr;
 
 use super::argument::{Argument, FromC, check_pointer, refuse};
 use crate::failure::{Failure, Result};
-use crate::layout::{Layout, WithDefaults};
 
 /// Types that C can be given: any pattern of bytes is a value, zeros included.
 ///
@@ -30,6 +29,21 @@ unsafe impl Plain for i32 {
 unsafe impl<T> Plain for *mut T {}
 // SAFETY: as above.
 unsafe impl<T> Plain for *const T {}
+
+/// A structure that C passes or receives.
+///
+/// # Safety
+/// It is `repr(C)`; structures that C passes begin with their size.
+pub(crate) unsafe trait Layout: Plain {
+    /// Its size in the first version of the interface.
+    const MIN_SIZE: usize;
+}
+
+/// A structure that C passes: missing fields have their default.
+pub(crate) trait WithDefaults: Layout {
+    /// With all defaults, in the full size.
+    fn defaults() -> Self;
+}
 
 /// An output; it is [empty](Plain::EMPTY_BYTE) if the call fails, for any reason.
 #[derive(Debug)]

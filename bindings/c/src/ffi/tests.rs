@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
 
 use super::*;
-use crate::layout::{Layout, RawNodeOptions, RawSent, RawTopicSettings, WithDefaults};
+use crate::ffi::{Layout, WithDefaults};
+use crate::layout::{RawNodeOptions, RawSent, RawTopicSettings};
 
 fn refused<T: std::fmt::Debug>(result: Result<T>) {
     assert_eq!(result.unwrap_err().status, Status::InvalidArgument);

@@ -1,0 +1,62 @@
+//! Timeouts of calls.
+
+use std::time::{Duration, Instant};
+
+/// Timeout of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Timeout {
+    /// Does not wait.
+    Now,
+    /// Waits for this time.
+    For(Duration),
+    /// Waits forever.
+    Forever,
+}
+
+/// The longest wait. Later times overflow on some systems.
+const FOREVER_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+impl Timeout {
+    /// Below 0 means forever.
+    pub(crate) fn of_nanoseconds(nanoseconds: i64) -> Self {
+        match u64::try_from(nanoseconds) {
+            Err(_) => Self::Forever,
+            Ok(0) => Self::Now,
+            Ok(nanoseconds) => Self::For(Duration::from_nanos(nanoseconds)),
+        }
+    }
+
+    /// Below 0 means forever.
+    pub(crate) fn of_milliseconds(milliseconds: i32) -> Self {
+        Self::of_nanoseconds(i64::from(milliseconds) * 1_000_000)
+    }
+
+    /// The deadline.
+    pub(crate) fn end(self) -> Instant {
+        Instant::now() + self.as_duration()
+    }
+
+    /// As a duration; forever is 100 years.
+    pub(crate) fn as_duration(self) -> Duration {
+        match self {
+            Self::Now => Duration::ZERO,
+            Self::For(time) => time.min(FOREVER_DURATION),
+            Self::Forever => FOREVER_DURATION,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_is_now_finite_or_forever() {
+        assert_eq!(Timeout::of_nanoseconds(0), Timeout::Now);
+        assert_eq!(Timeout::of_nanoseconds(5), Timeout::For(Duration::from_nanos(5)));
+        assert_eq!(Timeout::of_nanoseconds(-1), Timeout::Forever);
+        assert_eq!(Timeout::of_nanoseconds(i64::MIN), Timeout::Forever);
+        assert!(Timeout::of_nanoseconds(i64::MAX).end() <= Timeout::Forever.end());
+        assert_eq!(Timeout::Now.as_duration(), Duration::ZERO);
+    }
+}
