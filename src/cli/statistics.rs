@@ -26,7 +26,7 @@ pub(crate) struct Statistics {
 pub(crate) struct Latency {
     pub(crate) stage: String,
     pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
+    p99_us: f64,
     messages: u64,
 }
 

@@ -40,9 +40,9 @@ pub(crate) struct Target {
 /// Memory of a side.
 pub(super) struct Side {
     pub(super) region: Region,
-    pub(super) memory: Option<Memory>,
-    pub(super) host: Option<HostBuffer>,
-    pub(super) stream: Option<Stream>,
+    memory: Option<Memory>,
+    host: Option<HostBuffer>,
+    stream: Option<Stream>,
 }
 
 impl Side {

@@ -230,11 +230,11 @@ impl RawSent {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawCounters {
-    pub(crate) messages: u64,
-    pub(crate) bytes: u64,
-    pub(crate) dropped: u64,
-    pub(crate) missed_by_nodes: u64,
-    pub(crate) evicted: u64,
+    messages: u64,
+    bytes: u64,
+    dropped: u64,
+    missed_by_nodes: u64,
+    evicted: u64,
 }
 
 // SAFETY: numbers.
@@ -265,11 +265,11 @@ fn identity(node: [u8; 16]) -> [u8; 40] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct RawEvent {
-    pub(crate) kind: u64,
-    pub(crate) missed: u64,
-    pub(crate) publisher: u64,
-    pub(crate) held_for: u64,
-    pub(crate) node: [u8; 40],
+    kind: u64,
+    missed: u64,
+    publisher: u64,
+    held_for: u64,
+    node: [u8; 40],
 }
 
 impl Default for RawEvent {
