@@ -10,8 +10,8 @@ use std::time::Duration;
 use ipc::WaitStrategy;
 use pubsub::NodeId;
 use pubsub::{
-    Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sent, ServiceMode,
-    TopicSettings,
+    Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sample, Sent,
+    ServiceMode, TopicSettings,
 };
 
 use crate::failure::{Failure, Result};
@@ -34,23 +34,23 @@ fn nanoseconds(time: Duration) -> i64 {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct RawNodeOptions {
-    pub(crate) size: usize,
-    pub(crate) directory: Text<'static>,
-    pub(crate) label: Text<'static>,
-    pub(crate) service_timeout: i64,
-    pub(crate) host_budget: u64,
-    pub(crate) device_budget: u64,
-    pub(crate) service: u32,
-    pub(crate) waiting: u32,
-    pub(crate) listen: Text<'static>,
-    pub(crate) peers: Text<'static>,
-    pub(crate) rendezvous: Text<'static>,
-    pub(crate) name: Text<'static>,
-    pub(crate) provider: Text<'static>,
-    pub(crate) source: Text<'static>,
-    pub(crate) lost_after: i64,
-    pub(crate) insecure: u32,
-    pub(crate) workers: u32,
+    size: usize,
+    directory: Text<'static>,
+    label: Text<'static>,
+    service_timeout: i64,
+    host_budget: u64,
+    device_budget: u64,
+    service: u32,
+    waiting: u32,
+    listen: Text<'static>,
+    peers: Text<'static>,
+    rendezvous: Text<'static>,
+    name: Text<'static>,
+    provider: Text<'static>,
+    source: Text<'static>,
+    lost_after: i64,
+    insecure: u32,
+    workers: u32,
 }
 
 // SAFETY: numbers and addresses, without gaps.
@@ -61,9 +61,9 @@ unsafe impl Layout for RawNodeOptions {
 }
 
 impl WithDefaults for RawNodeOptions {
-    fn defaults() -> Self {
+    fn defaults(size: usize) -> Self {
         Self {
-            size: size_of::<Self>(),
+            size,
             service_timeout: nanoseconds(NodeOptions::default().service_timeout),
             lost_after: nanoseconds(NetworkOptions::default().lost_after),
             ..Self::default()
@@ -135,14 +135,14 @@ fn unknown(operation: &'static CStr, name: &str, number: u32) -> Failure {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawTopicSettings<'a> {
-    pub(crate) size: usize,
-    pub(crate) memory: Text<'a>,
-    pub(crate) largest: u64,
-    pub(crate) release_deadline: i64,
-    pub(crate) depth: u32,
-    pub(crate) reliability: u32,
-    pub(crate) loans: u64,
-    pub(crate) type_name: Text<'a>,
+    size: usize,
+    memory: Text<'a>,
+    largest: u64,
+    release_deadline: i64,
+    depth: u32,
+    reliability: u32,
+    loans: u64,
+    type_name: Text<'a>,
 }
 
 // SAFETY: numbers and addresses, without gaps.
@@ -153,16 +153,20 @@ unsafe impl Layout for RawTopicSettings<'_> {
 }
 
 impl WithDefaults for RawTopicSettings<'_> {
-    fn defaults() -> Self {
-        Self::of(&TopicSettings::default(), (Text::of(c"host"), Text::default()))
+    fn defaults(size: usize) -> Self {
+        Self::of(size, &TopicSettings::default(), (Text::of(c"host"), Text::default()))
     }
 }
 
 impl<'a> RawTopicSettings<'a> {
     /// The texts for memory and type name are the caller's.
-    pub(crate) fn of(settings: &TopicSettings, (memory, type_name): (Text<'a>, Text<'a>)) -> Self {
+    pub(crate) fn of(
+        size: usize,
+        settings: &TopicSettings,
+        (memory, type_name): (Text<'a>, Text<'a>),
+    ) -> Self {
         Self {
-            size: size_of::<Self>(),
+            size,
             memory,
             largest: settings.largest,
             release_deadline: nanoseconds(settings.release_deadline),
@@ -204,9 +208,9 @@ impl<'a> RawTopicSettings<'a> {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawSent {
-    pub(crate) position: u64,
-    pub(crate) subscribers: u64,
-    pub(crate) dropped: u64,
+    position: u64,
+    subscribers: u64,
+    dropped: u64,
 }
 
 // SAFETY: numbers.
@@ -312,22 +316,22 @@ impl RawEvent {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawSampleInfo {
-    pub(crate) address: *const c_void,
-    pub(crate) length: u64,
-    pub(crate) metadata: *const c_void,
-    pub(crate) metadata_length: u64,
-    pub(crate) memory: *const c_char,
-    pub(crate) origin: *const c_char,
-    pub(crate) path: *const c_char,
-    pub(crate) publisher: u64,
-    pub(crate) sequence: u64,
-    pub(crate) position: u64,
-    pub(crate) published_at: u64,
-    pub(crate) allocated_at: u64,
-    pub(crate) filled_at: u64,
-    pub(crate) wire_at: u64,
-    pub(crate) copied_at: u64,
-    pub(crate) delivered_at: u64,
+    address: *const c_void,
+    length: u64,
+    metadata: *const c_void,
+    metadata_length: u64,
+    memory: *const c_char,
+    origin: *const c_char,
+    path: *const c_char,
+    publisher: u64,
+    sequence: u64,
+    position: u64,
+    published_at: u64,
+    allocated_at: u64,
+    filled_at: u64,
+    wire_at: u64,
+    copied_at: u64,
+    delivered_at: u64,
 }
 
 // SAFETY: numbers and addresses, without gaps.
@@ -335,6 +339,36 @@ unsafe impl Plain for RawSampleInfo {}
 // SAFETY: as declared.
 unsafe impl Layout for RawSampleInfo {
     const MIN_SIZE: usize = 128;
+}
+
+impl RawSampleInfo {
+    /// The metadata and the texts for memory, origin and path live as long as the sample.
+    pub(crate) fn of(
+        sample: &Sample,
+        address: *const c_void,
+        metadata: &[u8],
+        [memory, origin, path]: [&CStr; 3],
+    ) -> Self {
+        let times = sample.times();
+        Self {
+            address,
+            length: sample.length(),
+            metadata: metadata.as_ptr().cast(),
+            metadata_length: metadata.len() as u64,
+            memory: memory.as_ptr(),
+            origin: origin.as_ptr(),
+            path: path.as_ptr(),
+            publisher: sample.publisher().as_u64(),
+            sequence: sample.sequence(),
+            position: sample.position(),
+            published_at: sample.published_at(),
+            allocated_at: times.allocated,
+            filled_at: times.filled,
+            wire_at: times.wire,
+            copied_at: times.copied,
+            delivered_at: times.published,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Sizes and offsets that C programs rely on, and the conversion of fields.
 
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
+use std::ptr;
 
 use super::*;
 use crate::failure::c_text;
+use crate::ffi::{Argument, FromC, OptionalOutStruct, OptionalStruct, OutStruct};
 use crate::status::Status;
 
 /// `tests/programs/layout.c` has the same numbers.
@@ -43,9 +45,12 @@ fn first_version_of_each_structure_is_accepted() {
 #[test]
 fn default_settings_convert_to_the_defaults() {
     let defaults = TopicSettings::default();
-    assert_eq!(RawTopicSettings::defaults().to_options(c"test").unwrap(), defaults);
+    assert_eq!(
+        RawTopicSettings::defaults(size_of::<RawTopicSettings<'_>>()).to_options(c"test").unwrap(),
+        defaults
+    );
     let text = c_text(defaults.memory.to_string());
-    let raw = RawTopicSettings::of(&defaults, (Text::of(&text), Text::default()));
+    let raw = RawTopicSettings::of(0, &defaults, (Text::of(&text), Text::default()));
     assert_eq!(raw.to_options(c"test").unwrap(), defaults);
 }
 
@@ -60,7 +65,7 @@ fn settings_survive_conversion() {
         release_deadline: Duration::from_millis(9),
         type_name: Some("Pose".parse().unwrap()),
     };
-    let raw = RawTopicSettings::of(&settings, (Text::of(c"emulated:1"), Text::of(c"Pose")));
+    let raw = RawTopicSettings::of(0, &settings, (Text::of(c"emulated:1"), Text::of(c"Pose")));
     assert_eq!(raw.to_options(c"test").unwrap(), settings);
     // NULL means host memory.
     let raw = RawTopicSettings { memory: Text::default(), loans: 1 << 32, ..raw };
@@ -72,7 +77,7 @@ fn settings_survive_conversion() {
 
 #[test]
 fn invalid_settings_are_errors() {
-    let defaults = RawTopicSettings::defaults();
+    let defaults = RawTopicSettings::defaults(size_of::<RawTopicSettings<'_>>());
     let refused = [
         RawTopicSettings { memory: Text::of(c"moon:0"), ..defaults },
         RawTopicSettings { memory: Text::of(c"\xff"), ..defaults },
@@ -87,8 +92,10 @@ fn invalid_settings_are_errors() {
 
 #[test]
 fn default_options_convert_to_the_defaults() {
-    let (options, defaults) =
-        (RawNodeOptions::defaults().to_options(c"test").unwrap(), NodeOptions::default());
+    let (options, defaults) = (
+        RawNodeOptions::defaults(size_of::<RawNodeOptions>()).to_options(c"test").unwrap(),
+        NodeOptions::default(),
+    );
     assert_eq!(options.directory, defaults.directory);
     assert_eq!(options.label, defaults.label);
     assert_eq!(options.service_timeout, defaults.service_timeout);
@@ -105,7 +112,7 @@ fn options_survive_conversion() {
         host_budget: 1 << 20,
         service: 1,
         waiting: 2,
-        ..RawNodeOptions::defaults()
+        ..RawNodeOptions::defaults(size_of::<RawNodeOptions>())
     };
     let options = raw.to_options(c"test").unwrap();
     assert_eq!(options.directory, std::path::Path::new("/run/here"));
@@ -149,4 +156,80 @@ fn events_have_numbers() {
     assert_eq!((evicted.kind, evicted.held_for), (3, 3000));
     let evicted = RawEvent::of(Some(Event::Evicted { held_for: None }));
     assert_eq!((evicted.kind, evicted.held_for), (3, 0));
+}
+
+fn refuses<T: std::fmt::Debug>(result: Result<T>) {
+    assert_eq!(result.unwrap_err().status, Status::InvalidArgument);
+}
+
+#[test]
+fn unknown_fields_set_by_newer_programs_are_errors() {
+    #[repr(C)]
+    struct Later {
+        known: RawNodeOptions,
+        new: u64,
+    }
+    let mut later = Later { known: RawNodeOptions::defaults(size_of::<RawNodeOptions>()), new: 7 };
+    let (target, size) = ((&raw mut later).cast(), size_of::<Later>());
+    // SAFETY: valid for this size.
+    let status = unsafe { crate::node::fabricast_node_options_init(target, size) };
+    assert_eq!((status, later.known.size, later.new), (0, size, 0));
+    assert!(options((&raw const later).cast()).unwrap().0.is_some());
+    later.new = 1;
+    refuses(options((&raw const later).cast()));
+}
+
+fn options(raw: *const RawNodeOptions) -> Result<OptionalStruct<RawNodeOptions>> {
+    // SAFETY: the tests pass structures with their real size, or NULL.
+    unsafe { OptionalStruct::from_c(c"test", "options", raw) }
+}
+
+#[test]
+fn longer_structure_with_zeros_is_accepted() {
+    #[repr(C)]
+    struct Later {
+        known: RawNodeOptions,
+        new: u64,
+    }
+    let known = RawNodeOptions {
+        size: size_of::<Later>(),
+        service_timeout: 77,
+        ..RawNodeOptions::defaults(size_of::<RawNodeOptions>())
+    };
+    let mut later = Later { known, new: 0 };
+    let found = options((&raw const later).cast()).unwrap().0.unwrap();
+    assert_eq!(found.service_timeout, 77);
+    later.new = 1;
+    refuses(options((&raw const later).cast()));
+}
+
+#[test]
+fn structure_without_its_size_is_an_error() {
+    assert!(options(ptr::null()).unwrap().0.is_none());
+    for size in [0, RawNodeOptions::MIN_SIZE - 1, 1 << 40] {
+        let raw = RawNodeOptions { size, ..RawNodeOptions::defaults(size_of::<RawNodeOptions>()) };
+        refuses(options(&raw const raw));
+    }
+    let zeroed = MaybeUninit::<RawTopicSettings<'_>>::zeroed();
+    // SAFETY: a structure of zeros.
+    refuses(unsafe { OptionalStruct::from_c(c"test", "settings", zeroed.as_ptr()) });
+}
+
+#[test]
+fn structure_is_filled_to_the_size_of_the_caller() {
+    let sent = RawSent { position: 1, subscribers: 2, dropped: 3 };
+    // A later program, whose structure has two more words.
+    let mut later = [u64::MAX; 6];
+    // SAFETY: valid for six words.
+    unsafe {
+        OutStruct::<RawSent>::clear(later.as_mut_ptr().cast(), 40);
+        let filled = OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 40);
+        filled.unwrap().put(sent).unwrap();
+        refuses(OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 16));
+        refuses(OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 1 << 20));
+        refuses(OutStruct::<RawSent>::from_c(c"test", "sent", ptr::null_mut(), 24));
+        let none = OptionalOutStruct::<RawSent>::from_c(c"test", "sent", ptr::null_mut(), 0);
+        assert!(none.unwrap().0.is_none());
+    }
+    assert_eq!(later, [1, 2, 3, 0, 0, u64::MAX]);
 }

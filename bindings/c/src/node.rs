@@ -42,7 +42,7 @@ export! {
     ) -> i32, c"initialize node options" {
         // The caller's size, so that unknown fields that it sets are detected.
         let size = options.size();
-        options.put(RawNodeOptions { size, ..RawNodeOptions::defaults() })
+        options.put(RawNodeOptions::defaults(size))
     }
 
     /// Joins a node.
@@ -51,7 +51,7 @@ export! {
         node: Out<'_, *mut OpenNode>,
     ) -> i32, c"join a node" {
         variables::warn_misspelt();
-        let options = options.0.unwrap_or_else(RawNodeOptions::defaults);
+        let options = options.0.unwrap_or_else(|| RawNodeOptions::defaults(size_of::<RawNodeOptions>()));
         let options = options.to_options(OPERATION)?;
         network::check(OPERATION, str::to_owned, &options)?;
         let joined = Node::join(options)?;

@@ -132,25 +132,8 @@ impl OpenSample {
     }
 
     fn info(&self) -> RawSampleInfo {
-        let (sample, texts, times) = (&self.sample, self.texts(), self.sample.times());
-        RawSampleInfo {
-            address: self.address(),
-            length: sample.length(),
-            metadata: self.metadata().as_ptr().cast(),
-            metadata_length: self.metadata().len() as u64,
-            memory: texts.memory.as_ptr(),
-            origin: texts.origin.as_ptr(),
-            path: texts.path.as_ptr(),
-            publisher: sample.publisher().as_u64(),
-            sequence: sample.sequence(),
-            position: sample.position(),
-            published_at: sample.published_at(),
-            allocated_at: times.allocated,
-            filled_at: times.filled,
-            wire_at: times.wire,
-            copied_at: times.copied,
-            delivered_at: times.published,
-        }
+        let Texts { memory, origin, path } = self.texts();
+        RawSampleInfo::of(&self.sample, self.address(), self.metadata(), [memory, origin, path])
     }
 }
 

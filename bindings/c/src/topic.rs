@@ -43,7 +43,7 @@ export! {
     ) -> i32, c"initialize topic settings" {
         // The caller's size, so that unknown fields that it sets are detected.
         let size = settings.size();
-        settings.put(RawTopicSettings { size, ..RawTopicSettings::defaults() })
+        settings.put(RawTopicSettings::defaults(size))
     }
 
     /// Opens a topic, and creates it if settings are passed.
@@ -84,7 +84,7 @@ export! {
         let size = settings.size();
         let type_name = topic.type_name.as_deref().map(Text::of);
         let texts = (Text::of(&topic.memory), type_name.unwrap_or_default());
-        let found = RawTopicSettings::of(&topic.topic.settings()?, texts);
-        settings.put(RawTopicSettings { size, ..found })
+        let found = RawTopicSettings::of(size, &topic.topic.settings()?, texts);
+        settings.put(found)
     }
 }

@@ -41,8 +41,8 @@ pub(crate) unsafe trait Layout: Plain {
 
 /// A structure that C passes: missing fields have their default.
 pub(crate) trait WithDefaults: Layout {
-    /// With all defaults, in the full size.
-    fn defaults() -> Self;
+    /// With all defaults, and this size in its first field.
+    fn defaults(size: usize) -> Self;
 }
 
 /// An output; it is [empty](Plain::EMPTY_BYTE) if the call fails, for any reason.
@@ -201,7 +201,7 @@ impl<T: WithDefaults> FromC for OptionalStruct<T> {
             let what = "sets what this version of the library does not know";
             return refuse(operation, name, what);
         }
-        let mut value = T::defaults();
+        let mut value = T::defaults(size_of::<T>());
         // SAFETY: both have that length, and any bytes are a value of a layout.
         unsafe {
             ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut value).cast::<u8>(), known);

@@ -1,11 +1,8 @@
 //! Errors that C programs make, and their results.
 
 use std::ffi::{c_char, c_void};
-use std::mem::MaybeUninit;
 
 use super::*;
-use crate::ffi::{Layout, WithDefaults};
-use crate::layout::{RawNodeOptions, RawSent, RawTopicSettings};
 
 fn refused<T: std::fmt::Debug>(result: Result<T>) {
     assert_eq!(result.unwrap_err().status, Status::InvalidArgument);
@@ -81,25 +78,6 @@ fn output_is_cleared_then_filled() {
     assert_eq!(target, [5, u64::MAX]);
 }
 
-#[test]
-fn structure_is_filled_to_the_size_of_the_caller() {
-    let sent = RawSent { position: 1, subscribers: 2, dropped: 3 };
-    // A later program, whose structure has two more words.
-    let mut later = [u64::MAX; 6];
-    // SAFETY: valid for six words.
-    unsafe {
-        OutStruct::<RawSent>::clear(later.as_mut_ptr().cast(), 40);
-        let filled = OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 40);
-        filled.unwrap().put(sent).unwrap();
-        refused(OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 16));
-        refused(OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 1 << 20));
-        refused(OutStruct::<RawSent>::from_c(c"test", "sent", ptr::null_mut(), 24));
-        let none = OptionalOutStruct::<RawSent>::from_c(c"test", "sent", ptr::null_mut(), 0);
-        assert!(none.unwrap().0.is_none());
-    }
-    assert_eq!(later, [1, 2, 3, 0, 0, u64::MAX]);
-}
-
 /// Functions as C sees them.
 mod seen {
     use crate::ffi::{OptionalOutStruct, OutStruct};
@@ -136,57 +114,4 @@ fn structures_are_zero_after_any_failure() {
     fill(&mut untouched, 8, ptr::null_mut());
     fill(&mut untouched, 1 << 20, ptr::null_mut());
     assert_eq!(untouched, [7; 5]);
-}
-
-#[test]
-fn unknown_fields_set_by_newer_programs_are_errors() {
-    #[repr(C)]
-    struct Later {
-        known: RawNodeOptions,
-        new: u64,
-    }
-    let mut later = Later { known: RawNodeOptions::defaults(), new: 7 };
-    let (target, size) = ((&raw mut later).cast(), size_of::<Later>());
-    // SAFETY: valid for this size.
-    let status = unsafe { crate::node::fabricast_node_options_init(target, size) };
-    assert_eq!((status, later.known.size, later.new), (0, size, 0));
-    assert!(options((&raw const later).cast()).unwrap().0.is_some());
-    later.new = 1;
-    refused(options((&raw const later).cast()));
-}
-
-fn options(raw: *const RawNodeOptions) -> Result<OptionalStruct<RawNodeOptions>> {
-    // SAFETY: the tests pass structures with their real size, or NULL.
-    unsafe { OptionalStruct::from_c(c"test", "options", raw) }
-}
-
-#[test]
-fn longer_structure_with_zeros_is_accepted() {
-    #[repr(C)]
-    struct Later {
-        known: RawNodeOptions,
-        new: u64,
-    }
-    let known = RawNodeOptions {
-        size: size_of::<Later>(),
-        service_timeout: 77,
-        ..RawNodeOptions::defaults()
-    };
-    let mut later = Later { known, new: 0 };
-    let found = options((&raw const later).cast()).unwrap().0.unwrap();
-    assert_eq!(found.service_timeout, 77);
-    later.new = 1;
-    refused(options((&raw const later).cast()));
-}
-
-#[test]
-fn structure_without_its_size_is_an_error() {
-    assert!(options(ptr::null()).unwrap().0.is_none());
-    for size in [0, RawNodeOptions::MIN_SIZE - 1, 1 << 40] {
-        let raw = RawNodeOptions { size, ..RawNodeOptions::defaults() };
-        refused(options(&raw const raw));
-    }
-    let zeroed = MaybeUninit::<RawTopicSettings<'_>>::zeroed();
-    // SAFETY: a structure of zeros.
-    refused(unsafe { OptionalStruct::from_c(c"test", "settings", zeroed.as_ptr()) });
 }
