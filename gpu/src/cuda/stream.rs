@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
-use super::device::Context;
+use super::Context;
 use super::kernels::{Kernel, checksum_launch, copy_launch};
 use super::library::Address;
-use crate::deferred_free::if_no_stream_waits;
 use crate::device_name::Implementation;
-use crate::driver::{self, StreamDriver};
+use crate::driver::{self, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream_waits::if_no_stream_waits;
 
 /// A stream of the driver's.
 #[derive(Debug)]
@@ -185,21 +185,17 @@ impl StreamDriver for Stream {
         self.context.check(operation, code)
     }
 
-    fn record(&self, event: &driver::Event) -> Result<()> {
+    fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let operation = "record an event";
-        let driver::Event::Cuda(event) = event else {
-            return Err(driver::implementation_mismatch(operation));
-        };
+        let event: &Event = driver::downcast(operation, event)?;
         let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive.
         self.context.check(operation, unsafe { (functions.event_record)(event.raw, self.raw) })
     }
 
-    fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
+    fn wait(&self, event: &dyn EventDriver) -> Result<()> {
         let operation = "wait for an event";
-        let driver::Event::Cuda(event) = &**event else {
-            return Err(driver::implementation_mismatch(operation));
-        };
+        let event: &Event = driver::downcast(operation, event)?;
         let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive; the driver keeps the point, not the event.
         let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
@@ -216,7 +212,7 @@ impl StreamDriver for Stream {
 
 /// An event of the driver.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(super) struct Event {
     context: Arc<Context>,
     raw: sys::CUevent,
 }
@@ -237,8 +233,10 @@ impl Event {
         context.check(operation, code)?;
         Ok(Self { context: Arc::clone(context), raw })
     }
+}
 
-    pub(crate) fn is_done(&self) -> Result<bool> {
+impl EventDriver for Event {
+    fn is_done(&self) -> Result<bool> {
         let operation = "query event";
         let functions = self.context.make_current(operation)?;
         // SAFETY: alive.

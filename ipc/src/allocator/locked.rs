@@ -95,10 +95,6 @@ impl<W: Words> Locked<'_, W> {
         (high(word), low(word))
     }
 
-    pub(super) fn range(&self, block: u32) -> super::BlockRange {
-        self.allocator.range(block)
-    }
-
     pub(super) fn blocks_created(&self) -> u32 {
         self.allocator.blocks_created()
     }

@@ -383,7 +383,7 @@ impl<W: Words> Allocator<W> {
         };
         let allocator = self.lock(caller)?;
         let block = allocator.allocate(owner, size, alignment)?;
-        Ok((block, allocator.range(block.number)))
+        Ok((block, self.range(block.number)))
     }
 
     /// Frees an allocation of this owner.
