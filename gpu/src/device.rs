@@ -68,17 +68,13 @@ impl DeviceInner {
             DeferredFree::Host { address, .. } => unsafe { self.driver.unregister(*address) },
             DeferredFree::Legacy { bytes } => {
                 // Closed under the table's lock, so that the next user opens it again.
-                let mut table = self.legacy_table();
+                let mut table = self.legacy.lock().unwrap_or_else(PoisonError::into_inner);
                 table.close(bytes).map_or(Ok(()), |address| {
                     // SAFETY: opened here; no slice, thus no operation, was left.
                     unsafe { self.driver.legacy_close(address) }
                 })
             }
         };
-    }
-
-    fn legacy_table(&self) -> MutexGuard<'_, Table> {
-        self.legacy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -400,7 +396,7 @@ impl Device {
         self.0.free_deferred(FreeGuard::try_begin);
     }
 
-    /// The memory that cannot be freed yet, for reuse.
+    /// Frees what can be freed now, and returns the rest, for reuse.
     pub(crate) fn deferred_frees(&self) -> &DeferredFrees {
         self.0.free_deferred(FreeGuard::begin);
         &self.0.deferred_frees
@@ -408,7 +404,7 @@ impl Device {
 
     /// The legacy handles that are open for this device.
     pub(crate) fn legacy_table(&self) -> MutexGuard<'_, Table> {
-        self.0.legacy_table()
+        self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

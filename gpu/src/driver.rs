@@ -18,6 +18,9 @@ pub(crate) trait PhysicalMemory: Any + Debug + Send + Sync {
     fn export(&self) -> Result<OwnedFd>;
 }
 
+/// Imported memory, and the number of its device.
+pub(crate) type Imported = (Box<dyn PhysicalMemory>, u32);
+
 /// Physical memory that some library mapped, and its address.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -58,12 +61,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     unsafe fn free(&self, address: u64) -> Result<()>;
 
     fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>>;
-    /// The memory, and the number of its device.
-    fn import(
-        &self,
-        descriptor: BorrowedFd<'_>,
-        length: u64,
-    ) -> Result<(Box<dyn PhysicalMemory>, u32)>;
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported>;
     fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>>;
 
     fn legacy_export(&self, address: u64) -> Result<[u8; 64]>;

@@ -14,7 +14,8 @@ use super::memory::{self, AddressRange, Physical, PinnedBlock};
 use super::stream::{Event, Stream};
 use crate::device_name::DeviceName;
 use crate::driver::{
-    self, AddressRangeDriver, DeviceDriver, EventDriver, PhysicalMemory, PinnedBuffer, StreamDriver,
+    self, AddressRangeDriver, DeviceDriver, EventDriver, Imported, PhysicalMemory, PinnedBuffer,
+    StreamDriver,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::PointerAttributes;
@@ -210,11 +211,7 @@ impl DeviceDriver for Device {
         Ok(Box::new(Physical::create(&self.context, length)?))
     }
 
-    fn import(
-        &self,
-        descriptor: BorrowedFd<'_>,
-        length: u64,
-    ) -> Result<(Box<dyn PhysicalMemory>, u32)> {
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported> {
         let (physical, resident) = Physical::import(&self.context, descriptor, length)?;
         Ok((Box::new(physical), resident))
     }

@@ -65,19 +65,15 @@ impl Context {
             let code = (functions.context_retain)(&raw mut raw, device);
             library::check(functions, operation, code)?;
         }
-        let kernels = Kernels::default();
-        let (pinned_buffers, accumulators) =
-            (PinnedBufferPool::default(), AccumulatorPool::default());
-        let is_destroyed = AtomicBool::new(false);
         Ok(Arc::new(Self {
             functions,
             number,
             device,
             raw,
-            kernels,
-            pinned_buffers,
-            accumulators,
-            is_destroyed,
+            kernels: Kernels::default(),
+            pinned_buffers: PinnedBufferPool::default(),
+            accumulators: AccumulatorPool::default(),
+            is_destroyed: AtomicBool::new(false),
         }))
     }
 

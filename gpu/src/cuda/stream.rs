@@ -40,12 +40,8 @@ impl Stream {
         // SAFETY: space for a handle.
         let code = unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) };
         context.check(operation, code)?;
-        Ok(Self {
-            context: Arc::clone(context),
-            raw,
-            is_adopted: false,
-            accumulator: OnceLock::new(),
-        })
+        let (context, accumulator) = (Arc::clone(context), OnceLock::new());
+        Ok(Self { context, raw, is_adopted: false, accumulator })
     }
 
     /// # Safety
@@ -69,12 +65,8 @@ impl Stream {
             let detail = "the stream is being captured into a graph";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
-        Ok(Self {
-            context: Arc::clone(context),
-            raw,
-            is_adopted: true,
-            accumulator: OnceLock::new(),
-        })
+        let (context, accumulator) = (Arc::clone(context), OnceLock::new());
+        Ok(Self { context, raw, is_adopted: true, accumulator })
     }
 
     fn accumulator(&self) -> Result<Address> {

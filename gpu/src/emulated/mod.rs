@@ -33,7 +33,8 @@ pub(crate) use memory::attributes;
 
 use crate::device_name::DeviceName;
 use crate::driver::{
-    self, AddressRangeDriver, DeviceDriver, EventDriver, PhysicalMemory, PinnedBuffer, StreamDriver,
+    self, AddressRangeDriver, DeviceDriver, EventDriver, Imported, PhysicalMemory, PinnedBuffer,
+    StreamDriver,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
@@ -174,11 +175,7 @@ impl DeviceDriver for Device {
         Ok(Box::new(physical.inspect_err(|_| self.state().give_back(length))?))
     }
 
-    fn import(
-        &self,
-        descriptor: BorrowedFd<'_>,
-        length: u64,
-    ) -> Result<(Box<dyn PhysicalMemory>, u32)> {
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported> {
         let (physical, resident) = Physical::import(descriptor, length)?;
         Ok((Box::new(physical), resident))
     }
