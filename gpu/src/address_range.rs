@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
 use crate::device_name::DeviceName;
-use crate::driver::{AddressRangeDriver, Physical};
+use crate::driver::{AddressRangeDriver, PhysicalMemory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::properties::PeerAccess;
 
@@ -35,7 +35,7 @@ struct Pieces {
 struct Piece {
     offset: u64,
     length: u64,
-    physical: Physical,
+    physical: Box<dyn PhysicalMemory>,
     /// Charged to the budget: allocated by this process, not imported.
     is_charged: bool,
 }
@@ -86,8 +86,7 @@ impl AddressRange {
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, length)?;
         let mut pieces = self.pieces();
-        self.device.0.budget.charge(operation, length)?;
-        let charged = Charge { device: &self.device, length };
+        let charged = self.device.charge(operation, length)?;
         let physical = driver.create(length)?;
         self.map(&mut pieces, physical, length, self.device.name().number, true)?;
         std::mem::forget(charged);
@@ -139,7 +138,7 @@ impl AddressRange {
     fn map(
         &self,
         pieces: &mut Pieces,
-        physical: Physical,
+        physical: Box<dyn PhysicalMemory>,
         length: u64,
         resident: u32,
         is_charged: bool,
@@ -152,7 +151,7 @@ impl AddressRange {
         if !devices.contains(&resident) {
             devices.push(resident);
         }
-        raw.map(offset, &physical, &devices)?;
+        raw.map(offset, &*physical, &devices)?;
         pieces.mapped += length;
         pieces.resident = Some(resident);
         pieces.list.push(Piece { offset, length, physical, is_charged });
@@ -161,14 +160,12 @@ impl AddressRange {
 
     /// The file descriptor of a piece, and its length.
     pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
-        let operation = "export";
-        let driver = self.device.driver(operation)?;
         let pieces = self.pieces();
         let Some(piece) = pieces.list.get(number) else {
             let detail = format!("piece {number} of {}", pieces.list.len());
-            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+            return Err(Error::new("export", ErrorKind::OutOfBounds, detail));
         };
-        Ok((driver.export(&piece.physical)?, piece.length))
+        Ok((piece.physical.export()?, piece.length))
     }
 
     /// The device of the pieces, if there are any.
@@ -183,23 +180,11 @@ impl AddressRange {
     }
 }
 
-/// Returns the charge to the budget on drop, unless the operation succeeded.
-struct Charge<'a> {
-    device: &'a Device,
-    length: u64,
-}
-
-impl Drop for Charge<'_> {
-    fn drop(&mut self) {
-        self.device.0.budget.give_back(self.length);
-    }
-}
-
 impl Drop for AddressRange {
     fn drop(&mut self) {
         // No lock: in a forked child, a thread that does not exist there may hold it.
         let pieces = std::mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if !self.device.0.fork_generation.is_current() {
+        if !self.device.is_current() {
             std::mem::forget(pieces);
             std::mem::forget(self.raw.take());
             return;
@@ -212,7 +197,7 @@ impl Drop for AddressRange {
                 let _ = unsafe { raw.unmap(piece.offset, piece.length) };
             }
             if piece.is_charged {
-                self.device.0.budget.give_back(piece.length);
+                self.device.discharge(piece.length);
             }
         }
     }

@@ -2,20 +2,20 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::budget::Budget;
-use crate::deferred_free::DeferredFrees;
+use crate::deferred_free::{DeferredFree, DeferredFrees};
 use crate::device_name::{DeviceName, Implementation};
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Event, Point};
 use crate::fork::ForkGeneration;
-use crate::legacy_handle;
-use crate::pointer_attributes::PointerAttributes;
+use crate::legacy_handle::Table;
+use crate::pointer_attributes::{Allocator, PointerAttributes};
 use crate::properties::{PeerAccess, Properties, Uuid};
-use crate::stream::Stream;
+use crate::stream_waits::FreeGuard;
 use crate::{cuda, emulated};
 
 /// An open device. Clones of the handle are the same device.
@@ -35,17 +35,47 @@ use crate::{cuda, emulated};
 /// # Ok::<(), gpu::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Device(pub(crate) Arc<DeviceInner>);
+pub struct Device(Arc<DeviceInner>);
 
-pub(crate) struct DeviceInner {
-    pub(crate) name: DeviceName,
-    pub(crate) fork_generation: ForkGeneration,
-    pub(crate) driver: Box<dyn DeviceDriver>,
-    pub(crate) budget: Budget,
+struct DeviceInner {
+    name: DeviceName,
+    fork_generation: ForkGeneration,
+    driver: Box<dyn DeviceDriver>,
+    budget: Budget,
     /// The devices whose cuMemAlloc memory this one may access, one bit each.
     peers: AtomicU64,
-    pub(crate) legacy: Mutex<legacy_handle::Table>,
-    pub(crate) deferred_frees: DeferredFrees,
+    legacy: Mutex<Table>,
+    deferred_frees: DeferredFrees,
+}
+
+impl DeviceInner {
+    /// Frees deferred memory, if the guard is available and no stream waits.
+    fn free_deferred(&self, guard: impl FnOnce() -> Option<FreeGuard>) {
+        self.deferred_frees.free_all(guard, self.name.implementation, |one| self.free(one));
+    }
+
+    /// Called while no stream waits.
+    #[allow(unsafe_code)]
+    fn free(&self, deferred_free: &DeferredFree) {
+        // A driver that cannot free has failed as a whole; no caller can handle that here.
+        let _ = match deferred_free {
+            DeferredFree::Plain { address, length, .. } => {
+                self.budget.give_back(*length);
+                // SAFETY: allocated with cuMemAlloc, and no slice, thus no operation, was left.
+                unsafe { self.driver.free(*address) }
+            }
+            // SAFETY: registered here, and no operation was left.
+            DeferredFree::Host { address, .. } => unsafe { self.driver.unregister(*address) },
+            DeferredFree::Legacy { bytes } => {
+                // Closed under the table's lock, so that the next user opens it again.
+                let mut table = self.legacy.lock().unwrap_or_else(PoisonError::into_inner);
+                table.close(bytes).map_or(Ok(()), |address| {
+                    // SAFETY: opened here; no slice, thus no operation, was left.
+                    unsafe { self.driver.legacy_close(address) }
+                })
+            }
+        };
+    }
 }
 
 impl Drop for DeviceInner {
@@ -58,7 +88,7 @@ impl Drop for DeviceInner {
             std::mem::forget(std::mem::take(&mut self.deferred_frees));
             return;
         }
-        self.free_deferred();
+        self.free_deferred(FreeGuard::begin);
         // A stream of another device waits: deferred memory stays allocated, and host memory
         // stays registered. Nothing will free it later.
         std::mem::forget(std::mem::take(&mut self.deferred_frees));
@@ -84,6 +114,25 @@ pub struct DeviceSurvey {
     pub missing: Vec<(Implementation, Error)>,
 }
 
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parsed = text.split_once(':').and_then(|(implementation, number)| {
+            let number = number.parse().ok()?;
+            match implementation {
+                "cuda" => Some(Self::cuda(number)),
+                "emulated" => Some(Self::emulated(number)),
+                _ => None,
+            }
+        });
+        parsed.ok_or_else(|| {
+            let detail = format!("\"{text}\" is not a device name such as cuda:0 or emulated:0");
+            Error::new("parse device name", ErrorKind::InvalidArgument, detail)
+        })
+    }
+}
+
 impl DeviceName {
     /// The UUID of a device, which is the same in all processes of this machine. Does not open
     /// the device: creating a context takes time and device memory.
@@ -95,6 +144,39 @@ impl DeviceName {
             Implementation::Cuda => cuda::uuid(self.number).map_err(|error| error.on(self)),
             Implementation::Emulated => Ok(emulated::uuid(self.number)),
         }
+    }
+}
+
+impl PointerAttributes {
+    /// Information about an address in this process, on any device. None if no driver knows it:
+    /// then it is host memory or unmapped.
+    ///
+    /// CUDA is queried only if a library in this process has loaded it, and is not loaded for
+    /// that: without it there is no memory of its devices.
+    ///
+    /// ```
+    /// use gpu::{Allocator, PointerAttributes, Device};
+    /// let device = Device::open("emulated:0".parse()?)?;
+    /// let memory = device.allocate(1 << 20)?;
+    /// let found = PointerAttributes::of(memory.address() + 100).expect("memory of a device");
+    /// assert_eq!((found.device, found.base), (Some(device.name()), memory.address()));
+    /// let on_the_host = 7_u8;
+    /// assert_eq!(PointerAttributes::of(&raw const on_the_host as u64), None);
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    #[must_use]
+    pub fn of(address: u64) -> Option<Self> {
+        if let Some(found) = emulated::attributes(address) {
+            return Some(found);
+        }
+        let name = match cuda::locate(address)? {
+            cuda::PointerLocation::Host { base, length } => {
+                let allocator = Allocator::Host;
+                return Some(Self { device: None, allocator, base, length, buffer_id: 0 });
+            }
+            cuda::PointerLocation::Device(number) => DeviceName::cuda(number),
+        };
+        Device::open(name).and_then(|device| device.attributes(address)).ok()
     }
 }
 
@@ -271,60 +353,6 @@ impl Device {
         self.0.peers.load(Ordering::Acquire) & 1 << (number & 63) != 0
     }
 
-    /// Creates a stream: a queue of operations that run in order.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub fn stream(&self) -> Result<Stream> {
-        let raw = self.driver("create stream")?.stream().map_err(|e| e.on(self.0.name))?;
-        Ok(Stream::new(self.clone(), raw))
-    }
-
-    /// The default stream: copies of programs that name no stream run there, and it waits for
-    /// all streams that are not non-blocking.
-    ///
-    /// An emulated device has none, and returns a new stream.
-    ///
-    /// # Errors
-    /// If the driver refuses, for example during a graph capture.
-    #[allow(unsafe_code)]
-    pub fn default_stream(&self) -> Result<Stream> {
-        // SAFETY: the default stream always exists.
-        unsafe { self.adopt_stream(0) }
-    }
-
-    /// Adopts a stream of another library, such as a framework's current one, by the driver's
-    /// handle (a `cudaStream_t`; 0 is the default stream). Operations that either library
-    /// starts on it run in the order of their start. Dropping the returned stream does not
-    /// destroy it; it waits for the operations that were started here, and not for others.
-    ///
-    /// An emulated device has no default stream: 0 returns a new one.
-    ///
-    /// # Errors
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the per-thread default stream (2),
-    /// which differs in every thread; for a stream that is being captured; on an emulated
-    /// device, for anything but 0.
-    ///
-    /// # Safety
-    /// It is a stream of this device's primary context until everything made from it is
-    /// dropped, and no thread captures it during that time.
-    #[allow(unsafe_code)]
-    pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
-        let driver = self.driver("adopt a stream")?;
-        // SAFETY: the caller's promise.
-        let raw = unsafe { driver.adopt_stream(handle) }.map_err(|e| e.on(self.0.name))?;
-        Ok(Stream::adopted(self.clone(), raw))
-    }
-
-    /// Creates an event, which marks a point in a stream.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub fn event(&self) -> Result<Event> {
-        let raw = self.driver("create event")?.event().map_err(|e| e.on(self.0.name))?;
-        Ok(Event(Point::new(self.clone(), Arc::new(raw))))
-    }
-
     /// The driver's information about an address.
     ///
     /// # Errors
@@ -338,5 +366,56 @@ impl Device {
     pub(crate) fn driver(&self, operation: &'static str) -> Result<&dyn DeviceDriver> {
         self.0.fork_generation.check(operation).map_err(|error| error.on(self.0.name))?;
         Ok(&*self.0.driver)
+    }
+
+    /// False in a forked child.
+    pub(crate) fn is_current(&self) -> bool {
+        self.0.fork_generation.is_current()
+    }
+
+    /// Charges memory to the budget, or refuses with the numbers.
+    pub(crate) fn charge(&self, operation: &'static str, length: u64) -> Result<Charge<'_>> {
+        self.0.budget.charge(operation, length)?;
+        Ok(Charge { device: self, length })
+    }
+
+    /// Ends the charge of memory that was freed.
+    pub(crate) fn discharge(&self, length: u64) {
+        self.0.budget.give_back(length);
+    }
+
+    /// Frees memory now if no stream waits, otherwise later.
+    pub(crate) fn give_back(&self, deferred_free: DeferredFree) {
+        self.0.deferred_frees.push(deferred_free);
+        self.0.free_deferred(FreeGuard::begin);
+    }
+
+    /// Frees deferred memory, unless a stream waits, another thread is freeing, or one is
+    /// starting a wait.
+    pub(crate) fn try_free_deferred(&self) {
+        self.0.free_deferred(FreeGuard::try_begin);
+    }
+
+    /// Frees what can be freed now, and returns the rest, for reuse.
+    pub(crate) fn deferred_frees(&self) -> &DeferredFrees {
+        self.0.free_deferred(FreeGuard::begin);
+        &self.0.deferred_frees
+    }
+
+    /// The legacy handles that are open for this device.
+    pub(crate) fn legacy_table(&self) -> MutexGuard<'_, Table> {
+        self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the charge to the budget on drop: forgotten when the operation succeeded.
+pub(crate) struct Charge<'a> {
+    device: &'a Device,
+    length: u64,
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.device.discharge(self.length);
     }
 }

@@ -1,9 +1,6 @@
 //! Names of devices.
 
 use std::fmt;
-use std::str::FromStr;
-
-use crate::error::{Error, ErrorKind};
 
 /// The implementation behind the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,24 +57,5 @@ impl DeviceName {
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.implementation, self.number)
-    }
-}
-
-impl FromStr for DeviceName {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let parsed = text.split_once(':').and_then(|(implementation, number)| {
-            let number = number.parse().ok()?;
-            match implementation {
-                "cuda" => Some(Self::cuda(number)),
-                "emulated" => Some(Self::emulated(number)),
-                _ => None,
-            }
-        });
-        parsed.ok_or_else(|| {
-            let detail = format!("\"{text}\" is not a device name such as cuda:0 or emulated:0");
-            Error::new("parse device name", ErrorKind::InvalidArgument, detail)
-        })
     }
 }

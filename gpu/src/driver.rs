@@ -4,6 +4,7 @@
 //! implementations carry out calls with plain addresses.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,37 +12,31 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{PeerAccess, Properties};
-use crate::{cuda, emulated};
 
 /// Physical memory of a device, not mapped yet.
-#[derive(Debug)]
-pub(crate) enum Physical {
-    Cuda(cuda::Physical),
-    Emulated(emulated::Physical),
+pub(crate) trait PhysicalMemory: Any + Debug + Send + Sync {
+    fn export(&self) -> Result<OwnedFd>;
 }
+
+/// Imported memory, and the number of its device.
+pub(crate) type Imported = (Box<dyn PhysicalMemory>, u32);
 
 /// Physical memory that some library mapped, and its address.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    pub(crate) physical: Physical,
+    pub(crate) physical: Box<dyn PhysicalMemory>,
     pub(crate) base: u64,
     pub(crate) length: u64,
 }
 
 /// A point in a stream.
-#[derive(Debug)]
-pub(crate) enum Event {
-    Cuda(cuda::Event),
-    Emulated(emulated::Event),
+pub(crate) trait EventDriver: Any + Debug + Send + Sync {
+    fn is_done(&self) -> Result<bool>;
 }
 
-impl Event {
-    pub(crate) fn is_done(&self) -> Result<bool> {
-        match self {
-            Self::Cuda(event) => event.is_done(),
-            Self::Emulated(event) => event.is_done(),
-        }
-    }
+/// The memory or event of an implementation; an error if it belongs to another one.
+pub(crate) fn downcast<'a, T: Any>(operation: &'static str, object: &'a dyn Any) -> Result<&'a T> {
+    object.downcast_ref().ok_or_else(|| implementation_mismatch(operation))
 }
 
 /// Memory, events and streams of different implementations cannot be combined.
@@ -65,10 +60,8 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// From `allocate`, freed once, and no longer used.
     unsafe fn free(&self, address: u64) -> Result<()>;
 
-    fn create(&self, length: u64) -> Result<Physical>;
-    fn export(&self, physical: &Physical) -> Result<OwnedFd>;
-    /// The memory, and the number of its device.
-    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(Physical, u32)>;
+    fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>>;
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported>;
     fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>>;
 
     fn legacy_export(&self, address: u64) -> Result<[u8; 64]>;
@@ -99,15 +92,17 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// # Safety
     /// It belongs to this device or to one of its contexts, and outlives the returned object.
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>>;
-    fn event(&self) -> Result<Event>;
-    fn is_event_done(&self, event: &Event) -> Result<bool>;
+    fn event(&self) -> Result<Arc<dyn EventDriver>>;
+    fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
+        event.is_done()
+    }
 }
 
 /// A reserved range of addresses, in which physical memory is mapped.
 pub(crate) trait AddressRangeDriver: Debug + Send + Sync {
     fn address(&self) -> u64;
     /// Maps all of it at this offset, readable and writable by these devices.
-    fn map(&self, offset: u64, physical: &Physical, devices: &[u32]) -> Result<()>;
+    fn map(&self, offset: u64, physical: &dyn PhysicalMemory, devices: &[u32]) -> Result<()>;
     /// # Safety
     /// Mapped before, and no longer used. The same holds for dropping the range.
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()>;
@@ -157,7 +152,7 @@ pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
     /// As for writing one.
     unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()>;
-    fn record(&self, event: &Event) -> Result<()>;
-    fn wait(&self, event: &Arc<Event>) -> Result<()>;
+    fn record(&self, event: &dyn EventDriver) -> Result<()>;
+    fn wait(&self, event: &dyn EventDriver) -> Result<()>;
     fn is_done(&self) -> Result<bool>;
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::driver;
+use crate::driver::EventDriver;
 use crate::error::Result;
 use crate::waiting;
 
@@ -15,7 +15,7 @@ use crate::waiting;
 ///
 /// An event that was never recorded is done.
 #[derive(Debug)]
-pub struct Event(pub(crate) Point);
+pub struct Event(Point);
 
 impl Deref for Event {
     type Target = Point;
@@ -32,7 +32,7 @@ impl Deref for Event {
 /// returns to the stream, which records it again after it was reached.
 pub struct Point {
     device: Device,
-    pub(crate) event: Arc<driver::Event>,
+    event: Arc<dyn EventDriver>,
 }
 
 impl fmt::Debug for Point {
@@ -42,8 +42,12 @@ impl fmt::Debug for Point {
 }
 
 impl Point {
-    pub(crate) fn new(device: Device, event: Arc<driver::Event>) -> Self {
+    pub(crate) fn new(device: Device, event: Arc<dyn EventDriver>) -> Self {
         Self { device, event }
+    }
+
+    pub(crate) fn raw(&self) -> &dyn EventDriver {
+        &*self.event
     }
 
     /// Are all operations before it done? Does not wait.
@@ -52,7 +56,7 @@ impl Point {
     /// If one of the operations failed.
     pub fn is_done(&self) -> Result<bool> {
         let driver = self.device.driver("query point")?;
-        driver.is_event_done(&self.event).map_err(|error| error.on(self.device.name()))
+        driver.is_event_done(self.raw()).map_err(|error| error.on(self.device.name()))
     }
 
     /// Waits until all operations before it are done.
@@ -63,5 +67,16 @@ impl Point {
     pub fn wait(&self, timeout: Duration) -> Result<()> {
         waiting::wait_until("wait for a point", timeout, || self.is_done())
             .map_err(|error| error.on(self.device.name()))
+    }
+}
+
+impl Device {
+    /// Creates an event, which marks a point in a stream.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn event(&self) -> Result<Event> {
+        let raw = self.driver("create event")?.event().map_err(|e| e.on(self.name()))?;
+        Ok(Event(Point::new(self.clone(), raw)))
     }
 }

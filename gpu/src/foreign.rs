@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 
 use crate::device::Device;
-use crate::driver::{Mapping, Physical};
+use crate::driver::{Mapping, PhysicalMemory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::Allocator;
 
@@ -113,8 +113,8 @@ impl Foreign {
 pub(crate) struct RetainedPieces {
     device: Device,
     /// The offset of the range in the first piece.
-    pub(crate) offset: u64,
-    pieces: Vec<(Physical, u64)>,
+    offset: u64,
+    pieces: Vec<(Box<dyn PhysicalMemory>, u64)>,
 }
 
 impl RetainedPieces {
@@ -140,24 +140,24 @@ impl RetainedPieces {
         Ok(found)
     }
 
-    pub(crate) fn lengths(&self) -> impl Iterator<Item = u64> {
-        self.pieces.iter().map(|(_, length)| *length)
+    /// The offset of the range in the first piece, and the lengths of the pieces.
+    pub(crate) fn extent(&self) -> (u64, Vec<u64>) {
+        (self.offset, self.pieces.iter().map(|(_, length)| *length).collect())
     }
 
     /// The file descriptor of a piece, and its length.
     pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
-        let operation = "export";
         let Some((physical, length)) = self.pieces.get(number) else {
             let detail = format!("piece {number} of {}", self.pieces.len());
-            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+            return Err(Error::new("export", ErrorKind::OutOfBounds, detail));
         };
-        Ok((self.device.driver(operation)?.export(physical)?, *length))
+        Ok((physical.export()?, *length))
     }
 }
 
 impl Drop for RetainedPieces {
     fn drop(&mut self) {
-        if !self.device.0.fork_generation.is_current() {
+        if !self.device.is_current() {
             std::mem::forget(std::mem::take(&mut self.pieces));
         }
     }

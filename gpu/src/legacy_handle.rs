@@ -9,10 +9,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::deferred_free::DeferredFree;
-use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Memory;
+use crate::driver::DeviceDriver;
+use crate::error::Result;
 
 /// A range of another process's allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,6 +62,23 @@ pub fn open_legacy_handles() -> u64 {
 }
 
 impl Table {
+    /// Adds a user of another process's allocation, and opens it if it is not open. Returns its
+    /// address and length.
+    pub(crate) fn open(
+        &mut self,
+        bytes: [u8; 64],
+        driver: &dyn DeviceDriver,
+    ) -> Result<(u64, u64)> {
+        self.acquire(bytes, || {
+            let opened = driver.legacy_open(bytes);
+            let otherwise = || with_other_pid(bytes, std::process::id());
+            match opened.is_err().then(otherwise).flatten() {
+                Some(bytes) => driver.legacy_open(bytes).or(opened),
+                None => opened,
+            }
+        })
+    }
+
     /// Adds a user of an allocation, and calls `open` if it is not open. Returns its address
     /// and length.
     fn acquire(
@@ -83,7 +98,7 @@ impl Table {
 
     /// Removes a user; true for the last one, which must [close](Self::close) the allocation,
     /// once.
-    fn release(&mut self, bytes: &[u8; 64]) -> bool {
+    pub(crate) fn release(&mut self, bytes: &[u8; 64]) -> bool {
         self.open.get_mut(bytes).is_some_and(|entry| {
             entry.users -= 1;
             entry.users == 0 && !std::mem::replace(&mut entry.is_unused, true)
@@ -99,66 +114,6 @@ impl Table {
         }
         OPEN.fetch_sub(1, Ordering::Relaxed);
         self.open.remove(bytes).map(|entry| entry.address)
-    }
-}
-
-/// A user of an open allocation.
-#[derive(Debug)]
-pub(crate) struct OpenedHandle {
-    device: Device,
-    bytes: [u8; 64],
-}
-
-impl Drop for OpenedHandle {
-    fn drop(&mut self) {
-        if !self.device.0.fork_generation.is_current() {
-            return;
-        }
-        let mut table = self.device.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_last = table.release(&self.bytes);
-        drop(table);
-        if was_last {
-            self.device.0.give_back(DeferredFree::Legacy { bytes: self.bytes });
-        }
-    }
-}
-
-impl Device {
-    /// Opens memory of another process for this device. The other process may have the same
-    /// process id in another PID namespace: the first process of every container has id 1.
-    ///
-    /// # Errors
-    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the handle is unknown to the driver, was
-    /// made by this process, or claims more than the allocation has.
-    pub fn open_legacy_handle(&self, handle: &LegacyHandle) -> Result<Memory> {
-        let operation = "open a legacy handle";
-        let driver = self.driver(operation)?;
-        let on = |error: Error| error.on(self.name());
-        let (base, whole) = {
-            let mut table = self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
-            let open = || {
-                let opened_handle = driver.legacy_open(handle.bytes);
-                let otherwise = || with_other_pid(handle.bytes, std::process::id());
-                match opened_handle.is_err().then(otherwise).flatten() {
-                    Some(bytes) => driver.legacy_open(bytes).or(opened_handle),
-                    None => opened_handle,
-                }
-            };
-            table.acquire(handle.bytes, open).map_err(on)?
-        };
-        let opened_handle = OpenedHandle { device: self.clone(), bytes: handle.bytes };
-        let is_inside = handle.offset.checked_add(handle.length).is_some_and(|end| end <= whole);
-        if !is_inside || handle.length == 0 {
-            let detail = format!(
-                "{} bytes at offset {}, in an allocation of {whole} bytes",
-                handle.length, handle.offset
-            );
-            return Err(on(Error::new(operation, ErrorKind::InvalidHandle, detail)));
-        }
-        // Another device than this one, if a peer opened it.
-        let resident = driver.attributes(base).ok().and_then(|attributes| attributes.device);
-        let (address, length) = (base + handle.offset, handle.length);
-        Ok(Memory::of_legacy(self, resident.unwrap_or(self.name()), opened_handle, address, length))
     }
 }
 
@@ -181,6 +136,7 @@ fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Error, ErrorKind};
 
     #[test]
     fn only_the_own_process_id_is_replaced() {

@@ -15,6 +15,11 @@
 //! refused, where a driver would stage it through the host.
 //!
 //! This crate has no knowledge of networks, or of what other processes do with exported memory.
+//!
+//! Modules, each importing only those before it: `device_name`, `error`, `properties`,
+//! `pointer_attributes`, `fork`, `budget`, `checksum`, `reuse`, `waiting`, `driver`, `stream_waits`,
+//! `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`, `event`,
+//! `address_range`, `foreign`, `memory`, `importer`, `stream`.
 
 mod address_range;
 mod budget;
@@ -37,6 +42,7 @@ mod pointer_attributes;
 mod properties;
 mod reuse;
 mod stream;
+mod stream_waits;
 mod waiting;
 
 use std::time::Duration;

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::device_name::DeviceName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::Foreign;
-use crate::legacy_handle::{LegacyHandle, OpenedHandle, remember_own_handle};
+use crate::legacy_handle::{LegacyHandle, remember_own_handle};
 
 /// Host memory that devices can be given access to.
 ///
@@ -58,8 +58,9 @@ enum Kind {
         was_exported: AtomicBool,
     },
     AddressRange(AddressRange),
+    /// An allocation of another process, of which it is a user in the table of the device.
     Legacy {
-        _opened: OpenedHandle,
+        bytes: [u8; 64],
     },
     Host {
         mapping: Box<dyn HostMapping>,
@@ -75,7 +76,7 @@ fn plain() -> Kind {
 
 impl Drop for MemoryInner {
     fn drop(&mut self) {
-        if !self.device.0.fork_generation.is_current() {
+        if !self.device.is_current() {
             return;
         }
         let (address, length) = (self.address, self.length.load(Ordering::Relaxed));
@@ -86,12 +87,15 @@ impl Drop for MemoryInner {
                 DeferredFree::Plain { address, length, is_private }
             }
             Kind::Host { mapping } => DeferredFree::Host { address, length, _mapping: mapping },
-            // These release themselves.
+            Kind::Legacy { bytes } if self.device.legacy_table().release(&bytes) => {
+                DeferredFree::Legacy { bytes }
+            }
+            // It has other users, or these release themselves.
             Kind::AddressRange(_) | Kind::Legacy { .. } | Kind::Foreign(_) | Kind::Released => {
                 return;
             }
         };
-        self.device.0.give_back(deferred_free);
+        self.device.give_back(deferred_free);
     }
 }
 
@@ -126,16 +130,6 @@ impl Memory {
     ) -> Self {
         let address = address_range.address() + offset;
         Self::new(device, Some(resident), address, length, Kind::AddressRange(address_range))
-    }
-
-    pub(crate) fn of_legacy(
-        device: &Device,
-        resident: DeviceName,
-        opened_handle: OpenedHandle,
-        address: u64,
-        length: u64,
-    ) -> Self {
-        Self::new(device, Some(resident), address, length, Kind::Legacy { _opened: opened_handle })
     }
 
     pub(crate) fn address_range(&self) -> Option<&AddressRange> {
@@ -301,8 +295,8 @@ impl Memory {
             }
             Kind::Foreign(foreign) => match foreign.retained() {
                 Some(retained) => {
-                    let lengths = retained.lengths().collect();
-                    Ok(Pieces { offset: retained.offset, lengths })
+                    let (offset, lengths) = retained.extent();
+                    Ok(Pieces { offset, lengths })
                 }
                 None => Err(self.refuse(operation, foreign.reason_not_exportable())),
             },
@@ -492,16 +486,13 @@ impl Device {
         if length == 0 {
             return Err(on(Error::new(operation, ErrorKind::InvalidArgument, "0 bytes")));
         }
-        self.0.free_deferred();
         // Deferred memory is still charged.
-        if let Some(address) = self.0.deferred_frees.take_plain(length) {
+        if let Some(address) = self.deferred_frees().take_plain(length) {
             return Ok(Memory::new(self, Some(self.name()), address, length, plain()));
         }
-        self.0.budget.charge(operation, length).map_err(on)?;
-        let address = driver.allocate(length).map_err(|error| {
-            self.0.budget.give_back(length);
-            on(error)
-        })?;
+        let charged = self.charge(operation, length).map_err(on)?;
+        let address = driver.allocate(length).map_err(on)?;
+        std::mem::forget(charged);
         Ok(Memory::new(self, Some(self.name()), address, length, plain()))
     }
 
@@ -557,6 +548,32 @@ impl Device {
         Ok(Memory::new(self, resident, address, length, Kind::Foreign(foreign)))
     }
 
+    /// Opens memory of another process for this device. The other process may have the same
+    /// process id in another PID namespace: the first process of every container has id 1.
+    ///
+    /// # Errors
+    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the handle is unknown to the driver, was
+    /// made by this process, or claims more than the allocation has.
+    pub fn open_legacy_handle(&self, handle: &LegacyHandle) -> Result<Memory> {
+        let operation = "open a legacy handle";
+        let driver = self.driver(operation)?;
+        let on = |error: Error| error.on(self.name());
+        let LegacyHandle { bytes, offset, length } = *handle;
+        let (base, whole) = self.legacy_table().open(bytes, driver).map_err(on)?;
+        // Another device than this one, if a peer opened it.
+        let resident = driver.attributes(base).ok().and_then(|attributes| attributes.device);
+        let resident = resident.or(Some(self.name()));
+        // From here on it is released on drop.
+        let address = base.wrapping_add(offset);
+        let memory = Memory::new(self, resident, address, length, Kind::Legacy { bytes });
+        if length == 0 || offset.checked_add(length).is_none_or(|end| end > whole) {
+            let detail =
+                format!("{length} bytes at offset {offset}, in an allocation of {whole} bytes");
+            return Err(on(Error::new(operation, ErrorKind::InvalidHandle, detail)));
+        }
+        Ok(memory)
+    }
+
     /// Gives this device, and all others of its implementation, access to host memory.
     ///
     /// # Errors
@@ -566,8 +583,7 @@ impl Device {
     pub fn register(&self, mapping: impl HostMapping) -> Result<Memory> {
         let driver = self.driver("register host memory")?;
         let (address, length) = (mapping.address(), mapping.length());
-        self.0.free_deferred();
-        let before = self.0.deferred_frees.take_host((address, length));
+        let before = self.deferred_frees().take_host((address, length));
         if before.is_none() {
             // SAFETY: mapped as long as the value lives, by its contract; it is dropped after
             // the range was unregistered.

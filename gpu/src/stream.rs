@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::deferred_free::StreamWaits;
 use crate::device::Device;
-use crate::driver::{self, PinnedBuffer, StreamDriver};
+use crate::driver::{DeviceDriver, EventDriver, PinnedBuffer, StreamDriver};
 use crate::error::{Error, ErrorKind, Result, is_over};
 use crate::event::{Event, Point};
 use crate::memory::{Memory, MemoryInner, Slice};
 use crate::reuse::ReusePool;
+use crate::stream_waits::StreamWaits;
 use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};
@@ -82,8 +82,8 @@ struct InFlight {
     /// The number of the last operations that are not covered by an event yet.
     since_last: usize,
     /// Events, and how many operations each covers.
-    marked: VecDeque<(Arc<driver::Event>, usize)>,
-    events: ReusePool<driver::Event>,
+    marked: VecDeque<(Arc<dyn EventDriver>, usize)>,
+    events: ReusePool<dyn EventDriver>,
     /// Empty: its capacity is reused for released references.
     spare: Vec<Retained>,
 }
@@ -101,25 +101,20 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(device: Device, raw: Box<dyn StreamDriver>) -> Self {
+    fn new(device: &Device, raw: Box<dyn StreamDriver>, is_adopted: bool) -> Self {
         let raw: Arc<dyn StreamDriver> = Arc::from(raw);
+        // An adopted stream is never queried, because its owner may destroy it.
+        let queried = (!is_adopted).then_some(&raw);
         Self {
-            waits: StreamWaits::new(device.name().implementation, Some(&raw)),
-            device,
+            waits: StreamWaits::new(device.name().implementation, queried),
+            device: device.clone(),
             raw: Some(raw),
-            is_adopted: false,
+            is_adopted,
             in_flight: Mutex::default(),
             bounce: Mutex::default(),
             lists: Mutex::default(),
             closed: None,
         }
-    }
-
-    pub(crate) fn adopted(device: Device, raw: Box<dyn StreamDriver>) -> Self {
-        let mut adopted = Self::new(device, raw);
-        adopted.is_adopted = true;
-        adopted.waits = StreamWaits::new(adopted.device.name().implementation, None);
-        adopted
     }
 
     /// The device that runs it.
@@ -232,7 +227,7 @@ impl Stream {
     /// # Errors
     /// If the event belongs to another implementation.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.begin("record an event", &[], |raw| raw.record(&event.event))
+        self.begin("record an event", &[], |raw| raw.record(event.raw()))
     }
 
     /// Later operations on this stream wait for the event, or for a point of another stream.
@@ -241,7 +236,7 @@ impl Stream {
     /// # Errors
     /// If the event belongs to another implementation.
     pub fn wait_for(&self, event: &Point) -> Result<()> {
-        self.begin("wait for an event", &[], |raw| self.waits.begin(|| raw.wait(&event.event)))
+        self.begin("wait for an event", &[], |raw| self.waits.begin(|| raw.wait(event.raw())))
     }
 
     /// Writes a word after all earlier operations are done: a reader that finds `value` also
@@ -315,10 +310,10 @@ impl Stream {
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let operation = "synchronize";
         let driver = self.device.driver(operation)?;
-        let last = self.mark(&mut self.in_flight())?;
-        waiting::wait_until(operation, timeout, || driver.is_event_done(&last))
+        let last = self.mark(driver, &mut self.in_flight())?;
+        waiting::wait_until(operation, timeout, || driver.is_event_done(&*last))
             .map_err(|error| error.on(self.device.name()))?;
-        self.sweep(self.in_flight());
+        self.sweep(driver, self.in_flight());
         Ok(())
     }
 
@@ -340,10 +335,11 @@ impl Stream {
     /// # Errors
     /// If the driver refuses.
     pub fn point(&self) -> Result<Point> {
+        let driver = self.device.driver("create event")?;
         let mut in_flight = self.in_flight();
-        let event = self.mark(&mut in_flight)?;
+        let event = self.mark(driver, &mut in_flight)?;
         // A caller that only marks and queries must get its memory back as well.
-        self.sweep(in_flight);
+        self.sweep(driver, in_flight);
         Ok(Point::new(self.device.clone(), event))
     }
 
@@ -403,7 +399,7 @@ impl Stream {
         block: Option<&Arc<dyn PinnedBuffer>>,
         begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
     ) -> Result<()> {
-        self.device.driver(operation)?;
+        let driver = self.device.driver(operation)?;
         let mut in_flight = self.in_flight();
         let before = in_flight.retained.len();
         let retained =
@@ -414,29 +410,32 @@ impl Stream {
         in_flight.since_last += in_flight.retained.len() - before;
         begin(self.raw()).map_err(|error| error.on(self.device.name()))?;
         if in_flight.since_last >= SWEEP_INTERVAL {
-            self.mark(&mut in_flight)?;
-            self.sweep(in_flight);
+            self.mark(driver, &mut in_flight)?;
+            self.sweep(driver, in_flight);
         }
         Ok(())
     }
 
     /// Records an event behind all operations so far. It is not reused as long as a reference
     /// to it exists.
-    fn mark(&self, in_flight: &mut InFlight) -> Result<Arc<driver::Event>> {
-        let driver = self.device.driver("create event")?;
+    fn mark(
+        &self,
+        driver: &dyn DeviceDriver,
+        in_flight: &mut InFlight,
+    ) -> Result<Arc<dyn EventDriver>> {
         let on = |error: Error| error.on(self.device.name());
-        let is_reached = |event: &driver::Event| matches!(driver.is_event_done(event), Ok(true));
+        let is_reached = |event: &_| matches!(driver.is_event_done(event), Ok(true));
         let event = match in_flight.events.take(is_reached) {
             Some(event) => event,
             None => {
-                let made = Arc::new(driver.event().map_err(on)?);
+                let made = driver.event().map_err(on)?;
                 if in_flight.events.len() < MAX_SPARE_EVENTS {
                     in_flight.events.keep(&made);
                 }
                 made
             }
         };
-        self.raw().record(&event).map_err(on)?;
+        self.raw().record(&*event).map_err(on)?;
         self.waits.mark(&event);
         if in_flight.since_last > 0 {
             let count = std::mem::take(&mut in_flight.since_last);
@@ -448,16 +447,15 @@ impl Stream {
     /// Releases the memory of finished operations, after the lock was released: owners of
     /// memory may run any code. Memory of failed operations is kept, because the device may
     /// still access it.
-    fn sweep(&self, mut in_flight: MutexGuard<'_, InFlight>) {
-        let driver = &self.device.0.driver;
-        let is_done = |event: &driver::Event| matches!(driver.is_event_done(event), Ok(true));
+    fn sweep(&self, driver: &dyn DeviceDriver, mut in_flight: MutexGuard<'_, InFlight>) {
+        let is_done = |event: &_| matches!(driver.is_event_done(event), Ok(true));
         let mut count = 0;
-        while in_flight.marked.front().is_some_and(|(event, _)| is_done(event)) {
+        while in_flight.marked.front().is_some_and(|(event, _)| is_done(&**event)) {
             count += in_flight.marked.pop_front().map_or(0, |(_, retained)| retained);
         }
         if count == 0 {
             drop(in_flight);
-            self.device.0.try_free_deferred();
+            self.device.try_free_deferred();
             return;
         }
         let mut done = std::mem::take(&mut in_flight.spare);
@@ -465,7 +463,7 @@ impl Stream {
         drop(in_flight);
         done.clear();
         self.in_flight().spare = done;
-        self.device.0.try_free_deferred();
+        self.device.try_free_deferred();
     }
 
     fn bounce_buffer(
@@ -588,8 +586,7 @@ impl Stream {
     /// Does this result of a wait prove that no operation of this library is in flight? In a
     /// forked child, the operations of the parent are unknown.
     fn is_idle(&self, outcome: &Result<()>) -> bool {
-        self.device.0.fork_generation.is_current()
-            && outcome.as_ref().map_or_else(is_over, |()| true)
+        self.device.is_current() && outcome.as_ref().map_or_else(is_over, |()| true)
     }
 
     /// Waits until no operation of this library is in flight. Operations of other libraries on
@@ -606,9 +603,9 @@ impl Stream {
             if in_flight.retained.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
-            self.mark(&mut in_flight)?
+            self.mark(driver, &mut in_flight)?
         };
-        waiting::wait_until(operation, timeout, || retry_unless_over(driver.is_event_done(&last)))
+        waiting::wait_until(operation, timeout, || retry_unless_over(driver.is_event_done(&*last)))
     }
 }
 
@@ -616,7 +613,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let is_done = match self.closed {
             Some(is_done) => is_done,
-            None if !self.device.0.fork_generation.is_current() => false,
+            None if !self.device.is_current() => false,
             None => self.is_idle(&self.wait_for_all("drop a stream", DROP_TIMEOUT)),
         };
         if is_done {
@@ -636,6 +633,51 @@ impl Drop for Stream {
         std::mem::forget(std::mem::take(
             self.lists.get_mut().unwrap_or_else(PoisonError::into_inner),
         ));
+    }
+}
+
+impl Device {
+    /// Creates a stream: a queue of operations that run in order.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn stream(&self) -> Result<Stream> {
+        let raw = self.driver("create stream")?.stream().map_err(|e| e.on(self.name()))?;
+        Ok(Stream::new(self, raw, false))
+    }
+
+    /// The default stream: copies of programs that name no stream run there, and it waits for
+    /// all streams that are not non-blocking.
+    ///
+    /// An emulated device has none, and returns a new stream.
+    ///
+    /// # Errors
+    /// If the driver refuses, for example during a graph capture.
+    pub fn default_stream(&self) -> Result<Stream> {
+        // SAFETY: the default stream always exists.
+        unsafe { self.adopt_stream(0) }
+    }
+
+    /// Adopts a stream of another library, such as a framework's current one, by the driver's
+    /// handle (a `cudaStream_t`; 0 is the default stream). Operations that either library
+    /// starts on it run in the order of their start. Dropping the returned stream does not
+    /// destroy it; it waits for the operations that were started here, and not for others.
+    ///
+    /// An emulated device has no default stream: 0 returns a new one.
+    ///
+    /// # Errors
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the per-thread default stream (2),
+    /// which differs in every thread; for a stream that is being captured; on an emulated
+    /// device, for anything but 0.
+    ///
+    /// # Safety
+    /// It is a stream of this device's primary context until everything made from it is
+    /// dropped, and no thread captures it during that time.
+    pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
+        let driver = self.driver("adopt a stream")?;
+        // SAFETY: the caller's promise.
+        let raw = unsafe { driver.adopt_stream(handle) }.map_err(|e| e.on(self.name()))?;
+        Ok(Stream::new(self, raw, true))
     }
 }
 

@@ -4,12 +4,20 @@
 //! at different addresses.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::interruption;
+thread_local! {
+    static INTERRUPTED_SLEEPS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many sleeps of the calling thread ended because a signal handler had run.
+pub(crate) fn interrupted_sleeps() -> u64 {
+    INTERRUPTED_SLEEPS.get()
+}
 
 /// The 32 bits of the word that the kernel compares.
 fn lower_half(word: &AtomicU64) -> *const u32 {
@@ -32,7 +40,7 @@ pub(crate) fn sleep(word: &AtomicU64, low: u32, timeout: Duration) {
     // With a timeout, the kernel reports EINTR whenever a handler has run, even with
     // SA_RESTART. After a signal without a handler it resumes the sleep itself.
     if answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
-        interruption::note_interrupted_sleep();
+        INTERRUPTED_SLEEPS.set(INTERRUPTED_SLEEPS.get().wrapping_add(1));
     }
 }
 

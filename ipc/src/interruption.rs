@@ -1,20 +1,10 @@
 //! Sleeps that a signal handler ended.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::futex;
-
-thread_local! {
-    static ENDED: Cell<u64> = const { Cell::new(0) };
-}
-
-/// A sleep of the calling thread ended because a signal handler had run.
-pub(crate) fn note_interrupted_sleep() {
-    ENDED.set(ENDED.get().wrapping_add(1));
-}
 
 /// Tells whether a signal handler has ended a sleep of the calling thread, since a chosen moment.
 ///
@@ -40,13 +30,13 @@ impl Interruption {
     /// Starts now.
     #[must_use]
     pub fn watch() -> Self {
-        Self { before: ENDED.get(), not_send: PhantomData }
+        Self { before: futex::interrupted_sleeps(), not_send: PhantomData }
     }
 
     /// Has a handler ended a sleep since the start?
     #[must_use]
     pub fn occurred(&self) -> bool {
-        ENDED.get() != self.before
+        futex::interrupted_sleeps() != self.before
     }
 }
 

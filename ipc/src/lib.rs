@@ -3,6 +3,10 @@
 //! This crate has no knowledge of networks or devices. Shared state is in [segments](segment),
 //! which are passed as file descriptors, consists of [`words`], and stays consistent when a
 //! process dies at any instruction.
+//!
+//! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `limits`, `fork`,
+//! `participant`, `futex`, `interruption`, `words`, `lock`, `doorbell`, `marked_doorbell`, `watch`,
+//! `segment`, `crash_test`, `channel`, `pidfd`, `allocator`, `queue`.
 
 pub mod allocator;
 pub mod channel;
@@ -11,6 +15,7 @@ pub mod crash_test;
 mod deadline;
 mod debug;
 mod doorbell;
+mod fork;
 mod futex;
 mod interruption;
 pub mod limits;
@@ -30,13 +35,14 @@ pub use allocator::{Allocator, AllocatorError, Block, BlockRange, Owner, Statist
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
 pub use deadline::deadline;
 pub use doorbell::{Doorbell, WaitStrategy};
+pub use fork::ForkGeneration;
 pub use interruption::{Interruption, sleep_interruptible};
 pub use limits::{DescriptorLimit, LimitReached};
 pub use lock::LockTimeout;
 pub use marked_doorbell::MarkedDoorbell;
 pub use page_size::page_size;
 pub use participant::{AlwaysAlive, Caller, Liveness, Participant};
-pub use pidfd::{ForkGeneration, ParticipantTable, PidFd};
+pub use pidfd::{ParticipantTable, PidFd};
 pub use queue::{
     OverflowPolicy, Published, Queue, QueueError, QueueSetup, Subscriber, SubscriptionId,
     TakenEntry,

@@ -9,11 +9,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Once, PoisonError, RwLock};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{PoisonError, RwLock};
 
 use crate::channel::Channel;
+pub use crate::fork::ForkGeneration;
 use crate::participant::{Liveness, Participant};
 use crate::words::Words;
 
@@ -150,41 +150,6 @@ impl PidFd {
 impl AsFd for PidFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// Identifies this process, in a way that a fork changes.
-///
-/// A handle that was made before a fork belongs to the parent: its participant is the parent's,
-/// and two processes under one participant would undo each other's changes. The handle stores
-/// this value, and fails when it is used in the child.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForkGeneration(u32);
-
-static INCARNATION: AtomicU32 = AtomicU32::new(0);
-
-extern "C" fn after_fork_in_child() {
-    INCARNATION.fetch_add(1, Relaxed);
-}
-
-impl ForkGeneration {
-    /// The generation of this process.
-    #[inline]
-    #[must_use]
-    pub fn current() -> Self {
-        static WATCH: Once = Once::new();
-        WATCH.call_once(|| {
-            // SAFETY: the handler only does an atomic addition.
-            unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
-        });
-        Self(INCARNATION.load(Relaxed))
-    }
-
-    /// Is this still the same process?
-    #[inline]
-    #[must_use]
-    pub fn is_current(self) -> bool {
-        self.0 == INCARNATION.load(Relaxed)
     }
 }
 
@@ -584,23 +549,5 @@ mod tests {
             }
             None => assert_eq!(found.unwrap_err().kind(), io::ErrorKind::InvalidData),
         }
-    }
-
-    #[test]
-    fn fork_is_detected() {
-        let before = ForkGeneration::current();
-        assert!(before.is_current());
-        // SAFETY: the child only compares and exits.
-        let number = unsafe { libc::fork() };
-        if number == 0 {
-            let code = i32::from(before.is_current());
-            // SAFETY: ends the child at once, without running any code of the parent.
-            unsafe { libc::_exit(code) };
-        }
-        let mut status = 0;
-        // SAFETY: a child of this process.
-        unsafe { libc::waitpid(number, &raw mut status, 0) };
-        assert_eq!(libc::WEXITSTATUS(status), 0, "the child did not detect the fork");
-        assert!(before.is_current());
     }
 }

@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::doorbell::{Doorbell, MAX_SLEEP};
+use crate::fork::ForkGeneration;
 use crate::futex;
-use crate::pidfd::ForkGeneration;
 use crate::words::{FutexWords, LocalWords, Words};
 
 /// A listener that is called when a doorbell was rung. It runs on the thread of a

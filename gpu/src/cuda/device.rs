@@ -4,21 +4,19 @@
 use std::ffi::{CStr, c_int};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 use sys::CUdevice_attribute_enum as Attribute;
 
-use super::kernels::Kernels;
-use super::library::{
-    self, Address, CONTEXT_DESTROYED, Code, DEINITIALIZED, Functions, INVALID_CONTEXT, NOT_READY,
-    PEER_ACCESS_ALREADY_ENABLED,
-};
-use super::memory::{self, AccumulatorPool, AddressRange, Physical, PinnedBlock, PinnedBufferPool};
+use super::Context;
+use super::library::{self, Address, PEER_ACCESS_ALREADY_ENABLED};
+use super::memory::{self, AddressRange, Physical, PinnedBlock};
 use super::stream::{Event, Stream};
-use crate::deferred_free::any_stream_waits;
-use crate::device_name::{DeviceName, Implementation};
-use crate::driver::{self, AddressRangeDriver, DeviceDriver, PinnedBuffer, StreamDriver};
+use crate::device_name::DeviceName;
+use crate::driver::{
+    self, AddressRangeDriver, DeviceDriver, EventDriver, Imported, PhysicalMemory, PinnedBuffer,
+    StreamDriver,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
@@ -45,174 +43,6 @@ pub(crate) fn uuid(number: u32) -> Result<Uuid> {
         library::check(functions, operation, (functions.device_uuid)(&raw mut uuid, device))?;
     }
     Ok(Uuid(uuid))
-}
-
-/// The primary context of a device, retained; frameworks use the same context.
-pub(super) struct Context {
-    pub(super) functions: &'static Functions,
-    pub(super) number: u32,
-    device: c_int,
-    raw: sys::CUcontext,
-    pub(super) kernels: Kernels,
-    pub(super) pinned_buffers: PinnedBufferPool,
-    pub(super) accumulators: AccumulatorPool,
-    /// Another library destroyed the context, or the driver shut down: no object of it is used
-    /// or freed any more.
-    is_destroyed: AtomicBool,
-}
-
-// SAFETY: the driver's objects may be used from any thread; a context is made current in each
-// before its use.
-unsafe impl Send for Context {}
-// SAFETY: the same.
-unsafe impl Sync for Context {}
-
-impl std::fmt::Debug for Context {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Context({})", self.number)
-    }
-}
-
-impl Context {
-    fn retain(functions: &'static Functions, number: u32) -> Result<Arc<Self>> {
-        let operation = "open";
-        let mut device = 0;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: valid pointers for the results.
-        unsafe {
-            let code = (functions.device_get)(&raw mut device, number as c_int);
-            library::check(functions, operation, code)?;
-            let code = (functions.context_retain)(&raw mut raw, device);
-            library::check(functions, operation, code)?;
-        }
-        let kernels = Kernels::default();
-        let (pinned_buffers, accumulators) =
-            (PinnedBufferPool::default(), AccumulatorPool::default());
-        let is_destroyed = AtomicBool::new(false);
-        Ok(Arc::new(Self {
-            functions,
-            number,
-            device,
-            raw,
-            kernels,
-            pinned_buffers,
-            accumulators,
-            is_destroyed,
-        }))
-    }
-
-    /// An error unless the code is 0.
-    pub(super) fn check(&self, operation: &'static str, code: Code) -> Result<()> {
-        if matches!(code, DEINITIALIZED | CONTEXT_DESTROYED) {
-            // Handles of this context are no longer valid in the driver.
-            self.is_destroyed.store(true, Ordering::Relaxed);
-        }
-        library::check(self.functions, operation, code)
-            .map_err(|error| error.on(DeviceName::cuda(self.number)))
-    }
-
-    /// Makes the context current on this thread for the following calls, and restores the
-    /// previous one afterwards: otherwise the next call of a framework would go to another
-    /// device.
-    ///
-    /// The capture mode of this thread is set and restored, too. While any thread captures a
-    /// graph in global mode, as frameworks do, a thread in a mode other than "relaxed" may
-    /// neither query an event nor allocate: the call fails, and invalidates the capture. No
-    /// operation that starts here is on a captured stream.
-    pub(super) fn make_current(&self, operation: &'static str) -> Result<CurrentContext<'_>> {
-        const RELAXED: u32 = 2;
-        if self.is_destroyed.load(Ordering::Relaxed) {
-            let detail = "its context was destroyed, or the driver shut down";
-            let error = Error::new(operation, ErrorKind::DeviceFailed, detail);
-            return Err(error.on(DeviceName::cuda(self.number)));
-        }
-        // SAFETY: retained as long as `self` lives.
-        let code = unsafe { (self.functions.context_push)(self.raw) };
-        self.check(operation, code).map_err(|error| match code {
-            INVALID_CONTEXT => {
-                self.is_destroyed.store(true, Ordering::Relaxed);
-                error.with_kind(ErrorKind::DeviceFailed)
-            }
-            _ => error,
-        })?;
-        let mut mode = RELAXED;
-        // SAFETY: a valid mode, which is replaced by the previous one.
-        let code = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
-        let entered = CurrentContext { context: self, mode: (code == 0).then_some(mode) };
-        self.check(operation, code)?;
-        Ok(entered)
-    }
-
-    /// True if done, false if not yet.
-    pub(super) fn is_ready(&self, operation: &'static str, code: Code) -> Result<bool> {
-        if code == NOT_READY {
-            return Ok(false);
-        }
-        self.check(operation, code).map(|()| true)
-    }
-
-    fn attribute(&self, attribute: Attribute) -> Result<i32> {
-        let mut value = 0;
-        // SAFETY: one valid number.
-        let code = unsafe {
-            (self.functions.device_attribute)(&raw mut value, attribute as u32, self.device)
-        };
-        self.check("read properties", code).map(|()| value)
-    }
-
-    /// Can it register memory whose pages are read-only?
-    pub(super) fn can_register_read_only(&self) -> bool {
-        self.has(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
-    }
-
-    fn has(&self, attribute: Attribute) -> bool {
-        self.attribute(attribute).is_ok_and(|value| value != 0)
-    }
-}
-
-/// The driver's functions, while a context is current on this thread.
-pub(super) struct CurrentContext<'a> {
-    context: &'a Context,
-    /// The previous capture mode of this thread.
-    mode: Option<u32>,
-}
-
-impl std::ops::Deref for CurrentContext<'_> {
-    type Target = Functions;
-
-    fn deref(&self) -> &Functions {
-        self.context.functions
-    }
-}
-
-impl Drop for CurrentContext<'_> {
-    fn drop(&mut self) {
-        if let Some(mut mode) = self.mode {
-            // SAFETY: a mode that the driver returned.
-            let _ = unsafe { (self.context.functions.exchange_capture_mode)(&raw mut mode) };
-        }
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: space for a handle; the popped context is the pushed one.
-        let _ = unsafe { (self.context.functions.context_pop)(&raw mut popped) };
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // The following calls would block on a waiting stream of another device. Then the
-        // context ends with the process.
-        if self.is_destroyed.load(Ordering::Relaxed) || any_stream_waits(Implementation::Cuda) {
-            return;
-        }
-        std::mem::take(&mut self.kernels).unload(self);
-        std::mem::take(&mut self.pinned_buffers).free(self);
-        std::mem::take(&mut self.accumulators).free(self);
-        if self.is_destroyed.load(Ordering::Relaxed) {
-            return;
-        }
-        // SAFETY: retained once, by `retain`. A failure cannot be reported to any caller.
-        let _ = unsafe { (self.functions.context_release)(self.device) };
-    }
 }
 
 /// A device behind NVIDIA's driver.
@@ -377,20 +207,13 @@ impl DeviceDriver for Device {
         self.context.check(operation, unsafe { (functions.memory_free)(address) })
     }
 
-    fn create(&self, length: u64) -> Result<driver::Physical> {
-        Physical::create(&self.context, length).map(driver::Physical::Cuda)
+    fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>> {
+        Ok(Box::new(Physical::create(&self.context, length)?))
     }
 
-    fn export(&self, physical: &driver::Physical) -> Result<OwnedFd> {
-        match physical {
-            driver::Physical::Cuda(physical) => physical.export(),
-            driver::Physical::Emulated(_) => Err(driver::implementation_mismatch("export")),
-        }
-    }
-
-    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(driver::Physical, u32)> {
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported> {
         let (physical, resident) = Physical::import(&self.context, descriptor, length)?;
-        Ok((driver::Physical::Cuda(physical), resident))
+        Ok((Box::new(physical), resident))
     }
 
     fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>> {
@@ -453,14 +276,7 @@ impl DeviceDriver for Device {
         Ok(Box::new(unsafe { Stream::adopt(&self.context, handle) }?))
     }
 
-    fn event(&self) -> Result<driver::Event> {
-        Event::new(&self.context).map(driver::Event::Cuda)
-    }
-
-    fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
-        match event {
-            driver::Event::Cuda(event) => event.is_done(),
-            driver::Event::Emulated(_) => Err(driver::implementation_mismatch("query event")),
-        }
+    fn event(&self) -> Result<Arc<dyn EventDriver>> {
+        Ok(Arc::new(Event::new(&self.context)?))
     }
 }

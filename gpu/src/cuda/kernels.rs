@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
-use super::device::{Context, CurrentContext};
+use super::{Context, CurrentContext};
 use crate::error::Result;
 
 /// Threads of a block that copies a list: the size of the largest team.
@@ -41,8 +41,8 @@ impl Kernel {
 /// The number of blocks and threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaunchConfig {
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
+    blocks: u32,
+    threads: u32,
 }
 
 /// For a checksum of this many bytes.

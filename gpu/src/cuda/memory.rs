@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 
-use super::device::Context;
+use super::Context;
 use super::library::Address;
 use crate::device_name::DeviceName;
-use crate::driver::{self, AddressRangeDriver, PinnedBuffer};
+use crate::driver::{self, AddressRangeDriver, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 
@@ -76,7 +76,7 @@ pub(super) fn allocate(context: &Context, length: u64) -> Result<Address> {
 
 /// Physical memory, created or imported.
 #[derive(Debug)]
-pub(crate) struct Physical {
+pub(super) struct Physical {
     context: Arc<Context>,
     handle: u64,
     length: u64,
@@ -103,24 +103,6 @@ impl Physical {
         };
         context.check(operation, code)?;
         Ok(Self { context: Arc::clone(context), handle, length })
-    }
-
-    pub(super) fn export(&self) -> Result<OwnedFd> {
-        let operation = "export";
-        let functions = self.context.make_current(operation)?;
-        let mut number: c_int = -1;
-        // SAFETY: space for a file descriptor's number.
-        let code = unsafe {
-            let out = (&raw mut number).cast::<c_void>();
-            (functions.physical_export)(out, self.handle, FILE_DESCRIPTOR, 0)
-        };
-        self.context.check(operation, code).map_err(|error| match error.kind() {
-            // The driver's error for memory of other libraries that cannot be exported as a
-            // file descriptor.
-            ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
-            _ => error,
-        })?;
-        owned(operation, number)
     }
 
     /// The memory, and the device that it is located on.
@@ -164,6 +146,26 @@ impl Physical {
     }
 }
 
+impl PhysicalMemory for Physical {
+    fn export(&self) -> Result<OwnedFd> {
+        let operation = "export";
+        let functions = self.context.make_current(operation)?;
+        let mut number: c_int = -1;
+        // SAFETY: space for a file descriptor's number.
+        let code = unsafe {
+            let out = (&raw mut number).cast::<c_void>();
+            (functions.physical_export)(out, self.handle, FILE_DESCRIPTOR, 0)
+        };
+        self.context.check(operation, code).map_err(|error| match error.kind() {
+            // The driver's error for memory of other libraries that cannot be exported as a
+            // file descriptor.
+            ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
+            _ => error,
+        })?;
+        owned(operation, number)
+    }
+}
+
 /// Takes ownership of the file descriptor that the driver returned, and sets close-on-exec.
 fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
     // SAFETY: no pointers.
@@ -200,11 +202,9 @@ impl AddressRangeDriver for AddressRange {
         self.address
     }
 
-    fn map(&self, offset: u64, physical: &driver::Physical, devices: &[u32]) -> Result<()> {
+    fn map(&self, offset: u64, physical: &dyn PhysicalMemory, devices: &[u32]) -> Result<()> {
         let operation = "map";
-        let driver::Physical::Cuda(physical) = physical else {
-            return Err(driver::implementation_mismatch(operation));
-        };
+        let physical: &Physical = driver::downcast(operation, physical)?;
         let functions = self.context.make_current(operation)?;
         let (at, length) = (self.address + offset, physical.length as usize);
         // SAFETY: inside of the reserved range, which `address_range.rs` keeps track of.
@@ -359,7 +359,7 @@ pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver:
     }
     let length = length as u64;
     let physical = Physical { context: Arc::clone(context), handle, length };
-    Ok(driver::Mapping { physical: driver::Physical::Cuda(physical), base, length })
+    Ok(driver::Mapping { physical: Box::new(physical), base, length })
 }
 
 pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Result<OwnedFd> {

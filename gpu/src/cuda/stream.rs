@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
-use super::device::Context;
+use super::Context;
 use super::kernels::{Kernel, checksum_launch, copy_launch};
 use super::library::Address;
-use crate::deferred_free::if_no_stream_waits;
 use crate::device_name::Implementation;
-use crate::driver::{self, StreamDriver};
+use crate::driver::{self, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream_waits::if_no_stream_waits;
 
 /// A stream of the driver's.
 #[derive(Debug)]
@@ -40,12 +40,8 @@ impl Stream {
         // SAFETY: space for a handle.
         let code = unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) };
         context.check(operation, code)?;
-        Ok(Self {
-            context: Arc::clone(context),
-            raw,
-            is_adopted: false,
-            accumulator: OnceLock::new(),
-        })
+        let (context, accumulator) = (Arc::clone(context), OnceLock::new());
+        Ok(Self { context, raw, is_adopted: false, accumulator })
     }
 
     /// # Safety
@@ -69,12 +65,8 @@ impl Stream {
             let detail = "the stream is being captured into a graph";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
-        Ok(Self {
-            context: Arc::clone(context),
-            raw,
-            is_adopted: true,
-            accumulator: OnceLock::new(),
-        })
+        let (context, accumulator) = (Arc::clone(context), OnceLock::new());
+        Ok(Self { context, raw, is_adopted: true, accumulator })
     }
 
     fn accumulator(&self) -> Result<Address> {
@@ -185,21 +177,17 @@ impl StreamDriver for Stream {
         self.context.check(operation, code)
     }
 
-    fn record(&self, event: &driver::Event) -> Result<()> {
+    fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let operation = "record an event";
-        let driver::Event::Cuda(event) = event else {
-            return Err(driver::implementation_mismatch(operation));
-        };
+        let event: &Event = driver::downcast(operation, event)?;
         let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive.
         self.context.check(operation, unsafe { (functions.event_record)(event.raw, self.raw) })
     }
 
-    fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
+    fn wait(&self, event: &dyn EventDriver) -> Result<()> {
         let operation = "wait for an event";
-        let driver::Event::Cuda(event) = &**event else {
-            return Err(driver::implementation_mismatch(operation));
-        };
+        let event: &Event = driver::downcast(operation, event)?;
         let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive; the driver keeps the point, not the event.
         let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
@@ -216,7 +204,7 @@ impl StreamDriver for Stream {
 
 /// An event of the driver.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(super) struct Event {
     context: Arc<Context>,
     raw: sys::CUevent,
 }
@@ -237,8 +225,10 @@ impl Event {
         context.check(operation, code)?;
         Ok(Self { context: Arc::clone(context), raw })
     }
+}
 
-    pub(crate) fn is_done(&self) -> Result<bool> {
+impl EventDriver for Event {
+    fn is_done(&self) -> Result<bool> {
         let operation = "query event";
         let functions = self.context.make_current(operation)?;
         // SAFETY: alive.

@@ -4,7 +4,7 @@
 use super::memory::{self, AddressRange, Physical};
 use super::{COUNT, GRANULARITY, state};
 use crate::device_name::DeviceName;
-use crate::driver::{self, AddressRangeDriver};
+use crate::driver::AddressRangeDriver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::Allocator;
 
@@ -77,7 +77,7 @@ impl ForeignMemory {
             let physical = Physical::create(number, *length, state, is_exportable)
                 .inspect_err(|_| state.give_back(*length))?;
             if let Some((address_range, lengths)) = &mut made.mapped {
-                address_range.map(offset, &driver::Physical::Emulated(physical), &[])?;
+                address_range.map(offset, &physical, &[])?;
                 lengths.push(*length);
             }
             offset += length;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::State;
 use crate::device_name::DeviceName;
-use crate::driver::{self, AddressRangeDriver, PinnedBuffer};
+use crate::driver::{self, AddressRangeDriver, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 
@@ -59,7 +59,7 @@ pub(crate) fn attributes(address: u64) -> Option<PointerAttributes> {
 /// The memory that is mapped at an address, by any library.
 pub(super) fn retain(address: u64) -> Option<driver::Mapping> {
     with_allocation(address, |found| {
-        let physical = driver::Physical::Emulated(found.physical.clone()?);
+        let physical = Box::new(found.physical.clone()?);
         let PointerAttributes { base, length, .. } = found.attributes;
         Some(driver::Mapping { physical, base, length })
     })
@@ -185,13 +185,13 @@ const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// Physical memory, shared by its creator, its mappings and its retained handles.
 #[derive(Debug, Clone)]
-pub(crate) struct Physical(pub(super) Arc<Pages>);
+pub(super) struct Physical(Arc<Pages>);
 
 /// A memory file that can no longer change its size.
 #[derive(Debug)]
-pub(crate) struct Pages {
+struct Pages {
     file: OwnedFd,
-    pub(super) resident: u32,
+    resident: u32,
     /// The file offset of its bytes: a page boundary.
     offset: u64,
     length: u64,
@@ -305,8 +305,11 @@ impl Physical {
         Ok(Self(Arc::new(Pages { file, resident, offset, length, charged, is_exportable })))
     }
 
-    pub(super) fn import(descriptor: BorrowedFd<'_>, length: u64) -> Result<Self> {
-        Self::import_with_pages(descriptor, length, page_size())
+    /// The memory, and the number of its device.
+    pub(super) fn import(descriptor: BorrowedFd<'_>, length: u64) -> Result<(Self, u32)> {
+        let imported = Self::import_with_pages(descriptor, length, page_size())?;
+        let resident = imported.0.resident;
+        Ok((imported, resident))
     }
 
     fn import_with_pages(descriptor: BorrowedFd<'_>, length: u64, page: u64) -> Result<Self> {
@@ -338,8 +341,10 @@ impl Physical {
         };
         Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
     }
+}
 
-    pub(super) fn export(&self) -> Result<OwnedFd> {
+impl PhysicalMemory for Physical {
+    fn export(&self) -> Result<OwnedFd> {
         let operation = "export";
         if !self.0.is_exportable {
             let detail = "the memory was created without a shareable handle";
@@ -373,11 +378,9 @@ impl AddressRangeDriver for AddressRange {
         self.address
     }
 
-    fn map(&self, offset: u64, physical: &driver::Physical, _devices: &[u32]) -> Result<()> {
+    fn map(&self, offset: u64, physical: &dyn PhysicalMemory, _devices: &[u32]) -> Result<()> {
         let operation = "map";
-        let driver::Physical::Emulated(physical) = physical else {
-            return Err(driver::implementation_mismatch(operation));
-        };
+        let physical: &Physical = driver::downcast(operation, physical)?;
         let Pages { file, resident, offset: first, length, is_exportable, .. } = &*physical.0;
         if !self.is_inside(offset, *length) {
             return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
@@ -446,8 +449,7 @@ mod tests {
             let imported =
                 Physical::import_with_pages(made.export().unwrap().as_fd(), LENGTH, page).unwrap();
             let address_range = AddressRange::reserve(2 * LENGTH).unwrap();
-            let physical = [made, imported].map(driver::Physical::Emulated);
-            for (physical, at) in physical.iter().zip([0, LENGTH]) {
+            for (physical, at) in [&made, &imported].into_iter().zip([0, LENGTH]) {
                 address_range.map(at, physical, &[]).unwrap();
             }
             let first = address_range.address() as *mut u8;

@@ -17,6 +17,7 @@ mod memory;
 mod stream;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use faults::Faults;
@@ -27,11 +28,14 @@ pub use faults::{
 };
 #[cfg(feature = "fault-injection")]
 pub use foreign::ForeignMemory;
-pub(crate) use memory::{Physical, attributes};
-pub(crate) use stream::Event;
+use memory::Physical;
+pub(crate) use memory::attributes;
 
 use crate::device_name::DeviceName;
-use crate::driver::{self, AddressRangeDriver, DeviceDriver, PinnedBuffer, StreamDriver};
+use crate::driver::{
+    self, AddressRangeDriver, DeviceDriver, EventDriver, Imported, PhysicalMemory, PinnedBuffer,
+    StreamDriver,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 use crate::properties::{HandleTypes, PeerAccess, Properties, Uuid};
@@ -165,23 +169,15 @@ impl DeviceDriver for Device {
         Ok(())
     }
 
-    fn create(&self, length: u64) -> Result<driver::Physical> {
+    fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>> {
         self.state().take("allocate", length)?;
         let physical = Physical::create(self.number, length, self.state(), true);
-        physical.map(driver::Physical::Emulated).inspect_err(|_| self.state().give_back(length))
+        Ok(Box::new(physical.inspect_err(|_| self.state().give_back(length))?))
     }
 
-    fn export(&self, physical: &driver::Physical) -> Result<OwnedFd> {
-        match physical {
-            driver::Physical::Emulated(physical) => physical.export(),
-            driver::Physical::Cuda(_) => Err(driver::implementation_mismatch("export")),
-        }
-    }
-
-    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(driver::Physical, u32)> {
-        let physical = Physical::import(descriptor, length)?;
-        let resident = physical.0.resident;
-        Ok((driver::Physical::Emulated(physical), resident))
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported> {
+        let (physical, resident) = Physical::import(descriptor, length)?;
+        Ok((Box::new(physical), resident))
     }
 
     fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>> {
@@ -251,18 +247,15 @@ impl DeviceDriver for Device {
         Err(Error::new("adopt a stream", ErrorKind::NotSupported, detail))
     }
 
-    fn event(&self) -> Result<driver::Event> {
-        Ok(driver::Event::Emulated(Event::default()))
+    fn event(&self) -> Result<Arc<dyn EventDriver>> {
+        Ok(Arc::new(stream::Event::default()))
     }
 
-    fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
+    fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
         if self.state().faults.refuses_points() {
             let detail = "injected fault: event queries are refused";
             return Err(Error::new("query event", ErrorKind::Other, detail));
         }
-        match event {
-            driver::Event::Emulated(event) => event.is_done(),
-            driver::Event::Cuda(_) => Err(driver::implementation_mismatch("query event")),
-        }
+        event.is_done()
     }
 }

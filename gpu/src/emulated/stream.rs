@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::State;
 use crate::checksum::checksum_from;
-use crate::driver::{self, CopyEntry, StreamDriver};
+use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 
 fn failed(operation: &'static str) -> Error {
@@ -31,10 +31,10 @@ struct EventState {
 
 /// A point in a stream of an emulated device.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Event(Arc<EventState>);
+pub(super) struct Event(Arc<EventState>);
 
-impl Event {
-    pub(crate) fn is_done(&self) -> Result<bool> {
+impl EventDriver for Event {
+    fn is_done(&self) -> Result<bool> {
         let points = &self.0;
         // Read the point first, then the failure: a failed stream stores its failure before it
         // reaches a point.
@@ -44,7 +44,9 @@ impl Event {
         }
         Ok(is_reached)
     }
+}
 
+impl Event {
     fn has_reached(&self, point: u64) -> bool {
         self.0.reached.load(Ordering::Acquire) >= point
     }
@@ -156,10 +158,8 @@ impl StreamDriver for Stream {
         Ok(())
     }
 
-    fn record(&self, event: &driver::Event) -> Result<()> {
-        let driver::Event::Emulated(event) = event else {
-            return Err(driver::implementation_mismatch("record an event"));
-        };
+    fn record(&self, event: &dyn EventDriver) -> Result<()> {
+        let event: &Event = driver::downcast("record an event", event)?;
         if self.work_queue.state.faults.refuses_records() {
             let detail = "injected fault: event records are refused";
             return Err(Error::new("record an event", ErrorKind::Other, detail));
@@ -169,10 +169,8 @@ impl StreamDriver for Stream {
         Ok(())
     }
 
-    fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
-        let driver::Event::Emulated(event) = &**event else {
-            return Err(driver::implementation_mismatch("wait for an event"));
-        };
+    fn wait(&self, event: &dyn EventDriver) -> Result<()> {
+        let event: &Event = driver::downcast("wait for an event", event)?;
         let point = event.0.recorded.load(Ordering::Acquire);
         self.push(Operation::Wait { event: event.clone(), point });
         Ok(())

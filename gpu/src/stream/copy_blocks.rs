@@ -227,9 +227,9 @@ impl Stream {
         // The events may not have been queried since the lists became free.
         let mut in_flight = self.in_flight();
         if in_flight.since_last > 0 {
-            self.mark(&mut in_flight)?;
+            self.mark(driver, &mut in_flight)?;
         }
-        self.sweep(in_flight);
+        self.sweep(driver, in_flight);
         if let Some(list) = free() {
             return Ok(list);
         }

@@ -20,7 +20,7 @@ const MAX_PROBES: usize = 32;
 
 /// The locked metadata.
 pub(super) struct Locked<'a, W: Words> {
-    pub(super) allocator: &'a Allocator<W>,
+    allocator: &'a Allocator<W>,
     _guard: Guard<'a, W>,
 }
 
@@ -95,8 +95,8 @@ impl<W: Words> Locked<'_, W> {
         (high(word), low(word))
     }
 
-    pub(super) fn range(&self, block: u32) -> super::BlockRange {
-        self.allocator.range(block)
+    pub(super) fn blocks_created(&self) -> u32 {
+        self.allocator.blocks_created()
     }
 
     #[inline]
@@ -311,7 +311,7 @@ impl<W: Words> Locked<'_, W> {
     /// Coalesces neighbouring free blocks, all of them listed: some were not coalesced yet when
     /// a lock owner died.
     pub(super) fn coalesce_all(&self) {
-        for block in 0..self.allocator.blocks_created() {
+        for block in 0..self.blocks_created() {
             let (before, after) = self.neighbors(block);
             if self.is_free(block) && (self.is_free(before) || self.is_free(after)) {
                 self.remove_free(block, self.extent(block).1);
@@ -383,7 +383,7 @@ impl<W: Words> Locked<'_, W> {
     /// Does any of these bytes overlap a known extent?
     pub(super) fn overlaps(&self, first: u32, size: u32) -> bool {
         let end = u64::from(first) + u64::from(size);
-        (0..self.allocator.blocks_created()).any(|block| {
+        (0..self.blocks_created()).any(|block| {
             let (at, length) = self.extent(block);
             self.state(block).kind != Kind::Unused
                 && u64::from(at) < end
@@ -392,7 +392,7 @@ impl<W: Words> Locked<'_, W> {
     }
 
     pub(super) fn extend(&self, first: u32, size: u32) -> Result<()> {
-        let made = self.allocator.blocks_created();
+        let made = self.blocks_created();
         let (block, made_then) = self.unused(made).ok_or_else(|| self.out_of_blocks())?;
         let generation = self.state(block).generation;
         let mut transaction = self.transaction();
@@ -462,7 +462,7 @@ impl<W: Words> Locked<'_, W> {
             return Ok(Block { number: block, generation: old.generation });
         }
         let (before, after) = self.neighbors(block);
-        let mut made = self.allocator.blocks_created();
+        let mut made = self.blocks_created();
         // The skipped part stays with the old block; the allocated part becomes a new one.
         let mut number = block;
         let mut generation = old.generation;

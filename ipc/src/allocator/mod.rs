@@ -38,9 +38,9 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use self::layout::{BLOCKS, Kind, State, high, low, word_of};
+use crate::fork::ForkGeneration;
 use crate::lock::LockTimeout;
 use crate::participant::{Caller, Participant};
-use crate::pidfd::ForkGeneration;
 use crate::words::Words;
 
 pub use self::repair::AuditError;
@@ -383,7 +383,7 @@ impl<W: Words> Allocator<W> {
         };
         let allocator = self.lock(caller)?;
         let block = allocator.allocate(owner, size, alignment)?;
-        Ok((block, allocator.range(block.number)))
+        Ok((block, self.range(block.number)))
     }
 
     /// Frees an allocation of this owner.

@@ -58,7 +58,7 @@ impl<W: Words> Locked<'_, W> {
         }
         let (mut free, mut total, mut taken) = (0, 0, 0);
         // From the last to the first, so that the first are found first again.
-        for block in (0..self.allocator.blocks_created()).rev() {
+        for block in (0..self.blocks_created()).rev() {
             let (_, size) = self.extent(block);
             match self.state(block).kind {
                 Kind::Unused => {
@@ -82,7 +82,7 @@ impl<W: Words> Locked<'_, W> {
 
     /// Checks all structures against each other.
     pub(super) fn audit(&self) -> Result<(), AuditError> {
-        let made = self.allocator.blocks_created();
+        let made = self.blocks_created();
         let flaw = |what, block| Err(AuditError { what, block: Some(block) });
         let at_hand = layout::FREE_CACHE..layout::FREE_CACHE + layout::MAX_CACHED;
         for word in at_hand.map(|slot| self.load(slot)).filter(|word| *word != 0) {

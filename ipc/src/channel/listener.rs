@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::deadline::deadline;
+use crate::fork::ForkGeneration;
 use crate::limits::LimitReached;
-use crate::pidfd::ForkGeneration;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
 

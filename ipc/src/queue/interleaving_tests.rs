@@ -93,7 +93,8 @@ fn removal_during_a_mistaken_claim_leaves_no_mark() {
     }));
     assert_eq!(queue.take(&mut reader), None);
     assert!(acts.borrow().is_empty(), "all actions have run");
-    let marks = layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
+    let marks =
+        layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
     let marked = (0..queue.slots).map(|slot| {
         queue.words.load(queue.slot(slot) + Queue::<InterleavedWords, 1>::READERS, Acquire) & marks
     });

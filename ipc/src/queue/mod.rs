@@ -44,9 +44,9 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use self::layout::{FIRST_SLOT, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS};
+use crate::fork::ForkGeneration;
 use crate::lock::LockTimeout;
 use crate::participant::Participant;
-use crate::pidfd::ForkGeneration;
 use crate::words::Words;
 
 pub use self::publish::Published;
@@ -311,11 +311,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     fn subscriptions_among(&self, slot_bits: u32) -> impl Iterator<Item = SubscriptionId> {
         (0..MAX_SUBSCRIBERS).filter(move |index| slot_bits >> index & 1 == 1).filter_map(|index| {
             let name = self.name_at(index);
-            (name != 0).then_some(SubscriptionId {
-                index,
-                name,
-                fork_generation: self.fork_generation,
-            })
+            (name != 0).then(|| self.subscription_id(index, name))
         })
     }
 
@@ -324,11 +320,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn find_subscription(&self, bits: u64) -> Option<SubscriptionId> {
         let found = (0..MAX_SUBSCRIBERS).find(|index| bits != 0 && self.name_at(*index) == bits);
-        found.map(|index| SubscriptionId {
-            index,
-            name: bits,
-            fork_generation: self.fork_generation,
-        })
+        found.map(|index| self.subscription_id(index, bits))
     }
 
     /// The last participant of this slot, even if it was removed.
@@ -341,7 +333,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn progress_of(&self, subscription_id: SubscriptionId) -> (u64, u64) {
         let word =
-            |which| self.words.load(layout::subscriber(subscription_id.index, which), Relaxed);
+            |which| self.words.load(layout::subscriber(subscription_id.index(), which), Relaxed);
         (word(layout::CURSOR), word(layout::MISSED))
     }
 
@@ -354,7 +346,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return tail;
         }
         let own_marks =
-            layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
+            layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
         let is_marked = |position: &u64| self.readers_of(*position) & own_marks != 0;
         self.positions_kept().find(is_marked).unwrap_or(tail)
     }
@@ -375,7 +367,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn backlog_of(&self, subscription_id: SubscriptionId) -> (u32, u32) {
         let (cursor, _) = self.progress_of(subscription_id);
         let own_marks =
-            layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
+            layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
         let (mut unread, mut held) = (0, 0);
         for position in self.positions_kept().filter(|at| self.readers_of(*at) & own_marks != 0) {
             if position < cursor { held += 1 } else { unread += 1 }
@@ -392,7 +384,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         mut each: impl FnMut([u64; E]),
     ) {
         let own_marks =
-            layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
+            layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
         let is_marked = |position| self.readers_of(position) & own_marks != 0;
         let kept = self.positions_kept();
         for position in kept.start.max(from)..kept.end {
@@ -444,7 +436,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             }
         }
         self.subscriptions_among(all)
-            .map(|subscription_id| (subscription_id, lowest[subscription_id.index as usize]))
+            .map(|subscription_id| (subscription_id, lowest[subscription_id.index() as usize]))
             .collect()
     }
 

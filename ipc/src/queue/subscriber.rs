@@ -6,22 +6,23 @@ use std::time::Instant;
 use super::Queue;
 use super::layout::{self, held_bit, unread_bit};
 use crate::doorbell::{Doorbell, WaitStrategy};
+use crate::fork::ForkGeneration;
 use crate::participant::Participant;
-use crate::pidfd::ForkGeneration;
 use crate::words::Words;
 
 /// The name of a subscription. Other threads can use it to release entries, even after the
 /// subscriber itself was dropped. It is stale after the subscription has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubscriptionId {
-    pub(super) index: u32,
+    index: u32,
     /// The word of its line, as long as it is subscribed.
-    pub(super) name: u64,
-    pub(super) fork_generation: ForkGeneration,
+    name: u64,
+    fork_generation: ForkGeneration,
 }
 
 impl SubscriptionId {
     /// Its slot among the subscribers.
+    #[inline]
     #[must_use]
     pub fn index(self) -> u32 {
         self.index
@@ -34,6 +35,7 @@ impl SubscriptionId {
     }
 
     /// One word, unique among all subscriptions of the queue, at all times.
+    #[inline]
     #[must_use]
     pub fn to_bits(self) -> u64 {
         self.name
@@ -44,20 +46,31 @@ impl SubscriptionId {
 /// [not subscribed](Queue::is_subscribed).
 #[derive(Debug)]
 pub struct Subscriber {
-    pub(super) subscription_id: SubscriptionId,
-    pub(super) cursor: u64,
+    subscription_id: SubscriptionId,
+    cursor: u64,
     /// Missed entries in total, as far as they were reported with an entry.
-    pub(super) missed: u64,
-    pub(super) reported: u64,
+    missed: u64,
+    reported: u64,
     /// Entries before this position may have been released by a previous owner of the
     /// subscription.
-    pub(super) resumed: u64,
+    resumed: u64,
     /// A process lost this slot and may not know it.
-    pub(super) has_stale_owner: bool,
-    pub(super) spin: WaitStrategy,
+    has_stale_owner: bool,
+    spin: WaitStrategy,
 }
 
 impl Subscriber {
+    pub(super) fn new(subscription_id: SubscriptionId, cursor: u64, has_stale_owner: bool) -> Self {
+        let spin = WaitStrategy::default();
+        Self { subscription_id, cursor, missed: 0, reported: 0, resumed: 0, has_stale_owner, spin }
+    }
+
+    /// Continues after a previous owner, which got entries before this position, and these
+    /// numbers of missed entries.
+    pub(super) fn resumed(self, resumed: u64, reported: u64, missed: u64) -> Self {
+        Self { resumed, reported, missed, ..self }
+    }
+
     /// Its slot among the subscribers.
     #[must_use]
     pub fn index(&self) -> u32 {
@@ -109,6 +122,10 @@ pub struct TakenEntry<const E: usize> {
 }
 
 impl<W: Words, const E: usize> Queue<W, E> {
+    pub(super) fn subscription_id(&self, index: u32, name: u64) -> SubscriptionId {
+        SubscriptionId { index, name, fork_generation: self.fork_generation }
+    }
+
     /// The next entry, if there is one. It is held until it is released, even if others are
     /// taken before.
     #[inline]

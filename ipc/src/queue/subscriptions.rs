@@ -6,7 +6,6 @@ use super::layout::{
     self, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS, REMOVED, held_bit, unread_bit,
 };
 use super::{Queue, QueueError, Result, Subscriber, SubscriptionId};
-use crate::doorbell::WaitStrategy;
 use crate::participant::{Caller, Participant};
 use crate::words::Words;
 
@@ -48,18 +47,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let active = self.words.load(layout::ACTIVE, Relaxed) | 1 << index;
         self.words.store(layout::ACTIVE, active, Release);
         drop(locked);
-        let subscription_id = SubscriptionId { index, name, fork_generation: self.fork_generation };
+        let subscription_id = self.subscription_id(index, name);
         let has_stale_owner = self.words.load(line(layout::HAS_STALE_OWNER), Relaxed) != 0;
-        let spin = WaitStrategy::default();
-        Ok(Subscriber {
-            subscription_id,
-            cursor,
-            missed: 0,
-            reported: 0,
-            resumed: 0,
-            has_stale_owner,
-            spin,
-        })
+        Ok(Subscriber::new(subscription_id, cursor, has_stale_owner))
     }
 
     /// Resumes the existing subscription of a role, if there is one. Its unread and held
@@ -76,12 +66,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<Option<Subscriber>> {
         let locked = self.lock(caller)?;
-        let Some(SubscriptionId { index, .. }) = self
-            .subscription_ids()
-            .find(|subscription_id| subscription_id.who() == Some(participant))
-        else {
+        let mut subscriptions = self.subscription_ids();
+        let Some(old) = subscriptions.find(|old| old.who() == Some(participant)) else {
             return Ok(None);
         };
+        let index = old.index();
         // First, so that the previous owner releases nothing that is delivered again.
         self.words.store(layout::subscriber(index, layout::HAS_STALE_OWNER), 1, Relaxed);
         let name = self.next_name(participant);
@@ -90,7 +79,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         // found its subscription active must be visible to all processes that dispose of its
         // held entries.
         self.words.fence();
-        let subscription_id = SubscriptionId { index, name, fork_generation: self.fork_generation };
+        let subscription_id = self.subscription_id(index, name);
         let (_, reported) = self.progress_of(subscription_id);
         let resumed = self.words.load(layout::TAIL, Relaxed);
         for slot in self.slots_used() {
@@ -105,16 +94,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.store(layout::subscriber(index, layout::CURSOR), cursor, Relaxed);
         drop(locked);
         let (_, missed) = self.progress_of(subscription_id);
-        let (has_stale_owner, spin) = (true, WaitStrategy::default());
-        Ok(Some(Subscriber {
-            subscription_id,
-            cursor,
-            missed,
-            reported,
-            resumed,
-            has_stale_owner,
-            spin,
-        }))
+        let subscriber = Subscriber::new(subscription_id, cursor, true);
+        Ok(Some(subscriber.resumed(resumed, reported, missed)))
     }
 
     /// No process will reach this entry, which the subscriber in this slot held. The queue must
@@ -158,7 +139,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         subscriber: &Subscriber,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        self.end_subscription(caller, subscriber.subscription_id, dispose)
+        self.end_subscription(caller, subscriber.subscription_id(), dispose)
     }
 
     /// Stops a subscription without ending it: it gets no more entries, and its unread ones are
@@ -173,7 +154,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         subscriber: &mut Subscriber,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        let tail = self.stop_subscription(caller, subscriber.subscription_id, dispose)?;
+        let tail = self.stop_subscription(caller, subscriber.subscription_id(), dispose)?;
         self.advance(subscriber, tail);
         Ok(())
     }
@@ -193,7 +174,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if !self.is_subscription_active(subscription_id) {
             return Err(QueueError::NotSubscribed);
         }
-        self.deactivate(subscription_id.index);
+        self.deactivate(subscription_id.index());
         let tail = self.words.load(layout::TAIL, Relaxed);
         let (cursor, _) = self.progress_of(subscription_id);
         for position in cursor.max(tail.saturating_sub(self.slots))..tail {
@@ -201,7 +182,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
                 self.clear_marks(
                     slot,
-                    unread_bit(subscription_id.index) | held_bit(subscription_id.index),
+                    unread_bit(subscription_id.index()) | held_bit(subscription_id.index()),
                     &mut dispose,
                 );
             }
@@ -223,7 +204,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn halt(&self, caller: &Caller<'_>, participant: Participant) -> Result<()> {
         let locked = self.lock(caller)?;
         self.subscriptions_of(participant)
-            .for_each(|subscription_id| self.deactivate(subscription_id.index));
+            .for_each(|subscription_id| self.deactivate(subscription_id.index()));
         drop(locked);
         Ok(())
     }
@@ -273,8 +254,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         then: RemovedSlot,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        let is_meant = |name| name & !REMOVED == subscription_id.name;
-        let is_removed = self.remove(caller, subscription_id.index, is_meant, then, dispose)?;
+        let is_meant = |name| name & !REMOVED == subscription_id.to_bits();
+        let is_removed = self.remove(caller, subscription_id.index(), is_meant, then, dispose)?;
         if is_removed { Ok(()) } else { Err(QueueError::NotSubscribed) }
     }
 
