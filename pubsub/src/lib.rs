@@ -17,6 +17,7 @@ pub mod fuzzing {
     pub use crate::service::{ClientOutcome, run_clients};
 }
 mod context;
+mod ids;
 mod interruption;
 mod loan;
 mod loan_limit;
@@ -47,15 +48,15 @@ mod wake;
 
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
+pub use ids::{NodeId, PublisherId};
 pub use loan::{Attempt, Loan, Sent};
 pub use network_options::NetworkOptions;
 pub use node::{
     Budgets, KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report,
 };
-pub use peers::NodeId;
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
-pub use publisher::{Publisher, PublisherCounters, PublisherId};
+pub use publisher::{Publisher, PublisherCounters};
 pub use report::Row;
 pub use sample::Sample;
 pub use service::{Condition, ServiceProcess, check_directory, clean};

@@ -5,7 +5,6 @@ mod loan_permits;
 mod ordered;
 mod wait_span;
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use crate::clock;
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
+use crate::ids::PublisherId;
 use crate::interruption::Interruption;
 use crate::loan::{Loan, Sent};
 use crate::loan_limit::{Borrower, LoanLimit};
@@ -28,24 +28,6 @@ use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
 
 const LOAN_MEMORY: &str = "loan memory";
-
-/// Identifies a publisher among all that its topic ever had on its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PublisherId(pub(crate) u64);
-
-impl PublisherId {
-    /// As a number.
-    #[must_use]
-    pub fn as_u64(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for PublisherId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 >> 8, self.0 & 0xff)
-    }
-}
 
 /// Publishes messages of one topic.
 ///

@@ -9,8 +9,8 @@ use gpu::Slice;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
+use crate::ids::PublisherId;
 use crate::pool::{DeliveryPath, Direction, Metadata, Pool, SampleInfo, Times, borrow};
-use crate::publisher::PublisherId;
 use crate::settings::{MemoryLocation, SharedLocation};
 use crate::subscriber::Subscription;
 use crate::topic::Entry;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::close_reason::GoodbyeReason;
 use super::connection_protocol::Timing;
-use super::identity::{NodeId, SplitMix64};
+use super::identity::SplitMix64;
+use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
 
 /// Limit of addresses learned from other nodes.

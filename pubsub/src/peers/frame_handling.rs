@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::connection_protocol::ReceivedFrame;
 use super::event::PeerEvent;
-use super::identity::{NodeId, SessionId};
+use super::identity::SessionId;
 use super::mesh::{Action, Mesh, Node, PeerConnection};
 use super::protocol::{Frame, Hello, PeerAddress, capability, malformed};
 use super::session_arbitration::{ConnectionId, SessionArbitration, Step};
+use crate::ids::NodeId;
 
 /// Above this number of queued bytes a peer's view of our interests may be old.
 const QUEUED_BYTES_THRESHOLD: usize = 1 << 18;

@@ -12,12 +12,13 @@ use super::admission::Limits;
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::connection_protocol::{ConnectionProtocol, Timing};
 use super::event::PeerEvent;
-use super::identity::{NodeId, ServiceInstance, SessionId, SplitMix64};
+use super::identity::{ServiceInstance, SessionId, SplitMix64};
 use super::interests::{InterestSender, Interests, PeerInterests};
 use super::protocol::{Frame, Hello, MAX_CONTROL_MESSAGE_LENGTH, capability};
 use super::report::DepartedNodes;
 use super::session_arbitration::{ConnectionId, SessionArbitration};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
 use crate::text::shortened;
 

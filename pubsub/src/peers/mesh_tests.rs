@@ -7,11 +7,12 @@ use proptest::prelude::*;
 
 use super::admission::Limits;
 use super::connection_protocol::Timing;
-use super::identity::{NodeId, ServiceInstance, SplitMix64};
+use super::identity::{ServiceInstance, SplitMix64};
 use super::interests::Interest;
 use super::mesh::{Mesh, Start};
 use super::report::PeerState;
 use super::simulation::{HostConfig, Simulation};
+use crate::ids::NodeId;
 use crate::settings::TopicSettings;
 
 /// Longer than twice the sum of all timeouts: a lost session, the longest backoff, a failing

@@ -43,7 +43,6 @@ mod simulation;
 
 pub(crate) use event::PeerEvent;
 pub(crate) use handle::{INSECURE, Peers, check, first_address};
-pub use identity::NodeId;
 pub(crate) use identity::{ServiceInstance, SessionId};
 pub(crate) use interests::{Interest, InterestChange, MAX_INTERESTS};
 #[cfg(test)]

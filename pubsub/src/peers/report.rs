@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use super::address_book::DialState;
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::connection_protocol::Timing;
-use super::identity::NodeId;
 use super::mesh::{Mesh, PeerConnection};
+use crate::ids::NodeId;
 
 /// Limit of remembered departed nodes.
 const MAX_DEPARTED: usize = 256;

@@ -8,10 +8,11 @@ use std::time::Duration;
 use super::admission::Limits;
 use super::connection_protocol::Timing;
 use super::event::PeerEvent;
-use super::identity::{NodeId, ServiceInstance, SessionId, SplitMix64};
+use super::identity::{ServiceInstance, SessionId, SplitMix64};
 use super::interests::{Interest, InterestChange, Interests, collect_interests};
 use super::mesh::{Action, Mesh, Start};
 use super::session_arbitration::ConnectionId;
+use crate::ids::NodeId;
 
 /// Configuration of a host.
 #[derive(Debug, Clone)]

@@ -39,7 +39,7 @@ pub(crate) use self::copies::InFlightCopies;
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Piece, PieceStored};
 pub use self::sample_info::{DeliveryPath, Metadata, Times};
-pub(crate) use self::sample_info::{SampleInfo, Stage, id_from_words, id_to_words};
+pub(crate) use self::sample_info::{SampleInfo, Stage};
 pub(crate) use self::streams::{PollBackoff, StreamPoller, StreamWrite};
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);

@@ -74,11 +74,11 @@ use crossbeam_channel::Sender;
 use ipc::{Caller, MappedWords, Participant, ParticipantTable};
 
 use crate::error::Result;
+pub use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::log_limit::LogLimit;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::PublishDoorbell;
-pub use crate::peers::NodeId;
 use crate::peers::{Interest, InterestChange, PeerEvent, Peers, SessionId};
 use crate::pool::{Pool, PoolId};
 use crate::replication::report::PolledCounters;

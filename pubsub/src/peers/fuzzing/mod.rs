@@ -6,12 +6,13 @@ use std::time::Duration;
 use super::admission::Limits;
 use super::connection_protocol::Timing;
 use super::event::PeerEvent;
-use super::identity::{NodeId, ServiceInstance};
+use super::identity::ServiceInstance;
 use super::interests::{Interest, MAX_INTERESTS, PeerInterests, collect_interests};
 use super::mesh::{Action, Mesh, Start};
 use super::protocol::{self, Frame, Hello};
 use super::session_arbitration::ConnectionId;
 use crate::error::Result;
+use crate::ids::NodeId;
 use crate::settings::{SharedSettings, TopicSettings};
 
 /// What a node received from such a peer.
