@@ -2,6 +2,7 @@
 //!
 //! Built on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
 
+mod budgets;
 mod clock;
 #[cfg(test)]
 mod crash_points;
@@ -46,14 +47,13 @@ mod typed;
 mod waits;
 mod wake;
 
+pub use budgets::Budgets;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use ids::{NodeId, PublisherId};
 pub use loan::{Attempt, Loan, Sent};
 pub use network_options::NetworkOptions;
-pub use node::{
-    Budgets, KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report,
-};
+pub use node::{KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report};
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
 pub use publisher::{Publisher, PublisherCounters};

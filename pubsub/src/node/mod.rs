@@ -29,7 +29,7 @@ use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
 pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
-pub use self::options::{Budgets, NodeOptions, ServiceMode};
+pub use self::options::{NodeOptions, ServiceMode};
 pub use self::query::report;
 
 /// A process's membership in a node; opens topics.

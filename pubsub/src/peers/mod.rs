@@ -42,7 +42,7 @@ mod protocol_tests;
 mod simulation;
 
 pub(crate) use event::PeerEvent;
-pub(crate) use handle::{INSECURE, Peers, check, first_address};
+pub(crate) use handle::Peers;
 pub(crate) use identity::{ServiceInstance, SessionId};
 pub(crate) use interests::{Interest, InterestChange, MAX_INTERESTS};
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod control_messages;
 mod inbound;
 mod message_header;
 mod outbound;
+mod provider_check;
 mod report;
 mod retry_backoff;
 mod routing;
@@ -37,11 +38,8 @@ mod transport;
 mod worker;
 mod workers;
 
-pub(crate) use connection_messages::MAX_LANES;
 #[cfg(test)]
-pub(crate) use connection_messages::MAX_REASON_LENGTH;
-#[cfg(test)]
-pub(crate) use connection_messages::fit_addresses;
+pub(crate) use connection_messages::{MAX_LANES, MAX_REASON_LENGTH, fit_addresses};
 pub use connection_messages::{ConnectionMessage, Provider, Side, TopicParameters};
 pub use inbound::InboundCounters;
 pub use message_header::{
@@ -49,7 +47,6 @@ pub use message_header::{
     RingMessageKind, TRAILER_LENGTH,
 };
 pub use outbound::DestinationCounters;
-pub(crate) use worker::check_provider;
 pub use worker::{
     Announcer, Command, Counters, TopicKey, TopicOptions, Worker, WorkerEvent, WorkerOptions,
     Workers,
