@@ -20,7 +20,6 @@ pub mod fuzzing {
 mod context;
 mod ids;
 mod interruption;
-mod loan;
 mod loan_limit;
 mod lock;
 mod log_limit;
@@ -34,7 +33,6 @@ mod publisher;
 #[doc(hidden)]
 pub mod replication;
 mod report;
-mod sample;
 mod service;
 mod settings;
 mod subscriber;
@@ -51,19 +49,17 @@ pub use budgets::Budgets;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use ids::{NodeId, PublisherId};
-pub use loan::{Attempt, Loan, Sent};
 pub use network_options::NetworkOptions;
 pub use node::{KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report};
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
-pub use publisher::{Publisher, PublisherCounters};
+pub use publisher::{Attempt, Loan, Publisher, PublisherCounters, Sent};
 pub use report::Row;
-pub use sample::Sample;
 pub use service::{Condition, ServiceProcess, check_directory, clean};
 pub use settings::{
     MAX_METADATA, MAX_TOPIC_NAME, MemoryLocation, Reliability, Reserve, TopicSettings,
 };
-pub use subscriber::Subscriber;
+pub use subscriber::{Sample, Subscriber};
 pub use type_name::TypeName;
 pub use typed::{TypedPublisher, TypedSubscriber, TypedTopic};
 pub use waits::Samples;

@@ -38,9 +38,9 @@ mod transport;
 mod worker;
 mod workers;
 
+pub use connection_messages::{ConnectionMessage, Provider, Side, TopicParameters};
 #[cfg(test)]
 pub(crate) use connection_messages::{MAX_LANES, MAX_REASON_LENGTH, fit_addresses};
-pub use connection_messages::{ConnectionMessage, Provider, Side, TopicParameters};
 pub use inbound::InboundCounters;
 pub use message_header::{
     HEADER_LENGTH, MAX_PAYLOAD_LENGTH, MAX_PREFIX_LENGTH, MessageHeader, POSITION_LIMIT,
