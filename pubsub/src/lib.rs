@@ -1,6 +1,11 @@
 //! Topics: one copy of a message, read by any number of processes, on any number of machines.
 //!
 //! Built on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
+//!
+//! Modules, each importing only those before it: `error`, `text`, `clock`, `lock`, `log_limit`,
+//! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
+//! `network_options`, `report`, `event`, `loan_limit`, `pool`, `topic`, `node_segment`, `context`,
+//! `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`, `typed`, `waits`.
 
 mod budgets;
 mod clock;
