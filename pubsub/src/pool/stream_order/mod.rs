@@ -1,4 +1,9 @@
-//! Messages in stream order, as one process sees them.
+//! Messages in stream order, as one process sees them: which streams of this process write which
+//! message, and what is polled for them. `sync_words` is what all processes see.
+//!
+//! Publishing is in `publisher::stream_order`, pulling and releasing in `subscriber::stream_order`.
+
+pub(super) mod sync_words;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +13,10 @@ use std::time::{Duration, Instant};
 use gpu::{Memory, Point, Slice, Stream};
 use ipc::{Block, Caller};
 
+pub use self::sync_words::Readiness;
+pub(crate) use self::sync_words::{OWNED_BY_STREAMS, SyncPoint};
+use super::Pool;
 use super::bytes::SegmentPart;
-use super::{Pool, Readiness, SyncPoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::lock::lock;
