@@ -4,23 +4,20 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use ipc::ForkGeneration;
 
-use super::admission::Limits;
 use super::connection_protocol::Timing;
 use super::event::PeerEvent;
-use super::event_loop::{PeerEventLoop, Shared};
+use super::event_loop::PeerEventLoop;
 use super::event_queue::PeerEventQueue;
 use super::identity::{MAX_LABEL_LENGTH, ServiceInstance, SessionId};
 use super::interests::{Interest, collect_interests};
 use super::listener::listen;
-use super::mesh::{Mesh, Start};
+use super::mesh::{Limits, Mesh, PeerReport, Start};
 use super::protocol::MIN_LOST_AFTER;
-use super::report::PeerReport;
-use super::resolver;
+use super::{Peers, Shared, resolver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::NodeId;
 use crate::lock::lock;
@@ -99,16 +96,6 @@ impl NetworkOptions {
     }
 }
 
-/// The peers of a node, served by a thread. Dropping it says goodbye to them, for at most half a
-/// second.
-#[derive(Debug)]
-pub(crate) struct Peers {
-    pub(super) shared: Arc<Shared>,
-    listens: Option<SocketAddr>,
-    thread: Option<JoinHandle<()>>,
-    fork_generation: ForkGeneration,
-}
-
 impl Peers {
     /// Starts to listen and to dial. The caller logs the [insecurity
     /// warning](NetworkOptions::say_if_insecure), once.
@@ -139,6 +126,7 @@ impl Peers {
             None => None,
         };
         let nonce = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
+        let timing = Timing::new(network.lost_after);
         let start = Start {
             identity,
             instance: ServiceInstance::new(nonce),
@@ -146,12 +134,11 @@ impl Peers {
             listens,
             peers: network.peers.clone(),
             rendezvous: network.rendezvous.clone(),
-            timing: Timing::new(network.lost_after),
+            timing,
             limits,
+            withholds_interests,
         };
-        let mut mesh = Mesh::new(start, Duration::ZERO);
-        (mesh.interests_unknown, mesh.withholds_interests) =
-            (withholds_interests, withholds_interests);
+        let mesh = Mesh::new(start, Duration::ZERO);
         let shared = Arc::new(Shared {
             mesh: Mutex::new(mesh),
             events: PeerEventQueue::new().map_err(failed)?,
@@ -160,7 +147,8 @@ impl Peers {
             is_over: AtomicBool::new(false),
         });
         let own = listens.map(|address| address.ip());
-        let event_loop = PeerEventLoop::new(Arc::clone(&shared), listener, own);
+        let event_loop =
+            PeerEventLoop::new(Arc::clone(&shared), listener, own, timing.handshake_timeout);
         let thread = std::thread::Builder::new()
             .name("fabricast-peers".to_owned())
             .spawn(move || event_loop.run())
@@ -215,10 +203,7 @@ impl Peers {
             return Vec::new();
         }
         let (now, moment) = (SystemTime::now(), self.shared.now());
-        let mut mesh = lock(&self.shared.mesh);
-        // Expired entries may not have been removed yet.
-        mesh.departed.tick(moment);
-        mesh.reports(|since| now - moment.saturating_sub(since))
+        lock(&self.shared.mesh).reports(moment, |since| now - moment.saturating_sub(since))
     }
 
     /// Readable as long as there are [events](Self::next_event).
