@@ -10,7 +10,7 @@ use super::{Attempt, Loan, OutgoingMessage, Publisher, PublisherState, Sent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::loan_limit::Borrower;
-use crate::pool::{InFlightCopies, PollBackoff, StreamWrite};
+use crate::pool::{InFlightCopies, PollBackoff};
 use crate::settings::SharedLocation;
 
 const OPERATION: &str = "publish in stream order";
@@ -169,16 +169,8 @@ impl Loan {
             }
         };
         self.is_owned = false;
-        let signal = stream.write_word(&word, sync_point.ready());
-        let mut message =
-            StreamWrite { block: self.block, sync_point, written, is_unsignalled: signal.is_err() };
-        if message.is_unsignalled
-            && let Ok(later) = stream.point()
-        {
-            // If the write has begun after all, it is over by this point.
-            message.written = later;
-        }
-        local.track_stream_write(&node.caller(), message);
+        let published = (self.block, sync_point);
+        let signal = local.signal_written(&node.caller(), stream, &word, published, written);
         node.service.poll_streams();
         signal.map(|()| Attempt::Sent(sent)).map_err(|cause| {
             let detail = "the message was published, and will be poisoned";

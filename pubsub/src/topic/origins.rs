@@ -330,7 +330,7 @@ impl<W: Words + Clone> TopicWords<W> {
         inbound: &'a PoolControl<W>,
     ) -> super::intent::BlockHandoff<'a, W> {
         self.handoff(
-            super::intent::Intent { words: self.words(), at: INBOUND_INTENT },
+            super::intent::Intent::new(self.words(), INBOUND_INTENT),
             self.inbound(),
             inbound,
         )
