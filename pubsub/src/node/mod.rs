@@ -176,7 +176,7 @@ impl Node {
     /// [`service_timeout`](NodeOptions::service_timeout);
     /// [`AlreadyServed`](ErrorKind::AlreadyServed) if this process is to be a dedicated service,
     /// and another one is; [`InvalidArgument`](ErrorKind::InvalidArgument) for invalid
-    /// [budgets](Budgets::check) or labels; [`Denied`](ErrorKind::Denied),
+    /// [budgets](crate::Budgets::check) or labels; [`Denied`](ErrorKind::Denied),
     /// [`TooMany`](ErrorKind::TooMany).
     ///
     /// Whether other nodes can be reached is known later. [`NetworkOptions::check`] and
