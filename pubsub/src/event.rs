@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::publisher::PublisherId;
+use crate::ids::PublisherId;
 
 /// An event that is no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,13 @@
 //! Topics: one copy of a message, read by any number of processes, on any number of machines.
 //!
 //! Built on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
+//!
+//! Modules, each importing only those before it: `error`, `text`, `clock`, `lock`, `log_limit`,
+//! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
+//! `network_options`, `report`, `event`, `loan_limit`, `pool`, `topic`, `node_segment`, `context`,
+//! `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`, `typed`, `waits`.
 
+mod budgets;
 mod clock;
 #[cfg(test)]
 mod crash_points;
@@ -17,8 +23,8 @@ pub mod fuzzing {
     pub use crate::service::{ClientOutcome, run_clients};
 }
 mod context;
+mod ids;
 mod interruption;
-mod loan;
 mod loan_limit;
 mod lock;
 mod log_limit;
@@ -32,7 +38,6 @@ mod publisher;
 #[doc(hidden)]
 pub mod replication;
 mod report;
-mod sample;
 mod service;
 mod settings;
 mod subscriber;
@@ -45,24 +50,21 @@ mod typed;
 mod waits;
 mod wake;
 
+pub use budgets::Budgets;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
-pub use loan::{Attempt, Loan, Sent};
+pub use ids::{NodeId, PublisherId};
 pub use network_options::NetworkOptions;
-pub use node::{
-    Budgets, KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report,
-};
-pub use peers::NodeId;
+pub use node::{KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report};
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
-pub use publisher::{Publisher, PublisherCounters, PublisherId};
+pub use publisher::{Attempt, Loan, Publisher, PublisherCounters, Sent};
 pub use report::Row;
-pub use sample::Sample;
 pub use service::{Condition, ServiceProcess, check_directory, clean};
 pub use settings::{
     MAX_METADATA, MAX_TOPIC_NAME, MemoryLocation, Reliability, Reserve, TopicSettings,
 };
-pub use subscriber::Subscriber;
+pub use subscriber::{Sample, Subscriber};
 pub use type_name::TypeName;
 pub use typed::{TypedPublisher, TypedSubscriber, TypedTopic};
 pub use waits::Samples;

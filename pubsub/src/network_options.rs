@@ -7,8 +7,6 @@ use fabric::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::peers;
-use crate::replication::{self, MAX_LANES};
 
 /// How a node is connected to others. A later service of the same node without options continues
 /// with those of the last one.
@@ -61,69 +59,12 @@ pub struct NetworkOptions {
 
 impl NetworkOptions {
     /// Maximum of [lanes](Self::lanes).
-    pub const MAX_LANES: u32 = MAX_LANES as u32;
+    pub const MAX_LANES: u32 = 16;
     /// Maximum of [workers](Self::workers).
     pub const MAX_WORKERS: u32 = 16;
 
-    /// Refuses invalid addresses, and any address without [`insecure`](Self::insecure). A service
-    /// with such options serves its node all the same, and logs that it cannot reach others.
-    ///
-    /// `label` is the label of the service, if the node has no name.
-    ///
-    /// # Errors
-    /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with what is invalid.
-    ///
-    /// ```
-    /// use pubsub::{ErrorKind, NetworkOptions};
-    /// let listen = Some("127.0.0.1:7007".parse()?);
-    /// let mut network = NetworkOptions { listen, ..NetworkOptions::default() };
-    /// assert_eq!(network.check("camera").unwrap_err().kind(), ErrorKind::InvalidArgument);
-    /// network.insecure = true;
-    /// assert!(network.check("camera").is_ok());
-    /// # Ok::<(), std::net::AddrParseError>(())
-    /// ```
-    pub fn check(&self, label: &str) -> Result<()> {
-        self.policy()?;
-        peers::check(self, self.name(label))
-    }
-
-    /// Refuses a [provider](Self::provider) that is not available or lacks a required capability,
-    /// and a machine without a suitable one. The [source](Self::source) address is checked, if set;
-    /// otherwise any address suffices. The actual address is known only once another node connects,
-    /// so replication may still fail: then the service logs and
-    /// [reports](crate::Row::ReplicationError) the cause. A service with such options serves its
-    /// node all the same, and retries.
-    ///
-    /// # Errors
-    /// Of the kind [`NoProvider`](crate::ErrorKind::NoProvider), with the reason.
-    ///
-    /// ```
-    /// use pubsub::{ErrorKind, NetworkOptions};
-    /// let provider = Some("carrier-pigeon".into());
-    /// let network = NetworkOptions { provider, ..NetworkOptions::default() };
-    /// let error = network.check_provider().unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::NoProvider);
-    /// assert!(error.detail().contains("carrier-pigeon"));
-    /// ```
-    pub fn check_provider(&self) -> Result<()> {
-        replication::check_provider(&self.policy()?, self.source)
-    }
-
-    /// The first address at which this node would listen, or that it would dial.
-    #[must_use]
-    pub fn first_address(&self) -> Option<String> {
-        peers::first_address(self)
-    }
-
-    /// Logs the risk of other nodes, if any are allowed.
-    pub(crate) fn say_if_insecure(&self) {
-        if let Some(address) = self.first_address().filter(|_| self.insecure) {
-            tracing::warn!(address, "insecure: {}", peers::INSECURE);
-        }
-    }
-
     /// Which providers may be used.
-    pub(super) fn policy(&self) -> Result<Policy> {
+    pub(crate) fn policy(&self) -> Result<Policy> {
         let Some(text) = &self.provider else { return Ok(Policy::default()) };
         let read = || {
             let mut policy: Policy = text.parse()?;

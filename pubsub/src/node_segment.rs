@@ -8,8 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ipc::{Layout, MappedWords, MarkedDoorbell, Participant, ParticipantTable, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::peers::NodeId;
-use crate::pool::{id_from_words, id_to_words};
+use crate::ids::{NodeId, id_from_words, id_to_words};
 
 pub(crate) const LAYOUT: Layout = Layout::new("node segment", 4);
 

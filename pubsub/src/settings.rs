@@ -8,7 +8,7 @@ use gpu::{DeviceName, Uuid};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{id_from_words, id_to_words};
+use crate::ids::{id_from_words, id_to_words};
 use crate::text::counted;
 use crate::type_name::TypeName;
 

@@ -13,8 +13,8 @@ use ipc::{Channel, ChannelError, ChannelListener, Message, Participant, PidFd};
 use super::link::channel_error;
 use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::NodeId;
 use crate::lock::lock;
-use crate::peers::NodeId;
 use crate::replication::RetryBackoff;
 use crate::service::election::{LeaderLock, PriorityLock, socket_path};
 use crate::service::protocol::{self, Notice};
@@ -184,17 +184,27 @@ fn socket_id(directory: &Path) -> SocketId {
 
 /// A connection attempt: its options, the service that its process may run, and its deadline.
 pub(super) struct ServiceConnector<'a> {
-    pub(super) operation: &'static str,
-    pub(super) options: &'a NodeOptions,
-    pub(super) own: &'a LocalService,
-    pub(super) end: &'a dyn Fn() -> Instant,
+    operation: &'static str,
+    options: &'a NodeOptions,
+    own: &'a LocalService,
+    end: &'a dyn Fn() -> Instant,
     /// Starts a service if there is none and the options allow it.
-    pub(super) serves: &'a dyn Fn() -> bool,
+    serves: &'a dyn Fn() -> bool,
     /// Since when the leader lock has been free.
-    pub(super) leaderless_since: Cell<Option<Instant>>,
+    leaderless_since: Cell<Option<Instant>>,
 }
 
-impl ServiceConnector<'_> {
+impl<'a> ServiceConnector<'a> {
+    pub(super) fn new(
+        operation: &'static str,
+        options: &'a NodeOptions,
+        own: &'a LocalService,
+        end: &'a dyn Fn() -> Instant,
+        serves: &'a dyn Fn() -> bool,
+    ) -> Self {
+        Self { operation, options, own, end, serves, leaderless_since: Cell::new(None) }
+    }
+
     fn is_late(&self) -> bool {
         Instant::now() >= (self.end)()
     }

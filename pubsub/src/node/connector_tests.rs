@@ -105,14 +105,8 @@ fn silent_leader_keeps_its_lock_until_it_ends() {
     let end = Instant::now() + TEST_TIMEOUT;
     std::thread::scope(|scope| {
         let joining = scope.spawn(|| {
-            let connector = ServiceConnector {
-                operation: "test",
-                options: &options,
-                own: &own,
-                end: &|| end,
-                serves: &|| true,
-                leaderless_since: Cell::new(None),
-            };
+            let (end, serves) = (|| end, || true);
+            let connector = ServiceConnector::new("test", &options, &own, &end, &serves);
             let hello = Request::Hello { label: "test".into() };
             let pidfd = PidFd::of_this_process().unwrap();
             let greet = |channel: &Channel| send_request("test", channel, &hello, &[pidfd.as_fd()]);

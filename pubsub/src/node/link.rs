@@ -1,7 +1,6 @@
 //! The membership thread: handles messages of the service, and finds, or becomes, another service
 //! when it ends.
 
-use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -9,8 +8,9 @@ use ipc::{Channel, ChannelError, Liveness, Message, PidFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::connector::{HandshakeResult, ServiceConnector};
-use super::membership::{Answer, MembershipState};
+use super::membership::Answer;
 use super::options::ServiceMode;
+use super::{Link, MembershipState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Piece;
 use crate::service::ServiceProcess;
@@ -76,13 +76,6 @@ enum Next {
     OutOfDescriptors,
     /// This process has left, or the node is closed for it.
     Ended,
-}
-
-/// A connection to a service.
-pub(super) struct Link {
-    pub(super) channel: Channel,
-    /// Signals the end of the service, even if its connections outlive it in a child.
-    pub(super) service: PidFd,
 }
 
 /// Requests that this service has been sent.
@@ -393,14 +386,9 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
         Some(since) => end.min(since + LEAVE_TIMEOUT),
         None => end,
     };
-    let connector = ServiceConnector {
-        operation: REJOINING,
-        options: &shared.options,
-        own: &shared.service,
-        end: &end,
-        serves: &|| shared.leaving_since().is_none(),
-        leaderless_since: Cell::new(None),
-    };
+    let serves = || shared.leaving_since().is_none();
+    let (options, own) = (&shared.options, &shared.service);
+    let connector = ServiceConnector::new(REJOINING, options, own, &end, &serves);
     loop {
         if is_last_member() {
             return Ok(None);

@@ -13,6 +13,7 @@ use ipc::{Caller, ForkGeneration, MappedWords, Participant, ParticipantTable};
 
 use super::connector::LocalService;
 use super::options::NodeOptions;
+use super::{Membership, MembershipState};
 use crate::context::{Retry, ServiceClient};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
@@ -54,7 +55,7 @@ struct OpenTopic {
 }
 
 #[derive(Default)]
-struct MembershipInner {
+pub(super) struct MembershipInner {
     pools: HashMap<PoolId, Arc<Pool>>,
     /// Pools that this process cannot use, with the reason.
     unusable_pools: HashMap<PoolId, String>,
@@ -66,26 +67,6 @@ struct MembershipInner {
     outgoing: VecDeque<Request>,
     next: u64,
     closed: Option<String>,
-}
-
-pub(super) struct MembershipState {
-    pub(super) options: NodeOptions,
-    pub(super) node_segment: NodeSegment,
-    pub(super) me: Participant,
-    pub(super) bell: WakeFd,
-    pub(super) service: LocalService,
-    state: Mutex<MembershipInner>,
-    /// Checked for each message, so without a lock.
-    is_closed: AtomicBool,
-    /// The membership thread polls streams.
-    polls_streams: AtomicBool,
-    /// Operations that wait for locks of topics.
-    unfinished: Mutex<Vec<(u32, Retry)>>,
-    leaving_since: OnceLock<Instant>,
-    /// The service has confirmed the end of this membership: the participant is free.
-    has_left: AtomicBool,
-    /// While any process holds it, the node segment exists.
-    member_lock: Mutex<Option<MemberLock>>,
 }
 
 /// What this process returns to the next service.
@@ -507,13 +488,6 @@ impl MembershipInner {
         let (local, inbound) = (pool(Direction::Local)?, pool(Direction::Inbound)?);
         Ok(Answer::Topic { topic, local, inbound })
     }
-}
-
-/// Held by all objects of a node in this process; dropping the last one leaves the node.
-pub(super) struct Membership {
-    pub(super) shared: Arc<MembershipState>,
-    thread: Option<JoinHandle<()>>,
-    fork_generation: ForkGeneration,
 }
 
 impl Membership {

@@ -7,17 +7,17 @@ mod membership;
 mod options;
 mod query;
 
-use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, DoorbellWatcher, ForkGeneration, Liveness, Participant, PidFd};
 use std::os::fd::AsFd;
 
 use self::connector::{HandshakeResult, LocalService, ServiceConnector, Welcome, describe_process};
-use self::link::Link;
-use self::membership::{Answer, Membership, MembershipState, unexpected_answer};
-use crate::context::{NodeContext, TopicContext};
+use self::membership::{Answer, MembershipInner, unexpected_answer};
+use crate::context::{NodeContext, Retry, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interruption::Interruption;
 use crate::node_segment::NodeSegment;
@@ -29,7 +29,7 @@ use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
 pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
-pub use self::options::{Budgets, NodeOptions, ServiceMode};
+pub use self::options::{NodeOptions, ServiceMode};
 pub use self::query::report;
 
 /// A process's membership in a node; opens topics.
@@ -58,6 +58,41 @@ pub use self::query::report;
 pub struct Node {
     membership: Arc<Membership>,
     context: Arc<NodeContext>,
+}
+
+/// Held by all objects of a node in this process; dropping the last one leaves the node.
+struct Membership {
+    shared: Arc<MembershipState>,
+    thread: Option<JoinHandle<()>>,
+    fork_generation: ForkGeneration,
+}
+
+/// State that a membership shares with its thread.
+struct MembershipState {
+    options: NodeOptions,
+    node_segment: NodeSegment,
+    me: Participant,
+    bell: WakeFd,
+    service: LocalService,
+    state: Mutex<MembershipInner>,
+    /// Checked for each message, so without a lock.
+    is_closed: AtomicBool,
+    /// The membership thread polls streams.
+    polls_streams: AtomicBool,
+    /// Operations that wait for locks of topics.
+    unfinished: Mutex<Vec<(u32, Retry)>>,
+    leaving_since: OnceLock<Instant>,
+    /// The service has confirmed the end of this membership: the participant is free.
+    has_left: AtomicBool,
+    /// While any process holds it, the node segment exists.
+    member_lock: Mutex<Option<MemberLock>>,
+}
+
+/// A connection to a service.
+struct Link {
+    channel: Channel,
+    /// Signals the end of the service, even if its connections outlive it in a child.
+    service: PidFd,
 }
 
 const JOINING: &str = "join a node";
@@ -141,7 +176,7 @@ impl Node {
     /// [`service_timeout`](NodeOptions::service_timeout);
     /// [`AlreadyServed`](ErrorKind::AlreadyServed) if this process is to be a dedicated service,
     /// and another one is; [`InvalidArgument`](ErrorKind::InvalidArgument) for invalid
-    /// [budgets](Budgets::check) or labels; [`Denied`](ErrorKind::Denied),
+    /// [budgets](crate::Budgets::check) or labels; [`Denied`](ErrorKind::Denied),
     /// [`TooMany`](ErrorKind::TooMany).
     ///
     /// Whether other nodes can be reached is known later. [`NetworkOptions::check`] and
@@ -164,14 +199,8 @@ impl Node {
                 .map_err(|error| error.on(options.directory.display()))?;
         }
         loop {
-            let connector = ServiceConnector {
-                operation: JOINING,
-                options: &options,
-                own: &service,
-                end: &|| end,
-                serves: &|| true,
-                leaderless_since: Cell::new(None),
-            };
+            let (end_at, serves) = (|| end, || true);
+            let connector = ServiceConnector::new(JOINING, &options, &service, &end_at, &serves);
             let pidfd = PidFd::of_this_process().map_err(failed)?;
             let hello = Request::Hello { label: options.label.clone() };
             let (channel, answered) = connector.handshake(|channel| {

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::close_reason::GoodbyeReason;
 use super::connection_protocol::Timing;
-use super::identity::{NodeId, SplitMix64};
+use super::identity::SplitMix64;
+use super::mesh::{PeerReport, PeerState};
+use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
 
 /// Limit of addresses learned from other nodes.
@@ -35,7 +37,7 @@ pub(super) enum AddressSource {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DialState {
+enum DialState {
     /// To be dialled at `until`, unless its node has a session.
     Backoff { until: Duration },
     /// Being dialled, or connected.
@@ -45,17 +47,17 @@ pub(super) enum DialState {
 }
 
 #[derive(Debug)]
-pub(super) struct AddressEntry {
-    pub(super) origin: AddressSource,
-    pub(super) state: DialState,
+struct AddressEntry {
+    origin: AddressSource,
+    state: DialState,
     /// The node that was there last, or is reported to be there.
-    pub(super) node: Option<NodeId>,
+    node: Option<NodeId>,
     /// Its last label.
-    pub(super) label: Option<String>,
+    label: Option<String>,
     /// Since when it is in its state.
-    pub(super) since: Duration,
+    since: Duration,
     /// Why the last attempt failed.
-    pub(super) last_error: Option<String>,
+    last_error: Option<String>,
     attempts: u32,
     /// Consecutive attempts that met a session with another service.
     occupied: u32,
@@ -342,8 +344,39 @@ impl AddressBook {
         }
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&String, &AddressEntry)> {
-        self.entries.iter()
+    /// Whether a node was last reached at one of the addresses, or is reported to be there.
+    pub(super) fn contains(&self, node: &NodeId) -> bool {
+        self.entries.values().any(|entry| entry.node.as_ref() == Some(node))
+    }
+
+    /// The state of each address, unless a connection or a session with its node has one.
+    pub(super) fn reports(
+        &self,
+        has_connection: impl Fn(&str) -> bool,
+        has_session: impl Fn(&NodeId) -> bool,
+        moment: impl Fn(Duration) -> SystemTime,
+    ) -> impl Iterator<Item = PeerReport> {
+        self.entries.iter().filter_map(move |(address, entry)| {
+            let state = match entry.state {
+                DialState::OwnAddress => PeerState::SelfConnection,
+                DialState::Active if has_connection(address) => return None,
+                DialState::Active => PeerState::Dialling,
+                // Another address of a connected node.
+                DialState::Backoff { .. } if entry.node.as_ref().is_some_and(&has_session) => {
+                    return None;
+                }
+                DialState::Backoff { .. } => PeerState::Backoff,
+            };
+            Some(PeerReport {
+                identity: entry.node,
+                label: entry.label.clone(),
+                address: address.clone(),
+                state,
+                is_dialled: entry.state != DialState::OwnAddress,
+                since: moment(entry.since),
+                last_error: entry.last_error.clone(),
+            })
+        })
     }
 }
 

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use super::close_reason::CloseReason;
-use super::identity::{NodeId, ServiceInstance, SessionId};
+use super::identity::{ServiceInstance, SessionId};
 use super::interests::InterestChange;
+use crate::ids::NodeId;
 
 /// An event. `Connected` is the first of a session, and `Disconnected` the last.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,21 +1,20 @@
 //! The thread that connects a mesh to sockets. It sleeps until there is work.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::event_queue::PeerEventQueue;
+use super::Shared;
 use super::mesh::{Action, Mesh};
 use super::resolver::{Resolution, Resolver};
 use super::session_arbitration::ConnectionId;
 use super::socket::{self, IoOutcome, is_local_address};
 use crate::lock::lock;
-use crate::wake::WakeFd;
 
 /// Bytes of one read, and reads of one connection in one turn.
 const READ_BUFFER_LENGTH: usize = 1 << 16;
@@ -37,23 +36,6 @@ const ADDRESS_CHECK_INTERVAL: Duration = Duration::from_millis(400);
 /// connections.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_CLOSING: usize = 64;
-
-/// State shared by the thread and its handle.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) mesh: Mutex<Mesh>,
-    pub(super) events: PeerEventQueue,
-    /// Wakes the thread.
-    pub(super) bell: Arc<WakeFd>,
-    pub(super) began: Instant,
-    pub(super) is_over: AtomicBool,
-}
-
-impl Shared {
-    pub(super) fn now(&self) -> Duration {
-        self.began.elapsed()
-    }
-}
 
 /// A connection being established.
 #[derive(Debug)]
@@ -117,9 +99,9 @@ impl PeerEventLoop {
         shared: Arc<Shared>,
         listener: Option<TcpListener>,
         own: Option<IpAddr>,
+        dial_timeout: Duration,
     ) -> Self {
         let names = Resolver::new(Arc::clone(&shared.bell));
-        let dial_timeout = lock(&shared.mesh).timing.handshake_timeout;
         Self {
             shared,
             listener,
@@ -328,9 +310,7 @@ impl PeerEventLoop {
                     use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
                     if !matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
                         let now = self.shared.now();
-                        if lock(&self.shared.mesh).log.allows(now) {
-                            tracing::warn!(%error, "accepting a connection failed");
-                        }
+                        lock(&self.shared.mesh).accept_failed(&error, now);
                         self.accepting_after = now + ACCEPT_PAUSE;
                     }
                     return;
@@ -452,28 +432,12 @@ impl PeerEventLoop {
         }
     }
 
-    /// Closes connections from addresses that this machine does not have any more.
     fn check_local_addresses(&mut self, mesh: &mut Mesh, now: Duration) {
         if now < self.next_address_check {
             return;
         }
         self.next_address_check = now + ADDRESS_CHECK_INTERVAL;
-        let local_address: BTreeSet<_> =
-            mesh.connections.values().map(|link| link.local_address.ip()).collect();
-        let is_remote = |address: &IpAddr| !address.to_canonical().is_loopback();
-        let gone: BTreeSet<_> = local_address
-            .into_iter()
-            .filter(is_remote)
-            .filter(|it| !is_local_address(*it))
-            .collect();
-        if gone.is_empty() {
-            return;
-        }
-        let of_gone =
-            mesh.connections.iter().filter(|(_, link)| gone.contains(&link.local_address.ip()));
-        for connection in of_gone.map(|(connection, _)| *connection).collect::<Vec<_>>() {
-            mesh.broken(connection, "the local address was removed from this machine", now);
-        }
+        mesh.close_without_address(is_local_address, now);
     }
 
     fn established(&mut self, mut attempt: DialAttempt) {

@@ -4,76 +4,96 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use ipc::ForkGeneration;
 
-use super::admission::Limits;
 use super::connection_protocol::Timing;
 use super::event::PeerEvent;
-use super::event_loop::{PeerEventLoop, Shared};
+use super::event_loop::PeerEventLoop;
 use super::event_queue::PeerEventQueue;
-use super::identity::{MAX_LABEL_LENGTH, NodeId, ServiceInstance, SessionId};
+use super::identity::{MAX_LABEL_LENGTH, ServiceInstance, SessionId};
 use super::interests::{Interest, collect_interests};
 use super::listener::listen;
-use super::mesh::{Mesh, Start};
+use super::mesh::{Limits, Mesh, PeerReport, Start};
 use super::protocol::MIN_LOST_AFTER;
-use super::report::PeerReport;
-use super::resolver;
+use super::{Peers, Shared, resolver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::wake::WakeFd;
 
 const START: &str = "start peer discovery";
 
-/// Checks the options of a node with this label. Any other node needs
-/// [`insecure`](NetworkOptions::insecure).
-pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
-    let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
-    if label.len() > MAX_LABEL_LENGTH || label.chars().any(char::is_control) {
-        return refuse(format!(
-            "a label has at most {MAX_LABEL_LENGTH} bytes and no control characters: \"{}\"",
-            label.escape_debug()
-        ));
-    }
-    let (lost_after, longest) = (network.lost_after, Duration::from_secs(3600));
-    if lost_after < Duration::from_millis(MIN_LOST_AFTER.into()) || lost_after > longest {
-        return refuse(format!(
-            "lost_after {lost_after:?} is outside of {MIN_LOST_AFTER} ms to {longest:?}"
-        ));
-    }
-    for address in network.peers.iter().chain(&network.rendezvous) {
-        resolver::check(START, address)?;
-    }
-    match first_address(network) {
-        Some(address) if !network.insecure => {
-            refuse(format!("{address}: {INSECURE}. Allow it: \"insecure\""))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// The risk of connected nodes.
-pub(crate) const INSECURE: &str = "nodes are not authenticated and nothing is encrypted yet: \
-                                   any process that can connect reads and publishes in all topics; \
-                                   on loopback, each user of the machine";
+const INSECURE: &str = "nodes are not authenticated and nothing is encrypted yet: \
+                        any process that can connect reads and publishes in all topics; \
+                        on loopback, each user of the machine";
 
-/// The first address at which this node listens or dials, if any.
-pub(crate) fn first_address(network: &NetworkOptions) -> Option<String> {
-    let dialled = network.peers.iter().chain(&network.rendezvous).cloned();
-    network.listen.map(|address| address.to_string()).into_iter().chain(dialled).next()
-}
+impl NetworkOptions {
+    /// Refuses invalid addresses, and any address without [`insecure`](Self::insecure). A service
+    /// with such options serves its node all the same, and logs that it cannot reach others.
+    ///
+    /// `label` is the label of the service, if the node has no name.
+    ///
+    /// # Errors
+    /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with what is invalid.
+    ///
+    /// ```
+    /// use pubsub::{ErrorKind, NetworkOptions};
+    /// let listen = Some("127.0.0.1:7007".parse()?);
+    /// let mut network = NetworkOptions { listen, ..NetworkOptions::default() };
+    /// assert_eq!(network.check("camera").unwrap_err().kind(), ErrorKind::InvalidArgument);
+    /// network.insecure = true;
+    /// assert!(network.check("camera").is_ok());
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn check(&self, label: &str) -> Result<()> {
+        self.policy()?;
+        self.check_connections(self.name(label))
+    }
 
-/// The peers of a node, served by a thread. Dropping it says goodbye to them, for at most half a
-/// second.
-#[derive(Debug)]
-pub(crate) struct Peers {
-    pub(super) shared: Arc<Shared>,
-    listens: Option<SocketAddr>,
-    thread: Option<JoinHandle<()>>,
-    fork_generation: ForkGeneration,
+    /// Checks all but the provider, for a node of this name. Any other node needs
+    /// [`insecure`](Self::insecure).
+    fn check_connections(&self, label: &str) -> Result<()> {
+        let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
+        if label.len() > MAX_LABEL_LENGTH || label.chars().any(char::is_control) {
+            return refuse(format!(
+                "a label has at most {MAX_LABEL_LENGTH} bytes and no control characters: \"{}\"",
+                label.escape_debug()
+            ));
+        }
+        let (lost_after, longest) = (self.lost_after, Duration::from_secs(3600));
+        if lost_after < Duration::from_millis(MIN_LOST_AFTER.into()) || lost_after > longest {
+            return refuse(format!(
+                "lost_after {lost_after:?} is outside of {MIN_LOST_AFTER} ms to {longest:?}"
+            ));
+        }
+        for address in self.peers.iter().chain(&self.rendezvous) {
+            resolver::check(START, address)?;
+        }
+        match self.first_address() {
+            Some(address) if !self.insecure => {
+                refuse(format!("{address}: {INSECURE}. Allow it: \"insecure\""))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The first address at which this node would listen, or that it would dial.
+    #[must_use]
+    pub fn first_address(&self) -> Option<String> {
+        let dialled = self.peers.iter().chain(&self.rendezvous).cloned();
+        self.listen.map(|address| address.to_string()).into_iter().chain(dialled).next()
+    }
+
+    /// Logs the risk of other nodes, if any are allowed.
+    pub(crate) fn say_if_insecure(&self) {
+        if let Some(address) = self.first_address().filter(|_| self.insecure) {
+            tracing::warn!(address, "insecure: {INSECURE}");
+        }
+    }
 }
 
 impl Peers {
@@ -95,7 +115,7 @@ impl Peers {
         withholds_interests: bool,
     ) -> Result<Self> {
         let label = network.name(label);
-        check(network, label)?;
+        network.check_connections(label)?;
         let failed = |cause: std::io::Error| Error::of(START, cause);
         let listener = match network.listen {
             Some(address) => Some(listen(address)?),
@@ -106,6 +126,7 @@ impl Peers {
             None => None,
         };
         let nonce = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
+        let timing = Timing::new(network.lost_after);
         let start = Start {
             identity,
             instance: ServiceInstance::new(nonce),
@@ -113,12 +134,11 @@ impl Peers {
             listens,
             peers: network.peers.clone(),
             rendezvous: network.rendezvous.clone(),
-            timing: Timing::new(network.lost_after),
+            timing,
             limits,
+            withholds_interests,
         };
-        let mut mesh = Mesh::new(start, Duration::ZERO);
-        (mesh.interests_unknown, mesh.withholds_interests) =
-            (withholds_interests, withholds_interests);
+        let mesh = Mesh::new(start, Duration::ZERO);
         let shared = Arc::new(Shared {
             mesh: Mutex::new(mesh),
             events: PeerEventQueue::new().map_err(failed)?,
@@ -127,7 +147,8 @@ impl Peers {
             is_over: AtomicBool::new(false),
         });
         let own = listens.map(|address| address.ip());
-        let event_loop = PeerEventLoop::new(Arc::clone(&shared), listener, own);
+        let event_loop =
+            PeerEventLoop::new(Arc::clone(&shared), listener, own, timing.handshake_timeout);
         let thread = std::thread::Builder::new()
             .name("fabricast-peers".to_owned())
             .spawn(move || event_loop.run())
@@ -182,10 +203,7 @@ impl Peers {
             return Vec::new();
         }
         let (now, moment) = (SystemTime::now(), self.shared.now());
-        let mut mesh = lock(&self.shared.mesh);
-        // Expired entries may not have been removed yet.
-        mesh.departed.tick(moment);
-        mesh.reports(|since| now - moment.saturating_sub(since))
+        lock(&self.shared.mesh).reports(moment, |since| now - moment.saturating_sub(since))
     }
 
     /// Readable as long as there are [events](Self::next_event).

@@ -1,57 +1,12 @@
-//! Ids of nodes, of instances of their services, and of sessions.
+//! Ids of instances of services and of sessions.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
-
 /// The longest label of a node, in bytes.
 pub(super) const MAX_LABEL_LENGTH: usize = 64;
-
-/// The id of a node: the random UUID of its service.
-///
-/// ```
-/// use pubsub::NodeId;
-/// let node = NodeId(*b"0123456789abcdef");
-/// assert_eq!(node.to_string(), "30313233-3435-3637-3839-616263646566");
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct NodeId(pub [u8; 16]);
-
-impl NodeId {
-    /// A new random id.
-    ///
-    /// # Errors
-    /// If the system gives no random bytes.
-    pub fn random() -> Result<Self> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|cause| Error::of("create a node id", cause))?;
-        // Version and variant bits of a random UUID.
-        bytes[6] = bytes[6] & 0x0f | 0x40;
-        bytes[8] = bytes[8] & 0x3f | 0x80;
-        Ok(Self(bytes))
-    }
-}
-
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, byte) in self.0.iter().enumerate() {
-            if matches!(index, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// A session between two nodes: the connection that both agreed to use. Both know it by the same
 /// number, which is never reused.

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use testkit::children::ForkedChild;
 
-use super::admission::Limits;
+use super::Peers;
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::event::PeerEvent;
 use super::fuzzing;
-use super::handle::Peers;
-use super::identity::{NodeId, SessionId};
+use super::identity::SessionId;
 use super::interests::{Interest, InterestChange};
-use super::report::PeerState;
+use super::mesh::{Limits, PeerState};
+use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::settings::TopicSettings;
@@ -30,7 +30,7 @@ impl Peers {
 
     /// Bytes queued for all peers.
     pub(super) fn waiting(&self) -> usize {
-        lock(&self.shared.mesh).connections.values().map(|link| link.session.waiting()).sum()
+        lock(&self.shared.mesh).waiting()
     }
 }
 

@@ -7,17 +7,14 @@
 //! The logic knows no sockets, threads or clock: `protocol` (frames), `framing`,
 //! `connection_protocol` (one connection), `session_arbitration` (which connection with a node
 //! becomes the session), `address_book` (which addresses to dial, and when), `interests` (interests
-//! and their changes), `admission` (limits of connections), `mesh` and `frame_handling` (all of
-//! it). `event_loop`, `socket`, `resolver`, `event_queue` and `handle` bind it to the system.
+//! and their changes), `mesh` (all of it, with received frames, limits of connections and reports). `event_loop`, `socket`, `resolver`, `event_queue` and `handle` bind it to the system.
 
 mod address_book;
-mod admission;
 mod close_reason;
 mod connection_protocol;
 mod event;
 mod event_loop;
 mod event_queue;
-mod frame_handling;
 mod framing;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -27,7 +24,6 @@ mod interests;
 mod listener;
 mod mesh;
 mod protocol;
-mod report;
 mod resolver;
 mod session_arbitration;
 mod socket;
@@ -35,18 +31,51 @@ mod socket;
 #[cfg(test)]
 mod loopback_tests;
 #[cfg(test)]
-mod mesh_tests;
-#[cfg(test)]
 mod protocol_tests;
-#[cfg(test)]
-mod simulation;
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ipc::ForkGeneration;
+
+use self::event_queue::PeerEventQueue;
+use self::mesh::Mesh;
+use crate::wake::WakeFd;
 
 pub(crate) use event::PeerEvent;
-pub(crate) use handle::{INSECURE, Peers, check, first_address};
-pub use identity::NodeId;
 pub(crate) use identity::{ServiceInstance, SessionId};
 pub(crate) use interests::{Interest, InterestChange, MAX_INTERESTS};
+pub(crate) use mesh::{PeerReport, PeerState};
 #[cfg(test)]
 pub(crate) use protocol::VERSION;
-pub(crate) use report::{PeerReport, PeerState};
 pub(crate) use socket::is_local_address;
+
+/// The peers of a node, served by a thread. Dropping it says goodbye to them, for at most half a
+/// second.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    shared: Arc<Shared>,
+    listens: Option<SocketAddr>,
+    thread: Option<JoinHandle<()>>,
+    fork_generation: ForkGeneration,
+}
+
+/// State shared by the thread and its handle.
+#[derive(Debug)]
+struct Shared {
+    mesh: Mutex<Mesh>,
+    events: PeerEventQueue,
+    /// Wakes the thread.
+    bell: Arc<WakeFd>,
+    began: Instant,
+    is_over: AtomicBool,
+}
+
+impl Shared {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+}

@@ -17,8 +17,9 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::identity::{MAX_LABEL_LENGTH, NodeId, ServiceInstance, SessionId};
+use super::identity::{MAX_LABEL_LENGTH, ServiceInstance, SessionId};
 use super::interests::InterestChange;
+use crate::ids::NodeId;
 
 /// First bytes of a connection.
 pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";

@@ -8,7 +8,7 @@ use super::close_reason::{CloseReason, GoodbyeReason};
 use super::connection_protocol::{ConnectionProtocol, ReceivedFrame, Timing};
 use super::framing::ReceiveBuffer;
 use super::fuzzing;
-use super::identity::{NodeId, ServiceInstance, SessionId};
+use super::identity::{ServiceInstance, SessionId};
 use super::interests::{
     Interest, InterestChange, InterestSender, Interests, MAX_INTERESTS, PeerInterests,
     collect_interests,
@@ -17,6 +17,7 @@ use super::protocol::{
     self, Frame, Hello, MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_FRAME_LENGTH,
     MAX_HANDSHAKE_FRAME_LENGTH, MAX_PROTOCOL_FRAME_LENGTH, PeerAddress, VERSION,
 };
+use crate::ids::NodeId;
 use crate::settings::{MAX_TOPIC_NAME, TopicSettings};
 
 const SECOND: Duration = Duration::from_secs(1);

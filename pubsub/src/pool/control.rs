@@ -11,8 +11,6 @@
 //!                                                sync words of each block, page-aligned
 //! ```
 
-mod sync_words;
-
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -25,14 +23,12 @@ use ipc::{
 };
 
 use super::sample_info::{self, SampleInfo};
-use super::{Direction, PoolId};
+use super::stream_order::sync_words;
+use super::{Direction, PoolControl, PoolId};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::settings::SharedLocation;
-
-pub use self::sync_words::Readiness;
-pub(crate) use self::sync_words::{OWNED_BY_STREAMS, SyncPoint};
 
 const MAX_BLOCKS: usize = 0;
 const LIMIT: usize = 1;
@@ -42,8 +38,8 @@ const PLACE: usize = 4;
 const UUID: usize = 5;
 const CHANGES: usize = 7;
 const BELL: usize = 8;
-const STREAMS: usize = 16;
-const STREAM_OWNED: usize = 17;
+pub(super) const STREAMS: usize = 16;
+pub(super) const STREAM_OWNED: usize = 17;
 const LENGTHS: usize = 24;
 /// The maximum number of pieces of a pool.
 pub(crate) const MAX_PIECES: usize = 1024;
@@ -53,22 +49,7 @@ pub(super) const ALLOCATOR: usize = NAMES + MAX_PIECES;
 /// Alignment of every block: suits any type, also on devices.
 pub(crate) const GRANULE: u64 = 256;
 
-type AllocResult<T> = std::result::Result<T, AllocatorError>;
-
-/// The allocator, sample info and sync words of a pool.
-#[derive(Debug)]
-pub(crate) struct PoolControl<W> {
-    words: W,
-    allocator: Allocator<WordRange<W>>,
-    bell: Doorbell<WordRange<W>>,
-    max_blocks: u32,
-    /// Range of the sync words.
-    sync_words: Range<usize>,
-    /// Only pools on a device are stream-ordered.
-    is_stream_ordered: bool,
-    /// Value of the count of stream-owned blocks when none was left.
-    stream_owned_seen: AtomicU64,
-}
+pub(super) type AllocResult<T> = std::result::Result<T, AllocatorError>;
 
 fn part<W: Words>(words: W, first: usize, count: usize) -> Result<WordRange<W>> {
     WordRange::new(words, first, count).ok_or_else(|| {
@@ -319,7 +300,7 @@ impl<W: Words + Clone> PoolControl<W> {
 
     /// Signals freed or added memory.
     #[inline]
-    fn changed(&self) {
+    pub(super) fn changed(&self) {
         self.words.fetch_add(CHANGES, 1);
         self.bell.ring();
     }

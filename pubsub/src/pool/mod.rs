@@ -6,19 +6,22 @@ mod control;
 mod copies;
 mod pieces;
 mod sample_info;
-mod streams;
+mod stream_order;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Slice, Stream, Uuid};
 use ipc::{
-    Block, BlockRange, Caller, Layout, MappedWords, Owner, Participant, Segment, Statistics,
+    Allocator, Block, BlockRange, Caller, Doorbell, Layout, MappedWords, Owner, Participant,
+    Segment, Statistics, WordRange,
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,19 +31,19 @@ use crate::lock::lock;
 use crate::settings::{SharedLocation, device_error};
 
 use self::copies::Copies;
-use self::streams::Streams;
+use self::stream_order::Streams;
 
 pub(crate) use self::bytes::{borrow, borrow_mut};
 #[cfg(test)]
 pub(crate) use self::control::GRANULE;
-pub use self::control::Readiness;
-pub(crate) use self::control::{MAX_PIECES, OWNED_BY_STREAMS, PoolControl, SyncPoint};
+pub(crate) use self::control::MAX_PIECES;
 pub(crate) use self::copies::InFlightCopies;
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Piece, PieceStored};
 pub use self::sample_info::{DeliveryPath, Metadata, Times};
-pub(crate) use self::sample_info::{SampleInfo, Stage, id_from_words, id_to_words};
-pub(crate) use self::streams::{PollBackoff, StreamPoller, StreamWrite};
+pub(crate) use self::sample_info::{SampleInfo, Stage};
+pub use self::stream_order::Readiness;
+pub(crate) use self::stream_order::{OWNED_BY_STREAMS, PollBackoff, StreamPoller, SyncPoint};
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);
 /// Host memory is also memory of an emulated device.
@@ -92,6 +95,21 @@ impl SharedLocation {
         }
         .map_err(|cause| device_error(operation, cause))
     }
+}
+
+/// The allocator, sample info and sync words of a pool.
+#[derive(Debug)]
+pub(crate) struct PoolControl<W> {
+    words: W,
+    allocator: Allocator<WordRange<W>>,
+    bell: Doorbell<WordRange<W>>,
+    max_blocks: u32,
+    /// Range of the sync words.
+    sync_words: Range<usize>,
+    /// Only pools on a device are stream-ordered.
+    is_stream_ordered: bool,
+    /// Value of the count of stream-owned blocks when none was left.
+    stream_owned_seen: AtomicU64,
 }
 
 /// Address range of a pool's memory.

@@ -8,6 +8,7 @@ use std::sync::atomic::fence;
 
 use ipc::{Block, Words};
 
+use crate::ids::{id_from_words, id_to_words};
 use crate::settings::MAX_METADATA;
 
 // Words of a sample info.
@@ -249,14 +250,4 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         bytes[length..].fill(0);
         Metadata { bytes, length }
     }
-}
-
-/// An identity as words.
-pub(crate) fn id_to_words(origin: &[u8; 16]) -> [u64; 2] {
-    let number = u128::from_le_bytes(*origin);
-    [number as u64, (number >> 64) as u64]
-}
-
-pub(crate) fn id_from_words([low, high]: [u64; 2]) -> [u8; 16] {
-    (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
 }

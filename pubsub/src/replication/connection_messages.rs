@@ -18,6 +18,7 @@ use std::fmt;
 use fabric::ring::{RingAnswer, RingOffer};
 use serde::{Deserialize, Serialize};
 
+use crate::network_options::NetworkOptions;
 use crate::replication::message_header::{MAX_PAYLOAD_LENGTH, POSITION_LIMIT};
 use crate::settings::TopicSettings;
 
@@ -30,7 +31,7 @@ pub(crate) const MAX_REASON_LENGTH: usize = 400;
 /// The longest name of a provider.
 const MAX_PROVIDER_NAME_LENGTH: usize = 100;
 /// Lanes that a ring has at most.
-pub(crate) const MAX_LANES: u8 = 16;
+pub(crate) const MAX_LANES: u8 = NetworkOptions::MAX_LANES as u8;
 
 /// A side of a topic between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

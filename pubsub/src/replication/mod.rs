@@ -19,6 +19,7 @@ mod control_messages;
 mod inbound;
 mod message_header;
 mod outbound;
+mod provider_check;
 mod report;
 mod retry_backoff;
 mod routing;
@@ -37,19 +38,15 @@ mod transport;
 mod worker;
 mod workers;
 
-pub(crate) use connection_messages::MAX_LANES;
-#[cfg(test)]
-pub(crate) use connection_messages::MAX_REASON_LENGTH;
-#[cfg(test)]
-pub(crate) use connection_messages::fit_addresses;
 pub use connection_messages::{ConnectionMessage, Provider, Side, TopicParameters};
+#[cfg(test)]
+pub(crate) use connection_messages::{MAX_LANES, MAX_REASON_LENGTH, fit_addresses};
 pub use inbound::InboundCounters;
 pub use message_header::{
     HEADER_LENGTH, MAX_PAYLOAD_LENGTH, MAX_PREFIX_LENGTH, MessageHeader, POSITION_LIMIT,
     RingMessageKind, TRAILER_LENGTH,
 };
 pub use outbound::DestinationCounters;
-pub(crate) use worker::check_provider;
 pub use worker::{
     Announcer, Command, Counters, TopicKey, TopicOptions, Worker, WorkerEvent, WorkerOptions,
     Workers,
@@ -74,11 +71,11 @@ use crossbeam_channel::Sender;
 use ipc::{Caller, MappedWords, Participant, ParticipantTable};
 
 use crate::error::Result;
+pub use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::log_limit::LogLimit;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::PublishDoorbell;
-pub use crate::peers::NodeId;
 use crate::peers::{Interest, InterestChange, PeerEvent, Peers, SessionId};
 use crate::pool::{Pool, PoolId};
 use crate::replication::report::PolledCounters;

@@ -15,8 +15,9 @@ use ipc::{Caller, Participant, PidFd, QueueError};
 use super::{
     ArrivalRepairLock, LocalTopic, NetworkOptions, Replicator, ServiceContext, WaitingArrivals,
 };
+use crate::ids::NodeId;
 use crate::node_segment::NodeSegment;
-use crate::peers::{Interest, NodeId, PeerEvent, Peers};
+use crate::peers::{Interest, PeerEvent, Peers};
 use crate::pool::{Direction, Pool, PoolId};
 use crate::replication::sink::TopicSink;
 use crate::replication::sink::room_wait::RoomWait;

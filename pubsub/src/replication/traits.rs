@@ -4,7 +4,7 @@ use gpu::Slice;
 
 use super::message_header::MessageHeader;
 use crate::error::Result;
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 
 /// Location of a payload.
 #[derive(Debug, Clone)]

@@ -8,7 +8,8 @@ use crossbeam_channel::{Receiver, TryRecvError, bounded};
 
 use super::{Replicator, key};
 use crate::error::{Error, ErrorKind, Result};
-use crate::peers::{NodeId, is_local_address};
+use crate::ids::NodeId;
+use crate::peers::is_local_address;
 use crate::replication::Command;
 use crate::replication::control_messages::ControlMessage;
 use crate::replication::retry_backoff::RetryBackoff;

@@ -25,8 +25,8 @@ use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::NodeId;
 use crate::lock::lock;
-use crate::peers::NodeId;
 
 const LOCK_FILE: &str = "node.lock";
 const PRIORITY_FILE: &str = "node.priority";

@@ -30,10 +30,10 @@ pub use self::server::fuzzing::{ClientOutcome, run_clients};
 
 use self::election::{LeaderLock, socket_path};
 use self::server::Service;
+use crate::budgets::Budgets;
 use crate::error::{Error, Result};
+use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
-use crate::node::Budgets;
-use crate::peers::NodeId;
 use crate::wake::WakeFd;
 
 const SERVING: &str = "serve a node";

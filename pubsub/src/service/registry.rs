@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ipc::{Caller, Participant};
 
+use crate::budgets::Budgets;
 use crate::error::{Error, ErrorKind, Result};
-use crate::node::Budgets;
 use crate::peers::MAX_INTERESTS;
 use crate::pool::{Direction, MAX_PIECES, Piece, PieceStored, Pool, PoolId};
 use crate::settings::{MAX_TOPIC_NAME, Reserve, SharedLocation, SharedSettings};

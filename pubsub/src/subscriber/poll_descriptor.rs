@@ -12,11 +12,10 @@ use std::sync::{Arc, Mutex, Weak};
 use gpu::Stream;
 use ipc::{Doorbell, DoorbellListener, ForkGeneration, ListenerGuard, MappedWords, WordRange};
 
-use super::{Subscriber, Subscription};
+use super::{Sample, Subscriber, Subscription};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::pool::Direction;
-use crate::sample::Sample;
 use crate::wake::WakeFd;
 
 /// Totals of events that made the descriptor readable: gaps and losses.

@@ -24,8 +24,8 @@ use ipc::{
 
 use crate::context::{NodeContext, Retry, ServiceClient, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::NodeId;
 use crate::node_segment::{NodeSegment, PublishDoorbell};
-use crate::peers::NodeId;
 use crate::pool::{Direction, Pool, PoolControl, PoolId};
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;

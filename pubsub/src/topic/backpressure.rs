@@ -18,11 +18,15 @@ const SINCE: u32 = 8;
 /// attempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backpressure<'a, W> {
-    pub(super) words: &'a W,
-    pub(super) at: usize,
+    words: &'a W,
+    at: usize,
 }
 
-impl<W: Words> Backpressure<'_, W> {
+impl<'a, W: Words> Backpressure<'a, W> {
+    pub(super) fn new(words: &'a W, at: usize) -> Self {
+        Self { words, at }
+    }
+
     fn update(&self, change: impl Fn(u64) -> u64) {
         let mut word = self.words.load(self.at, Relaxed);
         while let Err(found) = self.words.compare_exchange(self.at, word, change(word)) {

@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ipc::Words;
 
+use super::TopicWords;
 use super::layout::{DESTINATIONS, MAX_DESTINATIONS, REPLICATED};
-use super::words::TopicWords;
-use crate::pool::{id_from_words, id_to_words};
+use crate::ids::{id_from_words, id_to_words};
 
 /// Words of a destination: its node, or zeros. The second half is written first, so a half-written
 /// slot is empty.

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ipc::{Block, Caller, Owner, Published, QueueError, Words};
 
-use super::TopicQueue;
 use super::entry::{Entry, WORDS};
+use super::{TopicQueue, TopicWords};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::pool::PoolControl;
@@ -17,20 +17,24 @@ use crate::pool::PoolControl;
 /// The word with the block that a publisher is about to transfer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Intent<'a, W> {
-    pub(super) words: &'a W,
-    pub(super) at: usize,
+    words: &'a W,
+    at: usize,
 }
 
 /// Parties of a transfer.
 #[derive(Debug)]
 pub(super) struct BlockHandoff<'a, W: Words + Clone> {
-    pub(super) intent: Intent<'a, W>,
-    pub(super) queue: &'a TopicQueue<W>,
-    pub(super) control: &'a PoolControl<W>,
-    pub(super) topic: Owner,
+    intent: Intent<'a, W>,
+    queue: &'a TopicQueue<W>,
+    control: &'a PoolControl<W>,
+    topic: Owner,
 }
 
-impl<W: Words> Intent<'_, W> {
+impl<'a, W: Words> Intent<'a, W> {
+    pub(super) fn new(words: &'a W, at: usize) -> Self {
+        Self { words, at }
+    }
+
     /// Stored plus one: no block has all bits set.
     fn declare(&self, block: Block) {
         self.words.store(self.at, block.to_bits().wrapping_add(1), Release);
@@ -43,6 +47,17 @@ impl<W: Words> Intent<'_, W> {
     fn block(&self) -> Option<Block> {
         let word = self.words.load(self.at, Acquire);
         (word != 0).then(|| Block::from_bits(word.wrapping_sub(1)))
+    }
+}
+
+impl<W: Words + Clone> TopicWords<W> {
+    pub(super) fn handoff<'a>(
+        &self,
+        intent: Intent<'a, W>,
+        queue: &'a TopicQueue<W>,
+        control: &'a PoolControl<W>,
+    ) -> BlockHandoff<'a, W> {
+        BlockHandoff { intent, queue, control, topic: self.owner }
     }
 }
 

@@ -7,7 +7,8 @@ use ipc::Words;
 
 use super::TopicWords;
 use super::layout::{LAST_LOST, LOSSES_SENT, LOST, LOST_WORDS, MAX_REMEMBERED_LOSSES};
-use crate::pool::{Direction, id_from_words, id_to_words};
+use crate::ids::{id_from_words, id_to_words};
+use crate::pool::Direction;
 
 /// A publisher that died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

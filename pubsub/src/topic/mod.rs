@@ -20,9 +20,10 @@ mod words;
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use ipc::{Caller, Layout, MappedWords, Participant, Segment};
+use ipc::{Caller, Layout, MappedWords, Owner, Participant, Segment};
 
 use crate::error::Result;
 use crate::error_mapping;
@@ -35,11 +36,25 @@ pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::{Published, PublisherSlot};
 pub(crate) use self::remote_heartbeats::RemoteHeartbeat;
-pub(crate) use self::words::{TopicQueue, TopicWords};
+pub(crate) use self::words::TopicQueue;
 
 /// Number of last lost publishers that a topic remembers.
 pub(crate) const MAX_REMEMBERED_LOSSES: u64 = layout::MAX_REMEMBERED_LOSSES as u64;
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 9);
+
+/// A topic in words of any kind of memory.
+#[derive(Debug)]
+pub(crate) struct TopicWords<W> {
+    words: W,
+    number: u32,
+    name: String,
+    settings: SharedSettings,
+    owner: Owner,
+    local: TopicQueue<W>,
+    inbound: TopicQueue<W>,
+    /// Origins that this process receives from: their slots are not reused.
+    tracked_origins: Mutex<Vec<OriginId>>,
+}
 
 /// One process's view of a topic.
 #[derive(Debug)]

@@ -17,8 +17,9 @@ use super::layout::{CACHE_LINE_WORDS, INBOUND_INTENT, MAX_ORIGINS, ORIGIN_USES, 
 use super::{TopicQueue, TopicWords};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
+use crate::ids::id_to_words;
 use crate::lock::lock;
-use crate::pool::{PoolControl, id_to_words};
+use crate::pool::PoolControl;
 
 /// Its node, and its topic number there.
 const IDENTITY: usize = 0;
@@ -329,7 +330,7 @@ impl<W: Words + Clone> TopicWords<W> {
         inbound: &'a PoolControl<W>,
     ) -> super::intent::BlockHandoff<'a, W> {
         self.handoff(
-            super::intent::Intent { words: self.words(), at: INBOUND_INTENT },
+            super::intent::Intent::new(self.words(), INBOUND_INTENT),
             self.inbound(),
             inbound,
         )

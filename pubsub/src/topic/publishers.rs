@@ -147,11 +147,11 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
     }
 
     pub(super) fn intent(&self) -> Intent<'a, W> {
-        Intent { words: self.words, at: self.at(INTENT) }
+        Intent::new(self.words, self.at(INTENT))
     }
 
     pub(crate) fn backpressure(&self) -> Backpressure<'a, W> {
-        Backpressure { words: self.words, at: self.at(WAITS) }
+        Backpressure::new(self.words, self.at(WAITS))
     }
 
     /// A message with this number is about to be published, or dropped. Later subscribers do not

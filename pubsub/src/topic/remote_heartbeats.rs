@@ -14,7 +14,7 @@ use super::TopicWords;
 use super::layout::{
     CACHE_LINE_WORDS, MAX_REMOTE_HEARTBEATS, REMOTE_HEARTBEAT_CHANGES, REMOTE_HEARTBEATS,
 };
-use crate::pool::{id_from_words, id_to_words};
+use crate::ids::{id_from_words, id_to_words};
 
 /// Grows by two with each change, and is odd during one. 0: the slot is free.
 const VERSION: usize = 0;

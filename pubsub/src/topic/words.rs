@@ -10,11 +10,9 @@ use ipc::{
 };
 
 use super::entry::{self, Entry};
-use super::intent::{BlockHandoff, Intent};
-use super::layout;
-use super::origins::OriginId;
 use super::publishers::{self, PublisherSlot};
 use super::subscribers::{self, SubscriberSlot};
+use super::{TopicWords, layout};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::pool::{Direction, OWNED_BY_STREAMS, PoolControl};
@@ -23,20 +21,6 @@ use crate::type_name::TypeName;
 
 /// A topic's queue.
 pub(crate) type TopicQueue<W> = Queue<WordRange<W>, { entry::WORDS }>;
-
-/// A topic in words of any kind of memory.
-#[derive(Debug)]
-pub(crate) struct TopicWords<W> {
-    words: W,
-    number: u32,
-    name: String,
-    settings: SharedSettings,
-    owner: Owner,
-    local: TopicQueue<W>,
-    inbound: TopicQueue<W>,
-    /// Origins that this process receives from: their slots are not reused.
-    pub(super) tracked_origins: Mutex<Vec<OriginId>>,
-}
 
 impl<W: Words + Clone> TopicWords<W> {
     fn setup(settings: &SharedSettings) -> QueueSetup {
@@ -205,15 +189,6 @@ impl<W: Words + Clone> TopicWords<W> {
 
     pub(super) fn queue_error(&self, operation: &'static str, cause: QueueError) -> Error {
         error_mapping::from_queue(operation, cause).on(&self.name)
-    }
-
-    pub(super) fn handoff<'a>(
-        &self,
-        intent: Intent<'a, W>,
-        queue: &'a TopicQueue<W>,
-        control: &'a PoolControl<W>,
-    ) -> BlockHandoff<'a, W> {
-        BlockHandoff { intent, queue, control, topic: self.owner }
     }
 
     // --------------------------------------------------------- publishing

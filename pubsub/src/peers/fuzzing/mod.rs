@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::admission::Limits;
 use super::connection_protocol::Timing;
 use super::event::PeerEvent;
-use super::identity::{NodeId, ServiceInstance};
+use super::identity::ServiceInstance;
 use super::interests::{Interest, MAX_INTERESTS, PeerInterests, collect_interests};
-use super::mesh::{Action, Mesh, Start};
+use super::mesh::{Action, Limits, Mesh, Start};
 use super::protocol::{self, Frame, Hello};
 use super::session_arbitration::ConnectionId;
 use crate::error::Result;
+use crate::ids::NodeId;
 use crate::settings::{SharedSettings, TopicSettings};
 
 /// What a node received from such a peer.
@@ -48,6 +48,7 @@ fn node() -> (Mesh, ConnectionId) {
         rendezvous: None,
         timing: Timing::new(Duration::from_secs(3)),
         limits: Limits::default(),
+        withholds_interests: false,
     };
     let mut mesh = Mesh::new(start, Duration::ZERO);
     let interest = Interest::new("topic", true, true, &TopicSettings::default());

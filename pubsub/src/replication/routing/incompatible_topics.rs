@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::peers::{Interest, NodeId};
+use crate::ids::NodeId;
+use crate::peers::Interest;
 use crate::replication::Side;
 use crate::replication::routing::are_compatible;
 use crate::replication::routing::provider_mismatch::ProviderMismatch;

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 use crate::replication::retry_backoff::RetryBackoff;
 use crate::settings::SharedSettings;
 

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 use crate::replication::Provider;
 use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ipc::{Caller, Participant};
 
 use crate::error::Result;
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 use crate::pool::Pool;
 use crate::replication::Command;
 use crate::replication::retry_backoff::RetryBackoff;

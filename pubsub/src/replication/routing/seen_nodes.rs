@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
-use crate::peers::{NodeId, ServiceInstance};
+use crate::peers::ServiceInstance;
 use crate::report::Row;
 
 /// Limit of labels of disconnected nodes.

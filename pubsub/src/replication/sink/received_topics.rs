@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 use crate::replication::Command;
 use crate::replication::ConnectionMessage;
 use crate::replication::control_messages::ControlMessage;

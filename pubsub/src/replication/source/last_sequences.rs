@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;
 use crate::replication::routing::reconcile::{TopicReplication, is_delivered};

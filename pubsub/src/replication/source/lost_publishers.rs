@@ -7,9 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::peers::NodeId;
+use crate::ids::NodeId;
+use crate::ids::PublisherId;
 use crate::pool::Direction;
-use crate::publisher::PublisherId;
 use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;
 use crate::topic::{LostPublisher, Topic};

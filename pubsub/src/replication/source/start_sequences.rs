@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;
 use crate::topic::{Published, Topic};

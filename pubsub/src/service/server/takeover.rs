@@ -11,7 +11,7 @@ use ipc::{Liveness, Participant};
 
 use super::Service;
 use crate::error::ErrorKind;
-use crate::peers::NodeId;
+use crate::ids::NodeId;
 
 /// How long to wait for the first member to return the node segment: members look for a service
 /// many times within this.

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU32;
 use ipc::{AlwaysAlive, Liveness};
 
 use super::*;
-use crate::node::Budgets;
-use crate::peers::NodeId;
+use crate::budgets::Budgets;
+use crate::ids::NodeId;
 use crate::pool::tests::is_held_by;
 use crate::pool::{Direction, Pool};
 use crate::replication::{ServiceContext, WaitingArrivals};

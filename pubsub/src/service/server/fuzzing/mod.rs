@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 use ipc::{Layout, Segment};
 
 use super::*;
-use crate::node::Budgets;
-use crate::peers::NodeId;
+use crate::budgets::Budgets;
+use crate::ids::NodeId;
 use crate::pool::{Direction, Pool};
 use crate::service::election::{self, socket_path};
 use crate::service::protocol;

@@ -3,13 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::close_reason::{CloseReason, GoodbyeReason};
-use super::connection_protocol::ReceivedFrame;
-use super::event::PeerEvent;
-use super::identity::{NodeId, SessionId};
-use super::mesh::{Action, Mesh, Node, PeerConnection};
-use super::protocol::{Frame, Hello, PeerAddress, capability, malformed};
-use super::session_arbitration::{ConnectionId, SessionArbitration, Step};
+use super::{Action, Mesh, Node, PeerConnection};
+use crate::ids::NodeId;
+use crate::peers::close_reason::{CloseReason, GoodbyeReason};
+use crate::peers::connection_protocol::ReceivedFrame;
+use crate::peers::event::PeerEvent;
+use crate::peers::identity::SessionId;
+use crate::peers::protocol::{Frame, Hello, PeerAddress, capability, malformed};
+use crate::peers::session_arbitration::{ConnectionId, SessionArbitration, Step};
 
 /// Above this number of queued bytes a peer's view of our interests may be old.
 const QUEUED_BYTES_THRESHOLD: usize = 1 << 18;

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use super::address_book::DialState;
-use super::close_reason::{CloseReason, GoodbyeReason};
-use super::connection_protocol::Timing;
-use super::identity::NodeId;
-use super::mesh::{Mesh, PeerConnection};
+use super::{Mesh, PeerConnection};
+use crate::ids::NodeId;
+use crate::peers::close_reason::{CloseReason, GoodbyeReason};
+use crate::peers::connection_protocol::Timing;
 
 /// Limit of remembered departed nodes.
 const MAX_DEPARTED: usize = 256;
@@ -121,7 +120,14 @@ pub(crate) struct PeerReport {
 }
 
 impl Mesh {
-    pub(super) fn reports(&self, moment: impl Fn(Duration) -> SystemTime) -> Vec<PeerReport> {
+    /// `moment` gives the time of day of a time.
+    pub(in crate::peers) fn reports(
+        &mut self,
+        now: Duration,
+        moment: impl Fn(Duration) -> SystemTime,
+    ) -> Vec<PeerReport> {
+        // Expired entries may not have been removed yet.
+        self.departed.tick(now);
         let mut reports = Vec::new();
         let mut has_link = Vec::new();
         for link in self.connections.values() {
@@ -129,7 +135,7 @@ impl Mesh {
                 Some(_) => PeerState::Connected,
                 None => PeerState::Handshaking,
             };
-            has_link.extend(link.dialled.as_ref());
+            has_link.extend(link.dialled.as_deref());
             reports.push(PeerReport {
                 identity: link.peer.as_ref().map(|peer| peer.identity),
                 label: link.peer.as_ref().map(|peer| peer.label.clone()),
@@ -140,33 +146,14 @@ impl Mesh {
                 last_error: None,
             });
         }
-        for (address, entry) in self.addresses.entries() {
-            let state = match entry.state {
-                DialState::OwnAddress => PeerState::SelfConnection,
-                DialState::Active if has_link.contains(&address) => continue,
-                DialState::Active => PeerState::Dialling,
-                // Another address of a connected node.
-                DialState::Backoff { .. }
-                    if entry.node.is_some_and(|node| self.has_session(&node)) =>
-                {
-                    continue;
-                }
-                DialState::Backoff { .. } => PeerState::Backoff,
-            };
-            reports.push(PeerReport {
-                identity: entry.node,
-                label: entry.label.clone(),
-                address: address.clone(),
-                state,
-                is_dialled: entry.state != DialState::OwnAddress,
-                since: moment(entry.since),
-                last_error: entry.last_error.clone(),
-            });
-        }
+        reports.extend(self.addresses.reports(
+            |address| has_link.contains(&address),
+            |node| self.has_session(node),
+            &moment,
+        ));
         for (node, gone) in &self.departed.0 {
             // A dialled node was reported above.
-            let mut dialled = self.addresses.entries().map(|(_, entry)| entry.node);
-            if self.has_session(node) || dialled.any(|dialled| dialled == Some(*node)) {
+            if self.has_session(node) || self.addresses.contains(node) {
                 continue;
             }
             reports.push(PeerReport {

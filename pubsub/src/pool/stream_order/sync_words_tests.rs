@@ -2,8 +2,8 @@ use ipc::allocator::{AuditError, BlockInfo};
 use ipc::{AlwaysAlive, LocalWords};
 use proptest::prelude::*;
 
-use super::super::{Direction, PoolId};
 use super::*;
+use crate::pool::{Direction, PoolId};
 use crate::settings::SharedLocation;
 
 const TOPIC: u32 = 7;

@@ -1,32 +1,15 @@
 //! Samples: received messages.
 
-mod ordered;
-
 use std::fmt;
-use std::sync::Arc;
 
 use gpu::Slice;
 
+use super::Sample;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
-use crate::pool::{DeliveryPath, Direction, Metadata, Pool, SampleInfo, Times, borrow};
-use crate::publisher::PublisherId;
+use crate::ids::PublisherId;
+use crate::pool::{DeliveryPath, Metadata, Pool, SampleInfo, Times, borrow};
 use crate::settings::{MemoryLocation, SharedLocation};
-use crate::subscriber::Subscription;
-use crate::topic::Entry;
-
-/// A received message. It is held until the sample is dropped, by any thread, also after its
-/// subscriber. Its bytes lie where its publisher wrote them: none was copied, for any number of
-/// readers.
-pub struct Sample {
-    shared: Arc<Subscription>,
-    direction: Direction,
-    position: u64,
-    entry: Entry,
-    slice: Slice,
-    /// False if a stream holds it now.
-    is_owned: bool,
-}
 
 impl fmt::Debug for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,17 +18,7 @@ impl fmt::Debug for Sample {
 }
 
 impl Sample {
-    pub(crate) fn new(
-        shared: Arc<Subscription>,
-        direction: Direction,
-        position: u64,
-        entry: Entry,
-        slice: Slice,
-    ) -> Self {
-        Self { shared, direction, position, entry, slice, is_owned: true }
-    }
-
-    fn pool(&self) -> &Pool {
+    pub(super) fn pool(&self) -> &Pool {
         self.shared.context.pool(self.direction)
     }
 
@@ -91,7 +64,7 @@ impl Sample {
         self.shared.was_subscription_active(self.direction)
     }
 
-    fn check(&self, operation: &'static str) -> Result<()> {
+    pub(super) fn check(&self, operation: &'static str) -> Result<()> {
         self.shared.context.node.check_not_forked(operation)?;
         if self.is_valid() {
             return Ok(());

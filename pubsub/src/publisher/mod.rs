@@ -1,11 +1,11 @@
 //! Publishers.
 
 mod counters;
+mod loan;
 mod loan_permits;
-mod ordered;
+mod stream_order;
 mod wait_span;
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,39 +13,22 @@ use gpu::Slice;
 use ipc::{AllocatorError, Block, BlockRange, Owner, QueueError, WaitStrategy};
 
 pub use self::counters::PublisherCounters;
+pub use self::loan::{Attempt, Sent};
 use self::wait_span::WaitSpan;
 use crate::clock;
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
+use crate::ids::PublisherId;
 use crate::interruption::Interruption;
-use crate::loan::{Loan, Sent};
 use crate::loan_limit::{Borrower, LoanLimit};
 use crate::lock::lock;
-use crate::pool::{Stage, SyncPoint};
+use crate::pool::{InFlightCopies, Stage, SyncPoint};
 use crate::settings::Reliability;
 use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
 
 const LOAN_MEMORY: &str = "loan memory";
-
-/// Identifies a publisher among all that its topic ever had on its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PublisherId(pub(crate) u64);
-
-impl PublisherId {
-    /// As a number.
-    #[must_use]
-    pub fn as_u64(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for PublisherId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 >> 8, self.0 & 0xff)
-    }
-}
 
 /// Publishes messages of one topic.
 ///
@@ -82,16 +65,40 @@ pub struct Publisher {
     state: Arc<PublisherState>,
 }
 
+/// A block to fill and then [publish](Self::publish). A dropped loan frees its block.
+///
+/// Fill it by [`write`](Self::write), by a device through its [`slice`](Self::slice), or by
+/// [address](Self::address). Work of a device has to be complete before it is published, or begun
+/// on the stream that it is [published on](Self::publish_on). Until then its content is undefined:
+/// bytes of an older message.
+///
+/// A publisher has at most [this many](crate::TopicSettings::loans) at once. A loan that is dropped
+/// while a device may still write to it counts until the device has finished.
+pub struct Loan {
+    state: Arc<PublisherState>,
+    borrower: Borrower,
+    block: Block,
+    /// Offset in the pool.
+    offset: u64,
+    slice: Slice,
+    metadata: u16,
+    is_owned: bool,
+    /// Copies of a device to the block that may be unfinished.
+    in_flight: Option<InFlightCopies>,
+    /// All of them precede the point of the stream that it was to be published on.
+    is_stream_ordered: bool,
+}
+
 /// A publisher's slot in its topic, and its state; its loans hold it, too.
 #[derive(Debug)]
-pub(crate) struct PublisherState {
-    pub(crate) context: TopicContext,
+struct PublisherState {
+    context: TopicContext,
     id: u64,
     /// Evictions of the topic before this publisher.
     evicted_before: u64,
     sequencer: Mutex<Sequencer>,
     span: WaitSpan,
-    pub(crate) loans: Arc<LoanLimit>,
+    loans: Arc<LoanLimit>,
 }
 
 /// Serialises the publishes of one publisher.
@@ -107,15 +114,15 @@ struct Sequencer {
 
 /// A message to publish.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct OutgoingMessage {
-    pub(crate) block: Block,
-    pub(crate) offset: u64,
-    pub(crate) length: u64,
-    pub(crate) metadata: u16,
+struct OutgoingMessage {
+    block: Block,
+    offset: u64,
+    length: u64,
+    metadata: u16,
     /// Time at which the publisher had filled it.
-    pub(crate) filled: u64,
+    filled: u64,
     /// A stream writes it: then the block stays the caller's if it is not published.
-    pub(crate) sync_point: Option<SyncPoint>,
+    sync_point: Option<SyncPoint>,
 }
 
 impl PublisherState {
@@ -124,7 +131,7 @@ impl PublisherState {
     }
 
     #[inline]
-    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+    fn check(&self, operation: &'static str) -> Result<()> {
         self.context.node.check_not_forked(operation)?;
         if self.slot().is_of(self.context.node.me, self.id) {
             return Ok(());
@@ -207,11 +214,7 @@ impl PublisherState {
 
     /// Publishes; None if there is no room.
     #[inline]
-    pub(crate) fn attempt(
-        &self,
-        outgoing: OutgoingMessage,
-        is_retry: bool,
-    ) -> Result<Option<Sent>> {
+    fn attempt(&self, outgoing: OutgoingMessage, is_retry: bool) -> Result<Option<Sent>> {
         let operation = "publish";
         let TopicContext { node, topic, local, .. } = &self.context;
         let control = local.control();
@@ -284,7 +287,7 @@ impl PublisherState {
     }
 
     /// Publishes once there is room; None at the deadline, or at once without a deadline.
-    pub(crate) fn publish_by(
+    fn publish_by(
         &self,
         outgoing: OutgoingMessage,
         deadline: Option<Instant>,
@@ -310,7 +313,7 @@ impl PublisherState {
     }
 
     /// Frees the block of a loan.
-    pub(crate) fn give_back(&self, block: Block) {
+    fn give_back(&self, block: Block) {
         let node = &self.context.node;
         if node.fork_generation.is_current() {
             let owner = Owner::participant(node.me);
@@ -318,7 +321,7 @@ impl PublisherState {
         }
     }
 
-    pub(crate) fn timeout_error(&self, operation: &'static str, detail: &str) -> Error {
+    fn timeout_error(&self, operation: &'static str, detail: &str) -> Error {
         Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.context.topic.name())
     }
 }

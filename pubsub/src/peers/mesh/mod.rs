@@ -3,21 +3,29 @@
 //! Its driver reports what happened (a connection, bytes, passed time) and executes its
 //! [`Action`]s. Times are durations since it began.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::SocketAddr;
+mod admission;
+mod frame_handling;
+#[cfg(test)]
+mod mesh_tests;
+mod report;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+pub(super) use self::admission::Limits;
+use self::report::DepartedNodes;
+pub(crate) use self::report::{PeerReport, PeerState};
 use super::address_book::{AddressBook, AddressSource, DialOutcome};
-use super::admission::Limits;
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::connection_protocol::{ConnectionProtocol, Timing};
 use super::event::PeerEvent;
-use super::identity::{NodeId, ServiceInstance, SessionId, SplitMix64};
+use super::identity::{ServiceInstance, SessionId, SplitMix64};
 use super::interests::{InterestSender, Interests, PeerInterests};
 use super::protocol::{Frame, Hello, MAX_CONTROL_MESSAGE_LENGTH, capability};
-use super::report::DepartedNodes;
 use super::session_arbitration::{ConnectionId, SessionArbitration};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
 use crate::text::shortened;
 
@@ -32,6 +40,8 @@ pub(super) struct Start {
     pub(super) rendezvous: Option<String>,
     pub(super) timing: Timing,
     pub(super) limits: Limits,
+    /// Peers get the interests of this node only once they are set and announced.
+    pub(super) withholds_interests: bool,
 }
 
 /// An action for the driver of the mesh.
@@ -47,64 +57,65 @@ pub(super) enum Action {
 
 /// A connection.
 #[derive(Debug)]
-pub(super) struct PeerConnection {
-    pub(super) session: ConnectionProtocol,
+struct PeerConnection {
+    session: ConnectionProtocol,
     /// The dialled address; None if the peer dialled.
-    pub(super) dialled: Option<String>,
-    pub(super) local_address: SocketAddr,
-    pub(super) peer_address: SocketAddr,
-    pub(super) peer: Option<Hello>,
+    dialled: Option<String>,
+    local_address: SocketAddr,
+    peer_address: SocketAddr,
+    peer: Option<Hello>,
     /// The session, once established.
-    pub(super) number: Option<SessionId>,
-    pub(super) since: Duration,
-    pub(super) interest_sender: InterestSender,
-    pub(super) peer_interests: PeerInterests,
+    number: Option<SessionId>,
+    since: Duration,
+    interest_sender: InterestSender,
+    peer_interests: PeerInterests,
     /// The peer has asked for our peers; we have asked it for its peers.
-    pub(super) wants_peers: bool,
-    pub(super) requested_peers: bool,
+    wants_peers: bool,
+    requested_peers: bool,
     /// The peer must not get the interests of this node yet.
-    pub(super) withholds_interests: bool,
+    withholds_interests: bool,
     /// It sent a goodbye, so it needs none.
-    pub(super) received_goodbye: bool,
+    received_goodbye: bool,
     /// No bytes arrived for longer than expected: another connection is tried.
-    pub(super) is_stale: bool,
+    is_stale: bool,
 }
 
 /// A node with at least one connection.
 #[derive(Debug)]
-pub(super) struct Node {
-    pub(super) instance: ServiceInstance,
-    pub(super) arbitration: SessionArbitration,
+struct Node {
+    instance: ServiceInstance,
+    arbitration: SessionArbitration,
 }
 
 #[derive(Debug)]
 pub(super) struct Mesh {
-    pub(super) me: Hello,
-    pub(super) timing: Timing,
-    pub(super) limits: Limits,
+    me: Hello,
+    timing: Timing,
+    limits: Limits,
     random: SplitMix64,
-    pub(super) connections: BTreeMap<ConnectionId, PeerConnection>,
-    pub(super) nodes: HashMap<NodeId, Node>,
-    pub(super) addresses: AddressBook,
-    pub(super) departed: DepartedNodes,
-    pub(super) interests: Interests,
+    connections: BTreeMap<ConnectionId, PeerConnection>,
+    nodes: HashMap<NodeId, Node>,
+    addresses: AddressBook,
+    departed: DepartedNodes,
+    interests: Interests,
     /// The interests of this node are not known yet.
-    pub(super) interests_unknown: bool,
+    interests_unknown: bool,
     /// Each node gets them only after `announce_interests`.
-    pub(super) withholds_interests: bool,
-    pub(super) actions: VecDeque<Action>,
+    withholds_interests: bool,
+    actions: VecDeque<Action>,
     next_connection: u64,
-    pub(super) next_session: u64,
+    next_session: u64,
     reading_paused: bool,
     /// Limits log lines that other nodes can cause.
-    pub(super) log: LogLimit,
+    log: LogLimit,
     /// Limits log lines of connections without a handshake.
     handshake_log: LogLimit,
 }
 
 impl Mesh {
     pub(super) fn new(start: Start, now: Duration) -> Self {
-        let Start { identity, instance, label, listens, peers, rendezvous, timing, limits } = start;
+        let Start { identity, instance, label, listens, peers, rendezvous, .. } = start;
+        let Start { timing, limits, withholds_interests, .. } = start;
         let mut addresses = AddressBook::default();
         for address in peers {
             addresses.add(address, AddressSource::Configured, None, now);
@@ -134,8 +145,8 @@ impl Mesh {
             addresses,
             departed: DepartedNodes::default(),
             interests: Interests::new(),
-            interests_unknown: false,
-            withholds_interests: false,
+            interests_unknown: withholds_interests,
+            withholds_interests,
             actions: VecDeque::new(),
             next_connection: 0,
             next_session,
@@ -257,6 +268,33 @@ impl Mesh {
         }
     }
 
+    /// Closes connections from addresses that this machine does not have any more.
+    pub(super) fn close_without_address(
+        &mut self,
+        has_address: impl Fn(IpAddr) -> bool,
+        now: Duration,
+    ) {
+        let local = self.connections.values().map(|link| link.local_address.ip());
+        let remote = local.filter(|address| !address.to_canonical().is_loopback());
+        let mut gone: BTreeSet<_> = remote.collect();
+        gone.retain(|address| !has_address(*address));
+        if gone.is_empty() {
+            return;
+        }
+        let of_gone =
+            self.connections.iter().filter(|(_, link)| gone.contains(&link.local_address.ip()));
+        for connection in of_gone.map(|(connection, _)| *connection).collect::<Vec<_>>() {
+            self.broken(connection, "the local address was removed from this machine", now);
+        }
+    }
+
+    /// Logs that the system refused a connection.
+    pub(super) fn accept_failed(&mut self, error: &std::io::Error, now: Duration) {
+        if self.log.allows(now) {
+            tracing::warn!(%error, "accepting a connection failed");
+        }
+    }
+
     // ------------------------------------------------------------------- time
 
     pub(super) fn tick(&mut self, now: Duration) {
@@ -368,12 +406,7 @@ impl Mesh {
 
     // ---------------------------------------------------------------- the end
 
-    pub(super) fn close_connection(
-        &mut self,
-        connection: ConnectionId,
-        reason: CloseReason,
-        now: Duration,
-    ) {
+    fn close_connection(&mut self, connection: ConnectionId, reason: CloseReason, now: Duration) {
         let Some(mut link) = self.connections.remove(&connection) else { return };
         let goodbye_reason = reason.goodbye_reason().filter(|_| !link.received_goodbye);
         let unsent = match reason {
@@ -438,14 +471,14 @@ impl Mesh {
     }
 
     /// Whether a node has a session, and its connection is stale.
-    pub(super) fn is_stale(&self, node: &NodeId, now: Duration) -> bool {
+    fn is_stale(&self, node: &NodeId, now: Duration) -> bool {
         let current = self.nodes.get(node).and_then(|known| known.arbitration.current());
         let link = current.and_then(|(connection, _)| self.connections.get(&connection));
         link.is_some_and(|link| link.session.is_stale(now))
     }
 
     /// Whether a node has a session.
-    pub(super) fn has_session(&self, node: &NodeId) -> bool {
+    fn has_session(&self, node: &NodeId) -> bool {
         has_session(&self.nodes, node)
     }
 }

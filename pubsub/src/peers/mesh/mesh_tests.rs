@@ -1,18 +1,26 @@
 //! Nodes in simulated time: they find each other eventually, whatever happens.
 
+mod simulation;
+
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 
-use super::admission::Limits;
-use super::connection_protocol::Timing;
-use super::identity::{NodeId, ServiceInstance, SplitMix64};
-use super::interests::Interest;
-use super::mesh::{Mesh, Start};
-use super::report::PeerState;
-use super::simulation::{HostConfig, Simulation};
+use self::simulation::{HostConfig, Simulation};
+use super::{Limits, Mesh, PeerState, Start};
+use crate::ids::NodeId;
+use crate::peers::connection_protocol::Timing;
+use crate::peers::identity::{ServiceInstance, SplitMix64};
+use crate::peers::interests::Interest;
 use crate::settings::TopicSettings;
+
+impl Mesh {
+    /// Bytes queued for all peers.
+    pub(in crate::peers) fn waiting(&self) -> usize {
+        self.connections.values().map(|link| link.session.waiting()).sum()
+    }
+}
 
 /// Longer than twice the sum of all timeouts: a lost session, the longest backoff, a failing
 /// attempt.
@@ -228,7 +236,8 @@ fn own_address_is_not_dialled_again() {
     sim.start(0, 1);
     sim.run(LONG);
     assert_eq!(sim.connections_of(0), 0);
-    let reports = sim.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+    let reports =
+        sim.hosts[0].mesh.as_mut().unwrap().reports(Duration::ZERO, |_| SystemTime::UNIX_EPOCH);
     assert_eq!(reports.len(), 2);
     assert!(reports.iter().all(|report| report.state == PeerState::SelfConnection), "{reports:?}");
     assert_eq!(sim.hosts[0].mesh.as_ref().unwrap().deadline(), None);
@@ -250,7 +259,8 @@ fn live_session_is_not_taken_over_by_another_service() {
         assert_eq!(sim.connections(0, 2), 1);
         assert_eq!(sim.connections(1, 2), 0);
         assert_eq!(sim.hosts[2].sessions[&sim.hosts[0].identity()].session, session);
-        let reports = sim.hosts[1].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+        let reports =
+            sim.hosts[1].mesh.as_mut().unwrap().reports(Duration::ZERO, |_| SystemTime::UNIX_EPOCH);
         for host in [0, 2] {
             let address = address(host, 0).to_string();
             let report = reports.iter().find(|report| report.address == address).unwrap();
@@ -296,6 +306,7 @@ fn inbound_and_dialled_connections_have_separate_limits() {
         rendezvous: None,
         timing: Timing::new(Duration::from_secs(3)),
         limits,
+        withholds_interests: false,
     };
     let mut mesh = Mesh::new(start, Duration::ZERO);
     let accept = |mesh: &mut Mesh| {
@@ -361,7 +372,8 @@ fn unreachable_peer_is_lost_on_both_sides() {
     sim.cut(0, 1);
     sim.run(sim.timing.lost_after + Duration::from_secs(1));
     assert!(sim.hosts.iter().all(|host| host.sessions.is_empty()));
-    let reports = sim.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+    let reports =
+        sim.hosts[0].mesh.as_mut().unwrap().reports(Duration::ZERO, |_| SystemTime::UNIX_EPOCH);
     let address = address(1, 0).to_string();
     let is_lost = |state| state != PeerState::Connected;
     assert!(reports.iter().any(|report| report.address == address && is_lost(report.state)));
@@ -382,7 +394,11 @@ fn report_names_why_the_last_session_ended() {
         let (goes, stays) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
         sim.stop(goes, true);
         sim.run(Duration::from_millis(100));
-        let reports = sim.hosts[stays].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+        let reports = sim.hosts[stays]
+            .mesh
+            .as_mut()
+            .unwrap()
+            .reports(Duration::ZERO, |_| SystemTime::UNIX_EPOCH);
         let address = address(goes, 0).to_string();
         let report = reports.iter().find(|report| report.address == address).unwrap();
         // The address may have been dialled again already, and failed.
@@ -400,7 +416,7 @@ fn departed_inbound_peer_is_reported_until_it_returns() {
         let now = sim.now;
         let mesh = sim.hosts[0].mesh.as_mut().unwrap();
         mesh.tick(now);
-        let mut reports = mesh.reports(|_| SystemTime::UNIX_EPOCH);
+        let mut reports = mesh.reports(Duration::ZERO, |_| SystemTime::UNIX_EPOCH);
         reports.retain(|report| report.state == PeerState::Departed);
         assert!(reports.iter().all(|report| report.last_error.is_some()));
         let known =

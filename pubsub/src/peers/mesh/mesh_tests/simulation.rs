@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::admission::Limits;
-use super::connection_protocol::Timing;
-use super::event::PeerEvent;
-use super::identity::{NodeId, ServiceInstance, SessionId, SplitMix64};
-use super::interests::{Interest, InterestChange, Interests, collect_interests};
-use super::mesh::{Action, Mesh, Start};
-use super::session_arbitration::ConnectionId;
+use crate::ids::NodeId;
+use crate::peers::connection_protocol::Timing;
+use crate::peers::event::PeerEvent;
+use crate::peers::identity::{ServiceInstance, SessionId, SplitMix64};
+use crate::peers::interests::{Interest, InterestChange, Interests, collect_interests};
+use crate::peers::mesh::{Action, Limits, Mesh, Start};
+use crate::peers::session_arbitration::ConnectionId;
 
 /// Configuration of a host.
 #[derive(Debug, Clone)]
@@ -130,6 +130,7 @@ impl Simulation {
             rendezvous: config.rendezvous,
             timing: self.timing,
             limits: Limits::default(),
+            withholds_interests: false,
         };
         let mut mesh = Mesh::new(start, self.now);
         mesh.set_interests(host.interests.clone(), self.now);

@@ -1,4 +1,9 @@
-//! Messages in stream order, as one process sees them.
+//! Messages in stream order, as one process sees them: which streams of this process write which
+//! message, and what is polled for them. `sync_words` is what all processes see.
+//!
+//! Publishing is in `publisher::stream_order`, pulling and releasing in `subscriber::stream_order`.
+
+pub(super) mod sync_words;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +13,10 @@ use std::time::{Duration, Instant};
 use gpu::{Memory, Point, Slice, Stream};
 use ipc::{Block, Caller};
 
+pub use self::sync_words::Readiness;
+pub(crate) use self::sync_words::{OWNED_BY_STREAMS, SyncPoint};
+use super::Pool;
 use super::bytes::SegmentPart;
-use super::{Pool, Readiness, SyncPoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::lock::lock;
@@ -49,14 +56,14 @@ pub(crate) trait StreamPoller: Send + Sync {
 
 /// A message that a stream of this process writes.
 #[derive(Debug)]
-pub(crate) struct StreamWrite {
-    pub(crate) block: Block,
-    pub(crate) sync_point: SyncPoint,
+struct StreamWrite {
+    block: Block,
+    sync_point: SyncPoint,
     /// The point after all work that writes it.
-    pub(crate) written: Point,
+    written: Point,
     /// No stream will signal its completion. It is poisoned at this point, not before, since the
     /// stream may still write to the block.
-    pub(crate) is_unsignalled: bool,
+    is_unsignalled: bool,
 }
 
 /// Streams of this process that use a pool.
@@ -113,8 +120,23 @@ impl Pool {
         Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id()))
     }
 
-    /// Tracks a published message that a stream writes.
-    pub(crate) fn track_stream_write(&self, caller: &Caller<'_>, message: StreamWrite) {
+    /// Makes the stream signal a published message that it writes until this point. The message is
+    /// tracked also if that fails.
+    pub(crate) fn signal_written(
+        &self,
+        caller: &Caller<'_>,
+        stream: &Stream,
+        word: &Slice,
+        (block, sync_point): (Block, SyncPoint),
+        mut written: Point,
+    ) -> gpu::Result<()> {
+        let signal = stream.write_word(word, sync_point.ready());
+        let is_unsignalled = signal.is_err();
+        if is_unsignalled && let Ok(later) = stream.point() {
+            // If the write has begun after all, it is over by this point.
+            written = later;
+        }
+        let message = StreamWrite { block, sync_point, written, is_unsignalled };
         let mut stream_writes = lock(&self.streams.stream_writes);
         stream_writes.push_back(message);
         // The oldest ones are usually finished first.
@@ -124,6 +146,7 @@ impl Pool {
             }
             stream_writes.pop_front();
         }
+        signal
     }
 
     /// Whether the write has ended, with success or not; then its waiters are released.

@@ -1,31 +1,29 @@
 //! Subscribers.
 
-mod deferred_releases;
 mod loss_tracker;
-mod ordered;
 mod poll_descriptor;
+mod sample;
+mod stream_order;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gpu::Stream;
+use gpu::{Slice, Stream};
 use ipc::{BlockRange, Caller, QueueError, SubscriptionId, WaitStrategy};
 
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::event::Event;
+use crate::ids::PublisherId;
 use crate::pool::{Direction, PollBackoff};
-use crate::publisher::PublisherId;
-use crate::sample::Sample;
 use crate::settings::Reliability;
 use crate::text;
 use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteHeartbeat};
 
-pub(crate) use self::deferred_releases::DeferredRelease;
-use self::deferred_releases::DeferredReleases;
 pub(crate) use self::loss_tracker::{LossTracker, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
+use self::stream_order::DeferredReleases;
 
 /// Receives all messages of one topic that are published after it subscribed, on this node and
 /// others.
@@ -67,14 +65,27 @@ pub struct Subscriber {
     announced: PendingEvents,
 }
 
+/// A received message. It is held until the sample is dropped, by any thread, also after its
+/// subscriber. Its bytes lie where its publisher wrote them: none was copied, for any number of
+/// readers.
+pub struct Sample {
+    shared: Arc<Subscription>,
+    direction: Direction,
+    position: u64,
+    entry: Entry,
+    slice: Slice,
+    /// False if a stream holds it now.
+    is_owned: bool,
+}
+
 /// Samples of a topic that drops messages that one subscriber may hold beyond its depth: half of
 /// the room for held messages, so that others have the other half.
 const EXTRA_SAMPLES: usize = 16;
 
 /// A subscription, shared with its samples; ends with the last of them.
 #[derive(Debug)]
-pub(crate) struct Subscription {
-    pub(crate) context: TopicContext,
+struct Subscription {
+    context: TopicContext,
     local: SubscriptionId,
     inbound: SubscriptionId,
     deferred_releases: Arc<DeferredReleases>,
@@ -82,7 +93,7 @@ pub(crate) struct Subscription {
 
 impl Subscription {
     #[inline]
-    pub(crate) fn subscription_id(&self, direction: Direction) -> SubscriptionId {
+    fn subscription_id(&self, direction: Direction) -> SubscriptionId {
         match direction {
             Direction::Local => self.local,
             Direction::Inbound => self.inbound,
@@ -90,18 +101,18 @@ impl Subscription {
     }
 
     #[inline]
-    pub(crate) fn is_subscription_active(&self, direction: Direction) -> bool {
+    fn is_subscription_active(&self, direction: Direction) -> bool {
         self.context.topic.queue(direction).is_subscription_active(self.subscription_id(direction))
     }
 
     /// True if everything read before this call was read while the subscription was active.
     #[inline]
-    pub(crate) fn was_subscription_active(&self, direction: Direction) -> bool {
+    fn was_subscription_active(&self, direction: Direction) -> bool {
         self.context.topic.queue(direction).was_subscription_active(self.subscription_id(direction))
     }
 
     #[inline]
-    pub(crate) fn release(&self, direction: Direction, position: u64) {
+    fn release(&self, direction: Direction, position: u64) {
         let TopicContext { node, topic, .. } = &self.context;
         let subscription_id = (direction, self.subscription_id(direction));
         topic.release_in(
@@ -524,7 +535,7 @@ impl Subscriber {
         match pool.slice(place, entry.length) {
             Ok(slice) => {
                 let shared = Arc::clone(&self.shared);
-                Ok(Some(Sample::new(shared, direction, position, entry, slice)))
+                Ok(Some(Sample { shared, direction, position, entry, slice, is_owned: true }))
             }
             // The service is about to send that memory to this process.
             Err(cause) if cause.kind() == ErrorKind::WouldBlock => {

@@ -21,7 +21,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use ipc::{AllocatorError, Block, Caller, Owner, Participant, Words};
 
-use super::{AllocResult, PoolControl, STREAM_OWNED, STREAMS};
+use crate::pool::PoolControl;
+use crate::pool::control::{AllocResult, STREAM_OWNED, STREAMS};
 
 /// Words for each block.
 const WORDS: usize = 4;
@@ -31,7 +32,7 @@ const READS_PENDING: usize = 2;
 const READS_TOPIC: usize = 3;
 
 /// Words of a system page: devices register whole pages.
-pub(super) fn page() -> usize {
+pub(in crate::pool) fn page() -> usize {
     ipc::page_size() / size_of::<u64>()
 }
 
@@ -52,7 +53,7 @@ pub(crate) const OWNED_BY_STREAMS: Owner = match Owner::other((1 << 29) - 1) {
 };
 
 /// Page-aligned range for the sync words, after all words before.
-pub(super) fn range_of(max_blocks: u32, before: usize, page: usize) -> Range<usize> {
+pub(in crate::pool) fn range_of(max_blocks: u32, before: usize, page: usize) -> Range<usize> {
     let first = before.next_multiple_of(page);
     first..first + (max_blocks as usize * WORDS).next_multiple_of(page)
 }
@@ -208,7 +209,7 @@ impl<W: Words + Clone> PoolControl<W> {
     }
 
     /// Poisons all unwritten messages of a dead participant.
-    pub(super) fn poison_all(&self, participant: Participant) {
+    pub(in crate::pool) fn poison_all(&self, participant: Participant) {
         if !self.is_used() {
             return;
         }

@@ -3,20 +3,20 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::close_reason::{CloseReason, GoodbyeReason};
-use super::mesh::{Mesh, PeerConnection};
-use super::session_arbitration::ConnectionId;
+use super::{Mesh, PeerConnection};
+use crate::peers::close_reason::{CloseReason, GoodbyeReason};
+use crate::peers::session_arbitration::ConnectionId;
 
 /// Limits of simultaneous connections. Dialled connections do not count: their number is limited by
 /// the known addresses.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(in crate::peers) struct Limits {
     /// Inbound connections in all.
-    pub(super) connections: usize,
+    pub(in crate::peers) connections: usize,
     /// Inbound connections from one address.
-    pub(super) per_source: usize,
+    pub(in crate::peers) per_source: usize,
     /// Inbound connections without a session.
-    pub(super) pending: usize,
+    pub(in crate::peers) pending: usize,
 }
 
 impl Default for Limits {

@@ -1,7 +1,5 @@
 //! Loans: blocks that a publisher fills before it publishes them.
 
-mod ordered;
-
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,14 +7,13 @@ use std::time::{Duration, Instant};
 use gpu::{DeviceName, Slice};
 use ipc::{Block, BlockRange};
 
-pub(crate) use self::ordered::OPERATION as PUBLISH_ON_STREAM;
+use super::{Loan, OutgoingMessage, PublisherState};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping;
 use crate::interruption::Interruption;
 use crate::loan_limit::Borrower;
 use crate::pool::{InFlightCopies, borrow_mut};
-use crate::publisher::{OutgoingMessage, PublisherState};
 use crate::settings::{MAX_METADATA, SharedLocation};
 
 /// Result of publishing a message.
@@ -43,7 +40,7 @@ pub enum Attempt {
 
 impl Attempt {
     /// For an attempt that waited until its deadline.
-    pub(crate) fn into_sent(
+    pub(super) fn into_sent(
         self,
         operation: &'static str,
         interruption: &Interruption,
@@ -65,36 +62,12 @@ impl Attempt {
     }
 
     /// Drops the loan, if it was returned.
-    pub(crate) fn sent(self) -> Option<Sent> {
+    pub(super) fn sent(self) -> Option<Sent> {
         match self {
             Self::Sent(sent) => Some(sent),
             Self::Full(_) => None,
         }
     }
-}
-
-/// A block to fill and then [publish](Self::publish). A dropped loan frees its block.
-///
-/// Fill it by [`write`](Self::write), by a device through its [`slice`](Self::slice), or by
-/// [address](Self::address). Work of a device has to be complete before it is published, or begun
-/// on the stream that it is [published on](Self::publish_on). Until then its content is undefined:
-/// bytes of an older message.
-///
-/// A publisher has at most [this many](crate::TopicSettings::loans) at once. A loan that is dropped
-/// while a device may still write to it counts until the device has finished.
-pub struct Loan {
-    state: Arc<PublisherState>,
-    borrower: Borrower,
-    block: Block,
-    /// Offset in the pool.
-    offset: u64,
-    slice: Slice,
-    metadata: u16,
-    is_owned: bool,
-    /// Copies of a device to the block that may be unfinished.
-    in_flight: Option<InFlightCopies>,
-    /// All of them precede the point of the stream that it was to be published on.
-    is_stream_ordered: bool,
 }
 
 impl fmt::Debug for Loan {
@@ -105,7 +78,7 @@ impl fmt::Debug for Loan {
 
 impl Loan {
     /// For an allocated block, with a permit for a loan.
-    pub(crate) fn new(
+    pub(super) fn new(
         state: &Arc<PublisherState>,
         borrower: Borrower,
         (block, place): (Block, BlockRange),
@@ -202,7 +175,7 @@ impl Loan {
     }
 
     /// Fails while a copy that this process started may still write to it.
-    fn check_done(&self) -> Result<()> {
+    pub(super) fn check_done(&self) -> Result<()> {
         if self.in_flight.as_ref().is_none_or(InFlightCopies::is_done) {
             return Ok(());
         }
@@ -226,7 +199,7 @@ impl Loan {
         Ok(())
     }
 
-    fn outgoing(&self) -> OutgoingMessage {
+    pub(super) fn outgoing(&self) -> OutgoingMessage {
         OutgoingMessage {
             block: self.block,
             offset: self.offset,
@@ -277,7 +250,7 @@ impl Loan {
     }
 
     /// Does not wait without a deadline.
-    pub(crate) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
+    pub(super) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
         match self.state.publish_by(self.outgoing(), deadline) {
             Ok(Some(sent)) => {

@@ -1,0 +1,91 @@
+//! Limits of the memory of a node's messages.
+
+use gpu::Uuid;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::settings::{Reserve, SharedLocation, device_error};
+
+/// Limits of the messages of all topics of a node, by memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Budgets {
+    /// For host memory; by default a quarter of it.
+    pub host: Option<u64>,
+    /// For memory of each device; by default half of it.
+    pub device: Option<u64>,
+}
+
+impl Budgets {
+    /// The smallest valid budget, in bytes: the [reservation](crate::TopicSettings::reserves) of
+    /// the smallest topic.
+    pub const MIN: u64 = Reserve::MIN;
+
+    /// Rejects budgets that are too small for any topic.
+    ///
+    /// # Errors
+    /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with the figures.
+    ///
+    /// ```
+    /// use pubsub::{Budgets, ErrorKind};
+    /// assert!(Budgets { host: Some(Budgets::MIN), device: None }.check().is_ok());
+    /// let error = Budgets { host: Some(0), device: None }.check().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        for (place, budget) in [("the host's", self.host), ("a device's", self.device)] {
+            if let Some(bytes) = budget.filter(|bytes| *bytes < Self::MIN) {
+                let detail = format!(
+                    "a budget of {bytes} bytes of {place} memory, but the smallest topic reserves {}",
+                    Self::MIN
+                );
+                let operation = "set memory budgets";
+                return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// The budget of host memory, by default a quarter of it.
+    ///
+    /// ```
+    /// use pubsub::Budgets;
+    /// assert_eq!(Budgets { host: Some(1 << 30), device: None }.of_host()?, 1 << 30);
+    /// assert!(Budgets::default().of_host()? > 0);
+    /// # Ok::<(), pubsub::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](crate::ErrorKind::Failed) if the system does not report its memory.
+    pub fn of_host(&self) -> Result<u64> {
+        match self.host {
+            Some(bytes) => Ok(bytes),
+            None => Ok(host_memory()? / 4),
+        }
+    }
+
+    pub(crate) fn of(&self, place: SharedLocation) -> Result<u64> {
+        let operation = "compute the memory of a topic";
+        match place {
+            SharedLocation::Host => self.of_host(),
+            SharedLocation::Device(bytes) => match self.device {
+                Some(bytes) => Ok(bytes),
+                None => {
+                    let device = gpu::Device::find(Uuid(bytes))
+                        .map_err(|cause| device_error(operation, cause))?;
+                    Ok(device.properties().total_memory / 2)
+                }
+            },
+        }
+    }
+}
+
+fn host_memory() -> Result<u64> {
+    let operation = "read the size of host memory";
+    let text =
+        std::fs::read_to_string("/proc/meminfo").map_err(|error| Error::of(operation, error))?;
+    let total = text.lines().find_map(|line| {
+        line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    total
+        .map(|kibibytes| kibibytes << 10)
+        .ok_or_else(|| Error::new(operation, ErrorKind::Failed, "/proc/meminfo has no MemTotal"))
+}

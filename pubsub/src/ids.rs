@@ -1,0 +1,78 @@
+//! Ids of nodes and publishers.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The id of a node: the random UUID of its service.
+///
+/// ```
+/// use pubsub::NodeId;
+/// let node = NodeId(*b"0123456789abcdef");
+/// assert_eq!(node.to_string(), "30313233-3435-3637-3839-616263646566");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NodeId(pub [u8; 16]);
+
+impl NodeId {
+    /// A new random id.
+    ///
+    /// # Errors
+    /// If the system gives no random bytes.
+    pub fn random() -> Result<Self> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|cause| Error::of("create a node id", cause))?;
+        // Version and variant bits of a random UUID.
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Identifies a publisher among all that its topic ever had on its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PublisherId(pub(crate) u64);
+
+impl PublisherId {
+    /// As a number.
+    #[must_use]
+    pub fn as_u64(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for PublisherId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 >> 8, self.0 & 0xff)
+    }
+}
+
+/// An identity as words.
+pub(crate) fn id_to_words(id: &[u8; 16]) -> [u64; 2] {
+    let number = u128::from_le_bytes(*id);
+    [number as u64, (number >> 64) as u64]
+}
+
+pub(crate) fn id_from_words([low, high]: [u64; 2]) -> [u8; 16] {
+    (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
+}
