@@ -85,11 +85,7 @@ impl Counter {
     /// Operations that succeeded. Reading also makes progress.
     #[must_use]
     pub fn read(&self) -> u64 {
-        let _guard = self
-            .0
-            .domain
-            .deregistration_lock()
-            .map(|deregistration_lock| deregistration_lock.lock_progress());
+        let _guard = self.0.domain.lock_progress();
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_read(self.0.handle.as_ptr()) }
     }
@@ -97,11 +93,7 @@ impl Counter {
     /// Operations that failed.
     #[must_use]
     pub fn read_errors(&self) -> u64 {
-        let _guard = self
-            .0
-            .domain
-            .deregistration_lock()
-            .map(|deregistration_lock| deregistration_lock.lock_progress());
+        let _guard = self.0.domain.lock_progress();
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
     }

@@ -19,9 +19,9 @@ use libfabric_sys as sys;
 
 use super::{Endpoint, local_address};
 use crate::address::Address;
-use crate::domain::Fabric;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{ConnectionRequest, Event, EventQueue, EventQueueShared, MAX_CONNECTION_DATA};
+use crate::fabric::Fabric;
 use crate::handle::Handle;
 use crate::offer::Offer;
 use crate::waiting::Deadline;
@@ -135,7 +135,8 @@ impl Listener {
     /// The provider's error.
     pub fn open(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
         let add_provider = |e: Error| e.with_provider(fabric.provider());
-        if !events.shared.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
+        let events = events.shared_handle();
+        if !events.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
             return Err(add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_passive_ep",
@@ -155,12 +156,12 @@ impl Listener {
             Handle::adopt("fi_passive_ep", listener)?
         };
         // SAFETY: both objects are alive; the listener retains the queue.
-        let code = unsafe { sys::fi_bind(handle.as_fid(), events.shared.as_fid(), 0) };
+        let code = unsafe { sys::fi_bind(handle.as_fid(), events.as_fid(), 0) };
         Error::check("fi_pep_bind", i64::from(code)).map_err(add_provider)?;
         // SAFETY: the listener is alive and bound.
         let code = unsafe { sys::fi_listen(handle.as_ptr()) };
         Error::check("fi_listen", i64::from(code)).map_err(add_provider)?;
-        Ok(Self { handle, events: Arc::clone(&events.shared), fabric: fabric.clone() })
+        Ok(Self { handle, events, fabric: fabric.clone() })
     }
 
     /// The address to connect to.

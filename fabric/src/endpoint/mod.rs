@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 mod atomic;
+mod bound_region;
 mod connection;
 mod idle_connections;
 #[cfg(test)]
@@ -41,7 +42,6 @@ use libfabric_sys as sys;
 
 use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
-use crate::choice::injects_without_context;
 use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
@@ -51,7 +51,8 @@ use crate::handle::Handle;
 use crate::hazard::HazardPointer;
 use crate::memory::BoundRegistrations;
 use crate::offer::Offer;
-use crate::queue::{Completion, CompletionQueue, QueueShared};
+use crate::queue::{Completion, CompletionQueue, Member, QueueShared};
+use crate::quirks::{injects_without_context, must_drain_before_close};
 use crate::version::Version;
 
 /// An endpoint. A post takes `&mut` of the endpoint and of the queue that will report the
@@ -106,7 +107,7 @@ pub struct Endpoint {
 /// The index of the endpoint in its queue.
 #[derive(Debug, Clone)]
 struct QueueBinding {
-    member: Arc<crate::queue::Member>,
+    member: Arc<Member>,
     queue: Arc<QueueShared>,
     number: u32,
 }
@@ -169,7 +170,7 @@ impl<'q> EndpointBuilder<'q> {
 
     /// The event queue that reports the connection of a connected endpoint.
     pub fn events(mut self, events: &EventQueue) -> Self {
-        self.events = Some(Arc::clone(&events.shared));
+        self.events = Some(events.shared_handle());
         self
     }
 
@@ -362,7 +363,7 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
         inject_write_size,
         inject_write_data_size: inject_write_size,
         max_message: capabilities.max_message_size,
-        iov_limit: capabilities.iov_limit,
+        iov_limit: capabilities.limits.iov_limit,
         has_message: has(endpoint.msg.is_null(), Caps::MESSAGE),
         has_rma: has(endpoint.rma.is_null(), Caps::RMA),
         has_tagged: has(endpoint.tagged.is_null(), Caps::TAGGED),
@@ -469,7 +470,7 @@ impl Endpoint {
             return Ok(());
         }
         self.queue_binding.member.begin_close();
-        if crate::choice::must_drain_before_close(&self.domain.capabilities().provider) {
+        if must_drain_before_close(&self.domain.capabilities().provider) {
             self.queue_binding.queue.drain_entries();
         }
         self.bound.close();
@@ -494,12 +495,6 @@ impl Endpoint {
 
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.handle.as_fid()
-    }
-
-    /// The regions bound to the endpoint.
-    #[inline]
-    pub(crate) fn bound(&self) -> &BoundRegistrations {
-        &self.bound
     }
 }
 

@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfabric_sys as sys;
 
-use super::host::{HostMemory, Memory};
-use super::range;
-use super::region::{Extent, Keepalive, MemoryRegion};
+use super::{Extent, MemoryRegion, range};
+use crate::deregistration::Keepalive;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, Caps, MrMode, RegistrationFlags};
 use crate::handle::Handle;
+use crate::host_memory::{HostMemory, Memory};
 use crate::kind::MemoryKind;
 use crate::version::Version;
 
@@ -176,7 +176,7 @@ impl Domain {
         let options = options.into();
         let (vector, extent) = self.check_buffers(&memory)?;
         // SAFETY: `memory` keeps the ranges valid and moves into the region.
-        unsafe { self.register_checked(&vector, extent, Some(Keepalive(memory)), &options) }
+        unsafe { self.register_checked(&vector, extent, Some(Keepalive::new(memory)), &options) }
     }
 
     /// Registers memory that the region does not own.
@@ -296,7 +296,7 @@ impl Domain {
         let Some(first) = memory.first() else {
             return Err(refuse("no buffer".to_owned()));
         };
-        let limit = self.capabilities().mr_iov_limit;
+        let limit = self.capabilities().registration.mr_iov_limit;
         if memory.len() > limit {
             return Err(refuse(format!("{} buffers, the provider takes {limit}", memory.len())));
         }
@@ -334,7 +334,8 @@ impl Domain {
             return Ok(());
         }
         range::check(operation, base, length).map_err(|e| self.add_provider(e))?;
-        if self.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED) {
+        if self.capabilities().registration.mr_mode.without_deprecated().contains(MrMode::ALLOCATED)
+        {
             range::check_mapped(operation, base, length).map_err(|e| self.add_provider(e))?;
         }
         Ok(())
@@ -390,7 +391,7 @@ impl Domain {
             )));
         }
         let capabilities = self.capabilities();
-        let mode = capabilities.mr_mode.without_deprecated();
+        let mode = capabilities.registration.mr_mode.without_deprecated();
         let chooses_key = !mode.contains(MrMode::PROV_KEY);
         let enabled = starts_enabled(mode, options.flags);
         let mut attempts = 0;
@@ -398,7 +399,7 @@ impl Domain {
             attempts += 1;
             let key = match options.requested_key {
                 Some(key) => key,
-                None if chooses_key => random_key(capabilities.mr_key_size)?,
+                None if chooses_key => random_key(capabilities.registration.mr_key_size)?,
                 None => 0,
             };
             let mut request = sys::fcs_mr_request {
@@ -433,9 +434,7 @@ impl Domain {
                 }
             }
             let mut region = std::ptr::null_mut();
-            let registration_guard = self
-                .deregistration_lock()
-                .map(|deregistration_lock| deregistration_lock.lock_registration());
+            let registration_guard = self.lock_registration();
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
             let code = unsafe { sys::register_memory(self.as_ptr(), &request, &mut region) };
@@ -457,7 +456,7 @@ impl Domain {
     /// was probably violated.
     fn explain(&self, code: i32, extent: &Extent, options: &RegistrationOptions) -> Error {
         let error = self.add_provider(Error::from_code("fi_mr_regattr", i64::from(code)));
-        let mode = self.capabilities().mr_mode.without_deprecated();
+        let mode = self.capabilities().registration.mr_mode.without_deprecated();
         let key_is_chosen = options.requested_key.is_some();
         match -code {
             crate::error::number::NO_KEY => {

@@ -93,7 +93,7 @@ impl Port {
     /// [replace](Self::replace_endpoint) its endpoint when this grows.
     #[must_use]
     pub fn quarantined_bytes(&self) -> u64 {
-        self.quarantine.rings.iter().map(|memory| memory.geometry.capacity()).sum()
+        self.quarantine.rings.iter().map(|memory| memory.capacity()).sum()
     }
 
     /// Quotas of the queue that closed rings still hold, since notices may follow: of writers
@@ -105,7 +105,7 @@ impl Port {
             sender.is_closing() && sender.is_end_notice_sent() && sender.expects_credit()
         };
         let senders = self.senders.iter().flatten().filter(|sender| holds_quota(sender));
-        let limited = self.quarantine.rings.iter().filter(|memory| memory.quota.is_limited());
+        let limited = self.quarantine.rings.iter().filter(|memory| memory.quota().is_limited());
         limited.count() + senders.count()
     }
 

@@ -10,18 +10,33 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use libfabric_sys as sys;
 
-use super::region::Keepalive;
-use crate::choice::deregisters_without_lock;
 use crate::fork::ForkGeneration;
 use crate::handle::Handle;
+use crate::host_memory::Memory;
+use crate::quirks::deregisters_without_lock;
 use crate::version::Version;
+
+/// The owner of registered memory, which must not be freed while the registration exists.
+pub(crate) struct Keepalive(#[allow(dead_code)] Vec<Box<dyn Memory>>);
+
+impl Keepalive {
+    pub(crate) fn new(memory: Vec<Box<dyn Memory>>) -> Self {
+        Self(memory)
+    }
+}
+
+impl std::fmt::Debug for Keepalive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} buffers", self.0.len())
+    }
+}
 
 /// A registration whose last user has dropped it.
 #[derive(Debug)]
-pub(super) struct DeferredDeregistration {
-    pub(super) handle: Handle<sys::fid_mr>,
-    pub(super) memory: Option<Keepalive>,
-    pub(super) bytes: usize,
+struct DeferredDeregistration {
+    handle: Handle<sys::fid_mr>,
+    memory: Option<Keepalive>,
+    bytes: usize,
 }
 
 /// The locks that the provider lacks.
@@ -60,7 +75,7 @@ impl DeregistrationLock {
     }
 
     /// Closes a registration, now or soon. Returns the memory that may be freed now.
-    pub(super) fn close(&self, region: DeferredDeregistration) -> Option<Keepalive> {
+    fn close(&self, region: DeferredDeregistration) -> Option<Keepalive> {
         let progress_guard = match self.progress.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 lock(&self.deferred).push(region);
@@ -87,9 +102,24 @@ pub(crate) struct ProgressGuard<'a> {
     _freed: Vec<Option<Keepalive>>,
 }
 
+/// Closes a registration of `bytes` bytes, now or soon, if there is a lock. Returns the memory
+/// that may be freed now.
+pub(crate) fn close(
+    lock: Option<&DeregistrationLock>,
+    handle: Handle<sys::fid_mr>,
+    memory: Option<Keepalive>,
+    bytes: usize,
+) -> Option<Keepalive> {
+    let registration = DeferredDeregistration { handle, memory, bytes };
+    match lock {
+        Some(lock) => lock.close(registration),
+        None => registration.close(),
+    }
+}
+
 impl DeferredDeregistration {
     /// Closes the deferred registrations, and returns the memory that may be freed.
-    pub(super) fn close(self) -> Option<Keepalive> {
+    fn close(self) -> Option<Keepalive> {
         let Self { handle, memory, bytes } = self;
         let Err(error) = handle.close() else { return memory };
         // The provider may still write into the memory: freeing it would be worse than leaking
@@ -142,11 +172,7 @@ mod tests {
 
     impl Drop for QueueReadingMemory {
         fn drop(&mut self) {
-            drop(
-                self.domain
-                    .deregistration_lock()
-                    .map(|deregistration_lock| deregistration_lock.lock_progress()),
-            );
+            drop(self.domain.lock_progress());
             let _ = self.freed_signal.send(());
         }
     }
@@ -156,7 +182,7 @@ mod tests {
         let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
         let offer = query.clone().provider("net").first().or_else(|_| query.first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
-        if domain.deregistration_lock().is_none() {
+        if !domain.needs_deregistration_lock() {
             testkit::skip!("{} locks deregistration itself", offer.capabilities().provider);
         }
         let (freed_signal, freed) = channel();
@@ -164,18 +190,12 @@ mod tests {
         let memory = QueueReadingMemory { memory, domain: domain.clone(), freed_signal };
         let region = domain.register(memory, Access::ALL).unwrap();
         let closer = std::thread::spawn(move || {
-            let progress_guard = domain
-                .deregistration_lock()
-                .map(|deregistration_lock| deregistration_lock.lock_progress());
+            let progress_guard = domain.lock_progress();
             // Too late for this guard.
             drop(region);
             let freed_under_guard = freed.try_recv().is_ok();
             drop(progress_guard);
-            drop(
-                domain
-                    .deregistration_lock()
-                    .map(|deregistration_lock| deregistration_lock.lock_progress()),
-            );
+            drop(domain.lock_progress());
             // The memory takes the guard itself when it is dropped: under the guard it would
             // deadlock.
             let freed_after_guard = freed.recv_timeout(Duration::from_secs(30));
