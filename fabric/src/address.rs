@@ -166,7 +166,7 @@ impl AddressVector {
                 code =
                     sys::fi_av_open(domain.as_ptr(), &mut attributes, &mut vector, ptr::null_mut());
             }
-            Error::check("fi_av_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
+            domain.check("fi_av_open", code)?;
             Handle::adopt("fi_av_open", vector)?
         };
         Ok(Self(Arc::new(VectorInner {
@@ -217,7 +217,7 @@ impl AddressVector {
             )
         };
         let operation = "fi_av_insert";
-        Error::check(operation, i64::from(inserted)).map_err(|e| self.0.domain.add_provider(e))?;
+        self.0.domain.check(operation, inserted)?;
         if inserted != 1 || raw == sys::FI_ADDR_UNSPEC {
             return Err(self.0.domain.add_provider(Error::new(
                 ErrorKind::InvalidArgument,
@@ -274,9 +274,7 @@ impl AddressVector {
             }
         }
         let code = self.finish_removals(&mut changes, Some(raw));
-        Error::check("fi_av_remove", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.0.domain.add_provider(e))
+        self.0.domain.check("fi_av_remove", code).map(drop)
     }
 
     /// Returns the numbers of removed peers to the provider if no endpoint is posting to them.
@@ -338,7 +336,7 @@ impl AddressVector {
         let code = unsafe {
             sys::fi_av_lookup(self.0.handle.as_ptr(), raw, bytes.as_mut_ptr().cast(), &mut length)
         };
-        Error::check("fi_av_lookup", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))?;
+        self.0.domain.check("fi_av_lookup", code)?;
         bytes.truncate(length);
         Ok(Address(bytes))
     }

@@ -71,7 +71,7 @@ impl Counter {
         let handle = unsafe {
             let code =
                 sys::fi_cntr_open(domain.as_ptr(), &mut attributes, &mut counter, ptr::null_mut());
-            Error::check("fi_cntr_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
+            domain.check("fi_cntr_open", code)?;
             Handle::adopt("fi_cntr_open", counter)?
         };
         // SAFETY: the counter is alive.
@@ -85,7 +85,7 @@ impl Counter {
     /// Operations that succeeded. Reading also makes progress.
     #[must_use]
     pub fn read(&self) -> u64 {
-        let _guard = self.0.domain.lock_progress();
+        let _guard = self.0.domain.deregistration_lock().lock_progress();
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_read(self.0.handle.as_ptr()) }
     }
@@ -93,7 +93,7 @@ impl Counter {
     /// Operations that failed.
     #[must_use]
     pub fn read_errors(&self) -> u64 {
-        let _guard = self.0.domain.lock_progress();
+        let _guard = self.0.domain.deregistration_lock().lock_progress();
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
     }

@@ -39,9 +39,12 @@ struct DeferredDeregistration {
     bytes: usize,
 }
 
-/// The locks that the provider lacks.
+/// The locks that the provider lacks; none if it locks by itself.
 #[derive(Debug)]
-pub(crate) struct DeregistrationLock {
+pub(crate) struct DeregistrationLock(Option<Box<Locks>>);
+
+#[derive(Debug)]
+struct Locks {
     created_in: ForkGeneration,
     /// Held while a queue is read, because the provider looks up keys then.
     progress: Mutex<()>,
@@ -54,40 +57,60 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DeregistrationLock {
-    /// None if the provider locks by itself.
-    pub(crate) fn of(provider: &str) -> Option<Box<Self>> {
+    pub(crate) fn of(provider: &str) -> Self {
         let (progress, deferred) = (Mutex::default(), Mutex::default());
-        deregisters_without_lock(provider, Version::running())
-            .then(|| Box::new(Self { created_in: ForkGeneration::now(), progress, deferred }))
+        let is_needed = deregisters_without_lock(provider, Version::running());
+        Self(
+            is_needed
+                .then(|| Box::new(Locks { created_in: ForkGeneration::now(), progress, deferred })),
+        )
+    }
+
+    pub(crate) fn is_needed(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Must be held while a queue or a counter is read.
-    pub(crate) fn lock_progress(&self) -> ProgressGuard<'_> {
-        let guard = lock(&self.progress);
-        let mut deferred = lock(&self.deferred);
-        let freed = deferred.drain(..).map(DeferredDeregistration::close).collect();
-        ProgressGuard { _guard: guard, _freed: freed }
+    pub(crate) fn lock_progress(&self) -> Option<ProgressGuard<'_>> {
+        self.0.as_ref().map(|locks| locks.lock_progress())
     }
 
     /// Must be held during a registration.
-    pub(crate) fn lock_registration(&self) -> impl Drop + '_ {
-        lock(&self.deferred)
+    pub(crate) fn lock_registration(&self) -> Option<impl Drop + '_> {
+        self.0.as_ref().map(|locks| lock(&locks.deferred))
     }
 
-    /// Closes a registration, now or soon. Returns the memory that may be freed now.
-    fn close(&self, region: DeferredDeregistration) -> Option<Keepalive> {
-        let progress_guard = match self.progress.try_lock() {
+    /// Closes a registration of `bytes` bytes, now or soon. Returns the memory that may be freed
+    /// now.
+    pub(crate) fn close(
+        &self,
+        handle: Handle<sys::fid_mr>,
+        memory: Option<Keepalive>,
+        bytes: usize,
+    ) -> Option<Keepalive> {
+        let region = DeferredDeregistration { handle, memory, bytes };
+        let Some(locks) = &self.0 else { return region.close() };
+        let progress_guard = match locks.progress.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                lock(&self.deferred).push(region);
+                lock(&locks.deferred).push(region);
                 return None;
             }
             Ok(progress_guard) => progress_guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
-        let registration_guard = lock(&self.deferred);
+        let registration_guard = lock(&locks.deferred);
         let memory = region.close();
         drop((registration_guard, progress_guard));
         memory
+    }
+}
+
+impl Locks {
+    fn lock_progress(&self) -> ProgressGuard<'_> {
+        let guard = lock(&self.progress);
+        let mut deferred = lock(&self.deferred);
+        let freed = deferred.drain(..).map(DeferredDeregistration::close).collect();
+        ProgressGuard { _guard: guard, _freed: freed }
     }
 }
 
@@ -100,21 +123,6 @@ pub(crate) struct ProgressGuard<'a> {
     // Dropped first.
     _guard: MutexGuard<'a, ()>,
     _freed: Vec<Option<Keepalive>>,
-}
-
-/// Closes a registration of `bytes` bytes, now or soon, if there is a lock. Returns the memory
-/// that may be freed now.
-pub(crate) fn close(
-    lock: Option<&DeregistrationLock>,
-    handle: Handle<sys::fid_mr>,
-    memory: Option<Keepalive>,
-    bytes: usize,
-) -> Option<Keepalive> {
-    let registration = DeferredDeregistration { handle, memory, bytes };
-    match lock {
-        Some(lock) => lock.close(registration),
-        None => registration.close(),
-    }
 }
 
 impl DeferredDeregistration {
@@ -130,7 +138,7 @@ impl DeferredDeregistration {
     }
 }
 
-impl Drop for DeregistrationLock {
+impl Drop for Locks {
     fn drop(&mut self) {
         if self.created_in.is_inherited() {
             // In a forked child: threads that the child does not have may hold the locks, and
@@ -172,7 +180,7 @@ mod tests {
 
     impl Drop for QueueReadingMemory {
         fn drop(&mut self) {
-            drop(self.domain.lock_progress());
+            drop(self.domain.deregistration_lock().lock_progress());
             let _ = self.freed_signal.send(());
         }
     }
@@ -182,7 +190,7 @@ mod tests {
         let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
         let offer = query.clone().provider("net").first().or_else(|_| query.first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
-        if !domain.needs_deregistration_lock() {
+        if !domain.deregistration_lock().is_needed() {
             testkit::skip!("{} locks deregistration itself", offer.capabilities().provider);
         }
         let (freed_signal, freed) = channel();
@@ -190,12 +198,12 @@ mod tests {
         let memory = QueueReadingMemory { memory, domain: domain.clone(), freed_signal };
         let region = domain.register(memory, Access::ALL).unwrap();
         let closer = std::thread::spawn(move || {
-            let progress_guard = domain.lock_progress();
+            let progress_guard = domain.deregistration_lock().lock_progress();
             // Too late for this guard.
             drop(region);
             let freed_under_guard = freed.try_recv().is_ok();
             drop(progress_guard);
-            drop(domain.lock_progress());
+            drop(domain.deregistration_lock().lock_progress());
             // The memory takes the guard itself when it is dropped: under the guard it would
             // deadlock.
             let freed_after_guard = freed.recv_timeout(Duration::from_secs(30));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use libfabric_sys as sys;
 
 use crate::capabilities::Capabilities;
-use crate::deregistration::{self, DeregistrationLock, Keepalive, ProgressGuard};
+use crate::deregistration::DeregistrationLock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::fabric::Fabric;
@@ -37,7 +37,7 @@ pub struct Domain(Arc<DomainInner>);
 #[derive(Debug)]
 struct DomainInner {
     /// Deferred deregistrations, which must be closed before the domain.
-    deregistration_lock: Option<Box<DeregistrationLock>>,
+    deregistration_lock: DeregistrationLock,
     handle: Handle<sys::fid_domain>,
     capabilities: Arc<Capabilities>,
     offer: Offer,
@@ -134,30 +134,8 @@ impl Domain {
         })))
     }
 
-    /// Does the provider not guard deregistration against concurrent calls?
-    pub(crate) fn needs_deregistration_lock(&self) -> bool {
-        self.0.deregistration_lock.is_some()
-    }
-
-    /// Must be held while a queue or a counter is read.
-    pub(crate) fn lock_progress(&self) -> Option<ProgressGuard<'_>> {
-        self.0.deregistration_lock.as_ref().map(|lock| lock.lock_progress())
-    }
-
-    /// Must be held during a registration.
-    pub(crate) fn lock_registration(&self) -> Option<impl Drop + '_> {
-        self.0.deregistration_lock.as_ref().map(|lock| lock.lock_registration())
-    }
-
-    /// Closes a registration of `bytes` bytes, now or soon. Returns the memory that may be freed
-    /// now.
-    pub(crate) fn close_registration(
-        &self,
-        handle: Handle<sys::fid_mr>,
-        memory: Option<Keepalive>,
-        bytes: usize,
-    ) -> Option<Keepalive> {
-        deregistration::close(self.0.deregistration_lock.as_deref(), handle, memory, bytes)
+    pub(crate) fn deregistration_lock(&self) -> &DeregistrationLock {
+        &self.0.deregistration_lock
     }
 
     /// The facts of the offer this domain was opened from.
@@ -193,6 +171,11 @@ impl Domain {
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// As [`Error::check`], with the provider's name.
+    pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<i64> {
+        Error::check(operation, i64::from(code)).map_err(|e| self.add_provider(e))
     }
 
     /// Adds the provider's name to an error.

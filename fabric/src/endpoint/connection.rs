@@ -293,9 +293,7 @@ impl Endpoint {
         let code = unsafe {
             sys::fi_accept(self.handle.as_ptr(), data.as_ptr().cast::<c_void>(), data.len())
         };
-        Error::check("fi_accept", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.domain.add_provider(e))
+        self.domain.check("fi_accept", code).map(drop)
     }
 
     /// Connects and waits until the connection is up; returns the data of the accepting side.
@@ -359,9 +357,7 @@ impl Endpoint {
     pub fn disconnect(&mut self) -> Result<()> {
         // SAFETY: the endpoint is alive; flags must be 0.
         let code = unsafe { sys::fi_shutdown(self.handle.as_ptr(), 0) };
-        Error::check("fi_shutdown", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.domain.add_provider(e))
+        self.domain.check("fi_shutdown", code).map(drop)
     }
 
     fn format_address(&self, address: &Address) -> String {

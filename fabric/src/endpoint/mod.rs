@@ -267,7 +267,7 @@ impl<'q> EndpointBuilder<'q> {
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
             // SAFETY: both objects are alive, and the endpoint below retains them.
             let code = unsafe { sys::fi_bind(handle.as_fid(), fid, flags) };
-            Error::check(operation, i64::from(code)).map(drop).map_err(|e| domain.add_provider(e))
+            domain.check(operation, code).map(drop)
         };
         if let Some(addresses) = &self.addresses
             && connectionless
@@ -446,9 +446,7 @@ impl Endpoint {
                 size_of_val(&policy),
             )
         };
-        Error::check("fi_setopt (FI_OPT_FI_HMEM_P2P)", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.domain.add_provider(e))
+        self.domain.check("fi_setopt (FI_OPT_FI_HMEM_P2P)", code).map(drop)
     }
 
     /// Closes the endpoint and reports a failure; dropping the endpoint only logs it. The queue

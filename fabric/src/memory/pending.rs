@@ -101,7 +101,7 @@ impl Drop for PendingRegion {
         // SAFETY: `finish`, which also takes these fields, prevents this from running.
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
-        drop(self.domain.close_registration(handle, Some(memory), self.extent.length));
+        drop(self.domain.deregistration_lock().close(handle, Some(memory), self.extent.length));
     }
 }
 

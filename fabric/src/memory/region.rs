@@ -211,8 +211,7 @@ impl MemoryRegion {
                 key.resize(size, 0);
                 continue;
             }
-            Error::check("fi_mr_raw_attr", i64::from(code))
-                .map_err(|e| self.0.domain.add_provider(e))?;
+            self.0.domain.check("fi_mr_raw_attr", code)?;
             key.truncate(size);
             return Ok((base, key));
         }
@@ -264,7 +263,7 @@ impl MemoryRegion {
         let code = self.with_handle("fi_mr_bind", |region| unsafe {
             sys::fi_bind(region.as_fid(), endpoint, 0)
         })?;
-        Error::check("fi_mr_bind", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))?;
+        self.0.domain.check("fi_mr_bind", code)?;
         bound.add(registration);
         self.0.bound_to.store(bound.number(), Ordering::Release);
         Ok(())
@@ -296,9 +295,7 @@ impl MemoryRegion {
         // SAFETY: the registration is alive.
         let code =
             self.with_handle("fi_mr_enable", |region| unsafe { sys::fi_enable(region.as_fid()) });
-        let enabled = code.and_then(|code| {
-            Error::check("fi_mr_enable", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))
-        });
+        let enabled = code.and_then(|code| self.0.domain.check("fi_mr_enable", code));
         enabled.map(drop).inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
     }
 
@@ -325,9 +322,7 @@ impl MemoryRegion {
         let code = self.with_handle("fi_mr_refresh", |region| unsafe {
             sys::fi_mr_refresh(region.as_fid(), &vector, 1, 0)
         })?;
-        Error::check("fi_mr_refresh", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.0.domain.add_provider(e))
+        self.0.domain.check("fi_mr_refresh", code).map(drop)
     }
 
     /// The region descriptor, by which a peer reaches this region.
@@ -411,7 +406,8 @@ impl Drop for RegionInner {
             }
             return;
         };
-        let memory = self.domain.close_registration(handle, self.memory.take(), self.extent.length);
+        let memory =
+            self.domain.deregistration_lock().close(handle, self.memory.take(), self.extent.length);
         // The memory belongs to the caller, and may close the endpoint when it is dropped.
         drop(held);
         drop(memory);

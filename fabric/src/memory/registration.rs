@@ -434,7 +434,7 @@ impl Domain {
                 }
             }
             let mut region = std::ptr::null_mut();
-            let registration_guard = self.lock_registration();
+            let registration_guard = self.deregistration_lock().lock_registration();
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
             let code = unsafe { sys::register_memory(self.as_ptr(), &request, &mut region) };
@@ -502,7 +502,7 @@ impl Domain {
                 0,
             )
         };
-        Error::check("fi_mr_map_raw", i64::from(code)).map_err(|e| self.add_provider(e))?;
+        self.check("fi_mr_map_raw", code)?;
         Ok(mapped)
     }
 

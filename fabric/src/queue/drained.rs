@@ -38,7 +38,7 @@ impl QueueShared {
                 true => tagged.as_mut_ptr().cast(),
                 false => plain.as_mut_ptr().cast(),
             };
-            let _guard = self.domain.lock_progress();
+            let _guard = self.domain.deregistration_lock().lock_progress();
             // SAFETY: the queue is alive, and the buffer has space for this many entries of its
             // format.
             let got = unsafe { sys::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };

@@ -273,7 +273,7 @@ impl CompletionQueue {
                 }
             }
         }
-        Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
+        domain.check("fi_cq_open", code)?;
         // SAFETY: just opened, and owned here.
         let handle = unsafe { Handle::adopt("fi_cq_open", queue)? };
         let untagged = (attributes.format == sys::FI_CQ_FORMAT_DATA)
@@ -312,7 +312,7 @@ impl CompletionQueue {
             },
             wait_fd,
             reports_source: domain.offer().reports_source,
-            needs_deregistration_lock: domain.needs_deregistration_lock(),
+            needs_deregistration_lock: domain.deregistration_lock().is_needed(),
             members: Vec::new(),
             closed_endpoints_seen: 0,
             closed_members: Vec::new(),

@@ -27,9 +27,7 @@ impl Waker {
         }
         // SAFETY: the queue is alive, and libfabric lets any thread do this.
         let code = unsafe { sys::fi_cq_signal(self.0.handle.as_ptr()) };
-        Error::check("fi_cq_signal", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.0.domain.add_provider(e))
+        self.0.domain.check("fi_cq_signal", code).map(drop)
     }
 
     /// Is this a forked child, so that the queue belongs to the parent?

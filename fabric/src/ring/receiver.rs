@@ -417,15 +417,10 @@ impl RingReceiver {
         })
     }
 
-    /// It is put into the port's list of events. False if it is there already.
+    /// Records whether it is in the port's list of events. True if that changed.
     #[inline]
-    pub(super) fn queue_event(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_event_queued, true)
-    }
-
-    /// Its event is taken off the port's list.
-    pub(super) fn take_event(&mut self) {
-        self.is_event_queued = false;
+    pub(super) fn set_event_queued(&mut self, is_queued: bool) -> bool {
+        std::mem::replace(&mut self.is_event_queued, is_queued) != is_queued
     }
 
     /// Marks the ring broken; the first cause stays.

@@ -32,12 +32,12 @@ impl Port {
                 if let Some(Some(receiver)) = slot
                     && receiver.creation_epoch() == id.creation_epoch
                 {
-                    receiver.take_event();
+                    receiver.set_event_queued(false);
                 }
             }
             RingEvent::Sender(id) => {
                 if let Some(Some(sender)) = self.senders.get_mut(usize::from(id.0)) {
-                    sender.take_event();
+                    sender.set_event_queued(false);
                 }
             }
         }
@@ -53,7 +53,7 @@ pub(super) fn queue_sender_event(
     sender: &mut RingSender,
 ) {
     if let Some(events) = events
-        && sender.queue_event()
+        && sender.set_event_queued(true)
     {
         events.push_back(RingEvent::Sender(SenderId(sender_index)));
     }
@@ -66,7 +66,7 @@ pub(super) fn queue_receiver_event(
     receiver: &mut RingReceiver,
 ) {
     if let Some(events) = events
-        && receiver.queue_event()
+        && receiver.set_event_queued(true)
     {
         events.push_back(RingEvent::Receiver(ReceiverId {
             ring,
