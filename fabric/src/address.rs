@@ -190,14 +190,11 @@ impl AddressVector {
         let least = min_address_length(format);
         let terminated = format != sys::FI_ADDR_STR || address.0.contains(&0);
         if address.0.len() < least || !terminated {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_av_insert",
-                format!(
-                    "the address has {} bytes, its format needs at least {least}",
-                    address.0.len()
-                ),
-            )));
+            let detail = format!(
+                "the address has {} bytes, its format needs at least {least}",
+                address.0.len()
+            );
+            return Err(self.0.domain.error(ErrorKind::InvalidArgument, "fi_av_insert", detail));
         }
         let mut bytes = address.0.clone();
         // Some formats are unions of several lengths: the provider must not read past the end.
@@ -219,11 +216,8 @@ impl AddressVector {
         let operation = "fi_av_insert";
         self.0.domain.check(operation, inserted)?;
         if inserted != 1 || raw == sys::FI_ADDR_UNSPEC {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                operation,
-                "the provider does not accept this address",
-            )));
+            let detail = "the provider does not accept this address";
+            return Err(self.0.domain.error(ErrorKind::InvalidArgument, operation, detail));
         }
         for pending_removals in changes
             .pending_removals
@@ -395,7 +389,7 @@ impl AddressVector {
         } else {
             "the peer belongs to another address vector"
         };
-        self.0.domain.add_provider(Error::new(ErrorKind::Closed, operation, why))
+        self.0.domain.error(ErrorKind::Closed, operation, why)
     }
 
     /// The peer that sent what a completion reports.

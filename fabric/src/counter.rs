@@ -118,19 +118,19 @@ impl Counter {
                 return Ok(());
             }
             if self.read_errors() > errors {
-                return Err(self.0.domain.add_provider(Error::new(
-                    ErrorKind::Other,
-                    "fi_cntr_wait",
-                    format!("an operation failed after {value} of {threshold} completions. Read the completion queue for its error"),
-                )));
+                let detail = format!(
+                    "an operation failed after {value} of {threshold} completions. Read the completion queue for its error"
+                );
+                return Err(self.0.domain.error(ErrorKind::Other, "fi_cntr_wait", detail));
             }
             progress();
             if !backoff.pause(&deadline) {
-                return Err(self.0.domain.add_provider(Error::new(
+                let detail = format!("{value} of {threshold} completions within {timeout:?}");
+                return Err(self.0.domain.error(
                     ErrorKind::DeadlineExceeded,
                     "fi_cntr_wait",
-                    format!("{value} of {threshold} completions within {timeout:?}"),
-                )));
+                    detail,
+                ));
             }
         }
     }

@@ -5,6 +5,7 @@
 //! domain holds a reference to it, so a program may drop its objects in any order.
 #![allow(unsafe_code)]
 
+use std::borrow::Cow;
 use std::ptr;
 use std::sync::Arc;
 
@@ -176,6 +177,16 @@ impl Domain {
     /// As [`Error::check`], with the provider's name.
     pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<i64> {
         Error::check(operation, i64::from(code)).map_err(|e| self.add_provider(e))
+    }
+
+    /// As [`Error::new`], with the provider's name.
+    pub(crate) fn error(
+        &self,
+        kind: ErrorKind,
+        operation: &'static str,
+        detail: impl Into<Cow<'static, str>>,
+    ) -> Error {
+        self.add_provider(Error::new(kind, operation, detail))
     }
 
     /// Adds the provider's name to an error.

@@ -336,11 +336,8 @@ impl Endpoint {
             match events.wait(deadline.left())? {
                 Event::Connected { endpoint, data } if self.is(endpoint) => return Ok(data),
                 Event::Shutdown { endpoint } if self.is(endpoint) => {
-                    return Err(self.domain.add_provider(Error::new(
-                        ErrorKind::ConnectionLost,
-                        "fi_connect",
-                        "the peer closed the connection before it was up",
-                    )));
+                    let detail = "the peer closed the connection before it was up";
+                    return Err(self.domain.error(ErrorKind::ConnectionLost, "fi_connect", detail));
                 }
                 other => tracing::debug!(?other, "an event was dropped while connecting"),
             }

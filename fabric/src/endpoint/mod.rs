@@ -205,9 +205,8 @@ impl<'q> EndpointBuilder<'q> {
     /// endpoint; the provider's error.
     pub fn open(self) -> Result<Endpoint> {
         let domain = self.domain;
-        let refuse = |why: &'static str| {
-            domain.add_provider(Error::new(ErrorKind::InvalidArgument, "fi_endpoint", why))
-        };
+        let refuse =
+            |why: &'static str| domain.error(ErrorKind::InvalidArgument, "fi_endpoint", why);
         let connectionless = domain.capabilities().endpoint != EndpointKind::Msg;
         if connectionless && self.addresses.is_none() {
             return Err(refuse("a connectionless endpoint needs an address vector"));

@@ -154,7 +154,7 @@ impl Endpoint {
 
     #[cold]
     pub(super) fn refuse(&self, operation: &'static str, kind: ErrorKind, why: String) -> Error {
-        self.domain.add_provider(Error::new(kind, operation, why))
+        self.domain.error(kind, operation, why)
     }
 
     /// An error with this reason, unless the condition holds.

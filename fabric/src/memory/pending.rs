@@ -35,11 +35,8 @@ impl Domain {
     ) -> Result<PendingRegion> {
         let options = options.into();
         if !self.is_asynchronous() {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_mr_regattr",
-                "the domain was not opened with an event queue for registrations",
-            )));
+            let detail = "the domain was not opened with an event queue for registrations";
+            return Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail));
         }
         let memory: Vec<Box<dyn Memory>> = vec![Box::new(memory)];
         let (vector, extent) = self.check_buffers(&memory)?;

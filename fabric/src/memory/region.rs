@@ -139,11 +139,8 @@ impl MemoryRegion {
         if self.0.domain.is_same(other) {
             return Ok(());
         }
-        Err(self.0.domain.add_provider(Error::new(
-            ErrorKind::InvalidArgument,
-            "fi_mr_bind",
-            "the two objects belong to different domains",
-        )))
+        let detail = "the two objects belong to different domains";
+        Err(self.0.domain.error(ErrorKind::InvalidArgument, "fi_mr_bind", detail))
     }
 
     fn registration(&self, operation: &'static str) -> Result<&Arc<Registration>> {
@@ -185,11 +182,8 @@ impl MemoryRegion {
             } else {
                 "the region is not enabled yet"
             };
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::KeyUnavailable,
-                "fi_mr_key",
-                why,
-            )));
+            let detail = why;
+            return Err(self.0.domain.error(ErrorKind::KeyUnavailable, "fi_mr_key", detail));
         }
         Ok(key)
     }
@@ -215,11 +209,8 @@ impl MemoryRegion {
             key.truncate(size);
             return Ok((base, key));
         }
-        Err(self.0.domain.add_provider(Error::new(
-            ErrorKind::Other,
-            "fi_mr_raw_attr",
-            "the provider keeps asking for a longer buffer",
-        )))
+        let detail = "the provider keeps asking for a longer buffer";
+        Err(self.0.domain.error(ErrorKind::Other, "fi_mr_raw_attr", detail))
     }
 
     /// Counts peers' accesses to this region (`fi_mr_bind` with a counter). Where the provider
@@ -332,18 +323,12 @@ impl MemoryRegion {
     pub fn describe(&self) -> Result<RemoteRegion> {
         let operation = "describe region";
         if !self.0.access.intersects(Access::REMOTE) {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::AccessDenied,
-                operation,
-                "the region was registered without remote access",
-            )));
+            let detail = "the region was registered without remote access";
+            return Err(self.0.domain.error(ErrorKind::AccessDenied, operation, detail));
         }
         if !self.is_enabled() {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::KeyUnavailable,
-                operation,
-                "the region is not enabled yet: bind it, then call enable",
-            )));
+            let detail = "the region is not enabled yet: bind it, then call enable";
+            return Err(self.0.domain.error(ErrorKind::KeyUnavailable, operation, detail));
         }
         let capabilities = self.0.domain.capabilities();
         let mode = capabilities.registration.mr_mode.without_deprecated();

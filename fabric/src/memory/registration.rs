@@ -219,32 +219,24 @@ impl Domain {
         let options = options.into();
         let operation = "fi_mr_regattr";
         if !Version::has_dma_buf() {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::NotSupported,
-                operation,
-                format!(
-                    "dma-buf needs libfabric 1.20; headers are {}, the library is {}",
-                    Version::headers(),
-                    Version::running()
-                ),
-            )));
+            let detail = format!(
+                "dma-buf needs libfabric 1.20; headers are {}, the library is {}",
+                Version::headers(),
+                Version::running()
+            );
+            return Err(self.error(ErrorKind::NotSupported, operation, detail));
         }
         self.refuse_if_asynchronous()?;
         if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::NotSupported,
-                operation,
-                "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)",
-            )));
+            let detail = "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)";
+            return Err(self.error(ErrorKind::NotSupported, operation, detail));
         }
         range::check(operation, buffer.base as usize, buffer.length)
             .map_err(|e| self.add_provider(e))?;
         if buffer.offset > buffer.base as u64 {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::OutOfBounds,
-                operation,
-                format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset),
-            )));
+            let detail =
+                format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset);
+            return Err(self.error(ErrorKind::OutOfBounds, operation, detail));
         }
         let extent = Extent::of(buffer.base, buffer.length, buffer.kind);
         // SAFETY: by contract.
@@ -278,11 +270,8 @@ impl Domain {
         if !self.is_asynchronous() {
             return Ok(());
         }
-        Err(self.add_provider(Error::new(
-            ErrorKind::InvalidArgument,
-            "fi_mr_regattr",
-            "this domain registers asynchronously: use register_asynchronously",
-        )))
+        let detail = "this domain registers asynchronously: use register_asynchronously";
+        Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail))
     }
 
     pub(super) fn check_buffers(
@@ -290,9 +279,7 @@ impl Domain {
         memory: &[Box<dyn Memory>],
     ) -> Result<(Vec<sys::iovec>, Extent)> {
         let operation = "fi_mr_regattr";
-        let refuse = |detail: String| {
-            self.add_provider(Error::new(ErrorKind::InvalidArgument, operation, detail))
-        };
+        let refuse = |detail: String| self.error(ErrorKind::InvalidArgument, operation, detail);
         let Some(first) = memory.first() else {
             return Err(refuse("no buffer".to_owned()));
         };
@@ -321,11 +308,10 @@ impl Domain {
             // Some providers accept a device registration that they cannot honour and then
             // treat the address as host memory: check the offer.
             if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-                return Err(self.add_provider(Error::new(
-                    ErrorKind::NotSupported,
-                    operation,
-                    format!("{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"),
-                )));
+                let detail = format!(
+                    "{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"
+                );
+                return Err(self.error(ErrorKind::NotSupported, operation, detail));
             }
             // Device addresses mean nothing in the host's address space.
             if length == 0 || base.checked_add(length).is_none() {
@@ -377,18 +363,12 @@ impl Domain {
     ) -> Result<(Handle<sys::fid_mr>, bool)> {
         if options.offset != 0 {
             // Providers without this check would register another range.
-            return Err(self.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_mr_regattr",
-                "offset is reserved and must be 0",
-            )));
+            let detail = "offset is reserved and must be 0";
+            return Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail));
         }
         if options.requested_key == Some(sys::FI_KEY_NOTAVAIL) {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::KeyUnavailable,
-                "fi_mr_regattr",
-                "this key means \"no key\" (FI_KEY_NOTAVAIL)",
-            )));
+            let detail = "this key means \"no key\" (FI_KEY_NOTAVAIL)";
+            return Err(self.error(ErrorKind::KeyUnavailable, "fi_mr_regattr", detail));
         }
         let capabilities = self.capabilities();
         let mode = capabilities.registration.mr_mode.without_deprecated();

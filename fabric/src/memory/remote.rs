@@ -76,14 +76,11 @@ impl Domain {
     pub fn attach(&self, region: &RemoteRegion) -> Result<RemoteMemory> {
         let ours = self.capabilities().protocol;
         if region.protocol() != ours {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::VersionMismatch,
-                "attach remote region",
-                format!(
-                    "the region needs wire protocol {}, this domain uses {ours}",
-                    region.protocol()
-                ),
-            )));
+            let detail = format!(
+                "the region needs wire protocol {}, this domain uses {ours}",
+                region.protocol()
+            );
+            return Err(self.error(ErrorKind::VersionMismatch, "attach remote region", detail));
         }
         // Some providers would take a raw key in place of a plain one, or the reverse, for an
         // address.
@@ -101,14 +98,15 @@ impl Domain {
                     RemoteKey::Raw(raw) => format!("a raw key of {} bytes", raw.len()),
                 };
                 let ours = if takes_raw { "raw" } else { "plain" };
-                return Err(self.add_provider(Error::new(
+                let detail = format!(
+                    "{form}, where keys are {ours}, of {} bytes",
+                    facts.registration.mr_key_size
+                );
+                return Err(self.error(
                     ErrorKind::MalformedDescriptor,
                     "attach remote region",
-                    format!(
-                        "{form}, where keys are {ours}, of {} bytes",
-                        facts.registration.mr_key_size
-                    ),
-                )));
+                    detail,
+                ));
             }
         };
         Ok(RemoteMemory { region: region.clone(), key, mapped_key })
