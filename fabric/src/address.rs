@@ -268,7 +268,7 @@ impl AddressVector {
             }
         }
         let code = self.finish_removals(&mut changes, Some(raw));
-        self.0.domain.check("fi_av_remove", code).map(drop)
+        self.0.domain.check("fi_av_remove", code)
     }
 
     /// Returns the numbers of removed peers to the provider if no endpoint is posting to them.

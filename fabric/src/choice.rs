@@ -41,7 +41,7 @@ pub struct Requirements {
     pub memory: MemoryKind,
     /// Where the peers are.
     pub locality: Locality,
-    /// Bytes of immediate that one-sided writes must carry (`Capabilities::write_data_size`);
+    /// Bytes of immediate that one-sided writes must carry (`ImmediateWidths::write_data_size`);
     /// 0: no immediate is needed.
     pub immediate_bytes: usize,
     /// Must writes to one peer arrive in order (`FI_ORDER_WAW` and `FI_ORDER_SAW`)? Without

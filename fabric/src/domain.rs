@@ -175,8 +175,8 @@ impl Domain {
     }
 
     /// As [`Error::check`], with the provider's name.
-    pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<i64> {
-        Error::check(operation, i64::from(code)).map_err(|e| self.add_provider(e))
+    pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<()> {
+        Error::check(operation, i64::from(code)).map(drop).map_err(|e| self.add_provider(e))
     }
 
     /// As [`Error::new`], with the provider's name.

@@ -293,7 +293,7 @@ impl Endpoint {
         let code = unsafe {
             sys::fi_accept(self.handle.as_ptr(), data.as_ptr().cast::<c_void>(), data.len())
         };
-        self.domain.check("fi_accept", code).map(drop)
+        self.domain.check("fi_accept", code)
     }
 
     /// Connects and waits until the connection is up; returns the data of the accepting side.
@@ -354,7 +354,7 @@ impl Endpoint {
     pub fn disconnect(&mut self) -> Result<()> {
         // SAFETY: the endpoint is alive; flags must be 0.
         let code = unsafe { sys::fi_shutdown(self.handle.as_ptr(), 0) };
-        self.domain.check("fi_shutdown", code).map(drop)
+        self.domain.check("fi_shutdown", code)
     }
 
     fn format_address(&self, address: &Address) -> String {

@@ -266,7 +266,7 @@ impl<'q> EndpointBuilder<'q> {
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
             // SAFETY: both objects are alive, and the endpoint below retains them.
             let code = unsafe { sys::fi_bind(handle.as_fid(), fid, flags) };
-            domain.check(operation, code).map(drop)
+            domain.check(operation, code)
         };
         if let Some(addresses) = &self.addresses
             && connectionless
@@ -445,7 +445,7 @@ impl Endpoint {
                 size_of_val(&policy),
             )
         };
-        self.domain.check("fi_setopt (FI_OPT_FI_HMEM_P2P)", code).map(drop)
+        self.domain.check("fi_setopt (FI_OPT_FI_HMEM_P2P)", code)
     }
 
     /// Closes the endpoint and reports a failure; dropping the endpoint only logs it. The queue

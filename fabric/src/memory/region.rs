@@ -287,7 +287,7 @@ impl MemoryRegion {
         let code =
             self.with_handle("fi_mr_enable", |region| unsafe { sys::fi_enable(region.as_fid()) });
         let enabled = code.and_then(|code| self.0.domain.check("fi_mr_enable", code));
-        enabled.map(drop).inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
+        enabled.inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
     }
 
     /// Reports to the provider that pages of this range changed, as `MrMode::MMU_NOTIFY`
@@ -313,7 +313,7 @@ impl MemoryRegion {
         let code = self.with_handle("fi_mr_refresh", |region| unsafe {
             sys::fi_mr_refresh(region.as_fid(), &vector, 1, 0)
         })?;
-        self.0.domain.check("fi_mr_refresh", code).map(drop)
+        self.0.domain.check("fi_mr_refresh", code)
     }
 
     /// The region descriptor, by which a peer reaches this region.

@@ -27,7 +27,7 @@ impl Waker {
         }
         // SAFETY: the queue is alive, and libfabric lets any thread do this.
         let code = unsafe { sys::fi_cq_signal(self.0.handle.as_ptr()) };
-        self.0.domain.check("fi_cq_signal", code).map(drop)
+        self.0.domain.check("fi_cq_signal", code)
     }
 
     /// Is this a forked child, so that the queue belongs to the parent?
