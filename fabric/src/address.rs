@@ -17,10 +17,19 @@ use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::hazard::{HazardPointer, barrier_on_all_threads};
+use crate::offer::format_address_bytes;
 
 /// The address of an endpoint: opaque bytes, to be sent to peers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Address(pub Vec<u8>);
+
+impl Address {
+    /// In readable form, for messages.
+    pub(crate) fn display(&self, domain: &Domain) -> String {
+        let format = domain.capabilities().address_format;
+        format_address_bytes(format, self.0.as_ptr(), self.0.len())
+    }
+}
 
 /// A peer in an address vector: a small number that can be copied and stored. It is valid only
 /// for the vector that returned it; another vector refuses it.
@@ -219,12 +228,8 @@ impl AddressVector {
             let detail = "the provider does not accept this address";
             return Err(self.0.domain.error(ErrorKind::InvalidArgument, operation, detail));
         }
-        for pending_removals in changes
-            .pending_removals
-            .iter_mut()
-            .filter(|pending_removals| pending_removals.raw == raw)
-        {
-            pending_removals.was_reinserted = true;
+        for pending in changes.pending_removals.iter_mut().filter(|one| one.raw == raw) {
+            pending.was_reinserted = true;
         }
         let index = self.0.peers.push(raw).ok_or_else(|| {
             Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
@@ -250,22 +255,13 @@ impl AddressVector {
             entry.store(REMOVED, Ordering::Release);
         }
         self.finish_removals(&mut changes, None);
-        match changes
-            .pending_removals
-            .iter_mut()
-            .find(|pending_removals| pending_removals.raw == raw)
-        {
-            Some(pending_removals) => {
-                pending_removals.peers.push(peer.index);
-                pending_removals.was_reinserted = false;
+        let (peers, was_reinserted) = (vec![peer.index], false);
+        match changes.pending_removals.iter_mut().find(|one| one.raw == raw) {
+            Some(pending) => {
+                pending.peers.extend(peers);
+                pending.was_reinserted = false;
             }
-            None => {
-                changes.pending_removals.push(PendingRemoval {
-                    peers: vec![peer.index],
-                    raw,
-                    was_reinserted: false,
-                });
-            }
+            None => changes.pending_removals.push(PendingRemoval { peers, raw, was_reinserted }),
         }
         let code = self.finish_removals(&mut changes, Some(raw));
         self.0.domain.check("fi_av_remove", code)
@@ -338,11 +334,7 @@ impl AddressVector {
     /// An address in the provider's own notation.
     #[must_use]
     pub fn display(&self, address: &Address) -> String {
-        crate::offer::format_address_bytes(
-            self.0.domain.capabilities().address_format,
-            address.0.as_ptr(),
-            address.0.len(),
-        )
+        address.display(&self.0.domain)
     }
 
     /// A peer's address in readable form, for messages; its number if the address is not

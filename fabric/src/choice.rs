@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, names};
 use crate::kind::MemoryKind;
 use crate::offer::Offer;
-use crate::query::Query;
+use crate::query::{Query, merge};
 use crate::quirks::{
     ORPHANED_LOCK_REASON, PENALTIES, matches_provider, orphans_locks, separate_fabric,
 };
@@ -437,24 +437,11 @@ pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choic
 /// `InvalidArgument` for a policy that contradicts itself.
 pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Offer, Choice)> {
     policy.check()?;
-    let mut offers = Vec::new();
-    let wanted = need.caps | device_caps(need);
-    let plain = query.clone().caps(need.caps);
-    let mut failure = None;
     // Providers without device memory are queried too, so that they are listed as refused, with
     // the reason.
-    for query in [plain.clone().caps(wanted), plain] {
-        match query.offers() {
-            Ok(list) => {
-                for offer in list {
-                    if !offers.iter().any(|known: &Offer| known.is_duplicate_of(&offer)) {
-                        offers.push(offer);
-                    }
-                }
-            }
-            Err(error) => failure = failure.or(Some(error)),
-        }
-    }
+    let wanted = [need.caps | device_caps(need), need.caps];
+    let (mut offers, failure) =
+        merge(wanted.into_iter().map(|caps| query.clone().caps(caps).offers()));
     let candidates: Vec<&Offer> = offers.iter().collect();
     let (choice, order) = select(&candidates, need, policy);
     if let Some(at) = choice.candidates.iter().position(|c| c.verdict == Verdict::Taken) {

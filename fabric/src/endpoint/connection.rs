@@ -262,7 +262,7 @@ impl Endpoint {
     /// if immediate.
     pub fn start_connecting(&mut self, to: &Address, data: &[u8]) -> Result<()> {
         self.check_connection_data("fi_connect", data)
-            .map_err(|e| e.with_peer(self.format_address(to)))?;
+            .map_err(|e| e.with_peer(to.display(&self.domain)))?;
         let mut address = to.0.clone();
         // Providers read a whole sockaddr union.
         address.resize(address.len().max(256), 0);
@@ -275,10 +275,10 @@ impl Endpoint {
                 data.len(),
             )
         };
-        self.queue_binding.member.connects_to(self.format_address(to));
+        self.queue_binding.member.connects_to(to.display(&self.domain));
         Error::check("fi_connect", i64::from(code))
             .map(drop)
-            .map_err(|e| self.domain.add_provider(e).with_peer(self.format_address(to)))
+            .map_err(|e| self.domain.add_provider(e).with_peer(to.display(&self.domain)))
     }
 
     /// Accepts the request that this endpoint was opened for. The event queue reports when the
@@ -312,7 +312,7 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Vec<u8>> {
         self.start_connecting(to, data)?;
-        self.await_connection(events, timeout).map_err(|e| e.with_peer(self.format_address(to)))
+        self.await_connection(events, timeout).map_err(|e| e.with_peer(to.display(&self.domain)))
     }
 
     /// Accepts and waits until the connection is up.
@@ -355,9 +355,5 @@ impl Endpoint {
         // SAFETY: the endpoint is alive; flags must be 0.
         let code = unsafe { sys::fi_shutdown(self.handle.as_ptr(), 0) };
         self.domain.check("fi_shutdown", code)
-    }
-
-    fn format_address(&self, address: &Address) -> String {
-        super::format_address(&self.domain, address)
     }
 }

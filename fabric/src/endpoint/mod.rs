@@ -299,7 +299,7 @@ impl<'q> EndpointBuilder<'q> {
         }
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count an endpoint that failed to open.
-        let destination = self.destination.as_ref().map(|address| format_address(&domain, address));
+        let destination = self.destination.as_ref().map(|address| address.display(&domain));
         let destination = destination.or_else(|| self.offer.info.destination());
         let named = if connectionless { self.addresses.clone() } else { None };
         let (number, member) = queue.join(handle.as_fid(), named);
@@ -339,12 +339,6 @@ fn explain_enable(error: Error) -> Error {
     error.with_detail(format!(
         "the device may have no space for the queues of FI_UNIVERSE_SIZE = {universe}. Set it to 64"
     ))
-}
-
-/// An address in readable form, for messages.
-fn format_address(domain: &Domain, address: &Address) -> String {
-    let format = domain.capabilities().address_format;
-    crate::offer::format_address_bytes(format, address.0.as_ptr(), address.0.len())
 }
 
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {

@@ -235,16 +235,7 @@ impl CompletionQueue {
     /// # Errors
     /// The provider's error.
     pub fn open_with(domain: &Domain, options: QueueOptions) -> Result<Self> {
-        let mut attributes = sys::fi_cq_attr {
-            size: options.size,
-            format: sys::FI_CQ_FORMAT_TAGGED,
-            wait_obj: if options.waiting == WaitStrategy::Busy {
-                sys::FI_WAIT_NONE
-            } else {
-                sys::FI_WAIT_FD
-            },
-            ..Default::default()
-        };
+        let mut attributes = sys::fi_cq_attr { size: options.size, ..Default::default() };
         let mut queue = ptr::null_mut();
         // Not every provider supports tags, or waiting on a file descriptor.
         let waits: &[u32] = match options.waiting {

@@ -194,9 +194,7 @@ impl ChunkPoster {
             remote_headers,
             notice_sender,
             instance,
-            token: WRITE_TOKEN
-                | u64::from(instance.generation) << 32
-                | u64::from(instance.sender_index) << 16,
+            token: WRITE_TOKEN | u64::from(instance.number()) << 16,
             headers,
             slots: vec![
                 Slot { pending: 0, immediate: 0, payload: 0, post_number: 0 };
