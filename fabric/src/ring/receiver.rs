@@ -461,14 +461,9 @@ impl RingReceiver {
         self.broken.is_none() && self.reader.awaits_header()
     }
 
-    /// Dropping a view now wakes the thread that sleeps in the queue. Set only if there are views.
-    pub(super) fn set_sleeping(&self) {
-        self.memory.set_sleeping(!self.reader.unreleased().is_empty());
-    }
-
-    /// The thread does not sleep any more.
-    pub(super) fn clear_sleeping(&self) {
-        self.memory.set_sleeping(false);
+    /// Does dropping a view wake the thread that sleeps in the queue? Set only if there are views.
+    pub(super) fn set_sleeping(&self, is_asleep: bool) {
+        self.memory.set_sleeping(is_asleep && !self.reader.unreleased().is_empty());
     }
 
     /// The waker of the port's queue.
