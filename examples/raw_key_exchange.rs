@@ -71,7 +71,7 @@ fn write(provider: &str) -> Result<()> {
     let facts = offer.capabilities();
     println!(
         "{} requires {:?}, keys of {} bytes",
-        facts.provider, facts.mr_mode, facts.mr_key_size
+        facts.provider, facts.registration.mr_mode, facts.registration.mr_key_size
     );
 
     let mut child = Command::new(env::current_exe()?)

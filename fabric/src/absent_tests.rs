@@ -316,15 +316,16 @@ impl Fixture {
         NEXT.set(ObjectState::Working);
         let offer = offer(None, None);
         // SAFETY: an object of this class, owned by the handle.
-        let fabric = unsafe {
+        let handle = unsafe {
             let fabric: *mut sys::fid_fabric = object(sys::FI_CLASS_FABRIC);
             (*fabric).ops = table(|ops: &mut sys::fi_ops_fabric| {
                 ops.domain = Some(open_domain);
                 ops.passive_ep = Some(open_listener);
                 ops.eq_open = Some(open_events);
             });
-            Fabric::of(Handle::adopt("fi_fabric", fabric).unwrap(), &offer)
+            Handle::adopt("fi_fabric", fabric).unwrap()
         };
+        let fabric = Fabric::new(handle, offer.capabilities().provider.clone());
         let domain = Domain::open_on(&fabric, &offer).unwrap();
         let events = EventQueue::open(&fabric).unwrap();
         let listener = Listener::open(&fabric, &offer, &events).unwrap();
@@ -426,7 +427,7 @@ fn using_an_object_without_entries_fails() {
         unsafe {
             (*w.addresses.as_fid().cast::<sys::fid_av>()).ops = tables.table();
             (*w.counter.as_fid().cast::<sys::fid_cntr>()).ops = tables.table();
-            (*w.events.shared.as_fid().cast::<sys::fid_eq>()).ops = tables.table();
+            (*w.events.shared_handle().as_fid().cast::<sys::fid_eq>()).ops = tables.table();
             (*last::<sys::fid_pep>(sys::FI_CLASS_PEP)).ops = tables.table();
             (*last::<sys::fid_pep>(sys::FI_CLASS_PEP)).cm = tables.table();
             (*last::<sys::fid>(sys::FI_CLASS_MR)).ops = tables.table();
@@ -447,7 +448,7 @@ fn using_an_object_without_entries_fails() {
         is_absent("fi_eq_read", events.poll());
         is_absent("fi_eq_read", events.wait(Duration::from_secs(5)));
         if tables != Tables::Missing {
-            let queue = events.shared.as_fid().cast::<sys::fid_eq>();
+            let queue = events.shared_handle().as_fid().cast::<sys::fid_eq>();
             let fails = |ops: &mut sys::fi_ops_eq| ops.read = Some(read_failed_event);
             // SAFETY: an object of this file.
             unsafe { (*queue).ops = tables.table_up_to(WORD, fails) };

@@ -17,10 +17,19 @@ use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::hazard::{HazardPointer, barrier_on_all_threads};
+use crate::offer::format_address_bytes;
 
 /// The address of an endpoint: opaque bytes, to be sent to peers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Address(pub Vec<u8>);
+
+impl Address {
+    /// In readable form, for messages.
+    pub(crate) fn display(&self, domain: &Domain) -> String {
+        let format = domain.capabilities().address_format;
+        format_address_bytes(format, self.0.as_ptr(), self.0.len())
+    }
+}
 
 /// A peer in an address vector: a small number that can be copied and stored. It is valid only
 /// for the vector that returned it; another vector refuses it.
@@ -166,7 +175,7 @@ impl AddressVector {
                 code =
                     sys::fi_av_open(domain.as_ptr(), &mut attributes, &mut vector, ptr::null_mut());
             }
-            Error::check("fi_av_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
+            domain.check("fi_av_open", code)?;
             Handle::adopt("fi_av_open", vector)?
         };
         Ok(Self(Arc::new(VectorInner {
@@ -190,14 +199,11 @@ impl AddressVector {
         let least = min_address_length(format);
         let terminated = format != sys::FI_ADDR_STR || address.0.contains(&0);
         if address.0.len() < least || !terminated {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_av_insert",
-                format!(
-                    "the address has {} bytes, its format needs at least {least}",
-                    address.0.len()
-                ),
-            )));
+            let detail = format!(
+                "the address has {} bytes, its format needs at least {least}",
+                address.0.len()
+            );
+            return Err(self.0.domain.error(ErrorKind::InvalidArgument, "fi_av_insert", detail));
         }
         let mut bytes = address.0.clone();
         // Some formats are unions of several lengths: the provider must not read past the end.
@@ -217,20 +223,13 @@ impl AddressVector {
             )
         };
         let operation = "fi_av_insert";
-        Error::check(operation, i64::from(inserted)).map_err(|e| self.0.domain.add_provider(e))?;
+        self.0.domain.check(operation, inserted)?;
         if inserted != 1 || raw == sys::FI_ADDR_UNSPEC {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                operation,
-                "the provider does not accept this address",
-            )));
+            let detail = "the provider does not accept this address";
+            return Err(self.0.domain.error(ErrorKind::InvalidArgument, operation, detail));
         }
-        for pending_removals in changes
-            .pending_removals
-            .iter_mut()
-            .filter(|pending_removals| pending_removals.raw == raw)
-        {
-            pending_removals.was_reinserted = true;
+        for pending in changes.pending_removals.iter_mut().filter(|one| one.raw == raw) {
+            pending.was_reinserted = true;
         }
         let index = self.0.peers.push(raw).ok_or_else(|| {
             Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
@@ -256,27 +255,16 @@ impl AddressVector {
             entry.store(REMOVED, Ordering::Release);
         }
         self.finish_removals(&mut changes, None);
-        match changes
-            .pending_removals
-            .iter_mut()
-            .find(|pending_removals| pending_removals.raw == raw)
-        {
-            Some(pending_removals) => {
-                pending_removals.peers.push(peer.index);
-                pending_removals.was_reinserted = false;
+        let (peers, was_reinserted) = (vec![peer.index], false);
+        match changes.pending_removals.iter_mut().find(|one| one.raw == raw) {
+            Some(pending) => {
+                pending.peers.extend(peers);
+                pending.was_reinserted = false;
             }
-            None => {
-                changes.pending_removals.push(PendingRemoval {
-                    peers: vec![peer.index],
-                    raw,
-                    was_reinserted: false,
-                });
-            }
+            None => changes.pending_removals.push(PendingRemoval { peers, raw, was_reinserted }),
         }
         let code = self.finish_removals(&mut changes, Some(raw));
-        Error::check("fi_av_remove", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.0.domain.add_provider(e))
+        self.0.domain.check("fi_av_remove", code)
     }
 
     /// Returns the numbers of removed peers to the provider if no endpoint is posting to them.
@@ -338,7 +326,7 @@ impl AddressVector {
         let code = unsafe {
             sys::fi_av_lookup(self.0.handle.as_ptr(), raw, bytes.as_mut_ptr().cast(), &mut length)
         };
-        Error::check("fi_av_lookup", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))?;
+        self.0.domain.check("fi_av_lookup", code)?;
         bytes.truncate(length);
         Ok(Address(bytes))
     }
@@ -346,11 +334,7 @@ impl AddressVector {
     /// An address in the provider's own notation.
     #[must_use]
     pub fn display(&self, address: &Address) -> String {
-        crate::offer::format_address_bytes(
-            self.0.domain.capabilities().address_format,
-            address.0.as_ptr(),
-            address.0.len(),
-        )
+        address.display(&self.0.domain)
     }
 
     /// A peer's address in readable form, for messages; its number if the address is not
@@ -397,7 +381,7 @@ impl AddressVector {
         } else {
             "the peer belongs to another address vector"
         };
-        self.0.domain.add_provider(Error::new(ErrorKind::Closed, operation, why))
+        self.0.domain.error(ErrorKind::Closed, operation, why)
     }
 
     /// The peer that sent what a completion reports.

@@ -62,6 +62,74 @@ pub struct Nic {
     pub link_up: Option<bool>,
 }
 
+/// How a provider registers memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RegistrationAttributes {
+    /// Demands on memory registration, as the provider returned them.
+    #[serde(serialize_with = "serialize_names")]
+    pub mr_mode: MrMode,
+    /// Length of a registration key in bytes.
+    pub mr_key_size: usize,
+    /// Buffers that one registration may span (`domain_attr::mr_iov_limit`); if 1,
+    /// [`Domain::register_vector`](crate::Domain::register_vector) takes one buffer only.
+    pub mr_iov_limit: usize,
+}
+
+/// Width of the immediates that an offer carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ImmediateWidths {
+    /// Width of remote completion data in bytes, as the provider states it for
+    /// messages; 0: there are no immediates.
+    pub cq_data_size: usize,
+    /// Width of the immediate that a one-sided write can carry (`fi_writedata`);
+    /// 0 where writes carry none, even if messages do.
+    pub write_data_size: usize,
+}
+
+/// The order of operations that a provider promises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct OrderGuarantees {
+    /// Order promised for operations that this endpoint sends.
+    #[serde(serialize_with = "serialize_names")]
+    pub send_order: Order,
+    /// Order promised for operations that arrive at this endpoint.
+    #[serde(serialize_with = "serialize_names")]
+    pub receive_order: Order,
+    /// Largest transfer in bytes for which write-after-write order covers every byte
+    /// (`max_order_waw_size`); 0: no order is promised.
+    pub max_ordered_write: usize,
+}
+
+/// Limits of operations, and of the number in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct OperationLimits {
+    /// Local buffers that one operation gathers or scatters (`tx_attr::iov_limit`).
+    pub iov_limit: usize,
+    /// Remote ranges per operation.
+    pub rma_iov_limit: usize,
+    /// Operations that may be outstanding towards peers (`tx_attr::size`). Some providers queue
+    /// more. Beyond the limit a post returns `EAGAIN` and needs a timeout.
+    pub transmit_depth: usize,
+    /// Receives that may be posted at the same time (`rx_attr::size`).
+    pub receive_depth: usize,
+    /// Does the provider prevent overruns of queues and receives (`FI_RM_ENABLED`)? Otherwise
+    /// an entry that does not fit is lost, at the peer, too. False where the provider reports
+    /// this but does not enforce it.
+    pub resource_management: bool,
+}
+
+/// Which threads may call into a domain, and which make its progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ExecutionModel {
+    /// Which side makes data progress.
+    pub data_progress: Progress,
+    /// Which side makes control progress, such as connections.
+    pub control_progress: Progress,
+    /// Threading level that the domain is opened with (`domain_attr::threading`):
+    /// `Safe` unless the caller promised more by [`Query::threading`](crate::Query::threading).
+    pub threading: Threading,
+}
+
 /// The facts about one offer. Decisions use these facts, never the provider's name.
 ///
 /// ```
@@ -99,54 +167,26 @@ pub struct Capabilities {
     /// Mode bits: demands of the provider on the application.
     #[serde(serialize_with = "serialize_names")]
     pub mode: Mode,
-    /// Demands on memory registration, as the provider returned them.
-    #[serde(serialize_with = "serialize_names")]
-    pub mr_mode: MrMode,
-    /// Length of a registration key in bytes.
-    pub mr_key_size: usize,
-    /// Buffers that one registration may span (`domain_attr::mr_iov_limit`); if 1,
-    /// [`Domain::register_vector`](crate::Domain::register_vector) takes one buffer only.
-    pub mr_iov_limit: usize,
-    /// Width of remote completion data in bytes, as the provider states it for
-    /// messages; 0: there are no immediates.
-    pub cq_data_size: usize,
-    /// Width of the immediate that a one-sided write can carry (`fi_writedata`);
-    /// 0 where writes carry none, even if messages do.
-    pub write_data_size: usize,
+    /// How memory is registered.
+    #[serde(flatten)]
+    pub registration: RegistrationAttributes,
+    /// Width of immediates.
+    #[serde(flatten)]
+    pub immediates: ImmediateWidths,
     /// Largest message or transfer in bytes.
     pub max_message_size: usize,
     /// Largest payload in bytes that can be injected, that is, copied during the call; 0: no
     /// injection.
     pub inject_size: usize,
-    /// Order promised for operations that this endpoint sends.
-    #[serde(serialize_with = "serialize_names")]
-    pub send_order: Order,
-    /// Order promised for operations that arrive at this endpoint.
-    #[serde(serialize_with = "serialize_names")]
-    pub receive_order: Order,
-    /// Largest transfer in bytes for which write-after-write order covers every byte
-    /// (`max_order_waw_size`); 0: no order is promised.
-    pub max_ordered_write: usize,
-    /// Local buffers that one operation gathers or scatters (`tx_attr::iov_limit`).
-    pub iov_limit: usize,
-    /// Remote ranges per operation.
-    pub rma_iov_limit: usize,
-    /// Operations that may be outstanding towards peers (`tx_attr::size`). Some providers queue
-    /// more. Beyond the limit a post returns `EAGAIN` and needs a timeout.
-    pub transmit_depth: usize,
-    /// Receives that may be posted at the same time (`rx_attr::size`).
-    pub receive_depth: usize,
-    /// Does the provider prevent overruns of queues and receives (`FI_RM_ENABLED`)? Otherwise
-    /// an entry that does not fit is lost, at the peer, too. False where the provider reports
-    /// this but does not enforce it.
-    pub resource_management: bool,
-    /// Which side makes data progress.
-    pub data_progress: Progress,
-    /// Which side makes control progress, such as connections.
-    pub control_progress: Progress,
-    /// Threading level that the domain is opened with (`domain_attr::threading`):
-    /// `Safe` unless the caller promised more by [`Query::threading`](crate::Query::threading).
-    pub threading: Threading,
+    /// Promised order of operations.
+    #[serde(flatten)]
+    pub order: OrderGuarantees,
+    /// Limits of operations, and of their number.
+    #[serde(flatten)]
+    pub limits: OperationLimits,
+    /// Which threads may call, and which make progress.
+    #[serde(flatten)]
+    pub execution: ExecutionModel,
     /// Format number of addresses (`FI_SOCKADDR_IN` and so on). It determines the length and
     /// the text form of an address.
     pub address_format: u32,
@@ -163,7 +203,7 @@ impl Capabilities {
     /// ones silently. 0 if writes carry none.
     #[must_use]
     pub fn immediate_mask(&self) -> u64 {
-        mask(self.write_data_size)
+        mask(self.immediates.write_data_size)
     }
 
     /// Does the provider keep both orders that an ordered ring needs: write after write, and
@@ -171,7 +211,7 @@ impl Capabilities {
     #[must_use]
     pub fn orders_writes(&self) -> bool {
         let needed = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
-        (self.send_order & self.receive_order).contains(needed)
+        (self.order.send_order & self.order.receive_order).contains(needed)
     }
 
     /// Does each arriving immediate consume a posted receive?
@@ -183,7 +223,7 @@ impl Capabilities {
     /// Must local buffers be registered and passed with a local descriptor?
     #[must_use]
     pub fn needs_local_registration(&self) -> bool {
-        self.mr_mode.without_deprecated().contains(MrMode::LOCAL)
+        self.registration.mr_mode.without_deprecated().contains(MrMode::LOCAL)
             || self.mode.contains(Mode::LOCAL_MR)
     }
 
@@ -192,7 +232,7 @@ impl Capabilities {
     /// of efa). A [`Policy`](crate::Policy) can name either.
     #[must_use]
     pub fn wire_name(&self) -> &str {
-        let separate = crate::choice::separate_fabric(&self.provider, &self.fabric);
+        let separate = crate::quirks::separate_fabric(&self.provider, &self.fabric);
         separate.unwrap_or(&self.provider)
     }
 

@@ -1,9 +1,7 @@
 //! Choosing among offers: by facts, with a policy and a reason for every candidate.
 //!
 //! Everything that a choice depends on is in [`Capabilities`], [`Requirements`] and
-//! [`Policy`]: [`rank`] is a pure function of them. Apart from one check each in
-//! `capabilities` and `offer`, this is the only file of the library that knows providers by name,
-//! and only for quirks that no attribute reports.
+//! [`Policy`], and in the table of provider quirks: [`rank`] is a pure function of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +14,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, names};
 use crate::kind::MemoryKind;
 use crate::offer::Offer;
-use crate::query::Query;
+use crate::query::{Query, merge};
+use crate::quirks::{
+    ORPHANED_LOCK_REASON, PENALTIES, matches_provider, orphans_locks, separate_fabric,
+};
 use crate::version::Version;
 
 /// Where the peers are.
@@ -40,7 +41,7 @@ pub struct Requirements {
     pub memory: MemoryKind,
     /// Where the peers are.
     pub locality: Locality,
-    /// Bytes of immediate that one-sided writes must carry (`Capabilities::write_data_size`);
+    /// Bytes of immediate that one-sided writes must carry (`ImmediateWidths::write_data_size`);
     /// 0: no immediate is needed.
     pub immediate_bytes: usize,
     /// Must writes to one peer arrive in order (`FI_ORDER_WAW` and `FI_ORDER_SAW`)? Without
@@ -162,10 +163,6 @@ impl FromStr for Policy {
     }
 }
 
-fn matches_provider(name: &str, provider: &str) -> bool {
-    name == provider || provider.split(';').any(|layer| layer == name)
-}
-
 /// The verdict on a candidate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -231,114 +228,9 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Known drawbacks of providers that no attribute reports, with their penalty.
-const PENALTIES: &[(&str, i64, &str)] = &[
-    ("sockets", -300, "upstream has deprecated it"),
-    ("udp", -200, "reliability is emulated in software"),
-    ("UDP", -200, "reliability is emulated in software"),
-    ("ofi_mrail", -250, "multi-rail needs its addresses configured by hand"),
-    ("lnx", -150, "links other providers, experimental"),
-    ("off_coll", -400, "for collectives only"),
-];
-
-/// Providers whose one-sided writes cannot notify the target by an immediate (`fi_writedata`),
-/// whatever width their attributes claim: libfabric has no attribute for it. `ofi_mrail` even
-/// accepts the flag in `fi_writemsg` and loses the immediate.
-const WITHOUT_WRITE_DATA: &[&str] = &["cxi", "ucx", "lnx", "lpp", "ofi_mrail"];
-
-/// Fabrics whose endpoints cannot communicate with other fabrics of the same provider, though
-/// provider, protocol and addresses have the same names.
-const SEPARATE_FABRICS: &[(&str, &str)] = &[("efa", "efa-direct")];
-
-/// The fabric's name, if it is incompatible with the provider's other fabrics.
-pub(crate) fn separate_fabric(provider: &str, fabric: &str) -> Option<&'static str> {
-    let is_it = |(of, name): &&(&str, &str)| matches_provider(of, provider) && *name == fabric;
-    SEPARATE_FABRICS.iter().find(is_it).map(|(_, name)| *name)
-}
-
 /// Does a policy's name match this offer: its provider, one of the layers, or its fabric?
 fn matches_offer(name: &str, facts: &Capabilities) -> bool {
     matches_provider(name, &facts.provider) || name == facts.wire_name()
-}
-
-/// Is this provider known to lack `fi_writedata`?
-pub(crate) fn lacks_write_data(provider: &str) -> bool {
-    WITHOUT_WRITE_DATA.iter().any(|name| matches_provider(name, provider))
-}
-
-/// Are this provider's atomics known to be wrong? Native verbs before libfabric 2.2 adds, swaps
-/// and compares the address of the operand instead of its value.
-pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
-    provider == "verbs" && running < (Version { major: 2, minor: 2 })
-}
-
-/// Does this provider return another fabric name from each call of `fi_getinfo`?
-pub(crate) fn fabric_name_varies(provider: &str) -> bool {
-    matches_provider("ofi_mrail", provider)
-}
-
-/// Does this provider let completion queues overrun, though it claims to prevent it? efa
-/// reports `FI_RM_ENABLED`, but its documentation says that nothing protects the queue.
-pub(crate) fn cq_may_overrun(provider: &str) -> bool {
-    matches_provider("efa", provider)
-}
-
-/// Does this provider crash when an endpoint is closed while its queue has unread entries? rxm
-/// over verbs posts a receive consumed by an immediate again, on a connection that is already
-/// closed (seen with 1.17).
-pub(crate) fn must_drain_before_close(provider: &str) -> bool {
-    matches_provider("ofi_rxm", provider)
-}
-
-/// Kinds of messages that this provider accepts and does not deliver. `ofi_mrail` labels each
-/// message as tagged, so that an untagged receive never matches. Since libfabric 2.0 it also
-/// does not return the buffers of arrived messages: after a few thousand messages it stops
-/// working, including one-sided operations.
-pub(crate) fn undelivered_message_caps(provider: &str, running: Version) -> Caps {
-    match matches_provider("ofi_mrail", provider) {
-        false => Caps::empty(),
-        true if running < (Version { major: 2, minor: 0 }) => Caps::MESSAGE,
-        true => Caps::MESSAGE | Caps::TAGGED,
-    }
-}
-
-/// Does polling this provider's queue take a lock that its peers need to write to this process?
-/// shm's queues did until libfabric 1.18: a thread that polls all the time slows its peers
-/// down.
-pub(crate) fn polling_blocks_peers(provider: &str, running: Version) -> bool {
-    matches_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
-}
-
-/// Why shm before libfabric 1.19 is refused unless a policy requires it.
-const ORPHANED_LOCK_REASON: &str = "shm before libfabric 1.19 can hang: a killed process leaves \
-     the spin lock of its shared region locked. Require it with =shm to use it anyway";
-
-/// Can a killed process leave a lock of this provider taken, so that its peers wait without a
-/// bound? The queues of shm had a spin lock in shared memory until libfabric 1.19.
-fn orphans_locks(provider: &str, running: Version) -> bool {
-    matches_provider("shm", provider) && running < (Version { major: 1, minor: 19 })
-}
-
-/// Does this provider close a registration while other threads register or look up keys? tcp
-/// did until libfabric 1.19; before 1.18 its name was net.
-pub(crate) fn deregisters_without_lock(provider: &str, running: Version) -> bool {
-    let is_tcp = matches_provider("net", provider)
-        || matches_provider("tcp", provider) && running >= (Version { major: 1, minor: 18 });
-    is_tcp && running < (Version { major: 1, minor: 19 })
-}
-
-/// Does this provider pass injected writes down without a context? Then an injected write that
-/// still waits when its connection ends is taken for an operation at address 0. rxm does this
-/// over tcp, unless a counter of writes is bound to the endpoint.
-pub(crate) fn injects_without_context(provider: &str) -> bool {
-    matches_provider("ofi_rxm", provider)
-}
-
-/// Does this provider put explicit registrations into a cache that widens their access and
-/// leaves closed regions open to peers, unless configured otherwise?
-pub(crate) fn caches_registrations(provider: &str) -> bool {
-    matches_provider("verbs", provider)
-        && std::env::var("FI_MR_CACHE_MAX_COUNT").map_or(true, |count| count.trim() != "0")
 }
 
 /// Ranks offers. Pure: the same facts give the same verdicts under the same libfabric. The
@@ -439,8 +331,8 @@ fn rejection_reason(
     if need.memory.is_device() && !facts.caps.contains(Caps::DEVICE_MEMORY) {
         return Some(format!("does not register {} memory (no FI_HMEM)", need.memory));
     }
-    if facts.write_data_size < need.immediate_bytes {
-        return Some(match facts.write_data_size {
+    if facts.immediates.write_data_size < need.immediate_bytes {
+        return Some(match facts.immediates.write_data_size {
             0 => "writes carry no immediates (fi_writedata)".to_owned(),
             has => format!("immediates of {has} bytes, {} needed", need.immediate_bytes),
         });
@@ -496,7 +388,7 @@ fn score_terms(facts: &Capabilities, need: &Requirements, policy: &Policy) -> Ve
     if facts.orders_writes() {
         add(10, "keeps writes in order".to_owned());
     }
-    if facts.write_data_size >= 8 {
+    if facts.immediates.write_data_size >= 8 {
         add(2, "64-bit immediates".to_owned());
     }
     if need.locality == Locality::SameMachine && on_loopback {
@@ -545,24 +437,11 @@ pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choic
 /// `InvalidArgument` for a policy that contradicts itself.
 pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Offer, Choice)> {
     policy.check()?;
-    let mut offers = Vec::new();
-    let wanted = need.caps | device_caps(need);
-    let plain = query.clone().caps(need.caps);
-    let mut failure = None;
     // Providers without device memory are queried too, so that they are listed as refused, with
     // the reason.
-    for query in [plain.clone().caps(wanted), plain] {
-        match query.offers() {
-            Ok(list) => {
-                for offer in list {
-                    if !offers.iter().any(|known: &Offer| known.is_duplicate_of(&offer)) {
-                        offers.push(offer);
-                    }
-                }
-            }
-            Err(error) => failure = failure.or(Some(error)),
-        }
-    }
+    let wanted = [need.caps | device_caps(need), need.caps];
+    let (mut offers, failure) =
+        merge(wanted.into_iter().map(|caps| query.clone().caps(caps).offers()));
     let candidates: Vec<&Offer> = offers.iter().collect();
     let (choice, order) = select(&candidates, need, policy);
     if let Some(at) = choice.candidates.iter().position(|c| c.verdict == Verdict::Taken) {

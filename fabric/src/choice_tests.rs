@@ -1,6 +1,10 @@
 use super::*;
-use crate::capabilities::{Nic, Progress, Threading};
+use crate::capabilities::{
+    ExecutionModel, ImmediateWidths, Nic, OperationLimits, OrderGuarantees, Progress,
+    RegistrationAttributes, Threading,
+};
 use crate::flags::{Mode, MrMode, Order};
+use crate::quirks::cq_may_overrun;
 use crate::version::Version;
 
 fn offer(provider: &str) -> Capabilities {
@@ -15,24 +19,31 @@ fn offer(provider: &str) -> Capabilities {
         protocol_name: "protocol".to_owned(),
         caps: Caps::MESSAGE | Caps::RMA,
         mode: Mode::empty(),
-        mr_mode: MrMode::empty(),
-        mr_key_size: 8,
-        mr_iov_limit: 1,
-        cq_data_size: 8,
-        write_data_size: 8,
+        registration: RegistrationAttributes {
+            mr_mode: MrMode::empty(),
+            mr_key_size: 8,
+            mr_iov_limit: 1,
+        },
+        immediates: ImmediateWidths { cq_data_size: 8, write_data_size: 8 },
         max_message_size: usize::MAX,
         inject_size: 64,
-        send_order: order,
-        receive_order: order,
-        max_ordered_write: usize::MAX,
-        iov_limit: 4,
-        rma_iov_limit: 1,
-        transmit_depth: 128,
-        receive_depth: 128,
-        resource_management: true,
-        data_progress: Progress::Manual,
-        control_progress: Progress::Manual,
-        threading: Threading::Safe,
+        order: OrderGuarantees {
+            send_order: order,
+            receive_order: order,
+            max_ordered_write: usize::MAX,
+        },
+        limits: OperationLimits {
+            iov_limit: 4,
+            rma_iov_limit: 1,
+            transmit_depth: 128,
+            receive_depth: 128,
+            resource_management: true,
+        },
+        execution: ExecutionModel {
+            data_progress: Progress::Manual,
+            control_progress: Progress::Manual,
+            threading: Threading::Safe,
+        },
         address_format: 0,
         source: None,
         reaches_other_machines: true,
@@ -51,7 +62,8 @@ fn card(gigabits: u64) -> Capabilities {
         link_bits_per_second: gigabits * 1_000_000_000,
         link_up: Some(true),
     };
-    Capabilities { nic: Some(nic), cq_data_size: 4, write_data_size: 4, ..offer("verbs;ofi_rxm") }
+    let immediates = ImmediateWidths { cq_data_size: 4, write_data_size: 4 };
+    Capabilities { nic: Some(nic), immediates, ..offer("verbs;ofi_rxm") }
 }
 
 /// The results must not depend on the installed libfabric.
@@ -181,11 +193,13 @@ fn contradictory_policies_are_refused_by_the_parser() {
 #[test]
 fn every_refusal_has_its_reason() {
     let near = Requirements::ring(Locality::SameMachine);
-    let no_immediate = Capabilities { write_data_size: 0, ..offer("cxi") };
+    let mut no_immediate = offer("cxi");
+    no_immediate.immediates.write_data_size = 0;
     assert!(reason(&no_immediate, &near, "").contains("no immediates"));
     let wide = Requirements { immediate_bytes: 8, ..near.clone() };
     assert!(reason(&card(100), &wide, "").contains("4 bytes, 8 needed"));
-    let unordered = Capabilities { send_order: Order::empty(), ..offer("efa") };
+    let mut unordered = offer("efa");
+    unordered.order.send_order = Order::empty();
     let ordered = Requirements { ordered: true, ..near.clone() };
     assert!(reason(&unordered, &ordered, "").contains("order"));
     assert_eq!(taken(&[unordered], &near, "").as_deref(), Some("efa"));
@@ -238,7 +252,7 @@ fn false_claims_of_overrun_protection_are_corrected() {
     assert!(cq_may_overrun("efa"));
     assert!(!cq_may_overrun("tcp;ofi_rxm"));
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    assert!(real.capabilities().resource_management, "{}", real.capabilities().provider);
+    assert!(real.capabilities().limits.resource_management, "{}", real.capabilities().provider);
 }
 
 #[test]

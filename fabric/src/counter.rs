@@ -71,7 +71,7 @@ impl Counter {
         let handle = unsafe {
             let code =
                 sys::fi_cntr_open(domain.as_ptr(), &mut attributes, &mut counter, ptr::null_mut());
-            Error::check("fi_cntr_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
+            domain.check("fi_cntr_open", code)?;
             Handle::adopt("fi_cntr_open", counter)?
         };
         // SAFETY: the counter is alive.
@@ -85,11 +85,7 @@ impl Counter {
     /// Operations that succeeded. Reading also makes progress.
     #[must_use]
     pub fn read(&self) -> u64 {
-        let _guard = self
-            .0
-            .domain
-            .deregistration_lock()
-            .map(|deregistration_lock| deregistration_lock.lock_progress());
+        let _guard = self.0.domain.deregistration_lock().lock_progress();
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_read(self.0.handle.as_ptr()) }
     }
@@ -97,11 +93,7 @@ impl Counter {
     /// Operations that failed.
     #[must_use]
     pub fn read_errors(&self) -> u64 {
-        let _guard = self
-            .0
-            .domain
-            .deregistration_lock()
-            .map(|deregistration_lock| deregistration_lock.lock_progress());
+        let _guard = self.0.domain.deregistration_lock().lock_progress();
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
     }
@@ -126,19 +118,19 @@ impl Counter {
                 return Ok(());
             }
             if self.read_errors() > errors {
-                return Err(self.0.domain.add_provider(Error::new(
-                    ErrorKind::Other,
-                    "fi_cntr_wait",
-                    format!("an operation failed after {value} of {threshold} completions. Read the completion queue for its error"),
-                )));
+                let detail = format!(
+                    "an operation failed after {value} of {threshold} completions. Read the completion queue for its error"
+                );
+                return Err(self.0.domain.error(ErrorKind::Other, "fi_cntr_wait", detail));
             }
             progress();
             if !backoff.pause(&deadline) {
-                return Err(self.0.domain.add_provider(Error::new(
+                let detail = format!("{value} of {threshold} completions within {timeout:?}");
+                return Err(self.0.domain.error(
                     ErrorKind::DeadlineExceeded,
                     "fi_cntr_wait",
-                    format!("{value} of {threshold} completions within {timeout:?}"),
-                )));
+                    detail,
+                ));
             }
         }
     }

@@ -1,72 +1,25 @@
-//! Opening a fabric and a domain on it.
+//! Opening a domain on a fabric.
 //!
 //! A domain is the unit of sharing: memory registered with it serves all its endpoints and no
 //! others, and many providers run one progress engine per domain. Everything opened from a
 //! domain holds a reference to it, so a program may drop its objects in any order.
 #![allow(unsafe_code)]
 
+use std::borrow::Cow;
 use std::ptr;
 use std::sync::Arc;
 
 use libfabric_sys as sys;
 
 use crate::capabilities::Capabilities;
+use crate::deregistration::DeregistrationLock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
+use crate::fabric::Fabric;
 use crate::handle::Handle;
-use crate::memory::DeregistrationLock;
 use crate::offer::Offer;
+use crate::quirks::caches_registrations;
 use crate::version::{Version, load_library};
-
-/// A network that one provider reaches. Cheap to clone; closes with its last user.
-#[derive(Debug, Clone)]
-pub struct Fabric(Arc<FabricInner>);
-
-#[derive(Debug)]
-struct FabricInner {
-    handle: Handle<sys::fid_fabric>,
-    provider: String,
-}
-
-impl Fabric {
-    /// Opens the fabric that an offer is about.
-    ///
-    /// # Errors
-    /// The provider's error.
-    pub fn open(offer: &Offer) -> Result<Self> {
-        let provider = offer.capabilities().provider.clone();
-        let mut fabric = ptr::null_mut();
-        // SAFETY: the offer's attributes are alive; `fabric` receives the object.
-        let handle = unsafe {
-            let attributes = (*offer.info.as_ptr()).fabric_attr;
-            let code = sys::fi_fabric(attributes, &mut fabric, ptr::null_mut());
-            Error::check("fi_fabric", i64::from(code)).map_err(|e| e.with_provider(&provider))?;
-            Handle::adopt("fi_fabric", fabric)?
-        };
-        Ok(Self(Arc::new(FabricInner { handle, provider })))
-    }
-
-    /// A fabric that no library opened.
-    #[cfg(test)]
-    pub(crate) fn of(handle: Handle<sys::fid_fabric>, offer: &Offer) -> Self {
-        let provider = offer.capabilities().provider.clone();
-        Self(Arc::new(FabricInner { handle, provider }))
-    }
-
-    /// Name of the provider.
-    #[must_use]
-    pub fn provider(&self) -> &str {
-        &self.0.provider
-    }
-
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    pub(crate) fn as_ptr(&self) -> *mut sys::fid_fabric {
-        self.0.handle.as_ptr()
-    }
-}
 
 /// An open device or interface, from which endpoints, queues and registered memory are made.
 /// Cheap to clone; it is closed after all objects made from it.
@@ -85,7 +38,7 @@ pub struct Domain(Arc<DomainInner>);
 #[derive(Debug)]
 struct DomainInner {
     /// Deferred deregistrations, which must be closed before the domain.
-    deregistration_lock: Option<Box<DeregistrationLock>>,
+    deregistration_lock: DeregistrationLock,
     handle: Handle<sys::fid_domain>,
     capabilities: Arc<Capabilities>,
     offer: Offer,
@@ -121,10 +74,14 @@ impl Domain {
     /// # Errors
     /// `NotSupported` if the provider registers synchronously only.
     pub fn open_asynchronous(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
-        Self::open_inner(fabric, offer, Some(events))
+        Self::open_inner(fabric, offer, Some(events.shared_handle()))
     }
 
-    fn open_inner(fabric: &Fabric, offer: &Offer, events: Option<&EventQueue>) -> Result<Self> {
+    fn open_inner(
+        fabric: &Fabric,
+        offer: &Offer,
+        registration_events: Option<Arc<EventQueueShared>>,
+    ) -> Result<Self> {
         let capabilities = Arc::clone(&offer.capabilities);
         if capabilities.provider != fabric.provider() {
             return Err(Error::new(
@@ -143,8 +100,8 @@ impl Domain {
                 .map_err(|e| e.with_provider(&capabilities.provider))?;
             Handle::adopt("fi_domain", domain)?
         };
-        if let Some(events) = events {
-            if !events.shared.is_on(fabric) {
+        if let Some(events) = &registration_events {
+            if !events.is_on(fabric) {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
                     "fi_domain_bind",
@@ -154,15 +111,14 @@ impl Domain {
             }
             // SAFETY: both objects are alive and of one provider; the domain keeps
             // the event queue.
-            let code = unsafe {
-                sys::fi_bind(handle.as_fid(), events.shared.as_fid(), sys::FABRICAST_REG_MR)
-            };
+            let code =
+                unsafe { sys::fi_bind(handle.as_fid(), events.as_fid(), sys::FABRICAST_REG_MR) };
             Error::check("fi_domain_bind", i64::from(code)).map_err(|e| {
                 e.with_provider(&capabilities.provider)
                     .with_detail("the provider does not register memory asynchronously")
             })?;
         }
-        if crate::choice::caches_registrations(&capabilities.provider) {
+        if caches_registrations(&capabilities.provider) {
             tracing::warn!(
                 provider = %capabilities.provider,
                 "the provider's registration cache keeps closed regions open to peers; \
@@ -174,15 +130,13 @@ impl Domain {
             handle,
             capabilities,
             offer: offer.clone(),
-            registration_events: events.map(|events| Arc::clone(&events.shared)),
+            registration_events,
             fabric: fabric.clone(),
         })))
     }
 
-    /// The lock around deregistration, for providers that do not guard it against concurrent
-    /// calls.
-    pub(crate) fn deregistration_lock(&self) -> Option<&DeregistrationLock> {
-        self.0.deregistration_lock.as_deref()
+    pub(crate) fn deregistration_lock(&self) -> &DeregistrationLock {
+        &self.0.deregistration_lock
     }
 
     /// The facts of the offer this domain was opened from.
@@ -203,30 +157,6 @@ impl Domain {
         &self.0.fabric
     }
 
-    /// The number of elements that one atomic operation of an endpoint of this domain can take.
-    ///
-    /// Returns `None` if the provider does not support the combination.
-    #[must_use]
-    pub fn atomic_limit(
-        &self,
-        datatype: crate::Datatype,
-        operation: crate::AtomicOperation,
-        form: crate::AtomicForm,
-    ) -> Option<usize> {
-        let mut attributes = sys::fi_atomic_attr { count: 0, size: 0 };
-        // SAFETY: the domain is alive, the output is valid.
-        let code = unsafe {
-            sys::fi_query_atomic(
-                self.as_ptr(),
-                datatype.number(),
-                operation.number(),
-                &mut attributes,
-                form.flags(),
-            )
-        };
-        (code == 0).then_some(attributes.count)
-    }
-
     pub(crate) fn is_asynchronous(&self) -> bool {
         self.0.registration_events.is_some()
     }
@@ -242,6 +172,21 @@ impl Domain {
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// As [`Error::check`], with the provider's name.
+    pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<()> {
+        Error::check(operation, i64::from(code)).map(drop).map_err(|e| self.add_provider(e))
+    }
+
+    /// As [`Error::new`], with the provider's name.
+    pub(crate) fn error(
+        &self,
+        kind: ErrorKind,
+        operation: &'static str,
+        detail: impl Into<Cow<'static, str>>,
+    ) -> Error {
+        self.add_provider(Error::new(kind, operation, detail))
     }
 
     /// Adds the provider's name to an error.

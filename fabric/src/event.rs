@@ -12,8 +12,8 @@ use std::time::Duration;
 use libfabric_sys as sys;
 
 use crate::capabilities::Threading;
-use crate::domain::Fabric;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fabric::Fabric;
 use crate::handle::Handle;
 use crate::offer::{Info, Offer};
 use crate::waiting::{Backoff, Deadline};
@@ -37,7 +37,7 @@ pub(crate) const MAX_CONNECTION_DATA: usize = 1024;
 /// ```
 #[derive(Debug)]
 pub struct EventQueue {
-    pub(crate) shared: Arc<EventQueueShared>,
+    shared: Arc<EventQueueShared>,
 }
 
 #[derive(Debug)]
@@ -80,9 +80,17 @@ pub enum Event {
 #[derive(Debug)]
 pub struct RegistrationDone {
     /// The context that the registration was started with.
-    pub(crate) number: usize,
+    number: usize,
     /// The libfabric object that the provider names: the region, or its domain.
-    pub(crate) object: usize,
+    object: usize,
+}
+
+impl RegistrationDone {
+    /// Is this the registration of this region, started with the context `number`? Where a
+    /// provider loses the context, the event names the region itself.
+    pub(crate) fn is_of(&self, number: usize, region: *mut sys::fid) -> bool {
+        self.number == number || (self.number == 0 && self.object == region as usize)
+    }
 }
 
 /// A peer's connection request. Accept it with an endpoint made from its offer
@@ -133,6 +141,11 @@ impl EventQueue {
             Handle::adopt("fi_eq_open", queue)?
         };
         Ok(Self { shared: Arc::new(EventQueueShared { handle, fabric: fabric.clone() }) })
+    }
+
+    /// For objects that are bound to the queue.
+    pub(crate) fn shared_handle(&self) -> Arc<EventQueueShared> {
+        Arc::clone(&self.shared)
     }
 
     /// The next event, if there is one.

@@ -43,6 +43,11 @@
 //!   cannot be freed under a transfer. An operation that misses its deadline is quarantined
 //!   until its endpoint is closed, since one-sided transfers cannot be cancelled.
 //! - Every wait has a deadline. No value returned by libfabric causes a panic.
+//!
+//! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
+//! `kind`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`, `deregistration`,
+//! `fabric`, `offer`, `query`, `event`, `domain`, `address`, `counter`, `memory`, `queue`,
+//! `endpoint`, `choice`, `ring`.
 
 #![allow(clippy::len_without_is_empty, reason = "regions and slices of them are never empty")]
 
@@ -50,19 +55,23 @@ mod address;
 mod capabilities;
 mod choice;
 mod counter;
+mod deregistration;
 mod domain;
 mod endpoint;
 mod error;
 mod event;
+mod fabric;
 mod flags;
 mod fork;
 mod handle;
 mod hazard;
+mod host_memory;
 mod kind;
 mod memory;
 mod offer;
 mod query;
 mod queue;
+mod quirks;
 pub mod ring;
 mod version;
 mod waiting;
@@ -73,24 +82,29 @@ mod absent_tests;
 mod fakes;
 
 pub use address::{Address, AddressVector, Peer};
-pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
+pub use capabilities::{
+    Capabilities, EndpointKind, ExecutionModel, ImmediateWidths, Nic, OperationLimits,
+    OrderGuarantees, Progress, RegistrationAttributes, Threading,
+};
 pub use choice::{
     Candidate, Choice, Locality, Policy, Requirements, Verdict, choose, rank, select,
 };
 pub use counter::Counter;
-pub use domain::{Domain, Fabric, probe_registration_cache};
+pub use domain::{Domain, probe_registration_cache};
 pub use endpoint::{
     AtomicForm, AtomicOperation, AtomicRequest, Datatype, Endpoint, EndpointBuilder, Listener,
     PeerToPeer, PostOptions,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use event::{ConnectionRequest, Event, EventQueue, RegistrationDone};
+pub use fabric::Fabric;
 pub use flags::{Access, Caps, Mode, MrMode, Order, RegistrationFlags, TransferFlags};
 pub use handle::failed_closes;
+pub use host_memory::{HostMemory, Memory};
 pub use kind::MemoryKind;
 pub use memory::{
-    DmaBuf, HostMemory, Memory, MemoryRegion, PendingRegion, RegionSlice, RegistrationOptions,
-    RemoteKey, RemoteMemory, RemoteRegion, RemoteSlice, registrations,
+    DmaBuf, MemoryRegion, PendingRegion, RegionSlice, RegistrationOptions, RemoteKey, RemoteMemory,
+    RemoteRegion, RemoteSlice, registrations,
 };
 pub use offer::Offer;
 pub use query::Query;

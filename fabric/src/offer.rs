@@ -9,10 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libfabric_sys as sys;
 
-use crate::capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
-use crate::domain::Fabric;
+use crate::capabilities::{
+    Capabilities, EndpointKind, ExecutionModel, ImmediateWidths, Nic, OperationLimits,
+    OrderGuarantees, Progress, RegistrationAttributes, Threading,
+};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fabric::Fabric;
 use crate::flags::{Caps, Mode, MrMode, Order};
+use crate::handle::Handle;
+use crate::quirks::{
+    breaks_atomics, cq_may_overrun, fabric_name_varies, lacks_write_data, undelivered_message_caps,
+};
 use crate::version::Version;
 
 /// An owned `fi_info`.
@@ -205,7 +212,7 @@ impl Offer {
     /// Is this the same provider with the same addresses, whatever the other attributes?
     pub(crate) fn is_duplicate_of(&self, other: &Self) -> bool {
         let (a, b) = (self.capabilities(), other.capabilities());
-        let is_same_fabric = a.fabric == b.fabric || crate::choice::fabric_name_varies(&a.provider);
+        let is_same_fabric = a.fabric == b.fabric || fabric_name_varies(&a.provider);
         a.provider == b.provider
             && is_same_fabric
             && a.domain == b.domain
@@ -213,8 +220,27 @@ impl Offer {
             && a.protocol == b.protocol
             && a.address_format == b.address_format
             // psm3 offers its tags once with and once without immediates.
-            && a.cq_data_size == b.cq_data_size
+            && a.immediates.cq_data_size == b.immediates.cq_data_size
             && without_port(a.source.as_deref()) == without_port(b.source.as_deref())
+    }
+}
+
+impl Fabric {
+    /// Opens the fabric that an offer is about.
+    ///
+    /// # Errors
+    /// The provider's error.
+    pub fn open(offer: &Offer) -> Result<Self> {
+        let provider = offer.capabilities().provider.clone();
+        let mut fabric = ptr::null_mut();
+        // SAFETY: the offer's attributes are alive; `fabric` receives the object.
+        let handle = unsafe {
+            let attributes = (*offer.info.as_ptr()).fabric_attr;
+            let code = sys::fi_fabric(attributes, &mut fabric, ptr::null_mut());
+            Error::check("fi_fabric", i64::from(code)).map_err(|e| e.with_provider(&provider))?;
+            Handle::adopt("fi_fabric", fabric)?
+        };
+        Ok(Self::new(handle, provider))
     }
 }
 
@@ -263,13 +289,13 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             .then(|| format_address_bytes(raw.addr_format, raw.src_addr.cast(), raw.src_addrlen));
         let provider = string(fabric.prov_name).unwrap_or_default();
         let mut caps = Caps::from_bits_retain(raw.caps);
-        if crate::choice::breaks_atomics(&provider, Version::running()) {
+        if breaks_atomics(&provider, Version::running()) {
             caps.remove(Caps::ATOMIC);
         }
-        caps.remove(crate::choice::undelivered_message_caps(&provider, Version::running()));
+        caps.remove(undelivered_message_caps(&provider, Version::running()));
         let resource_management =
-            domain.resource_mgmt == sys::FI_RM_ENABLED && !crate::choice::cq_may_overrun(&provider);
-        let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
+            domain.resource_mgmt == sys::FI_RM_ENABLED && !cq_may_overrun(&provider);
+        let writes = raw.caps & sys::FI_RMA != 0 && !lacks_write_data(&provider);
         Capabilities {
             provider,
             provider_version: Version::from_packed(fabric.prov_version),
@@ -290,24 +316,34 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             .to_owned(),
             caps,
             mode: Mode::from_bits_retain(raw.mode | domain.mode | rx.mode | tx.mode),
-            mr_mode: MrMode::from_bits_retain(domain.mr_mode),
-            mr_key_size: domain.mr_key_size,
-            mr_iov_limit: domain.mr_iov_limit.max(1),
-            cq_data_size: domain.cq_data_size,
-            write_data_size: if writes { domain.cq_data_size } else { 0 },
+            registration: RegistrationAttributes {
+                mr_mode: MrMode::from_bits_retain(domain.mr_mode),
+                mr_key_size: domain.mr_key_size,
+                mr_iov_limit: domain.mr_iov_limit.max(1),
+            },
+            immediates: ImmediateWidths {
+                cq_data_size: domain.cq_data_size,
+                write_data_size: if writes { domain.cq_data_size } else { 0 },
+            },
             max_message_size: endpoint.max_msg_size,
             inject_size: tx.inject_size,
-            send_order: Order::from_bits_retain(tx.msg_order),
-            receive_order: Order::from_bits_retain(rx.msg_order),
-            max_ordered_write: endpoint.max_order_waw_size,
-            iov_limit: tx.iov_limit.max(1),
-            rma_iov_limit: tx.rma_iov_limit,
-            transmit_depth: tx.size,
-            receive_depth: rx.size,
-            resource_management,
-            data_progress: progress(sys::fcs_data_progress(domain) as u32),
-            control_progress: progress(domain.control_progress),
-            threading,
+            order: OrderGuarantees {
+                send_order: Order::from_bits_retain(tx.msg_order),
+                receive_order: Order::from_bits_retain(rx.msg_order),
+                max_ordered_write: endpoint.max_order_waw_size,
+            },
+            limits: OperationLimits {
+                iov_limit: tx.iov_limit.max(1),
+                rma_iov_limit: tx.rma_iov_limit,
+                transmit_depth: tx.size,
+                receive_depth: rx.size,
+                resource_management,
+            },
+            execution: ExecutionModel {
+                data_progress: progress(sys::fcs_data_progress(domain) as u32),
+                control_progress: progress(domain.control_progress),
+                threading,
+            },
             address_format: raw.addr_format,
             source,
             reaches_other_machines: false,

@@ -184,30 +184,14 @@ impl Query {
             ));
         }
         let wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
-        let mut lists = Vec::new();
-        match self.required_order {
-            Some(order) => lists.push(self.getinfo(order, self.caps)),
+        let orders = match self.required_order {
+            Some(order) => vec![order],
             // A provider may drop all ordering unless a hint requests some, and a provider
             // without ordering is not listed if a hint does.
-            None => {
-                lists.push(self.getinfo(wanted, self.caps));
-                lists.push(self.getinfo(Order::empty(), self.caps));
-            }
-        }
-        let mut offers: Vec<Offer> = Vec::new();
-        let mut failure = None;
-        for list in lists {
-            match list {
-                Ok(list) => {
-                    for offer in list {
-                        if !offers.iter().any(|listed| listed.is_duplicate_of(&offer)) {
-                            offers.push(offer);
-                        }
-                    }
-                }
-                Err(error) => failure = failure.or(Some(error)),
-            }
-        }
+            None => vec![wanted, Order::empty()],
+        };
+        let (mut offers, failure) =
+            merge(orders.into_iter().map(|order| self.getinfo(order, self.caps)));
         // Few providers report remote reach, so the query tests it: does the provider still
         // answer when remote communication is requested?
         let far = self
@@ -258,7 +242,7 @@ impl Query {
     }
 
     fn getinfo(&self, order: Order, caps: Caps) -> Result<Vec<Offer>> {
-        let hints = Hints::new(self, order, caps)?;
+        let hints = self.hints(order, caps)?;
         let (node, service, flags) = match (&self.source, &self.destination) {
             (Some((node, service)), _) => (Some(node), service.as_ref(), sys::FI_SOURCE),
             (None, Some((node, service))) => (Some(node), service.as_ref(), 0),
@@ -276,7 +260,7 @@ impl Query {
                 pointer(&node),
                 pointer(&service),
                 flags,
-                hints.info.as_ptr(),
+                hints.as_ptr(),
                 &mut list,
             )
         };
@@ -306,34 +290,18 @@ impl Query {
         unsafe { sys::fi_freeinfo(list) };
         Ok(offers)
     }
-}
 
-fn c_string(what: &'static str, text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| {
-        Error::new(
-            ErrorKind::InvalidArgument,
-            "fi_getinfo",
-            format!("the {what} contains a zero byte"),
-        )
-    })
-}
-
-struct Hints {
-    info: Info,
-}
-
-impl Hints {
-    fn new(query: &Query, order: Order, caps: Caps) -> Result<Self> {
+    fn hints(&self, order: Order, caps: Caps) -> Result<Info> {
         // SAFETY: fi_dupinfo(NULL) allocates an empty element of the library's own size.
         let info = NonNull::new(unsafe { sys::fi_dupinfo(ptr::null()) })
             .map(Info::new)
             .ok_or_else(|| Error::from_code("fi_allocinfo", i64::from(sys::FI_ENOMEM)))?;
-        let kind = match query.kind {
+        let kind = match self.kind {
             EndpointKind::Rdm => sys::FI_EP_RDM,
             EndpointKind::Msg => sys::FI_EP_MSG,
             EndpointKind::Datagram => sys::FI_EP_DGRAM,
         };
-        let mut mr_mode = query.mr_mode;
+        let mut mr_mode = self.mr_mode;
         let mut mode = Mode::CONTEXT | Mode::CONTEXT2 | Mode::RX_CQ_DATA;
         if mr_mode == MrMode::BASIC {
             mode |= Mode::LOCAL_MR;
@@ -352,8 +320,8 @@ impl Hints {
             (*raw.ep_attr).type_ = kind;
             let domain = &mut *raw.domain_attr;
             domain.mr_mode = mr_mode.bits();
-            domain.threading = threading_number(query.threading);
-            if let Some(progress) = query.progress {
+            domain.threading = threading_number(self.threading);
+            if let Some(progress) = self.progress {
                 let number = match progress {
                     Progress::Automatic => sys::FI_PROGRESS_AUTO,
                     Progress::Manual => sys::FI_PROGRESS_MANUAL,
@@ -361,17 +329,47 @@ impl Hints {
                 domain.control_progress = number;
                 sys::fcs_set_data_progress(domain, number as i32);
             }
-            (*raw.tx_attr).size = query.transmit_depth;
-            (*raw.rx_attr).size = query.receive_depth;
+            (*raw.tx_attr).size = self.transmit_depth;
+            (*raw.rx_attr).size = self.receive_depth;
             (*raw.tx_attr).msg_order = order.bits();
             (*raw.rx_attr).msg_order = order.bits();
             let fabric = &mut *raw.fabric_attr;
-            if let Some(name) = &query.provider {
+            if let Some(name) = &self.provider {
                 fabric.prov_name = strdup("provider", name)?;
             }
         }
-        Ok(Self { info })
+        Ok(info)
     }
+}
+
+/// All offers of several queries without duplicates, and the first failure.
+pub(crate) fn merge(
+    lists: impl Iterator<Item = Result<Vec<Offer>>>,
+) -> (Vec<Offer>, Option<Error>) {
+    let (mut offers, mut failure) = (Vec::<Offer>::new(), None);
+    for list in lists {
+        match list {
+            Ok(list) => {
+                for offer in list {
+                    if !offers.iter().any(|known| known.is_duplicate_of(&offer)) {
+                        offers.push(offer);
+                    }
+                }
+            }
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    (offers, failure)
+}
+
+fn c_string(what: &'static str, text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            "fi_getinfo",
+            format!("the {what} contains a zero byte"),
+        )
+    })
 }
 
 fn strdup(what: &'static str, text: &str) -> Result<*mut c_char> {

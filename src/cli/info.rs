@@ -250,11 +250,11 @@ pub(crate) fn kind_name(kind: EndpointKind) -> &'static str {
 fn columns(entry: &ProviderEntry) -> Vec<String> {
     let facts = &entry.facts;
     let immediates = if facts.caps.contains(Caps::RMA) {
-        facts.cq_data_size.to_string()
+        facts.immediates.cq_data_size.to_string()
     } else {
         "no RMA".to_owned()
     };
-    let orders = facts.send_order & facts.receive_order;
+    let orders = facts.order.send_order & facts.order.receive_order;
     let order =
         match (orders.contains(Order::WRITE_AFTER_WRITE), orders.contains(Order::SEND_AFTER_WRITE))
         {
@@ -263,18 +263,18 @@ fn columns(entry: &ProviderEntry) -> Vec<String> {
             (false, true) => "S",
             (false, false) => "-",
         };
-    let progress = match (facts.data_progress, facts.control_progress) {
+    let progress = match (facts.execution.data_progress, facts.execution.control_progress) {
         (Progress::Automatic, Progress::Automatic) => "auto",
         (Progress::Manual, Progress::Manual) => "manual",
         (Progress::Automatic, Progress::Manual) => "auto/manual",
         (Progress::Manual, Progress::Automatic) => "manual/auto",
     };
-    let threading = format!("{:?}", facts.threading).to_lowercase();
+    let threading = format!("{:?}", facts.execution.threading).to_lowercase();
     [
         if facts.reaches_other_machines { "network" } else { "machine" },
         &immediates,
         order,
-        &mr_mode(facts.mr_mode),
+        &mr_mode(facts.registration.mr_mode),
         if entry.device_memory { "yes" } else { "no" },
         &size::print(facts.max_message_size as u64),
         &size::print(facts.inject_size as u64),

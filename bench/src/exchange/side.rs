@@ -53,7 +53,7 @@ impl ExchangeSide {
         let addresses = AddressVector::open(&domain)?;
         let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
         let region = domain.register(HostMemory::zeroed(length)?, Access::ALL)?;
-        if domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+        if domain.capabilities().registration.mr_mode.contains(MrMode::ENDPOINT) {
             region.bind_endpoint(&endpoint)?;
         }
         region.enable()?;

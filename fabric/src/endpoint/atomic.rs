@@ -12,9 +12,10 @@
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{PostOptions, PostRequest, keep_mapped_key, keep_region};
+use super::post::{PostOptions, PostRequest};
 use super::rma::parts;
 use crate::address::Peer;
+use crate::domain::Domain;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
 use crate::memory::{RegionSlice, RemoteSlice};
@@ -29,7 +30,7 @@ macro_rules! numbered {
         impl $name {
             /// Every variant.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-            pub(crate) fn number(self) -> u32 {
+            fn number(self) -> u32 {
                 match self { $(Self::$variant => sys::$number),* }
             }
         }
@@ -139,12 +140,38 @@ pub enum AtomicForm {
 }
 
 impl AtomicForm {
-    pub(crate) fn flags(self) -> u64 {
+    fn flags(self) -> u64 {
         match self {
             Self::Plain => 0,
             Self::Fetch => sys::FI_FETCH_ATOMIC,
             Self::Compare => sys::FI_COMPARE_ATOMIC,
         }
+    }
+}
+
+impl Domain {
+    /// The number of elements that one atomic operation of an endpoint of this domain can take.
+    ///
+    /// Returns `None` if the provider does not support the combination.
+    #[must_use]
+    pub fn atomic_limit(
+        &self,
+        datatype: Datatype,
+        operation: AtomicOperation,
+        form: AtomicForm,
+    ) -> Option<usize> {
+        let mut attributes = sys::fi_atomic_attr { count: 0, size: 0 };
+        // SAFETY: the domain is alive, the output is valid.
+        let code = unsafe {
+            sys::fi_query_atomic(
+                self.as_ptr(),
+                datatype.number(),
+                operation.number(),
+                &mut attributes,
+                form.flags(),
+            )
+        };
+        (code == 0).then_some(attributes.count)
     }
 }
 
@@ -271,15 +298,15 @@ impl Endpoint {
         let (operand, _, descriptor) = parts(request.operand);
         let (compared, _, compared_descriptor) = with.map_or(nothing, parts);
         let (brought, _, brought_descriptor) = result.map_or(nothing, parts);
-        let (address, key) = (request.remote.address, request.remote.key);
+        let (address, key) = request.remote.address();
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.post(
             PostRequest::new(operation, CompletionKind::Atomic, to, &options),
             queue,
             |slot| {
                 let slices = [Some(request.operand), with, result];
-                slices.into_iter().flatten().for_each(|slice| keep_region(slot, slice));
-                keep_mapped_key(slot, request.remote);
+                slices.into_iter().flatten().for_each(|slice| slot.keep_region(slice.as_region()));
+                slot.keep_mapped_key(request.remote.mapped_key());
             },
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps all buffers alive until completion.
@@ -376,7 +403,7 @@ impl Endpoint {
         self.check_range(operation, request.remote, length, needed)?;
         // Providers pass the address to the processor or the card unchanged. Without
         // FI_MR_VIRT_ADDR, it is the offset in the region.
-        let address = request.remote.address;
+        let (address, _) = request.remote.address();
         self.ensure(
             address.is_multiple_of(size as u64),
             operation,
@@ -392,9 +419,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{
-        AddressVector, Caps, Domain, EndpointKind, HostMemory, MemoryRegion, Query, RemoteMemory,
-    };
+    use crate::{AddressVector, Caps, EndpointKind, HostMemory, MemoryRegion, Query, RemoteMemory};
 
     /// Addresses of the buffers of a request.
     struct Offsets {

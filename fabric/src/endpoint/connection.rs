@@ -19,9 +19,9 @@ use libfabric_sys as sys;
 
 use super::{Endpoint, local_address};
 use crate::address::Address;
-use crate::domain::Fabric;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{ConnectionRequest, Event, EventQueue, EventQueueShared, MAX_CONNECTION_DATA};
+use crate::fabric::Fabric;
 use crate::handle::Handle;
 use crate::offer::Offer;
 use crate::waiting::Deadline;
@@ -135,7 +135,8 @@ impl Listener {
     /// The provider's error.
     pub fn open(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
         let add_provider = |e: Error| e.with_provider(fabric.provider());
-        if !events.shared.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
+        let events = events.shared_handle();
+        if !events.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
             return Err(add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_passive_ep",
@@ -155,12 +156,12 @@ impl Listener {
             Handle::adopt("fi_passive_ep", listener)?
         };
         // SAFETY: both objects are alive; the listener retains the queue.
-        let code = unsafe { sys::fi_bind(handle.as_fid(), events.shared.as_fid(), 0) };
+        let code = unsafe { sys::fi_bind(handle.as_fid(), events.as_fid(), 0) };
         Error::check("fi_pep_bind", i64::from(code)).map_err(add_provider)?;
         // SAFETY: the listener is alive and bound.
         let code = unsafe { sys::fi_listen(handle.as_ptr()) };
         Error::check("fi_listen", i64::from(code)).map_err(add_provider)?;
-        Ok(Self { handle, events: Arc::clone(&events.shared), fabric: fabric.clone() })
+        Ok(Self { handle, events, fabric: fabric.clone() })
     }
 
     /// The address to connect to.
@@ -261,7 +262,7 @@ impl Endpoint {
     /// if immediate.
     pub fn start_connecting(&mut self, to: &Address, data: &[u8]) -> Result<()> {
         self.check_connection_data("fi_connect", data)
-            .map_err(|e| e.with_peer(self.format_address(to)))?;
+            .map_err(|e| e.with_peer(to.display(&self.domain)))?;
         let mut address = to.0.clone();
         // Providers read a whole sockaddr union.
         address.resize(address.len().max(256), 0);
@@ -274,10 +275,10 @@ impl Endpoint {
                 data.len(),
             )
         };
-        self.queue_binding.member.connects_to(self.format_address(to));
+        self.queue_binding.member.connects_to(to.display(&self.domain));
         Error::check("fi_connect", i64::from(code))
             .map(drop)
-            .map_err(|e| self.domain.add_provider(e).with_peer(self.format_address(to)))
+            .map_err(|e| self.domain.add_provider(e).with_peer(to.display(&self.domain)))
     }
 
     /// Accepts the request that this endpoint was opened for. The event queue reports when the
@@ -292,9 +293,7 @@ impl Endpoint {
         let code = unsafe {
             sys::fi_accept(self.handle.as_ptr(), data.as_ptr().cast::<c_void>(), data.len())
         };
-        Error::check("fi_accept", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.domain.add_provider(e))
+        self.domain.check("fi_accept", code)
     }
 
     /// Connects and waits until the connection is up; returns the data of the accepting side.
@@ -313,7 +312,7 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Vec<u8>> {
         self.start_connecting(to, data)?;
-        self.await_connection(events, timeout).map_err(|e| e.with_peer(self.format_address(to)))
+        self.await_connection(events, timeout).map_err(|e| e.with_peer(to.display(&self.domain)))
     }
 
     /// Accepts and waits until the connection is up.
@@ -337,11 +336,8 @@ impl Endpoint {
             match events.wait(deadline.left())? {
                 Event::Connected { endpoint, data } if self.is(endpoint) => return Ok(data),
                 Event::Shutdown { endpoint } if self.is(endpoint) => {
-                    return Err(self.domain.add_provider(Error::new(
-                        ErrorKind::ConnectionLost,
-                        "fi_connect",
-                        "the peer closed the connection before it was up",
-                    )));
+                    let detail = "the peer closed the connection before it was up";
+                    return Err(self.domain.error(ErrorKind::ConnectionLost, "fi_connect", detail));
                 }
                 other => tracing::debug!(?other, "an event was dropped while connecting"),
             }
@@ -358,12 +354,6 @@ impl Endpoint {
     pub fn disconnect(&mut self) -> Result<()> {
         // SAFETY: the endpoint is alive; flags must be 0.
         let code = unsafe { sys::fi_shutdown(self.handle.as_ptr(), 0) };
-        Error::check("fi_shutdown", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.domain.add_provider(e))
-    }
-
-    fn format_address(&self, address: &Address) -> String {
-        super::format_address(&self.domain, address)
+        self.domain.check("fi_shutdown", code)
     }
 }

@@ -9,7 +9,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{PostOptions, PostRequest, keep_region};
+use super::post::{PostOptions, PostRequest};
 use super::rma::parts;
 use super::vectors::Vectors;
 use crate::address::Peer;
@@ -73,7 +73,7 @@ impl Endpoint {
         self.post(
             PostRequest::new(operation, CompletionKind::Send, to, &options),
             queue,
-            |slot| keep_region(slot, local),
+            |slot| slot.keep_region(local.as_region()),
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the range alive until completion; the vectors live for the
             // call.
@@ -172,7 +172,7 @@ impl Endpoint {
         self.post(
             PostRequest::new(operation, CompletionKind::Receive, Peer::ANY, &options),
             queue,
-            |slot| into.into_iter().for_each(|into| keep_region(slot, into)),
+            |slot| into.into_iter().for_each(|into| slot.keep_region(into.as_region())),
             call,
         )
     }
@@ -191,10 +191,10 @@ impl Endpoint {
         let (id, context) = (slot.id(), slot.context());
         let code = call(self.handle.as_ptr(), context);
         if code == 0 {
-            into.into_iter().for_each(|into| keep_region(slot, into));
+            into.into_iter().for_each(|into| slot.keep_region(into.as_region()));
             return Ok(true);
         }
-        queue.put_back(id.index);
+        queue.put_back(id);
         self.false_if_would_block(operation, Peer::ANY, code)
     }
 

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 mod atomic;
+mod bound_region;
 mod connection;
 mod idle_connections;
 #[cfg(test)]
@@ -41,7 +42,6 @@ use libfabric_sys as sys;
 
 use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
-use crate::choice::injects_without_context;
 use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
@@ -51,7 +51,8 @@ use crate::handle::Handle;
 use crate::hazard::HazardPointer;
 use crate::memory::BoundRegistrations;
 use crate::offer::Offer;
-use crate::queue::{Completion, CompletionQueue, QueueShared};
+use crate::queue::{Completion, CompletionQueue, Member, QueueShared};
+use crate::quirks::{injects_without_context, must_drain_before_close};
 use crate::version::Version;
 
 /// An endpoint. A post takes `&mut` of the endpoint and of the queue that will report the
@@ -106,7 +107,7 @@ pub struct Endpoint {
 /// The index of the endpoint in its queue.
 #[derive(Debug, Clone)]
 struct QueueBinding {
-    member: Arc<crate::queue::Member>,
+    member: Arc<Member>,
     queue: Arc<QueueShared>,
     number: u32,
 }
@@ -169,7 +170,7 @@ impl<'q> EndpointBuilder<'q> {
 
     /// The event queue that reports the connection of a connected endpoint.
     pub fn events(mut self, events: &EventQueue) -> Self {
-        self.events = Some(Arc::clone(&events.shared));
+        self.events = Some(events.shared_handle());
         self
     }
 
@@ -204,9 +205,8 @@ impl<'q> EndpointBuilder<'q> {
     /// endpoint; the provider's error.
     pub fn open(self) -> Result<Endpoint> {
         let domain = self.domain;
-        let refuse = |why: &'static str| {
-            domain.add_provider(Error::new(ErrorKind::InvalidArgument, "fi_endpoint", why))
-        };
+        let refuse =
+            |why: &'static str| domain.error(ErrorKind::InvalidArgument, "fi_endpoint", why);
         let connectionless = domain.capabilities().endpoint != EndpointKind::Msg;
         if connectionless && self.addresses.is_none() {
             return Err(refuse("a connectionless endpoint needs an address vector"));
@@ -266,7 +266,7 @@ impl<'q> EndpointBuilder<'q> {
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
             // SAFETY: both objects are alive, and the endpoint below retains them.
             let code = unsafe { sys::fi_bind(handle.as_fid(), fid, flags) };
-            Error::check(operation, i64::from(code)).map(drop).map_err(|e| domain.add_provider(e))
+            domain.check(operation, code)
         };
         if let Some(addresses) = &self.addresses
             && connectionless
@@ -299,7 +299,7 @@ impl<'q> EndpointBuilder<'q> {
         }
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count an endpoint that failed to open.
-        let destination = self.destination.as_ref().map(|address| format_address(&domain, address));
+        let destination = self.destination.as_ref().map(|address| address.display(&domain));
         let destination = destination.or_else(|| self.offer.info.destination());
         let named = if connectionless { self.addresses.clone() } else { None };
         let (number, member) = queue.join(handle.as_fid(), named);
@@ -341,12 +341,6 @@ fn explain_enable(error: Error) -> Error {
     ))
 }
 
-/// An address in readable form, for messages.
-fn format_address(domain: &Domain, address: &Address) -> String {
-    let format = domain.capabilities().address_format;
-    crate::offer::format_address_bytes(format, address.0.as_ptr(), address.0.len())
-}
-
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     let capabilities = domain.capabilities();
     // SAFETY: the endpoint is alive, and no other thread changes its tables now.
@@ -362,7 +356,7 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
         inject_write_size,
         inject_write_data_size: inject_write_size,
         max_message: capabilities.max_message_size,
-        iov_limit: capabilities.iov_limit,
+        iov_limit: capabilities.limits.iov_limit,
         has_message: has(endpoint.msg.is_null(), Caps::MESSAGE),
         has_rma: has(endpoint.rma.is_null(), Caps::RMA),
         has_tagged: has(endpoint.tagged.is_null(), Caps::TAGGED),
@@ -445,9 +439,7 @@ impl Endpoint {
                 size_of_val(&policy),
             )
         };
-        Error::check("fi_setopt (FI_OPT_FI_HMEM_P2P)", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.domain.add_provider(e))
+        self.domain.check("fi_setopt (FI_OPT_FI_HMEM_P2P)", code)
     }
 
     /// Closes the endpoint and reports a failure; dropping the endpoint only logs it. The queue
@@ -469,7 +461,7 @@ impl Endpoint {
             return Ok(());
         }
         self.queue_binding.member.begin_close();
-        if crate::choice::must_drain_before_close(&self.domain.capabilities().provider) {
+        if must_drain_before_close(&self.domain.capabilities().provider) {
             self.queue_binding.queue.drain_entries();
         }
         self.bound.close();
@@ -494,12 +486,6 @@ impl Endpoint {
 
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.handle.as_fid()
-    }
-
-    /// The regions bound to the endpoint.
-    #[inline]
-    pub(crate) fn bound(&self) -> &BoundRegistrations {
-        &self.bound
     }
 }
 

@@ -88,14 +88,12 @@ impl Endpoint {
         self.posted();
         if code == 0 {
             for piece in pieces {
-                slot.keep_region(&piece.region.0);
+                slot.keep_region(piece.region);
             }
-            if let Some(mapped_key) = &target.memory.mapped_key {
-                slot.keep_mapped_key(mapped_key);
-            }
+            slot.keep_mapped_key(target.memory.mapped_key());
             return Ok(true);
         }
-        queue.put_back(id.index);
+        queue.put_back(id);
         self.false_if_would_block(operation, to, code)
     }
 

@@ -154,7 +154,7 @@ impl Endpoint {
 
     #[cold]
     pub(super) fn refuse(&self, operation: &'static str, kind: ErrorKind, why: String) -> Error {
-        self.domain.add_provider(Error::new(kind, operation, why))
+        self.domain.error(kind, operation, why)
     }
 
     /// An error with this reason, unless the condition holds.
@@ -192,7 +192,8 @@ impl Endpoint {
                 names(&needed).join(", ")
             )
         })?;
-        self.ensure(slice.is_usable_with(self), operation, ErrorKind::InvalidArgument, || {
+        let is_usable = slice.as_region().is_usable_with(&self.domain, &self.bound);
+        self.ensure(is_usable, operation, ErrorKind::InvalidArgument, || {
             "the local region is registered with another domain, or bound to another endpoint"
                 .to_owned()
         })
@@ -214,13 +215,13 @@ impl Endpoint {
         length: usize,
         needed: Access,
     ) -> Result<()> {
-        self.ensure(length as u64 <= remote.length, operation, ErrorKind::OutOfBounds, || {
-            format!("{length} bytes do not fit a remote range of {}", remote.length)
+        self.ensure(length as u64 <= remote.len(), operation, ErrorKind::OutOfBounds, || {
+            format!("{length} bytes do not fit a remote range of {}", remote.len())
         })?;
-        self.ensure(remote.access.contains(needed), operation, ErrorKind::AccessDenied, || {
+        self.ensure(remote.access().contains(needed), operation, ErrorKind::AccessDenied, || {
             format!(
                 "the remote region grants {}, not {}",
-                names(&remote.access).join(", "),
+                names(&remote.access()).join(", "),
                 names(&needed).join(", ")
             )
         })
@@ -346,7 +347,7 @@ impl Endpoint {
             queue.keep(id, keep);
             return Ok(id);
         }
-        queue.put_back(id.index);
+        queue.put_back(id);
         Err(removal_error.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
     }
 
@@ -396,19 +397,5 @@ impl Endpoint {
                 "the provider accepted no operation for {timeout:?}: its queue is full or the peer does not respond. Poll the completion queue, or raise the timeout"
             ))
         }
-    }
-}
-
-/// Adds a local slice to the retained memory of an operation.
-#[inline]
-pub(super) fn keep_region(slot: &mut Slot, slice: &RegionSlice) {
-    slot.keep_region(&slice.region.0);
-}
-
-/// Adds a mapped key, if there is one, to the retained memory of an operation.
-#[inline]
-pub(super) fn keep_mapped_key(slot: &mut Slot, remote: &RemoteSlice) {
-    if let Some(mapped_key) = &remote.mapped_key {
-        slot.keep_mapped_key(mapped_key);
     }
 }

@@ -15,7 +15,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{PostOptions, PostRequest, keep_mapped_key, keep_region};
+use super::post::{PostOptions, PostRequest};
 use super::vectors::Vectors;
 use crate::address::Peer;
 use crate::error::Result;
@@ -146,14 +146,14 @@ impl Endpoint {
         self.check_range(operation, remote, local.len(), there)?;
         let peer = self.resolve(operation, with)?;
         let (pointer, length, descriptor) = parts(local);
-        let (address, key) = (remote.address, remote.key);
+        let (address, key) = remote.address();
         let flags = options.flags.bits();
         self.post(
             PostRequest::new(operation, kind, with, &options),
             queue,
             |slot| {
-                keep_region(slot, local);
-                keep_mapped_key(slot, remote);
+                slot.keep_region(local.as_region());
+                slot.keep_mapped_key(remote.mapped_key());
             },
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the local range alive until completion, the vectors live for
@@ -197,5 +197,5 @@ impl Endpoint {
 /// Pointer, length and local descriptor of a slice.
 #[inline]
 pub(super) fn parts(slice: &RegionSlice) -> (*mut c_void, usize, *mut c_void) {
-    (slice.as_ptr().cast(), slice.len(), slice.region.0.descriptor)
+    (slice.as_ptr().cast(), slice.len(), slice.as_region().local_descriptor())
 }

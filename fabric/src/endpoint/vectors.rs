@@ -33,14 +33,12 @@ impl Vectors {
         vectors.count = pieces.len();
         let mut is_good = !pieces.is_empty() && pieces.len() <= limit;
         for (at, piece) in pieces.iter().enumerate().take(limit) {
-            let region = &*piece.region.0;
-            let end = piece.offset.checked_add(piece.length);
-            is_good &= end.is_some_and(|end| end <= region.contiguous_length)
+            is_good &= piece.region.contains(piece.offset, piece.length)
                 && piece.region.access().contains(Access::WRITE)
-                && piece.region.is_usable_with(endpoint);
+                && piece.region.is_usable_with(&endpoint.domain, &endpoint.bound);
             let iov_base = piece.region.as_ptr().wrapping_add(piece.offset).cast();
             vectors.vector[at] = sys::iovec { iov_base, iov_len: piece.length };
-            vectors.descriptors[at] = region.descriptor;
+            vectors.descriptors[at] = piece.region.local_descriptor();
             vectors.length += piece.length;
         }
         endpoint.ensure(is_good, operation, ErrorKind::InvalidArgument, || {

@@ -59,8 +59,8 @@ impl Pair {
         begin(profile, seed);
         let offer = offer(&profile);
         // SAFETY: just opened, and owned by the handle.
-        let fabric =
-            unsafe { Fabric::of(Handle::adopt("fi_fabric", objects::fabric()).unwrap(), &offer) };
+        let handle = unsafe { Handle::adopt("fi_fabric", objects::fabric()).unwrap() };
+        let fabric = Fabric::new(handle, offer.capabilities().provider.clone());
         let domain = Domain::open_on(&fabric, &offer).unwrap();
         let halves = [0, 1].map(|_| {
             let addresses = AddressVector::open(&domain).unwrap();
@@ -317,7 +317,8 @@ impl Rings {
         if until < last {
             // Where queues may overrun, a writer that receives no more reports keeps its share
             // reserved.
-            self.reserved_rings = usize::from(!self.domain.capabilities().resource_management);
+            self.reserved_rings =
+                usize::from(!self.domain.capabilities().limits.resource_management);
             self.reader.forget(reading);
             return self.writer.drop_sender(writing);
         }
@@ -622,7 +623,7 @@ fn fakes_detect_misuse() {
     let mut queue = initiator.queue;
     let local = region(&domain, &initiator.endpoint, 64, Access::ALL);
     let target = region(&domain, &responder.endpoint, 64, Access::ALL);
-    let (at, descriptor) = (local.as_ptr().cast::<std::ffi::c_void>(), local.0.descriptor);
+    let (at, descriptor) = (local.as_ptr().cast::<std::ffi::c_void>(), local.local_descriptor());
     let (raw, null) = (initiator.endpoint.as_fid().cast::<sys::fid_ep>(), std::ptr::null_mut());
     let (key, to) = (target.key().unwrap(), target.as_ptr() as u64);
     let count_misuses = || with(|network| std::mem::take(&mut network.misuses).len());

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicU8, AtomicU64, fence};
 
-use super::region::MemoryRegion;
+use super::MemoryRegion;
 use crate::error::{Error, ErrorKind, Result};
 
 const WORD: usize = size_of::<u64>();
@@ -23,27 +23,29 @@ const WORD: usize = size_of::<u64>();
 impl MemoryRegion {
     #[inline]
     fn host_range(&self, operation: &'static str, offset: usize, length: usize) -> Result<*mut u8> {
-        let fits = offset.checked_add(length).is_some_and(|end| end <= self.0.contiguous_length);
-        if fits && !self.0.kind.is_device() {
+        if self.contains(offset, length) && !self.0.extent.kind.is_device() {
             // SAFETY: inside the region, just checked.
-            return Ok(unsafe { self.0.base.add(offset) });
+            return Ok(unsafe { self.0.extent.base.add(offset) });
         }
         Err(self.not_accessible(operation, offset, length))
     }
 
     #[cold]
     fn not_accessible(&self, operation: &'static str, offset: usize, length: usize) -> Error {
-        if self.0.kind.is_device() {
+        if self.0.extent.kind.is_device() {
             return Error::new(
                 ErrorKind::InvalidArgument,
                 operation,
-                format!("the region is {} memory, which the CPU cannot access", self.0.kind),
+                format!("the region is {} memory, which the CPU cannot access", self.0.extent.kind),
             );
         }
         Error::new(
             ErrorKind::OutOfBounds,
             operation,
-            format!("{length} bytes at {offset} of a region of {} bytes", self.0.contiguous_length),
+            format!(
+                "{length} bytes at {offset} of a region of {} bytes",
+                self.0.extent.contiguous_length
+            ),
         )
     }
 

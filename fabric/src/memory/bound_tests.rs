@@ -133,7 +133,7 @@ fn query() -> Query {
 
 fn domain_of(mut offer: crate::Offer) -> Domain {
     let mut facts = offer.capabilities().clone();
-    facts.mr_mode |= MrMode::ENDPOINT;
+    facts.registration.mr_mode |= MrMode::ENDPOINT;
     offer.capabilities = Arc::new(facts);
     let domain = Domain::open(&offer).unwrap();
     // SAFETY: the domain is open, and not shared yet.

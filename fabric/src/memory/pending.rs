@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 
-use super::deregistration::DeferredDeregistration;
-use super::host::Memory;
-use super::region::{Extent, Keepalive, MemoryRegion};
 use super::registration::{RegistrationOptions, Source};
+use super::{Extent, MemoryRegion};
+use crate::deregistration::Keepalive;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, EventQueue};
 use crate::flags::Access;
 use crate::handle::Handle;
+use crate::host_memory::Memory;
 use crate::waiting::Deadline;
 
 impl Domain {
@@ -35,11 +35,8 @@ impl Domain {
     ) -> Result<PendingRegion> {
         let options = options.into();
         if !self.is_asynchronous() {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_mr_regattr",
-                "the domain was not opened with an event queue for registrations",
-            )));
+            let detail = "the domain was not opened with an event queue for registrations";
+            return Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail));
         }
         let memory: Vec<Box<dyn Memory>> = vec![Box::new(memory)];
         let (vector, extent) = self.check_buffers(&memory)?;
@@ -57,7 +54,7 @@ impl Domain {
             extent,
             access: options.access,
             domain: self.clone(),
-            memory: ManuallyDrop::new(Keepalive(memory)),
+            memory: ManuallyDrop::new(Keepalive::new(memory)),
         })
     }
 }
@@ -101,12 +98,7 @@ impl Drop for PendingRegion {
         // SAFETY: `finish`, which also takes these fields, prevents this from running.
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
-        let late =
-            DeferredDeregistration { handle, memory: Some(memory), bytes: self.extent.length };
-        drop(match self.domain.deregistration_lock() {
-            Some(deregistration_lock) => deregistration_lock.close(late),
-            None => late.close(),
-        });
+        drop(self.domain.deregistration_lock().close(handle, Some(memory), self.extent.length));
     }
 }
 
@@ -117,11 +109,8 @@ impl PendingRegion {
     /// Is this event about this registration?
     #[must_use]
     pub fn is_done_by(&self, event: &Event) -> bool {
-        // The context identifies the registration; where a provider loses it, the event names
-        // the region itself.
         matches!(event, Event::RegistrationComplete(done)
-            if done.number == self.number
-                || (done.number == 0 && done.object == self.handle.as_fid() as usize))
+            if done.is_of(self.number, self.handle.as_fid()))
     }
 
     /// Finishes the registration after its event arrived.

@@ -8,73 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libfabric_sys as sys;
 
-use super::bound::Registration;
-use super::deregistration::DeferredDeregistration;
+use super::bound::{BoundRegistrations, Registration};
 use super::descriptor::{RemoteKey, RemoteRegion};
-use super::host::Memory;
+use super::{Extent, MemoryRegion, RegionInner, RegionSlice};
 use crate::counter::Counter;
+use crate::deregistration::Keepalive;
 use crate::domain::Domain;
-use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, MrMode};
 use crate::handle::Handle;
 use crate::kind::MemoryKind;
-
-/// Memory that is registered with a domain. Cheap to clone. When the last clone, slice and
-/// operation in flight is gone, the registration is closed and then the memory freed.
-///
-/// A peer may change the bytes of a region at any time. They are therefore accessed by copying
-/// ([`read`](Self::read), [`write`](Self::write)), never by reference.
-///
-/// ```
-/// use fabric::*;
-/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
-/// let domain = Domain::open(&offer)?;
-/// let region = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
-/// region.write(8, b"payload")?;
-/// let mut copy = [0; 7];
-/// region.read(8, &mut copy)?;
-/// assert_eq!(&copy, b"payload");
-/// assert_eq!(region.read(4090, &mut copy).unwrap_err().kind(), ErrorKind::OutOfBounds);
-///
-/// // A word that peers change as well: loads and stores are atomic.
-/// region.store_u64(0, 17)?;
-/// assert_eq!(region.load_u64(0)?, 17);
-/// # Ok::<(), fabric::Error>(())
-/// ```
-#[derive(Debug, Clone)]
-pub struct MemoryRegion(pub(crate) Arc<RegionInner>);
-
-#[derive(Debug)]
-pub(crate) struct RegionInner {
-    /// None: the provider needs no registration for this use of the region.
-    registration: Option<Arc<Registration>>,
-    /// The number of the endpoint that it is bound to; 0: none.
-    bound_to: AtomicU64,
-    pub(super) base: *mut u8,
-    length: usize,
-    /// The number of bytes at `base`; less than `length` for a region of several buffers, of
-    /// which only the first can be sliced and copied.
-    pub(crate) contiguous_length: usize,
-    pub(super) kind: MemoryKind,
-    access: Access,
-    /// The local descriptor for transfer calls: null unless the provider requires one.
-    pub(crate) descriptor: *mut c_void,
-    enabled: AtomicBool,
-    /// Counters bound to the region, which must live as long as the region.
-    counters: Mutex<Vec<Counter>>,
-    domain: Domain,
-    memory: Option<Keepalive>,
-}
-
-/// The owner of the memory, which must not be freed while the region exists.
-pub(crate) struct Keepalive(#[allow(dead_code)] pub(crate) Vec<Box<dyn Memory>>);
-
-impl std::fmt::Debug for Keepalive {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} buffers", self.0.len())
-    }
-}
 
 // SAFETY: the pointers name memory that `memory` (or the contract of an unsafe constructor)
 // keeps alive, and that is only accessed by raw copies.
@@ -82,26 +25,15 @@ unsafe impl Send for RegionInner {}
 // SAFETY: as above.
 unsafe impl Sync for RegionInner {}
 
-/// The range of a region.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Extent {
-    pub(crate) base: *mut u8,
-    /// The length that peers see: all buffers together.
-    pub(crate) length: usize,
-    /// The contiguous length at `base`: the first buffer.
-    pub(crate) contiguous_length: usize,
-    pub(crate) kind: MemoryKind,
-}
-
 impl Extent {
     /// One buffer.
-    pub(crate) fn of(base: *mut u8, length: usize, kind: MemoryKind) -> Self {
+    pub(super) fn of(base: *mut u8, length: usize, kind: MemoryKind) -> Self {
         Self { base, length, contiguous_length: length, kind }
     }
 }
 
 impl MemoryRegion {
-    pub(crate) fn new(
+    pub(super) fn new(
         domain: Domain,
         handle: Option<Handle<sys::fid_mr>>,
         extent: Extent,
@@ -119,10 +51,7 @@ impl MemoryRegion {
         Self(Arc::new(RegionInner {
             registration: handle.map(|handle| Arc::new(Registration::new(handle))),
             bound_to: AtomicU64::new(0),
-            base: extent.base,
-            length: extent.length,
-            contiguous_length: extent.contiguous_length,
-            kind: extent.kind,
+            extent,
             access,
             descriptor,
             enabled: AtomicBool::new(enabled),
@@ -136,14 +65,14 @@ impl MemoryRegion {
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
-        self.0.length
+        self.0.extent.length
     }
 
     /// The kind of memory.
     #[must_use]
     #[inline]
     pub fn kind(&self) -> MemoryKind {
-        self.0.kind
+        self.0.extent.kind
     }
 
     /// The access that it was registered for.
@@ -164,11 +93,12 @@ impl MemoryRegion {
     #[must_use]
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.0.base
+        self.0.extent.base
     }
 
     /// The local descriptor (`fi_mr_desc`) for raw posts; null if the provider requires none.
     #[must_use]
+    #[inline]
     pub fn local_descriptor(&self) -> *mut c_void {
         self.0.descriptor
     }
@@ -209,11 +139,8 @@ impl MemoryRegion {
         if self.0.domain.is_same(other) {
             return Ok(());
         }
-        Err(self.0.domain.add_provider(Error::new(
-            ErrorKind::InvalidArgument,
-            "fi_mr_bind",
-            "the two objects belong to different domains",
-        )))
+        let detail = "the two objects belong to different domains";
+        Err(self.0.domain.error(ErrorKind::InvalidArgument, "fi_mr_bind", detail))
     }
 
     fn registration(&self, operation: &'static str) -> Result<&Arc<Registration>> {
@@ -255,11 +182,8 @@ impl MemoryRegion {
             } else {
                 "the region is not enabled yet"
             };
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::KeyUnavailable,
-                "fi_mr_key",
-                why,
-            )));
+            let detail = why;
+            return Err(self.0.domain.error(ErrorKind::KeyUnavailable, "fi_mr_key", detail));
         }
         Ok(key)
     }
@@ -269,7 +193,7 @@ impl MemoryRegion {
     /// # Errors
     /// `NotSupported` if the provider has plain keys only.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
-        let mut size = self.0.domain.capabilities().mr_key_size.max(8);
+        let mut size = self.0.domain.capabilities().registration.mr_key_size.max(8);
         let mut key = vec![0_u8; size];
         let mut base = 0_u64;
         for _ in 0..2 {
@@ -281,16 +205,12 @@ impl MemoryRegion {
                 key.resize(size, 0);
                 continue;
             }
-            Error::check("fi_mr_raw_attr", i64::from(code))
-                .map_err(|e| self.0.domain.add_provider(e))?;
+            self.0.domain.check("fi_mr_raw_attr", code)?;
             key.truncate(size);
             return Ok((base, key));
         }
-        Err(self.0.domain.add_provider(Error::new(
-            ErrorKind::Other,
-            "fi_mr_raw_attr",
-            "the provider keeps asking for a longer buffer",
-        )))
+        let detail = "the provider keeps asking for a longer buffer";
+        Err(self.0.domain.error(ErrorKind::Other, "fi_mr_raw_attr", detail))
     }
 
     /// Counts peers' accesses to this region (`fi_mr_bind` with a counter). Where the provider
@@ -318,35 +238,40 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Binds the region to one endpoint (`fi_mr_bind` with an endpoint), as `MrMode::ENDPOINT`
-    /// requires before `enable` and before any post.
+    /// Binds the region to an endpoint, which closes the registration before it is closed.
     ///
-    /// From then on no other endpoint accepts the region. Its registration ends when the
-    /// endpoint is closed, if not earlier: then peers cannot access it, and nothing can be
-    /// posted with it. Its bytes stay until the region is dropped.
-    ///
-    /// # Errors
-    /// The provider's error.
-    pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
+    /// # Safety
+    /// The endpoint is open, and of this domain.
+    pub(crate) unsafe fn bind_to(
+        &self,
+        domain: &Domain,
+        endpoint: *mut sys::fid,
+        bound: &BoundRegistrations,
+    ) -> Result<()> {
         let registration = self.registration("fi_mr_bind")?;
-        self.check_same_domain(endpoint.domain())?;
+        self.check_same_domain(domain)?;
         // SAFETY: both objects are alive, and of one domain.
         let code = self.with_handle("fi_mr_bind", |region| unsafe {
-            sys::fi_bind(region.as_fid(), endpoint.as_fid(), 0)
+            sys::fi_bind(region.as_fid(), endpoint, 0)
         })?;
-        Error::check("fi_mr_bind", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))?;
-        endpoint.bound().add(registration);
-        self.0.bound_to.store(endpoint.bound().number(), Ordering::Release);
+        self.0.domain.check("fi_mr_bind", code)?;
+        bound.add(registration);
+        self.0.bound_to.store(bound.number(), Ordering::Release);
         Ok(())
     }
 
-    /// May this endpoint use it? Not if it is bound to another endpoint, or to one that has
-    /// been closed.
+    /// May the endpoint with these bound registrations use it? Not if it is bound to another
+    /// endpoint, or to one that has been closed.
     #[inline]
-    pub(crate) fn is_usable_with(&self, endpoint: &Endpoint) -> bool {
+    pub(crate) fn is_usable_with(&self, domain: &Domain, bound: &BoundRegistrations) -> bool {
         let bound_to = self.0.bound_to.load(Ordering::Acquire);
-        self.0.domain.is_same(endpoint.domain())
-            && (bound_to == 0 || bound_to == endpoint.bound().number())
+        self.0.domain.is_same(domain) && (bound_to == 0 || bound_to == bound.number())
+    }
+
+    /// Is this range inside the region, and contiguous?
+    #[inline]
+    pub(crate) fn contains(&self, offset: usize, length: usize) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.0.extent.contiguous_length)
     }
 
     /// Enables the access of peers where registration left the region disabled
@@ -361,25 +286,8 @@ impl MemoryRegion {
         // SAFETY: the registration is alive.
         let code =
             self.with_handle("fi_mr_enable", |region| unsafe { sys::fi_enable(region.as_fid()) });
-        let enabled = code.and_then(|code| {
-            Error::check("fi_mr_enable", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))
-        });
-        enabled.map(drop).inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
-    }
-
-    /// Binds the region to this endpoint, where the provider requires that, and enables it;
-    /// does nothing for a region that is not registered.
-    ///
-    /// # Errors
-    /// The provider's error.
-    pub fn enable_for(&self, endpoint: &Endpoint) -> Result<()> {
-        if !self.is_registered() || self.is_enabled() {
-            return Ok(());
-        }
-        if self.0.domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
-            self.bind_endpoint(endpoint)?;
-        }
-        self.enable()
+        let enabled = code.and_then(|code| self.0.domain.check("fi_mr_enable", code));
+        enabled.inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
     }
 
     /// Reports to the provider that pages of this range changed, as `MrMode::MMU_NOTIFY`
@@ -388,7 +296,7 @@ impl MemoryRegion {
     /// # Errors
     /// `OutOfBounds`, or the provider's error.
     pub fn refresh(&self, range: Range<usize>) -> Result<()> {
-        if !self.0.domain.capabilities().mr_mode.contains(MrMode::MMU_NOTIFY) {
+        if !self.0.domain.capabilities().registration.mr_mode.contains(MrMode::MMU_NOTIFY) {
             return self.slice(range).map(drop);
         }
         self.force_refresh(range)
@@ -405,9 +313,7 @@ impl MemoryRegion {
         let code = self.with_handle("fi_mr_refresh", |region| unsafe {
             sys::fi_mr_refresh(region.as_fid(), &vector, 1, 0)
         })?;
-        Error::check("fi_mr_refresh", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.0.domain.add_provider(e))
+        self.0.domain.check("fi_mr_refresh", code)
     }
 
     /// The region descriptor, by which a peer reaches this region.
@@ -417,22 +323,17 @@ impl MemoryRegion {
     pub fn describe(&self) -> Result<RemoteRegion> {
         let operation = "describe region";
         if !self.0.access.intersects(Access::REMOTE) {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::AccessDenied,
-                operation,
-                "the region was registered without remote access",
-            )));
+            let detail = "the region was registered without remote access";
+            return Err(self.0.domain.error(ErrorKind::AccessDenied, operation, detail));
         }
         if !self.is_enabled() {
-            return Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::KeyUnavailable,
-                operation,
-                "the region is not enabled yet: bind it, then call enable",
-            )));
+            let detail = "the region is not enabled yet: bind it, then call enable";
+            return Err(self.0.domain.error(ErrorKind::KeyUnavailable, operation, detail));
         }
         let capabilities = self.0.domain.capabilities();
-        let mode = capabilities.mr_mode.without_deprecated();
-        let virtual_base = if mode.contains(MrMode::VIRT_ADDR) { self.0.base as u64 } else { 0 };
+        let mode = capabilities.registration.mr_mode.without_deprecated();
+        let virtual_base =
+            if mode.contains(MrMode::VIRT_ADDR) { self.0.extent.base as u64 } else { 0 };
         let (base, key) = if mode.contains(MrMode::RAW) {
             let (base, key) = self.raw_key()?;
             (base, RemoteKey::Raw(key))
@@ -441,11 +342,11 @@ impl MemoryRegion {
         };
         Ok(RemoteRegion::new(
             capabilities.protocol,
-            self.0.kind,
+            self.0.extent.kind,
             self.0.access,
             // The source of providers shows that of several buffers they check, and reach, only
             // the first: the others are not announced.
-            self.0.contiguous_length as u64,
+            self.0.extent.contiguous_length as u64,
             base,
             key,
         ))
@@ -456,11 +357,11 @@ impl MemoryRegion {
     /// # Errors
     /// `OutOfBounds`.
     pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
-        if range.start > range.end || range.end > self.0.contiguous_length {
+        if range.start > range.end || range.end > self.0.extent.contiguous_length {
             return Err(Error::new(
                 ErrorKind::OutOfBounds,
                 "slice region",
-                format!("{range:?} of a region of {} bytes", self.0.contiguous_length),
+                format!("{range:?} of a region of {} bytes", self.0.extent.contiguous_length),
             ));
         }
         Ok(RegionSlice { region: self.clone(), offset: range.start, length: range.len() })
@@ -469,7 +370,7 @@ impl MemoryRegion {
     /// The whole region (of a region of several buffers, the first one).
     #[must_use]
     pub fn all(&self) -> RegionSlice {
-        RegionSlice { region: self.clone(), offset: 0, length: self.0.contiguous_length }
+        RegionSlice { region: self.clone(), offset: 0, length: self.0.extent.contiguous_length }
     }
 }
 
@@ -490,37 +391,12 @@ impl Drop for RegionInner {
             }
             return;
         };
-        let late =
-            DeferredDeregistration { handle, memory: self.memory.take(), bytes: self.length };
-        let memory = match self.domain.deregistration_lock() {
-            Some(deregistration_lock) => deregistration_lock.close(late),
-            None => late.close(),
-        };
+        let memory =
+            self.domain.deregistration_lock().close(handle, self.memory.take(), self.extent.length);
         // The memory belongs to the caller, and may close the endpoint when it is dropped.
         drop(held);
         drop(memory);
     }
-}
-
-/// A part of a registered region. It holds the region, so that memory in use by an operation
-/// cannot be freed.
-///
-/// ```
-/// use fabric::*;
-/// # let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
-/// # let domain = Domain::open(&offer)?;
-/// let region = domain.register(HostMemory::zeroed(4096)?, Access::LOCAL)?;
-/// let slot = region.slice(1024..2048)?;
-/// drop(region);
-/// // The slice holds the registration; the region can be had back from it.
-/// assert_eq!((slot.offset(), slot.len(), slot.region().len()), (1024, 1024, 4096));
-/// # Ok::<(), fabric::Error>(())
-/// ```
-#[derive(Debug, Clone)]
-pub struct RegionSlice {
-    pub(crate) region: MemoryRegion,
-    offset: usize,
-    length: usize,
 }
 
 impl RegionSlice {
@@ -529,7 +405,7 @@ impl RegionSlice {
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: inside the region, checked when the slice was made.
-        unsafe { self.region.0.base.add(self.offset) }
+        unsafe { self.region.0.extent.base.add(self.offset) }
     }
 
     /// Length in bytes.
@@ -559,12 +435,12 @@ impl RegionSlice {
     }
 
     #[inline]
-    pub(crate) fn access(&self) -> Access {
-        self.region.0.access
+    pub(crate) fn as_region(&self) -> &MemoryRegion {
+        &self.region
     }
 
     #[inline]
-    pub(crate) fn is_usable_with(&self, endpoint: &Endpoint) -> bool {
-        self.region.is_usable_with(endpoint)
+    pub(crate) fn access(&self) -> Access {
+        self.region.0.access
     }
 }

@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfabric_sys as sys;
 
-use super::host::{HostMemory, Memory};
-use super::range;
-use super::region::{Extent, Keepalive, MemoryRegion};
+use super::{Extent, MemoryRegion, range};
+use crate::deregistration::Keepalive;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, Caps, MrMode, RegistrationFlags};
 use crate::handle::Handle;
+use crate::host_memory::{HostMemory, Memory};
 use crate::kind::MemoryKind;
 use crate::version::Version;
 
@@ -176,7 +176,7 @@ impl Domain {
         let options = options.into();
         let (vector, extent) = self.check_buffers(&memory)?;
         // SAFETY: `memory` keeps the ranges valid and moves into the region.
-        unsafe { self.register_checked(&vector, extent, Some(Keepalive(memory)), &options) }
+        unsafe { self.register_checked(&vector, extent, Some(Keepalive::new(memory)), &options) }
     }
 
     /// Registers memory that the region does not own.
@@ -219,32 +219,24 @@ impl Domain {
         let options = options.into();
         let operation = "fi_mr_regattr";
         if !Version::has_dma_buf() {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::NotSupported,
-                operation,
-                format!(
-                    "dma-buf needs libfabric 1.20; headers are {}, the library is {}",
-                    Version::headers(),
-                    Version::running()
-                ),
-            )));
+            let detail = format!(
+                "dma-buf needs libfabric 1.20; headers are {}, the library is {}",
+                Version::headers(),
+                Version::running()
+            );
+            return Err(self.error(ErrorKind::NotSupported, operation, detail));
         }
         self.refuse_if_asynchronous()?;
         if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::NotSupported,
-                operation,
-                "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)",
-            )));
+            let detail = "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)";
+            return Err(self.error(ErrorKind::NotSupported, operation, detail));
         }
         range::check(operation, buffer.base as usize, buffer.length)
             .map_err(|e| self.add_provider(e))?;
         if buffer.offset > buffer.base as u64 {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::OutOfBounds,
-                operation,
-                format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset),
-            )));
+            let detail =
+                format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset);
+            return Err(self.error(ErrorKind::OutOfBounds, operation, detail));
         }
         let extent = Extent::of(buffer.base, buffer.length, buffer.kind);
         // SAFETY: by contract.
@@ -278,11 +270,8 @@ impl Domain {
         if !self.is_asynchronous() {
             return Ok(());
         }
-        Err(self.add_provider(Error::new(
-            ErrorKind::InvalidArgument,
-            "fi_mr_regattr",
-            "this domain registers asynchronously: use register_asynchronously",
-        )))
+        let detail = "this domain registers asynchronously: use register_asynchronously";
+        Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail))
     }
 
     pub(super) fn check_buffers(
@@ -290,13 +279,11 @@ impl Domain {
         memory: &[Box<dyn Memory>],
     ) -> Result<(Vec<sys::iovec>, Extent)> {
         let operation = "fi_mr_regattr";
-        let refuse = |detail: String| {
-            self.add_provider(Error::new(ErrorKind::InvalidArgument, operation, detail))
-        };
+        let refuse = |detail: String| self.error(ErrorKind::InvalidArgument, operation, detail);
         let Some(first) = memory.first() else {
             return Err(refuse("no buffer".to_owned()));
         };
-        let limit = self.capabilities().mr_iov_limit;
+        let limit = self.capabilities().registration.mr_iov_limit;
         if memory.len() > limit {
             return Err(refuse(format!("{} buffers, the provider takes {limit}", memory.len())));
         }
@@ -321,11 +308,10 @@ impl Domain {
             // Some providers accept a device registration that they cannot honour and then
             // treat the address as host memory: check the offer.
             if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-                return Err(self.add_provider(Error::new(
-                    ErrorKind::NotSupported,
-                    operation,
-                    format!("{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"),
-                )));
+                let detail = format!(
+                    "{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"
+                );
+                return Err(self.error(ErrorKind::NotSupported, operation, detail));
             }
             // Device addresses mean nothing in the host's address space.
             if length == 0 || base.checked_add(length).is_none() {
@@ -334,7 +320,8 @@ impl Domain {
             return Ok(());
         }
         range::check(operation, base, length).map_err(|e| self.add_provider(e))?;
-        if self.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED) {
+        if self.capabilities().registration.mr_mode.without_deprecated().contains(MrMode::ALLOCATED)
+        {
             range::check_mapped(operation, base, length).map_err(|e| self.add_provider(e))?;
         }
         Ok(())
@@ -376,21 +363,15 @@ impl Domain {
     ) -> Result<(Handle<sys::fid_mr>, bool)> {
         if options.offset != 0 {
             // Providers without this check would register another range.
-            return Err(self.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_mr_regattr",
-                "offset is reserved and must be 0",
-            )));
+            let detail = "offset is reserved and must be 0";
+            return Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail));
         }
         if options.requested_key == Some(sys::FI_KEY_NOTAVAIL) {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::KeyUnavailable,
-                "fi_mr_regattr",
-                "this key means \"no key\" (FI_KEY_NOTAVAIL)",
-            )));
+            let detail = "this key means \"no key\" (FI_KEY_NOTAVAIL)";
+            return Err(self.error(ErrorKind::KeyUnavailable, "fi_mr_regattr", detail));
         }
         let capabilities = self.capabilities();
-        let mode = capabilities.mr_mode.without_deprecated();
+        let mode = capabilities.registration.mr_mode.without_deprecated();
         let chooses_key = !mode.contains(MrMode::PROV_KEY);
         let enabled = starts_enabled(mode, options.flags);
         let mut attempts = 0;
@@ -398,7 +379,7 @@ impl Domain {
             attempts += 1;
             let key = match options.requested_key {
                 Some(key) => key,
-                None if chooses_key => random_key(capabilities.mr_key_size)?,
+                None if chooses_key => random_key(capabilities.registration.mr_key_size)?,
                 None => 0,
             };
             let mut request = sys::fcs_mr_request {
@@ -433,9 +414,7 @@ impl Domain {
                 }
             }
             let mut region = std::ptr::null_mut();
-            let registration_guard = self
-                .deregistration_lock()
-                .map(|deregistration_lock| deregistration_lock.lock_registration());
+            let registration_guard = self.deregistration_lock().lock_registration();
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
             let code = unsafe { sys::register_memory(self.as_ptr(), &request, &mut region) };
@@ -457,7 +436,7 @@ impl Domain {
     /// was probably violated.
     fn explain(&self, code: i32, extent: &Extent, options: &RegistrationOptions) -> Error {
         let error = self.add_provider(Error::from_code("fi_mr_regattr", i64::from(code)));
-        let mode = self.capabilities().mr_mode.without_deprecated();
+        let mode = self.capabilities().registration.mr_mode.without_deprecated();
         let key_is_chosen = options.requested_key.is_some();
         match -code {
             crate::error::number::NO_KEY => {
@@ -503,7 +482,7 @@ impl Domain {
                 0,
             )
         };
-        Error::check("fi_mr_map_raw", i64::from(code)).map_err(|e| self.add_provider(e))?;
+        self.check("fi_mr_map_raw", code)?;
         Ok(mapped)
     }
 

@@ -56,7 +56,7 @@ pub struct RemoteMemory {
     /// The key for operations.
     key: u64,
     /// Present if the key was mapped; operations in flight hold it too.
-    pub(crate) mapped_key: Option<Arc<MappedKey>>,
+    mapped_key: Option<Arc<MappedKey>>,
 }
 
 /// Omits the key, which is a capability.
@@ -76,22 +76,19 @@ impl Domain {
     pub fn attach(&self, region: &RemoteRegion) -> Result<RemoteMemory> {
         let ours = self.capabilities().protocol;
         if region.protocol() != ours {
-            return Err(self.add_provider(Error::new(
-                ErrorKind::VersionMismatch,
-                "attach remote region",
-                format!(
-                    "the region needs wire protocol {}, this domain uses {ours}",
-                    region.protocol()
-                ),
-            )));
+            let detail = format!(
+                "the region needs wire protocol {}, this domain uses {ours}",
+                region.protocol()
+            );
+            return Err(self.error(ErrorKind::VersionMismatch, "attach remote region", detail));
         }
         // Some providers would take a raw key in place of a plain one, or the reverse, for an
         // address.
         let facts = self.capabilities();
-        let takes_raw = facts.mr_mode.contains(MrMode::RAW);
+        let takes_raw = facts.registration.mr_mode.contains(MrMode::RAW);
         let (key, mapped_key) = match region.key() {
             RemoteKey::Plain(key) if !takes_raw => (*key, None),
-            RemoteKey::Raw(raw) if takes_raw && raw.len() == facts.mr_key_size => {
+            RemoteKey::Raw(raw) if takes_raw && raw.len() == facts.registration.mr_key_size => {
                 let key = self.map_raw_key(region.base(), raw)?;
                 (key, Some(Arc::new(MappedKey { domain: self.clone(), key })))
             }
@@ -101,11 +98,15 @@ impl Domain {
                     RemoteKey::Raw(raw) => format!("a raw key of {} bytes", raw.len()),
                 };
                 let ours = if takes_raw { "raw" } else { "plain" };
-                return Err(self.add_provider(Error::new(
+                let detail = format!(
+                    "{form}, where keys are {ours}, of {} bytes",
+                    facts.registration.mr_key_size
+                );
+                return Err(self.error(
                     ErrorKind::MalformedDescriptor,
                     "attach remote region",
-                    format!("{form}, where keys are {ours}, of {} bytes", facts.mr_key_size),
-                )));
+                    detail,
+                ));
             }
         };
         Ok(RemoteMemory { region: region.clone(), key, mapped_key })
@@ -126,6 +127,12 @@ impl RemoteMemory {
     #[must_use]
     pub fn is_mapped(&self) -> bool {
         self.mapped_key.is_some()
+    }
+
+    /// To be kept until an operation that uses the region is done.
+    #[inline]
+    pub(crate) fn mapped_key(&self) -> Option<&Arc<MappedKey>> {
+        self.mapped_key.as_ref()
     }
 
     /// The address of an offset, which must be inside the region, and the key.
@@ -172,11 +179,11 @@ impl RemoteMemory {
 /// A part of a peer's region, for use in an operation.
 #[derive(Clone)]
 pub struct RemoteSlice {
-    pub(crate) address: u64,
-    pub(crate) length: u64,
-    pub(crate) key: u64,
-    pub(crate) access: Access,
-    pub(crate) mapped_key: Option<Arc<MappedKey>>,
+    address: u64,
+    length: u64,
+    key: u64,
+    access: Access,
+    mapped_key: Option<Arc<MappedKey>>,
 }
 
 impl fmt::Debug for RemoteSlice {
@@ -190,8 +197,26 @@ impl fmt::Debug for RemoteSlice {
 impl RemoteSlice {
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> u64 {
         self.length
+    }
+
+    #[inline]
+    pub(crate) fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Its address, and the key.
+    #[inline]
+    pub(crate) fn address(&self) -> (u64, u64) {
+        (self.address, self.key)
+    }
+
+    /// To be kept until an operation that uses the slice is done.
+    #[inline]
+    pub(crate) fn mapped_key(&self) -> Option<&Arc<MappedKey>> {
+        self.mapped_key.as_ref()
     }
 }
 
@@ -199,7 +224,7 @@ impl RemoteSlice {
 mod tests {
     use super::*;
     use crate::capabilities::EndpointKind;
-    use crate::memory::HostMemory;
+    use crate::host_memory::HostMemory;
     use crate::query::Query;
 
     #[test]

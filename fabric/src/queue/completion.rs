@@ -23,17 +23,9 @@
 //! ```
 
 use std::fmt;
-use std::num::NonZeroU32;
 
+use super::OperationId;
 use crate::error::Error;
-
-/// Names one posted operation, within the queue that reports it. The name is stale after the
-/// result was returned: a later operation in the same slot has another name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OperationId {
-    pub(crate) index: u32,
-    pub(crate) generation: NonZeroU32,
-}
 
 /// The kind of a completed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

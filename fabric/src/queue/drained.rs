@@ -13,7 +13,7 @@ use super::{BATCH, CompletionQueue, QueueShared};
 
 /// An entry that was read ahead of its owner.
 #[derive(Debug)]
-pub(super) struct DrainedEntry(pub(super) sys::fi_cq_tagged_entry);
+pub(super) struct DrainedEntry(sys::fi_cq_tagged_entry);
 
 // SAFETY: plain data; only the queue's owner uses its pointers, and only compares them.
 unsafe impl Send for DrainedEntry {}
@@ -38,10 +38,7 @@ impl QueueShared {
                 true => tagged.as_mut_ptr().cast(),
                 false => plain.as_mut_ptr().cast(),
             };
-            let _guard = self
-                .domain
-                .deregistration_lock()
-                .map(|deregistration_lock| deregistration_lock.lock_progress());
+            let _guard = self.domain.deregistration_lock().lock_progress();
             // SAFETY: the queue is alive, and the buffer has space for this many entries of its
             // format.
             let got = unsafe { sys::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };

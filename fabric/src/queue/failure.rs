@@ -6,8 +6,7 @@ use std::sync::PoisonError;
 
 use libfabric_sys as sys;
 
-use super::table::State;
-use super::{CompletionKind, CompletionQueue, Failure};
+use super::{CompletionKind, CompletionQueue, Failure, State};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind};
 

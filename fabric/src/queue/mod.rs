@@ -16,15 +16,13 @@ mod shared;
 mod table;
 mod wait;
 
-pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
-use drained::widened;
+pub use completion::{Completion, CompletionKind, Failure, Outcome};
+use drained::{DrainedEntry, widened};
 use failure::FailureRead;
-pub use shared::Waker;
-pub(crate) use shared::{Member, QueueShared};
-pub(crate) use table::Slot;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
+use std::num::NonZeroU32;
 use std::os::fd::RawFd;
 use std::os::raw::c_void;
 use std::ptr;
@@ -36,14 +34,15 @@ use libfabric_sys as sys;
 
 use crate::address::{AddressVector, Peer};
 use crate::capabilities::EndpointKind;
-use crate::choice::polling_blocks_peers;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::Caps;
 use crate::handle::Handle;
+use crate::memory::{MappedKey, MemoryRegion};
+use crate::quirks::polling_blocks_peers;
 use crate::version::Version;
 use crate::waiting::{Backoff, PollPause, WaitStrategy};
-use table::{State, Table};
+use table::Table;
 
 /// The result of a read that found nothing.
 const WOULD_BLOCK: isize = -(sys::FI_EAGAIN as isize);
@@ -93,7 +92,7 @@ pub struct CompletionQueue {
     max_pause: Duration,
     wait_fd: Option<RawFd>,
     reports_source: bool,
-    /// Reading it is guarded by the [deregistration lock](crate::memory::DeregistrationLock).
+    /// Reading it is guarded by the [deregistration lock](crate::deregistration::DeregistrationLock).
     needs_deregistration_lock: bool,
     closed_endpoints_seen: u32,
     /// Closed members, whose last entries may still be in the queue.
@@ -117,6 +116,111 @@ pub struct QueueOptions {
     pub waiting: WaitStrategy,
 }
 
+/// The part of a queue that its endpoints hold.
+#[derive(Debug)]
+pub(crate) struct QueueShared {
+    handle: Handle<sys::fid_cq>,
+    /// The operations that were in flight when the queue's owner dropped it. Freed with the
+    /// queue itself: after the last endpoint is closed.
+    orphaned_table: Mutex<Option<Box<Table>>>,
+    /// Counts closed endpoints.
+    closed_endpoints: AtomicU32,
+    domain: Domain,
+    /// Do entries have tags?
+    has_tags: bool,
+    /// Entries that were drained when an endpoint was closed, for the next reader of the queue.
+    drained: Mutex<VecDeque<DrainedEntry>>,
+    /// A wake-up was requested.
+    wake_up: AtomicBool,
+    /// Was the queue opened with a wait object? libfabric 1.17 crashes if a queue without one
+    /// is signalled.
+    can_signal: bool,
+}
+
+/// Wakes the thread that sleeps in a completion queue, from any thread.
+///
+/// ```
+/// use fabric::*;
+/// # let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// # let domain = Domain::open(&offer)?;
+/// let queue = CompletionQueue::open(&domain)?;
+/// let waker = queue.waker();
+/// std::thread::spawn(move || match waker.wake() {
+///     Ok(()) => {}
+///     Err(refused) => assert_eq!(refused.kind(), ErrorKind::NotSupported),
+/// });
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Waker(Arc<QueueShared>);
+
+/// One endpoint, as its queues see it.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// The endpoint to cancel receives on; null once it is being closed.
+    endpoint: Mutex<Option<usize>>,
+    closed: AtomicBool,
+    /// Used to name the peers of failed operations.
+    addresses: Option<AddressVector>,
+    /// The peer of a connected endpoint, once it is known.
+    connected_to: OnceLock<String>,
+}
+
+/// Names one posted operation, within the queue that reports it. The name is stale after the
+/// result was returned: a later operation in the same slot has another name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OperationId {
+    index: u32,
+    generation: NonZeroU32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    InFlight,
+    /// The caller stopped waiting; the memory stays until the provider releases it.
+    Abandoned,
+}
+
+/// An object that must live until an operation is done.
+#[allow(dead_code)] // retained, never read
+enum Retained {
+    Region(MemoryRegion),
+    MappedKey(Arc<MappedKey>),
+}
+
+/// Objects after the first. At most four local buffers, a result, a comparand, and a mapped
+/// key.
+const MAX_RETAINED: usize = 6;
+
+/// Ordered so that the fields of most operations are in one cache line.
+#[repr(C)]
+pub(crate) struct Slot {
+    /// The operation's context: the address of the entry.
+    context: *mut c_void,
+    token: u64,
+    /// The peer that the operation is directed to.
+    peer: Peer,
+    /// Never zero, so that an optional operation id needs no extra space.
+    generation: NonZeroU32,
+    index: u32,
+    /// The only retained object of most operations.
+    region: Option<MemoryRegion>,
+    member: u32,
+    state: State,
+    kind: CompletionKind,
+    retained_count: u8,
+    keep: [Option<Retained>; MAX_RETAINED],
+}
+
+/// The fields of an operation that its completion needs.
+struct SlotInfo {
+    operation: OperationId,
+    token: u64,
+    kind: CompletionKind,
+    is_abandoned: bool,
+}
+
 impl CompletionQueue {
     /// Opens a queue that waits adaptively.
     ///
@@ -131,16 +235,7 @@ impl CompletionQueue {
     /// # Errors
     /// The provider's error.
     pub fn open_with(domain: &Domain, options: QueueOptions) -> Result<Self> {
-        let mut attributes = sys::fi_cq_attr {
-            size: options.size,
-            format: sys::FI_CQ_FORMAT_TAGGED,
-            wait_obj: if options.waiting == WaitStrategy::Busy {
-                sys::FI_WAIT_NONE
-            } else {
-                sys::FI_WAIT_FD
-            },
-            ..Default::default()
-        };
+        let mut attributes = sys::fi_cq_attr { size: options.size, ..Default::default() };
         let mut queue = ptr::null_mut();
         // Not every provider supports tags, or waiting on a file descriptor.
         let waits: &[u32] = match options.waiting {
@@ -169,7 +264,7 @@ impl CompletionQueue {
                 }
             }
         }
-        Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
+        domain.check("fi_cq_open", code)?;
         // SAFETY: just opened, and owned here.
         let handle = unsafe { Handle::adopt("fi_cq_open", queue)? };
         let untagged = (attributes.format == sys::FI_CQ_FORMAT_DATA)
@@ -208,7 +303,7 @@ impl CompletionQueue {
             },
             wait_fd,
             reports_source: domain.offer().reports_source,
-            needs_deregistration_lock: domain.deregistration_lock().is_some(),
+            needs_deregistration_lock: domain.deregistration_lock().is_needed(),
             members: Vec::new(),
             closed_endpoints_seen: 0,
             closed_members: Vec::new(),
@@ -421,7 +516,7 @@ impl CompletionQueue {
         self.sweep_due = false;
         for number in std::mem::take(&mut self.closed_members) {
             for index in self.table().of_member(number) {
-                let Some(slot) = self.table().slot(index) else {
+                let Some(slot) = self.table().at(index) else {
                     continue;
                 };
                 let (state, kind, token, peer) = (slot.state, slot.kind, slot.token, slot.peer);
@@ -556,8 +651,8 @@ impl CompletionQueue {
     }
 
     /// Frees the slot of an operation whose post failed.
-    pub(crate) fn put_back(&mut self, index: u32) {
-        self.table().release(index);
+    pub(crate) fn put_back(&mut self, id: OperationId) {
+        self.table().release(id.index);
     }
 }
 

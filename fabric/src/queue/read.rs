@@ -19,10 +19,7 @@ impl CompletionQueue {
     #[cold]
     fn read_with_lock(&mut self) -> isize {
         let shared = Arc::clone(&self.shared);
-        let _guard = shared
-            .domain
-            .deregistration_lock()
-            .map(|deregistration_lock| deregistration_lock.lock_progress());
+        let _guard = shared.domain.deregistration_lock().lock_progress();
         self.read_entries()
     }
 

@@ -14,28 +14,9 @@ use std::sync::Arc;
 
 use libfabric_sys as sys;
 
-use super::{CompletionKind, OperationId};
+use super::{CompletionKind, MAX_RETAINED, OperationId, Retained, Slot, SlotInfo, State};
 use crate::address::Peer;
-use crate::memory::{MappedKey, RegionInner};
-
-/// An object that must live until an operation is done.
-#[allow(dead_code)] // retained, never read
-enum Retained {
-    Region(Arc<RegionInner>),
-    MappedKey(Arc<MappedKey>),
-}
-
-/// Objects after the first. At most four local buffers, a result, a comparand, and a mapped
-/// key.
-const MAX_RETAINED: usize = 6;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
-    Free,
-    InFlight,
-    /// The caller stopped waiting; the memory stays until the provider releases it.
-    Abandoned,
-}
+use crate::memory::{MappedKey, MemoryRegion};
 
 /// The slot follows the scratch space, whose address is the context. The two are separate
 /// because the provider writes the scratch space at any time, while a slot is accessed by
@@ -46,30 +27,10 @@ struct TableEntry {
     slot: Slot,
 }
 
-/// Ordered so that the fields of most operations are in one cache line.
-#[repr(C)]
-pub(crate) struct Slot {
-    /// The operation's context: the address of the entry.
-    context: *mut c_void,
-    pub(crate) token: u64,
-    /// The peer that the operation is directed to.
-    pub(crate) peer: Peer,
-    /// Never zero, so that an optional operation id needs no extra space.
-    pub(crate) generation: NonZeroU32,
-    pub(crate) index: u32,
-    /// The only retained object of most operations.
-    region: Option<Arc<RegionInner>>,
-    pub(crate) member: u32,
-    pub(crate) state: State,
-    pub(crate) kind: CompletionKind,
-    retained_count: u8,
-    keep: [Option<Retained>; MAX_RETAINED],
-}
-
 impl Slot {
     #[inline]
-    pub(crate) fn keep_region(&mut self, region: &Arc<RegionInner>) {
-        let region = Arc::clone(region);
+    pub(crate) fn keep_region(&mut self, region: &MemoryRegion) {
+        let region = region.clone();
         if self.region.is_none() {
             self.region = Some(region);
         } else {
@@ -78,8 +39,10 @@ impl Slot {
     }
 
     #[inline]
-    pub(crate) fn keep_mapped_key(&mut self, mapped_key: &Arc<MappedKey>) {
-        self.keep_more(Retained::MappedKey(Arc::clone(mapped_key)));
+    pub(crate) fn keep_mapped_key(&mut self, mapped_key: Option<&Arc<MappedKey>>) {
+        if let Some(mapped_key) = mapped_key {
+            self.keep_more(Retained::MappedKey(Arc::clone(mapped_key)));
+        }
     }
 
     fn keep_more(&mut self, what: Retained) {
@@ -124,14 +87,6 @@ impl Slot {
     }
 }
 
-/// The fields of an operation that its completion needs.
-pub(crate) struct SlotInfo {
-    pub(crate) operation: OperationId,
-    pub(crate) token: u64,
-    pub(crate) kind: CompletionKind,
-    pub(crate) is_abandoned: bool,
-}
-
 struct Chunk {
     entries: NonNull<TableEntry>,
     length: u32,
@@ -139,7 +94,7 @@ struct Chunk {
 }
 
 /// All slots of one queue.
-pub(crate) struct Table {
+pub(super) struct Table {
     chunks: Vec<Chunk>,
     /// Free entries of this table.
     free: Vec<NonNull<TableEntry>>,
@@ -155,7 +110,7 @@ impl Table {
     const FIRST_CHUNK: u32 = 256;
     const MAX_SLOTS: u32 = 1 << 20;
 
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut table = Self { chunks: Vec::new(), free: Vec::new(), total: 0, abandoned: 0 };
         table.grow();
         table
@@ -198,7 +153,7 @@ impl Table {
 
     /// A slot for one operation; None if a million are in flight.
     #[inline]
-    pub(crate) fn take(&mut self) -> Option<&mut Slot> {
+    pub(super) fn take(&mut self) -> Option<&mut Slot> {
         if self.free.is_empty() {
             if self.total >= Self::MAX_SLOTS {
                 return None;
@@ -213,7 +168,7 @@ impl Table {
     }
 
     #[inline]
-    fn at(&mut self, index: u32) -> Option<&mut Slot> {
+    pub(super) fn at(&mut self, index: u32) -> Option<&mut Slot> {
         for chunk in &self.chunks {
             if let Some(offset) = index.checked_sub(chunk.first)
                 && offset < chunk.length
@@ -230,7 +185,7 @@ impl Table {
     /// The slot of a returned context. The context of an entry without a local operation (a
     /// peer's immediate) may be any value.
     #[inline]
-    pub(crate) fn by_context(&mut self, context: *mut c_void) -> Option<&mut Slot> {
+    pub(super) fn by_context(&mut self, context: *mut c_void) -> Option<&mut Slot> {
         let address = context as usize;
         for chunk in &self.chunks {
             let first = chunk.entries.as_ptr() as usize;
@@ -249,14 +204,14 @@ impl Table {
         None
     }
 
-    pub(crate) fn by_id(&mut self, id: OperationId) -> Option<&mut Slot> {
+    pub(super) fn by_id(&mut self, id: OperationId) -> Option<&mut Slot> {
         let slot = self.at(id.index)?;
         (slot.state != State::Free && slot.generation == id.generation).then_some(slot)
     }
 
     /// Ends the operation: its memory is released, and its slot is free again.
     #[inline]
-    pub(crate) fn release(&mut self, index: u32) {
+    pub(super) fn release(&mut self, index: u32) {
         let Some(slot) = self.at(index) else { return };
         if slot.state == State::Free {
             return;
@@ -268,7 +223,7 @@ impl Table {
     /// Takes the fields from the slot of this context, and ends the operation as
     /// [`release`](Self::release) does.
     #[inline]
-    pub(crate) fn take_info(&mut self, context: *mut c_void) -> Option<SlotInfo> {
+    pub(super) fn take_info(&mut self, context: *mut c_void) -> Option<SlotInfo> {
         let slot = self.by_context(context)?;
         let info = SlotInfo {
             operation: slot.id(),
@@ -288,7 +243,7 @@ impl Table {
         self.free.extend(NonNull::new(context.cast::<TableEntry>()));
     }
 
-    pub(crate) fn abandon(&mut self, index: u32) {
+    pub(super) fn abandon(&mut self, index: u32) {
         if let Some(slot) = self.at(index)
             && slot.state == State::InFlight
         {
@@ -297,23 +252,19 @@ impl Table {
         }
     }
 
-    pub(crate) fn abandoned(&self) -> usize {
+    pub(super) fn abandoned(&self) -> usize {
         self.abandoned
     }
 
-    pub(crate) fn in_flight(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         self.total as usize - self.free.len()
     }
 
     /// The number of slots that one member uses.
-    pub(crate) fn of_member(&mut self, member: u32) -> Vec<u32> {
+    pub(super) fn of_member(&mut self, member: u32) -> Vec<u32> {
         (0..self.total)
             .filter(|i| self.at(*i).is_some_and(|s| s.state != State::Free && s.member == member))
             .collect()
-    }
-
-    pub(crate) fn slot(&mut self, index: u32) -> Option<&mut Slot> {
-        self.at(index)
     }
 }
 

@@ -173,10 +173,7 @@ impl CompletionQueue {
         const MILLISECONDS: i32 = PROVIDER_SLEEP.as_millis() as i32;
         let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
         let shared = Arc::clone(&self.shared);
-        let progress_guard = shared
-            .domain
-            .deregistration_lock()
-            .map(|deregistration_lock| deregistration_lock.lock_progress());
+        let progress_guard = shared.domain.deregistration_lock().lock_progress();
         // SAFETY: space for BATCH values.
         let got = unsafe {
             if self.reports_source {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
 use super::header::{ChunkHeader, HEADER_LEN};
-use super::memory::{RegistrationScope, bind_or_enable};
+use super::memory::RegistrationScope;
 use super::notice_sender::{LAST_NOTICE_TOKEN, NoticeSender};
 use super::notify::NotifyMode;
 use super::ring_offer::LaneOffer;
@@ -123,7 +123,7 @@ pub(super) struct ChunkPoster {
     /// The reader's separate headers, if the layout has them.
     remote_headers: Option<RemoteMemory>,
     /// Sends notices without a chunk to the reader.
-    pub(super) notice_sender: NoticeSender,
+    notice_sender: NoticeSender,
     instance: SenderInstance,
     token: u64,
     headers: MemoryRegion,
@@ -157,7 +157,7 @@ impl ChunkPoster {
         geometry: RingGeometry,
         instance: SenderInstance,
     ) -> Result<Self> {
-        let domain = scope.domain;
+        let domain = scope.domain();
         mode.check(domain.capabilities())?;
         let ring = domain.attach(&offer.ring)?;
         let notice_sender =
@@ -185,8 +185,7 @@ impl ChunkPoster {
             }
         }
         let headers = HostMemory::zeroed(usize::from(SLOT_COUNT) * SLOT_LEN)?;
-        let headers = domain.register(headers, Access::WRITE)?;
-        bind_or_enable(&headers, scope)?;
+        let headers = scope.register(headers, Access::WRITE)?;
         Ok(Self {
             mode,
             geometry,
@@ -195,9 +194,7 @@ impl ChunkPoster {
             remote_headers,
             notice_sender,
             instance,
-            token: WRITE_TOKEN
-                | u64::from(instance.generation) << 32
-                | u64::from(instance.sender_index) << 16,
+            token: WRITE_TOKEN | u64::from(instance.number()) << 16,
             headers,
             slots: vec![
                 Slot { pending: 0, immediate: 0, payload: 0, post_number: 0 };
@@ -427,6 +424,22 @@ impl ChunkPoster {
             self.pending_notices.pop_front();
         }
         Ok(true)
+    }
+
+    /// Sends the end notice with these bits. Some(true): a completion reports its arrival, as
+    /// requested. Some(false): there is no room now. None: it is sent.
+    pub(super) fn send_end_notice(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        (bits, confirms_delivery): (u32, bool),
+    ) -> Result<Option<bool>> {
+        if confirms_delivery {
+            let number = self.instance.number();
+            return self.notice_sender.send_last_notice(endpoint, queue, bits, number);
+        }
+        let is_sent = self.notice_sender.send_notice(endpoint, queue, bits)?;
+        Ok((!is_sent).then_some(false))
     }
 
     /// Incomplete chunks and unsent notices. A chunk whose first write has completed and whose

@@ -5,7 +5,7 @@
 
 use super::credit::{self, Credit};
 use super::immediate::MAX_RINGS;
-use super::memory::{RegistrationScope, bind_or_enable};
+use super::memory::RegistrationScope;
 use crate::{Access, Endpoint, HostMemory, MemoryRegion, Result};
 
 /// Bytes at the start whose contents are ignored: the target of notices without credit.
@@ -28,9 +28,7 @@ pub(super) fn credit_offset(sender_index: u16) -> usize {
 
 fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
     let memory = HostMemory::zeroed(length)?;
-    let region = endpoint.domain().register(memory, Access::REMOTE_WRITE)?;
-    bind_or_enable(&region, RegistrationScope::of(endpoint))?;
-    Ok(region)
+    RegistrationScope::of(endpoint).register(memory, Access::REMOTE_WRITE)
 }
 
 /// The credit slot of one sender.

@@ -7,6 +7,7 @@ use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
 use super::header::{ChunkHeader, HEADER_LEN};
 use super::queue_budget::QueueQuota;
 use super::reader_state::HeaderLocation;
+use super::ring_offer::LaneOffer;
 use crate::{
     Access, Domain, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, RegionSlice,
     Result, Waker,
@@ -15,7 +16,7 @@ use crate::{
 /// Where memory is registered.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RegistrationScope<'a> {
-    pub(super) domain: &'a Domain,
+    domain: &'a Domain,
     /// The endpoint that memory is bound to where the provider requires it. None: the endpoint
     /// belongs to a lane thread, and the provider does not require it.
     endpoint: Option<&'a Endpoint>,
@@ -30,24 +31,39 @@ impl<'a> RegistrationScope<'a> {
     pub(super) fn domain_only(domain: &'a Domain) -> Self {
         Self { domain, endpoint: None }
     }
+
+    pub(super) fn domain(self) -> &'a Domain {
+        self.domain
+    }
+
+    /// Registers memory, and binds and enables it where the provider demands it.
+    pub(super) fn register(self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
+        let region = self.domain.register(memory, access)?;
+        match self.endpoint {
+            Some(endpoint) => region.enable_for(endpoint)?,
+            None if region.is_registered() => region.enable()?,
+            None => {}
+        }
+        Ok(region)
+    }
 }
 
 /// The memory of one epoch, shared by its views and freed with the last of them.
 #[derive(Debug)]
 pub(super) struct RingMemory {
-    pub(super) geometry: RingGeometry,
-    pub(super) region: MemoryRegion,
+    geometry: RingGeometry,
+    region: MemoryRegion,
     /// Separate headers, if the layout has them.
-    pub(super) headers: Option<MemoryRegion>,
+    headers: Option<MemoryRegion>,
     /// The same memory and headers, registered with the domains of extra lanes.
-    pub(super) lane_regions: Vec<(MemoryRegion, Option<MemoryRegion>)>,
+    lane_regions: Vec<(MemoryRegion, Option<MemoryRegion>)>,
     /// Chunks whose views were dropped, a bit each, by number: set by the thread that drops a view,
     /// cleared by the reader.
     released: Box<[AtomicU64]>,
     /// The reader sleeps and must be woken when a view is dropped.
     is_asleep: AtomicBool,
     /// Its quota of the queue is returned once nothing more can arrive.
-    pub(super) quota: QueueQuota,
+    quota: QueueQuota,
     waker: OnceLock<Waker>,
 }
 
@@ -77,18 +93,10 @@ impl RingMemory {
         };
         let mut lanes = Vec::with_capacity(registration_scopes.len());
         for scope in registration_scopes {
-            let region = scope.domain.register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
-            bind_or_enable(&region, *scope)?;
-            let headers = match &headers {
-                Some(headers) => {
-                    let headers = Arc::clone(headers);
-                    let headers = scope.domain.register(headers, Access::REMOTE_WRITE)?;
-                    bind_or_enable(&headers, *scope)?;
-                    Some(headers)
-                }
-                None => None,
-            };
-            lanes.push((region, headers));
+            let region = scope.register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
+            let headers = headers.as_ref().map(Arc::clone);
+            let headers = headers.map(|memory| scope.register(memory, Access::REMOTE_WRITE));
+            lanes.push((region, headers.transpose()?));
         }
         if lanes.is_empty() {
             let detail = "no endpoint was given";
@@ -114,6 +122,41 @@ impl RingMemory {
             quota,
             waker,
         })
+    }
+
+    /// Where each lane writes the ring, and the credit memory that it notifies.
+    pub(super) fn lane_offers(&self, credit_memories: &[MemoryRegion]) -> Result<Vec<LaneOffer>> {
+        let first = (&self.region, self.headers.as_ref());
+        let extra = self.lane_regions.iter().map(|(region, headers)| (region, headers.as_ref()));
+        let lanes = std::iter::once(first).chain(extra).zip(credit_memories);
+        let lanes = lanes.map(|((ring, headers), credit_memory)| {
+            Ok(LaneOffer {
+                ring: ring.describe()?,
+                headers: headers.map(MemoryRegion::describe).transpose()?,
+                credit_memory: credit_memory.describe()?,
+            })
+        });
+        lanes.collect()
+    }
+
+    /// Lanes that write it.
+    pub(super) fn lanes(&self) -> usize {
+        1 + self.lane_regions.len()
+    }
+
+    /// The domain of the first lane.
+    pub(super) fn domain(&self) -> &Domain {
+        self.region.domain()
+    }
+
+    /// Bytes of the ring.
+    pub(super) fn capacity(&self) -> u64 {
+        self.geometry.capacity()
+    }
+
+    /// Its quota of the queue.
+    pub(super) fn quota(&self) -> &QueueQuota {
+        &self.quota
     }
 
     #[inline]
@@ -264,13 +307,4 @@ fn zero_chunk(region: &MemoryRegion, geometry: &RingGeometry, header: &ChunkHead
     let end = start + (geometry.flag(header.payload.into()) + FLAG_LEN) as usize;
     // The chunk lay inside the ring.
     let _ = region.fill(start..end, 0);
-}
-
-/// Binds and enables a region where the provider demands it.
-pub(super) fn bind_or_enable(region: &MemoryRegion, scope: RegistrationScope<'_>) -> Result<()> {
-    match scope.endpoint {
-        Some(endpoint) => region.enable_for(endpoint),
-        None if region.is_registered() => region.enable(),
-        None => Ok(()),
-    }
 }

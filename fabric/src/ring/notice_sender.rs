@@ -1,7 +1,7 @@
 //! Sends notices without a chunk: credit, and the closing of either side.
 
 use super::credit::{self, Credit};
-use super::memory::{RegistrationScope, bind_or_enable};
+use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, ordered_write_limit};
 use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::{
@@ -27,7 +27,7 @@ pub(super) fn parse_credit_token(token: u64) -> Option<u32> {
 /// Sends notices to one peer, in the notify mode of its ring.
 #[derive(Debug)]
 pub(super) struct NoticeSender {
-    pub(super) mode: NotifyMode,
+    mode: NotifyMode,
     /// Are messages to the peer tagged?
     tagged: bool,
     peer: Peer,
@@ -46,7 +46,7 @@ impl NoticeSender {
         peer: Peer,
         (credit_memory, credit_offset): (&RemoteRegion, usize),
     ) -> Result<Self> {
-        let domain = scope.domain;
+        let domain = scope.domain();
         if mode == NotifyMode::Message {
             let caps = domain.capabilities().caps;
             let needed = if tagged { Caps::TAGGED } else { Caps::MESSAGE };
@@ -64,8 +64,7 @@ impl NoticeSender {
                 format!("the offered credit memory has only {} bytes", credit_memory.len());
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
-        let words = domain.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
-        bind_or_enable(&words, scope)?;
+        let words = scope.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
         Ok(Self { mode, tagged, peer, credit_memory, credit_offset, words })
     }
 

@@ -46,9 +46,9 @@ pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
 
 /// The longest write that a later one does not overtake; 0 where no order is promised.
 pub(super) fn ordered_write_limit(capabilities: &Capabilities) -> u64 {
-    let order = capabilities.send_order & capabilities.receive_order;
+    let order = capabilities.order.send_order & capabilities.order.receive_order;
     match order.contains(Order::WRITE_AFTER_WRITE) {
-        true => capabilities.max_ordered_write.min(capabilities.max_message_size) as u64,
+        true => capabilities.order.max_ordered_write.min(capabilities.max_message_size) as u64,
         false => 0,
     }
 }
@@ -89,7 +89,7 @@ impl NotifyMode {
             Self::Polling if ordered_write_limit(capabilities) <= HEADER_LEN => {
                 Some("no write-after-write order (FI_ORDER_RMA_WAW)")
             }
-            Self::Polling if capabilities.iov_limit < 2 => {
+            Self::Polling if capabilities.limits.iov_limit < 2 => {
                 Some("no writes gathered from two pieces (iov_limit below 2)")
             }
             _ => None,
@@ -115,7 +115,7 @@ impl NotifyMode {
             }
             Self::Polling => Ok(ChunkLayout::TrailingFlag),
             // Header and payload share one write only where two pieces can be gathered.
-            _ if memory.is_device() || capabilities.iov_limit < 2 => {
+            _ if memory.is_device() || capabilities.limits.iov_limit < 2 => {
                 Ok(ChunkLayout::SeparateHeader)
             }
             _ => Ok(ChunkLayout::InlineHeader),

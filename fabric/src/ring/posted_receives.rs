@@ -1,7 +1,7 @@
 //! Receives that are posted ahead for notices: for messages, and where immediates consume receives.
 
 use super::credit;
-use super::memory::{RegistrationScope, bind_or_enable};
+use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, has_tags};
 use crate::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, Domain, Endpoint,
@@ -35,9 +35,12 @@ pub(super) struct PostedReceives {
 /// Receives posted for immediates where these consume receives. Where queues may overrun they bound
 /// the number of rings, so as many are posted as the provider takes.
 pub(super) fn immediate_receive_count(capabilities: &Capabilities) -> usize {
-    let most =
-        if capabilities.resource_management { IMMEDIATE_RECEIVES } else { usize::from(u16::MAX) };
-    capabilities.receive_depth.clamp(1, most)
+    let most = if capabilities.limits.resource_management {
+        IMMEDIATE_RECEIVES
+    } else {
+        usize::from(u16::MAX)
+    };
+    capabilities.limits.receive_depth.clamp(1, most)
 }
 
 /// A notice from the queue.
@@ -71,12 +74,11 @@ impl PostedReceives {
         let capabilities = endpoint.domain().capabilities();
         let most = match is_shared {
             true => immediate_receive_count(capabilities),
-            false => capabilities.receive_depth.min(MESSAGE_RECEIVES.into()),
+            false => capabilities.limits.receive_depth.min(MESSAGE_RECEIVES.into()),
         };
         let count = u16::try_from(most).unwrap_or(u16::MAX).max(1);
         let memory = HostMemory::zeroed(usize::from(count) * RECEIVE_LEN)?;
-        let region = endpoint.domain().register(memory, Access::RECEIVE)?;
-        bind_or_enable(&region, RegistrationScope::of(endpoint))?;
+        let region = RegistrationScope::of(endpoint).register(memory, Access::RECEIVE)?;
         self.messages = Some(region);
         self.unposted = (0..count).rev().collect();
         Ok(())

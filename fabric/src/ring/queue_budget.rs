@@ -37,7 +37,7 @@ const MAX_RINGS_BOTH_WAYS: u64 = 2 * MAX_RINGS as u64;
 #[must_use]
 pub fn queue_entries(capabilities: &Capabilities) -> usize {
     // The larger one is the smallest quota for each of 2048 rings.
-    if capabilities.resource_management { 4096 } else { 16384 }
+    if capabilities.limits.resource_management { 4096 } else { 16384 }
 }
 
 /// The free quotas of a queue.
@@ -63,11 +63,11 @@ pub(super) struct QueueQuota {
 fn notice_entries(capabilities: &Capabilities, entries: usize) -> u64 {
     // By default, providers size a queue for both of its sides together.
     let entries = match entries {
-        0 => capabilities.transmit_depth.saturating_add(capabilities.receive_depth),
+        0 => capabilities.limits.transmit_depth.saturating_add(capabilities.limits.receive_depth),
         entries => entries,
     };
     // Completions of local operations use entries, too.
-    let notice_entries = entries - capabilities.transmit_depth.min(entries / 2);
+    let notice_entries = entries - capabilities.limits.transmit_depth.min(entries / 2);
     let receives =
         capabilities.immediates_consume_receives().then(|| immediate_receive_count(capabilities));
     notice_entries.min(receives.unwrap_or(usize::MAX)) as u64
@@ -76,7 +76,7 @@ fn notice_entries(capabilities: &Capabilities, entries: usize) -> u64 {
 impl QueueBudget {
     /// The budget of a queue with this many entries; 0: the provider's default.
     pub(super) fn of(capabilities: &Capabilities, entries: usize) -> Self {
-        if capabilities.resource_management {
+        if capabilities.limits.resource_management {
             return Self(None);
         }
         let notice_entries = notice_entries(capabilities, entries);

@@ -12,7 +12,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// An offer of a provider that lets queues overrun.
 fn unprotected_offer() -> crate::Offer {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    let capabilities = Capabilities { resource_management: false, ..offer.capabilities().clone() };
+    let mut capabilities = offer.capabilities().clone();
+    capabilities.limits.resource_management = false;
     offer.capabilities = Arc::new(capabilities);
     offer
 }
@@ -30,8 +31,8 @@ fn take_all(queue_budget: &QueueBudget) -> (Vec<QueueQuota>, Error) {
 
 #[test]
 fn rings_have_equal_quotas_of_a_queue() {
-    let capabilities = unprotected_offer().capabilities().clone();
-    let capabilities = Capabilities { transmit_depth: 64, receive_depth: 128, ..capabilities };
+    let mut capabilities = unprotected_offer().capabilities().clone();
+    (capabilities.limits.transmit_depth, capabilities.limits.receive_depth) = (64, 128);
     let queue_budget = QueueBudget::of(&capabilities, 192);
     let (quotas, refused) = take_all(&queue_budget);
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
@@ -45,26 +46,24 @@ fn rings_have_equal_quotas_of_a_queue() {
     let queue_budget = QueueBudget::of(&capabilities, 1 << 20);
     assert_eq!(queue_budget.take(NotifyMode::Immediate, 1 << 14).unwrap().max_chunks(), 31);
     // Where immediates consume receives, the receives bound the quotas, too.
-    let receiving = Capabilities {
-        mode: capabilities.mode | Mode::RX_CQ_DATA,
-        receive_depth: 32,
-        ..capabilities.clone()
-    };
+    let mut receiving = capabilities.clone();
+    receiving.mode |= Mode::RX_CQ_DATA;
+    receiving.limits.receive_depth = 32;
     assert_eq!(take_all(&QueueBudget::of(&receiving, 4096)).0.len(), 4);
     // So do the entries of a lane's queue.
     let mut queue_budget = QueueBudget::of(&capabilities, 4096);
     queue_budget.limit(&capabilities, 192);
     assert_eq!(take_all(&queue_budget).0.len(), 16);
     // The provider keeps the queue from overrunning: no limit.
-    let capabilities = Capabilities { resource_management: true, ..capabilities };
+    capabilities.limits.resource_management = true;
     let quota = QueueBudget::of(&capabilities, 16).take(NotifyMode::Immediate, 1 << 14).unwrap();
     assert_eq!((quota.max_chunks(), quota.is_limited()), (1 << 14, false));
 }
 
 #[test]
 fn long_queue_admits_thousands_of_rings() {
-    let capabilities = unprotected_offer().capabilities().clone();
-    let capabilities = Capabilities { transmit_depth: 1024, receive_depth: 16384, ..capabilities };
+    let mut capabilities = unprotected_offer().capabilities().clone();
+    (capabilities.limits.transmit_depth, capabilities.limits.receive_depth) = (1024, 16384);
     let direct =
         Capabilities { mode: capabilities.mode | Mode::RX_CQ_DATA, ..capabilities.clone() };
     for capabilities in [capabilities, direct] {

@@ -103,11 +103,7 @@ pub struct ReaderState {
     sender_index: u16,
     /// The lowest position that is not released.
     head: u64,
-    /// The head that was last sent as credit.
-    credited_head: u64,
-    /// Credits may overtake each other on the way to their slot: only one is in flight at a time.
-    serializes_credits: bool,
-    is_credit_in_flight: bool,
+    returned: ReturnedCredit,
     /// Start of the next chunk, before any bytes that are skipped.
     next: u64,
     sequence: u64,
@@ -120,21 +116,60 @@ pub struct ReaderState {
     taken: VecDeque<(u64, bool)>,
     /// A notice arrived before the header of its chunk.
     awaits_header: bool,
-    /// Chunks released since the last credit.
-    uncredited: u64,
-    /// Bytes to be released before credit is due.
-    watermark: u64,
     /// Chunks that may be in the ring.
     max_chunks: u64,
     /// Number of chunks in total, once the writer has sent the end notice.
     end_sequence: Option<u64>,
-    /// Number of the next message, and how much of it arrived.
-    message: u64,
-    received: u64,
-    /// Its length and topic, once a part of it arrived.
-    declared: Option<(u64, u32)>,
+    message: PartialMessage,
     duplicates: u64,
     unmatched_notices: u64,
+}
+
+/// The credit returned to the writer.
+#[derive(Debug)]
+struct ReturnedCredit {
+    /// The head that was last sent.
+    head: u64,
+    /// Bytes to be released before the next one is due.
+    watermark: u64,
+    /// Chunks released since.
+    released: u64,
+    /// Credits may overtake each other on the way to their slot: only one is in flight at a time.
+    is_serialized: bool,
+    is_in_flight: bool,
+}
+
+/// The message that is being received.
+#[derive(Debug)]
+struct PartialMessage {
+    number: u64,
+    /// Bytes that arrived.
+    received: u64,
+    /// Length and topic, once a part arrived.
+    declared: Option<(u64, u32)>,
+}
+
+impl PartialMessage {
+    /// Does this chunk continue it?
+    #[inline]
+    fn is_continued_by(&self, header: &ChunkHeader) -> bool {
+        header.message == self.number
+            && header.offset == self.received
+            && self.declared.is_none_or(|known| known == (header.length, header.topic))
+    }
+
+    /// Adds a chunk. True if the message ends with it; then the next message begins.
+    #[inline]
+    fn add(&mut self, header: &ChunkHeader) -> bool {
+        self.received += u64::from(header.payload);
+        let is_last = self.received == header.length;
+        self.declared = (!is_last).then_some((header.length, header.topic));
+        if is_last {
+            self.number += 1;
+            self.received = 0;
+        }
+        is_last
+    }
 }
 
 impl ReaderState {
@@ -146,30 +181,31 @@ impl ReaderState {
             epoch,
             sender_index: geometry.ring(),
             head: 0,
-            credited_head: 0,
-            serializes_credits: false,
-            is_credit_in_flight: false,
+            returned: ReturnedCredit {
+                head: 0,
+                watermark: watermark.min(geometry.max_chunk_len()),
+                released: 0,
+                is_serialized: false,
+                is_in_flight: false,
+            },
             awaits_header: false,
             next: 0,
             sequence: 0,
             arrived: vec![0; (geometry.max_chunks() / 64) as usize].into(),
             lengths: vec![0; geometry.max_chunks() as usize].into(),
             taken: VecDeque::new(),
-            uncredited: 0,
-            watermark: watermark.min(geometry.max_chunk_len()),
             max_chunks: geometry.max_chunks(),
             end_sequence: None,
-            message: 0,
-            received: 0,
-            declared: None,
+            message: PartialMessage { number: 0, received: 0, declared: None },
             duplicates: 0,
             unmatched_notices: 0,
         }
     }
 
     /// Continues after messages that an earlier reader completed.
-    pub fn resume_after(self, completed_messages: u64) -> Self {
-        Self { message: completed_messages, ..self }
+    pub fn resume_after(mut self, completed_messages: u64) -> Self {
+        self.message.number = completed_messages;
+        self
     }
 
     /// Limits the chunks in the ring: credit is due when a quarter of them were released.
@@ -185,9 +221,9 @@ impl ReaderState {
     /// Sends no credit before the previous one has [completed](Self::credit_completed). All are
     /// written to one slot, where an overtaken one could otherwise hide the last.
     pub fn serialize_credits(&mut self) {
-        self.serializes_credits = true;
+        self.returned.is_serialized = true;
         // A credit that is due already could not be sent before.
-        self.is_credit_in_flight = self.credited_head > 0;
+        self.returned.is_in_flight = self.returned.head > 0;
     }
 
     /// Takes a notice, which implies its own data and nothing about other chunks. `length` is the
@@ -308,8 +344,7 @@ impl ReaderState {
         let payload = u64::from(header.payload);
         let taken = self.geometry.taken(payload);
         let end = header.position + taken;
-        let is_same = self.declared.is_none_or(|known| known == (header.length, header.topic));
-        let continues = header.message == self.message && header.offset == self.received && is_same;
+        let continues = self.message.is_continued_by(&header);
         let fits = taken <= self.geometry.bytes_to_end(header.position)
             && end - self.head <= self.geometry.capacity();
         if !continues || !fits || (header.payload == 0 && header.length != 0) {
@@ -330,13 +365,7 @@ impl ReaderState {
         let release_token = ReleaseToken { sequence: self.sequence };
         self.next = end;
         self.sequence += 1;
-        self.received += u64::from(header.payload);
-        let is_last = self.received == header.length;
-        self.declared = (!is_last).then_some((header.length, header.topic));
-        if is_last {
-            self.message += 1;
-            self.received = 0;
-        }
+        let is_last = self.message.add(&header);
         let offset = self.geometry.offset(header.position) + self.geometry.payload_offset();
         Ok(Some(ArrivedChunk { header, offset, is_last, release_token }))
     }
@@ -350,7 +379,7 @@ impl ReaderState {
         }
         while let Some((end, true)) = self.taken.front() {
             self.head = *end;
-            self.uncredited += 1;
+            self.returned.released += 1;
             self.taken.pop_front();
         }
         debug_assert!(self.head <= self.next, "beyond what arrived");
@@ -375,47 +404,48 @@ impl ReaderState {
     /// released (otherwise the writer would soon have no chunk numbers left), or the port is idle
     /// and anything was released.
     pub fn credit(&mut self, is_idle: bool) -> Option<Credit> {
-        let uncredited = self.head - self.credited_head;
-        let is_due = uncredited >= self.watermark || self.uncredited >= self.max_chunks.div_ceil(4);
-        if uncredited == 0 || !(is_due || is_idle) || self.is_credit_in_flight {
+        let uncredited = self.head - self.returned.head;
+        let is_due = uncredited >= self.returned.watermark
+            || self.returned.released >= self.max_chunks.div_ceil(4);
+        if uncredited == 0 || !(is_due || is_idle) || self.returned.is_in_flight {
             return None;
         }
-        self.uncredited = 0;
-        self.credited_head = self.head;
-        self.is_credit_in_flight = self.serializes_credits;
+        self.returned.released = 0;
+        self.returned.head = self.head;
+        self.returned.is_in_flight = self.returned.is_serialized;
         Some(self.last_credit())
     }
 
     /// The last credit, sent or still to be sent.
     pub fn last_credit(&self) -> Credit {
-        Credit { epoch: self.epoch, head: self.credited_head }
+        Credit { epoch: self.epoch, head: self.returned.head }
     }
 
     /// The notice that accompanies a credit.
     pub fn credit_notice(&self) -> u32 {
         // Chunks released since that credit belong to the next one.
-        let released = self.unreleased().start - self.uncredited;
+        let released = self.unreleased().start - self.returned.released;
         self.notice_of(RingNotice::Credit { released: released as u16 })
     }
 
     /// Prepares the last credit to be sent again, since it may be lost.
     pub fn resend_credit(&mut self) {
-        self.is_credit_in_flight = self.serializes_credits;
+        self.returned.is_in_flight = self.returned.is_serialized;
     }
 
     /// The last credit has arrived, or never will.
     pub fn credit_completed(&mut self) {
-        self.is_credit_in_flight = false;
+        self.returned.is_in_flight = false;
     }
 
     /// Is only one credit in flight at a time?
     pub fn serializes_credits(&self) -> bool {
-        self.serializes_credits
+        self.returned.is_serialized
     }
 
     /// Does the next credit wait for the last one to complete?
     pub fn is_credit_in_flight(&self) -> bool {
-        self.is_credit_in_flight
+        self.returned.is_in_flight
     }
 
     /// The lowest position that is not released.
@@ -425,7 +455,7 @@ impl ReaderState {
 
     /// The head that was last sent as credit.
     pub fn credited_head(&self) -> u64 {
-        self.credited_head
+        self.returned.head
     }
 
     /// Did [`take`](Self::take) find the notice of the next chunk, but not its header yet? No further
@@ -461,12 +491,12 @@ impl ReaderState {
 
     /// Messages completed, over all epochs.
     pub fn completed_messages(&self) -> u64 {
-        self.message
+        self.message.number
     }
 
     /// Bytes that arrived of the next message.
     pub fn received(&self) -> u64 {
-        self.received
+        self.message.received
     }
 
     /// Duplicate notices, and notices of other epochs or rings.

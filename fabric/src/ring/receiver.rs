@@ -12,7 +12,7 @@ use super::notify::{NotifyMode, has_tags};
 use super::queue_budget::QueueBudget;
 use super::reader_state::ReaderState;
 use super::retries::CloseProgress;
-use super::ring_offer::{LaneOffer, RingAnswer, RingOffer};
+use super::ring_offer::{RingAnswer, RingOffer};
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result,
     Waker,
@@ -87,7 +87,7 @@ pub struct RingReceiver {
     is_closing: bool,
     is_close_notice_due: bool,
     /// It is in the port's list of events.
-    pub(super) is_event_queued: bool,
+    is_event_queued: bool,
 }
 
 impl RingReceiver {
@@ -110,7 +110,7 @@ impl RingReceiver {
         let quota = queue_budget.take(options.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks();
         let memory = RingMemory::new(&registration_scopes, geometry, memory, quota)?;
-        let mut reader = ReaderState::new(memory.geometry, epoch, options.watermark)
+        let mut reader = ReaderState::new(geometry, epoch, options.watermark)
             .resume_after(options.completed_messages);
         reader.limit_chunks(max_chunks);
         Ok(Self {
@@ -134,28 +134,16 @@ impl RingReceiver {
     /// The offer to the writer, with the target of notices on each lane.
     pub(super) fn offer(&self, credit_memories: &[MemoryRegion]) -> Result<RingOffer> {
         let geometry = self.reader.geometry();
-        let memory = &self.memory;
-        let first = (&memory.region, memory.headers.as_ref());
-        let lane_regions =
-            memory.lane_regions.iter().map(|(region, headers)| (region, headers.as_ref()));
-        let lanes = std::iter::once(first).chain(lane_regions).zip(credit_memories);
-        let lanes = lanes.map(|((ring, headers), credit_memory)| {
-            Ok(LaneOffer {
-                ring: ring.describe()?,
-                headers: headers.map(MemoryRegion::describe).transpose()?,
-                credit_memory: credit_memory.describe()?,
-            })
-        });
         Ok(RingOffer {
             ring: geometry.ring(),
             epoch: self.reader.epoch(),
             capacity: geometry.capacity(),
             notify: self.mode,
-            tagged: has_tags(memory.region.domain().capabilities()),
+            tagged: has_tags(self.memory.domain().capabilities()),
             layout: geometry.layout(),
-            max_chunks: memory.quota.max_chunks(),
+            max_chunks: self.memory.quota().max_chunks(),
             completed_messages: self.reader.completed_messages(),
-            lanes: lanes.collect::<Result<_>>()?,
+            lanes: self.memory.lane_offers(credit_memories)?,
         })
     }
 
@@ -369,7 +357,7 @@ impl RingReceiver {
 
     /// Is a notice due that the ring is closed, or the last credit?
     pub(super) fn is_end_notice_ready(&self) -> bool {
-        let is_credit_due = self.memory.quota.is_limited() && self.has_unsent_credit();
+        let is_credit_due = self.memory.quota().is_limited() && self.has_unsent_credit();
         self.is_closing
             && if self.is_end_of_stream() { is_credit_due } else { self.is_close_notice_due }
     }
@@ -411,7 +399,8 @@ impl RingReceiver {
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
     ) -> Result<CloseProgress> {
-        if !self.memory.quota.is_limited() || self.credit_error.is_some() || self.writer.is_none() {
+        if !self.memory.quota().is_limited() || self.credit_error.is_some() || self.writer.is_none()
+        {
             return Ok(CloseProgress::Complete);
         }
         // The writer has nothing in flight, so existing views do not matter.
@@ -426,6 +415,12 @@ impl RingReceiver {
             (false, true) => CloseProgress::Pending,
             (false, false) => CloseProgress::Complete,
         })
+    }
+
+    /// Records whether it is in the port's list of events. True if that changed.
+    #[inline]
+    pub(super) fn set_event_queued(&mut self, is_queued: bool) -> bool {
+        std::mem::replace(&mut self.is_event_queued, is_queued) != is_queued
     }
 
     /// Marks the ring broken; the first cause stays.
@@ -466,14 +461,9 @@ impl RingReceiver {
         self.broken.is_none() && self.reader.awaits_header()
     }
 
-    /// Dropping a view now wakes the thread that sleeps in the queue. Set only if there are views.
-    pub(super) fn set_sleeping(&self) {
-        self.memory.set_sleeping(!self.reader.unreleased().is_empty());
-    }
-
-    /// The thread does not sleep any more.
-    pub(super) fn clear_sleeping(&self) {
-        self.memory.set_sleeping(false);
+    /// Does dropping a view wake the thread that sleeps in the queue? Set only if there are views.
+    pub(super) fn set_sleeping(&self, is_asleep: bool) {
+        self.memory.set_sleeping(is_asleep && !self.reader.unreleased().is_empty());
     }
 
     /// The waker of the port's queue.
@@ -505,7 +495,7 @@ impl RingReceiver {
     /// Lanes of the ring.
     #[must_use]
     pub fn lanes(&self) -> usize {
-        1 + self.memory.lane_regions.len()
+        self.memory.lanes()
     }
 
     /// The state of the protocol.

@@ -85,7 +85,7 @@ pub struct RingSender {
     is_closing: bool,
     confirms_end_notice: bool,
     /// It is in the port's list of events.
-    pub(super) is_event_queued: bool,
+    is_event_queued: bool,
 }
 
 /// State of the end notice to the reader.
@@ -239,7 +239,7 @@ impl RingSender {
         if from + length > payload.len() as u64 {
             return Err(too_short(payload, &chunk.header));
         }
-        let body = (length > 0).then(|| (&payload.region, payload.offset() + from as usize));
+        let body = (length > 0).then(|| (payload.as_region(), payload.offset() + from as usize));
         Ok(Planned::Chunk(chunk, body))
     }
 
@@ -395,16 +395,8 @@ impl RingSender {
         queue: &mut CompletionQueue,
     ) -> CloseProgress {
         if self.is_end_notice_ready() {
-            let bits = self.writer.end_notice();
-            let (notice_sender, number) =
-                (&self.chunk_poster.notice_sender, self.chunk_poster.instance().number());
-            let sent = match self.confirms_end_notice {
-                true => notice_sender.send_last_notice(endpoint, queue, bits, number),
-                false => notice_sender
-                    .send_notice(endpoint, queue, bits)
-                    .map(|is_sent| (!is_sent).then_some(false)),
-            };
-            self.end = match sent {
+            let notice = (self.writer.end_notice(), self.confirms_end_notice);
+            self.end = match self.chunk_poster.send_end_notice(endpoint, queue, notice) {
                 Ok(Some(true)) => EndNotice::InFlight,
                 Ok(Some(false)) => return CloseProgress::Refused,
                 // Sent; or the connection is broken, and no reader can receive it.
@@ -464,6 +456,12 @@ impl RingSender {
                 Ok(self.take_credit(credit))
             }
         }
+    }
+
+    /// Records whether it is in the port's list of events. True if that changed.
+    #[inline]
+    pub(super) fn set_event_queued(&mut self, is_queued: bool) -> bool {
+        std::mem::replace(&mut self.is_event_queued, is_queued) != is_queued
     }
 
     /// Marks the ring broken; the first cause stays.

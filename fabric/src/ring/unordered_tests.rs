@@ -9,7 +9,7 @@ use super::writer_state::WriterState;
 use super::{NotifyMode, Port, PortEvent, ReceiverId, RingEvent, RingOptions, SenderId};
 use crate::{
     Access, AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error,
-    ErrorKind, HostMemory, MemoryRegion, Order, PostOptions, Query,
+    ErrorKind, HostMemory, MemoryRegion, Order, OrderGuarantees, PostOptions, Query,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -49,9 +49,10 @@ fn pair(change: impl FnOnce(Capabilities) -> Capabilities) -> Pair {
     Pair { writer, reader, writing, reading, source, _addresses: [near, far] }
 }
 
-fn unordered(capabilities: Capabilities) -> Capabilities {
-    let (send_order, receive_order) = (Order::empty(), Order::empty());
-    Capabilities { send_order, receive_order, ..capabilities }
+fn unordered(mut capabilities: Capabilities) -> Capabilities {
+    let order = &mut capabilities.order;
+    (order.send_order, order.receive_order) = (Order::empty(), Order::empty());
+    capabilities
 }
 
 impl Pair {
@@ -130,11 +131,11 @@ fn completed_credit_is_not_resent_after_lost_injects() {
 fn credit_longer_than_the_ordered_write_is_serialized() {
     for (most, at_a_time) in [(usize::MAX, false), (16, false), (15, true), (0, true)] {
         let order = Order::WRITE_AFTER_WRITE;
-        let mut pair = pair(|capabilities| Capabilities {
-            send_order: capabilities.send_order | order,
-            receive_order: capabilities.receive_order | order,
-            max_ordered_write: most,
-            ..capabilities
+        let mut pair = pair(|mut capabilities| {
+            capabilities.order.send_order |= order;
+            capabilities.order.receive_order |= order;
+            capabilities.order.max_ordered_write = most;
+            capabilities
         });
         pair.pass(1);
         assert!(pair.reader.return_credit(pair.reading, true).unwrap());
@@ -154,12 +155,9 @@ fn polling_needs_write_order_for_a_chunk() {
         (0, order, false),
         (usize::MAX, Order::empty(), false),
     ] {
-        let capabilities = Capabilities {
-            send_order: order,
-            receive_order: order,
-            max_ordered_write: most,
-            ..capabilities.clone()
-        };
+        let order =
+            OrderGuarantees { send_order: order, receive_order: order, max_ordered_write: most };
+        let capabilities = Capabilities { order, ..capabilities.clone() };
         assert_eq!(
             NotifyMode::Polling.check(&capabilities).is_ok(),
             is_possible,
@@ -206,8 +204,8 @@ fn header_overtaken_by_its_notice_is_found_later() {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     let capabilities = offer.capabilities().clone();
     // Without gathering, header and payload are separate writes.
-    let (send_order, receive_order, iov_limit) = (Order::empty(), Order::empty(), 1);
-    let capabilities = Capabilities { send_order, receive_order, iov_limit, ..capabilities };
+    let mut capabilities = unordered(capabilities);
+    capabilities.limits.iov_limit = 1;
     offer.capabilities = Arc::new(capabilities);
     let domain = Domain::open(&offer).unwrap();
     let open = || {

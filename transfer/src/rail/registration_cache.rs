@@ -245,7 +245,7 @@ impl RailHandle {
         if !region.is_registered() || region.is_enabled() {
             return Ok(region);
         }
-        if !self.domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+        if !self.domain.capabilities().registration.mr_mode.contains(MrMode::ENDPOINT) {
             return region.enable().map(|()| region);
         }
         let (reply, enabled_reply) = sync_channel(1);

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::super::memory::{RegistrationScope, bind_or_enable};
+use super::super::memory::RegistrationScope;
 use super::super::port::{Port, SenderId};
 use super::super::sender::{Pushed, SenderStatistics};
 use super::super::writer_state::Message;
@@ -59,10 +59,8 @@ impl RingWriter {
         provider: String,
         largest: u64,
     ) -> Result<Self> {
-        let endpoint = port.endpoint();
         let memory = HostMemory::zeroed(SLOT_COUNT * SLOT_LEN)?;
-        let region = endpoint.domain().register(memory, Access::WRITE)?;
-        bind_or_enable(&region, RegistrationScope::of(endpoint))?;
+        let region = RegistrationScope::of(port.endpoint()).register(memory, Access::WRITE)?;
         let staging = Staging { region, busy_to: [0; SLOT_COUNT], next: 0 };
         let progress_thread = ProgressThread::start(port, stream, peer, provider)?;
         Ok(Self { progress_thread, ring, largest, staging, unfinished: None })

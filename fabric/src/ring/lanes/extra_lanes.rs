@@ -13,10 +13,8 @@ use super::super::memory::{RegistrationScope, RingMemory};
 use super::super::notify::NotifyMode;
 use super::super::ring_offer::{LaneOffer, RingOffer};
 use super::super::writer_state::Chunk;
-use super::lane::{
-    EventSender, Lane, LaneEvent, LaneJob, LaneResources, PortWaker, RetainedMemory,
-};
-use super::{LaneSet, OpenLane};
+use super::lane::{Lane, LaneEvent, LaneJob, PortWaker, RetainedMemory};
+use super::{LaneResources, LaneSet, OpenLane};
 use crate::{
     Address, AddressVector, Domain, Error, ErrorKind, MemoryRegion, MrMode, Peer, Result, Waker,
 };
@@ -33,7 +31,7 @@ pub(in super::super) struct ExtraLanes {
     /// Jobs that did not fit a lane's job queue.
     pending_jobs: VecDeque<(usize, LaneJob)>,
     /// Why a lane failed.
-    pub(in super::super) broken: Option<Error>,
+    broken: Option<Error>,
 }
 
 #[derive(Debug)]
@@ -82,7 +80,9 @@ impl ExtraLanes {
             |detail: &'static str| Err(Error::new(ErrorKind::NotSupported, OPERATION, detail));
         let all = &lane_set.lanes;
         let capabilities = || all.iter().map(|lane| lane.endpoint.domain().capabilities());
-        if capabilities().any(|capabilities| capabilities.mr_mode.contains(MrMode::ENDPOINT)) {
+        if capabilities()
+            .any(|capabilities| capabilities.registration.mr_mode.contains(MrMode::ENDPOINT))
+        {
             return refuse(
                 "this provider binds memory to an endpoint (FI_MR_ENDPOINT). Use one lane",
             );
@@ -109,9 +109,8 @@ impl ExtraLanes {
             let (held, retained) = (credit_memory.clone(), RetainedMemory::clone(&retained));
             let resources =
                 LaneResources { endpoint, queue, posted_receives, credit_memory: held, retained };
-            let event_sender =
-                EventSender { events: sender.clone(), port_waker: Arc::clone(&port_waker) };
-            let lane = Lane::start(number, resources, event_sender)?;
+            let events = (sender.clone(), Arc::clone(&port_waker));
+            let lane = Lane::start(number, resources, events)?;
             let peers = PeerCache::default();
             lanes.push(ExtraLane { lane, domain, addresses, address, credit_memory, peers });
         }
@@ -125,8 +124,19 @@ impl ExtraLanes {
         })
     }
 
-    pub(in super::super) fn len(&self) -> usize {
-        self.lanes.len()
+    /// The number of lanes; 0 after one failed.
+    pub(in super::super) fn usable(&self) -> usize {
+        if self.broken.is_none() { self.lanes.len() } else { 0 }
+    }
+
+    /// Why a lane failed.
+    pub(in super::super) fn broken(&self) -> Option<&Error> {
+        self.broken.as_ref()
+    }
+
+    /// A lane failed; the first cause stays.
+    pub(in super::super) fn fail(&mut self, error: Error) {
+        self.broken.get_or_insert(error);
     }
 
     /// The address of each lane.

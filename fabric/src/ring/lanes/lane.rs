@@ -15,10 +15,9 @@ use super::super::chunk_poster::{ChunkPoster, SenderInstance, parse_write_token}
 use super::super::memory::RingMemory;
 use super::super::posted_receives::{PostedReceives, ReceivedNotice};
 use super::super::writer_state::Chunk;
+use super::LaneResources;
 use super::send_queue::LaneSendQueue;
-use crate::{
-    CompletionQueue, Endpoint, Error, ErrorKind, Failure, MemoryRegion, Outcome, Result, Waker,
-};
+use crate::{Error, ErrorKind, Failure, MemoryRegion, Outcome, Result, Waker};
 
 /// Jobs that may wait for a lane.
 const JOB_QUEUE_LEN: usize = 64;
@@ -68,17 +67,6 @@ pub(in super::super) enum LaneEvent {
 /// Memory that peers write through lanes: it stays as long as a thread does, even one that hangs.
 pub(super) type RetainedMemory = Arc<Mutex<Vec<Arc<RingMemory>>>>;
 
-/// Resources of a lane's thread. Drop order: the endpoint before the memory that peers write.
-pub(super) struct LaneResources {
-    pub(super) endpoint: Endpoint,
-    pub(super) queue: CompletionQueue,
-    pub(super) posted_receives: PostedReceives,
-    #[allow(dead_code)] // held, never read
-    pub(super) credit_memory: MemoryRegion,
-    #[allow(dead_code)] // held, never read
-    pub(super) retained: RetainedMemory,
-}
-
 /// Wakes the thread of the port, if it sleeps in its queue.
 #[derive(Debug)]
 pub(super) struct PortWaker {
@@ -107,13 +95,6 @@ impl PortWaker {
     }
 }
 
-/// Sends events to the port.
-#[derive(Debug, Clone)]
-pub(super) struct EventSender {
-    pub(super) events: SyncSender<LaneEvent>,
-    pub(super) port_waker: Arc<PortWaker>,
-}
-
 /// The port's handle of a lane.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -134,7 +115,7 @@ impl Lane {
     pub(super) fn start(
         number: usize,
         resources: LaneResources,
-        event_sender: EventSender,
+        (events, port_waker): (SyncSender<LaneEvent>, Arc<PortWaker>),
     ) -> Result<Self> {
         let (sender, jobs) = sync_channel(JOB_QUEUE_LEN);
         let shared = Arc::new(LaneShared::default());
@@ -145,7 +126,7 @@ impl Lane {
             send_queues: HashMap::new(),
             writing: Vec::new(),
             jobs,
-            reporter: LaneReporter { event_sender, shared: Arc::clone(&shared) },
+            reporter: LaneReporter { events, port_waker, shared: Arc::clone(&shared) },
             next: None,
         };
         let thread = std::thread::Builder::new()
@@ -227,7 +208,8 @@ struct LaneThread {
 
 /// Reports events to the port.
 struct LaneReporter {
-    event_sender: EventSender,
+    events: SyncSender<LaneEvent>,
+    port_waker: Arc<PortWaker>,
     shared: Arc<LaneShared>,
 }
 
@@ -236,8 +218,8 @@ impl LaneReporter {
     fn report(&self, event: LaneEvent) {
         let mut event = event;
         loop {
-            let sent = self.event_sender.events.try_send(event);
-            self.event_sender.port_waker.wake();
+            let sent = self.events.try_send(event);
+            self.port_waker.wake();
             match sent {
                 Ok(()) | Err(TrySendError::Disconnected(_)) => return,
                 Err(TrySendError::Full(back)) => event = back,

@@ -17,6 +17,8 @@ pub(super) use extra_lanes::ExtraLanes;
 pub(super) use lane::LaneEvent;
 pub(super) use stripe_tracker::StripeTracker;
 
+use lane::RetainedMemory;
+
 use super::credit_memory;
 use super::posted_receives::PostedReceives;
 use super::queue_budget::queue_entries;
@@ -41,6 +43,17 @@ struct OpenLane {
     queue: CompletionQueue,
     addresses: AddressVector,
     credit_memory: MemoryRegion,
+}
+
+/// Resources of a lane's thread. Drop order: the endpoint before the memory that peers write.
+struct LaneResources {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    posted_receives: PostedReceives,
+    #[allow(dead_code)] // held, never read
+    credit_memory: MemoryRegion,
+    #[allow(dead_code)] // held, never read
+    retained: RetainedMemory,
 }
 
 impl LaneSet {

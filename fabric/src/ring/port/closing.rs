@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::memory::RingMemory;
 use super::super::posted_receives::PostedReceives;
 use super::super::queue_budget::QueueBudget;
-use super::super::receiver::ReceiverStatistics;
+use super::super::receiver::{ReceiverStatistics, RingReceiver};
 use super::super::retries::{CloseProgress, Retries};
 use super::super::sender::{RingSender, SenderStatistics};
 use super::waiting::{Wait, deadline_exceeded};
@@ -22,6 +22,13 @@ pub(super) struct QuarantinedMemory {
     rings: Vec<Arc<RingMemory>>,
     #[allow(dead_code)] // kept alive
     credit_memory: Option<MemoryRegion>,
+}
+
+impl QuarantinedMemory {
+    /// Adds the memory of a ring, unless it is drained.
+    fn add(&mut self, receiver: Option<Box<RingReceiver>>) {
+        self.rings.extend(receiver.and_then(|receiver| receiver.into_quarantined()));
+    }
 }
 
 impl Port {
@@ -50,9 +57,7 @@ impl Port {
     /// Drops all rings and returns their memory.
     fn quarantine_rings(&mut self) -> QuarantinedMemory {
         let mut quarantine = std::mem::take(&mut self.quarantine);
-        for receiver in self.receivers.drain(..).flatten() {
-            quarantine.rings.extend(receiver.into_quarantined());
-        }
+        self.receivers.drain(..).for_each(|receiver| quarantine.add(receiver));
         self.senders.clear();
         quarantine.credit_memory = self.credit_memory.take();
         quarantine
@@ -93,7 +98,7 @@ impl Port {
     /// [replace](Self::replace_endpoint) its endpoint when this grows.
     #[must_use]
     pub fn quarantined_bytes(&self) -> u64 {
-        self.quarantine.rings.iter().map(|memory| memory.geometry.capacity()).sum()
+        self.quarantine.rings.iter().map(|memory| memory.capacity()).sum()
     }
 
     /// Quotas of the queue that closed rings still hold, since notices may follow: of writers
@@ -105,7 +110,7 @@ impl Port {
             sender.is_closing() && sender.is_end_notice_sent() && sender.expects_credit()
         };
         let senders = self.senders.iter().flatten().filter(|sender| holds_quota(sender));
-        let limited = self.quarantine.rings.iter().filter(|memory| memory.quota.is_limited());
+        let limited = self.quarantine.rings.iter().filter(|memory| memory.quota().is_limited());
         limited.count() + senders.count()
     }
 
@@ -173,9 +178,7 @@ impl Port {
         let slot = slot.filter(|slot| {
             slot.as_ref().is_some_and(|it| it.creation_epoch() == id.creation_epoch)
         });
-        if let Some(receiver) = slot.and_then(Option::take) {
-            self.quarantine.rings.extend(receiver.into_quarantined());
-        }
+        self.quarantine.add(slot.and_then(Option::take));
     }
 
     /// Abandons a ring as [`forget`](Self::forget) does if it is still being closed: its writer may
@@ -255,9 +258,7 @@ impl Port {
                 _ => {}
             }
             if ending == CloseProgress::Complete {
-                self.quarantine
-                    .rings
-                    .extend(slot.take().and_then(|receiver| receiver.into_quarantined()));
+                self.quarantine.add(slot.take());
                 has_moved = true;
                 if let Some(lanes) = &self.extra_lanes {
                     lanes.sweep();
@@ -275,9 +276,7 @@ impl Port {
         for slot in &mut self.receivers {
             let of_peer = slot.as_mut().filter(|it| it.is_closing() && it.peer() == Some(peer));
             if of_peer.is_some_and(|receiver| receiver.abandon_end_notice()) {
-                self.quarantine
-                    .rings
-                    .extend(slot.take().and_then(|receiver| receiver.into_quarantined()));
+                self.quarantine.add(slot.take());
             }
         }
         // The next step removes rings that have ended.

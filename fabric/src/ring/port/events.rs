@@ -32,12 +32,12 @@ impl Port {
                 if let Some(Some(receiver)) = slot
                     && receiver.creation_epoch() == id.creation_epoch
                 {
-                    receiver.is_event_queued = false;
+                    receiver.set_event_queued(false);
                 }
             }
             RingEvent::Sender(id) => {
                 if let Some(Some(sender)) = self.senders.get_mut(usize::from(id.0)) {
-                    sender.is_event_queued = false;
+                    sender.set_event_queued(false);
                 }
             }
         }
@@ -53,9 +53,8 @@ pub(super) fn queue_sender_event(
     sender: &mut RingSender,
 ) {
     if let Some(events) = events
-        && !sender.is_event_queued
+        && sender.set_event_queued(true)
     {
-        sender.is_event_queued = true;
         events.push_back(RingEvent::Sender(SenderId(sender_index)));
     }
 }
@@ -67,9 +66,8 @@ pub(super) fn queue_receiver_event(
     receiver: &mut RingReceiver,
 ) {
     if let Some(events) = events
-        && !receiver.is_event_queued
+        && receiver.set_event_queued(true)
     {
-        receiver.is_event_queued = true;
         events.push_back(RingEvent::Receiver(ReceiverId {
             ring,
             creation_epoch: receiver.creation_epoch(),

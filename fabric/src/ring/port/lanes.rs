@@ -75,8 +75,7 @@ impl Port {
     /// Number of lanes with the port's endpoint; 1 after an extra lane [failed](Self::lane_error).
     #[must_use]
     pub fn lanes(&self) -> usize {
-        let usable = self.extra_lanes.as_ref().filter(|lanes| lanes.broken.is_none());
-        1 + usable.map_or(0, |lanes| lanes.len())
+        1 + self.extra_lanes.as_ref().map_or(0, |lanes| lanes.usable())
     }
 
     /// Why extra lanes failed, if they did. All rings on them are broken. Memory given to them may
@@ -84,7 +83,7 @@ impl Port {
     /// port closed.
     #[must_use]
     pub fn lane_error(&self) -> Option<&Error> {
-        self.extra_lanes.as_ref()?.broken.as_ref()
+        self.extra_lanes.as_ref()?.broken()
     }
 
     /// Addresses of the extra lanes, in their order.
@@ -289,7 +288,7 @@ impl Port {
     #[cold]
     fn handle_lane_failure(&mut self, error: Error) {
         if let Some(lanes) = &mut self.extra_lanes {
-            lanes.broken.get_or_insert_with(|| error.clone());
+            lanes.fail(error.clone());
         }
         for (sender_index, sender) in (0..).zip(&mut self.senders) {
             let Some(sender) = sender.as_mut().filter(|sender| sender.lanes() > 1) else {

@@ -40,13 +40,13 @@ impl Port {
 
     fn wait_for_queue(&mut self, longest: Duration, short_sleep: Duration) -> Result<PortEvent> {
         // Dropping a view wakes this thread from now on.
-        self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping());
+        self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping(true));
         self.return_all_credit(true);
         let longest = longest.min(self.max_sleep(short_sleep));
         let has_event = self.set_lanes_sleeping();
         let outcome = if has_event { None } else { self.queue.wait_or_wake(longest) };
         self.clear_lanes_sleeping();
-        self.receivers.iter().flatten().for_each(|receiver| receiver.clear_sleeping());
+        self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping(false));
         match outcome {
             Some(outcome) => self.dispatch(outcome),
             None if has_event || self.handle_lane_event() || self.return_all_credit(true) => {

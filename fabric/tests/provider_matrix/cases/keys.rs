@@ -49,7 +49,7 @@ fn requested_key_in_use_is_refused(cell: &Cell) -> CaseResult {
 
 fn requested_key_is_ignored_where_the_provider_chooses(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
-    let mode = pair.sides[A].domain.capabilities().mr_mode.without_deprecated();
+    let mode = pair.sides[A].domain.capabilities().registration.mr_mode.without_deprecated();
     ensure!(mode.contains(MrMode::PROV_KEY), "the application chooses the keys here");
     // The manual page: the requested key is ignored.
     let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234_5678_9abc);
@@ -84,7 +84,7 @@ fn keys_are_random(cell: &Cell) -> CaseResult {
 
 fn raw_key_is_exchanged(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
-    let mode = pair.sides[A].domain.capabilities().mr_mode.without_deprecated();
+    let mode = pair.sides[A].domain.capabilities().registration.mr_mode.without_deprecated();
     ensure!(mode.contains(MrMode::RAW), "keys are plain here");
     let into = pair.sides[B].region(4096)?;
     let (_, key) = into.raw_key()?;

@@ -219,7 +219,7 @@ fn deprecated_modes_cannot_be_combined(cell: &Cell) -> CaseResult {
 
 fn register_several_buffers(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
-    let limit = pair.sides[A].domain.capabilities().mr_iov_limit;
+    let limit = pair.sides[A].domain.capabilities().registration.mr_iov_limit;
     ensure!(limit >= 2, "the provider takes one buffer per registration");
     let buffers: Vec<Box<dyn Memory>> =
         vec![Box::new(HostMemory::zeroed(4096)?), Box::new(HostMemory::zeroed(8192)?)];
@@ -233,7 +233,7 @@ fn register_several_buffers(cell: &Cell) -> CaseResult {
 
 fn too_many_buffers_are_refused(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
-    let limit = pair.sides[A].domain.capabilities().mr_iov_limit;
+    let limit = pair.sides[A].domain.capabilities().registration.mr_iov_limit;
     let mut buffers: Vec<Box<dyn Memory>> = Vec::new();
     for _ in 0..limit.min(4096) + 1 {
         buffers.push(Box::new(HostMemory::from_vec(vec![0; 16])?));
@@ -315,7 +315,8 @@ fn page_and_hole() -> *mut u8 {
 fn unmapped_pages_are_refused_if_required(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let domain = &pair.sides[A].domain;
-    let demanded = domain.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
+    let demanded =
+        domain.capabilities().registration.mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
     ensure!(demanded, "the provider does not require mapped pages");
     let (base, length) = (page_and_hole(), 2 * page_size());
     // SAFETY: nothing is registered.
@@ -330,7 +331,8 @@ fn unmapped_pages_are_refused_if_required(cell: &Cell) -> CaseResult {
 fn unbacked_ranges_can_be_registered(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let domain = &pair.sides[A].domain;
-    let demanded = domain.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
+    let demanded =
+        domain.capabilities().registration.mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
     ensure!(!demanded, "the provider requires mapped pages");
     let (base, length) = (page_and_hole(), 2 * page_size());
     // SAFETY: the region is not accessed while the page is missing.
@@ -343,7 +345,7 @@ fn local_descriptor_is_set_if_required(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let capabilities = pair.sides[A].domain.capabilities();
     ensure!(
-        capabilities.mr_mode.without_deprecated().contains(MrMode::LOCAL),
+        capabilities.registration.mr_mode.without_deprecated().contains(MrMode::LOCAL),
         "no local descriptor is required"
     );
     // Without a registration the provider could not even send.
@@ -531,7 +533,7 @@ fn with_mode(cell: &Cell, mode: MrMode) -> CaseResult {
 
 fn with_query(cell: &Cell, query: Query) -> CaseResult {
     let offer = cell.offer_of(query, Caps::empty())?;
-    let returned = offer.capabilities().mr_mode;
+    let returned = offer.capabilities().registration.mr_mode;
     let mut pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
     let (from, into) = (pair.sides[A].region(4096)?, pair.sides[B].region(4096)?);
     put(&from, 0, &pattern(1, 4096))?;

@@ -260,7 +260,7 @@ fn carries_messages(cell: &Cell, notify: NotifyMode, caps: Caps) -> CaseResult {
 /// In a domain without requested order: writes and notices may arrive in any order.
 fn ring_without_order(cell: &Cell) -> CaseResult {
     let offer = ring_offer_for(cell, cell.query(), Caps::empty())?;
-    let order = offer.capabilities().send_order;
+    let order = offer.capabilities().order.send_order;
     let pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
     let notify = match NotifyMode::best(pair.sides[A].domain.capabilities()) {
         Ok(notify) => notify,

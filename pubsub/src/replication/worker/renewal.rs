@@ -169,7 +169,7 @@ impl WorkerLoop {
         let (now, is_stalled) = (self.now.monotonic, why == CONNECTION_STALLED);
         let remedy = self.renewal.faults.record(node, now, is_only_node, is_stalled);
         tracing::debug!(%node, why, ?remedy, "fault of a node");
-        let mr_mode = self.transport.port.endpoint().domain().capabilities().mr_mode;
+        let mr_mode = self.transport.port.endpoint().domain().capabilities().registration.mr_mode;
         let can_be_renewed = !mr_mode.contains(MrMode::ENDPOINT);
         if remedy != FaultRemedy::RestartRings && !can_be_renewed {
             tracing::warn!(
@@ -274,7 +274,7 @@ impl WorkerLoop {
             }
             None => tracing::info!(why, "the endpoint is renewed"),
         }
-        let mr_mode = self.transport.port.endpoint().domain().capabilities().mr_mode;
+        let mr_mode = self.transport.port.endpoint().domain().capabilities().registration.mr_mode;
         if mr_mode.contains(MrMode::ENDPOINT) {
             let detail = format!("{why}; memory is bound to the endpoint (FI_MR_ENDPOINT)");
             return Err(Error::new(RENEW, ErrorKind::Failed, detail));

@@ -10,23 +10,41 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use libfabric_sys as sys;
 
-use super::region::Keepalive;
-use crate::choice::deregisters_without_lock;
 use crate::fork::ForkGeneration;
 use crate::handle::Handle;
+use crate::host_memory::Memory;
+use crate::quirks::deregisters_without_lock;
 use crate::version::Version;
+
+/// The owner of registered memory, which must not be freed while the registration exists.
+pub(crate) struct Keepalive(#[allow(dead_code)] Vec<Box<dyn Memory>>);
+
+impl Keepalive {
+    pub(crate) fn new(memory: Vec<Box<dyn Memory>>) -> Self {
+        Self(memory)
+    }
+}
+
+impl std::fmt::Debug for Keepalive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} buffers", self.0.len())
+    }
+}
 
 /// A registration whose last user has dropped it.
 #[derive(Debug)]
-pub(super) struct DeferredDeregistration {
-    pub(super) handle: Handle<sys::fid_mr>,
-    pub(super) memory: Option<Keepalive>,
-    pub(super) bytes: usize,
+struct DeferredDeregistration {
+    handle: Handle<sys::fid_mr>,
+    memory: Option<Keepalive>,
+    bytes: usize,
 }
 
-/// The locks that the provider lacks.
+/// The locks that the provider lacks; none if it locks by itself.
 #[derive(Debug)]
-pub(crate) struct DeregistrationLock {
+pub(crate) struct DeregistrationLock(Option<Box<Locks>>);
+
+#[derive(Debug)]
+struct Locks {
     created_in: ForkGeneration,
     /// Held while a queue is read, because the provider looks up keys then.
     progress: Mutex<()>,
@@ -39,40 +57,60 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DeregistrationLock {
-    /// None if the provider locks by itself.
-    pub(crate) fn of(provider: &str) -> Option<Box<Self>> {
+    pub(crate) fn of(provider: &str) -> Self {
         let (progress, deferred) = (Mutex::default(), Mutex::default());
-        deregisters_without_lock(provider, Version::running())
-            .then(|| Box::new(Self { created_in: ForkGeneration::now(), progress, deferred }))
+        let is_needed = deregisters_without_lock(provider, Version::running());
+        Self(
+            is_needed
+                .then(|| Box::new(Locks { created_in: ForkGeneration::now(), progress, deferred })),
+        )
+    }
+
+    pub(crate) fn is_needed(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Must be held while a queue or a counter is read.
-    pub(crate) fn lock_progress(&self) -> ProgressGuard<'_> {
-        let guard = lock(&self.progress);
-        let mut deferred = lock(&self.deferred);
-        let freed = deferred.drain(..).map(DeferredDeregistration::close).collect();
-        ProgressGuard { _guard: guard, _freed: freed }
+    pub(crate) fn lock_progress(&self) -> Option<ProgressGuard<'_>> {
+        self.0.as_ref().map(|locks| locks.lock_progress())
     }
 
     /// Must be held during a registration.
-    pub(crate) fn lock_registration(&self) -> impl Drop + '_ {
-        lock(&self.deferred)
+    pub(crate) fn lock_registration(&self) -> Option<impl Drop + '_> {
+        self.0.as_ref().map(|locks| lock(&locks.deferred))
     }
 
-    /// Closes a registration, now or soon. Returns the memory that may be freed now.
-    pub(super) fn close(&self, region: DeferredDeregistration) -> Option<Keepalive> {
-        let progress_guard = match self.progress.try_lock() {
+    /// Closes a registration of `bytes` bytes, now or soon. Returns the memory that may be freed
+    /// now.
+    pub(crate) fn close(
+        &self,
+        handle: Handle<sys::fid_mr>,
+        memory: Option<Keepalive>,
+        bytes: usize,
+    ) -> Option<Keepalive> {
+        let region = DeferredDeregistration { handle, memory, bytes };
+        let Some(locks) = &self.0 else { return region.close() };
+        let progress_guard = match locks.progress.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                lock(&self.deferred).push(region);
+                lock(&locks.deferred).push(region);
                 return None;
             }
             Ok(progress_guard) => progress_guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
-        let registration_guard = lock(&self.deferred);
+        let registration_guard = lock(&locks.deferred);
         let memory = region.close();
         drop((registration_guard, progress_guard));
         memory
+    }
+}
+
+impl Locks {
+    fn lock_progress(&self) -> ProgressGuard<'_> {
+        let guard = lock(&self.progress);
+        let mut deferred = lock(&self.deferred);
+        let freed = deferred.drain(..).map(DeferredDeregistration::close).collect();
+        ProgressGuard { _guard: guard, _freed: freed }
     }
 }
 
@@ -89,7 +127,7 @@ pub(crate) struct ProgressGuard<'a> {
 
 impl DeferredDeregistration {
     /// Closes the deferred registrations, and returns the memory that may be freed.
-    pub(super) fn close(self) -> Option<Keepalive> {
+    fn close(self) -> Option<Keepalive> {
         let Self { handle, memory, bytes } = self;
         let Err(error) = handle.close() else { return memory };
         // The provider may still write into the memory: freeing it would be worse than leaking
@@ -100,7 +138,7 @@ impl DeferredDeregistration {
     }
 }
 
-impl Drop for DeregistrationLock {
+impl Drop for Locks {
     fn drop(&mut self) {
         if self.created_in.is_inherited() {
             // In a forked child: threads that the child does not have may hold the locks, and
@@ -142,11 +180,7 @@ mod tests {
 
     impl Drop for QueueReadingMemory {
         fn drop(&mut self) {
-            drop(
-                self.domain
-                    .deregistration_lock()
-                    .map(|deregistration_lock| deregistration_lock.lock_progress()),
-            );
+            drop(self.domain.deregistration_lock().lock_progress());
             let _ = self.freed_signal.send(());
         }
     }
@@ -156,7 +190,7 @@ mod tests {
         let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
         let offer = query.clone().provider("net").first().or_else(|_| query.first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
-        if domain.deregistration_lock().is_none() {
+        if !domain.deregistration_lock().is_needed() {
             testkit::skip!("{} locks deregistration itself", offer.capabilities().provider);
         }
         let (freed_signal, freed) = channel();
@@ -164,18 +198,12 @@ mod tests {
         let memory = QueueReadingMemory { memory, domain: domain.clone(), freed_signal };
         let region = domain.register(memory, Access::ALL).unwrap();
         let closer = std::thread::spawn(move || {
-            let progress_guard = domain
-                .deregistration_lock()
-                .map(|deregistration_lock| deregistration_lock.lock_progress());
+            let progress_guard = domain.deregistration_lock().lock_progress();
             // Too late for this guard.
             drop(region);
             let freed_under_guard = freed.try_recv().is_ok();
             drop(progress_guard);
-            drop(
-                domain
-                    .deregistration_lock()
-                    .map(|deregistration_lock| deregistration_lock.lock_progress()),
-            );
+            drop(domain.deregistration_lock().lock_progress());
             // The memory takes the guard itself when it is dropped: under the guard it would
             // deadlock.
             let freed_after_guard = freed.recv_timeout(Duration::from_secs(30));
