@@ -5,30 +5,67 @@
 //! Stopped processes are not awaited: they find it in their queue. Others are awaited for a limited
 //! time.
 
-use std::collections::hash_map::Entry;
-use std::time::Instant;
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
-use ipc::Participant;
+use ipc::{Caller, Participant};
 
-use super::Service;
+use super::broker::Broker;
 use crate::error::{ErrorKind, Result};
-use crate::pool::{Piece, PoolId};
+use crate::pool::PoolId;
 use crate::service::process::is_stopped;
-use crate::service::protocol::Notice;
-use crate::service::registry::{PendingPiece, pools_of};
 
-impl Service {
+/// How long a new piece waits for acknowledgements. A process that is later is stopped or starved:
+/// it receives the piece later, and messages in it wait until then.
+const PIECE_ACK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A piece that is not in use yet, since some processes have not acknowledged it.
+#[derive(Debug)]
+struct PendingPiece {
+    number: usize,
+    /// Acknowledgements of this ticket are awaited from the following participants.
+    ticket: u64,
+    awaiting: BTreeSet<Participant>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Growth {
+    next_ticket: u64,
+    /// At most one piece of each pool.
+    pending: HashMap<PoolId, PendingPiece>,
+}
+
+impl Growth {
+    pub(super) fn new() -> Self {
+        Self { next_ticket: 1, pending: HashMap::new() }
+    }
+
     /// Grows a pool, if its limit allows it.
-    pub(super) fn grow(&mut self, id: PoolId, bytes: u64) {
-        if let Err(error) = self.try_to_grow(id, bytes) {
+    pub(super) fn grow_or_log(
+        &mut self,
+        broker: &mut Broker,
+        caller: &Caller<'_>,
+        id: PoolId,
+        bytes: u64,
+    ) {
+        if let Err(error) = self.grow(broker, caller, id, bytes) {
             tracing::warn!(%error, bytes, "a pool cannot grow");
         }
     }
 
-    pub(super) fn try_to_grow(&mut self, id: PoolId, bytes: u64) -> Result<()> {
-        let Some(served_node) = &self.served_node else { return Ok(()) };
-        match self.registry.grow(&served_node.caller(), id, bytes) {
-            Ok(Some(number)) => self.distribute_piece(id, number),
+    fn grow(
+        &mut self,
+        broker: &mut Broker,
+        caller: &Caller<'_>,
+        id: PoolId,
+        bytes: u64,
+    ) -> Result<()> {
+        if self.pending.contains_key(&id) {
+            return Ok(());
+        }
+        match broker.registry().grow(caller, id, bytes) {
+            Ok(Some(number)) => self.distribute_piece(broker, caller, id, number),
             Ok(None) => {}
             // The publisher will request it again.
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
@@ -37,23 +74,48 @@ impl Service {
         Ok(())
     }
 
-    /// Sends a piece to all users of the pool, and awaits their acknowledgements.
-    fn distribute_piece(&mut self, id: PoolId, number: usize) {
-        let ticket = self.ticket();
-        let users: Vec<_> = self
-            .clients
-            .iter()
-            .filter(|(_, client)| !client.is_leaving && client.pools.contains_key(&id))
-            .map(|(participant, _)| *participant)
-            .collect();
-        // A process that returned the piece has it already.
-        let awaiting =
-            users.into_iter().filter(|it| self.send_pieces_or_log(*it, id, ticket)).collect();
-        if let Some(pool_entry) = self.registry.pools.get_mut(&id) {
-            let since = Instant::now();
-            pool_entry.pending_piece = Some(PendingPiece { number, ticket, awaiting, since });
+    /// Adds memory for a topic that gets its first user, so that the first message need not wait.
+    /// Fails if a limit of this process prevents that.
+    pub(super) fn preallocate(
+        &mut self,
+        broker: &mut Broker,
+        caller: &Caller<'_>,
+        number: u32,
+    ) -> Result<()> {
+        let Some((topic, [local, _])) = broker.registry().topic_and_pools(number) else {
+            return Ok(());
+        };
+        let (id, first) = (local.id(), topic.settings().largest);
+        // If it is unknown now, a publisher will request memory.
+        let free = local.statistics(caller).map_or(first, |found| found.largest_free);
+        if free >= first {
+            return Ok(());
         }
-        self.admit_if_mapped(id);
+        match self.grow(broker, caller, id, first) {
+            Err(error) if error.limit_reached().is_some() => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, first, "a pool cannot grow");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Sends a piece to all users of the pool, and awaits their acknowledgements.
+    fn distribute_piece(
+        &mut self,
+        broker: &mut Broker,
+        caller: &Caller<'_>,
+        id: PoolId,
+        number: usize,
+    ) {
+        let ticket = self.ticket();
+        let users = broker.users_of(id);
+        // A process that returned the piece has it already.
+        let awaiting = send_or_log(broker, users, id, ticket);
+        let since = Instant::now();
+        self.pending.insert(id, PendingPiece { number, ticket, awaiting, since });
+        self.admit_if_mapped(broker, caller, id);
     }
 
     fn ticket(&mut self) -> u64 {
@@ -62,94 +124,77 @@ impl Service {
         ticket
     }
 
-    /// Sends the pieces of a pool that a process does not have. True if there was one.
-    fn send_pieces(&mut self, participant: Participant, id: PoolId, ticket: u64) -> Result<bool> {
-        let mut has_sent = false;
-        let Some(client) = self.clients.get_mut(&participant) else { return Ok(false) };
-        let Some(has) = client.pools.get_mut(&id) else { return Ok(false) };
-        while let Some(Piece { memory, length, name }) = self.registry.piece(id, *has)? {
-            let number = *has as u32;
-            *has += 1;
-            let notice = Notice::Piece { pool: id, number, length, name, ticket };
-            client.connection.send(&notice, vec![memory]);
-            has_sent = true;
-        }
-        Ok(has_sent)
-    }
-
-    fn send_pieces_or_log(&mut self, participant: Participant, id: PoolId, ticket: u64) -> bool {
-        self.send_pieces(participant, id, ticket).unwrap_or_else(|error| {
-            tracing::warn!(%error, "a piece of a pool could not be sent");
-            false
-        })
-    }
-
     /// Sends the pools of a topic that a process does not have.
-    pub(super) fn send_pools(&mut self, participant: Participant, number: u32) -> Result<()> {
-        let Some(entry) = self.registry.topics.get(&number) else { return Ok(()) };
-        for id in pools_of(entry.topic.settings().place) {
-            let Some(client) = self.clients.get_mut(&participant) else { return Ok(()) };
-            if let Entry::Vacant(unknown) = client.pools.entry(id) {
-                let control_segment = self.registry.control_segment(id)?;
-                unknown.insert(0);
-                client.connection.send(&Notice::Pool { pool: id }, vec![control_segment]);
-            }
-            let pending_piece =
-                self.registry.pools.get(&id).and_then(|it| it.pending_piece.as_ref());
-            let ticket = pending_piece.map(|pending_piece| pending_piece.ticket);
+    pub(super) fn send_pools(
+        &mut self,
+        broker: &mut Broker,
+        member: Participant,
+        number: u32,
+    ) -> Result<()> {
+        let Some((_, pools)) = broker.registry().topic_and_pools(number) else { return Ok(()) };
+        for id in pools.map(|pool| pool.id()) {
+            broker.send_pool(member, id)?;
+            let ticket = self.pending.get(&id).map(|pending_piece| pending_piece.ticket);
             let sent_as = ticket.unwrap_or_else(|| self.ticket());
-            if self.send_pieces(participant, id, sent_as)?
-                && let Some(pool_entry) = self.registry.pools.get_mut(&id)
-                && let Some(pending_piece) = &mut pool_entry.pending_piece
+            if broker.send_pieces(member, id, sent_as)?
+                && let Some(pending_piece) = self.pending.get_mut(&id)
             {
                 // The pending piece is among them.
-                pending_piece.awaiting.insert(participant);
+                pending_piece.awaiting.insert(member);
             }
         }
         Ok(())
     }
 
     /// Sends everything that a rejoined process lacks of its pools.
-    pub(super) fn send_missing(&mut self, participant: Participant) {
-        let Some(client) = self.clients.get(&participant) else { return };
-        for number in client.topics.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.send_pools(participant, number) {
+    pub(super) fn send_missing(&mut self, broker: &mut Broker, member: Participant) {
+        for number in broker.topics_of(member) {
+            if let Err(error) = self.send_pools(broker, member, number) {
                 tracing::warn!(
                     %error,
-                    %participant,
+                    participant = %member,
                     "a process did not receive all pools of its topics"
                 );
             }
         }
     }
 
+    /// Sends the right pieces to processes that had received wrong ones.
+    pub(super) fn send_replaced(
+        &mut self,
+        broker: &mut Broker,
+        lacking: Vec<Participant>,
+        id: PoolId,
+    ) {
+        let ticket = self.ticket();
+        send_or_log(broker, lacking, id, ticket);
+    }
+
     /// A process has received all pieces up to this ticket.
-    pub(super) fn handle_acknowledge_pieces(&mut self, participant: Participant, ticket: u64) {
+    pub(super) fn acknowledge(
+        &mut self,
+        broker: &mut Broker,
+        caller: &Caller<'_>,
+        member: Participant,
+        ticket: u64,
+    ) {
         let mut acknowledged = Vec::new();
-        for (id, pool_entry) in &mut self.registry.pools {
-            if let Some(pending_piece) = &mut pool_entry.pending_piece
-                && pending_piece.ticket <= ticket
-                && pending_piece.awaiting.remove(&participant)
-            {
+        for (id, pending_piece) in &mut self.pending {
+            if pending_piece.ticket <= ticket && pending_piece.awaiting.remove(&member) {
                 acknowledged.push(*id);
             }
         }
         for id in acknowledged {
-            self.admit_if_mapped(id);
+            self.admit_if_mapped(broker, caller, id);
         }
     }
 
-    /// No acknowledgement of this process is awaited any more.
-    pub(super) fn stop_awaiting(&mut self, participant: Participant) {
-        self.handle_acknowledge_pieces(participant, u64::MAX);
-    }
-
-    fn admit_if_mapped(&mut self, id: PoolId) {
-        let Some(pool_entry) = self.registry.pools.get(&id) else { return };
-        let Some(pending_piece) = &pool_entry.pending_piece else { return };
-        let is_over = pending_piece.is_overdue(Instant::now());
-        let runs = |it| self.clients.get(it).is_some_and(|client| !is_stopped(client.process));
-        if !is_over && pending_piece.awaiting.iter().any(runs) {
+    fn admit_if_mapped(&mut self, broker: &mut Broker, caller: &Caller<'_>, id: PoolId) {
+        let Some(pool) = broker.registry().pool(id) else { return };
+        let Some(pending_piece) = self.pending.get(&id) else { return };
+        let runs = |it: &Participant| broker.name(*it).is_some_and(|it| !is_stopped(it.process));
+        let is_overdue = pending_piece.since.elapsed() >= PIECE_ACK_TIMEOUT;
+        if !is_overdue && pending_piece.awaiting.iter().any(runs) {
             return;
         }
         for participant in &pending_piece.awaiting {
@@ -159,65 +204,66 @@ impl Service {
                 "a process did not acknowledge a piece in time; it gets the piece later"
             );
         }
-        let Some(served_node) = &self.served_node else { return };
-        match self.registry.admit_piece(&served_node.caller(), id) {
-            Ok(()) => self.notify_growth(id),
+        match pool.admit_piece(caller, pending_piece.number) {
+            // The holder of the allocator's lock will release it, or die: the pool still grows.
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
                 tracing::debug!(%error, "a pool cannot admit a piece yet");
+                return;
             }
-            Err(error) => {
-                tracing::warn!(%error, "a pool cannot admit a distributed piece")
-            }
+            Err(error) => tracing::warn!(%error, "a pool cannot admit a distributed piece"),
+            Ok(()) => broker.notify_growth(id),
         }
-    }
-
-    fn notify_growth(&mut self, id: PoolId) {
-        for client in self.clients.values_mut().filter(|client| client.pools.contains_key(&id)) {
-            client.connection.send(&Notice::PoolGrown { pool: id }, Vec::new());
-        }
+        self.pending.remove(&id);
     }
 
     pub(super) fn is_growing(&self) -> bool {
-        self.registry.pools.values().any(|pool_entry| pool_entry.pending_piece.is_some())
+        !self.pending.is_empty()
     }
 
     /// Checks whether the time for acknowledgements is over.
-    pub(super) fn check_growth(&mut self) {
-        let pending_piece =
-            self.registry.pools.iter().filter(|(_, pool_entry)| pool_entry.pending_piece.is_some());
-        for id in pending_piece.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.admit_if_mapped(id);
-        }
-    }
-
-    /// A process returned the right pieces after others had received wrong ones.
-    pub(super) fn handle_replaced_pieces(&mut self, id: PoolId, first: usize) {
-        let mut lacking = Vec::new();
-        for (participant, client) in &mut self.clients {
-            if let Some(has) = client.pools.get_mut(&id).filter(|has| **has > first) {
-                *has = first;
-                lacking.push(*participant);
-            }
-        }
-        if self.takeover.is_none() {
-            let ticket = self.ticket();
-            for participant in lacking {
-                self.send_pieces_or_log(participant, id, ticket);
-            }
+    pub(super) fn check(&mut self, broker: &mut Broker, caller: &Caller<'_>) {
+        for id in self.pending.keys().copied().collect::<Vec<_>>() {
+            self.admit_if_mapped(broker, caller, id);
         }
     }
 
     /// Distributes pieces of the last service that no pool uses yet.
-    pub(super) fn resume_growth(&mut self) {
-        let unfinished: Vec<_> = self
-            .registry
-            .pools
-            .iter()
-            .map(|(id, pool_entry)| (*id, pool_entry.pool.admitted(), pool_entry.pool.held()))
-            .filter(|(_, admitted, held)| admitted < held)
-            .collect();
+    pub(super) fn resume(&mut self, broker: &mut Broker, caller: &Caller<'_>) {
+        let pools = broker.registry().pools();
+        let pools = pools.map(|pool| (pool.id(), pool.admitted(), pool.held()));
+        let unfinished: Vec<_> = pools.filter(|(_, admitted, held)| admitted < held).collect();
         for (id, number, _) in unfinished {
-            self.distribute_piece(id, number);
+            self.distribute_piece(broker, caller, id, number);
+        }
+    }
+}
+
+/// Sends pieces that processes lack. Returns the processes that lacked any.
+fn send_or_log(
+    broker: &mut Broker,
+    to: Vec<Participant>,
+    id: PoolId,
+    ticket: u64,
+) -> BTreeSet<Participant> {
+    let has_sent = |member: &Participant| {
+        broker.send_pieces(*member, id, ticket).unwrap_or_else(|error| {
+            tracing::warn!(%error, "a piece of a pool could not be sent");
+            false
+        })
+    };
+    to.into_iter().filter(has_sent).collect()
+}
+
+#[cfg(test)]
+impl Growth {
+    pub(super) fn tickets(&self) -> std::ops::Range<u64> {
+        1..self.next_ticket
+    }
+
+    /// The time for acknowledgements is over.
+    pub(super) fn expire(&mut self) {
+        for pending_piece in self.pending.values_mut() {
+            pending_piece.since -= Duration::from_secs(60);
         }
     }
 }
