@@ -449,11 +449,6 @@ impl Registry {
         outcome
     }
 
-    /// Duplicates a piece for a message.
-    pub(super) fn piece(&self, id: PoolId, number: usize) -> Result<Option<Piece>> {
-        self.pools.get(&id).map_or(Ok(None), |pool| pool.piece(number))
-    }
-
     /// Duplicates the descriptor of a pool's control segment.
     pub(super) fn control_segment(&self, id: PoolId) -> Result<OwnedFd> {
         let control_segment =

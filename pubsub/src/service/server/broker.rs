@@ -27,7 +27,7 @@ pub(super) struct ClientName {
 
 /// A member, and its connection.
 #[derive(Debug)]
-pub(super) struct Client {
+struct Client {
     name: ClientName,
     connection: Connection,
     /// The topics that it uses, and how often each was granted.
@@ -38,18 +38,6 @@ pub(super) struct Client {
     held: Vec<Request>,
     /// It has sent [`Request::Leave`].
     is_leaving: bool,
-}
-
-impl Client {
-    /// The name of a client that did not leave in order.
-    pub(super) fn into_unexpected(self) -> Option<ClientName> {
-        (!self.is_leaving).then_some(self.name)
-    }
-
-    /// Tells it that nothing of it is left.
-    pub(super) fn confirm_leave(mut self) {
-        self.connection.send(&Notice::Left, Vec::new());
-    }
 }
 
 /// A user of a topic in the registry is a client that uses it, or a process whose connection ended
@@ -83,9 +71,9 @@ impl Broker {
         self.clients.insert(member, client);
     }
 
-    /// Removes a client; the topics that it used keep it as a user.
-    pub(super) fn remove(&mut self, member: Participant) -> Option<Client> {
-        self.clients.remove(&member)
+    /// Removes a client; the topics that it used keep it as a user. Returns whether it was leaving.
+    pub(super) fn remove(&mut self, member: Participant) -> Option<(ClientName, bool)> {
+        self.clients.remove(&member).map(|client| (client.name, client.is_leaving))
     }
 
     pub(super) fn members(&self) -> impl ExactSizeIterator<Item = (Participant, &ClientName)> {
@@ -338,8 +326,9 @@ impl Broker {
     ) -> Result<bool> {
         let mut has_sent = false;
         let Some(client) = self.clients.get_mut(&member) else { return Ok(false) };
-        let Some(has) = client.pools.get_mut(&id) else { return Ok(false) };
-        while let Some(Piece { memory, length, name }) = self.registry.piece(id, *has)? {
+        let (pool, has) = (self.registry.pool(id), client.pools.get_mut(&id));
+        let (Some(pool), Some(has)) = (pool, has) else { return Ok(false) };
+        while let Some(Piece { memory, length, name }) = pool.piece(*has)? {
             let number = *has as u32;
             *has += 1;
             let notice = Notice::Piece { pool: id, number, length, name, ticket };

@@ -116,7 +116,9 @@ impl Service {
                 .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
         // Members need some descriptors: for a new participant, to rejoin, for their topics.
-        if !self.has_descriptors(self.broker.members().len() + RESERVED_DESCRIPTORS) {
+        let reserved = 0..self.broker.members().len() + RESERVED_DESCRIPTORS;
+        let reserved = reserved.map(|_| self.bell.as_fd().try_clone_to_owned());
+        if reserved.collect::<std::io::Result<Vec<_>>>().is_err() {
             return self
                 .admission
                 .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
@@ -138,12 +140,6 @@ impl Service {
         }
     }
 
-    /// Whether this many descriptors can still be opened.
-    fn has_descriptors(&self, count: usize) -> bool {
-        let copies = (0..count).map(|_| self.bell.as_fd().try_clone_to_owned());
-        copies.collect::<std::io::Result<Vec<_>>>().is_ok()
-    }
-
     /// A member of the node under an earlier service rejoins.
     fn handle_rejoin(
         &mut self,
@@ -162,8 +158,11 @@ impl Service {
             Err(error) => return self.admission.reject_with_error(&mut connection, &error),
         };
         let node = node_segment.identity();
-        let is_expected = self.takeover.as_ref().is_none_or(|takeover| takeover.expects(node));
-        if self.served_node.is_none() && !is_expected {
+        let is_expected = match &self.served_node {
+            Some(served_node) => served_node.node_segment.identity() == node,
+            None => self.takeover.as_ref().is_none_or(|takeover| takeover.expects(node)),
+        };
+        if !is_expected {
             return self.admission.reject_other_node(&mut connection);
         }
         if self.served_node.is_none() {
@@ -171,12 +170,6 @@ impl Service {
                 return self.admission.reject_with_error(&mut connection, &error);
             }
             self.await_members();
-        } else if self
-            .served_node
-            .as_ref()
-            .is_some_and(|served_node| served_node.node_segment.identity() != node)
-        {
-            return self.admission.reject_other_node(&mut connection);
         }
         let Some(served_node) = &self.served_node else { return };
         // No process may claim a role, whose end would affect all members.
@@ -255,7 +248,7 @@ impl Service {
                 let pieces = pieces.map(|(memory, (length, name))| Piece { memory, length, name });
                 let (end, lacking) = self.broker.restore_pieces(pool, first, pieces)?;
                 if self.takeover.is_none() {
-                    self.growth.send_replaced(&mut self.broker, lacking, pool);
+                    self.growth.send_pieces(&mut self.broker, lacking, pool);
                 }
                 self.broker.set_returned(member, pool, first, end);
             }
@@ -263,10 +256,15 @@ impl Service {
                 self.broker.restore_topic(member, number, only(files)?)?;
             }
             Request::RejoinDone => {
-                self.drop_unreturned_topics(member);
+                let changed_topics = self.broker.drop_unreturned_topics(member);
                 if let Some(takeover) = &mut self.takeover {
+                    // The topics are handled once all have rejoined.
                     takeover.mark_returned(member);
                 } else {
+                    for number in changed_topics {
+                        self.topic_changed(number);
+                        self.remove_unused(number);
+                    }
                     // It rejoins later than the others.
                     self.reclaimer.rescan_owners();
                     self.growth.send_missing(&mut self.broker, member);
@@ -305,19 +303,6 @@ impl Service {
         Ok(())
     }
 
-    /// A rejoined member has returned all its topics.
-    fn drop_unreturned_topics(&mut self, member: Participant) {
-        let changed_topics = self.broker.drop_unreturned_topics(member);
-        if self.takeover.is_some() {
-            // Handled once all have rejoined.
-            return;
-        }
-        for number in changed_topics {
-            self.topic_changed(number);
-            self.remove_unused(number);
-        }
-    }
-
     /// Ends uses of a topic.
     fn handle_close_topic(&mut self, member: Participant, number: u32, granted: u64) {
         if self.broker.close_topic(member, number, granted) {
@@ -328,9 +313,9 @@ impl Service {
 
     /// Executes the request of a member.
     pub(super) fn execute(&mut self, member: Participant, request: Request) {
+        let Some(served_node) = &self.served_node else { return };
         match request {
             Request::Open { request, name, settings } => {
-                let Some(served_node) = &self.served_node else { return };
                 let is_new = !self.broker.registry().has_topic(&name);
                 // Of a topic that exists on other nodes only.
                 let replicator = self.replication.replicator();
@@ -367,7 +352,6 @@ impl Service {
                 self.handle_close_topic(member, number, granted)
             }
             Request::Grow { pool, bytes } => {
-                let Some(served_node) = &self.served_node else { return };
                 if self.broker.uses_pool(member, pool) {
                     let caller = served_node.caller();
                     self.growth.grow_or_log(&mut self.broker, &caller, pool, bytes);
@@ -379,7 +363,6 @@ impl Service {
                 self.eviction_monitor.begin(Instant::now(), (number, Direction::Local));
             }
             Request::AcknowledgePieces { ticket } => {
-                let Some(served_node) = &self.served_node else { return };
                 let caller = served_node.caller();
                 self.growth.acknowledge(&mut self.broker, &caller, member, ticket);
             }

@@ -109,10 +109,9 @@ impl Growth {
         id: PoolId,
         number: usize,
     ) {
-        let ticket = self.ticket();
         let users = broker.users_of(id);
         // A process that returned the piece has it already.
-        let awaiting = send_or_log(broker, users, id, ticket);
+        let (ticket, awaiting) = self.send_pieces(broker, users, id);
         let since = Instant::now();
         self.pending.insert(id, PendingPiece { number, ticket, awaiting, since });
         self.admit_if_mapped(broker, caller, id);
@@ -159,15 +158,21 @@ impl Growth {
         }
     }
 
-    /// Sends the right pieces to processes that had received wrong ones.
-    pub(super) fn send_replaced(
+    /// Sends pieces that processes lack. Returns the ticket, and the processes that lacked any.
+    pub(super) fn send_pieces(
         &mut self,
         broker: &mut Broker,
-        lacking: Vec<Participant>,
+        members: Vec<Participant>,
         id: PoolId,
-    ) {
+    ) -> (u64, BTreeSet<Participant>) {
         let ticket = self.ticket();
-        send_or_log(broker, lacking, id, ticket);
+        let has_sent = |member: &Participant| {
+            broker.send_pieces(*member, id, ticket).unwrap_or_else(|error| {
+                tracing::warn!(%error, "a piece of a pool could not be sent");
+                false
+            })
+        };
+        (ticket, members.into_iter().filter(has_sent).collect())
     }
 
     /// A process has received all pieces up to this ticket.
@@ -236,22 +241,6 @@ impl Growth {
             self.distribute_piece(broker, caller, id, number);
         }
     }
-}
-
-/// Sends pieces that processes lack. Returns the processes that lacked any.
-fn send_or_log(
-    broker: &mut Broker,
-    to: Vec<Participant>,
-    id: PoolId,
-    ticket: u64,
-) -> BTreeSet<Participant> {
-    let has_sent = |member: &Participant| {
-        broker.send_pieces(*member, id, ticket).unwrap_or_else(|error| {
-            tracing::warn!(%error, "a piece of a pool could not be sent");
-            false
-        })
-    };
-    to.into_iter().filter(has_sent).collect()
 }
 
 #[cfg(test)]

@@ -294,11 +294,10 @@ impl Service {
 
     /// Ends the service in order: members find another one.
     fn close(mut self) {
-        // Replication uses participants of this service.
-        self.replication.end();
+        let has_workers = self.replication.end();
         // The next service completes a takeover.
         let takeover = self.takeover.take();
-        if self.replication.has_workers() {
+        if has_workers {
             // An abandoned worker may still act as a participant of this service, which therefore
             // remains until the process ends.
             tracing::warn!(

@@ -11,7 +11,7 @@ use super::broker::ClientName;
 use super::{SERVING, ServedNode, Service};
 use crate::lock::lock;
 use crate::service::election::PriorityLock;
-use crate::service::protocol::MAX_PIDFDS_PER_MESSAGE;
+use crate::service::protocol::{MAX_PIDFDS_PER_MESSAGE, Notice};
 use crate::service::registry::Registry;
 
 /// Interval of the search for unreported deaths.
@@ -134,10 +134,9 @@ impl Service {
 
     /// A connection has ended. If the process lives, it rejoins, and returns its objects.
     pub(super) fn handle_disconnect(&mut self, participant: Participant) {
-        let Some(client) = self.broker.remove(participant) else { return };
+        let Some((name, is_leaving)) = self.broker.remove(participant) else { return };
         self.stop_awaiting(participant);
-        let Some(served_node) = &self.served_node else { return };
-        let Some(name) = client.into_unexpected() else { return };
+        let Some(served_node) = self.served_node.as_ref().filter(|_| !is_leaving) else { return };
         let ClientName { process, label } = &name;
         if served_node.roster.is_dead(Some(participant)) {
             // Its last messages, perhaps `Leave`, are not read any more.
@@ -272,9 +271,8 @@ impl Service {
             self.topic_changed(number);
             self.remove_unused(number);
         }
-        if let Some(client) = self.broker.remove(participant) {
-            client.confirm_leave();
-        }
+        self.broker.notify(participant, &Notice::Left, Vec::new());
+        self.broker.remove(participant);
         true
     }
 }

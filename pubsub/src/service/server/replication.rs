@@ -127,9 +127,11 @@ impl ReplicationSupervisor {
         self.replicator.as_ref()
     }
 
-    /// Ends replication, which uses participants of the service.
-    pub(super) fn end(&mut self) {
+    /// Ends replication, which uses participants of the service. True if a thread still acts as one
+    /// of them, even an abandoned worker.
+    pub(super) fn end(&mut self) -> bool {
         self.replicator = None;
+        self.service_context.strong_count() > 0
     }
 
     pub(super) fn backlog_blocks_publishers(&mut self, number: u32) {
@@ -168,11 +170,6 @@ impl ReplicationSupervisor {
             Some(replication) => replication.rows(),
             None => self.attempts.row().into_iter().collect(),
         }
-    }
-
-    /// Whether any thread acts as a participant of this service, even an abandoned worker.
-    pub(super) fn has_workers(&self) -> bool {
-        self.service_context.strong_count() > 0
     }
 }
 
