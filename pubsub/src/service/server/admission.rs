@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, DescriptorLimit, LimitReached, Message};
 
-use super::clients::RECEIVING;
 use super::{POLL_INTERVAL, SERVING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::log_limit::LogLimit;
@@ -14,6 +13,7 @@ use crate::service::connection::Connection;
 use crate::service::protocol::{self, Notice, Refusal, Request};
 use crate::wake::WakeFd;
 
+pub(super) const RECEIVING: &str = "accept a process";
 /// Maximum number of connections without a first message.
 pub(super) const MAX_PENDING_CLIENTS: usize = 64;
 /// Time for the first message.
@@ -49,6 +49,12 @@ fn service_for(connection: &Connection) -> String {
     }
 }
 
+/// The service has no descriptors left for another process.
+pub(super) fn out_of_descriptors(connection: &Connection, limit: DescriptorLimit) -> Error {
+    let detail = format!("{}: {limit}", service_for(connection));
+    Error::new(RECEIVING, ErrorKind::TooMany, detail)
+}
+
 impl Admission {
     pub(super) fn new(listener: ChannelListener, bell: &WakeFd) -> Result<Self> {
         let spare_descriptor = bell.as_fd().try_clone_to_owned();
@@ -82,7 +88,9 @@ impl Admission {
     fn refuse_next(&mut self, limit: DescriptorLimit, bell: &WakeFd) {
         drop(self.spare_descriptor.take());
         if let Ok(channel) = self.listener.accept(Duration::ZERO) {
-            self.reject_out_of_descriptors(&mut Connection::new(channel), limit);
+            let mut connection = Connection::new(channel);
+            let error = out_of_descriptors(&connection, limit);
+            self.reject(&mut connection, &error);
         }
         self.spare_descriptor = bell.as_fd().try_clone_to_owned().ok();
         // Another thread may have taken it; wait until one is closed.
@@ -96,14 +104,15 @@ impl Admission {
         let is_admitted = channel.credentials().is_ok_and(|it| it.user == own || it.user == 0);
         let mut connection = Connection::new(channel);
         if !is_admitted {
-            self.reject(&mut connection, ErrorKind::Denied, "this user is not admitted");
-            return;
+            let error = Error::new(RECEIVING, ErrorKind::Denied, "this user is not admitted");
+            return self.reject(&mut connection, &error);
         }
         if self.pending_clients.len() >= MAX_PENDING_CLIENTS {
             // The oldest one has waited longest.
             let mut oldest = self.pending_clients.remove(0);
-            let reason = "too many connections without a first message";
-            self.reject(&mut oldest.connection, ErrorKind::TooMany, reason);
+            let detail = "too many connections without a first message";
+            let error = Error::new(RECEIVING, ErrorKind::TooMany, detail);
+            self.reject(&mut oldest.connection, &error);
         }
         self.await_message(connection);
     }
@@ -133,33 +142,25 @@ impl Admission {
         if client.connection.flush() {
             client.since = Instant::now();
         }
-        let Message { bytes, descriptors } =
-            match client.connection.channel().receive(Duration::ZERO) {
-                Ok(message) => message,
-                Err(ChannelError::DeadlineExceeded { .. }) => {
-                    if !client.connection.is_broken() {
-                        self.pending_clients.push(client);
-                    }
-                    return None;
+        let error = match client.connection.channel().receive(Duration::ZERO) {
+            Ok(Message { bytes, descriptors }) => match protocol::decode(RECEIVING, &bytes) {
+                Ok(request) => return Some((client.connection, request, descriptors)),
+                Err(error) => Error::new(RECEIVING, error.kind(), error.to_string()),
+            },
+            Err(ChannelError::DeadlineExceeded { .. }) => {
+                if !client.connection.is_broken() {
+                    self.pending_clients.push(client);
                 }
-                Err(ChannelError::Closed) => return None,
-                Err(ChannelError::DescriptorsLost { limit, .. }) => {
-                    self.reject_out_of_descriptors(&mut client.connection, limit);
-                    return None;
-                }
-                Err(error) => {
-                    let reason = error.to_string();
-                    self.reject(&mut client.connection, ErrorKind::Malformed, reason);
-                    return None;
-                }
-            };
-        match protocol::decode(RECEIVING, &bytes) {
-            Ok(request) => Some((client.connection, request, descriptors)),
-            Err(error) => {
-                self.reject(&mut client.connection, error.kind(), error.to_string());
-                None
+                return None;
             }
-        }
+            Err(ChannelError::Closed) => return None,
+            Err(ChannelError::DescriptorsLost { limit, .. }) => {
+                out_of_descriptors(&client.connection, limit)
+            }
+            Err(error) => Error::new(RECEIVING, ErrorKind::Malformed, error.to_string()),
+        };
+        self.reject(&mut client.connection, &error);
+        None
     }
 
     /// Removes the socket. Returns the connections that are left.
@@ -172,41 +173,14 @@ impl Admission {
         self.log_limit.allows(self.began.elapsed())
     }
 
-    /// Rejects a connection with a reason.
-    pub(super) fn reject(
-        &mut self,
-        connection: &mut Connection,
-        kind: ErrorKind,
-        reason: impl Into<String>,
-    ) {
-        let reason = Refusal::new(kind, reason);
+    /// Rejects a connection with the reason of an error.
+    pub(super) fn reject(&mut self, connection: &mut Connection, error: &Error) {
+        let reason = Refusal::of(error);
         if self.allows_log() {
             let process = connection.channel().credentials().ok().and_then(|it| it.process);
             tracing::info!(process, reason = reason.detail(), "a connection was rejected");
         }
         connection.send(&Notice::Rejected { reason }, Vec::new());
-    }
-
-    /// As [`reject`](Self::reject), with the reason of an error.
-    pub(super) fn reject_with_error(&mut self, connection: &mut Connection, error: &Error) {
-        let reason = Refusal::of(error);
-        self.reject(connection, error.kind(), reason.detail());
-    }
-
-    /// The service has no descriptors left for another process.
-    pub(super) fn reject_out_of_descriptors(
-        &mut self,
-        connection: &mut Connection,
-        limit: DescriptorLimit,
-    ) {
-        let reason = format!("{}: {limit}", service_for(connection));
-        self.reject(connection, ErrorKind::TooMany, reason);
-    }
-
-    /// Rejects a member of another node.
-    pub(super) fn reject_other_node(&mut self, connection: &mut Connection) {
-        let reason = "the node was re-created without this process";
-        self.reject(connection, ErrorKind::Closed, reason);
     }
 
     /// The reason of a failed request. A limit that was reached is the service's.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ipc::{Participant, PidFd};
 
-use super::clients::RECEIVING;
+use super::admission::RECEIVING;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Piece, PoolId};
 use crate::service::connection::{Connection, drop_stalled};

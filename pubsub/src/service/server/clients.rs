@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{ChannelError, DescriptorLimit, Liveness, Participant, PidFd};
 
+use super::admission::{RECEIVING, out_of_descriptors};
 use super::broker::ClientName;
 use super::{MAX_MESSAGES_PER_TURN, RESERVED_ROSTER_SLOTS, Service};
 use crate::error::{Error, ErrorKind, Result};
@@ -13,7 +14,6 @@ use crate::pool::{Direction, Piece};
 use crate::service::connection::Connection;
 use crate::service::protocol::{self, MAX_LABEL, Notice, Refusal, Request};
 
-pub(super) const RECEIVING: &str = "accept a process";
 /// Descriptors that are never used to admit a process.
 const RESERVED_DESCRIPTORS: usize = 8;
 
@@ -48,17 +48,33 @@ fn malformed(detail: &'static str) -> Error {
     Error::new(RECEIVING, ErrorKind::Malformed, detail)
 }
 
+fn other_node() -> Error {
+    let detail = "the node was re-created without this process";
+    Error::new(RECEIVING, ErrorKind::Closed, detail)
+}
+
+/// The descriptors of a message that has this many.
+fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; N]> {
+    descriptors.try_into().map_err(|_| malformed("wrong number of descriptors"))
+}
+
 /// The only descriptor of a message.
 fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
-    let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
-        .map_err(|_| malformed("wrong number of descriptors"))?;
-    Ok(descriptor)
+    exactly(descriptors).map(|[descriptor]| descriptor)
 }
 
 /// The pidfd of the process at the other end of the connection.
 fn pidfd_of(connection: &Connection, sent: OwnedFd) -> Result<PidFd> {
     PidFd::of_peer(connection.channel(), sent)
         .map_err(|error| Error::because(RECEIVING, ErrorKind::Malformed, error))
+}
+
+/// The pidfd of a process that joins.
+fn hello(connection: &Connection, label: &str, descriptors: Vec<OwnedFd>) -> Result<PidFd> {
+    match label.len() {
+        0..=MAX_LABEL => only(descriptors).and_then(|sent| pidfd_of(connection, sent)),
+        _ => Err(malformed("its label is too long")),
+    }
 }
 
 impl Service {
@@ -69,131 +85,119 @@ impl Service {
         request: Request,
         descriptors: Vec<OwnedFd>,
     ) {
-        match request {
-            Request::Hello { label } => self.handle_hello(connection, label, descriptors),
+        let error = match request {
+            Request::Hello { label } => match hello(&connection, &label, descriptors) {
+                Ok(pidfd) => {
+                    let joining_client = JoiningClient { connection, label, pidfd };
+                    return match &mut self.takeover {
+                        Some(takeover) => takeover.admit_later(joining_client),
+                        None => self.admit(joining_client),
+                    };
+                }
+                Err(error) => error,
+            },
             Request::Rejoin { label, participant } => {
-                self.handle_rejoin(connection, label, participant, descriptors);
+                match self.readmit(&mut connection, participant, descriptors) {
+                    Ok(member) => return self.broker.add(member, label, connection),
+                    Err(error) => error,
+                }
             }
             Request::Report { request } => {
                 for notice in self.answer_to_report(request) {
                     connection.send(&notice, Vec::new());
                 }
                 // It may send another request.
-                self.admission.await_message(connection);
+                return self.admission.await_message(connection);
             }
-            _ => {
-                let reason = "the first message is not a hello";
-                self.admission.reject(&mut connection, ErrorKind::Malformed, reason);
-            }
-        }
-    }
-
-    fn handle_hello(&mut self, mut connection: Connection, label: String, files: Vec<OwnedFd>) {
-        let pidfd = match label.len() {
-            0..=MAX_LABEL => only(files).and_then(|sent| pidfd_of(&connection, sent)),
-            _ => Err(malformed("its label is too long")),
+            _ => malformed("the first message is not a hello"),
         };
-        let pidfd = match pidfd {
-            Ok(pidfd) => pidfd,
-            Err(error) => return self.admission.reject_with_error(&mut connection, &error),
-        };
-        let joining_client = JoiningClient { connection, label, pidfd };
-        match &mut self.takeover {
-            Some(takeover) => takeover.admit_later(joining_client),
-            None => self.admit(joining_client),
-        }
+        self.admission.reject(&mut connection, &error);
     }
 
     /// Makes a process a member, and exchanges pidfds with all others.
     pub(super) fn admit(&mut self, joining_client: JoiningClient) {
         let JoiningClient { mut connection, label, pidfd } = joining_client;
-        let Some(served_node) = &self.served_node else { return };
+        match self.admit_member(&mut connection, &pidfd) {
+            Ok(member) => {
+                self.broker.add(member, label, connection);
+                if let Some(ClientName { process, label }) = self.broker.name(member) {
+                    log_change!(self, %member, process, label, "a process joined");
+                }
+            }
+            Err(error) => self.admission.reject(&mut connection, &error),
+        }
+    }
+
+    fn admit_member(&mut self, connection: &mut Connection, pidfd: &PidFd) -> Result<Participant> {
+        let served_node = self.served_node.as_ref().ok_or_else(other_node)?;
+        let out_of_descriptors =
+            |it: &Connection| out_of_descriptors(it, DescriptorLimit::of_this_process());
         let pidfds = self.reclaimer.pidfd_messages();
         let copies = (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), pidfds);
         let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
-            return self
-                .admission
-                .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
+            return Err(out_of_descriptors(connection));
         };
         // Members need some descriptors: for a new participant, to rejoin, for their topics.
         let reserved = 0..self.broker.members().len() + RESERVED_DESCRIPTORS;
         let reserved = reserved.map(|_| self.bell.as_fd().try_clone_to_owned());
         if reserved.collect::<std::io::Result<Vec<_>>>().is_err() {
-            return self
-                .admission
-                .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
+            return Err(out_of_descriptors(connection));
         }
         // Without free slots no service could take over.
         let is_full = served_node.roster.free_slots() <= RESERVED_ROSTER_SLOTS;
         let admitted = if is_full { None } else { served_node.roster.admit(known) };
-        let Some(member) = admitted else {
-            let reason = "the node has the maximum number of members";
-            return self.admission.reject(&mut connection, ErrorKind::TooMany, reason);
-        };
+        let member = admitted.ok_or_else(|| {
+            let detail = "the node has the maximum number of members";
+            Error::new(RECEIVING, ErrorKind::TooMany, detail)
+        })?;
         // The pidfds are exchanged before it is welcomed.
-        self.broker.broadcast_pidfd(member, &pidfd);
-        welcome(&mut connection, member, descriptors, pidfds);
+        self.broker.broadcast_pidfd(member, pidfd);
+        welcome(connection, member, descriptors, pidfds);
         self.reclaimer.watch(member, watched);
-        self.broker.add(member, label, connection);
-        if let Some(ClientName { process, label }) = self.broker.name(member) {
-            log_change!(self, %member, process, label, "a process joined");
-        }
+        Ok(member)
     }
 
     /// A member of the node under an earlier service rejoins.
-    fn handle_rejoin(
+    fn readmit(
         &mut self,
-        mut connection: Connection,
-        label: String,
+        connection: &mut Connection,
         participant: u32,
         descriptors: Vec<OwnedFd>,
-    ) {
-        let received = <[OwnedFd; 2]>::try_from(descriptors)
-            .map_err(|_| malformed("wrong number of descriptors"))
-            .and_then(|[pidfd, node_segment]| {
-                Ok((pidfd_of(&connection, pidfd)?, NodeSegment::open(node_segment)?))
-            });
-        let (pidfd, node_segment) = match received {
-            Ok(received) => received,
-            Err(error) => return self.admission.reject_with_error(&mut connection, &error),
-        };
+    ) -> Result<Participant> {
+        let [pidfd, node_segment] = exactly(descriptors)?;
+        let pidfd = pidfd_of(connection, pidfd)?;
+        let node_segment = NodeSegment::open(node_segment)?;
         let node = node_segment.identity();
         let is_expected = match &self.served_node {
             Some(served_node) => served_node.node_segment.identity() == node,
             None => self.takeover.as_ref().is_none_or(|takeover| takeover.expects(node)),
         };
         if !is_expected {
-            return self.admission.reject_other_node(&mut connection);
+            return Err(other_node());
         }
         if self.served_node.is_none() {
-            if let Err(error) = self.attach_segment(node_segment) {
-                return self.admission.reject_with_error(&mut connection, &error);
-            }
+            self.attach_segment(node_segment)?;
             self.await_members();
         }
-        let Some(served_node) = &self.served_node else { return };
+        let served_node = self.served_node.as_ref().ok_or_else(other_node)?;
         // No process may claim a role, whose end would affect all members.
         let member = Participant::from_number(participant).filter(|it| {
             *it != served_node.me && !it.is_role() && !served_node.roster.is_dead(Some(*it))
         });
-        let Some(member) = member else {
-            return self.admission.reject_other_node(&mut connection);
-        };
+        let member = member.ok_or_else(other_node)?;
         let pidfds = self.reclaimer.pidfd_messages();
         let copies = (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), pidfds);
         let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
-            return self
-                .admission
-                .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
+            return Err(out_of_descriptors(connection, DescriptorLimit::of_this_process()));
         };
         served_node.roster.add_pidfd(member, known);
         self.broker.broadcast_pidfd(member, &pidfd);
-        welcome(&mut connection, member, descriptors, pidfds);
+        welcome(connection, member, descriptors, pidfds);
         self.reclaimer.watch(member, watched);
         // An older connection belongs to the same process, which returns everything again.
         self.handle_disconnect(member);
         self.reclaimer.mark_rejoined(member);
-        self.broker.add(member, label, connection);
+        Ok(member)
     }
 
     /// The node segment is known, and with it the members that have to rejoin.
@@ -222,7 +226,7 @@ impl Service {
             if let Err(error) = handled {
                 tracing::debug!(%error, %member, "a process was rejected");
                 if let Some(connection) = self.broker.connection(member) {
-                    self.admission.reject_with_error(connection, &error);
+                    self.admission.reject(connection, &error);
                 }
                 return self.handle_disconnect(member);
             }

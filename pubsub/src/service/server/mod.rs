@@ -316,9 +316,8 @@ impl Service {
         // The socket is removed first, so that no process connects to an ended service.
         let pending_clients = self.admission.close();
         self.broker.end_connections();
-        let joining_clients = takeover.into_iter().flat_map(Takeover::into_joining_clients);
-        let connections = joining_clients.map(clients::JoiningClient::into_connection);
-        for mut connection in connections.chain(pending_clients) {
+        let joining_clients = takeover.into_iter().flat_map(Takeover::into_connections);
+        for mut connection in joining_clients.chain(pending_clients) {
             connection.end();
         }
     }

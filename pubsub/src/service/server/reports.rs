@@ -53,8 +53,8 @@ impl Service {
         }));
         let registry = self.broker.registry();
         for pool in registry.pools() {
-            let (id, found) =
-                (pool.id(), pool.statistics(&served_node.caller()).unwrap_or_default());
+            let id = pool.id();
+            let found = pool.statistics(&served_node.caller()).unwrap_or_default();
             rows.push(Row::Pool {
                 place: id.place.to_string(),
                 is_inbound: id.direction == Direction::Inbound,

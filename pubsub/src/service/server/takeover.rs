@@ -12,6 +12,7 @@ use ipc::{Liveness, Participant};
 use super::Service;
 use super::clients::JoiningClient;
 use crate::peers::NodeId;
+use crate::service::connection::Connection;
 
 /// How long to wait for the first member to return the node segment: members look for a service
 /// many times within this.
@@ -52,8 +53,8 @@ impl Takeover {
         self.joining_clients.push(joining_client);
     }
 
-    pub(super) fn into_joining_clients(self) -> Vec<JoiningClient> {
-        self.joining_clients
+    pub(super) fn into_connections(self) -> impl Iterator<Item = Connection> {
+        self.joining_clients.into_iter().map(JoiningClient::into_connection)
     }
 
     pub(super) fn has_failed(&self) -> bool {
