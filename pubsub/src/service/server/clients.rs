@@ -252,7 +252,7 @@ impl Service {
                 let pieces = pieces.map(|(memory, (length, name))| Piece { memory, length, name });
                 let (end, lacking) = self.broker.restore_pieces(pool, first, pieces)?;
                 if self.takeover.is_none() {
-                    self.growth.send_pieces(&mut self.broker, lacking, pool);
+                    self.broker.send_new_pieces(lacking, pool);
                 }
                 self.broker.set_returned(member, pool, first, end);
             }
@@ -271,7 +271,7 @@ impl Service {
                     }
                     // It rejoins later than the others.
                     self.reclaimer.rescan_owners();
-                    self.growth.send_missing(&mut self.broker, member);
+                    self.broker.send_missing(member);
                     for number in self.broker.topics_of(member) {
                         self.topic_changed(number);
                     }
@@ -357,8 +357,7 @@ impl Service {
             }
             Request::Grow { pool, bytes } => {
                 if self.broker.uses_pool(member, pool) {
-                    let caller = served_node.caller();
-                    self.growth.grow_or_log(&mut self.broker, &caller, pool, bytes);
+                    self.broker.grow_or_log(&served_node.caller(), pool, bytes);
                 }
             }
             Request::ParticipantsChanged { number } => self.topic_changed(number),
@@ -367,8 +366,7 @@ impl Service {
                 self.eviction_monitor.begin(Instant::now(), (number, Direction::Local));
             }
             Request::AcknowledgePieces { ticket } => {
-                let caller = served_node.caller();
-                self.growth.acknowledge(&mut self.broker, &caller, member, ticket);
+                self.broker.acknowledge(&served_node.caller(), member, ticket);
             }
             Request::Report { request } => {
                 for notice in self.answer_to_report(request) {
@@ -401,9 +399,9 @@ impl Service {
 
     /// Sends the pools of a topic, and adds memory for a new one. Returns a copy of its segment.
     fn prepare_topic(&mut self, member: Participant, number: u32, is_new: bool) -> Result<OwnedFd> {
-        self.growth.send_pools(&mut self.broker, member, number)?;
+        self.broker.send_pools(member, number)?;
         if let Some(served_node) = self.served_node.as_ref().filter(|_| is_new) {
-            self.growth.preallocate(&mut self.broker, &served_node.caller(), number)?;
+            self.broker.preallocate(&served_node.caller(), number)?;
         }
         self.broker.registry().segment(number)
     }

@@ -24,7 +24,6 @@ mod eviction;
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod fuzzing_tests;
-mod growth;
 mod reclaim;
 mod replication;
 mod reports;
@@ -44,7 +43,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use self::admission::Admission;
 use self::broker::Broker;
 use self::eviction::EvictionMonitor;
-use self::growth::Growth;
 use self::reclaim::Reclaimer;
 use self::replication::ReplicationSupervisor;
 use self::takeover::Takeover;
@@ -103,7 +101,6 @@ pub(super) struct Service {
     served_node: Option<ServedNode>,
     admission: Admission,
     broker: Broker,
-    growth: Growth,
     reclaimer: Reclaimer,
     takeover: Option<Takeover>,
     eviction_monitor: EvictionMonitor,
@@ -125,7 +122,6 @@ impl Service {
             is_over,
             served_node: None,
             broker,
-            growth: Growth::new(),
             reclaimer: Reclaimer::new(),
             takeover: None,
             eviction_monitor: EvictionMonitor::default(),
@@ -191,7 +187,7 @@ impl Service {
             self.find_dead();
             self.reclaim_all();
             if let Some(served_node) = &self.served_node {
-                self.growth.check(&mut self.broker, &served_node.caller());
+                self.broker.check_growth(&served_node.caller());
             }
             self.run_replication();
             self.evict();
@@ -201,7 +197,7 @@ impl Service {
     fn max_poll_timeout(&self) -> Duration {
         let polls = self.takeover.is_some()
             || self.reclaimer.must_poll()
-            || self.growth.is_growing()
+            || self.broker.is_growing()
             || self.admission.connections().next().is_some()
             || self
                 .broker

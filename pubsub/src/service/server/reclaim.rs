@@ -162,8 +162,7 @@ impl Service {
     /// No acknowledgement of this process is awaited any more.
     fn stop_awaiting(&mut self, participant: Participant) {
         let Some(served_node) = &self.served_node else { return };
-        let caller = served_node.caller();
-        self.growth.acknowledge(&mut self.broker, &caller, participant, u64::MAX);
+        self.broker.acknowledge(&served_node.caller(), participant, u64::MAX);
     }
 
     /// A process leaves in order.

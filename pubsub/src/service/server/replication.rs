@@ -186,7 +186,7 @@ impl Service {
         self.start_replication();
         while let Ok((pool, bytes)) = self.replication.growth_requests.try_recv() {
             let Some(served_node) = &self.served_node else { continue };
-            self.growth.grow_or_log(&mut self.broker, &served_node.caller(), pool, bytes);
+            self.broker.grow_or_log(&served_node.caller(), pool, bytes);
         }
         let replication = &mut self.replication;
         if let Some(replicator) = &mut replication.replicator {

@@ -134,9 +134,9 @@ impl Service {
         self.remove_unknown_members();
         let Some(served_node) = &self.served_node else { return };
         let caller = served_node.caller();
-        self.growth.resume(&mut self.broker, &caller);
+        self.broker.resume_growth(&caller);
         for participant in self.broker.members().map(|(it, _)| it).collect::<Vec<_>>() {
-            self.growth.send_missing(&mut self.broker, participant);
+            self.broker.send_missing(participant);
         }
         // Deaths that were not reported, the last service among them.
         self.reclaimer.reclaim_later(served_node.roster.dead_participants());

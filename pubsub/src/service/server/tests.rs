@@ -398,7 +398,7 @@ fn stopped_client_does_not_keep_a_pool_from_growing() {
     // The first piece is created at once, and the member never acknowledges it.
     let admitted = |service: &Service| local_pool(service).admitted();
     assert_eq!(admitted(&service), 0);
-    service.growth.expire();
+    service.broker.expire_acknowledgements();
     run_several(&mut service);
     assert_eq!(admitted(&service), 1);
     assert!(
@@ -417,18 +417,18 @@ fn piece_is_admitted_once_the_lock_is_free() {
     let pool = local_pool(&service);
     let me = Caller { timeout: Duration::from_millis(20), ..Caller::new(id, &AlwaysAlive) };
     let number = service.broker.registry().grow(&me, LOCAL, 1).unwrap().unwrap();
-    let Service { growth, broker, .. } = &mut service;
+    let broker = &mut service.broker;
     // A stopped process holds the allocator's lock.
     is_held_by(&pool, Participant::new(9, 1));
     let error = pool.admit_piece(&me, number).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    growth.resume(broker, &me);
-    assert!(growth.is_growing(), "the piece is not admitted later");
-    growth.grow_or_log(broker, &me, LOCAL, 1);
+    broker.resume_growth(&me);
+    assert!(broker.is_growing(), "the piece is not admitted later");
+    broker.grow_or_log(&me, LOCAL, 1);
     assert_eq!((pool.held(), pool.admitted()), (1, 0));
     is_held_by(&pool, None);
-    growth.check(broker, &me);
-    assert!(!growth.is_growing());
+    broker.check_growth(&me);
+    assert!(!broker.is_growing());
     assert_eq!(pool.admitted(), 1);
 }
 

@@ -80,7 +80,7 @@ fn only_topics_with_waiting_publishers_are_monitored() {
         member.send_request(&Request::Open { request: number, name, settings }, &[]);
         run_several(&mut service);
     }
-    for ticket in service.growth.tickets() {
+    for ticket in service.broker.tickets() {
         member.send_request(&Request::AcknowledgePieces { ticket }, &[]);
     }
     let topics: Vec<_> =

@@ -1,12 +1,14 @@
 //! The clients, the topics and pools of the node, and what each client uses of them.
 
-use std::collections::hash_map::Entry;
+mod growth;
+
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use ipc::{Participant, PidFd};
 
+use self::growth::Growth;
 use super::admission::RECEIVING;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Piece, PoolId};
@@ -46,11 +48,12 @@ struct Client {
 pub(super) struct Broker {
     clients: BTreeMap<Participant, Client>,
     registry: Registry,
+    growth: Growth,
 }
 
 impl Broker {
     pub(super) fn new(registry: Registry) -> Self {
-        Self { clients: BTreeMap::new(), registry }
+        Self { clients: BTreeMap::new(), registry, growth: Growth::new() }
     }
 
     pub(super) fn registry(&self) -> &Registry {
@@ -296,52 +299,6 @@ impl Broker {
             return Err(Error::new("create a publisher", ErrorKind::NotFound, detail));
         }
         self.registry.admit_publisher(number, member, publisher)
-    }
-
-    /// Clients that a new piece of a pool is sent to.
-    pub(super) fn users_of(&self, id: PoolId) -> Vec<Participant> {
-        let clients = self.clients.iter();
-        let users = clients.filter(|(_, it)| !it.is_leaving && it.pools.contains_key(&id));
-        users.map(|(member, _)| *member).collect()
-    }
-
-    /// Sends a pool, without its pieces, to a client that does not know it.
-    pub(super) fn send_pool(&mut self, member: Participant, id: PoolId) -> Result<()> {
-        if let Some(client) = self.clients.get_mut(&member)
-            && let Entry::Vacant(unknown) = client.pools.entry(id)
-        {
-            let control_segment = self.registry.control_segment(id)?;
-            unknown.insert(0);
-            client.connection.send(&Notice::Pool { pool: id }, vec![control_segment]);
-        }
-        Ok(())
-    }
-
-    /// Sends the pieces of a pool that a process does not have. True if there was one.
-    pub(super) fn send_pieces(
-        &mut self,
-        member: Participant,
-        id: PoolId,
-        ticket: u64,
-    ) -> Result<bool> {
-        let mut has_sent = false;
-        let Some(client) = self.clients.get_mut(&member) else { return Ok(false) };
-        let (pool, has) = (self.registry.pool(id), client.pools.get_mut(&id));
-        let (Some(pool), Some(has)) = (pool, has) else { return Ok(false) };
-        while let Some(Piece { memory, length, name }) = pool.piece(*has)? {
-            let number = *has as u32;
-            *has += 1;
-            let notice = Notice::Piece { pool: id, number, length, name, ticket };
-            client.connection.send(&notice, vec![memory]);
-            has_sent = true;
-        }
-        Ok(has_sent)
-    }
-
-    pub(super) fn notify_growth(&mut self, id: PoolId) {
-        for client in self.clients.values_mut().filter(|client| client.pools.contains_key(&id)) {
-            client.connection.send(&Notice::PoolGrown { pool: id }, Vec::new());
-        }
     }
 }
 
