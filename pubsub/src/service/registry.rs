@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipc::{Caller, Participant};
 
@@ -12,6 +12,7 @@ use crate::budgets::Budgets;
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::MAX_INTERESTS;
 use crate::pool::{Direction, MAX_PIECES, Piece, PieceStored, Pool, PoolId};
+use crate::replication::LocalTopic;
 use crate::settings::{MAX_TOPIC_NAME, Reserve, SharedLocation, SharedSettings};
 use crate::text::counted;
 use crate::topic::Topic;
@@ -22,20 +23,17 @@ const MAX_PIECE: u64 = 1 << 30;
 /// Blocks of a pool, free ones included. Unused parts of such a large control segment take no
 /// memory.
 const MAX_BLOCKS: u32 = 1 << 19;
-/// How long a new piece waits for acknowledgements. A process that is later is stopped or starved:
-/// it receives the piece later, and messages in it wait until then.
-const PIECE_ACK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A topic and its users.
 #[derive(Debug)]
-pub(super) struct TopicEntry {
-    pub(super) topic: Arc<Topic>,
+struct TopicEntry {
+    topic: Arc<Topic>,
     users: BTreeSet<Participant>,
     /// The process that it was created for, if this service created it.
     creator: Option<String>,
     /// Whether it has publishers, or subscribers, on this node.
-    pub(super) publishes: bool,
-    pub(super) subscribes: bool,
+    publishes: bool,
+    subscribes: bool,
 }
 
 impl TopicEntry {
@@ -44,43 +42,19 @@ impl TopicEntry {
     }
 }
 
-/// A pool, and its growth.
-#[derive(Debug)]
-pub(super) struct PoolEntry {
-    pub(super) pool: Arc<Pool>,
-    pub(super) pending_piece: Option<PendingPiece>,
-}
-
-/// A piece that is not in use yet, since some processes have not acknowledged it.
-#[derive(Debug)]
-pub(super) struct PendingPiece {
-    pub(super) number: usize,
-    /// Acknowledgements of this ticket are awaited from the following participants.
-    pub(super) ticket: u64,
-    pub(super) awaiting: BTreeSet<Participant>,
-    pub(super) since: Instant,
-}
-
-impl PendingPiece {
-    /// Whether the time for acknowledgements is over.
-    pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) >= PIECE_ACK_TIMEOUT
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Registry {
-    pub(super) topics: BTreeMap<u32, TopicEntry>,
+    topics: BTreeMap<u32, TopicEntry>,
     by_name: HashMap<String, u32>,
     /// Topics without users.
     unused: BTreeSet<u32>,
-    pub(super) pools: HashMap<PoolId, PoolEntry>,
+    pools: HashMap<PoolId, Arc<Pool>>,
     budgets: Budgets,
     max_topics: usize,
 }
 
 /// The pools of a topic's memory location.
-pub(super) fn pools_of(place: SharedLocation) -> [PoolId; 2] {
+fn pools_of(place: SharedLocation) -> [PoolId; 2] {
     Direction::BOTH.map(|direction| PoolId { place, direction })
 }
 
@@ -101,8 +75,47 @@ impl Registry {
         }
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&TopicEntry> {
-        self.by_name.get(name).and_then(|number| self.topics.get(number))
+    pub(super) fn has_topic(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    pub(super) fn topic_numbers(&self) -> Vec<u32> {
+        self.topics.keys().copied().collect()
+    }
+
+    pub(super) fn topics(&self) -> impl Iterator<Item = &Topic> {
+        self.topics.values().map(|entry| &*entry.topic)
+    }
+
+    pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.pools.values().map(|pool| &**pool)
+    }
+
+    pub(super) fn pool(&self, id: PoolId) -> Option<&Pool> {
+        self.pools.get(&id).map(|pool| &**pool)
+    }
+
+    /// All topics, as replication needs them.
+    pub(super) fn local_topics(&self) -> BTreeMap<String, LocalTopic> {
+        let topics = self.topics.iter().filter_map(|(number, entry)| {
+            let (topic, [local, inbound]) = self.topic_and_pools(*number)?;
+            let local_topic = LocalTopic {
+                topic: Arc::clone(topic),
+                local: Arc::clone(local),
+                inbound: Arc::clone(inbound),
+                publishes: entry.publishes,
+                subscribes: entry.subscribes,
+            };
+            Some((topic.name().to_owned(), local_topic))
+        });
+        topics.collect()
+    }
+
+    /// Publishers or subscribers of a topic joined or left. False if there is no such topic.
+    pub(super) fn update_activity(&mut self, number: u32) -> bool {
+        let Some(entry) = self.topics.get_mut(&number) else { return false };
+        (entry.publishes, entry.subscribes) = entry.topic.activity();
+        true
     }
 
     /// Finds a topic, or creates it with its pools.
@@ -118,7 +131,7 @@ impl Registry {
                 format!("a name has 1 to {MAX_TOPIC_NAME} bytes and no control characters in it");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        if let Some(entry) = self.named(name) {
+        if let Some(entry) = self.by_name.get(name).and_then(|number| self.topics.get(number)) {
             let found = entry.topic.settings();
             return match settings {
                 Some(requested) if found.differences_within_node(&requested).next().is_some() => {
@@ -248,8 +261,8 @@ impl Registry {
         requested: u64,
     ) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
-        let topics = self.topics.values().map(|entry| &*entry.topic);
-        let taken = topics
+        let taken = self
+            .topics()
             .filter(|other| other.settings().place == settings.place)
             .map(|other| other.settings().reserves(other.reserved_publishers()))
             .fold(Reserve::default(), Reserve::and);
@@ -266,8 +279,7 @@ impl Registry {
             ));
         }
         let known = pools_of(settings.place).into_iter().filter_map(|id| self.pools.get(&id));
-        let block_capacity =
-            known.map(|pool_entry| block_capacity(pool_entry.pool.control().max_blocks())).min();
+        let block_capacity = known.map(|pool| block_capacity(pool.control().max_blocks())).min();
         let block_capacity = block_capacity.unwrap_or_else(|| self::block_capacity(MAX_BLOCKS));
         if taken.blocks.saturating_add(requested) > block_capacity {
             return refuse(format!(
@@ -285,7 +297,7 @@ impl Registry {
             // Somewhat more than topics may need, for fragmentation.
             let budget = self.budgets.of(id.place)?;
             let pool = Pool::create(id, budget.saturating_add(budget / 4), MAX_BLOCKS)?;
-            self.pools.insert(id, PoolEntry { pool: Arc::new(pool), pending_piece: None });
+            self.pools.insert(id, Arc::new(pool));
         }
         Ok(())
     }
@@ -293,8 +305,8 @@ impl Registry {
     /// Restores a pool of an earlier service.
     pub(super) fn restore_pool(&mut self, id: PoolId, control_segment: OwnedFd) -> Result<()> {
         let operation = "restore a pool";
-        if let Some(pool_entry) = self.pools.get(&id) {
-            if pool_entry.pool.has_control_segment(control_segment.as_fd())? {
+        if let Some(pool) = self.pools.get(&id) {
+            if pool.has_control_segment(control_segment.as_fd())? {
                 return Ok(());
             }
             let detail = "another pool was created before this process rejoined";
@@ -311,7 +323,7 @@ impl Registry {
                 "the service does not see the device; it only distributes the pool"
             );
         }
-        self.pools.insert(id, PoolEntry { pool: Arc::new(pool), pending_piece: None });
+        self.pools.insert(id, Arc::new(pool));
         Ok(())
     }
 
@@ -323,13 +335,13 @@ impl Registry {
         first: u32,
         pieces: impl Iterator<Item = Piece>,
     ) -> Result<(usize, Option<usize>)> {
-        let Some(pool_entry) = self.pools.get(&id) else {
+        let Some(pool) = self.pools.get(&id) else {
             let detail = "its pool was not returned";
             return Err(Error::new("restore a piece of a pool", ErrorKind::Malformed, detail));
         };
         let (mut has, mut replaced) = (first as usize, None);
         for (number, piece) in (first as usize..).zip(pieces) {
-            match pool_entry.pool.store_piece(number, piece) {
+            match pool.store_piece(number, piece) {
                 PieceStored::Rejected => break,
                 PieceStored::Replaced => replaced = replaced.or(Some(number)),
                 PieceStored::Stored => {}
@@ -364,7 +376,7 @@ impl Registry {
     pub(super) fn topic_and_pools(&self, number: u32) -> Option<(&Arc<Topic>, [&Arc<Pool>; 2])> {
         let topic = &self.topics.get(&number)?.topic;
         let [local, inbound] = pools_of(topic.settings().place);
-        Some((topic, [&self.pools.get(&local)?.pool, &self.pools.get(&inbound)?.pool]))
+        Some((topic, [self.pools.get(&local)?, self.pools.get(&inbound)?]))
     }
 
     /// Removes a topic without users. True if it was removed.
@@ -377,18 +389,16 @@ impl Registry {
     }
 
     /// Finds a piece for a pool that needs more memory: one that is not in use yet, or a new one.
-    /// None if the pool is growing already, or has reached its limit.
+    /// None if the pool has reached its limit.
     pub(super) fn grow(
-        &mut self,
+        &self,
         caller: &Caller<'_>,
         id: PoolId,
         bytes: u64,
     ) -> Result<Option<usize>> {
-        let Some(pool_entry) = self.pools.get(&id) else { return Ok(None) };
-        let pool = &pool_entry.pool;
-        if pool_entry.pending_piece.is_some() || !pool.may_grow(bytes) {
+        let Some(pool) = self.pool(id).filter(|pool| pool.may_grow(bytes)) else {
             return Ok(None);
-        }
+        };
         let (held, admitted) = (pool.held(), pool.admitted());
         if held > admitted {
             return Ok(Some(admitted));
@@ -404,26 +414,14 @@ impl Registry {
         Ok((stored != PieceStored::Rejected).then_some(held))
     }
 
-    /// Admits a piece that all processes have. If that fails now, the pool is still growing.
-    pub(super) fn admit_piece(&mut self, caller: &Caller<'_>, id: PoolId) -> Result<()> {
-        let Some(pool_entry) = self.pools.get_mut(&id) else { return Ok(()) };
-        let Some(pending_piece) = &pool_entry.pending_piece else { return Ok(()) };
-        let admitted = pool_entry.pool.admit_piece(caller, pending_piece.number);
-        // The holder of the allocator's lock will release it, or die.
-        if !admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
-            pool_entry.pending_piece = None;
-        }
-        admitted
-    }
-
     /// All participants that own blocks, slots or subscriptions.
     pub(super) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
         let mut owners = BTreeSet::new();
-        for entry in self.topics.values() {
-            owners.extend(entry.topic.owners());
+        for topic in self.topics() {
+            owners.extend(topic.owners());
         }
-        for pool_entry in self.pools.values() {
-            owners.extend(pool_entry.pool.owners(caller)?);
+        for pool in self.pools() {
+            owners.extend(pool.owners(caller)?);
         }
         Ok(owners)
     }
@@ -444,24 +442,17 @@ impl Registry {
                 outcome = outcome.and(reclaimed);
             }
         }
-        for pool_entry in self.pools.values().filter(|it| !locked.contains(&it.pool.id().place)) {
+        for pool in self.pools().filter(|pool| !locked.contains(&pool.id().place)) {
             let caller = if outcome.is_ok() { caller } else { &brief };
-            outcome = outcome.and(pool_entry.pool.reclaim(caller, dead).map(drop));
+            outcome = outcome.and(pool.reclaim(caller, dead).map(drop));
         }
         outcome
     }
 
-    /// Duplicates a piece for a message.
-    pub(super) fn piece(&self, id: PoolId, number: usize) -> Result<Option<Piece>> {
-        self.pools.get(&id).map_or(Ok(None), |pool_entry| pool_entry.pool.piece(number))
-    }
-
     /// Duplicates the descriptor of a pool's control segment.
     pub(super) fn control_segment(&self, id: PoolId) -> Result<OwnedFd> {
-        let control_segment = self
-            .pools
-            .get(&id)
-            .map(|pool_entry| pool_entry.pool.control_segment().try_clone_to_owned());
+        let control_segment =
+            self.pools.get(&id).map(|pool| pool.control_segment().try_clone_to_owned());
         sendable("send a pool", control_segment)
     }
 

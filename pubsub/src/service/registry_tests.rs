@@ -3,7 +3,6 @@ use std::sync::Barrier;
 use ipc::AlwaysAlive;
 
 use super::*;
-use crate::pool::tests::is_held_by;
 use crate::{Reliability, TopicSettings};
 
 const LOCAL: PoolId = PoolId { place: SharedLocation::Host, direction: Direction::Local };
@@ -46,10 +45,9 @@ fn successor(last: &Registry) -> Registry {
     next
 }
 
-fn is_growing(registry: &mut Registry, number: usize) {
-    let since = Instant::now();
-    let pending_piece = PendingPiece { number, ticket: 1, awaiting: BTreeSet::new(), since };
-    registry.pools.get_mut(&LOCAL).unwrap().pending_piece = Some(pending_piece);
+/// As once all processes have the piece.
+fn admit_piece(registry: &Registry, number: usize) {
+    registry.pools[&LOCAL].admit_piece(&me(), number).unwrap();
 }
 
 fn pieces_of(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
@@ -57,62 +55,41 @@ fn pieces_of(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
 }
 
 #[test]
-fn piece_is_admitted_once_the_lock_is_free() {
-    let mut registry = with_a_topic();
-    let number = registry.grow(&me(), LOCAL, 1).unwrap().unwrap();
-    is_growing(&mut registry, number);
-    let pool = Arc::clone(&registry.pools[&LOCAL].pool);
-    // A stopped process holds the allocator's lock.
-    is_held_by(&pool, Participant::new(9, 1));
-    let error = registry.admit_piece(&me(), LOCAL).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    assert!(registry.pools[&LOCAL].pending_piece.is_some(), "the piece is not admitted later");
-    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), None);
-    is_held_by(&pool, None);
-    registry.admit_piece(&me(), LOCAL).unwrap();
-    assert!(registry.pools[&LOCAL].pending_piece.is_none());
-    assert_eq!(pool.admitted(), 1);
-}
-
-#[test]
 fn unused_pieces_are_admitted_before_new_ones() {
-    let mut registry = with_a_topic();
+    let registry = with_a_topic();
     assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
     // As if its creator had died, and a process returned it late.
     assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
-    is_growing(&mut registry, 0);
-    registry.admit_piece(&me(), LOCAL).unwrap();
+    admit_piece(&registry, 0);
     assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(1));
 }
 
 #[test]
 fn admitted_piece_is_never_recreated() {
-    let mut last = with_a_topic();
+    let last = with_a_topic();
     last.grow(&me(), LOCAL, 1).unwrap();
-    is_growing(&mut last, 0);
-    last.admit_piece(&me(), LOCAL).unwrap();
+    admit_piece(&last, 0);
     let mut next = successor(&last);
     assert_eq!(next.grow(&me(), LOCAL, 1).unwrap_err().kind(), ErrorKind::NotFound);
     // The process that has it rejoins.
-    let pool = Arc::clone(&last.pools[&LOCAL].pool);
+    let pool = Arc::clone(&last.pools[&LOCAL]);
     assert_eq!(next.restore_pieces(LOCAL, 0, pieces_of(&pool)).unwrap(), (1, None));
     assert_eq!(next.grow(&me(), LOCAL, 1).unwrap(), Some(1));
 }
 
 #[test]
 fn late_process_with_a_wrong_piece_gets_the_right_one() {
-    let mut last = with_a_topic();
+    let last = with_a_topic();
     last.grow(&me(), LOCAL, 1).unwrap();
     let mut next = successor(&last);
     next.grow(&me(), LOCAL, 1).unwrap();
-    let late = Arc::clone(&last.pools[&LOCAL].pool);
+    let late = Arc::clone(&last.pools[&LOCAL]);
     assert_eq!(next.restore_pieces(LOCAL, 0, pieces_of(&late)).unwrap(), (0, None));
-    is_growing(&mut next, 0);
-    next.admit_piece(&me(), LOCAL).unwrap();
+    admit_piece(&next, 0);
     assert_eq!(next.restore_pieces(LOCAL, 0, pieces_of(&late)).unwrap(), (0, None));
     // The result is the same if the wrong piece is returned first.
     let mut third = successor(&next);
-    let right = Arc::clone(&next.pools[&LOCAL].pool);
+    let right = Arc::clone(&next.pools[&LOCAL]);
     assert_eq!(third.restore_pieces(LOCAL, 0, pieces_of(&late)).unwrap(), (0, None));
     assert_eq!(third.restore_pieces(LOCAL, 0, pieces_of(&right)).unwrap(), (1, None));
 }
@@ -149,7 +126,7 @@ fn reserved_number_of_messages_fits() {
     let mut registry = registry();
     let deepest = TopicSettings { depth: TopicSettings::MAX_DEPTH, largest: 64, ..SETTINGS };
     registry.open("deep", Some(shared(&deepest)), || 1).unwrap();
-    let pool = Arc::clone(&registry.pools[&LOCAL].pool);
+    let pool = Arc::clone(&registry.pools[&LOCAL]);
     let mut blocks = Vec::new();
     while (blocks.len() as u64) < deepest.reserves(1).blocks {
         match pool.allocate(&me(), 64) {
@@ -157,8 +134,7 @@ fn reserved_number_of_messages_fits() {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
                 let number = registry.grow(&me(), LOCAL, 64).unwrap().unwrap();
-                is_growing(&mut registry, number);
-                registry.admit_piece(&me(), LOCAL).unwrap();
+                admit_piece(&registry, number);
             }
         }
     }

@@ -132,11 +132,11 @@ impl Service {
     /// service.
     pub(super) fn monitor_topic(&mut self, number: u32) {
         let now = Instant::now();
-        let entry = self.registry.topics.get(&number);
-        if entry.is_some_and(|entry| entry.topic.backpressure().is_some()) {
+        let found = self.broker.registry().topic_and_pools(number);
+        if found.is_some_and(|(topic, _)| topic.backpressure().is_some()) {
             self.eviction_monitor.begin(now, (number, Direction::Local));
         }
-        if self.replication.replicator.as_ref().is_some_and(|it| it.has_waiters(number)) {
+        if self.replication.replicator().is_some_and(|it| it.has_waiters(number)) {
             self.eviction_monitor.begin(now, (number, Direction::Inbound));
         }
     }
@@ -148,7 +148,7 @@ impl Service {
             self.eviction_monitor.begin(now, (number, Direction::Inbound));
         }
         // A topic without users exists only for other nodes, and not for ever.
-        for number in self.registry.unused() {
+        for number in self.broker.registry().unused() {
             self.eviction_monitor.begin(now, (number, Direction::Local));
         }
         let (mut changed_topics, mut stalled) = (BTreeSet::new(), BTreeSet::new());
@@ -167,9 +167,7 @@ impl Service {
             self.topic_changed(number);
         }
         for number in stalled {
-            if let Some(replication) = &mut self.replication.replicator {
-                replication.backlog_blocks_publishers(number);
-            }
+            self.replication.backlog_blocks_publishers(number);
         }
     }
 
@@ -183,14 +181,15 @@ impl Service {
     ) -> bool {
         let (number, direction) = which;
         let Some(served_node) = &self.served_node else { return false };
-        let Some((topic, [local, inbound])) = self.registry.topic_and_pools(number) else {
+        let registry = self.broker.registry();
+        let Some((topic, [local, inbound])) = registry.topic_and_pools(number) else {
             self.eviction_monitor.forget(number);
             return false;
         };
-        let replication = self.replication.replicator.as_ref();
+        let replication = self.replication.replicator();
         // Only while a publisher or node waits is any subscriber blocking.
         let has_waiters = match direction {
-            Direction::Local => topic.backpressure().is_some() || self.registry.is_unused(number),
+            Direction::Local => topic.backpressure().is_some() || registry.is_unused(number),
             Direction::Inbound => replication.is_some_and(|it| it.has_waiters(number)),
         };
         let found = has_waiters.then(|| {
@@ -216,7 +215,7 @@ impl Service {
             match topic.evict_in(&served_node.caller(), at, held_for, controls) {
                 Ok(()) => {
                     let participant = holder.who();
-                    let client = participant.and_then(|participant| self.clients.get(&participant));
+                    let client = participant.and_then(|participant| self.broker.name(participant));
                     tracing::warn!(
                         topic = topic.name(),
                         process = client.map(|client| client.process),

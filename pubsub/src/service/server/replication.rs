@@ -1,6 +1,6 @@
 //! Replication to other nodes, if this service has network options.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::network_options::NetworkOptions;
 use crate::node_segment::MAX_NETWORK_BYTES;
 use crate::pool::PoolId;
 use crate::replication::{
-    self, ArrivalRepairLock, LocalTopic, Replicator, RetryBackoff, ServiceContext, WaitingArrivals,
+    self, ArrivalRepairLock, Replicator, RetryBackoff, ServiceContext, WaitingArrivals,
 };
 use crate::report::Row;
 use crate::service::protocol;
@@ -28,12 +28,12 @@ const RELEASE_RETRY: Duration = Duration::from_millis(100);
 const MAX_GROWTH_REQUESTS: usize = 64;
 
 pub(super) struct ReplicationSupervisor {
-    pub(super) replicator: Option<Replicator>,
+    replicator: Option<Replicator>,
     /// Held by all threads that act as a participant of this service.
-    pub(super) service_context: Weak<ServiceContext>,
+    service_context: Weak<ServiceContext>,
     attempts: StartAttempts,
     /// The network options are those of an earlier service.
-    pub(super) is_inherited: bool,
+    is_inherited: bool,
     /// Retained messages were released, since replication cannot work.
     has_released: bool,
     /// Some of them could not be released yet.
@@ -42,6 +42,9 @@ pub(super) struct ReplicationSupervisor {
     waiting_arrivals: WaitingArrivals,
     growth_sender: Sender<(PoolId, u64)>,
     growth_requests: Receiver<(PoolId, u64)>,
+    /// The replicator has not received all topics yet; `changed_topics` are among the changes.
+    needs_topics: bool,
+    changed_topics: BTreeSet<u32>,
 }
 
 /// Failed attempts to start replication.
@@ -115,6 +118,25 @@ impl ReplicationSupervisor {
             waiting_arrivals: WaitingArrivals::default(),
             growth_sender,
             growth_requests,
+            needs_topics: false,
+            changed_topics: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn replicator(&self) -> Option<&Replicator> {
+        self.replicator.as_ref()
+    }
+
+    /// Ends replication, which uses participants of the service. True if a thread still acts as one
+    /// of them, even an abandoned worker.
+    pub(super) fn end(&mut self) -> bool {
+        self.replicator = None;
+        self.service_context.strong_count() > 0
+    }
+
+    pub(super) fn backlog_blocks_publishers(&mut self, number: u32) {
+        if let Some(replicator) = &mut self.replicator {
+            replicator.backlog_blocks_publishers(number);
         }
     }
 
@@ -149,10 +171,12 @@ impl ReplicationSupervisor {
             None => self.attempts.row().into_iter().collect(),
         }
     }
+}
 
-    /// Whether any thread acts as a participant of this service, even an abandoned worker.
-    pub(super) fn has_workers(&self) -> bool {
-        self.service_context.strong_count() > 0
+#[cfg(test)]
+impl ReplicationSupervisor {
+    pub(super) fn set_context(&mut self, service_context: &Arc<ServiceContext>) {
+        self.service_context = Arc::downgrade(service_context);
     }
 }
 
@@ -161,21 +185,20 @@ impl Service {
     pub(super) fn run_replication(&mut self) {
         self.start_replication();
         while let Ok((pool, bytes)) = self.replication.growth_requests.try_recv() {
-            self.grow(pool, bytes);
+            let Some(served_node) = &self.served_node else { continue };
+            self.broker.grow_or_log(&served_node.caller(), pool, bytes);
         }
-        if self.replication.replicator.is_some() {
-            let topics = std::mem::take(&mut self.replicator_needs_topics).then(|| self.topics());
-            let changed_topics = std::mem::take(&mut self.changed_topics);
-            let Some(replication) = &mut self.replication.replicator else { return };
-            replication.topics_changed(&changed_topics);
-            if let Some(topics) = topics {
-                replication.set_topics(topics);
+        let replication = &mut self.replication;
+        if let Some(replicator) = &mut replication.replicator {
+            replicator.topics_changed(&std::mem::take(&mut replication.changed_topics));
+            if std::mem::take(&mut replication.needs_topics) {
+                replicator.set_topics(self.broker.registry().local_topics());
             }
-            replication.turn();
+            replicator.turn();
         } else if self.replication.is_over(self.options.network.as_ref()) {
             self.release_all();
         }
-        for number in self.registry.unused().collect::<Vec<_>>() {
+        for number in self.broker.registry().unused().collect::<Vec<_>>() {
             self.remove_unused(number);
         }
     }
@@ -186,8 +209,8 @@ impl Service {
         let replication = &mut self.replication;
         let again = std::mem::take(&mut replication.must_release_again);
         let is_first = !std::mem::replace(&mut replication.has_released, true);
-        if std::mem::take(&mut self.replicator_needs_topics) || again || is_first {
-            for number in self.registry.topics.keys().copied().collect::<Vec<_>>() {
+        if std::mem::take(&mut replication.needs_topics) || again || is_first {
+            for number in self.broker.registry().topic_numbers() {
                 self.release_retained(number);
             }
         }
@@ -196,7 +219,7 @@ impl Service {
     /// True if no messages of a topic are retained any more.
     fn release_retained(&mut self, number: u32) -> bool {
         let (Some(served_node), Some((topic, [local, _]))) =
-            (&self.served_node, self.registry.topic_and_pools(number))
+            (&self.served_node, self.broker.registry().topic_and_pools(number))
         else {
             return true;
         };
@@ -300,7 +323,7 @@ impl Service {
                 replication.replicator = Some(replicator);
                 (replication.attempts, replication.has_released) =
                     (StartAttempts::default(), false);
-                self.replicator_needs_topics = true;
+                replication.needs_topics = true;
                 self.store_network_options(&successor_options);
             }
             Err(error) => {
@@ -325,26 +348,20 @@ impl Service {
         }
     }
 
-    fn topics(&self) -> BTreeMap<String, LocalTopic> {
-        let topics = self.registry.topics.iter().filter_map(|(number, entry)| {
-            let (topic, [local, inbound]) = self.registry.topic_and_pools(*number)?;
-            let local_topic = LocalTopic {
-                topic: Arc::clone(topic),
-                local: Arc::clone(local),
-                inbound: Arc::clone(inbound),
-                publishes: entry.publishes,
-                subscribes: entry.subscribes,
-            };
-            Some((topic.name().to_owned(), local_topic))
-        });
-        topics.collect()
+    /// Publishers or subscribers of a topic joined or left.
+    pub(super) fn topic_changed(&mut self, number: u32) {
+        if self.broker.update_activity(number) {
+            self.replication.changed_topics.insert(number);
+        }
+        self.monitor_topic(number);
+        self.replication.needs_topics = true;
     }
 
     /// Removes a topic without users, unless messages of it are retained for other nodes.
     pub(super) fn remove_unused(&mut self, number: u32) {
-        let is_unused = self.registry.is_unused(number);
-        let entry = self.registry.topics.get(&number).filter(|_| is_unused);
-        let Some(topic) = entry.map(|entry| Arc::clone(&entry.topic)) else { return };
+        let registry = self.broker.registry();
+        let found = registry.topic_and_pools(number).filter(|_| registry.is_unused(number));
+        let Some(topic) = found.map(|(topic, _)| Arc::clone(topic)) else { return };
         let is_held = if self.replication.is_over(self.options.network.as_ref()) {
             !self.release_retained(number)
         } else {
@@ -352,11 +369,11 @@ impl Service {
             self.replication.replicator.as_ref().is_some_and(|it| it.holds(number))
                 || replication::is_owed(&topic)
         };
-        if !is_held && self.registry.remove_unused(number) {
+        if !is_held && self.broker.remove_unused(number) {
             log_change!(self, topic = topic.name(), "a topic was removed");
             self.eviction_monitor.forget(number);
-            self.changed_topics.remove(&number);
-            self.replicator_needs_topics = true;
+            self.replication.changed_topics.remove(&number);
+            self.replication.needs_topics = true;
         }
     }
 }

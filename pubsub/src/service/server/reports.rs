@@ -5,6 +5,7 @@ use crate::error::ErrorKind;
 use crate::pool::Direction;
 use crate::report::Row;
 use crate::service::protocol::{self, Notice, Refusal};
+use crate::topic::Topic;
 
 /// Maximum bytes of rows in one message: several of these fit into a socket buffer.
 const PART: usize = 16 << 10;
@@ -43,82 +44,74 @@ impl Service {
             label: self.options.label.clone(),
             service: served_node.number,
             process: std::process::id(),
-            listens: self.replication.replicator.as_ref().and_then(|it| it.listens()),
+            listens: self.replication.replicator().and_then(|it| it.listens()),
         }];
-        rows.extend(self.clients.iter().map(|(participant, client)| Row::Process {
+        rows.extend(self.broker.members().map(|(participant, name)| Row::Process {
             participant: participant.to_string(),
-            label: client.label.clone(),
-            process: client.process,
+            label: name.label.clone(),
+            process: name.process,
         }));
-        for (id, pool_entry) in &self.registry.pools {
-            let found = pool_entry.pool.statistics(&served_node.caller()).unwrap_or_default();
+        let registry = self.broker.registry();
+        for pool in registry.pools() {
+            let id = pool.id();
+            let found = pool.statistics(&served_node.caller()).unwrap_or_default();
             rows.push(Row::Pool {
                 place: id.place.to_string(),
                 is_inbound: id.direction == Direction::Inbound,
-                bytes: pool_entry.pool.length(),
-                budget: self.registry.budget(id.place),
-                limit: pool_entry.pool.limit(),
+                bytes: pool.length(),
+                budget: registry.budget(id.place),
+                limit: pool.limit(),
                 free: found.free,
                 blocks: found.blocks_allocated,
             });
         }
-        for entry in self.registry.topics.values() {
-            rows.extend(self.report_of(entry));
-        }
+        rows.extend(registry.topics().flat_map(report_of));
         rows.extend(self.replication.rows());
         rows
     }
+}
 
-    fn report_of(&self, entry: &crate::service::registry::TopicEntry) -> Vec<Row> {
-        let topic = &entry.topic;
-        let settings = topic.settings();
-        let name = || topic.name().to_owned();
-        let mut rows = vec![Row::Topic {
-            name: name(),
-            number: topic.number(),
-            place: settings.place.to_string(),
-            reliability: settings.reliability.to_string(),
-            depth: settings.depth,
-            largest: settings.largest,
-            loans: settings.loans,
-            release_microseconds: settings.release_microseconds,
-            type_name: settings.type_name.map(String::from),
-            published: topic.local().position(),
-            arrived: topic.inbound().position(),
-            dropped: topic.local().dropped() + topic.inbound().dropped(),
-            reserves: settings.reserves(topic.reserved_publishers()),
-        }];
-        let participants = topic.participants();
-        rows.extend(participants.publishers.into_iter().map(|found| {
-            Row::Publisher {
-                topic: name(),
-                participant: found.participant.to_string(),
-                publisher: found.id,
-                messages: found.messages,
-                bytes: found.bytes,
-                waits_microseconds: found
-                    .waits_since
-                    .map_or(0, |since| crate::clock::now().saturating_sub(since) / 1000),
-            }
-        }));
-        rows.extend(participants.subscribers.into_iter().map(|found| Row::Subscriber {
-            topic: name(),
-            participant: match found.participant {
-                Some(participant) if participant.is_role() => "replication".into(),
-                Some(participant) => participant.to_string(),
-                None => String::new(),
-            },
-            behind: u64::from(found.unread) + u64::from(found.held),
-            missed: found.missed,
-        }));
-        let missed = topic.missed_by_nodes();
-        if missed.nodes > 0 {
-            rows.push(Row::Missed {
-                topic: name(),
-                nodes: missed.nodes,
-                messages: missed.messages,
-            });
-        }
-        rows
+fn report_of(topic: &Topic) -> Vec<Row> {
+    let settings = topic.settings();
+    let name = || topic.name().to_owned();
+    let mut rows = vec![Row::Topic {
+        name: name(),
+        number: topic.number(),
+        place: settings.place.to_string(),
+        reliability: settings.reliability.to_string(),
+        depth: settings.depth,
+        largest: settings.largest,
+        loans: settings.loans,
+        release_microseconds: settings.release_microseconds,
+        type_name: settings.type_name.map(String::from),
+        published: topic.local().position(),
+        arrived: topic.inbound().position(),
+        dropped: topic.local().dropped() + topic.inbound().dropped(),
+        reserves: settings.reserves(topic.reserved_publishers()),
+    }];
+    let participants = topic.participants();
+    rows.extend(participants.publishers.into_iter().map(|found| Row::Publisher {
+        topic: name(),
+        participant: found.participant.to_string(),
+        publisher: found.id,
+        messages: found.messages,
+        bytes: found.bytes,
+        waits_microseconds:
+            found.waits_since.map_or(0, |since| crate::clock::now().saturating_sub(since) / 1000),
+    }));
+    rows.extend(participants.subscribers.into_iter().map(|found| Row::Subscriber {
+        topic: name(),
+        participant: match found.participant {
+            Some(participant) if participant.is_role() => "replication".into(),
+            Some(participant) => participant.to_string(),
+            None => String::new(),
+        },
+        behind: u64::from(found.unread) + u64::from(found.held),
+        missed: found.missed,
+    }));
+    let missed = topic.missed_by_nodes();
+    if missed.nodes > 0 {
+        rows.push(Row::Missed { topic: name(), nodes: missed.nodes, messages: missed.messages });
     }
+    rows
 }

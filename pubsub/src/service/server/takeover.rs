@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use ipc::{Liveness, Participant};
 
 use super::Service;
-use crate::error::ErrorKind;
+use super::clients::JoiningClient;
 use crate::ids::NodeId;
+use crate::service::connection::Connection;
 
 /// How long to wait for the first member to return the node segment: members look for a service
 /// many times within this.
@@ -27,12 +28,14 @@ pub(super) struct Takeover {
     /// Members that have not rejoined yet; None until the node segment is known.
     awaited: Option<BTreeSet<Participant>>,
     /// Clients that are admitted once all members have rejoined.
-    pub(super) joining_clients: Vec<super::clients::JoiningClient>,
+    joining_clients: Vec<JoiningClient>,
+    /// The node cannot be served.
+    has_failed: bool,
 }
 
 impl Takeover {
     pub(super) fn begin(now: Instant, node: Option<NodeId>) -> Self {
-        Self { since: now, node, awaited: None, joining_clients: Vec::new() }
+        Self { since: now, node, awaited: None, joining_clients: Vec::new(), has_failed: false }
     }
 
     /// Whether this may be the segment of the node. Not if the node was re-created since.
@@ -44,6 +47,18 @@ impl Takeover {
     pub(super) fn set_awaited(&mut self, now: Instant, members: BTreeSet<Participant>) {
         self.since = now;
         self.awaited = Some(members);
+    }
+
+    pub(super) fn admit_later(&mut self, joining_client: JoiningClient) {
+        self.joining_clients.push(joining_client);
+    }
+
+    pub(super) fn into_connections(self) -> impl Iterator<Item = Connection> {
+        self.joining_clients.into_iter().map(JoiningClient::into_connection)
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// A member has rejoined.
@@ -98,7 +113,9 @@ impl Service {
             Ok(true) => {}
             Err(error) => {
                 tracing::error!(%error, "the node cannot be served");
-                self.has_failed = true;
+                if let Some(takeover) = &mut self.takeover {
+                    takeover.has_failed = true;
+                }
                 self.is_over.store(true, std::sync::atomic::Ordering::Release);
                 return;
             }
@@ -107,14 +124,7 @@ impl Service {
         for joining_client in takeover.joining_clients {
             self.admit(joining_client);
         }
-        let held: Vec<_> = self
-            .clients
-            .iter_mut()
-            .flat_map(|(participant, client)| {
-                std::mem::take(&mut client.held).into_iter().map(|it| (*participant, it))
-            })
-            .collect();
-        for (participant, request) in held {
+        for (participant, request) in self.broker.take_held() {
             self.execute(participant, request);
         }
     }
@@ -122,25 +132,19 @@ impl Service {
     /// All objects were returned: members get what they lack, and unfinished growth continues.
     fn complete(&mut self) {
         self.remove_unknown_members();
-        self.resume_growth();
-        for participant in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.send_missing(participant);
+        let Some(served_node) = &self.served_node else { return };
+        let caller = served_node.caller();
+        self.broker.resume_growth(&caller);
+        for participant in self.broker.members().map(|(it, _)| it).collect::<Vec<_>>() {
+            self.broker.send_missing(participant);
         }
-        if let Some(served_node) = &self.served_node {
-            // Deaths that were not reported, the last service among them.
-            self.unreclaimed.extend(served_node.roster.dead_participants());
-        }
+        // Deaths that were not reported, the last service among them.
+        self.reclaimer.reclaim_later(served_node.roster.dead_participants());
         self.reclaim_all();
-        for number in self.registry.topics.keys().copied().collect::<Vec<_>>() {
+        for number in self.broker.registry().topic_numbers() {
             self.topic_changed(number);
             self.remove_unused(number);
         }
-    }
-
-    /// Rejects a member of another node.
-    pub(super) fn reject_other_node(&mut self, connection: &mut super::Connection) {
-        let reason = "the node was re-created without this process";
-        self.refusals.reject(connection, ErrorKind::Closed, reason);
     }
 }
 

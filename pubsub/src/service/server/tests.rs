@@ -2,20 +2,21 @@
 
 mod waiting;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 
-use ipc::{AlwaysAlive, Liveness};
+use ipc::{AlwaysAlive, Channel, ChannelError, Liveness};
 
 use super::*;
 use crate::budgets::Budgets;
 use crate::ids::NodeId;
 use crate::pool::tests::is_held_by;
-use crate::pool::{Direction, Pool};
+use crate::pool::{Direction, Pool, PoolId};
 use crate::replication::{ServiceContext, WaitingArrivals};
 use crate::report::Row;
 use crate::service::election::{self, socket_path};
-use crate::service::protocol;
+use crate::service::protocol::{self, Notice, Request};
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;
 
@@ -145,6 +146,12 @@ fn served_node(service: &Service) -> &ServedNode {
     service.served_node.as_ref().unwrap()
 }
 
+/// The pool of the topics in host memory.
+fn local_pool(service: &Service) -> Arc<Pool> {
+    let topics = service.broker.registry().local_topics();
+    topics.into_values().next().unwrap().local
+}
+
 /// A topic with its pools, as members of a node have them.
 fn topic_with_pools() -> ([Pool; 2], Topic) {
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
@@ -167,9 +174,9 @@ fn node_is_handed_over_only_to_the_process_with_priority() {
     service.options.has_priority.store(true, Ordering::Release);
     assert!(!request_take_over(&mut service), "the service itself has priority");
     service.options.has_priority.store(false, Ordering::Release);
-    let own = std::mem::replace(&mut service.clients.get_mut(&participant).unwrap().process, 1);
+    let own = service.broker.set_process(participant, 1);
     assert!(!request_take_over(&mut service), "another process has priority");
-    service.clients.get_mut(&participant).unwrap().process = own;
+    service.broker.set_process(participant, own);
     service.options.min_term_until = Some(Instant::now() + Duration::from_secs(600));
     assert!(!request_take_over(&mut service), "the minimum term is not over");
     service.options.min_term_until = Some(Instant::now());
@@ -190,7 +197,7 @@ fn participant_that_never_became_a_member_is_freed() {
     drop(joining_client);
     run_several(&mut service);
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
-    assert!(!service.pidfds.contains_key(&participant));
+    assert!(!service.reclaimer.watches(participant));
     // Another client is a member, and only loses its connection.
     let member = test_dir.member();
     member.join(&mut service);
@@ -205,7 +212,7 @@ fn process_that_left_unnoticed_is_reclaimed_later() {
     let (mut service, member, participant) = test_dir.joined();
     drop(member);
     served_node(&service).roster.leave(participant);
-    service.checked_liveness_at -= LIVENESS_CHECK;
+    service.reclaimer.expire_liveness_check();
     run_several(&mut service);
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
 }
@@ -336,14 +343,15 @@ fn late_objects_are_reclaimed_after_removed_participants() {
     other.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
     assert_eq!(topic.owners().into_iter().collect::<Vec<_>>(), [late]);
-    assert!(service.registry.topics[&4].publishes, "its participants were not checked");
+    let topics = service.broker.registry().local_topics();
+    assert!(topics["returned"].publishes, "its participants were not checked");
     // The process reconnects to the same service, and has closed the topic in the meantime.
     let again = test_dir.member();
     again.rejoin(late, &node_segment);
     again.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
-    assert_eq!(service.clients.len(), 2);
-    assert!(service.registry.topics.is_empty(), "a topic without users remains");
+    assert_eq!(service.broker.members().len(), 2);
+    assert!(service.broker.registry().topic_numbers().is_empty(), "a topic without users remains");
 }
 
 #[test]
@@ -367,14 +375,14 @@ fn topic_is_removed_once_all_grants_are_closed() {
     member.send_request(&open(1), &[]);
     member.send_request(&open(2), &[]);
     run_several(&mut service);
-    let number = *service.registry.topics.keys().next().unwrap();
+    let number = service.broker.registry().topic_numbers()[0];
     // The second grant was in flight when the first one was closed.
     member.send_request(&Request::CloseTopic { number, granted: 1 }, &[]);
     run_several(&mut service);
-    assert_eq!(service.registry.topics.len(), 1);
+    assert_eq!(service.broker.registry().topic_numbers().len(), 1);
     member.send_request(&Request::CloseTopic { number, granted: 1 }, &[]);
     run_several(&mut service);
-    assert!(service.registry.topics.is_empty());
+    assert!(service.broker.registry().topic_numbers().is_empty());
 }
 
 #[test]
@@ -388,17 +396,40 @@ fn stopped_client_does_not_keep_a_pool_from_growing() {
     );
     run_several(&mut service);
     // The first piece is created at once, and the member never acknowledges it.
-    let admitted = |service: &Service| service.registry.pools[&LOCAL].pool.admitted();
+    let admitted = |service: &Service| local_pool(service).admitted();
     assert_eq!(admitted(&service), 0);
-    let pending_piece =
-        service.registry.pools.get_mut(&LOCAL).unwrap().pending_piece.as_mut().unwrap();
-    pending_piece.since -= Duration::from_secs(60);
+    service.broker.expire_acknowledgements();
     run_several(&mut service);
     assert_eq!(admitted(&service), 1);
     assert!(
         member.receive_all().contains(&Notice::PoolGrown { pool: LOCAL }),
         "the notice is queued"
     );
+}
+
+#[test]
+fn piece_is_admitted_once_the_lock_is_free() {
+    let test_dir = TestDir::new();
+    let mut service = test_dir.service();
+    let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
+    let id = served_node(&service).me;
+    service.broker.open(id, "it", Some(settings), "", || 7).unwrap();
+    let pool = local_pool(&service);
+    let me = Caller { timeout: Duration::from_millis(20), ..Caller::new(id, &AlwaysAlive) };
+    let number = service.broker.registry().grow(&me, LOCAL, 1).unwrap().unwrap();
+    let broker = &mut service.broker;
+    // A stopped process holds the allocator's lock.
+    is_held_by(&pool, Participant::new(9, 1));
+    let error = pool.admit_piece(&me, number).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    broker.resume_growth(&me);
+    assert!(broker.is_growing(), "the piece is not admitted later");
+    broker.grow_or_log(&me, LOCAL, 1);
+    assert_eq!((pool.held(), pool.admitted()), (1, 0));
+    is_held_by(&pool, None);
+    broker.check_growth(&me);
+    assert!(!broker.is_growing());
+    assert_eq!(pool.admitted(), 1);
 }
 
 #[test]
@@ -412,13 +443,13 @@ fn held_lock_does_not_block_the_service() {
     );
     run_several(&mut service);
     let other = served_node(&service).roster.admit(pidfd()).unwrap();
-    let pool = Arc::clone(&service.registry.pools[&LOCAL].pool);
+    let pool = local_pool(&service);
     is_held_by(&pool, Some(other));
     member.send_request(&Request::Leave, &[]);
     let start = Instant::now();
     run_several(&mut service);
     assert!(start.elapsed() < Caller::DEFAULT_TIMEOUT, "it waited for {:?}", start.elapsed());
-    assert!(service.unreclaimed.contains(&id) && !member.receive_all().contains(&Notice::Left));
+    assert!(service.reclaimer.awaits_reclaim(id) && !member.receive_all().contains(&Notice::Left));
     is_held_by(&pool, None);
     run_several(&mut service);
     assert!(member.receive_all().contains(&Notice::Left));
@@ -439,7 +470,7 @@ fn service_with_a_running_worker_keeps_its_participant() {
             waiting_arrivals: WaitingArrivals::default(),
             arrival_repair_lock: service.replication.arrival_repair_lock(),
         });
-        service.replication.service_context = Arc::downgrade(&service_context);
+        service.replication.set_context(&service_context);
         let worker = has_workers.then_some(service_context);
         service.close();
         assert_eq!(roster.is_dead(Some(me)), !has_workers);
@@ -456,10 +487,10 @@ fn connections_end_with_the_service_despite_duplicates() {
     run_several(&mut service);
     // As in a child of this process.
     let copies: Vec<_> = service
-        .clients
-        .values()
-        .map(|client| &client.connection)
-        .chain(service.pending_clients.iter().map(|pending_client| &pending_client.connection))
+        .broker
+        .connections()
+        .map(|(_, connection)| connection)
+        .chain(service.admission.connections())
         .map(|connection| connection.as_fd().try_clone_to_owned().unwrap())
         .collect();
     assert_eq!(copies.len(), 2);

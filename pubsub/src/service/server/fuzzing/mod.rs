@@ -4,14 +4,15 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
-use ipc::{Layout, Segment};
+use ipc::{Channel, ChannelError, Layout, Segment};
 
+use super::admission::MAX_PENDING_CLIENTS;
 use super::*;
 use crate::budgets::Budgets;
 use crate::ids::NodeId;
-use crate::pool::{Direction, Pool};
+use crate::pool::{Direction, Pool, PoolId};
 use crate::service::election::{self, socket_path};
-use crate::service::protocol;
+use crate::service::protocol::{self, Notice, Request};
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;
 
@@ -157,7 +158,7 @@ impl Fixture {
         let files = kinds.map(|kind| self.file(kind)).collect::<Result<Vec<_>>>()?;
         if self.clients[client].is_none() {
             let (near, far) = Channel::pair().map_err(failed)?;
-            self.service.receive(far);
+            self.service.admission.receive(far);
             self.clients[client] = Some(near);
         }
         let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
@@ -207,12 +208,11 @@ impl Fixture {
     /// A well-behaved client is still served.
     fn check_serves_others(&mut self) -> Result<()> {
         assert!(
-            self.service.pending_clients.len() <= MAX_PENDING_CLIENTS,
+            self.service.admission.connections().count() <= MAX_PENDING_CLIENTS,
             "too many pending clients"
         );
-        for pool_entry in self.service.registry.pools.values() {
-            let is_bounded = pool_entry.pool.length() <= pool_entry.pool.limit();
-            assert!(is_bounded, "the pool exceeds its limit");
+        for pool in self.service.broker.registry().pools() {
+            assert!(pool.length() <= pool.limit(), "the pool exceeds its limit");
         }
         if self.service.takeover.is_some() {
             return Ok(());

@@ -80,12 +80,12 @@ fn only_topics_with_waiting_publishers_are_monitored() {
         member.send_request(&Request::Open { request: number, name, settings }, &[]);
         run_several(&mut service);
     }
-    for ticket in 1..service.next_ticket {
+    for ticket in service.broker.tickets() {
         member.send_request(&Request::AcknowledgePieces { ticket }, &[]);
     }
     let topics: Vec<_> =
-        service.registry.topics.values().map(|entry| Arc::clone(&entry.topic)).collect();
-    let local = Arc::clone(&service.registry.pools[&LOCAL].pool);
+        service.broker.registry().local_topics().into_values().map(|it| it.topic).collect();
+    let local = local_pool(&service);
     run_several(&mut service);
     // All topics are full, without a waiting publisher.
     let full: Vec<_> = topics.iter().map(|topic| Full::new(topic, local.control(), id)).collect();
