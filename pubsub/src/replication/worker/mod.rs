@@ -42,6 +42,7 @@ const SLOTS_PER_LANE: usize = 8;
 /// How long a dropped worker may take to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT: &str = "connect a topic to a node";
+const RENEW: &str = "renew the endpoint";
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)

@@ -109,11 +109,10 @@ impl ReadyQueue {
 
     /// Notes whether an outbound topic lacks capacity.
     pub(super) fn set_stalled(&mut self, index: usize, is_stalled: bool) {
-        if is_stalled {
-            self.stalled.insert(index);
-        } else {
-            self.stalled.remove(&index);
-        }
+        match is_stalled {
+            true => self.stalled.insert(index),
+            false => self.stalled.remove(&index),
+        };
     }
 
     /// Freed capacity wakes no thread: retry.

@@ -178,23 +178,6 @@ impl WorkerEndpoint {
         self.transport.port_mut().next_event()
     }
 
-    /// Replaces the endpoint; closes the old one with all rings.
-    fn replace(&mut self) -> Result<()> {
-        let of_fabric = |error| Error::of("renew the endpoint", error);
-        let port = self.transport.port_mut();
-        let domain = port.endpoint().domain().clone();
-        let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
-        let (endpoint, queue) = begin(&domain, &addresses).map_err(of_fabric)?;
-        let address = endpoint.address().map_err(of_fabric)?.0;
-        port.replace_endpoint(endpoint, queue).map_err(of_fabric)?;
-        add_lanes(port, &self.lane_domains);
-        (self.addresses, self.address) = (addresses, address);
-        self.fabric_peers.clear();
-        self.closing_rings.clear();
-        drop(self.transport.take_closed());
-        Ok(())
-    }
-
     /// Closes the endpoint, and then releases all memory.
     pub(super) fn close(self) {
         if let Err(error) = self.transport.close() {

@@ -19,14 +19,14 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use fabric::MrMode;
 use fabric::ring::Port;
+use fabric::{AddressVector, MrMode};
 
 use super::WorkerEndpoint;
 use super::node_faults::FaultRemedy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::NodeId;
-use crate::replication::worker::CONNECT;
+use crate::replication::worker::{CONNECT, RENEW};
 
 /// Why an endpoint is renewed, or the rings of a node restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +174,7 @@ impl WorkerEndpoint {
     }
 
     /// Notes whether a ring could be created; if not, it is requested again later.
-    pub(super) fn note_ring_capacity(&mut self, refused: Option<&Error>) {
+    pub(crate) fn note_ring_capacity(&mut self, refused: Option<&Error>) {
         let Some(error) = refused else { return self.renewal.record_ring_capacity(true, 0) };
         if error.kind() == ErrorKind::TooMany {
             if !self.renewal.lacks_capacity {
@@ -257,7 +257,7 @@ impl WorkerEndpoint {
         (addresses > ADDRESS_LIMITS.0).then_some(RenewalReason::AddressLimit)
     }
 
-    /// Replaces the endpoint, whose rings are disconnected. `for_node`: the node that is the
+    /// Replaces the endpoint; closes the old one with all rings, which are disconnected. `for_node`: the node that is the
     /// reason, if any, with whether no other one was connected.
     pub(crate) fn renew(
         &mut self,
@@ -265,7 +265,18 @@ impl WorkerEndpoint {
         for_node: Option<(NodeId, bool)>,
         now: u64,
     ) -> Result<()> {
-        self.replace()?;
+        let of_fabric = |error| Error::of(RENEW, error);
+        let port = self.transport.port_mut();
+        let domain = port.endpoint().domain().clone();
+        let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
+        let (endpoint, queue) = super::begin(&domain, &addresses).map_err(of_fabric)?;
+        let address = endpoint.address().map_err(of_fabric)?.0;
+        port.replace_endpoint(endpoint, queue).map_err(of_fabric)?;
+        super::add_lanes(port, &self.lane_domains);
+        (self.addresses, self.address) = (addresses, address);
+        self.fabric_peers.clear();
+        self.closing_rings.clear();
+        drop(self.transport.take_closed());
         self.renewal.restart(why, now);
         self.faults.clear(now, for_node);
         Ok(())

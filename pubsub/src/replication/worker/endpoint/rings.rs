@@ -99,18 +99,6 @@ impl WorkerEndpoint {
         device: Option<&Device>,
         options: &WorkerOptions,
     ) -> Result<(RingOffer, RingMemory)> {
-        let made = self.make_ring(node, request, device, options);
-        self.note_ring_capacity(made.as_ref().err());
-        made
-    }
-
-    fn make_ring(
-        &mut self,
-        node: NodeId,
-        request: &ConnectRequest,
-        device: Option<&Device>,
-        options: &WorkerOptions,
-    ) -> Result<(RingOffer, RingMemory)> {
         let lanes = self.lane_count_for(&request.facts).min(1 + request.lane_addresses.len());
         // Only as many lanes as a message has space for.
         let lanes = 1 + self.further_lane_addresses(lanes).len();

@@ -1,5 +1,7 @@
 //! Connections: requested, offered, answered and lost.
 
+use fabric::ring::RingEvent;
+
 use super::WorkerLoop;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::{ConnectionMessage, MAX_REASON_LENGTH};
@@ -18,16 +20,6 @@ impl WorkerLoop {
         self.events.send(WorkerEvent::Failed { key, node: Some(node), side, error });
     }
 
-    pub(super) fn report_disconnection(
-        &self,
-        key: TopicKey,
-        node: NodeId,
-        side: Side,
-        reason: Error,
-    ) {
-        self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
-    }
-
     /// A node wants a topic: requests a ring, unless there is one.
     pub(super) fn add(&mut self, key: TopicKey, node: NodeId) {
         let Some(index) = self.topics.index_of(WorkerTopicKey::Out(key)) else {
@@ -41,18 +33,16 @@ impl WorkerLoop {
         }
         // Otherwise the reader would have to keep a ring that is never accepted.
         if let Err(reason) = self.endpoint.check_capacity(node) {
-            return self.report_disconnection(key, node, Side::Writer, reason);
+            let side = Side::Writer;
+            return self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
         }
         let (connection, from) = (self.topics.next_connection(), self.endpoint.address().to_vec());
         let Some(topic) = self.topics.outbound(index) else { return };
-        let facts = topic.request(node, connection, self.clock.now.monotonic);
+        let facts = topic.request(node, connection, self.now.monotonic);
         let lanes = self.endpoint.lane_count_for(&facts);
         let lane_addresses = self.endpoint.further_lane_addresses(lanes);
-        self.send_message(
-            key,
-            node,
-            ConnectionMessage::ConnectRequest { connection, facts, from, lane_addresses },
-        );
+        let request = ConnectionMessage::ConnectRequest { connection, facts, from, lane_addresses };
+        self.send_message(key, node, request);
     }
 
     pub(super) fn handle_control_message(
@@ -93,14 +83,13 @@ impl WorkerLoop {
                 }
             }
             ConnectionMessage::StallCheck { connection, chunks, read } => {
-                let (now, port) = (self.clock.now.monotonic, self.endpoint.transport().port());
+                let (now, port) = (self.now.monotonic, self.endpoint.transport().port());
                 if let Some(topic) = self.topics.inbound(index) {
                     topic.handle_stall_check(now, connection, (chunks, read), port);
                 }
             }
             ConnectionMessage::Offer { connection, ring, position, from, lane_addresses } => {
-                let topic = self.topics.outbound(index);
-                if !topic.is_some_and(|topic| topic.is_requested(node, connection)) {
+                if !self.is_current(index, node, connection, true) {
                     return;
                 }
                 if let Err(error) =
@@ -110,14 +99,14 @@ impl WorkerLoop {
                 }
             }
             ConnectionMessage::Refused { connection, reason } => {
-                if self.is_current(index, node, connection) {
+                if self.is_current(index, node, connection, false) {
                     self.disconnect_writer(index, node, None);
                     let error = Error::new(CONNECT, ErrorKind::Denied, reason).on(node);
                     self.report_failure(key, node, Side::Writer, error);
                 }
             }
             ConnectionMessage::Restart { connection, reason } => {
-                if self.is_current(index, node, connection) {
+                if self.is_current(index, node, connection, false) {
                     let reason = Error::new(CONNECT, ErrorKind::Closed, reason).on(node);
                     self.disconnect_writer(index, node, Some(reason));
                 }
@@ -131,18 +120,15 @@ impl WorkerLoop {
         tracing::trace!(?key, %node, ?message, "connection message about an unknown topic");
         if let ConnectionMessage::ConnectRequest { connection, .. } = message {
             let reason = "the topic is not received now".to_owned();
-            self.send_message(
-                key,
-                node,
-                ConnectionMessage::Restart { connection: *connection, reason },
-            );
+            let restart = ConnectionMessage::Restart { connection: *connection, reason };
+            self.send_message(key, node, restart);
         }
     }
 
-    /// Whether this is the current connection to a node.
-    fn is_current(&mut self, index: usize, node: NodeId, connection: u64) -> bool {
+    /// Whether this is the current connection to a node, with a requested ring if that matters.
+    fn is_current(&mut self, index: usize, node: NodeId, number: u64, is_requested: bool) -> bool {
         let topic = self.topics.outbound(index);
-        topic.is_some_and(|topic| topic.is_current(node, connection))
+        topic.is_some_and(|topic| topic.is_current(node, number, is_requested))
     }
 
     /// Accepts an offered ring.
@@ -158,7 +144,7 @@ impl WorkerLoop {
         let Some(topic) = self.topics.outbound(index) else { return Ok(()) };
         topic.connect(node, (connection, position), ring, self.endpoint.transport());
         let key = topic.key();
-        self.topics.sender_opened(ring, index);
+        self.topics.ring_opened(RingEvent::Sender(ring), TopicSlot::Out(index));
         self.send_message(key, node, ConnectionMessage::Answer { connection, answer });
         self.events.send(WorkerEvent::Connected { key, node, side: Side::Writer });
         self.ready(TopicSlot::Out(index));
@@ -175,25 +161,26 @@ impl WorkerLoop {
         }
         let Some((request, position)) = topic.take_request() else { return };
         let connection = request.connection;
-        match self.endpoint.offer(node, &request, topic.device(), &self.options) {
+        let made = self.endpoint.offer(node, &request, topic.device(), &self.options);
+        self.endpoint.note_ring_capacity(made.as_ref().err());
+        match made {
             Ok((ring, memory)) => {
-                let id = memory.0;
-                topic.set_ring(memory, request, self.clock.now.monotonic);
-                self.topics.receiver_opened(id, index);
+                let event = RingEvent::Receiver(memory.0);
+                topic.set_ring(memory, request, self.now.monotonic);
+                self.topics.ring_opened(event, TopicSlot::In(index));
                 let from = self.endpoint.address().to_vec();
                 let lane_addresses = self.endpoint.further_lane_addresses(ring.lanes.len());
-                self.send_message(
-                    key,
-                    node,
-                    ConnectionMessage::Offer { connection, ring, position, from, lane_addresses },
-                );
+                let offer =
+                    ConnectionMessage::Offer { connection, ring, position, from, lane_addresses };
+                self.send_message(key, node, offer);
             }
             Err(error) => {
                 let reason = shortened(&error.to_string(), MAX_REASON_LENGTH).to_owned();
                 if error.kind() == ErrorKind::TooMany {
                     // Capacity may be free later: the writer requests again, with growing backoff.
                     self.send_message(key, node, ConnectionMessage::Restart { connection, reason });
-                    self.report_disconnection(key, node, Side::Reader, error);
+                    let (side, reason) = (Side::Reader, error);
+                    self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
                 } else {
                     self.send_message(key, node, ConnectionMessage::Refused { connection, reason });
                     self.report_failure(key, node, Side::Reader, error);
@@ -209,8 +196,8 @@ impl WorkerLoop {
         }
         self.close_inbound_ring(index, false);
         if let Some(topic) = self.topics.inbound(index) {
-            let (key, node) = topic.id();
-            self.report_disconnection(key, node, Side::Reader, reason);
+            let ((key, node), side) = (topic.id(), Side::Reader);
+            self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
         }
         self.ready(TopicSlot::In(index));
     }
@@ -230,8 +217,8 @@ impl WorkerLoop {
         topic.set_request(None);
         let Some(ring) = topic.disconnect() else { return };
         let (_, node) = topic.id();
-        self.topics.receiver_closed(ring);
-        self.endpoint.close_ring(node, ring, is_gone, self.clock.now.monotonic);
+        self.topics.ring_closed(RingEvent::Receiver(ring));
+        self.endpoint.close_ring(node, ring, is_gone, self.now.monotonic);
         self.ready(TopicSlot::In(index));
     }
 
@@ -242,15 +229,15 @@ impl WorkerLoop {
         for index in self.topics.inbound_from(node) {
             self.close_inbound_ring(index, true);
             if let Some(topic) = self.topics.inbound(index) {
-                let (key, _) = topic.id();
-                self.report_disconnection(key, node, Side::Reader, disconnected(node));
+                let ((key, node), side, reason) = (topic.id(), Side::Reader, disconnected(node));
+                self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
             }
         }
     }
 
     /// Disconnects nodes that do not answer within the timeout.
     pub(super) fn expire_requests(&mut self, timeout: u64) {
-        let now = self.clock.now.monotonic;
+        let now = self.now.monotonic;
         let late = |node: NodeId| {
             let detail = "the node did not answer within the timeout";
             Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail).on(node)

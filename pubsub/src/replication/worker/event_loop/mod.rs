@@ -44,32 +44,11 @@ pub(super) struct WorkerLoop {
     draining: Draining,
     ready_queue: ReadyQueue,
     announced: Vec<Announcement>,
-    clock: Clock,
+    start: Instant,
+    /// The time of the current round.
+    now: ClockReading,
     next_checks: NextChecks,
     is_stopping: bool,
-}
-
-/// The time since the start, and of the current round.
-struct Clock {
-    start: Instant,
-    now: ClockReading,
-}
-
-impl Clock {
-    fn new() -> Self {
-        let mut clock =
-            Self { start: Instant::now(), now: ClockReading { monotonic: 0, realtime: 0 } };
-        clock.update();
-        clock
-    }
-
-    fn update(&mut self) {
-        let realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.now = ClockReading {
-            monotonic: nanoseconds(self.start.elapsed()),
-            realtime: nanoseconds(realtime),
-        };
-    }
 }
 
 /// Times of the next checks.
@@ -78,6 +57,11 @@ struct NextChecks {
     housekeeping: u64,
     answers: u64,
     stalls: u64,
+}
+
+fn read_clock(start: Instant) -> ClockReading {
+    let realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    ClockReading { monotonic: nanoseconds(start.elapsed()), realtime: nanoseconds(realtime) }
 }
 
 /// Whether a check is due; if so, the next one follows after the interval.
@@ -96,18 +80,20 @@ impl WorkerLoop {
         commands: Receiver<Command>,
         events: WorkerEvents,
     ) -> Self {
-        let clock = Clock::new();
+        let start = Instant::now();
+        let now = read_clock(start);
         Self {
             doorbell: Arc::new(Doorbell::new(endpoint.waker())),
             endpoint,
             commands,
             events,
             // Connection numbers differ from those of an earlier worker.
-            topics: TopicTable::new(clock.now.realtime),
+            topics: TopicTable::new(now.realtime),
             draining: Draining::default(),
             ready_queue: ReadyQueue::new(nanoseconds(options.spin)),
             announced: Vec::new(),
-            clock,
+            start,
+            now,
             next_checks: NextChecks::default(),
             is_stopping: false,
             options,
@@ -120,11 +106,11 @@ impl WorkerLoop {
 
     pub(super) fn run(&mut self) {
         let spin = nanoseconds(self.options.spin);
-        let now = self.clock.now.monotonic;
+        let now = self.now.monotonic;
         let (mut last_moved, mut last_event, mut idle) = (now, now, 0_u32);
         while !self.is_stopping && !self.endpoint.has_failed() {
-            self.clock.update();
-            let now = self.clock.now.monotonic;
+            self.now = read_clock(self.start);
+            let now = self.now.monotonic;
             let mut has_moved = self.process_commands();
             has_moved |= self.take_announcements();
             has_moved |= self.endpoint.poll();
@@ -147,13 +133,13 @@ impl WorkerLoop {
             let pause = ((now - last_event) / 1000).clamp(IDLE_PAUSE_RANGE.0, IDLE_PAUSE_RANGE.1);
             self.wait(Duration::from_nanos(pause));
             // Spins only briefly after a wake-up.
-            self.clock.update();
-            last_moved = last_moved.max(self.clock.now.monotonic.saturating_sub(spin));
+            self.now = read_clock(self.start);
+            last_moved = last_moved.max(self.now.monotonic.saturating_sub(spin));
         }
     }
 
     fn wait(&mut self, max_pause: Duration) {
-        let longest = self.ready_queue.longest_sleep(&mut self.topics, self.clock.now.monotonic);
+        let longest = self.ready_queue.longest_sleep(&mut self.topics, self.now.monotonic);
         self.doorbell.set_asleep(true);
         if self.commands.is_empty() && self.doorbell.is_empty() {
             self.endpoint.sleep(longest, max_pause);
@@ -190,7 +176,7 @@ impl WorkerLoop {
 
     /// Marks a topic as ready after an event.
     fn ready(&mut self, slot: TopicSlot) {
-        self.ready_queue.mark(&mut self.topics, slot, self.clock.now.monotonic);
+        self.ready_queue.mark(&mut self.topics, slot, self.now.monotonic);
     }
 
     fn advance_ready(&mut self) -> bool {
@@ -202,7 +188,7 @@ impl WorkerLoop {
                 TopicSlot::In(index) => self.advance_in(index),
             };
             has_moved |= progress.has_moved;
-            let now = self.clock.now.monotonic;
+            let now = self.now.monotonic;
             let stays = self.ready_queue.end_turn((at, slot), progress, &mut self.topics, now);
             at += usize::from(stays);
         }
@@ -211,7 +197,7 @@ impl WorkerLoop {
 
     fn advance_out(&mut self, index: usize) -> Progress {
         let Some(topic) = self.topics.outbound(index) else { return Progress::default() };
-        match topic.advance(self.clock.now, self.endpoint.transport()) {
+        match topic.advance(self.now, self.endpoint.transport()) {
             Ok(progress) => {
                 self.ready_queue.set_stalled(index, topic.is_stalled());
                 while let Some((node, reason)) =
@@ -232,7 +218,7 @@ impl WorkerLoop {
 
     fn advance_in(&mut self, index: usize) -> Progress {
         let Some(topic) = self.topics.inbound(index) else { return Progress::default() };
-        let progress = match topic.advance(self.clock.now, self.endpoint.transport()) {
+        let progress = match topic.advance(self.now, self.endpoint.transport()) {
             Ok(progress) => progress,
             Err(InboundFailure::Ring(reason)) => {
                 self.disconnect_inbound_ring(index, reason);
@@ -257,13 +243,13 @@ impl WorkerLoop {
     }
 
     fn acknowledge(&mut self, is_quiet: bool) {
-        let now = self.clock.now.monotonic;
-        self.ready_queue.acknowledge(&mut self.topics, self.endpoint.transport(), is_quiet, now);
+        let (now, transport) = (self.now.monotonic, self.endpoint.transport());
+        self.ready_queue.acknowledge(&mut self.topics, transport, is_quiet, now);
     }
 
     /// Checks all deadlines.
     fn run_housekeeping(&mut self) {
-        let now = self.clock.now.monotonic;
+        let now = self.now.monotonic;
         if !is_due(&mut self.next_checks.housekeeping, now, HOUSEKEEPING_INTERVAL) {
             return;
         }
@@ -284,7 +270,7 @@ impl WorkerLoop {
 
     /// Checks all connections for stalls.
     fn check_connections(&mut self) {
-        let (now, port) = (self.clock.now.monotonic, self.endpoint.transport().port());
+        let (now, port) = (self.now.monotonic, self.endpoint.transport().port());
         for topic in self.topics.outbound_topics() {
             topic.send_stall_checks(now, port, &self.events);
         }

@@ -2,17 +2,17 @@
 
 use super::WorkerLoop;
 use crate::error::{Error, ErrorKind, Result};
+use crate::replication::worker::RENEW;
 use crate::replication::worker::endpoint::RenewalReason;
 use crate::replication::worker::topics::table::TopicSlot;
-use crate::replication::{NodeId, Side};
+use crate::replication::{NodeId, Side, WorkerEvent};
 
-const RENEW: &str = "renew the endpoint";
 const RENEW_RINGS: &str = "restart the rings of a node";
 
 impl WorkerLoop {
     /// Handles a fault of a node: restarts its connections, or all connections.
     pub(super) fn handle_fault(&mut self, node: NodeId, why: RenewalReason) {
-        let (now, is_only_node) = (self.clock.now.monotonic, self.topics.is_only_node(node));
+        let (now, is_only_node) = (self.now.monotonic, self.topics.is_only_node(node));
         if self.endpoint.record_fault(node, why, is_only_node, now) && !self.renew_if_due() {
             self.restart_rings(node, why);
         }
@@ -29,7 +29,7 @@ impl WorkerLoop {
 
     /// Renews the endpoint if it is due. True if so.
     pub(super) fn renew_if_due(&mut self) -> bool {
-        let now = self.clock.now;
+        let now = self.now;
         let due = match self.topics.is_overdue(now) || self.draining.is_overdue(now) {
             true => Some((RenewalReason::WriteIncomplete, None)),
             false => {
@@ -56,7 +56,7 @@ impl WorkerLoop {
         }
         let for_node = node.map(|node| (node, self.topics.is_only_node(node)));
         self.disconnect_all_rings(why);
-        self.endpoint.renew(why, for_node, self.clock.now.monotonic)?;
+        self.endpoint.renew(why, for_node, self.now.monotonic)?;
         self.doorbell.set_waker(self.endpoint.waker());
         self.topics.forget_rings();
         self.draining.forget_rings();
@@ -82,9 +82,10 @@ impl WorkerLoop {
         for index in 0..self.topics.inbound_end() {
             self.request_restart(index, why.text());
             let Some(topic) = self.topics.inbound(index) else { continue };
-            let (key, node) = topic.id();
+            let ((key, node), side) = (topic.id(), Side::Reader);
             if topic.disconnect().is_some() {
-                self.report_disconnection(key, node, Side::Reader, reason(node));
+                let reason = reason(node);
+                self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
             }
         }
     }

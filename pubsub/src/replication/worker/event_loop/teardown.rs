@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::WorkerLoop;
+use fabric::ring::RingEvent;
+
+use super::{WorkerLoop, read_clock};
 use crate::error::Error;
 use crate::replication::worker::ready_queue::COPY_POLL_INTERVAL;
 use crate::replication::worker::topics::table::TopicSlot;
-use crate::replication::{NodeId, Side};
+use crate::replication::{NodeId, Side, WorkerEvent};
 
 /// How long an ending worker waits for writes and copies.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -19,8 +21,8 @@ impl WorkerLoop {
             return;
         }
         if let Some(reason) = reason {
-            let key = topic.key();
-            self.report_disconnection(key, node, Side::Writer, reason);
+            let (key, side) = (topic.key(), Side::Writer);
+            self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
         }
         self.forget_closed_senders();
         // Writes into its ring may still be in flight.
@@ -36,7 +38,9 @@ impl WorkerLoop {
 
     /// Removes the index entries of closed rings.
     fn forget_closed_senders(&mut self) {
-        self.topics.senders_closed(self.endpoint.transport().take_closed());
+        for ring in self.endpoint.transport().take_closed() {
+            self.topics.ring_closed(RingEvent::Sender(ring));
+        }
     }
 
     pub(super) fn stop_sending(&mut self, index: usize) {
@@ -46,7 +50,7 @@ impl WorkerLoop {
         }
         let Some(topic) = self.topics.take_outbound(index) else { return };
         self.ready_queue.remove(TopicSlot::Out(index));
-        self.draining.close_outbound(*topic, self.clock.now, self.endpoint.transport());
+        self.draining.close_outbound(*topic, self.now, self.endpoint.transport());
         self.forget_closed_senders();
     }
 
@@ -62,7 +66,7 @@ impl WorkerLoop {
 
     /// Drops topics without writes or copies in progress.
     pub(super) fn release_drained(&mut self) {
-        self.draining.release(self.clock.now, self.endpoint.transport());
+        self.draining.release(self.now, self.endpoint.transport());
         self.forget_closed_senders();
     }
 
@@ -72,7 +76,7 @@ impl WorkerLoop {
         self.release_drained();
         while !self.draining.is_empty() && Instant::now() < end {
             self.endpoint.wait(COPY_POLL_INTERVAL);
-            self.clock.update();
+            self.now = read_clock(self.start);
             self.release_drained();
         }
         self.draining.leak_inbound();

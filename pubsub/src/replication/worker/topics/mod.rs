@@ -97,17 +97,11 @@ impl OutboundTopic {
         self.facts
     }
 
-    /// Whether this is the current connection to a node.
-    pub(super) fn is_current(&self, node: NodeId, connection: u64) -> bool {
-        self.connections.get(&node).is_some_and(|link| link.connection == connection)
-    }
-
-    /// Whether a ring is requested for this connection to a node.
-    pub(super) fn is_requested(&self, node: NodeId, connection: u64) -> bool {
-        let is_requested = |link: &OutboundConnection| {
-            link.connection == connection && link.requested_since.is_some()
-        };
-        self.connections.get(&node).is_some_and(is_requested)
+    /// Whether this is the current connection to a node, with a requested ring if that matters.
+    pub(super) fn is_current(&self, node: NodeId, number: u64, is_requested: bool) -> bool {
+        self.connections.get(&node).is_some_and(|link| {
+            link.connection == number && (!is_requested || link.requested_since.is_some())
+        })
     }
 
     /// Writes to a node from a position on, into this ring.
@@ -365,20 +359,14 @@ impl InboundTopic {
             self.has_unacknowledged &= self.ring.is_some();
             return Ok(());
         };
-        match port.return_credit(ring.id, is_quiet) {
+        let returned = port.return_credit(ring.id, is_quiet);
+        if is_quiet || returned.is_err() {
             // Credit may still wait for the write of an earlier one.
-            Ok(_) if is_quiet => {
-                let receiver = port.receiver(ring.id);
-                self.has_unacknowledged =
-                    receiver.is_ok_and(|receiver| receiver.has_unsent_credit());
-            }
-            Ok(_) => {}
-            Err(error) => {
-                self.has_unacknowledged = false;
-                return Err(error);
-            }
+            let receiver = port.receiver(ring.id);
+            self.has_unacknowledged =
+                returned.is_ok() && receiver.is_ok_and(|receiver| receiver.has_unsent_credit());
         }
-        Ok(())
+        returned.map(drop)
     }
 
     pub(super) fn count(&self, port: &Port, counters: &mut Counters) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use fabric::ring::{ReceiverId, RingEvent, SenderId};
+use fabric::ring::RingEvent;
 
 use super::{InboundTopic, OutboundTopic};
 use crate::replication::worker::ready_queue::ReadyState;
@@ -28,8 +28,8 @@ pub(in crate::replication::worker) struct TopicTable {
     outbound: TopicSlab<OutboundTopic>,
     inbound: TopicSlab<InboundTopic>,
     indices: HashMap<WorkerTopicKey, usize>,
-    senders: HashMap<SenderId, usize>,
-    receivers: HashMap<ReceiverId, usize>,
+    /// By the event of their rings.
+    rings: HashMap<RingEvent, TopicSlot>,
     last_connection: u64,
 }
 
@@ -40,8 +40,7 @@ impl TopicTable {
             outbound: TopicSlab::new(),
             inbound: TopicSlab::new(),
             indices: HashMap::new(),
-            senders: HashMap::new(),
-            receivers: HashMap::new(),
+            rings: HashMap::new(),
             last_connection,
         }
     }
@@ -74,10 +73,7 @@ impl TopicTable {
 
     /// The topic of a ring with an event.
     pub(crate) fn slot_of(&self, event: RingEvent) -> Option<TopicSlot> {
-        match event {
-            RingEvent::Receiver(ring) => self.receivers.get(&ring).copied().map(TopicSlot::In),
-            RingEvent::Sender(ring) => self.senders.get(&ring).copied().map(TopicSlot::Out),
-        }
+        self.rings.get(&event).copied()
     }
 
     pub(crate) fn outbound(&mut self, index: usize) -> Option<&mut OutboundTopic> {
@@ -134,28 +130,17 @@ impl TopicTable {
         self.last_connection
     }
 
-    pub(crate) fn sender_opened(&mut self, ring: SenderId, index: usize) {
-        self.senders.insert(ring, index);
+    pub(crate) fn ring_opened(&mut self, ring: RingEvent, slot: TopicSlot) {
+        self.rings.insert(ring, slot);
     }
 
-    pub(crate) fn senders_closed(&mut self, rings: impl Iterator<Item = SenderId>) {
-        for ring in rings {
-            self.senders.remove(&ring);
-        }
-    }
-
-    pub(crate) fn receiver_opened(&mut self, ring: ReceiverId, index: usize) {
-        self.receivers.insert(ring, index);
-    }
-
-    pub(crate) fn receiver_closed(&mut self, ring: ReceiverId) {
-        self.receivers.remove(&ring);
+    pub(crate) fn ring_closed(&mut self, ring: RingEvent) {
+        self.rings.remove(&ring);
     }
 
     /// Forgets all rings after the endpoint was closed.
     pub(crate) fn forget_rings(&mut self) {
-        self.senders.clear();
-        self.receivers.clear();
+        self.rings.clear();
         self.outbound_topics().for_each(|topic| topic.outbound.forget_rings());
     }
 
