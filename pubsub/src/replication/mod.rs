@@ -24,11 +24,7 @@ mod report;
 mod retry_backoff;
 mod routing;
 #[cfg(test)]
-mod simulated_endpoints;
-#[cfg(test)]
 mod simulated_tests;
-#[cfg(test)]
-mod simulation;
 mod sink;
 mod source;
 #[cfg(test)]

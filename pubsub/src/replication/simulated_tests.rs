@@ -1,6 +1,8 @@
 //! Topics sent between nodes in simulated time.
 
+mod endpoints;
 mod lanes;
+mod simulation;
 mod stalls;
 
 use std::sync::Arc;
@@ -8,15 +10,15 @@ use std::sync::Arc;
 use fabric::ring::ChunkHeader;
 use proptest::prelude::*;
 
+use self::endpoints::{SimSink, SimSource, header_of};
+use self::simulation::{
+    SimChunk, SimInboundState, SimLane, SimPayload, SimRingInput, SimTransport, Speeds,
+    transfer_time,
+};
 use super::{MessageHeader, NodeId};
 use crate::replication::inbound::{Inbound, InboundFailure};
 use crate::replication::message_header::{MAX_PREFIX_LENGTH, RingMessageKind};
 use crate::replication::outbound::{Outbound, OutboundOptions};
-use crate::replication::simulated_endpoints::{SimSink, SimSource, header_of};
-use crate::replication::simulation::{
-    SimChunk, SimInboundState, SimLane, SimPayload, SimRingInput, SimTransport, Speeds,
-    transfer_time,
-};
 
 const MIB: u64 = 1 << 20;
 const SPEEDS: Speeds = Speeds { out: 10_000, wire: 4_000, into: 8_000, latency: 2_000 };

@@ -6,9 +6,8 @@
 //! completed the write, whatever the credit says. Nothing here knows endpoints, threads or clocks:
 //! all effects go through an [`OutboundTransport`].
 
-pub(in crate::replication) mod staging;
-
 mod retention;
+mod staging;
 mod write;
 
 use std::collections::VecDeque;

@@ -8,22 +8,22 @@ use std::ops::Range;
 
 /// A slot with a piece in it.
 #[derive(Debug)]
-pub(in crate::replication) struct StagedPiece<T> {
-    pub(in crate::replication) piece_index: u64,
+pub(super) struct StagedPiece<T> {
+    pub(super) piece_index: u64,
     /// The number of its message's entry.
-    pub(in crate::replication) entry: u64,
-    pub(in crate::replication) slot: u32,
+    pub(super) entry: u64,
+    pub(super) slot: u32,
     /// Order of its copy among the topic's copies; set by `put`.
-    pub(in crate::replication) order: u64,
-    pub(in crate::replication) state: CopyState<T>,
+    pub(super) order: u64,
+    pub(super) state: CopyState<T>,
     /// Writes from it that the provider has not completed.
-    pub(in crate::replication) pending_writes: u32,
+    pub(super) pending_writes: u32,
     /// Writes from it were abandoned, but may continue: the slot must not be reused.
-    pub(in crate::replication) is_quarantined: bool,
+    pub(super) is_quarantined: bool,
 }
 
 #[derive(Debug)]
-pub(in crate::replication) enum CopyState<T> {
+pub(super) enum CopyState<T> {
     /// Being copied since this time.
     Copying(T, u64),
     Ready,
@@ -31,15 +31,15 @@ pub(in crate::replication) enum CopyState<T> {
 
 /// The pieces that a destination will need: from this one on.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::replication) struct PieceDemand {
-    pub(in crate::replication) from: u64,
+pub(super) struct PieceDemand {
+    pub(super) from: u64,
     /// It has no credit now.
-    pub(in crate::replication) is_blocked: bool,
+    pub(super) is_blocked: bool,
 }
 
 /// Priority of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::replication) enum PiecePriority {
+pub(super) enum PiecePriority {
     Unneeded,
     /// Needed by destinations without credit.
     Blocked,
@@ -53,7 +53,7 @@ pub(in crate::replication) enum PiecePriority {
 
 /// The slots of a topic.
 #[derive(Debug)]
-pub(in crate::replication) struct StagingArea<T> {
+pub(super) struct StagingArea<T> {
     items: Vec<StagedPiece<T>>,
     /// Number of copies begun.
     begun: u64,
@@ -62,56 +62,56 @@ pub(in crate::replication) struct StagingArea<T> {
 }
 
 impl<T> StagingArea<T> {
-    pub(in crate::replication) fn new(max_slots: usize) -> Self {
+    pub(super) fn new(max_slots: usize) -> Self {
         Self { items: Vec::with_capacity(max_slots), begun: 0, max_slots: max_slots.max(1) }
     }
 
-    pub(in crate::replication) fn ahead(&self) -> u64 {
+    pub(super) fn ahead(&self) -> u64 {
         self.max_slots as u64
     }
 
-    pub(in crate::replication) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    pub(in crate::replication) fn has_free_slot(&self) -> bool {
+    pub(super) fn has_free_slot(&self) -> bool {
         self.items.len() < self.max_slots
     }
 
-    pub(in crate::replication) fn find(&mut self, piece_index: u64) -> Option<&mut StagedPiece<T>> {
+    pub(super) fn find(&mut self, piece_index: u64) -> Option<&mut StagedPiece<T>> {
         self.items.iter_mut().find(|item| item.piece_index == piece_index)
     }
 
-    pub(in crate::replication) fn has(&self, piece_index: u64) -> bool {
+    pub(super) fn has(&self, piece_index: u64) -> bool {
         self.items.iter().any(|item| item.piece_index == piece_index)
     }
 
     /// Whether a device reads this entry.
-    pub(in crate::replication) fn is_copying(&self, entry: u64) -> bool {
+    pub(super) fn is_copying(&self, entry: u64) -> bool {
         let is_of_entry = |item: &StagedPiece<T>| item.entry == entry;
         self.items
             .iter()
             .any(|item| is_of_entry(item) && matches!(item.state, CopyState::Copying(..)))
     }
 
-    pub(in crate::replication) fn items(&mut self) -> &mut [StagedPiece<T>] {
+    pub(super) fn items(&mut self) -> &mut [StagedPiece<T>] {
         &mut self.items
     }
 
-    pub(in crate::replication) fn put(&mut self, item: StagedPiece<T>) {
+    pub(super) fn put(&mut self, item: StagedPiece<T>) {
         self.items.push(StagedPiece { order: self.begun, ..item });
         self.begun += 1;
     }
 
     /// The piece whose copy began first, among copies in progress.
-    pub(in crate::replication) fn oldest_copy(&mut self) -> Option<&mut StagedPiece<T>> {
+    pub(super) fn oldest_copy(&mut self) -> Option<&mut StagedPiece<T>> {
         let copies =
             self.items.iter_mut().filter(|item| matches!(item.state, CopyState::Copying(..)));
         copies.min_by_key(|item| item.order)
     }
 
     /// A write from a piece has ended, as far as is known; `may_go_on` if it may still continue.
-    pub(in crate::replication) fn write_finished(&mut self, piece_index: u64, may_go_on: bool) {
+    pub(super) fn write_finished(&mut self, piece_index: u64, may_go_on: bool) {
         if let Some(item) = self.find(piece_index) {
             item.pending_writes -= 1;
             item.is_quarantined |= may_go_on;
@@ -135,10 +135,7 @@ impl<T> StagingArea<T> {
     }
 
     /// Removes a slot that no destination needs.
-    pub(in crate::replication) fn unneeded(
-        &mut self,
-        demands: &[PieceDemand],
-    ) -> Option<StagedPiece<T>> {
+    pub(super) fn unneeded(&mut self, demands: &[PieceDemand]) -> Option<StagedPiece<T>> {
         let is_unneeded = |item: &StagedPiece<T>| {
             Self::is_free(item)
                 && self.priority(item.piece_index, demands) == PiecePriority::Unneeded
@@ -148,7 +145,7 @@ impl<T> StagingArea<T> {
     }
 
     /// Removes the slot of lowest priority, if below this one.
-    pub(in crate::replication) fn victim(
+    pub(super) fn victim(
         &mut self,
         demands: &[PieceDemand],
         below: PiecePriority,
@@ -162,10 +159,7 @@ impl<T> StagingArea<T> {
     }
 
     /// Removes one of the pieces of released entries.
-    pub(in crate::replication) fn outside_entries(
-        &mut self,
-        entries: &Range<u64>,
-    ) -> Option<StagedPiece<T>> {
+    pub(super) fn outside_entries(&mut self, entries: &Range<u64>) -> Option<StagedPiece<T>> {
         let index = self
             .items
             .iter()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fabric::ring::Port;
 use fabric::{Access, Endpoint, MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Implementation, Memory, Slice};
-use ipc::{Layout, Segment};
+use ipc::Layout;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::outbound::BATCH_BUFFER_LENGTH;
@@ -99,19 +99,15 @@ impl<M: fabric::Memory> LaneRegistrations<M> {
 
 /// Host memory that small messages are collected in, and written from.
 #[derive(Debug)]
-pub(in crate::replication) struct BatchBuffers(BufferSlab<MemoryRegion>);
+pub(super) struct BatchBuffers(BufferSlab<MemoryRegion>);
 
 impl BatchBuffers {
-    pub(in crate::replication) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(BufferSlab::new())
     }
 
     /// A free buffer, or a new one below the limit or if it is the caller's first.
-    pub(in crate::replication) fn take(
-        &mut self,
-        is_first: bool,
-        endpoint: &Endpoint,
-    ) -> Option<u32> {
+    pub(super) fn take(&mut self, is_first: bool, endpoint: &Endpoint) -> Option<u32> {
         if let Some(batch_buffer) = self.0.free.pop() {
             return Some(batch_buffer);
         }
@@ -130,11 +126,11 @@ impl BatchBuffers {
         }
     }
 
-    pub(in crate::replication) fn release(&mut self, batch_buffer: u32, is_quarantined: bool) {
+    pub(super) fn release(&mut self, batch_buffer: u32, is_quarantined: bool) {
         self.0.release(batch_buffer, is_quarantined);
     }
 
-    pub(in crate::replication) fn get(&self, batch_buffer: u32) -> Result<&MemoryRegion> {
+    pub(super) fn get(&self, batch_buffer: u32) -> Result<&MemoryRegion> {
         self.0.get(batch_buffer).ok_or_else(|| missing("batch buffer"))
     }
 }
@@ -148,7 +144,7 @@ struct Slot {
 
 /// Staging slots; each serves one kind of device.
 #[derive(Debug)]
-pub(in crate::replication) struct StagingSlots {
+pub(super) struct StagingSlots {
     slabs: HashMap<Implementation, BufferSlab<Slot>>,
     length: usize,
     max_count: usize,
@@ -166,11 +162,11 @@ fn parse_slot_id(slot: u32) -> (Implementation, u32) {
 }
 
 impl StagingSlots {
-    pub(in crate::replication) fn new(length: usize, max_count: usize) -> Self {
+    pub(super) fn new(length: usize, max_count: usize) -> Self {
         Self { slabs: HashMap::new(), length, max_count }
     }
 
-    pub(in crate::replication) fn take(
+    pub(super) fn take(
         &mut self,
         device: &Device,
         is_first: bool,
@@ -185,15 +181,13 @@ impl StagingSlots {
             return Ok(None);
         }
         let operation = "create a staging slot";
-        let segment = Segment::create(SLOT, self.length).map_err(|e| Error::of(operation, e))?;
-        segment.mark_ready();
-        let pinned = transfer::pin(&segment, device).map_err(|e| Error::of(operation, e))?;
-        let mut memory = LaneRegistrations::new(SegmentMemory(segment));
+        let (segment, pinned) = SegmentMemory::create(SLOT, self.length, device, operation)?;
+        let mut memory = LaneRegistrations::new(segment);
         memory.get(0, port).map_err(|error| Error::of(operation, error))?;
         Ok(Some(slot_id(implementation, slab.put(Slot { memory, pinned }))))
     }
 
-    pub(in crate::replication) fn release(&mut self, slot: u32, is_quarantined: bool) {
+    pub(super) fn release(&mut self, slot: u32, is_quarantined: bool) {
         let (implementation, index) = parse_slot_id(slot);
         if let Some(slab) = self.slabs.get_mut(&implementation) {
             slab.release(index, is_quarantined);
@@ -207,12 +201,7 @@ impl StagingSlots {
     }
 
     /// The slot as a lane's registered region.
-    pub(in crate::replication) fn region(
-        &mut self,
-        slot: u32,
-        lane: usize,
-        port: &Port,
-    ) -> Result<&MemoryRegion> {
+    pub(super) fn region(&mut self, slot: u32, lane: usize, port: &Port) -> Result<&MemoryRegion> {
         let (implementation, index) = parse_slot_id(slot);
         let slab = self.slabs.get_mut(&implementation);
         let slot = slab.and_then(|slab| slab.items.get_mut(index as usize)?.as_mut());
@@ -221,7 +210,7 @@ impl StagingSlots {
     }
 
     /// The slot as the device's pinned memory.
-    pub(in crate::replication) fn pinned(&self, slot: u32, length: u64) -> Result<Slice> {
+    pub(super) fn pinned(&self, slot: u32, length: u64) -> Result<Slice> {
         let slot = self.get(slot)?;
         slot.pinned.slice(0, length).map_err(|error| Error::of("copy a message out", error))
     }
@@ -247,17 +236,17 @@ struct RegisteredRange {
 /// Memory of sources that messages are written from directly. Each range is registered once; memory
 /// that grows gets more ranges.
 #[derive(Debug)]
-pub(in crate::replication) struct RegistrationCache {
+pub(super) struct RegistrationCache {
     memories: HashMap<usize, Vec<RegisteredRange>>,
 }
 
 impl RegistrationCache {
-    pub(in crate::replication) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { memories: HashMap::new() }
     }
 
     /// The bytes from `at` of a slice, up to the end of one registration, as a region of a lane.
-    pub(in crate::replication) fn part(
+    pub(super) fn part(
         &mut self,
         slice: &Slice,
         at: u64,
@@ -292,7 +281,7 @@ impl RegistrationCache {
     }
 
     /// Releases memory that no other part of the process has a handle to.
-    pub(in crate::replication) fn release_unused(&mut self) {
+    pub(super) fn release_unused(&mut self) {
         self.memories.retain(|_, ranges| {
             ranges.first().is_some_and(|first| first.span.memory.memory().is_shared())
         });
@@ -301,16 +290,11 @@ impl RegistrationCache {
 
 /// A stream of each opened device, for copies in one direction.
 #[derive(Debug, Default)]
-pub(in crate::replication) struct CopyStreams(HashMap<DeviceName, gpu::Stream>);
+pub(super) struct CopyStreams(HashMap<DeviceName, gpu::Stream>);
 
 impl CopyStreams {
     /// Begins a copy by a device. The returned point is done when the copy is.
-    pub(in crate::replication) fn copy(
-        &mut self,
-        on: &Device,
-        to: &Slice,
-        from: &Slice,
-    ) -> Result<gpu::Point> {
+    pub(super) fn copy(&mut self, on: &Device, to: &Slice, from: &Slice) -> Result<gpu::Point> {
         let from_device = |error| Error::of("copy a message", error);
         let stream = match self.0.entry(on.name()) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),

@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::replication::transport::host_memory;
 
 /// Shorter pieces are not worth waking a thread.
-pub(in crate::replication) const MIN_COPY_LENGTH: usize = 64 << 10;
+pub(super) const MIN_COPY_LENGTH: usize = 64 << 10;
 /// Limit of pending pieces.
 const MAX_COPY_JOBS: usize = 64;
 /// Limit of threads: they copy as much as eight lanes deliver.
@@ -43,7 +43,7 @@ fn slot_of(number: u64) -> usize {
 
 /// The copy threads and their queue.
 #[derive(Debug)]
-pub(in crate::replication) struct CopyThreads {
+pub(super) struct CopyThreads {
     thread_count: usize,
     jobs: Option<Sender<CopyJob>>,
     threads: Vec<JoinHandle<()>>,
@@ -53,7 +53,7 @@ pub(in crate::replication) struct CopyThreads {
 
 impl CopyThreads {
     /// For a worker with this number of lanes: none for one lane.
-    pub(in crate::replication) fn of(lanes: usize) -> Self {
+    pub(super) fn of(lanes: usize) -> Self {
         Self {
             thread_count: (lanes / 2).min(MAX_THREADS),
             jobs: None,
@@ -66,7 +66,7 @@ impl CopyThreads {
 
     /// Begins to copy a part of a chunk, which has to be kept until [`is_done`](Self::is_done).
     /// None if the caller has to copy: there are no threads, or their queue is full.
-    pub(in crate::replication) fn submit_chunk(
+    pub(super) fn submit_chunk(
         &mut self,
         chunk: &ChunkView,
         from: usize,
@@ -107,7 +107,7 @@ impl CopyThreads {
     }
 
     /// Whether a begun piece is copied.
-    pub(in crate::replication) fn is_done(&self, number: u64) -> bool {
+    pub(super) fn is_done(&self, number: u64) -> bool {
         // A later piece takes the slot only when the earlier one is copied.
         self.done[slot_of(number)].load(Ordering::Acquire) > number
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use fabric::ring::ChunkView;
 use fabric::{MemoryRegion, RegionSlice};
-use gpu::{Implementation, Memory, Slice};
-use ipc::Segment;
+use gpu::{Device, Implementation, Memory, Slice};
+use ipc::{Layout, Segment};
 use nix::libc;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -49,7 +49,24 @@ unsafe impl fabric::Memory for MappedSpan {
 }
 
 /// The body of a segment of this process.
-pub(in crate::replication) struct SegmentMemory(pub(in crate::replication) Segment);
+pub(in crate::replication) struct SegmentMemory(Segment);
+
+impl SegmentMemory {
+    /// A new segment, also pinned for a device.
+    pub(in crate::replication) fn create(
+        layout: Layout,
+        length: usize,
+        device: &Device,
+        operation: &'static str,
+    ) -> Result<(Self, Memory)> {
+        let of_ipc = |error| Error::of(operation, error);
+        let segment = Segment::create(layout, length).map_err(of_ipc)?;
+        segment.mark_ready();
+        let pinned = transfer::pin(&segment, device);
+        let pinned = pinned.map_err(|error| Error::of(operation, error))?;
+        Ok((Self(segment), pinned))
+    }
+}
 
 // SAFETY: a segment never moves or changes its size, and stays mapped until its last handle is
 // dropped, and this is one. Its bytes are accessed through pointers only.

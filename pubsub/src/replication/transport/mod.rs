@@ -1,7 +1,7 @@
 //! The transport of a worker's topics: the endpoint's port, and shared memory.
 
-pub(in crate::replication) mod buffers;
-pub(in crate::replication) mod copy_threads;
+mod buffers;
+mod copy_threads;
 pub(in crate::replication) mod host_memory;
 
 use fabric::RegionSlice;
@@ -27,15 +27,15 @@ const READ: &str = "read from a node";
 /// Port, completion queue and registered memory of a worker; all its topics write through it.
 pub(super) struct Transport {
     // The endpoint is dropped before the memory.
-    pub(super) port: Port,
+    port: Port,
     batch_buffers: BatchBuffers,
     slots: StagingSlots,
     registrations: RegistrationCache,
     out: CopyStreams,
-    pub(super) into: CopyStreams,
-    pub(super) copy_threads: CopyThreads,
+    into: CopyStreams,
+    copy_threads: CopyThreads,
     /// Rings that topics closed.
-    pub(super) closed: Vec<SenderId>,
+    closed: Vec<SenderId>,
 }
 
 impl Transport {
@@ -50,6 +50,30 @@ impl Transport {
             into: CopyStreams::default(),
             closed: Vec::new(),
         }
+    }
+
+    pub(super) fn port(&self) -> &Port {
+        &self.port
+    }
+
+    pub(super) fn port_mut(&mut self) -> &mut Port {
+        &mut self.port
+    }
+
+    /// Rings that topics have closed since the last call.
+    pub(super) fn take_closed(&mut self) -> impl Iterator<Item = SenderId> {
+        self.closed.drain(..)
+    }
+
+    /// Access of an inbound topic, for one turn. `pinned`: the ring's memory, pinned for its
+    /// device.
+    pub(super) fn input<'a>(
+        &'a mut self,
+        ring: Option<ReceiverId>,
+        pinned: Option<&'a Memory>,
+    ) -> RingInput<'a> {
+        let Self { port, into, copy_threads, .. } = self;
+        RingInput { port, into, copy_threads, ring, pinned, has_taken: false }
     }
 
     /// Releases memory that only this worker still uses.
@@ -235,13 +259,19 @@ pub(super) enum CopyHandle {
 
 /// Access of one inbound topic to the transport, for one turn.
 pub(super) struct RingInput<'a> {
-    pub(super) port: &'a mut Port,
-    pub(super) into: &'a mut CopyStreams,
-    pub(super) copy_threads: &'a mut CopyThreads,
-    pub(super) ring: Option<ReceiverId>,
-    /// The ring's memory, pinned for the topic's device.
-    pub(super) pinned: Option<&'a Memory>,
-    pub(super) has_taken: bool,
+    port: &'a mut Port,
+    into: &'a mut CopyStreams,
+    copy_threads: &'a mut CopyThreads,
+    ring: Option<ReceiverId>,
+    pinned: Option<&'a Memory>,
+    has_taken: bool,
+}
+
+impl RingInput<'_> {
+    /// Whether a chunk was taken.
+    pub(super) fn has_taken(&self) -> bool {
+        self.has_taken
+    }
 }
 
 impl InboundTransport for RingInput<'_> {

@@ -18,15 +18,16 @@ pub(super) struct Doorbell {
 
 #[derive(Debug)]
 pub(super) struct Announcement {
-    pub(super) key: TopicKey,
+    key: TopicKey,
     is_listed: Arc<AtomicBool>,
 }
 
 impl Announcement {
-    /// Later announcements list the topic again. This is a swap, not a store: data published before
+    /// Returns the topic; later announcements list it again. This is a swap, not a store: data published before
     /// an announcement that found it listed is visible to the poll that follows.
-    pub(super) fn clear_listed(&self) {
+    pub(super) fn clear_listed(&self) -> TopicKey {
         self.is_listed.swap(false, Ordering::AcqRel);
+        self.key
     }
 }
 

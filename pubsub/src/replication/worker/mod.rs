@@ -1,16 +1,11 @@
 //! A thread that owns an endpoint, and sends and receives messages of topics through it.
 
-mod commands;
-mod connections;
 mod doorbell;
 mod endpoint;
 mod event_loop;
 mod events;
-mod node_faults;
-mod renewal;
-mod stall_detection;
-mod teardown;
-mod topic_table;
+mod ready_queue;
+mod topics;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -24,6 +19,7 @@ use fabric::Policy;
 
 pub use doorbell::Announcer;
 use doorbell::Doorbell;
+use endpoint::WorkerEndpoint;
 pub(crate) use endpoint::check as check_provider;
 use event_loop::WorkerLoop;
 pub use events::WorkerEvent;
@@ -45,6 +41,12 @@ const MIN_RING_SIZE: u64 = 64 << 10;
 const SLOTS_PER_LANE: usize = 8;
 /// How long a dropped worker may take to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT: &str = "connect a topic to a node";
+const RENEW: &str = "renew the endpoint";
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// The key of a topic, chosen by the user of the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -169,9 +171,9 @@ pub enum Command {
 /// How a topic is received: from the first position that this node lacks.
 #[allow(missing_debug_implementations)]
 pub struct InboundTopicOptions {
-    pub(super) from: u64,
-    pub(super) device: Option<gpu::Device>,
-    pub(super) sink: Box<dyn Sink>,
+    from: u64,
+    device: Option<gpu::Device>,
+    sink: Box<dyn Sink>,
 }
 
 /// A thread that owns an endpoint, and moves topics' messages through it.
@@ -203,13 +205,13 @@ impl Worker {
             let detail = "chunks of at least 4 KiB, rings of at least 64 KiB, at least one slot";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        let opened = endpoint::open(&options.policy, local, options.lanes, workers)?;
-        let (provider, address) = (opened.provider.clone(), opened.address.clone());
+        let (endpoint, provider) = WorkerEndpoint::open(&options, local, workers)?;
+        let address = endpoint.address().to_vec();
         let (commands, ordered) = unbounded();
         let (bell, events, receiver) = events::channel()?;
         let (finish, finished) = bounded::<()>(1);
         let mut worker_loop =
-            WorkerLoop::new(options, opened, ordered, WorkerEvents::new(events, &bell));
+            WorkerLoop::new(options, endpoint, ordered, WorkerEvents::new(events, &bell));
         let doorbell = worker_loop.doorbell();
         let thread =
             std::thread::Builder::new().name("fabricast-repl".to_owned()).spawn(move || {

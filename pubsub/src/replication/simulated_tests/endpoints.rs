@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{
+use super::simulation::SimPayload;
+use crate::error::Result;
+use crate::replication::{
     FinishOutcome, MessageHeader, Metadata, OutgoingMessage, Sink, Source, StageDurations,
 };
-use crate::error::Result;
-use crate::replication::simulation::SimPayload;
 
 /// A source of fixed messages. Its released position outlives it.
 pub(super) struct SimSource {

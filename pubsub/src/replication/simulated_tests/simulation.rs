@@ -10,8 +10,8 @@ use fabric::ring::{
     RingGeometry, WriterState,
 };
 
-use super::ClockReading;
 use crate::error::{Error, ErrorKind, Result};
+use crate::replication::ClockReading;
 use crate::replication::inbound::{Chunk, InboundTransport};
 use crate::replication::message_header::RingMessageKind;
 use crate::replication::outbound::{BATCH_BUFFER_LENGTH, OutboundTransport, Part, RingProgress};

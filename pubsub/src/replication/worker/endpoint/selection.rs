@@ -1,28 +1,17 @@
-//! The endpoint of a worker: its provider and its address.
+//! The choice of a worker's provider.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use fabric::ring::{LaneSet, Port, default_lane_count, queue_entries};
+use fabric::ring::default_lane_count;
 use fabric::{
-    AddressVector, Candidate, Capabilities, Choice, CompletionQueue, Domain, Endpoint,
-    EndpointKind, ErrorKind as FabricKind, Locality, Offer, Policy, Query, QueueOptions,
-    Requirements, Verdict, WaitStrategy, select,
+    Candidate, Capabilities, Choice, EndpointKind, ErrorKind as FabricKind, Locality, Offer,
+    Policy, Query, Requirements, Verdict, select,
 };
 
-use super::super::connection_messages::{MAX_LANES, Provider};
+use super::START;
 use crate::error::{Error, ErrorKind, Result};
-
-const START: &str = "start a replication worker";
-
-pub(super) struct OpenedEndpoint {
-    pub(super) addresses: AddressVector,
-    pub(super) port: Port,
-    pub(super) provider: Provider,
-    pub(super) address: Vec<u8>,
-    /// Domains of the further lanes.
-    pub(super) lane_domains: Vec<Domain>,
-}
+use crate::replication::connection_messages::MAX_LANES;
 
 /// Number of lanes of a worker: as requested, or as many as saturate the link (0), but not more
 /// threads than cores. Other workers of one lane each share the cores.
@@ -39,76 +28,6 @@ pub(super) fn choose_lane_count(
     wanted.min((cores + 1).saturating_sub(workers)).max(1)
 }
 
-pub(super) fn open(
-    policy: &Policy,
-    local: IpAddr,
-    lanes: usize,
-    workers: usize,
-) -> Result<OpenedEndpoint> {
-    let of_fabric = |error| Error::of(START, error);
-    let offer = choose(policy, Some(local))?;
-    tracing::info!(
-        provider = %offer.capabilities().provider,
-        %local,
-        "provider of replication chosen"
-    );
-    let capabilities = offer.capabilities().clone();
-    let domain = Domain::open(&offer).map_err(of_fabric)?;
-    let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
-    let (endpoint, queue) = begin(&domain, &addresses).map_err(of_fabric)?;
-    let address = endpoint.address().map_err(of_fabric)?.0;
-    let mut port = Port::new(endpoint, queue);
-    port.enable_events();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let further = choose_lane_count(lanes, &capabilities, cores, workers) - 1;
-    let lane_domains =
-        (0..further).map(|_| Domain::open(&offer)).collect::<fabric::Result<Vec<_>>>();
-    let mut lane_domains = lane_domains.map_err(of_fabric)?;
-    if !add_lanes(&mut port, &lane_domains) {
-        lane_domains.clear();
-    }
-    let name = capabilities.wire_name().to_owned();
-    let provider =
-        Provider { name, protocol: capabilities.protocol, format: capabilities.address_format };
-    Ok(OpenedEndpoint { addresses, port, provider, address, lane_domains })
-}
-
-/// Starts the further lanes. On failure all messages use the first lane, and a warning is logged.
-pub(super) fn add_lanes(port: &mut Port, domains: &[Domain]) -> bool {
-    if domains.is_empty() {
-        return true;
-    }
-    let added = LaneSet::open_on(domains).and_then(|lanes| port.add_lanes(lanes));
-    match &added {
-        Ok(()) => tracing::info!(lanes = port.lanes(), "large messages use several lanes"),
-        Err(error) => tracing::warn!(%error, "large messages use one lane"),
-    }
-    added.is_ok()
-}
-
-fn begin(
-    domain: &Domain,
-    addresses: &AddressVector,
-) -> fabric::Result<(Endpoint, CompletionQueue)> {
-    let size = queue_entries(domain.capabilities());
-    let options = QueueOptions { size, waiting: WaitStrategy::Block };
-    let mut queue = CompletionQueue::open_with(domain, options)?;
-    let endpoint = Endpoint::builder(domain).addresses(addresses).queue(&mut queue).open()?;
-    Ok((endpoint, queue))
-}
-
-/// Replaces the endpoint of a port; closes the old one with all rings. Returns the new address
-/// vector, and the new address.
-pub(super) fn replace_endpoint(port: &mut Port) -> Result<(AddressVector, Vec<u8>)> {
-    let of_fabric = |error| Error::of("renew the endpoint", error);
-    let domain = port.endpoint().domain().clone();
-    let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
-    let (endpoint, queue) = begin(&domain, &addresses).map_err(of_fabric)?;
-    let address = endpoint.address().map_err(of_fabric)?.0;
-    port.replace_endpoint(endpoint, queue).map_err(of_fabric)?;
-    Ok((addresses, address))
-}
-
 /// Fails if no provider could start a worker at this address, or on this machine if the address is
 /// not known.
 pub(crate) fn check(policy: &Policy, local: Option<IpAddr>) -> Result<()> {
@@ -119,7 +38,7 @@ pub(crate) fn check(policy: &Policy, local: Option<IpAddr>) -> Result<()> {
 /// Providers that never leave the machine are refused, even if both nodes are on one and they are
 /// named: of two nodes connected by shm of libfabric 1.17, one crashed in it as soon as a topic was
 /// replicated.
-fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
+pub(super) fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
     policy.check().map_err(|error| Error::of(START, error))?;
     let is_named = !policy.require.is_empty();
     let may_be_local = local.is_none_or(|local| local.is_loopback());

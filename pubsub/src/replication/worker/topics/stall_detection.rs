@@ -5,25 +5,18 @@
 //! error. One side alone cannot distinguish that from a slow reader. So a stalled writer sends its
 //! number of written chunks and the last acknowledged position. The reader compares them with its
 //! own counts. If they keep differing, the connections of that node have a
-//! [fault](super::node_faults). The writer may have made the counts up.
+//! [fault](crate::replication::worker::endpoint). The writer may have made the counts up.
 
 use std::time::Duration;
 
-use fabric::ring::{NotifyMode, ReceiverId, SenderId};
+use crate::replication::worker::nanoseconds;
 
-use super::event_loop::{WorkerLoop, nanoseconds};
-use super::topic_table::OutboundConnection;
-use super::{NodeId, WorkerEvent};
-use crate::replication::connection_messages::ConnectionMessage;
-
-/// Interval of checking all connections.
-const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// A writer sends a stall check after this time without progress, and again after as long.
 const SENDER_STALL_AFTER: Duration = Duration::from_millis(600);
 /// A difference that lasts this long is no delay. The time doubles after each restart without
 /// effect, up to 16 s: the network may be slow.
 const RECEIVER_STALL_AFTER: Duration = Duration::from_millis(1000);
-const MAX_DOUBLINGS: u32 = 4;
+pub(super) const MAX_DOUBLINGS: u32 = 4;
 /// Time that data has to arrive after the writer's last check.
 const IN_FLIGHT_ALLOWANCE: Duration = Duration::from_millis(200);
 
@@ -44,7 +37,7 @@ struct RingCounts {
 
 impl SendProgress {
     /// Whether a stall check is due. `waits`: data waits to be acknowledged or written.
-    fn poll(&mut self, now: u64, (chunks, read): (u64, u64), waits: bool) -> bool {
+    pub(super) fn poll(&mut self, now: u64, (chunks, read): (u64, u64), waits: bool) -> bool {
         let known = RingCounts { chunks, read };
         if known != self.known || !waits {
             *self = Self { known, since: now, reported: 0 };
@@ -75,7 +68,7 @@ pub(super) struct StallSuspicion {
 
 /// Result of comparing the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StallVerdict {
+pub(super) enum StallVerdict {
     /// No difference, or progress.
     Resolved,
     Pending,
@@ -85,7 +78,7 @@ enum StallVerdict {
 
 impl StallSuspicion {
     /// Handles a stall check: (`received`, `credited`) are the counts of this side.
-    fn update(
+    pub(super) fn update(
         before: Option<Self>,
         now: u64,
         (chunks, read): (u64, u64),
@@ -97,7 +90,7 @@ impl StallSuspicion {
         }
     }
 
-    fn poll(&self, now: u64, received: u64, doublings: u32) -> StallVerdict {
+    pub(super) fn poll(&self, now: u64, received: u64, doublings: u32) -> StallVerdict {
         let has_all = received >= self.chunks || received > self.received;
         let has_credit = self.read >= self.credited;
         if has_all && has_credit {
@@ -109,122 +102,6 @@ impl StallSuspicion {
         let is_late = now.saturating_sub(self.since) >= timeout
             && now.saturating_sub(self.last_check) >= nanoseconds(IN_FLIGHT_ALLOWANCE);
         if is_late && is_confirmed { StallVerdict::Stalled } else { StallVerdict::Pending }
-    }
-}
-
-impl WorkerLoop {
-    /// Checks all connections, if it is time.
-    pub(super) fn check_connections(&mut self) {
-        if self.now.monotonic < self.next_stall_check {
-            return;
-        }
-        self.next_stall_check = self.now.monotonic + nanoseconds(STALL_CHECK_INTERVAL);
-        self.send_stall_checks();
-        for index in 0..self.inbound_topics.len() {
-            self.evaluate_suspicion(index);
-        }
-    }
-
-    /// As a writer: sends checks for stalled connections.
-    fn send_stall_checks(&mut self) {
-        let now = self.now.monotonic;
-        let mut reported = Vec::new();
-        for index in 0..self.outbound_topics.len() {
-            let Some(topic) = self.outbound_topics.get(index) else { continue };
-            for (node, OutboundConnection { connection, requested_since, send_progress }) in
-                &mut topic.connections
-            {
-                let ring: Option<SenderId> = topic.outbound.ring_of(*node);
-                let Some(ring) = ring.filter(|_| requested_since.is_none()) else { continue };
-                let Ok(sender) = self.transport.port.sender(ring) else { continue };
-                let (chunks, read) = (sender.statistics().chunks, sender.writer().known_head());
-                let (is_unread, is_busy) =
-                    (sender.writer().unread() > 0, topic.outbound.is_busy(*node));
-                if send_progress.poll(now, (chunks, read), is_unread || is_busy) {
-                    // A chunk that waits for the provider counts as expected.
-                    let chunks = chunks + u64::from(!is_unread);
-                    let message =
-                        ConnectionMessage::StallCheck { connection: *connection, chunks, read };
-                    reported.push(WorkerEvent::ControlMessage {
-                        key: topic.key,
-                        node: *node,
-                        terms: message,
-                    });
-                }
-            }
-        }
-        reported.into_iter().for_each(|event| self.events.send(event));
-    }
-
-    /// Chunks received by a ring, and the credit sent to its writer.
-    fn received_counts(&self, ring: ReceiverId) -> Option<(u64, u64)> {
-        let receiver = self.transport.port.receiver(ring).ok()?;
-        // A polling reader does not know arrived chunks before it takes them.
-        let is_notified = receiver.notify() != NotifyMode::Polling;
-        is_notified.then(|| (receiver.reader().came(), receiver.reader().credited_head()))
-    }
-
-    /// As a reader: handles the writer's check.
-    pub(super) fn handle_stall_check(
-        &mut self,
-        index: usize,
-        connection: u64,
-        reported: (u64, u64),
-    ) {
-        let now = self.now.monotonic;
-        let ring = self
-            .inbound_topics
-            .get(index)
-            .and_then(|topic| topic.inbound_ring.as_ref())
-            .map(|inbound_ring| inbound_ring.ring);
-        let Some(received_counts) = ring.and_then(|ring| self.received_counts(ring)) else {
-            return;
-        };
-        let Some(topic) = self.inbound_topics.get(index) else { return };
-        let Some(inbound_ring) = topic.inbound_ring.as_mut() else { return };
-        if inbound_ring.is_connected && inbound_ring.request.connection == connection {
-            inbound_ring.suspicion = Some(StallSuspicion::update(
-                inbound_ring.suspicion,
-                now,
-                reported,
-                received_counts,
-            ));
-        }
-    }
-
-    fn evaluate_suspicion(&mut self, index: usize) {
-        let now = self.now.monotonic;
-        let Some(topic) = self.inbound_topics.get(index) else { return };
-        let (node, doublings) = (topic.origin, topic.doublings);
-        let Some((ring, suspicion)) = topic
-            .inbound_ring
-            .as_ref()
-            .and_then(|inbound_ring| Some((inbound_ring.ring, inbound_ring.suspicion?)))
-        else {
-            return;
-        };
-        let Some((received, _)) = self.received_counts(ring) else { return };
-        let verdict = suspicion.poll(now, received, doublings);
-        let Some(topic) = self.inbound_topics.get(index) else { return };
-        let Some(inbound_ring) = topic.inbound_ring.as_mut() else { return };
-        match verdict {
-            StallVerdict::Pending => {}
-            StallVerdict::Resolved => {
-                inbound_ring.suspicion = None;
-                topic.doublings = 0;
-            }
-            StallVerdict::Stalled => {
-                inbound_ring.suspicion = None;
-                topic.doublings = (doublings + 1).min(MAX_DOUBLINGS);
-                self.report_stall(index, node);
-            }
-        }
-    }
-
-    fn report_stall(&mut self, index: usize, node: NodeId) {
-        let topic = self.inbound_topics.get(index).map(|topic| topic.key);
-        tracing::warn!(?topic, %node, "connection with a node stalled");
-        self.handle_fault(node, super::renewal::CONNECTION_STALLED);
     }
 }
 

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::renewal::{NODE_RETURNED, QUARANTINE_LIMIT};
+use super::RenewalReason;
 use crate::replication::NodeId;
 
 const SECOND: u64 = 1_000_000_000;
@@ -47,7 +47,7 @@ pub(super) struct NodeFaults {
     /// Time of each node's last fault.
     last_fault: HashMap<NodeId, u64>,
     /// Nodes that need another endpoint, with the reason.
-    renewal_wanted: BTreeMap<NodeId, &'static str>,
+    renewal_wanted: BTreeMap<NodeId, RenewalReason>,
     /// Time of the last renewal for a node while others were connected.
     last_renewal: HashMap<NodeId, u64>,
 }
@@ -102,10 +102,10 @@ impl NodeFaults {
     }
 
     /// Requests another endpoint because of a node, as soon as allowed.
-    pub(super) fn request_renewal(&mut self, node: NodeId, why: &'static str) {
+    pub(super) fn request_renewal(&mut self, node: NodeId, why: RenewalReason) {
         let renewal_wanted = self.renewal_wanted.entry(node).or_insert(why);
         // A return allows an earlier renewal.
-        if why == NODE_RETURNED && *renewal_wanted != QUARANTINE_LIMIT {
+        if why == RenewalReason::NodeReturned && *renewal_wanted != RenewalReason::QuarantineLimit {
             *renewal_wanted = why;
         }
     }
@@ -113,7 +113,8 @@ impl NodeFaults {
     /// A node disconnected: its connections need no renewal any more.
     pub(super) fn cancel_renewal(&mut self, node: NodeId) {
         // Quarantined memory of its rings remains.
-        if self.renewal_wanted.get(&node).is_some_and(|why| *why != QUARANTINE_LIMIT) {
+        if self.renewal_wanted.get(&node).is_some_and(|why| *why != RenewalReason::QuarantineLimit)
+        {
             self.renewal_wanted.remove(&node);
         }
     }
@@ -123,7 +124,7 @@ impl NodeFaults {
         &self,
         now: u64,
         is_only_node: impl Fn(NodeId) -> bool,
-    ) -> impl Iterator<Item = (NodeId, &'static str)> {
+    ) -> impl Iterator<Item = (NodeId, RenewalReason)> {
         self.renewal_wanted.iter().map(|(node, why)| (*node, *why)).filter(move |(node, _)| {
             let last_renewal = self.last_renewal.get(node);
             last_renewal.is_none_or(|last_renewal| now >= last_renewal + RENEWAL_INTERVAL_PER_NODE)
@@ -158,7 +159,9 @@ mod tests {
             faults.note_address(ONE, b"one");
             match faults.record(ONE, now, is_only_node, is_stalled) {
                 FaultRemedy::RenewEndpoint => panic!("faults of only one node"),
-                FaultRemedy::RenewForNode => faults.request_renewal(ONE, "stalled"),
+                FaultRemedy::RenewForNode => {
+                    faults.request_renewal(ONE, RenewalReason::ConnectionStalled)
+                }
                 FaultRemedy::RestartRings => {}
             }
             let due = faults.due(now, |_| is_only_node).next();
@@ -206,17 +209,20 @@ mod tests {
         faults.note_address(ONE, b"one");
         assert!(faults.is_known(ONE) && !faults.is_known(TWO));
         faults.record(ONE, 0, false, true);
-        faults.request_renewal(ONE, "stalled");
-        faults.request_renewal(TWO, QUARANTINE_LIMIT);
+        faults.request_renewal(ONE, RenewalReason::ConnectionStalled);
+        faults.request_renewal(TWO, RenewalReason::QuarantineLimit);
         faults.note_address(ONE, b"one");
         assert_eq!(faults.due(0, |_| false).count(), 2);
         faults.note_address(ONE, b"another");
         faults.cancel_renewal(TWO);
-        assert_eq!(faults.due(0, |_| false).collect::<Vec<_>>(), [(TWO, QUARANTINE_LIMIT)]);
+        assert_eq!(
+            faults.due(0, |_| false).collect::<Vec<_>>(),
+            [(TWO, RenewalReason::QuarantineLimit)]
+        );
         assert_eq!(faults.record(ONE, SECOND, false, true), FaultRemedy::RestartRings);
         faults.clear(SECOND, Some((TWO, false)));
         assert!(!faults.is_known(ONE));
-        faults.request_renewal(TWO, QUARANTINE_LIMIT);
+        faults.request_renewal(TWO, RenewalReason::QuarantineLimit);
         let due = |now, is_only_node| faults.due(now, |_| is_only_node).count();
         assert_eq!((due(2 * SECOND, false), due(2 * SECOND, true)), (0, 1));
         assert_eq!(due(SECOND + RENEWAL_INTERVAL_PER_NODE, false), 1);

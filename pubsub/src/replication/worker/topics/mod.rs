@@ -1,0 +1,418 @@
+//! The topics of a worker, and their connections.
+
+pub(super) mod draining;
+mod stall_detection;
+pub(super) mod table;
+
+use std::collections::HashMap;
+
+use fabric::ring::{ChunkView, NotifyMode, Port, ReceiverId, SenderId};
+use gpu::{Device, Memory};
+
+use self::stall_detection::{MAX_DOUBLINGS, SendProgress, StallSuspicion, StallVerdict};
+use super::events::WorkerEvents;
+use super::ready_queue::ReadyState;
+use super::{Counters, InboundTopicOptions, NodeId, TopicKey, TopicParameters, WorkerEvent};
+use crate::error::{Error, Result};
+use crate::replication::inbound::{Inbound, InboundFailure};
+use crate::replication::outbound::{Outbound, OutboundOptions};
+use crate::replication::transport::{CopyHandle, ReceivedChunk, Transport};
+use crate::replication::{
+    ClockReading, ConnectionMessage, PayloadLocation, Progress, Sink, Source,
+};
+
+/// State of a connection to a node, at the writer.
+#[derive(Debug, Clone, Copy)]
+struct OutboundConnection {
+    connection: u64,
+    /// Since when a ring is requested; None: messages flow.
+    requested_since: Option<u64>,
+    send_progress: SendProgress,
+}
+
+/// A topic that is sent.
+pub(super) struct OutboundTopic {
+    key: TopicKey,
+    facts: TopicParameters,
+    source: Box<dyn Source>,
+    outbound: Outbound<Transport>,
+    connections: HashMap<NodeId, OutboundConnection>,
+    ready: ReadyState,
+}
+
+impl OutboundTopic {
+    pub(super) fn new(
+        key: TopicKey,
+        facts: TopicParameters,
+        source: Box<dyn Source>,
+        options: OutboundOptions,
+    ) -> Self {
+        Self {
+            key,
+            facts,
+            source,
+            outbound: Outbound::new(options),
+            connections: HashMap::new(),
+            ready: ReadyState::default(),
+        }
+    }
+
+    pub(super) fn key(&self) -> TopicKey {
+        self.key
+    }
+
+    pub(super) fn advance(
+        &mut self,
+        now: ClockReading,
+        transport: &mut Transport,
+    ) -> Result<Progress> {
+        self.outbound.advance(now, &mut *self.source, transport)
+    }
+
+    /// Whether it lacked capacity at its last turn.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.outbound.is_stalled()
+    }
+
+    /// A connection that failed at its last turn, with the cause.
+    pub(super) fn next_disconnected(&mut self) -> Option<(NodeId, Error)> {
+        self.outbound.next_disconnected()
+    }
+
+    /// Retains messages for a node that wants them. True if it needs a connection.
+    pub(super) fn add(&mut self, node: NodeId) -> bool {
+        self.outbound.add(node);
+        self.connections.get(&node).is_none_or(|link| link.requested_since.is_some())
+    }
+
+    fn set_connection(&mut self, node: NodeId, connection: u64, requested_since: Option<u64>) {
+        let send_progress = SendProgress::default();
+        let link = OutboundConnection { connection, requested_since, send_progress };
+        self.connections.insert(node, link);
+    }
+
+    /// A ring of a node is requested now.
+    pub(super) fn request(&mut self, node: NodeId, connection: u64, now: u64) -> TopicParameters {
+        self.set_connection(node, connection, Some(now));
+        self.facts
+    }
+
+    /// Whether this is the current connection to a node, with a requested ring if that matters.
+    pub(super) fn is_current(&self, node: NodeId, number: u64, is_requested: bool) -> bool {
+        self.connections.get(&node).is_some_and(|link| {
+            link.connection == number && (!is_requested || link.requested_since.is_some())
+        })
+    }
+
+    /// Writes to a node from a position on, into this ring.
+    pub(super) fn connect(
+        &mut self,
+        node: NodeId,
+        (connection, position): (u64, u64),
+        ring: SenderId,
+        transport: &mut Transport,
+    ) {
+        self.set_connection(node, connection, None);
+        self.outbound.connect(node, ring, position, transport);
+    }
+
+    /// Ends the connection to a node. True if there was one, or a request.
+    pub(super) fn disconnect(&mut self, node: NodeId, transport: &mut Transport) -> bool {
+        self.outbound.disconnect(node, transport);
+        self.connections.remove(&node).is_some()
+    }
+
+    /// Closes what is left of disconnected rings before the endpoint is closed.
+    pub(super) fn disconnect_all(&mut self, transport: &mut Transport) {
+        self.outbound.disconnect_all(transport);
+    }
+
+    /// Removes a node that does not want the messages any more.
+    pub(super) fn remove(&mut self, node: NodeId, transport: &mut Transport) {
+        self.outbound.remove(node, transport);
+    }
+
+    /// Nodes with a connection, or a request.
+    pub(super) fn nodes(&self) -> Vec<NodeId> {
+        self.connections.keys().copied().collect()
+    }
+
+    /// Nodes that did not answer a request within the timeout.
+    pub(super) fn late_nodes(&self, now: u64, timeout: u64) -> Vec<NodeId> {
+        let is_late = |link: &OutboundConnection| {
+            link.requested_since.is_some_and(|since| now - since > timeout)
+        };
+        let late = self.connections.iter().filter(|(_, link)| is_late(link));
+        late.map(|(node, _)| *node).collect()
+    }
+
+    /// Nodes that block the others.
+    pub(super) fn lagging(&self) -> Vec<NodeId> {
+        self.outbound.lagging()
+    }
+
+    pub(super) fn count(&self, port: &Port, counters: &mut Counters) {
+        for (node, mut counted) in self.outbound.counters() {
+            let sender = self.outbound.ring_of(node).and_then(|ring| port.sender(ring).ok());
+            counted.lanes = sender.map_or(0, |sender| sender.lanes() as u64);
+            counters.sent.push((self.key, node, counted));
+        }
+    }
+
+    /// Sends checks for stalled connections.
+    pub(super) fn send_stall_checks(&mut self, now: u64, port: &Port, events: &WorkerEvents) {
+        for (node, link) in &mut self.connections {
+            let ring = self.outbound.ring_of(*node);
+            let Some(ring) = ring.filter(|_| link.requested_since.is_none()) else { continue };
+            let Ok(sender) = port.sender(ring) else { continue };
+            let (chunks, read) = (sender.statistics().chunks, sender.writer().known_head());
+            let (is_unread, is_busy) = (sender.writer().unread() > 0, self.outbound.is_busy(*node));
+            if link.send_progress.poll(now, (chunks, read), is_unread || is_busy) {
+                // A chunk that waits for the provider counts as expected.
+                let chunks = chunks + u64::from(!is_unread);
+                let connection = link.connection;
+                let terms = ConnectionMessage::StallCheck { connection, chunks, read };
+                events.send(WorkerEvent::ControlMessage { key: self.key, node: *node, terms });
+            }
+        }
+    }
+}
+
+/// A writer's connect request.
+#[derive(Debug, Clone)]
+pub(super) struct ConnectRequest {
+    pub(super) connection: u64,
+    pub(super) facts: TopicParameters,
+    /// The address of its endpoint.
+    pub(super) from: Vec<u8>,
+    /// Addresses of further lanes that it could write from.
+    pub(super) lane_addresses: Vec<Vec<u8>>,
+}
+
+/// A ring, and its memory if that is pinned for a device.
+pub(super) type RingMemory = (ReceiverId, Option<Memory>);
+
+/// The ring of an inbound topic.
+struct InboundRing {
+    id: ReceiverId,
+    /// Its memory, pinned for the device.
+    pinned: Option<Memory>,
+    request: ConnectRequest,
+    since: u64,
+    is_connected: bool,
+    /// Difference between the writer's counts and the local ones.
+    suspicion: Option<StallSuspicion>,
+}
+
+impl InboundRing {
+    /// Chunks received, and the credit sent to the writer.
+    fn received_counts(&self, port: &Port) -> Option<(u64, u64)> {
+        let receiver = port.receiver(self.id).ok()?;
+        // A polling reader does not know arrived chunks before it takes them.
+        let is_notified = receiver.notify() != NotifyMode::Polling;
+        is_notified.then(|| (receiver.reader().came(), receiver.reader().credited_head()))
+    }
+}
+
+/// A topic that is received from a node.
+pub(super) struct InboundTopic {
+    key: TopicKey,
+    origin: NodeId,
+    sink: Box<dyn Sink>,
+    device: Option<Device>,
+    inbound: Inbound<ReceivedChunk, PayloadLocation, CopyHandle>,
+    ring: Option<InboundRing>,
+    /// A request to be answered once the last connection is drained.
+    request: Option<ConnectRequest>,
+    /// Memory that copies of a closed ring may still read.
+    previous_pinned: Option<Memory>,
+    /// It released chunks, and the writer may not have the credit.
+    has_unacknowledged: bool,
+    /// Restarts without effect since its connection stalled.
+    doublings: u32,
+    ready: ReadyState,
+}
+
+impl InboundTopic {
+    pub(super) fn new(
+        key: TopicKey,
+        origin: NodeId,
+        options: InboundTopicOptions,
+        timeout: u64,
+    ) -> Self {
+        let InboundTopicOptions { from, device, sink } = options;
+        Self {
+            key,
+            origin,
+            sink,
+            device,
+            inbound: Inbound::new(from, 0, timeout),
+            ring: None,
+            request: None,
+            previous_pinned: None,
+            has_unacknowledged: false,
+            doublings: 0,
+            ready: ReadyState::default(),
+        }
+    }
+
+    /// Its key, and the node that it is received from.
+    pub(super) fn id(&self) -> (TopicKey, NodeId) {
+        (self.key, self.origin)
+    }
+
+    pub(super) fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
+    }
+
+    pub(super) fn advance(
+        &mut self,
+        now: ClockReading,
+        transport: &mut Transport,
+    ) -> std::result::Result<Progress, InboundFailure> {
+        let ring = self.ring.as_ref();
+        let pinned = ring.and_then(|ring| ring.pinned.as_ref());
+        let mut reading = transport.input(ring.map(|ring| ring.id), pinned);
+        let advanced = self.inbound.advance(now, &mut reading, &mut *self.sink);
+        let has_taken = reading.has_taken();
+        if self.inbound.is_drained() {
+            self.previous_pinned = None;
+        }
+        self.has_unacknowledged |=
+            has_taken || matches!(&advanced, Ok(progress) if progress.has_moved);
+        advanced
+    }
+
+    /// Continues draining; true if it is complete.
+    fn drain(&mut self, transport: &mut Transport) -> bool {
+        self.inbound.drain(&mut transport.input(None, None), &mut *self.sink)
+    }
+
+    /// Takes the ring, to be closed.
+    pub(super) fn disconnect(&mut self) -> Option<ReceiverId> {
+        let InboundRing { id, pinned, .. } = self.ring.take()?;
+        self.inbound.disconnect();
+        self.previous_pinned = pinned;
+        Some(id)
+    }
+
+    /// The connection of its ring, if there is one.
+    pub(super) fn connection(&self) -> Option<u64> {
+        self.ring.as_ref().map(|ring| ring.request.connection)
+    }
+
+    /// Whether its ring is for another address of the writer.
+    pub(super) fn has_obsolete_ring(&self, from: &[u8]) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.request.from != from)
+    }
+
+    /// Sets the request to be answered, if any.
+    pub(super) fn set_request(&mut self, request: Option<ConnectRequest>) {
+        self.request = request;
+    }
+
+    /// Whether a request can be answered.
+    pub(super) fn can_answer(&self) -> bool {
+        self.request.is_some() && self.inbound.is_drained()
+    }
+
+    /// Takes the request to be answered, with the first position that is lacking.
+    pub(super) fn take_request(&mut self) -> Option<(ConnectRequest, u64)> {
+        let request = self.request.take()?;
+        self.inbound.set_largest(request.facts.largest);
+        Some((request, self.inbound.expected()))
+    }
+
+    /// A ring was offered now.
+    pub(super) fn set_ring(&mut self, ring: RingMemory, request: ConnectRequest, now: u64) {
+        let (id, pinned) = ring;
+        let (since, is_connected, suspicion) = (now, false, None);
+        self.ring = Some(InboundRing { id, pinned, request, since, is_connected, suspicion });
+    }
+
+    /// The ring offered for a connection, not connected yet, and the address of its writer.
+    pub(super) fn offered_ring(&self, connection: u64) -> Option<(ReceiverId, &[u8])> {
+        let is_offered =
+            |ring: &&InboundRing| ring.request.connection == connection && !ring.is_connected;
+        self.ring.as_ref().filter(is_offered).map(|ring| (ring.id, &*ring.request.from))
+    }
+
+    pub(super) fn set_connected(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.is_connected = true;
+        }
+    }
+
+    /// Whether the writer did not answer an offer within the timeout.
+    pub(super) fn is_answer_late(&self, now: u64, timeout: u64) -> bool {
+        let ring = self.ring.as_ref();
+        ring.is_some_and(|ring| !ring.is_connected && now - ring.since > timeout)
+    }
+
+    pub(super) fn has_unacknowledged(&self) -> bool {
+        self.has_unacknowledged
+    }
+
+    /// Returns credit to the writer.
+    pub(super) fn acknowledge(&mut self, port: &mut Port, is_quiet: bool) -> fabric::Result<()> {
+        let Some(ring) = self.ring.as_ref().filter(|ring| ring.is_connected) else {
+            self.has_unacknowledged &= self.ring.is_some();
+            return Ok(());
+        };
+        let returned = port.return_credit(ring.id, is_quiet);
+        if is_quiet || returned.is_err() {
+            // Credit may still wait for the write of an earlier one.
+            let receiver = port.receiver(ring.id);
+            self.has_unacknowledged =
+                returned.is_ok() && receiver.is_ok_and(|receiver| receiver.has_unsent_credit());
+        }
+        returned.map(drop)
+    }
+
+    pub(super) fn count(&self, port: &Port, counters: &mut Counters) {
+        let mut counted = self.inbound.counters();
+        let receiver = self.ring.as_ref().and_then(|ring| port.receiver(ring.id).ok());
+        counted.lanes = receiver.map_or(0, |receiver| receiver.lanes() as u64);
+        counters.received.push((self.key, self.origin, counted));
+    }
+
+    /// Handles the writer's check of a connection.
+    pub(super) fn handle_stall_check(
+        &mut self,
+        now: u64,
+        connection: u64,
+        reported: (u64, u64),
+        port: &Port,
+    ) {
+        let is_current =
+            |ring: &&mut InboundRing| ring.is_connected && ring.request.connection == connection;
+        let Some(ring) = self.ring.as_mut().filter(is_current) else { return };
+        if let Some(received) = ring.received_counts(port) {
+            let suspicion = StallSuspicion::update(ring.suspicion, now, reported, received);
+            ring.suspicion = Some(suspicion);
+        }
+    }
+
+    /// Evaluates a suspicion. True if the connection is found to be stalled.
+    pub(super) fn poll_stall(&mut self, now: u64, port: &Port) -> bool {
+        let Some(ring) = &mut self.ring else { return false };
+        let Some(suspicion) = ring.suspicion else { return false };
+        let Some((received, _)) = ring.received_counts(port) else { return false };
+        let verdict = suspicion.poll(now, received, self.doublings);
+        if verdict == StallVerdict::Pending {
+            return false;
+        }
+        ring.suspicion = None;
+        let is_stalled = verdict == StallVerdict::Stalled;
+        self.doublings = if is_stalled { (self.doublings + 1).min(MAX_DOUBLINGS) } else { 0 };
+        is_stalled
+    }
+}
+
+// A chunk held by a topic is a view into its ring, which any thread may drop.
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<ChunkView>();
+    is_send::<OutboundTopic>();
+    is_send::<InboundTopic>();
+};
