@@ -56,7 +56,7 @@ pub use peers::NodeId;
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
-pub use report::Row;
+pub use report::{ReportedSubscriber, RingPath, Row};
 pub use sample::Sample;
 pub use service::{Condition, ServiceProcess, check_directory, clean};
 pub use settings::{

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::peers::{Interest, NodeId};
-use crate::replication::Side;
-use crate::replication::routing::are_compatible;
+use crate::replication::routing::plan::are_compatible;
 use crate::replication::routing::provider_mismatch::ProviderMismatch;
+use crate::replication::{LocalTopic, Side};
 use crate::report::Row;
 use crate::settings::{SharedLocation, SharedSettings};
 
@@ -17,12 +17,17 @@ const MAX_REPORTED_TOPICS: usize = 4096;
 /// A topic of this node.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::replication) struct LocalUse<'a> {
-    pub(in crate::replication) settings: &'a SharedSettings,
-    pub(in crate::replication) publishes: bool,
-    pub(in crate::replication) subscribes: bool,
+    settings: &'a SharedSettings,
+    publishes: bool,
+    subscribes: bool,
 }
 
-impl LocalUse<'_> {
+impl<'a> LocalUse<'a> {
+    pub(in crate::replication) fn of(local: &'a LocalTopic) -> Self {
+        let LocalTopic { topic, publishes, subscribes, .. } = local;
+        Self { settings: topic.settings(), publishes: *publishes, subscribes: *subscribes }
+    }
+
     /// Whether a subscriber there wants messages published here, and a subscriber here messages
     /// published there.
     fn wanted(&self, remote: &Interest) -> (bool, bool) {

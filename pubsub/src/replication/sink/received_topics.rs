@@ -1,17 +1,17 @@
-//! Control messages of other nodes, and the topics received from them.
+//! The topics received from other nodes.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use crate::peers::NodeId;
-use crate::replication::Command;
-use crate::replication::ConnectionMessage;
 use crate::replication::control_messages::ControlMessage;
-use crate::replication::routing::reconcile::TopicReplication;
+use crate::replication::remote_nodes::RemoteNodes;
+use crate::replication::routing::plan::of_topic;
 use crate::replication::sink::TopicSink;
 use crate::replication::sink::room_wait::RoomWait;
-use crate::replication::source::start_sequences::ReplicationStart;
-use crate::replication::{LocalTopic, Replicator, key};
+use crate::replication::source::start_sequences::{ReplicationStart, StartSequences};
+use crate::replication::workers::WorkerPool;
+use crate::replication::{Command, ConnectionMessage, LocalTopic, ServiceContext, key};
 use crate::settings::SharedLocation;
 use crate::topic::{OriginId, Topic};
 
@@ -19,24 +19,27 @@ use crate::topic::{OriginId, Topic};
 const MAX_DRAINING_SINKS: usize = 1024;
 
 /// A topic received from a node.
-pub(in crate::replication) struct ReceivedTopic {
+struct ReceivedTopic {
+    topic: Arc<Topic>,
     origin: OriginId,
     start: ReplicationStart,
     /// The writer's last connection request.
     connection: u64,
-    pub(in crate::replication) room_wait: Arc<RoomWait>,
+    room_wait: Arc<RoomWait>,
     /// Alive as long as the sink.
     sink: Weak<()>,
 }
 
 impl ReceivedTopic {
-    pub(in crate::replication) fn start(&self) -> &ReplicationStart {
-        &self.start
+    /// Its worker knows that the sink is to end, or ends itself.
+    fn drain(self, worker_ended: bool, forgets: bool) -> DrainingSink {
+        let forget = forgets.then_some(self.origin);
+        DrainingSink { topic: self.topic, worker_ended, forget, sink: self.sink }
     }
 }
 
 /// A sink that may still be running, though its worker knows that it is to end.
-pub(in crate::replication) struct DrainingSink {
+struct DrainingSink {
     topic: Arc<Topic>,
     /// Its worker ends, too: its successor is another thread.
     worker_ended: bool,
@@ -45,58 +48,56 @@ pub(in crate::replication) struct DrainingSink {
     sink: Weak<()>,
 }
 
-impl Replicator {
-    /// Handles a control message of another node.
-    pub(in crate::replication) fn handle_control_message(&mut self, node: NodeId, bytes: &[u8]) {
-        match ControlMessage::decode(bytes) {
-            Ok(ControlMessage::Provider(theirs)) => self.handle_provider(node, theirs),
-            Ok(ControlMessage::ConnectionMessage { topic, message }) => {
-                self.handle_connection_message(node, &topic, message)
-            }
-            Ok(ControlMessage::StartSequences { topic, start_sequences }) => {
-                self.handle_start_sequences(node, &topic, start_sequences);
-            }
-            Ok(ControlMessage::LastSequences { topic, last }) => {
-                self.handle_last_sequences(node, &topic, last);
-            }
-            Ok(ControlMessage::PublisherLost { topic, publishers }) => {
-                self.handle_lost_publishers(node, &topic, publishers);
-            }
-            Err(error) if self.may_log(Instant::now()) => {
-                tracing::warn!(%error, %node, "decoding a control message failed");
-            }
-            Err(_) => {}
+/// A writer's connection is unknown, or not known any more.
+fn request_restart(remote_nodes: &RemoteNodes, node: NodeId, topic: &str, connection: u64) {
+    let reason = "the topic is not received now".to_owned();
+    let (topic, message) = (topic.to_owned(), ConnectionMessage::Restart { connection, reason });
+    remote_nodes.send(node, &ControlMessage::ConnectionMessage { topic, message });
+}
+
+pub(in crate::replication) struct ReceivedTopics {
+    service_context: Arc<ServiceContext>,
+    received: BTreeMap<(u32, NodeId), ReceivedTopic>,
+    /// Start sequences announced for topics that are about to be received.
+    announced_starts: BTreeMap<(u32, NodeId), StartSequences>,
+    draining_sinks: Vec<DrainingSink>,
+}
+
+impl ReceivedTopics {
+    pub(in crate::replication) fn new(service_context: Arc<ServiceContext>) -> Self {
+        Self {
+            service_context,
+            received: BTreeMap::new(),
+            announced_starts: BTreeMap::new(),
+            draining_sinks: Vec::new(),
         }
     }
 
-    /// Handles a connection message about a topic.
-    fn handle_connection_message(&mut self, node: NodeId, topic: &str, message: ConnectionMessage) {
-        let is_compatible = self.is_provider_compatible(node);
-        let local = self.local_topic(topic).cloned();
+    /// Handles a connection message about a topic; `local` is the topic of this name here.
+    pub(in crate::replication) fn handle_connection_message(
+        &mut self,
+        node: NodeId,
+        (topic, local): (&str, Option<&LocalTopic>),
+        message: ConnectionMessage,
+        remote_nodes: &RemoteNodes,
+        worker_pool: &mut WorkerPool,
+    ) {
+        let is_compatible = remote_nodes.is_provider_compatible(node);
         if let ConnectionMessage::ConnectRequest { connection, facts: theirs, .. } = &message
-            && !local.as_ref().is_some_and(|local| {
-                is_compatible && self.receive(node, local, (theirs.number, *connection))
+            && !local.is_some_and(|local| {
+                is_compatible
+                    && self.receive(node, local, (theirs.number, *connection), worker_pool)
             })
         {
             // Otherwise the writer would wait without an answer; it decides whether to ask again.
-            return self.request_restart(node, topic, *connection);
+            return request_restart(remote_nodes, node, topic, *connection);
         }
         if !is_compatible && matches!(message, ConnectionMessage::Offer { .. }) {
             return;
         }
         let Some(number) = local.map(|local| local.topic.number()) else { return };
         // A lost message is requested again after a timeout.
-        self.with_worker(number, |worker| {
-            worker.tell(Command::ControlMessage(key(number), node, message))
-        });
-    }
-
-    /// A writer's connection is unknown, or not known any more.
-    fn request_restart(&self, node: NodeId, topic: &str, connection: u64) {
-        let reason = "the topic is not received now".to_owned();
-        let (topic, message) =
-            (topic.to_owned(), ConnectionMessage::Restart { connection, reason });
-        self.send_control_message(node, &ControlMessage::ConnectionMessage { topic, message });
+        worker_pool.tell(number, Command::ControlMessage(key(number), node, message));
     }
 
     /// Receives a topic from a node, if this node subscribes.
@@ -105,6 +106,7 @@ impl Replicator {
         node: NodeId,
         local: &LocalTopic,
         (theirs, connection): (u64, u64),
+        worker_pool: &mut WorkerPool,
     ) -> bool {
         let topic = &local.topic;
         let number = topic.number();
@@ -123,35 +125,36 @@ impl Replicator {
             if self.draining_sinks.len() >= MAX_DRAINING_SINKS {
                 return false;
             }
-            self.end_sink(number, node, true);
+            self.end_sink(number, node, true, worker_pool);
         }
-        let Some(workers) = self.workers.as_mut().filter(|_| local.subscribes) else {
+        if !local.subscribes {
+            return false;
+        }
+        let Some(worker) = worker_pool.assign(number, topic.settings().largest) else {
             return false;
         };
         let device = match topic.settings().place {
             SharedLocation::Host => None,
             SharedLocation::Device(_) => local.inbound.device().cloned(),
         };
-        let room_wait = Arc::new(RoomWait::new());
-        let pool = &local.inbound;
         let start_sequences = self.announced_starts.remove(&(number, node));
         let start_sequences =
             start_sequences.filter(|start_sequences| start_sequences.topic == theirs);
         let start = ReplicationStart::new(start_sequences, topic.inbound().position());
-        let (sink, alive) = {
-            let alive = Arc::new(());
-            let weak = Arc::downgrade(&alive);
-            let service_context = &self.service_context;
-            let start = start.clone();
-            (TopicSink::new(service_context, (topic, pool), origin, start, &room_wait, alive), weak)
+        let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
+        let received = ReceivedTopic {
+            topic: Arc::clone(topic),
+            origin,
+            start: start.clone(),
+            connection,
+            room_wait: Arc::clone(&room_wait),
+            sink: Arc::downgrade(&alive),
         };
+        let parts = (topic, &local.inbound);
+        let sink = TopicSink::new(&self.service_context, parts, origin, start, &room_wait, alive);
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
-        workers.assign(key(number), topic.settings().largest);
-        let worker = workers.of(key(number));
         match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
             Ok(()) => {
-                let sink = alive;
-                let received = ReceivedTopic { origin, start, connection, room_wait, sink };
                 self.received.insert((number, node), received);
                 true
             }
@@ -162,77 +165,89 @@ impl Replicator {
         }
     }
 
-    /// Whether this node receives a topic of a node, given by its number there.
-    pub(in crate::replication) fn is_receiving(
+    /// Where the messages of a node's topic, given by its number there, start for this node, if it
+    /// is received.
+    pub(in crate::replication) fn start_of(
         &self,
         number: u32,
         node: NodeId,
         theirs: u64,
-    ) -> bool {
-        self.receiving_of(number, node, theirs).is_some()
-    }
-
-    pub(in crate::replication) fn receiving_of(
-        &self,
-        number: u32,
-        node: NodeId,
-        theirs: u64,
-    ) -> Option<&ReceivedTopic> {
+    ) -> Option<&ReplicationStart> {
         let known = self.received.get(&(number, node));
-        known.filter(|known| known.origin.topic == theirs)
+        known.filter(|known| known.origin.topic == theirs).map(|known| &known.start)
     }
 
-    pub(in crate::replication) fn stop_receiving(&mut self, number: u32, node: NodeId) {
-        self.end_sink(number, node, false);
+    /// Handles the start sequences of another node for a topic that this node subscribes to.
+    pub(in crate::replication) fn announce_start(
+        &mut self,
+        number: u32,
+        node: NodeId,
+        start_sequences: StartSequences,
+    ) {
+        // A topic that is being received has later information.
+        if self.start_of(number, node, start_sequences.topic).is_none() {
+            self.announced_starts.insert((number, node), start_sequences);
+        }
+    }
+
+    /// Whether a subscriber of this node blocks messages of other nodes.
+    pub(in crate::replication) fn has_waiters(&self, number: u32) -> bool {
+        let mut received = self.received.range(of_topic(number)).map(|(_, received)| received);
+        received.any(|it| it.room_wait.is_waiting(it.topic.refusal_window()))
+    }
+
+    /// A node disconnected.
+    pub(in crate::replication) fn node_lost(&mut self, node: NodeId, worker_pool: &WorkerPool) {
+        self.announced_starts.retain(|(_, from), _| *from != node);
+        let of_node = self.received.keys().filter(|(_, from)| *from == node);
+        for (number, node) in of_node.copied().collect::<Vec<_>>() {
+            self.end_sink(number, node, false, worker_pool);
+        }
     }
 
     /// Stops receiving topics without subscribers. Messages published until the next subscription
     /// are no gap for that subscriber: it gets a sink of its own.
-    pub(in crate::replication) fn stop_receiving_unwanted(&mut self) {
-        let is_wanted = |replicated: &TopicReplication| {
-            !replicated.is_gone && replicated.local_topic.subscribes
-        };
-        let wanted = |number: &u32| self.replicated_topics.get(number).is_some_and(is_wanted);
-        self.announced_starts.retain(|(number, _), _| wanted(number));
-        let all = self.received.iter().filter(|((number, _), _)| !wanted(number));
-        let all = all.map(|((number, node), known)| (*number, *node, known.connection));
-        for (number, node, connection) in all.collect::<Vec<_>>() {
+    pub(in crate::replication) fn stop_unwanted(
+        &mut self,
+        is_wanted: impl Fn(u32) -> bool,
+        remote_nodes: &RemoteNodes,
+        worker_pool: &WorkerPool,
+    ) {
+        self.announced_starts.retain(|(number, _), _| is_wanted(*number));
+        let unwanted = self.received.keys().filter(|(number, _)| !is_wanted(*number));
+        for (number, node) in unwanted.copied().collect::<Vec<_>>() {
             // A later subscription may come before the node learns that the interest ended.
-            if let Some(replicated) = self.replicated_topics.get(&number) {
-                self.request_restart(node, replicated.local_topic.topic.name(), connection);
-            }
-            self.stop_receiving(number, node);
+            let known = &self.received[&(number, node)];
+            request_restart(remote_nodes, node, known.topic.name(), known.connection);
+            self.end_sink(number, node, false, worker_pool);
         }
     }
 
-    /// Ends receiving a topic from a node.
-    fn end_sink(&mut self, number: u32, node: NodeId, forgets: bool) {
-        let Some(ReceivedTopic { origin, sink, .. }) = self.received.remove(&(number, node)) else {
-            return;
-        };
-        self.with_worker(number, |worker| worker.tell(Command::StopInbound(key(number), node)));
-        if let Some(replicated) = self.replicated_topics.get(&number) {
-            let topic = Arc::clone(&replicated.local_topic.topic);
-            let forget = forgets.then_some(origin);
-            self.draining_sinks.push(DrainingSink { topic, worker_ended: false, forget, sink });
+    /// Ends receiving a topic from a node; `forgets` its origin if another topic replaced it.
+    pub(in crate::replication) fn end_sink(
+        &mut self,
+        number: u32,
+        node: NodeId,
+        forgets: bool,
+        worker_pool: &WorkerPool,
+    ) {
+        if let Some(received) = self.received.remove(&(number, node)) {
+            worker_pool.tell(number, Command::StopInbound(key(number), node));
+            self.draining_sinks.push(received.drain(false, forgets));
         }
     }
 
     /// The workers end: writers to them are asked to restart.
-    pub(in crate::replication) fn stop_receiving_all(&mut self) {
-        for ((number, node), known) in std::mem::take(&mut self.received) {
-            let Some(replicated) = self.replicated_topics.get(&number) else { continue };
-            let topic = Arc::clone(&replicated.local_topic.topic);
-            self.request_restart(node, topic.name(), known.connection);
-            let sink = known.sink;
-            self.draining_sinks.push(DrainingSink {
-                topic,
-                worker_ended: true,
-                forget: None,
-                sink,
-            });
+    pub(in crate::replication) fn workers_stopped(&mut self, remote_nodes: &RemoteNodes) {
+        for ((_, node), known) in std::mem::take(&mut self.received) {
+            request_restart(remote_nodes, node, known.topic.name(), known.connection);
+            self.draining_sinks.push(known.drain(true, false));
         }
         self.draining_sinks.iter_mut().for_each(|sink| sink.worker_ended = true);
+    }
+
+    pub(in crate::replication) fn is_draining(&self) -> bool {
+        !self.draining_sinks.is_empty()
     }
 
     /// Removes ended sinks.
