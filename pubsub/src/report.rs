@@ -8,7 +8,10 @@ use crate::error::ErrorKind;
 use crate::settings::Reserve;
 use crate::text;
 
-/// The participant of a subscriber; as text its participant, or `replication`.
+/// The text of [`ReportedSubscriber::Replication`].
+const REPLICATION: &str = "replication";
+
+/// The participant of a subscriber; as text the participant, or `replication`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum ReportedSubscriber {
@@ -18,28 +21,18 @@ pub enum ReportedSubscriber {
     Replication,
 }
 
-impl ReportedSubscriber {
-    const REPLICATION: &'static str = "replication";
-}
-
-impl fmt::Display for ReportedSubscriber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Process(participant) => participant,
-            Self::Replication => Self::REPLICATION,
-        })
-    }
-}
-
 impl From<String> for ReportedSubscriber {
     fn from(text: String) -> Self {
-        if text == Self::REPLICATION { Self::Replication } else { Self::Process(text) }
+        if text == REPLICATION { Self::Replication } else { Self::Process(text) }
     }
 }
 
 impl From<ReportedSubscriber> for String {
     fn from(subscriber: ReportedSubscriber) -> Self {
-        subscriber.to_string()
+        match subscriber {
+            ReportedSubscriber::Process(participant) => participant,
+            ReportedSubscriber::Replication => REPLICATION.to_owned(),
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 //!
 //! `outbound`, `inbound`, `transport` and `worker` know a topic by the traits [`Source`] and
 //! [`Sink`] only. The `Replicator` belongs to the service's thread, and composes `remote_nodes`,
-//! `routing`, the pool of `workers`, and the received topics of `sink`: none of them calls another
+//! `routing`, the pool of `workers`, and `received_topics`: none of them calls another
 //! but those that a method gets, and changes that concern others are returned as events.
 
 mod connection_messages;
@@ -21,6 +21,7 @@ mod control_messages;
 mod inbound;
 mod message_header;
 mod outbound;
+mod received_topics;
 mod remote_nodes;
 mod report;
 mod retry_backoff;
@@ -75,9 +76,9 @@ use crossbeam_channel::Sender;
 use ipc::{Caller, MappedWords, Participant, ParticipantTable};
 
 use self::control_messages::ControlMessage;
+use self::received_topics::ReceivedTopics;
 use self::remote_nodes::RemoteNodes;
 use self::routing::Routing;
-use self::sink::received_topics::ReceivedTopics;
 use self::source::lost_publishers;
 use self::source::publish_listener::PublishListener;
 use self::workers::{PoolEvent, WorkerPool};

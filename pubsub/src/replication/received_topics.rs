@@ -55,7 +55,7 @@ fn request_restart(remote_nodes: &RemoteNodes, node: NodeId, topic: &str, connec
     remote_nodes.send(node, &ControlMessage::ConnectionMessage { topic, message });
 }
 
-pub(in crate::replication) struct ReceivedTopics {
+pub(super) struct ReceivedTopics {
     service_context: Arc<ServiceContext>,
     received: BTreeMap<(u32, NodeId), ReceivedTopic>,
     /// Start sequences announced for topics that are about to be received.
@@ -64,7 +64,7 @@ pub(in crate::replication) struct ReceivedTopics {
 }
 
 impl ReceivedTopics {
-    pub(in crate::replication) fn new(service_context: Arc<ServiceContext>) -> Self {
+    pub(super) fn new(service_context: Arc<ServiceContext>) -> Self {
         Self {
             service_context,
             received: BTreeMap::new(),
@@ -74,7 +74,7 @@ impl ReceivedTopics {
     }
 
     /// Handles a connection message about a topic; `local` is the topic of this name here.
-    pub(in crate::replication) fn handle_connection_message(
+    pub(super) fn handle_connection_message(
         &mut self,
         node: NodeId,
         (topic, local): (&str, Option<&LocalTopic>),
@@ -167,7 +167,7 @@ impl ReceivedTopics {
 
     /// Where the messages of a node's topic, given by its number there, start for this node, if it
     /// is received.
-    pub(in crate::replication) fn start_of(
+    pub(super) fn start_of(
         &self,
         number: u32,
         node: NodeId,
@@ -178,7 +178,7 @@ impl ReceivedTopics {
     }
 
     /// Handles the start sequences of another node for a topic that this node subscribes to.
-    pub(in crate::replication) fn announce_start(
+    pub(super) fn announce_start(
         &mut self,
         number: u32,
         node: NodeId,
@@ -191,13 +191,13 @@ impl ReceivedTopics {
     }
 
     /// Whether a subscriber of this node blocks messages of other nodes.
-    pub(in crate::replication) fn has_waiters(&self, number: u32) -> bool {
+    pub(super) fn has_waiters(&self, number: u32) -> bool {
         let mut received = self.received.range(of_topic(number)).map(|(_, received)| received);
         received.any(|it| it.room_wait.is_waiting(it.topic.refusal_window()))
     }
 
     /// A node disconnected.
-    pub(in crate::replication) fn node_lost(&mut self, node: NodeId, worker_pool: &WorkerPool) {
+    pub(super) fn node_lost(&mut self, node: NodeId, worker_pool: &WorkerPool) {
         self.announced_starts.retain(|(_, from), _| *from != node);
         let of_node = self.received.keys().filter(|(_, from)| *from == node);
         for (number, node) in of_node.copied().collect::<Vec<_>>() {
@@ -207,7 +207,7 @@ impl ReceivedTopics {
 
     /// Stops receiving topics without subscribers. Messages published until the next subscription
     /// are no gap for that subscriber: it gets a sink of its own.
-    pub(in crate::replication) fn stop_unwanted(
+    pub(super) fn stop_unwanted(
         &mut self,
         is_wanted: impl Fn(u32) -> bool,
         remote_nodes: &RemoteNodes,
@@ -224,7 +224,7 @@ impl ReceivedTopics {
     }
 
     /// Ends receiving a topic from a node; `forgets` its origin if another topic replaced it.
-    pub(in crate::replication) fn end_sink(
+    pub(super) fn end_sink(
         &mut self,
         number: u32,
         node: NodeId,
@@ -238,7 +238,7 @@ impl ReceivedTopics {
     }
 
     /// The workers end: writers to them are asked to restart.
-    pub(in crate::replication) fn workers_stopped(&mut self, remote_nodes: &RemoteNodes) {
+    pub(super) fn workers_stopped(&mut self, remote_nodes: &RemoteNodes) {
         for ((_, node), known) in std::mem::take(&mut self.received) {
             request_restart(remote_nodes, node, known.topic.name(), known.connection);
             self.draining_sinks.push(known.drain(true, false));
@@ -246,12 +246,12 @@ impl ReceivedTopics {
         self.draining_sinks.iter_mut().for_each(|sink| sink.worker_ended = true);
     }
 
-    pub(in crate::replication) fn is_draining(&self) -> bool {
+    pub(super) fn is_draining(&self) -> bool {
         !self.draining_sinks.is_empty()
     }
 
     /// Removes ended sinks.
-    pub(in crate::replication) fn reap_sinks(&mut self) {
+    pub(super) fn reap_sinks(&mut self) {
         self.draining_sinks.retain(|draining| {
             let is_running = draining.sink.strong_count() > 0;
             if let Some(origin) = draining.forget.filter(|_| !is_running) {
