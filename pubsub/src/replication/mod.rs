@@ -255,23 +255,14 @@ impl Replicator {
         self.received_topics.has_waiters(number)
     }
 
-    /// How long a destination may take nothing while publishers wait for it. This exceeds the time
-    /// to detect its disconnection, and to evict a stalled subscriber there.
+    /// How long a destination may take nothing while publishers wait for it.
     pub(crate) fn stall_timeout(&self, number: u32) -> Duration {
-        let release =
-            self.routing.local_topic(number).map(|it| it.topic.settings().release_deadline());
-        2 * (self.options.lost_after + release.unwrap_or_default())
+        self.routing.stall_timeout(number)
     }
 
     /// Retained messages of a topic have blocked publishers for as long as is allowed.
     pub(crate) fn backlog_blocks_publishers(&mut self, number: u32) {
-        let timeout = self.stall_timeout(number);
-        self.routing.backlog_blocks_publishers(
-            number,
-            timeout,
-            &self.remote_nodes,
-            &self.worker_pool,
-        );
+        self.routing.backlog_blocks_publishers(number, &self.remote_nodes, &self.worker_pool);
     }
 
     /// Handles all pending events.
@@ -410,58 +401,15 @@ impl Replicator {
         let (events, has_more, has_ended) = self.worker_pool.take_events();
         self.has_more_work = has_more;
         for event in events {
-            self.handle_worker_event(now, event);
+            let ended = self.routing.handle_worker_event(now, event, &self.remote_nodes);
+            if let Some((number, node)) = ended {
+                self.received_topics.end_sink(number, node, false, &self.worker_pool);
+            }
         }
         if has_ended {
             self.worker_pool.replace_ended(now);
             self.workers_stopped();
             self.routing.set_can_send(false);
-        }
-    }
-
-    fn handle_worker_event(&mut self, now: Instant, event: WorkerEvent) {
-        match event {
-            WorkerEvent::ControlMessage { key, node, terms: message } => {
-                let Some(local) = self.routing.local_topic(number(key)) else { return };
-                let topic = local.topic.name().to_owned();
-                let message = ControlMessage::ConnectionMessage { topic, message };
-                self.remote_nodes.send(node, &message);
-            }
-            WorkerEvent::Connected { key, node, side } => {
-                tracing::debug!(?key, %node, ?side, "connection of a topic established");
-                self.routing.connected(number(key), (node, side));
-            }
-            WorkerEvent::Disconnected { key, node, side, reason } => {
-                tracing::debug!(?key, %node, ?side, %reason, "connection of a topic lost");
-                if side == Side::Writer {
-                    self.routing.connection_broke(now, number(key), node);
-                }
-            }
-            WorkerEvent::Lagging { key, node } => {
-                let (number, remote_nodes) = (number(key), &self.remote_nodes);
-                let timeout = self.stall_timeout(number);
-                self.routing.drop_lagging(now, (number, node), timeout, remote_nodes);
-            }
-            WorkerEvent::Failed { key, node: Some(node), side, error } => {
-                let (number, label) = (number(key), self.remote_nodes.label(node));
-                tracing::error!(
-                    %error,
-                    ?key,
-                    %node,
-                    label,
-                    ?side,
-                    "replication of a topic with a node failed"
-                );
-                let is_connected = self.remote_nodes.is_connected(node);
-                self.routing.failed(number, (node, side), &error, is_connected);
-                if side == Side::Reader {
-                    self.received_topics.end_sink(number, node, false, &self.worker_pool);
-                }
-            }
-            WorkerEvent::Failed { key, node: None, error, .. } => {
-                tracing::error!(%error, ?key, "replication of a topic failed; it is retried");
-                self.routing.source_failed(now, number(key));
-            }
         }
     }
 }

@@ -15,18 +15,22 @@ use self::incompatible_topics::IncompatibleTopics;
 use self::plan::RoutingPlan;
 use self::reconcile::TopicReplication;
 use self::work_queue::ReconcileQueue;
-use crate::error::Error;
 use crate::peers::{Interest, InterestChange, NodeId};
+use crate::replication::control_messages::ControlMessage;
 use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::remote_nodes::seen_nodes::SeenNodes;
 use crate::replication::source::publish_listener::PublishListener;
 use crate::replication::workers::WorkerPool;
-use crate::replication::{Command, LocalTopic, POLL_INTERVAL, ServiceContext, Side, key};
+use crate::replication::{
+    Command, LocalTopic, POLL_INTERVAL, ServiceContext, Side, WorkerEvent, key, number,
+};
 use crate::report::Row;
 use crate::settings::SharedSettings;
 
 pub(in crate::replication) struct Routing {
     service_context: Arc<ServiceContext>,
+    /// How long a disconnected node is waited for.
+    lost_after: Duration,
     plan: RoutingPlan,
     reconcile_queue: ReconcileQueue,
     /// The numbers of the topics of this node.
@@ -43,12 +47,13 @@ pub(in crate::replication) struct Routing {
 impl Routing {
     pub(super) fn new(
         service_context: Arc<ServiceContext>,
-        grace: Duration,
+        lost_after: Duration,
         publish_listener: PublishListener,
     ) -> Self {
         Self {
             service_context,
-            plan: RoutingPlan::new(grace),
+            lost_after,
+            plan: RoutingPlan::new(lost_after),
             reconcile_queue: ReconcileQueue::new(Instant::now()),
             names: BTreeMap::new(),
             replicated_topics: BTreeMap::new(),
@@ -175,56 +180,83 @@ impl Routing {
         self.enqueue_all();
     }
 
-    /// Messages of a topic flow to a node, or from it.
-    pub(super) fn connected(&mut self, number: u32, (node, side): (NodeId, Side)) {
-        if let Some(replicated) = self.replicated_topics.get(&number) {
-            let topic = replicated.local_topic().topic.name();
-            self.incompatible_topics.clear_failure(topic, (node, side));
-        }
-    }
-
-    /// The connection to a destination broke, though its node is connected.
-    pub(super) fn connection_broke(&mut self, now: Instant, number: u32, node: NodeId) {
-        self.plan.connection_broke(now, number, node);
-        self.reconcile_queue.enqueue(number);
-    }
-
-    /// A topic cannot be sent to a node, or received from it. A failure of a disconnected node is
-    /// not recorded: only its return would clear it.
-    pub(super) fn failed(
+    /// Returns a topic that can no longer be received from a node.
+    pub(super) fn handle_worker_event(
         &mut self,
-        number: u32,
-        (node, side): (NodeId, Side),
-        error: &Error,
-        is_connected: bool,
-    ) {
-        if is_connected && let Some(replicated) = self.replicated_topics.get(&number) {
-            let topic = replicated.local_topic().topic.name();
-            self.incompatible_topics.record_failure(topic, (node, side), &error.to_string());
-        }
-        if side == Side::Writer {
-            if is_connected {
-                self.plan.mark_unsendable(number, node);
+        now: Instant,
+        event: WorkerEvent,
+        remote_nodes: &RemoteNodes,
+    ) -> Option<(u32, NodeId)> {
+        match event {
+            WorkerEvent::ControlMessage { key, node, terms: message } => {
+                let topic = self.local_topic(number(key))?.topic.name().to_owned();
+                remote_nodes.send(node, &ControlMessage::ConnectionMessage { topic, message });
             }
-            self.reconcile_queue.enqueue(number);
+            WorkerEvent::Connected { key, node, side } => {
+                tracing::debug!(?key, %node, ?side, "connection of a topic established");
+                let topic = self.replicated_topics.get(&number(key))?.local_topic().topic.name();
+                self.incompatible_topics.clear_failure(topic, (node, side));
+            }
+            WorkerEvent::Disconnected { key, node, side, reason } => {
+                tracing::debug!(?key, %node, ?side, %reason, "connection of a topic lost");
+                if side == Side::Writer {
+                    self.plan.connection_broke(now, number(key), node);
+                    self.reconcile_queue.enqueue(number(key));
+                }
+            }
+            WorkerEvent::Lagging { key, node } => {
+                self.drop_lagging(now, number(key), node, remote_nodes);
+            }
+            WorkerEvent::Failed { key, node: Some(node), side, error } => {
+                let (number, label) = (number(key), remote_nodes.label(node));
+                tracing::error!(
+                    %error,
+                    ?key,
+                    %node,
+                    label,
+                    ?side,
+                    "replication of a topic with a node failed"
+                );
+                // A failure of a disconnected node is not recorded: only its return would clear it.
+                let is_connected = remote_nodes.is_connected(node);
+                if is_connected && let Some(replicated) = self.replicated_topics.get(&number) {
+                    let topic = replicated.local_topic().topic.name();
+                    let why = error.to_string();
+                    self.incompatible_topics.record_failure(topic, (node, side), &why);
+                }
+                match side {
+                    Side::Reader => return Some((number, node)),
+                    Side::Writer => {
+                        if is_connected {
+                            self.plan.mark_unsendable(number, node);
+                        }
+                        self.reconcile_queue.enqueue(number);
+                    }
+                }
+            }
+            WorkerEvent::Failed { key, node: None, error, .. } => {
+                tracing::error!(%error, ?key, "replication of a topic failed; it is retried");
+                // A publisher must not wait for messages that no worker takes.
+                let replicated = self.replicated_topics.get_mut(&number(key))?;
+                self.publish_listener.stop_listening(number(key));
+                replicated.source_failed(now);
+                self.reconcile_queue.enqueue(number(key));
+            }
         }
+        None
     }
 
-    /// The worker failed on a topic, and has ended its source.
-    pub(super) fn source_failed(&mut self, now: Instant, number: u32) {
-        // A publisher must not wait for messages that no worker takes.
-        if let Some(replicated) = self.replicated_topics.get_mut(&number) {
-            self.publish_listener.stop_listening(number);
-            replicated.source_failed(now);
-            self.reconcile_queue.enqueue(number);
-        }
+    /// How long a destination may take nothing while publishers wait for it. This exceeds the time
+    /// to detect its disconnection, and to evict a stalled subscriber there.
+    pub(super) fn stall_timeout(&self, number: u32) -> Duration {
+        let release = self.local_topic(number).map(|it| it.topic.settings().release_deadline());
+        2 * (self.lost_after + release.unwrap_or_default())
     }
 
     /// Retained messages of a topic have blocked publishers for as long as is allowed.
     pub(super) fn backlog_blocks_publishers(
         &mut self,
         number: u32,
-        stall_timeout: Duration,
         remote_nodes: &RemoteNodes,
         worker_pool: &WorkerPool,
     ) {
@@ -235,18 +267,18 @@ impl Routing {
         }
         let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();
         for node in nodes {
-            self.drop_lagging(Instant::now(), (number, node), stall_timeout, remote_nodes);
+            self.drop_lagging(Instant::now(), number, node, remote_nodes);
         }
     }
 
-    /// A destination makes no progress, and publishers wait for it: it is dropped after a while.
-    pub(super) fn drop_lagging(
+    fn drop_lagging(
         &mut self,
         now: Instant,
-        (number, node): (u32, NodeId),
-        stall_timeout: Duration,
+        number: u32,
+        node: NodeId,
         remote_nodes: &RemoteNodes,
     ) {
+        let stall_timeout = self.stall_timeout(number);
         if self.plan.suspend_if_stalled(now, (number, node), stall_timeout) {
             self.reconcile_queue.enqueue(number);
             let topic = self.local_topic(number).map(|local| local.topic.name());
