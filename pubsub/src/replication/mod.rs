@@ -12,9 +12,9 @@
 //!   transport and all topics on it.
 //!
 //! `outbound`, `inbound`, `transport` and `worker` know a topic by the traits [`Source`] and
-//! [`Sink`] only. The `Replicator` belongs to the service's thread, and composes `remote_nodes`,
-//! `routing`, the pool of `workers`, and `received_topics`: none of them calls another
-//! but those that a method gets, and changes that concern others are returned as events.
+//! [`Sink`] only. The `Replicator` belongs to the service's thread. It composes `remote_nodes`,
+//! `routing`, the pool of `workers`, and `received_topics`: each gets the others that it uses as
+//! arguments, and returns what concerns the rest.
 
 mod connection_messages;
 mod control_messages;
