@@ -59,7 +59,7 @@ pub use node::{KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_v
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
 pub use publisher::{Attempt, Loan, Publisher, PublisherCounters, Sent};
-pub use report::Row;
+pub use report::{ReportedSubscriber, RingPath, Row};
 pub use service::{Condition, ServiceProcess, check_directory, clean};
 pub use settings::{
     MAX_METADATA, MAX_TOPIC_NAME, MemoryLocation, Reliability, Reserve, TopicSettings,

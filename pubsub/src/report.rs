@@ -1,10 +1,82 @@
 //! The report of a node: a list of rows.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorKind;
 use crate::settings::Reserve;
 use crate::text;
+
+/// The text of [`ReportedSubscriber::Replication`].
+const REPLICATION: &str = "replication";
+
+/// The participant of a subscriber; as text the participant, or `replication`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum ReportedSubscriber {
+    /// A process; empty if it is unknown.
+    Process(String),
+    /// The service, on behalf of other nodes.
+    Replication,
+}
+
+impl From<String> for ReportedSubscriber {
+    fn from(text: String) -> Self {
+        if text == REPLICATION { Self::Replication } else { Self::Process(text) }
+    }
+}
+
+impl From<ReportedSubscriber> for String {
+    fn from(subscriber: ReportedSubscriber) -> Self {
+        match subscriber {
+            ReportedSubscriber::Process(participant) => participant,
+            ReportedSubscriber::Replication => REPLICATION.to_owned(),
+        }
+    }
+}
+
+/// The path of a topic's messages to or from another node: lanes of a ring over a provider. As text
+/// `ring of 3 lanes over net`, or `ring over net`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RingPath {
+    /// The provider's name.
+    pub provider: String,
+    /// Number of its lanes, at least 1.
+    pub lanes: usize,
+}
+
+impl fmt::Display for RingPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lanes {
+            1 => write!(f, "ring over {}", self.provider),
+            lanes => write!(f, "ring of {lanes} lanes over {}", self.provider),
+        }
+    }
+}
+
+impl TryFrom<String> for RingPath {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, &'static str> {
+        let parse = || {
+            let (ring, provider) = text.split_once(" over ")?;
+            let lanes = match ring.strip_prefix("ring of ") {
+                Some(lanes) => lanes.strip_suffix(" lanes")?.parse().ok()?,
+                None => 1,
+            };
+            Some(Self { provider: provider.to_owned(), lanes })
+        };
+        parse().ok_or("not the path of a ring")
+    }
+}
+
+impl From<RingPath> for String {
+    fn from(path: RingPath) -> Self {
+        path.to_string()
+    }
+}
 
 /// A row of a report.
 ///
@@ -101,8 +173,8 @@ pub enum Row {
     Subscriber {
         /// The topic's name.
         topic: String,
-        /// Its process; or `replication`: the service, on behalf of other nodes.
-        participant: String,
+        /// Its process; or the service, on behalf of other nodes.
+        participant: ReportedSubscriber,
         /// Messages that it has not read, or holds.
         behind: u64,
         /// Messages that it missed.
@@ -129,8 +201,8 @@ pub enum Row {
         topic: String,
         /// The other node.
         node: String,
-        /// Path, with its reason.
-        path: String,
+        /// Path of its messages.
+        path: RingPath,
         /// Messages delivered there.
         messages: u64,
         /// Bytes of these messages.
@@ -146,8 +218,8 @@ pub enum Row {
         topic: String,
         /// The other node.
         node: String,
-        /// Path, with its reason.
-        path: String,
+        /// Path of its messages.
+        path: RingPath,
         /// Messages delivered here.
         messages: u64,
         /// Bytes of these messages.
@@ -240,5 +312,21 @@ impl Row {
     /// Shortens a reason for a report.
     pub(crate) fn shortened(why: &str) -> String {
         text::shortened(why, Self::MAX_REASON).to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_is_parsed_as_nodes_report_it() {
+        let path = |provider: &str, lanes| Ok(RingPath { provider: provider.to_owned(), lanes });
+        let parsed = |text: &str| RingPath::try_from(text.to_owned());
+        assert_eq!(parsed("ring over net"), path("net", 1));
+        assert_eq!(parsed("ring of 3 lanes over tcp;ofi_rxm"), path("tcp;ofi_rxm", 3));
+        for none in ["", "ring", "ring of lanes over net", "ring of -1 lanes over net"] {
+            assert!(parsed(none).is_err(), "{none}");
+        }
     }
 }

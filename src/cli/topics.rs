@@ -200,60 +200,72 @@ fn remote_topics(rows: &[Row]) -> String {
     text::table_of(head, topics)
 }
 
-/// The rows of each kind, without the name of the kind.
-pub(crate) fn by_kind(rows: &[Row]) -> Result<BTreeMap<String, Vec<Value>>, Failure> {
-    let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for row in rows {
+/// The fields of the rows that match.
+pub(crate) fn fields_of_kind(
+    rows: &[Row],
+    is_of_kind: impl Fn(&Row) -> bool,
+) -> Result<Vec<Value>, Failure> {
+    let mut all = Vec::new();
+    for row in rows.iter().filter(|row| is_of_kind(row)) {
         let row = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
-        for (kind, content) in row.as_object().into_iter().flatten() {
-            all.entry(kind.clone()).or_default().push(content.clone());
-        }
+        // A row is an object with its kind as the only key.
+        all.extend(row.as_object().into_iter().flat_map(|row| row.values().cloned()));
     }
     Ok(all)
 }
 
+/// The fields of the rows of a kind.
+macro_rules! fields_of {
+    ($rows:expr, $kind:ident) => {
+        $crate::cli::topics::fields_of_kind($rows, |row| matches!(row, pubsub::Row::$kind { .. }))
+    };
+}
+pub(crate) use fields_of;
+
+/// Why the node replicates nothing.
+pub(crate) fn replication_error(rows: &[Row]) -> Option<&str> {
+    rows.iter().rev().find_map(|row| match row {
+        Row::ReplicationError { why, .. } => Some(why.as_str()),
+        _ => None,
+    })
+}
+
 /// Rows by kind; publishers and subscribers within their topics.
 fn to_json(rows: &[Row]) -> Result<Value, Failure> {
-    let mut all = by_kind(rows)?;
-    let mut take = |kind: &str| all.remove(kind).unwrap_or_default();
-    let (publishers, subscribers) = (take("Publisher"), take("Subscriber"));
-    let (sent, received) = (take("Sent"), take("Received"));
-    let mut topics = take("Topic");
+    let of_topics = [
+        ("publishers", fields_of!(rows, Publisher)?),
+        ("subscribers", fields_of!(rows, Subscriber)?),
+        ("sent", fields_of!(rows, Sent)?),
+        ("received", fields_of!(rows, Received)?),
+    ];
+    let mut topics = fields_of!(rows, Topic)?;
     for topic in &mut topics {
-        let name = topic["name"].clone();
-        let of = |all: &[Value]| -> Value {
-            all.iter().filter(|one| one["topic"] == name).cloned().collect()
-        };
-        for (key, rows) in [
-            ("publishers", &publishers),
-            ("subscribers", &subscribers),
-            ("sent", &sent),
-            ("received", &received),
-        ] {
-            topic[key] = of(rows);
+        for (key, all) in &of_topics {
+            let of_topic = all.iter().filter(|one| one["topic"] == topic["name"]);
+            topic[key] = of_topic.cloned().collect();
         }
     }
-    let node = take("Node").pop().unwrap_or(Value::Null);
     Ok(json!({
-        "node": node,
-        "processes": take("Process"),
-        "pools": take("Pool"),
+        "node": fields_of!(rows, Node)?.pop(),
+        "processes": fields_of!(rows, Process)?,
+        "pools": fields_of!(rows, Pool)?,
         "topics": topics,
-        "peers": take("Peer"),
-        "incompatible_topics": take("IncompatibleTopic"),
-        "remote_topics": take("RemoteTopic"),
-        "replication_error": take("ReplicationError").pop().map(|row| row["why"].clone()),
+        "peers": fields_of!(rows, Peer)?,
+        "incompatible_topics": fields_of!(rows, IncompatibleTopic)?,
+        "remote_topics": fields_of!(rows, RemoteTopic)?,
+        "replication_error": replication_error(rows),
     }))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use pubsub::{Reserve, TopicSettings};
+    use pubsub::{ReportedSubscriber, Reserve, RingPath, TopicSettings};
 
     use super::*;
 
     pub(crate) fn rows() -> Vec<Row> {
         let (topic, participant) = ("camera".to_owned(), "p1".to_owned());
+        let path = RingPath { provider: "tcp: the only provider".to_owned(), lanes: 1 };
         vec![
             Row::Node {
                 identity: "ab".repeat(16),
@@ -296,13 +308,13 @@ pub(super) mod tests {
             },
             Row::Subscriber {
                 topic: topic.clone(),
-                participant: participant.clone(),
+                participant: participant.into(),
                 behind: 5,
                 missed: 1,
             },
             Row::Subscriber {
                 topic: topic.clone(),
-                participant: "replication".to_owned(),
+                participant: ReportedSubscriber::Replication,
                 behind: 9,
                 missed: 2,
             },
@@ -317,7 +329,7 @@ pub(super) mod tests {
             Row::Sent {
                 topic: topic.clone(),
                 node: "cd".repeat(16),
-                path: "ring over tcp: the only provider".to_owned(),
+                path: path.clone(),
                 messages: 11,
                 bytes: 1100,
                 waits: 3,
@@ -326,7 +338,7 @@ pub(super) mod tests {
             Row::Received {
                 topic,
                 node: "cd".repeat(16),
-                path: "ring over tcp: the only provider".to_owned(),
+                path,
                 messages: 4,
                 bytes: 400,
                 stages: Vec::new(),

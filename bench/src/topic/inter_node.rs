@@ -3,7 +3,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use pubsub::{MemoryLocation, Node, Row};
+use pubsub::{MemoryLocation, Node, RingPath, Row};
 
 use super::baseline::{self, BaselinePublisher};
 use super::cores::{Cores, Services};
@@ -17,7 +17,7 @@ use super::stage_baselines::{self, StageCopies};
 use super::thread_usage::ThreadUsages;
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
-use super::wire_baseline::{RingPath, WireEnd};
+use super::wire_baseline::{WireEnd, write_path};
 use super::{Arguments, ROUNDS};
 use crate::process::{Affinity, pin, set_affinity};
 use crate::report::{Report, median};
@@ -91,7 +91,7 @@ const COPIES: u64 = 2;
 fn sent(node: &Node) -> Result<(RingPath, u64), Failure> {
     let of_it = node.report()?.into_iter().find_map(|row| match row {
         Row::Sent { topic, path, stages, .. } if topic == ALL => {
-            Some((RingPath::of(&path)?, stages.first().map_or(0, |(_, waited)| *waited)))
+            Some((path, stages.first().map_or(0, |(_, waited)| *waited)))
         }
         _ => None,
     });
@@ -302,7 +302,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         anywhere.restore()?;
         copies = Some(StageCopies::new(arguments.memory, to, &local[0].1, ring_path.lanes)?);
         pin_publisher()?;
-        ring_path.write(group.directory())?;
+        write_path(group.directory(), &ring_path)?;
         wire_turn(&group.shared)?;
     }
     let mut threads = ThreadUsages::of(&group.processes());

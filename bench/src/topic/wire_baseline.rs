@@ -14,6 +14,7 @@ use fabric::{
     Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
     Locality, MemoryRegion, Query, QueueOptions, Requirements, WaitStrategy,
 };
+use pubsub::RingPath;
 use pubsub::replication::WorkerOptions;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -54,28 +55,9 @@ pub(crate) struct WireEnd {
     pub(super) cores: Vec<usize>,
 }
 
-/// The path of the topic's messages.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RingPath {
-    pub(super) provider: String,
-    pub(super) lanes: usize,
-}
-
-impl RingPath {
-    /// Parses the path in a node's report: "ring of 3 lanes over net", or "ring over net".
-    pub(super) fn of(path: &str) -> Option<Self> {
-        let (ring, provider) = path.split_once(" over ")?;
-        let lanes = match ring.strip_prefix("ring of ") {
-            Some(lanes) => lanes.strip_suffix(" lanes")?.parse().ok()?,
-            None => 1,
-        };
-        Some(Self { provider: provider.to_owned(), lanes })
-    }
-
-    /// Writes the path for both ends.
-    pub(super) fn write(&self, directory: &Path) -> Result<(), Failure> {
-        leave(directory, "path", self)
-    }
+/// Writes the path of the topic's messages for both ends.
+pub(super) fn write_path(directory: &Path, path: &RingPath) -> Result<(), Failure> {
+    leave(directory, "path", path)
 }
 
 /// Waits for a file of another process. None if the measurement ends first.
@@ -427,20 +409,5 @@ impl Reader {
         }
         let found = TopicResult { topics: vec![samples], ..TopicResult::default() };
         Ok(WorkerResult { verified, detail: Some(found), ..empty_result(messages) })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn path_is_parsed_as_nodes_report_it() {
-        let path = |provider: &str, lanes| Some(RingPath { provider: provider.to_owned(), lanes });
-        assert_eq!(RingPath::of("ring over net"), path("net", 1));
-        assert_eq!(RingPath::of("ring of 3 lanes over tcp;ofi_rxm"), path("tcp;ofi_rxm", 3));
-        for none in ["", "ring", "ring of lanes over net", "ring of -1 lanes over net"] {
-            assert_eq!(RingPath::of(none), None, "{none}");
-        }
     }
 }

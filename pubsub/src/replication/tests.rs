@@ -389,11 +389,11 @@ fn connect_request_for_an_unreceived_topic_is_answered() {
     });
     // Each request is answered long before the writer's own timeout.
     let is_broken = |replication: &Replicator| {
-        let mut all = replication.plan.destinations(NUMBER);
+        let mut all = replication.routing.plan().destinations(NUMBER);
         all.any(|(_, destination_state)| {
             matches!(
                 destination_state,
-                crate::replication::routing::DestinationState::Broken { .. }
+                crate::replication::routing::plan::DestinationState::Broken { .. }
             )
         })
     };
@@ -467,7 +467,7 @@ fn restarted_workers_lose_no_message() {
     for number in 0..60 {
         if number % 20 == 10 {
             let at = if number < 20 { &*one } else { &*two };
-            at.workers.iter().flat_map(super::Workers::all).for_each(super::Worker::stop_for_test);
+            at.worker_pool.all().for_each(super::Worker::stop_for_test);
         }
         let replicators = &mut [&mut *one, &mut *two];
         until("queue capacity", replicators, || {
@@ -714,16 +714,16 @@ fn turn_reconciles_only_topics_with_events() {
     replication.set_topics(topics.clone());
     until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
     // Repeated turns without changes.
-    let (start, before) = (Instant::now(), replication.reconciliations);
+    let (start, before) = (Instant::now(), replication.routing.reconciliations());
     for _ in 0..100 {
         replication.turn();
         replication.set_topics(topics.clone());
     }
     let rounds = start.elapsed().as_secs() + 1;
-    let seen = replication.reconciliations - before;
+    let seen = replication.routing.reconciliations() - before;
     assert!(seen <= 100 + rounds * u64::from(COUNT), "{seen} reconciliations");
     // Changed interests of a node concern only their topics.
-    let before = replication.reconciliations;
+    let before = replication.routing.reconciliations();
     let interest = |name: &str| Interest {
         topic: name.into(),
         publishes: false,
@@ -734,7 +734,7 @@ fn turn_reconciles_only_topics_with_events() {
     let idle = Arc::clone(&topics["idle 9"].topic);
     until("another topic to be replicated", &mut [&mut replication], || idle.is_replicated());
     let rounds = start.elapsed().as_secs() + 1;
-    assert!(replication.reconciliations - before <= 100 + rounds * u64::from(COUNT));
+    assert!(replication.routing.reconciliations() - before <= 100 + rounds * u64::from(COUNT));
     // A removed topic is released.
     replication.set_topics(BTreeMap::new());
     until("the topic to be released", &mut [&mut replication], || !idle.is_replicated());

@@ -218,7 +218,7 @@ mod tests {
         assert!((Participant::SLOTS as usize..=MAX_QUEUED_DESCRIPTORS).contains(&files), "{files}");
         let row = crate::Row::Subscriber {
             topic: "x".repeat(200),
-            participant: "y".repeat(200),
+            participant: "y".repeat(200).into(),
             behind: 0,
             missed: 0,
         };

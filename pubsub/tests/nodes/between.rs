@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use pubsub::{ErrorKind, MemoryLocation, NetworkOptions, Node, NodeOptions, Row, TopicSettings};
+use pubsub::{
+    ErrorKind, MemoryLocation, NetworkOptions, Node, NodeOptions, ReportedSubscriber, Row,
+    TopicSettings,
+};
 
 use crate::support::{TIMEOUT, TestDir, message, number_of, options, publish, settings, until};
 
@@ -44,7 +47,7 @@ pub fn is_replicated(node: &Node, topic: &str) -> bool {
     let rows = node.report().unwrap();
     rows.iter().any(|row| {
         matches!(row, Row::Subscriber { topic: of, participant, .. }
-            if of == topic && participant == "replication")
+            if of == topic && *participant == ReportedSubscriber::Replication)
     })
 }
 
@@ -259,7 +262,9 @@ fn large_messages_arrive_whole() {
     let prefix = if cores > 1 { "ring of 2 lanes over " } else { "ring over " };
     for node in [writer, reader] {
         let has_path = |row: &Row| match row {
-            Row::Sent { path, .. } | Row::Received { path, .. } => path.starts_with(prefix),
+            Row::Sent { path, .. } | Row::Received { path, .. } => {
+                path.to_string().starts_with(prefix)
+            }
             _ => false,
         };
         let rows = node.report().unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use pubsub::{NetworkOptions, Node, NodeOptions, Row, ServiceMode};
+use pubsub::{NetworkOptions, Node, NodeOptions, ReportedSubscriber, Row, ServiceMode};
 
 use crate::between::{address, join, network};
 use crate::support::{
@@ -24,14 +24,14 @@ fn has_row(directory: &Path, condition: impl Fn(&Row) -> bool) -> bool {
 fn is_replicated(directory: &Path) -> bool {
     has_row(
         directory,
-        |row| matches!(row, Row::Subscriber { participant, .. } if participant == "replication"),
+        |row| matches!(row, Row::Subscriber { participant, .. } if *participant == ReportedSubscriber::Replication),
     )
 }
 
 fn has_subscriber(directory: &Path) -> bool {
     has_row(
         directory,
-        |row| matches!(row, Row::Subscriber { participant, .. } if participant != "replication"),
+        |row| matches!(row, Row::Subscriber { participant, .. } if *participant != ReportedSubscriber::Replication),
     )
 }
 

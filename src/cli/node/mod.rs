@@ -17,7 +17,7 @@ use super::paths::remedy_for;
 use super::service_wait::ServiceWait;
 use super::settings::{NODE_SETTINGS, Options};
 use super::signals::{Signals, interrupted};
-use super::topics::by_kind;
+use super::topics::{fields_of, replication_error};
 
 /// Interval of the reports.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -118,12 +118,10 @@ fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
 
 /// The node as JSON.
 fn to_json(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
-    let mut all = by_kind(rows)?;
-    let mut last = |kind: &str| all.remove(kind).unwrap_or_default().pop();
     Ok(json!({
-        "node": last("Node"),
+        "node": fields_of!(rows, Node)?.pop(),
         "directory": directory.display().to_string(),
-        "replication_error": last("ReplicationError").map(|row| row["why"].clone()),
+        "replication_error": replication_error(rows),
     }))
 }
 

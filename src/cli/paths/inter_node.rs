@@ -1,13 +1,13 @@
 //! `fabricast paths --topics`: which messages go to which node by which path, and why.
 
-use pubsub::{ErrorKind, Row};
+use pubsub::{ErrorKind, ReportedSubscriber, Row};
 use serde_json::{Value, json};
 
 use super::Arguments;
 use crate::cli::exit::Failure;
 use crate::cli::node_client;
 use crate::cli::size::amount;
-use crate::cli::topics::by_kind;
+use crate::cli::topics::{fields_of, replication_error};
 use crate::cli::{output, text};
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -106,7 +106,7 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     let publishers = count_of(rows.iter().filter(local).count(), "publisher");
     let subscribers = rows.iter().filter(|row| match row {
         Row::Subscriber { topic, participant, .. } => {
-            topic == name_of_topic && participant != "replication"
+            topic == name_of_topic && *participant != ReportedSubscriber::Replication
         }
         _ => false,
     });
@@ -129,7 +129,7 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                 lines.push(format!(
                     "{direction} \"{}\" by {}; {}, {}{waits}{}",
                     name_of_node(rows, node).escape_debug(),
-                    text::escape_control(path),
+                    text::escape_control(&path.to_string()),
                     text::count_of(*messages, "message"),
                     amount(*bytes as f64),
                     stage_times(stages, *messages)
@@ -236,20 +236,21 @@ fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
 }
 
 fn to_json(rows: &[Row]) -> Result<Value, Failure> {
-    let mut all = by_kind(rows)?;
-    let mut take = |kind: &str| all.remove(kind).unwrap_or_default();
-    let mut missed = take("Missed");
+    let mut missed = fields_of!(rows, Missed)?;
     for one in &mut missed {
         one["names"] = one["topic"].as_str().map(|topic| given_up(rows, topic)).into();
     }
-    let topics: Vec<_> = take("Topic").iter().map(|topic| topic["name"].clone()).collect();
+    let topics = rows.iter().filter_map(|row| match row {
+        Row::Topic { name, .. } => Some(name),
+        _ => None,
+    });
     Ok(json!({
-        "replication_error": take("ReplicationError").pop().map(|row| row["why"].clone()),
-        "topics": topics,
-        "sent": take("Sent"),
-        "received": take("Received"),
-        "peers": take("Peer"),
-        "incompatible_topics": take("IncompatibleTopic"),
+        "replication_error": replication_error(rows),
+        "topics": topics.collect::<Vec<_>>(),
+        "sent": fields_of!(rows, Sent)?,
+        "received": fields_of!(rows, Received)?,
+        "peers": fields_of!(rows, Peer)?,
+        "incompatible_topics": fields_of!(rows, IncompatibleTopic)?,
         "missed": missed,
     }))
 }
@@ -258,6 +259,7 @@ fn to_json(rows: &[Row]) -> Result<Value, Failure> {
 mod tests {
     use super::*;
     use crate::cli::topics::tests::rows;
+    use pubsub::RingPath;
 
     #[test]
     fn every_path_is_listed_with_its_reason() {
@@ -391,7 +393,7 @@ mod tests {
         let received = Row::Received {
             topic: "camera".to_owned(),
             node: strange.clone(),
-            path: strange.clone(),
+            path: RingPath { provider: strange.clone(), lanes: 1 },
             messages: 1,
             bytes: 1,
             stages: vec![(strange, 1)],

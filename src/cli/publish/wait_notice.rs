@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use pubsub::{Node, Row, ServiceProcess};
+use pubsub::{Node, ReportedSubscriber, Row, ServiceProcess};
 
 use crate::cli::connectivity::request_report;
 use crate::cli::node_client::directory_note;
@@ -107,7 +107,9 @@ fn slowest(rows: &[Row], name: &str) -> Option<(String, u64)> {
     });
     let (participant, behind) = subscribers.max_by_key(|(_, behind)| *behind)?;
     let process = rows.iter().find_map(|row| match row {
-        Row::Process { participant: of, label, process } if of == participant => {
+        Row::Process { participant: of, label, process }
+            if matches!(participant, ReportedSubscriber::Process(it) if it == of) =>
+        {
             let label = label.escape_debug();
             Some(match process {
                 0 => format!("\"{label}\""),
@@ -116,9 +118,9 @@ fn slowest(rows: &[Row], name: &str) -> Option<(String, u64)> {
         }
         _ => None,
     });
-    let other = match participant.as_str() {
-        "replication" => "another node",
-        _ => "a subscriber",
+    let other = match participant {
+        ReportedSubscriber::Replication => "another node",
+        ReportedSubscriber::Process(_) => "a subscriber",
     };
     Some((process.unwrap_or_else(|| other.to_owned()), behind))
 }
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     fn subscriber(topic: &str, participant: &str, behind: u64) -> Row {
-        let (topic, participant) = (topic.to_owned(), participant.to_owned());
+        let (topic, participant) = (topic.to_owned(), participant.to_owned().into());
         Row::Subscriber { topic, participant, behind, missed: 0 }
     }
 

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::NodeId;
 use crate::peers::Interest;
-use crate::replication::Side;
-use crate::replication::routing::are_compatible;
+use crate::replication::routing::plan::are_compatible;
 use crate::replication::routing::provider_mismatch::ProviderMismatch;
+use crate::replication::{LocalTopic, Side};
 use crate::report::Row;
 use crate::settings::{SharedLocation, SharedSettings};
 
@@ -17,13 +17,18 @@ const MAX_REPORTED_TOPICS: usize = 4096;
 
 /// A topic of this node.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::replication) struct LocalUse<'a> {
-    pub(in crate::replication) settings: &'a SharedSettings,
-    pub(in crate::replication) publishes: bool,
-    pub(in crate::replication) subscribes: bool,
+pub(super) struct LocalUse<'a> {
+    settings: &'a SharedSettings,
+    publishes: bool,
+    subscribes: bool,
 }
 
-impl LocalUse<'_> {
+impl<'a> LocalUse<'a> {
+    pub(super) fn of(local: &'a LocalTopic) -> Self {
+        let LocalTopic { topic, publishes, subscribes, .. } = local;
+        Self { settings: topic.settings(), publishes: *publishes, subscribes: *subscribes }
+    }
+
     /// Whether a subscriber there wants messages published here, and a subscriber here messages
     /// published there.
     fn wanted(&self, remote: &Interest) -> (bool, bool) {
@@ -51,7 +56,7 @@ type Key = (String, NodeId);
 
 /// Interests of other nodes, and what is incompatible.
 #[derive(Debug, Default)]
-pub(in crate::replication) struct IncompatibleTopics {
+pub(super) struct IncompatibleTopics {
     remote_interests: BTreeMap<NodeId, BTreeMap<String, Interest>>,
     /// Topics to be checked again; all others are unchanged.
     changed: BTreeSet<Key>,
@@ -65,7 +70,7 @@ pub(in crate::replication) struct IncompatibleTopics {
 
 impl IncompatibleTopics {
     /// Sets a node's interest in a topic.
-    pub(in crate::replication) fn set_interest(&mut self, node: NodeId, interest: Interest) {
+    pub(super) fn set_interest(&mut self, node: NodeId, interest: Interest) {
         // The interest may be another one: the failure is cleared for a retry.
         self.failed.remove(&node);
         self.changed.insert((interest.topic.clone(), node));
@@ -73,7 +78,7 @@ impl IncompatibleTopics {
     }
 
     /// Removes a node's interest in a topic.
-    pub(in crate::replication) fn remove_interest(&mut self, node: NodeId, topic: &str) {
+    pub(super) fn remove_interest(&mut self, node: NodeId, topic: &str) {
         if let Some(remote_interests) = self.remote_interests.get_mut(&node)
             && remote_interests.remove(topic).is_some()
         {
@@ -83,22 +88,13 @@ impl IncompatibleTopics {
     }
 
     /// Records that sending a topic to a connected node, or receiving it, failed.
-    pub(in crate::replication) fn record_failure(
-        &mut self,
-        topic: &str,
-        (node, side): (NodeId, Side),
-        why: &str,
-    ) {
+    pub(super) fn record_failure(&mut self, topic: &str, (node, side): (NodeId, Side), why: &str) {
         let of_node = self.failed.entry(node).or_default();
         *of_node.entry(topic.to_owned()).or_default().of(side) = Some(why.to_owned());
     }
 
     /// The topic is sent, or received, again.
-    pub(in crate::replication) fn clear_failure(
-        &mut self,
-        topic: &str,
-        (node, side): (NodeId, Side),
-    ) {
+    pub(super) fn clear_failure(&mut self, topic: &str, (node, side): (NodeId, Side)) {
         let of_node = self.failed.get_mut(&node);
         if let Some(failures) = of_node.and_then(|of_node| of_node.get_mut(topic)) {
             *failures.of(side) = None;
@@ -106,14 +102,11 @@ impl IncompatibleTopics {
     }
 
     /// Why nothing can be exchanged with a node, for any topic.
-    pub(in crate::replication) fn provider_mismatch(
-        &self,
-        node: NodeId,
-    ) -> Option<&ProviderMismatch> {
+    pub(super) fn provider_mismatch(&self, node: NodeId) -> Option<&ProviderMismatch> {
         self.provider_mismatch.get(&node)
     }
 
-    pub(in crate::replication) fn set_provider_mismatch(
+    pub(super) fn set_provider_mismatch(
         &mut self,
         node: NodeId,
         provider_mismatch: Option<ProviderMismatch>,
@@ -125,7 +118,7 @@ impl IncompatibleTopics {
     }
 
     /// Forgets a node that disconnected, or that will send all its interests again.
-    pub(in crate::replication) fn forget(&mut self, node: NodeId) {
+    pub(super) fn forget(&mut self, node: NodeId) {
         self.failed.remove(&node);
         self.provider_mismatch.remove(&node);
         let remote_interests = self.remote_interests.remove(&node).unwrap_or_default();
@@ -133,7 +126,7 @@ impl IncompatibleTopics {
     }
 
     /// A topic of this node was created, changed or removed.
-    pub(in crate::replication) fn local_topic_changed(&mut self, topic: &str) {
+    pub(super) fn local_topic_changed(&mut self, topic: &str) {
         let nodes = self
             .remote_interests
             .iter()
@@ -172,7 +165,7 @@ impl IncompatibleTopics {
     }
 
     /// Checks changed topics, and logs each new difference once.
-    pub(in crate::replication) fn check<'a>(
+    pub(super) fn check<'a>(
         &mut self,
         local: impl Fn(&str) -> Option<LocalUse<'a>>,
         label: impl Fn(NodeId) -> &'a str,
@@ -193,7 +186,7 @@ impl IncompatibleTopics {
 
     /// The settings of a topic at other nodes: those of most publishing nodes, or else of most
     /// subscribing nodes. The memory that it uses there does not matter here.
-    pub(in crate::replication) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
+    pub(super) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
         let mut all: Vec<(SharedSettings, (usize, usize))> = Vec::new();
         for remote in self
             .remote_interests
@@ -216,10 +209,7 @@ impl IncompatibleTopics {
     }
 
     /// Topics of other nodes only; if there are too many, an equal share of each node at most.
-    pub(in crate::replication) fn remote_only_topics(
-        &self,
-        is_local: impl Fn(&str) -> bool,
-    ) -> Vec<Row> {
+    pub(super) fn remote_only_topics(&self, is_local: impl Fn(&str) -> bool) -> Vec<Row> {
         let most = (MAX_REPORTED_TOPICS / self.remote_interests.len().max(1)).max(1);
         let others = self.remote_interests.iter().flat_map(|(node, remote_interests)| {
             let others = remote_interests.values().filter(|it| !is_local(&it.topic));
@@ -240,7 +230,7 @@ impl IncompatibleTopics {
     }
 
     /// Rows of topics that are not exchanged with a node though one side wants them.
-    pub(in crate::replication) fn rows<'a>(
+    pub(super) fn rows<'a>(
         &self,
         local: impl Fn(&str) -> Option<LocalUse<'a>>,
     ) -> impl Iterator<Item = Row> {

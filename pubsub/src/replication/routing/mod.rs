@@ -1,592 +1,360 @@
-//! Which topics are sent to which nodes: this module decides, and has no effects.
-//!
-//! A node that subscribes to a topic of this node is a *destination* of it. From then on messages
-//! are retained for that node (the topic is *replicated*), and sent once there are any. The plan
-//! waits for the return of a disconnected destination during a grace period, also across a takeover
-//! of this node's service. Other destinations have received those messages already: only the
-//! returning one is told what it missed.
-//!
-//! The plan holds the state of each destination. The next step follows from the plan and from what
-//! was done so far.
+//! The topics of this node, and which of them go to other nodes: the [`plan`] decides, and
+//! [`reconcile`] follows it.
 
 pub(in crate::replication) mod incompatible_topics;
+pub(in crate::replication) mod plan;
 pub(in crate::replication) mod provider_mismatch;
 pub(in crate::replication) mod reconcile;
-pub(in crate::replication) mod seen_nodes;
 pub(in crate::replication) mod work_queue;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::incompatible_topics::IncompatibleTopics;
+use self::plan::RoutingPlan;
+use self::reconcile::TopicReplication;
+use self::work_queue::ReconcileQueue;
 use crate::ids::NodeId;
-use crate::replication::retry_backoff::RetryBackoff;
+use crate::peers::{Interest, InterestChange};
+use crate::replication::control_messages::ControlMessage;
+use crate::replication::remote_nodes::RemoteNodes;
+use crate::replication::remote_nodes::seen_nodes::SeenNodes;
+use crate::replication::source::publish_listener::PublishListener;
+use crate::replication::workers::WorkerPool;
+use crate::replication::{
+    Command, LocalTopic, POLL_INTERVAL, ServiceContext, Side, WorkerEvent, key, number,
+};
+use crate::report::Row;
 use crate::settings::SharedSettings;
 
-/// Backoff of a broken connection between connected nodes.
-const RECONNECT_BACKOFF: (Duration, Duration) =
-    (Duration::from_millis(100), Duration::from_millis(6400));
-/// Timeout for a connected node's interests: its service may have taken over, and waits until all
-/// its processes have rejoined.
-const INTERESTS_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a destination that blocked others is suspended.
-const SUSPENSION: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
-
-/// A topic of this node.
-#[derive(Debug, Clone)]
-pub(super) struct RoutedTopic {
-    pub(super) number: u32,
-    pub(super) settings: SharedSettings,
-    /// A publisher exists, or messages are still retained.
-    pub(super) has_messages: bool,
-    /// Destinations recorded in the topic.
-    pub(super) recorded: Vec<NodeId>,
+pub(in crate::replication) struct Routing {
+    service_context: Arc<ServiceContext>,
+    /// How long a disconnected node is waited for.
+    lost_after: Duration,
+    plan: RoutingPlan,
+    reconcile_queue: ReconcileQueue,
+    /// The numbers of the topics of this node.
+    names: BTreeMap<String, u32>,
+    /// These topics, and removed ones whose replication has not ended.
+    replicated_topics: BTreeMap<u32, TopicReplication>,
+    incompatible_topics: IncompatibleTopics,
+    publish_listener: PublishListener,
+    /// How often a topic was reconciled.
+    #[cfg(test)]
+    reconciliations: u64,
 }
 
-/// State of a destination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DestinationState {
-    /// Connected; nothing is sent yet.
-    Idle,
-    /// Published messages are sent to it, since then.
-    Sending { since: Instant },
-    /// The connection broke; retried at `until`.
-    Broken { since: Instant, until: Instant },
-    /// Its node is disconnected, or has not sent its interests; waited for until then.
-    WaitingForReturn { since: Instant, until: Instant },
-}
-
-impl DestinationState {
-    pub(super) fn is_sending(self) -> bool {
-        matches!(self, Self::Sending { .. })
-    }
-}
-
-#[derive(Debug)]
-struct Destination {
-    destination_state: DestinationState,
-    /// Backoff since the connection broke last.
-    broken: Option<RetryBackoff>,
-}
-
-#[derive(Debug)]
-struct RemoteNode {
-    appeared: Instant,
-    /// When it first sent its interests.
-    interests_at: Option<Instant>,
-    /// Its provider differs from the local one.
-    is_incompatible: bool,
-    /// The topics that it subscribes to.
-    subscribes: BTreeMap<String, SharedSettings>,
-}
-
-#[derive(Debug)]
-pub(super) struct RoutingPlan {
-    grace: Duration,
-    /// Whether anything can be sent; while not, all nodes count as disconnected.
-    can_send: bool,
-    nodes: BTreeMap<NodeId, RemoteNode>,
-    topics: BTreeMap<u32, BTreeMap<NodeId, Destination>>,
-    /// Topics that cannot be sent to a node; a retry would fail, too.
-    unsendable: BTreeSet<(u32, NodeId)>,
-    /// Destinations that blocked others.
-    suspended: BTreeMap<(u32, NodeId), RetryBackoff>,
-}
-
-/// Whether messages can be exchanged between topics of these settings. The memory that they use is
-/// local to each node.
-pub(super) fn are_compatible(ours: &SharedSettings, theirs: &SharedSettings) -> bool {
-    ours.differs(theirs).next().is_none()
-}
-
-/// The range of all keys of a topic.
-pub(super) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeId)> {
-    (number, NodeId([0; 16]))..=(number, NodeId([u8::MAX; 16]))
-}
-
-impl RoutingPlan {
-    pub(super) fn new(grace: Duration) -> Self {
+impl Routing {
+    pub(super) fn new(
+        service_context: Arc<ServiceContext>,
+        lost_after: Duration,
+        publish_listener: PublishListener,
+    ) -> Self {
         Self {
-            grace,
-            can_send: true,
-            nodes: BTreeMap::new(),
-            topics: BTreeMap::new(),
-            unsendable: BTreeSet::new(),
-            suspended: BTreeMap::new(),
+            service_context,
+            lost_after,
+            plan: RoutingPlan::new(lost_after),
+            reconcile_queue: ReconcileQueue::new(Instant::now()),
+            names: BTreeMap::new(),
+            replicated_topics: BTreeMap::new(),
+            incompatible_topics: IncompatibleTopics::default(),
+            publish_listener,
+            #[cfg(test)]
+            reconciliations: 0,
         }
     }
 
+    /// A topic of this node, even if it was removed and its replication has not ended.
+    pub(super) fn local_topic(&self, number: u32) -> Option<&LocalTopic> {
+        self.replicated_topics.get(&number).map(TopicReplication::local_topic)
+    }
+
+    pub(super) fn topic_named(&self, name: &str) -> Option<&LocalTopic> {
+        self.local_topic(*self.names.get(name)?)
+    }
+
+    pub(super) fn is_subscribed(&self, number: u32) -> bool {
+        self.replicated_topics.get(&number).is_some_and(TopicReplication::is_subscribed)
+    }
+
+    /// Whether messages of the topic are or will be retained for other nodes.
+    pub(super) fn holds(&self, number: u32) -> bool {
+        self.replicated_topics.get(&number).is_some_and(TopicReplication::holds)
+    }
+
+    /// The settings of a topic at the connected nodes.
+    pub(super) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
+        self.incompatible_topics.remote_settings(topic)
+    }
+
+    /// Sets the current topics of this node. Returns its interests in them.
+    pub(super) fn set_topics(&mut self, topics: BTreeMap<String, LocalTopic>) -> Vec<Interest> {
+        self.names = topics.iter().map(|(name, it)| (name.clone(), it.topic.number())).collect();
+        let interests = topics.iter().map(|(name, local)| Interest {
+            topic: name.clone(),
+            publishes: local.publishes,
+            subscribes: local.subscribes,
+            settings: *local.topic.settings(),
+        });
+        let interests = interests.filter(|it| it.publishes || it.subscribes).collect();
+        let present: BTreeSet<_> = topics.values().map(|local| local.topic.number()).collect();
+        for (number, replicated) in &mut self.replicated_topics {
+            if !present.contains(number) && replicated.remove() {
+                self.incompatible_topics.local_topic_changed(replicated.local_topic().topic.name());
+                self.reconcile_queue.enqueue(*number);
+            }
+        }
+        for local in topics.into_values() {
+            let topic = Arc::clone(&local.topic);
+            let is_changed = match self.replicated_topics.get_mut(&topic.number()) {
+                Some(replicated) => replicated.set_local(local),
+                None => {
+                    self.replicated_topics.insert(topic.number(), TopicReplication::new(local));
+                    true
+                }
+            };
+            if is_changed {
+                self.incompatible_topics.local_topic_changed(topic.name());
+                self.reconcile_queue.enqueue(topic.number());
+            }
+        }
+        interests
+    }
+
+    /// Whether anything can be sent.
     pub(super) fn set_can_send(&mut self, can_send: bool) {
-        self.can_send = can_send;
+        self.plan.set_can_send(can_send);
     }
 
     pub(super) fn node_appeared(&mut self, now: Instant, node: NodeId) {
-        self.unsendable.retain(|(_, unsendable)| *unsendable != node);
-        self.suspended.retain(|(_, suspended), _| *suspended != node);
-        let remote = RemoteNode {
-            appeared: now,
-            interests_at: None,
-            is_incompatible: false,
-            subscribes: BTreeMap::new(),
-        };
-        self.nodes.insert(node, remote);
+        self.plan.node_appeared(now, node);
+        self.incompatible_topics.forget(node);
+        self.enqueue_all();
     }
 
     pub(super) fn node_vanished(&mut self, now: Instant, node: NodeId) {
-        self.nodes.remove(&node);
-        let longest = self.grace + INTERESTS_TIMEOUT;
-        let grace = self.grace;
-        let of_node = self.topics.values_mut().filter_map(|nodes| nodes.get_mut(&node));
-        for destination in of_node {
-            let since = match destination.destination_state {
-                DestinationState::WaitingForReturn { since, .. } => since,
-                _ => now,
-            };
-            let until = (now + grace).min(since + longest);
-            let destination_state = DestinationState::WaitingForReturn { since, until };
-            *destination = Destination { destination_state, broken: None };
-        }
+        self.plan.node_vanished(now, node);
+        self.incompatible_topics.forget(node);
+        self.reconcile_queue.enqueue_all(self.plan.topics_of(node));
+        self.replicated_topics.values_mut().for_each(|replicated| replicated.node_lost(node));
     }
 
-    /// A node has sent its interests. True if they are its first.
-    pub(super) fn interests_received(&mut self, now: Instant, node: NodeId) -> bool {
-        let remote = self.nodes.get_mut(&node);
-        remote.is_some_and(|remote| {
-            remote.interests_at.replace(remote.interests_at.unwrap_or(now)).is_none()
-        })
-    }
-
-    /// Whether nothing can be sent to a node because the providers differ.
-    pub(super) fn set_incompatible(&mut self, node: NodeId, is_incompatible: bool) {
-        if let Some(remote) = self.nodes.get_mut(&node) {
-            remote.is_incompatible = is_incompatible;
-        }
-    }
-
-    /// The topics that a node is a destination of.
-    pub(super) fn topics_of(&self, node: NodeId) -> impl Iterator<Item = u32> {
-        let topics = self.topics.iter().filter(move |(_, nodes)| nodes.contains_key(&node));
-        topics.map(|(number, _)| *number)
-    }
-
-    /// The topics that cannot be sent to a node.
-    pub(super) fn unsendable_to(&self, node: NodeId) -> impl Iterator<Item = u32> {
-        let unsendable = self.unsendable.iter().filter(move |(_, unsendable)| *unsendable == node);
-        unsendable.map(|(number, _)| *number)
-    }
-
-    /// Sets or removes a node's subscription.
-    pub(super) fn set_subscription(
-        &mut self,
-        node: NodeId,
-        topic: &str,
-        settings: Option<SharedSettings>,
-    ) {
-        // The new interest may be sendable.
-        self.unsendable.retain(|(_, unsendable)| *unsendable != node);
-        let Some(remote) = self.nodes.get_mut(&node) else { return };
-        match settings {
-            Some(settings) => drop(remote.subscribes.insert(topic.into(), settings)),
-            None => drop(remote.subscribes.remove(topic)),
-        }
-    }
-
-    fn destination(&mut self, topic: u32, node: NodeId) -> Option<&mut Destination> {
-        self.topics.get_mut(&topic)?.get_mut(&node)
-    }
-
-    /// The connection to a destination broke, though its node is connected.
-    pub(super) fn connection_broke(&mut self, now: Instant, topic: u32, node: NodeId) {
-        let Some(destination) = self.destination(topic, node) else { return };
-        let DestinationState::Sending { since } = destination.destination_state else { return };
-        let backoff = RetryBackoff::after(destination.broken, now, RECONNECT_BACKOFF);
-        destination.broken = Some(backoff);
-        destination.destination_state = DestinationState::Broken { since, until: backoff.until() };
-    }
-
-    /// A topic cannot be sent to a node, for a reason other than the connection.
-    pub(super) fn mark_unsendable(&mut self, topic: u32, node: NodeId) {
-        self.unsendable.insert((topic, node));
-    }
-
-    /// A destination makes no progress, and others wait for it. If it has been one for at least
-    /// `timeout`, it is suspended for a while. True if so.
-    pub(super) fn suspend_if_stalled(
+    /// The interests of a node changed.
+    pub(super) fn interests_changed(
         &mut self,
         now: Instant,
-        (topic, node): (u32, NodeId),
-        timeout: Duration,
-    ) -> bool {
-        let Some(destination) = self.destination(topic, node) else { return false };
-        let (DestinationState::Sending { since } | DestinationState::Broken { since, .. }) =
-            destination.destination_state
-        else {
-            return false;
-        };
-        if now.saturating_duration_since(since) < timeout {
-            return false;
-        }
-        let before = self.suspended.get(&(topic, node)).copied();
-        self.suspended.insert((topic, node), RetryBackoff::after(before, now, SUSPENSION));
-        true
-    }
-
-    /// Whether a node has reported that it does not want a topic with these settings. Then it
-    /// misses nothing when it is removed. A disconnected or unsendable node has reported nothing,
-    /// and may still want it.
-    pub(super) fn has_unsubscribed(&self, name: &str, ours: &SharedSettings, node: NodeId) -> bool {
-        let Some(remote) = self.nodes.get(&node) else { return false };
-        let wants = remote.subscribes.get(name).is_some_and(|theirs| are_compatible(ours, theirs));
-        remote.interests_at.is_some() && !wants
-    }
-
-    /// The destinations of a topic, with their states. Messages are retained if there is any.
-    pub(super) fn destinations(
-        &self,
-        topic: u32,
-    ) -> impl Iterator<Item = (NodeId, DestinationState)> {
-        let nodes = self.topics.get(&topic).into_iter().flatten();
-        nodes.map(|(node, destination)| (*node, destination.destination_state))
-    }
-
-    /// The topic is removed with its records, or is not replicated for a while.
-    pub(super) fn forget(&mut self, number: u32) {
-        self.topics.remove(&number);
-        self.unsendable.retain(|(unsendable, _)| *unsendable != number);
-        self.suspended.retain(|(suspended, _), _| *suspended != number);
-    }
-
-    /// Updates the plan of a topic.
-    pub(super) fn update(&mut self, now: Instant, name: &str, local: &RoutedTopic) {
-        let number = local.number;
-        let (grace, can_send) = (self.grace, self.can_send);
-        let (unsendable, suspended, remotes) = (&self.unsendable, &self.suspended, &self.nodes);
-        let connected = |node: &NodeId| remotes.get(node).filter(|_| can_send);
-        let wants = |node: &NodeId| {
-            let is_suspended =
-                suspended.get(&(number, *node)).is_some_and(|backoff| !backoff.is_over(now));
-            if is_suspended || unsendable.contains(&(number, *node)) {
-                return false;
-            }
-            connected(node)
-                .filter(|remote| !remote.is_incompatible)
-                .and_then(|remote| remote.subscribes.get(name))
-                .is_some_and(|theirs| are_compatible(&local.settings, theirs))
-        };
-        let destination = |destination_state| Destination { destination_state, broken: None };
-        let nodes = self.topics.entry(number).or_default();
-        // Destinations that an earlier service of this node promised to retain messages for.
-        for node in &local.recorded {
-            nodes.entry(*node).or_insert_with(|| {
-                destination(DestinationState::WaitingForReturn { since: now, until: now + grace })
-            });
-        }
-        for node in remotes.keys().filter(|node| wants(node)) {
-            nodes.entry(*node).or_insert_with(|| destination(DestinationState::Idle));
-        }
-        nodes.retain(|node, Destination { destination_state, .. }| {
-            if wants(node) {
-                match *destination_state {
-                    DestinationState::Broken { until, .. } if now < until => {}
-                    DestinationState::Broken { since, .. } => {
-                        *destination_state = DestinationState::Sending { since }
-                    }
-                    DestinationState::Sending { .. } => {}
-                    _ if local.has_messages => {
-                        *destination_state = DestinationState::Sending { since: now }
-                    }
-                    _ => *destination_state = DestinationState::Idle,
-                }
-                return true;
-            }
-            let remote = connected(node);
-            let (since, until) = match (*destination_state, remote) {
-                (DestinationState::WaitingForReturn { since, until }, Some(remote)) => {
-                    match remote.interests_at {
-                        None => (since, until.max(remote.appeared + INTERESTS_TIMEOUT)),
-                        // Some of its processes may rejoin later than others.
-                        Some(interests_at) => (since, until.min(interests_at + grace)),
-                    }
-                }
-                (DestinationState::WaitingForReturn { since, until }, None) => (since, until),
-                // It does not subscribe any more, or has incompatible settings.
-                (_, Some(_)) => return false,
-                // Nothing can be sent, whether it is connected or not.
-                (_, None) => (now, now + grace),
+        node: NodeId,
+        changes: Vec<InterestChange>,
+    ) {
+        // A refused topic may be accepted now.
+        self.reconcile_queue.enqueue_all(self.plan.unsendable_to(node));
+        for change in changes {
+            let name = match &change {
+                InterestChange::Set(it) => &it.topic,
+                InterestChange::Removed(topic) => topic,
             };
-            let until = until.min(since + grace + INTERESTS_TIMEOUT);
-            *destination_state = DestinationState::WaitingForReturn { since, until };
-            now < until
-        });
-        if nodes.is_empty() {
-            self.topics.remove(&number);
+            self.reconcile_queue.enqueue_all(self.names.get(name).copied());
+            match change {
+                InterestChange::Set(it) => {
+                    let settings = it.subscribes.then_some(it.settings);
+                    self.plan.set_subscription(node, &it.topic, settings);
+                    self.incompatible_topics.set_interest(node, it);
+                }
+                InterestChange::Removed(topic) => {
+                    self.plan.set_subscription(node, &topic, None);
+                    self.incompatible_topics.remove_interest(node, &topic);
+                }
+            }
+        }
+        if self.plan.interests_received(now, node) {
+            self.reconcile_queue.enqueue_all(self.plan.topics_of(node));
         }
     }
 
-    /// When a topic has to be updated at the latest, without any event.
-    pub(super) fn deadline(&self, now: Instant, number: u32) -> Option<Instant> {
-        let states = self.destinations(number).map(|(_, destination_state)| destination_state);
-        let states = states.filter_map(|destination_state| match destination_state {
-            DestinationState::Broken { until, .. }
-            | DestinationState::WaitingForReturn { until, .. } => Some(until),
-            DestinationState::Idle | DestinationState::Sending { .. } => None,
-        });
-        let backoffs = self.suspended.range(of_topic(number)).map(|(_, backoff)| backoff);
-        let backoffs = backoffs.filter(|backoff| !backoff.is_over(now)).map(RetryBackoff::until);
-        states.chain(backoffs).min()
+    /// The workers end, and all sources with them.
+    pub(super) fn workers_stopped(&mut self) {
+        for (number, replicated) in &mut self.replicated_topics {
+            self.publish_listener.stop_listening(*number);
+            replicated.worker_stopped();
+        }
+        self.enqueue_all();
+    }
+
+    /// Returns a topic that can no longer be received from a node.
+    pub(super) fn handle_worker_event(
+        &mut self,
+        now: Instant,
+        event: WorkerEvent,
+        remote_nodes: &RemoteNodes,
+    ) -> Option<(u32, NodeId)> {
+        match event {
+            WorkerEvent::ControlMessage { key, node, terms: message } => {
+                let topic = self.local_topic(number(key))?.topic.name().to_owned();
+                remote_nodes.send(node, &ControlMessage::ConnectionMessage { topic, message });
+            }
+            WorkerEvent::Connected { key, node, side } => {
+                tracing::debug!(?key, %node, ?side, "connection of a topic established");
+                let topic = self.replicated_topics.get(&number(key))?.local_topic().topic.name();
+                self.incompatible_topics.clear_failure(topic, (node, side));
+            }
+            WorkerEvent::Disconnected { key, node, side, reason } => {
+                tracing::debug!(?key, %node, ?side, %reason, "connection of a topic lost");
+                if side == Side::Writer {
+                    self.plan.connection_broke(now, number(key), node);
+                    self.reconcile_queue.enqueue(number(key));
+                }
+            }
+            WorkerEvent::Lagging { key, node } => {
+                self.drop_lagging(now, number(key), node, remote_nodes);
+            }
+            WorkerEvent::Failed { key, node: Some(node), side, error } => {
+                let (number, label) = (number(key), remote_nodes.label(node));
+                tracing::error!(
+                    %error,
+                    ?key,
+                    %node,
+                    label,
+                    ?side,
+                    "replication of a topic with a node failed"
+                );
+                // A failure of a disconnected node is not recorded: only its return would clear it.
+                let is_connected = remote_nodes.is_connected(node);
+                if is_connected && let Some(replicated) = self.replicated_topics.get(&number) {
+                    let topic = replicated.local_topic().topic.name();
+                    let why = error.to_string();
+                    self.incompatible_topics.record_failure(topic, (node, side), &why);
+                }
+                match side {
+                    Side::Reader => return Some((number, node)),
+                    Side::Writer => {
+                        if is_connected {
+                            self.plan.mark_unsendable(number, node);
+                        }
+                        self.reconcile_queue.enqueue(number);
+                    }
+                }
+            }
+            WorkerEvent::Failed { key, node: None, error, .. } => {
+                tracing::error!(%error, ?key, "replication of a topic failed; it is retried");
+                // A publisher must not wait for messages that no worker takes.
+                let replicated = self.replicated_topics.get_mut(&number(key))?;
+                self.publish_listener.stop_listening(number(key));
+                replicated.source_failed(now);
+                self.reconcile_queue.enqueue(number(key));
+            }
+        }
+        None
+    }
+
+    /// How long a destination may take nothing while publishers wait for it. This exceeds the time
+    /// to detect its disconnection, and to evict a stalled subscriber there.
+    pub(super) fn stall_timeout(&self, number: u32) -> Duration {
+        let release = self.local_topic(number).map(|it| it.topic.settings().release_deadline());
+        2 * (self.lost_after + release.unwrap_or_default())
+    }
+
+    /// Retained messages of a topic have blocked publishers for as long as is allowed.
+    pub(super) fn backlog_blocks_publishers(
+        &mut self,
+        number: u32,
+        remote_nodes: &RemoteNodes,
+        worker_pool: &WorkerPool,
+    ) {
+        let Some(replicated) = self.replicated_topics.get(&number) else { return };
+        if replicated.is_replicated() {
+            // The worker knows which destinations lag.
+            return worker_pool.tell(number, Command::ReportLagging(key(number)));
+        }
+        let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();
+        for node in nodes {
+            self.drop_lagging(Instant::now(), number, node, remote_nodes);
+        }
+    }
+
+    fn drop_lagging(
+        &mut self,
+        now: Instant,
+        number: u32,
+        node: NodeId,
+        remote_nodes: &RemoteNodes,
+    ) {
+        let stall_timeout = self.stall_timeout(number);
+        if self.plan.suspend_if_stalled(now, (number, node), stall_timeout) {
+            self.reconcile_queue.enqueue(number);
+            let topic = self.local_topic(number).map(|local| local.topic.name());
+            tracing::warn!(
+                topic, %node, label = remote_nodes.label(node), ?stall_timeout,
+                "a node blocked publishers for too long: it will miss messages"
+            );
+        }
+    }
+
+    /// Checks compatibility after topics here or interests of other nodes may have changed.
+    pub(super) fn check_compatibility(&mut self, remote_nodes: &RemoteNodes) {
+        let Self { replicated_topics, names, incompatible_topics, .. } = self;
+        incompatible_topics.check(
+            |name| replicated_topics.get(names.get(name)?)?.local(),
+            |node| remote_nodes.label(node),
+        );
+    }
+
+    /// Enqueues topics after an event.
+    pub(super) fn enqueue(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        self.reconcile_queue.enqueue_all(numbers);
+    }
+
+    /// Enqueues all topics after a change that concerns all of them.
+    pub(super) fn enqueue_all(&mut self) {
+        self.reconcile_queue.enqueue_all(self.replicated_topics.keys().copied());
+    }
+
+    /// Reconciles all topics that are due.
+    pub(super) fn update(
+        &mut self,
+        now: Instant,
+        remote_nodes: &mut RemoteNodes,
+        worker_pool: &mut WorkerPool,
+    ) {
+        for number in self.reconcile_queue.take(now, &self.replicated_topics) {
+            self.reconcile(now, number, remote_nodes, worker_pool);
+        }
+    }
+
+    /// When to [update](Self::update) at the latest, without any event.
+    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
+        self.reconcile_queue.deadline(now, POLL_INTERVAL)
+    }
+
+    /// Sends the last sequences of publishers that have become idle.
+    pub(super) fn send_idle_publishers(&mut self, remote_nodes: &RemoteNodes) {
+        for (number, changes) in self.publish_listener.take_idle() {
+            if let Some(replicated) = self.replicated_topics.get_mut(&number) {
+                replicated.send_last_sequences(changes, &self.plan, remote_nodes);
+            }
+        }
+    }
+
+    /// Adds rows for topics that are not exchanged, for given up nodes, and for topics of other
+    /// nodes only.
+    pub(super) fn add_rows(&self, rows: &mut Vec<Row>, seen_nodes: &SeenNodes) {
+        let local = |name: &str| self.replicated_topics.get(self.names.get(name)?)?.local();
+        rows.extend(self.incompatible_topics.rows(local));
+        let topics = self.replicated_topics.iter();
+        let topics = topics.map(|(number, it)| (*number, it.local_topic().topic.name()));
+        rows.extend(seen_nodes.rows(topics));
+        let is_local = |name: &str| self.names.contains_key(name);
+        rows.extend(self.incompatible_topics.remote_only_topics(is_local));
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::settings::SharedLocation;
-
-    const NODE: NodeId = NodeId([1; 16]);
-    const GRACE: Duration = Duration::from_secs(5);
-
-    fn local(has_messages: bool, recorded: &[NodeId]) -> RoutedTopic {
-        RoutedTopic {
-            number: 7,
-            settings: SharedSettings::of_depth(8),
-            has_messages,
-            recorded: recorded.to_vec(),
-        }
+impl Routing {
+    pub(super) fn plan(&self) -> &RoutingPlan {
+        &self.plan
     }
 
-    /// The state of the only destination.
-    fn destination_state(plan: &RoutingPlan) -> Option<DestinationState> {
-        let all: Vec<_> = plan.destinations(7).collect();
-        assert!(all.iter().all(|(node, _)| *node == NODE));
-        all.first().map(|(_, destination_state)| *destination_state)
-    }
-
-    /// A node connects and subscribes.
-    fn subscribe(now: Instant, plan: &mut RoutingPlan) {
-        plan.node_appeared(now, NODE);
-        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(8)));
-        plan.interests_received(now, NODE);
-    }
-
-    fn waiting(since: Instant, until: Instant) -> Option<DestinationState> {
-        Some(DestinationState::WaitingForReturn { since, until })
-    }
-
-    #[test]
-    fn subscribed_topic_is_retained_at_once_and_sent_on_publish() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        plan.node_appeared(now, NODE);
-        plan.update(now, "numbers", &local(false, &[]));
-        assert_eq!(destination_state(&plan), None);
-        subscribe(now, &mut plan);
-        plan.update(now, "numbers", &local(false, &[]));
-        assert_eq!(destination_state(&plan), Some(DestinationState::Idle));
-        let later = now + GRACE;
-        plan.update(later, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: later }));
-        plan.update(later + GRACE, "numbers", &local(false, &[NODE]));
-        assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: later }));
-        plan.set_subscription(NODE, "numbers", None);
-        plan.update(later, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), None);
-    }
-
-    #[test]
-    fn different_settings_are_incompatible_different_memory_is_not() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        plan.node_appeared(now, NODE);
-        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(9)));
-        plan.update(now, "numbers", &local(true, &[]));
-        assert_eq!(destination_state(&plan), None);
-        let elsewhere = SharedSettings {
-            place: SharedLocation::Device([3; 16]),
-            ..SharedSettings::of_depth(8)
-        };
-        plan.set_subscription(NODE, "numbers", Some(elsewhere));
-        plan.update(now, "numbers", &local(true, &[]));
-        assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
-    }
-
-    #[test]
-    fn disconnected_destination_is_waited_for_during_grace() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        subscribe(now, &mut plan);
-        plan.update(now, "numbers", &local(true, &[]));
-        plan.node_vanished(now, NODE);
-        plan.update(now, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), waiting(now, now + GRACE));
-        assert_eq!(plan.deadline(now, 7), Some(now + GRACE));
-        // It returns, and is a destination again once it subscribes.
-        subscribe(now + GRACE / 2, &mut plan);
-        plan.update(now + GRACE / 2, "numbers", &local(true, &[NODE]));
-        assert_eq!(
-            destination_state(&plan),
-            Some(DestinationState::Sending { since: now + GRACE / 2 })
-        );
-        plan.node_vanished(now + GRACE, NODE);
-        plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), waiting(now + GRACE, now + 2 * GRACE));
-        plan.update(now + 2 * GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), None);
-    }
-
-    #[test]
-    fn returned_node_without_interests_is_waited_for_bounded_time() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        subscribe(now, &mut plan);
-        plan.update(now, "numbers", &local(true, &[]));
-        plan.node_vanished(now, NODE);
-        // Its service takes over, and waits for its processes: this takes longer than the grace.
-        let back = now + GRACE / 2;
-        plan.node_appeared(back, NODE);
-        plan.update(now + 2 * GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), waiting(now, back + INTERESTS_TIMEOUT));
-        // One of its processes rejoins later than the others.
-        let interests_at = now + 3 * GRACE;
-        plan.interests_received(interests_at, NODE);
-        plan.update(interests_at, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), waiting(now, interests_at + GRACE));
-        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(8)));
-        plan.update(interests_at, "numbers", &local(true, &[NODE]));
-        assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
-        // It connects and disconnects repeatedly, and never sends interests.
-        let mut time = interests_at;
-        while destination_state(&plan).is_some() {
-            plan.node_vanished(time, NODE);
-            plan.node_appeared(time, NODE);
-            plan.update(time, "numbers", &local(true, &[NODE]));
-            assert!(plan.deadline(time, 7).is_none_or(|deadline| deadline > time));
-            time += GRACE / 2;
-            assert!(time < interests_at + 2 * (GRACE + INTERESTS_TIMEOUT));
-        }
-    }
-
-    #[test]
-    fn next_service_retains_for_recorded_destinations() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        plan.update(now, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), waiting(now, now + GRACE));
-        subscribe(now, &mut plan);
-        plan.update(now, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: now }));
-        // The topic is removed.
-        plan.forget(7);
-        assert_eq!(destination_state(&plan), None);
-    }
-
-    #[test]
-    fn without_workers_no_node_counts_as_connected() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        plan.set_can_send(false);
-        subscribe(now, &mut plan);
-        plan.update(now, "numbers", &local(true, &[]));
-        assert_eq!(destination_state(&plan), None);
-        // Messages of recorded destinations are retained for the grace only.
-        plan.update(now, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), waiting(now, now + GRACE));
-        plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), None);
-        plan.set_can_send(true);
-        plan.update(now + GRACE, "numbers", &local(true, &[]));
-        assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
-        // The same if sending becomes impossible later.
-        plan.set_can_send(false);
-        plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), waiting(now + GRACE, now + 2 * GRACE));
-    }
-
-    #[test]
-    fn only_a_reported_interest_unsubscribes_a_node() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        let is_done = |plan: &RoutingPlan| {
-            plan.has_unsubscribed("numbers", &SharedSettings::of_depth(8), NODE)
-        };
-        // It was never connected.
-        assert!(!is_done(&plan));
-        plan.node_appeared(now, NODE);
-        // Its interests are unknown.
-        assert!(!is_done(&plan));
-        subscribe(now, &mut plan);
-        assert!(!is_done(&plan));
-        plan.update(now, "numbers", &local(true, &[]));
-        plan.mark_unsendable(7, NODE);
-        plan.update(now, "numbers", &local(true, &[]));
-        // It wants the topic, which cannot be sent to it.
-        assert!(destination_state(&plan).is_none() && !is_done(&plan));
-        plan.set_subscription(NODE, "numbers", Some(SharedSettings::of_depth(9)));
-        assert!(is_done(&plan), "the settings differ");
-        plan.set_subscription(NODE, "numbers", None);
-        assert!(is_done(&plan));
-        plan.node_vanished(now, NODE);
-        assert!(!is_done(&plan));
-    }
-
-    #[test]
-    fn nothing_is_sent_to_a_node_with_another_provider() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        subscribe(now, &mut plan);
-        for is_incompatible in [true, false] {
-            plan.set_incompatible(NODE, is_incompatible);
-            plan.update(now, "numbers", &local(true, &[]));
-            assert_eq!(destination_state(&plan).is_none(), is_incompatible);
-        }
-    }
-
-    #[test]
-    fn unsendable_topic_is_not_retried() {
-        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        subscribe(now, &mut plan);
-        plan.update(now, "numbers", &local(true, &[]));
-        plan.mark_unsendable(7, NODE);
-        for _ in 0..2 {
-            plan.update(now, "numbers", &local(true, &[]));
-            assert_eq!(destination_state(&plan), None);
-        }
-        subscribe(now, &mut plan);
-        plan.update(now, "numbers", &local(true, &[]));
-        assert!(destination_state(&plan).is_some_and(DestinationState::is_sending));
-    }
-
-    #[test]
-    fn broken_connection_is_retried_with_growing_backoff() {
-        let (start, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        subscribe(start, &mut plan);
-        plan.update(start, "numbers", &local(true, &[]));
-        let mut now = start;
-        for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * RECONNECT_BACKOFF.0) {
-            plan.connection_broke(now, 7, NODE);
-            // A second report of the same break changes nothing.
-            plan.connection_broke(now, 7, NODE);
-            plan.update(now, "numbers", &local(true, &[NODE]));
-            let broken = DestinationState::Broken { since: start, until: now + pause };
-            assert_eq!(destination_state(&plan), Some(broken));
-            now += pause;
-            plan.update(now, "numbers", &local(true, &[NODE]));
-            assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: start }));
-        }
-        now += 4 * RECONNECT_BACKOFF.1;
-        plan.connection_broke(now, 7, NODE);
-        assert_eq!(plan.deadline(now, 7), Some(now + RECONNECT_BACKOFF.0));
-    }
-
-    #[test]
-    fn stalled_destination_is_suspended_after_timeout() {
-        let (start, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
-        subscribe(start, &mut plan);
-        plan.update(start, "numbers", &local(true, &[]));
-        assert!(!plan.suspend_if_stalled(start + GRACE / 2, (7, NODE), GRACE));
-        // Repeated breaks do not extend the timeout.
-        plan.connection_broke(start + GRACE / 2, 7, NODE);
-        plan.update(start + GRACE, "numbers", &local(true, &[NODE]));
-        assert!(plan.suspend_if_stalled(start + GRACE, (7, NODE), GRACE));
-        plan.update(start + GRACE, "numbers", &local(true, &[NODE]));
-        assert_eq!(destination_state(&plan), None);
-        assert_eq!(plan.deadline(start + GRACE, 7), Some(start + GRACE + SUSPENSION.0));
-        plan.update(start + GRACE + SUSPENSION.0, "numbers", &local(true, &[]));
-        let again = DestinationState::Sending { since: start + GRACE + SUSPENSION.0 };
-        assert_eq!(destination_state(&plan), Some(again));
-        // A destination that is waited for keeps its grace.
-        plan.node_vanished(start, NODE);
-        assert!(!plan.suspend_if_stalled(start + 100 * GRACE, (7, NODE), GRACE));
+    pub(super) fn reconciliations(&self) -> u64 {
+        self.reconciliations
     }
 }

@@ -1,4 +1,4 @@
-//! The state of each replicated topic, and the next step towards the [plan](RoutingPlan).
+//! The state of each replicated topic, and the next step towards the [plan](super::plan).
 //!
 //! Each pass derives the next step from the plan, from what was done so far, and from shared
 //! memory, where an earlier service may have stopped at any point. A step that fails now is found
@@ -14,16 +14,20 @@ use ipc::{Caller, Participant};
 use crate::error::Result;
 use crate::ids::NodeId;
 use crate::pool::Pool;
-use crate::replication::Command;
-use crate::replication::retry_backoff::RetryBackoff;
+use crate::replication::control_messages::ControlMessage;
+use crate::replication::remote_nodes::RemoteNodes;
+use crate::replication::remote_nodes::seen_nodes::SeenNodes;
+use crate::replication::routing::Routing;
 use crate::replication::routing::incompatible_topics::LocalUse;
-use crate::replication::routing::seen_nodes::SeenNodes;
-use crate::replication::routing::{DestinationState, RoutedTopic, RoutingPlan};
+use crate::replication::routing::plan::{DestinationState, RoutedTopic, RoutingPlan};
 use crate::replication::source::last_sequences::ReportedSequences;
 use crate::replication::source::start_sequences::StartSequences;
-use crate::replication::source::{DeliveredPositions, TopicSource};
-use crate::replication::{LocalTopic, POLL_INTERVAL, Replicator, ServiceContext, key};
-use crate::replication::{TopicOptions, TopicParameters};
+use crate::replication::source::{DeliveredPositions, TopicSource, lost_publishers};
+use crate::replication::workers::WorkerPool;
+use crate::replication::{
+    Command, LocalTopic, POLL_INTERVAL, RetryBackoff, ServiceContext, TopicOptions,
+    TopicParameters, key,
+};
 use crate::settings::Reliability;
 use crate::topic::Topic;
 
@@ -31,25 +35,25 @@ use crate::topic::Topic;
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 /// Replication of one local topic.
-pub(in crate::replication) struct TopicReplication {
-    pub(in crate::replication) local_topic: LocalTopic,
+pub(super) struct TopicReplication {
+    local_topic: LocalTopic,
     /// The service does not have it any more.
-    pub(in crate::replication) is_gone: bool,
-    pub(in crate::replication) state: State,
+    is_gone: bool,
+    state: State,
     /// Positions that the destinations have acknowledged.
     delivered: Arc<DeliveredPositions>,
     /// Last sequences reported to the destinations.
-    pub(in crate::replication) reported: ReportedSequences,
+    reported: ReportedSequences,
     /// Backoff after a failure.
-    pub(in crate::replication) backoff: Option<RetryBackoff>,
+    backoff: Option<RetryBackoff>,
     /// Not replicated until the backoff ends, so that publishers do not wait.
-    pub(in crate::replication) is_given_up: bool,
+    is_given_up: bool,
     /// Its destinations still have to be given up.
     gives_up_destinations: bool,
     has_logged_failure: bool,
 }
 
-pub(in crate::replication) enum State {
+enum State {
     /// Nothing is retained for other nodes.
     Idle,
     /// Messages may be retained, by an earlier service or by an ended source.
@@ -61,7 +65,7 @@ pub(in crate::replication) enum State {
 }
 
 /// A topic whose messages a worker sends.
-pub(in crate::replication) struct Replicating {
+struct Replicating {
     /// No message is sent before it is open.
     gate: Arc<AtomicBool>,
     /// Alive as long as the source.
@@ -74,12 +78,64 @@ pub(in crate::replication) struct Replicating {
 
 impl Replicating {
     /// A node disconnected: it needs a new connection.
-    pub(in crate::replication) fn node_lost(&mut self, node: NodeId) {
+    fn node_lost(&mut self, node: NodeId) {
         self.announced.entry(node).and_modify(|is_connected| *is_connected = false);
+    }
+
+    /// Tells the worker which destinations are new, and which have ended. True if there may be
+    /// messages for new ones.
+    fn update_destinations(
+        &mut self,
+        topic: &Topic,
+        wanted: &BTreeMap<NodeId, DestinationState>,
+        remote_nodes: &RemoteNodes,
+        worker_pool: &WorkerPool,
+    ) -> bool {
+        let (name, key) = (topic.name(), key(topic.number()));
+        let is_reliable = topic.settings().reliability == Reliability::Reliable;
+        // Start sequences of destinations added in this pass.
+        let mut start_sequences = self.announced.is_empty().then(|| self.start_sequences.clone());
+        // An idle destination costs nothing yet. Once any message is sent, all destinations have to
+        // be known.
+        let is_open = self.gate.load(Ordering::Acquire) || !is_reliable;
+        let mut has_new = false;
+        for (node, destination_state) in wanted {
+            let connects = destination_state.is_sending();
+            let is_new = match self.announced.get(node) {
+                None => is_open || *destination_state != DestinationState::Idle,
+                Some(is_connected) => connects && !is_connected,
+            };
+            if is_new {
+                if !self.announced.contains_key(node) {
+                    let start_sequences =
+                        start_sequences.get_or_insert_with(|| StartSequences::of(topic)).clone();
+                    let topic = name.to_owned();
+                    remote_nodes
+                        .send(*node, &ControlMessage::StartSequences { topic, start_sequences });
+                }
+                worker_pool.tell(topic.number(), Command::AddDestination(key, *node));
+                has_new = true;
+                self.announced.insert(*node, connects);
+            } else if !connects {
+                self.node_lost(*node);
+            }
+        }
+        self.announced.retain(|node, _| {
+            let is_wanted = wanted.contains_key(node);
+            if !is_wanted {
+                worker_pool.tell(topic.number(), Command::RemoveDestination(key, *node));
+            }
+            is_wanted
+        });
+        // The worker knows all destinations of retained messages: it may begin.
+        if !is_reliable || wanted.values().any(|destination_state| destination_state.is_sending()) {
+            has_new |= !self.gate.swap(true, Ordering::AcqRel);
+        }
+        has_new
     }
 }
 
-pub(in crate::replication) struct Stopping {
+struct Stopping {
     source: Weak<AtomicBool>,
     /// The next source continues where this one stops.
     resumes: bool,
@@ -87,14 +143,42 @@ pub(in crate::replication) struct Stopping {
 
 impl TopicReplication {
     /// The local use of the topic, unless it was removed.
-    pub(in crate::replication) fn local(&self) -> Option<LocalUse<'_>> {
-        let LocalTopic { topic, publishes, subscribes, .. } = &self.local_topic;
-        let (settings, publishes, subscribes) = (topic.settings(), *publishes, *subscribes);
-        (!self.is_gone).then_some(LocalUse { settings, publishes, subscribes })
+    pub(super) fn local(&self) -> Option<LocalUse<'_>> {
+        (!self.is_gone).then(|| LocalUse::of(&self.local_topic))
+    }
+
+    pub(super) fn local_topic(&self) -> &LocalTopic {
+        &self.local_topic
+    }
+
+    pub(super) fn is_subscribed(&self) -> bool {
+        !self.is_gone && self.local_topic.subscribes
+    }
+
+    /// The service does not have the topic any more. True if it had it until now.
+    pub(super) fn remove(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_gone, true)
+    }
+
+    /// Takes the topic's current state in the service. True if it changed.
+    pub(super) fn set_local(&mut self, local_topic: LocalTopic) -> bool {
+        let is_changed = self.is_gone || !self.local_topic.is_same_as(&local_topic);
+        if is_changed {
+            (self.local_topic, self.is_gone) = (local_topic, false);
+        }
+        is_changed
+    }
+
+    /// A node disconnected.
+    pub(super) fn node_lost(&mut self, node: NodeId) {
+        self.reported.forget(node);
+        if let State::Replicating(replication) = &mut self.state {
+            replication.node_lost(node);
+        }
     }
 
     /// A topic that an earlier service may have replicated.
-    pub(in crate::replication) fn new(local_topic: LocalTopic) -> Self {
+    pub(super) fn new(local_topic: LocalTopic) -> Self {
         Self {
             local_topic,
             is_gone: false,
@@ -108,23 +192,23 @@ impl TopicReplication {
         }
     }
 
-    pub(in crate::replication) fn should_plan(&self, now: Instant) -> bool {
+    fn should_plan(&self, now: Instant) -> bool {
         let backs_off = self.backoff.is_some_and(|backoff| !backoff.is_over(now));
         let is_given_up = self.is_given_up && (backs_off || self.gives_up_destinations);
         !self.is_gone && !is_given_up
     }
 
-    pub(in crate::replication) fn is_replicated(&self) -> bool {
+    pub(super) fn is_replicated(&self) -> bool {
         matches!(self.state, State::Replicating(_))
     }
 
     /// Whether destinations still have messages to acknowledge.
-    pub(in crate::replication) fn has_backlog(&self) -> bool {
+    fn has_backlog(&self) -> bool {
         !matches!(self.state, State::Idle) && has_backlog(&self.local_topic.topic)
     }
 
     /// Whether messages are retained for other nodes, or its source is still ending.
-    pub(in crate::replication) fn holds(&self) -> bool {
+    pub(super) fn holds(&self) -> bool {
         match &self.state {
             State::Idle => false,
             State::Inherited => is_owed(&self.local_topic.topic),
@@ -134,7 +218,7 @@ impl TopicReplication {
     }
 
     /// Its worker ends, and its source with it: another worker continues.
-    pub(in crate::replication) fn worker_stopped(&mut self) {
+    pub(super) fn worker_stopped(&mut self) {
         match &mut self.state {
             State::Replicating(Replicating { source, .. }) => {
                 let source = Weak::clone(source);
@@ -145,13 +229,23 @@ impl TopicReplication {
     }
 
     /// The worker failed on this topic, and has ended it.
-    pub(in crate::replication) fn source_failed(&mut self, now: Instant) {
+    pub(super) fn source_failed(&mut self, now: Instant) {
         if let State::Replicating(Replicating { source, .. }) = &self.state {
             let source = Weak::clone(source);
             self.state = State::Stopping(Stopping { source, resumes: false });
             (self.is_given_up, self.gives_up_destinations) = (true, true);
             self.back_off(now);
         }
+    }
+
+    /// Sends changed last sequences to the destinations; all of them to new destinations.
+    pub(super) fn send_last_sequences(
+        &mut self,
+        changes: Vec<(u64, u64)>,
+        plan: &RoutingPlan,
+        remote_nodes: &RemoteNodes,
+    ) {
+        self.reported.send(&self.local_topic.topic, changes, plan, remote_nodes);
     }
 
     fn back_off(&mut self, now: Instant) {
@@ -232,11 +326,7 @@ impl TopicReplication {
     }
 
     /// When the topic needs a pass at the latest, without any event.
-    pub(in crate::replication) fn deadline(
-        &self,
-        now: Instant,
-        interval: Duration,
-    ) -> Option<Instant> {
+    fn deadline(&self, now: Instant, interval: Duration) -> Option<Instant> {
         let backoff =
             self.backoff.filter(|backoff| !backoff.is_over(now)).map(|backoff| backoff.until());
         match &self.state {
@@ -331,9 +421,15 @@ fn stop_retaining(
     Ok(true)
 }
 
-impl Replicator {
+impl Routing {
     /// Reconciles a topic with the plan.
-    pub(in crate::replication) fn reconcile(&mut self, now: Instant, number: u32) {
+    pub(super) fn reconcile(
+        &mut self,
+        now: Instant,
+        number: u32,
+        remote_nodes: &mut RemoteNodes,
+        worker_pool: &mut WorkerPool,
+    ) {
         let Some(mut replicated) = self.replicated_topics.remove(&number) else {
             return self.reconcile_queue.forget(number);
         };
@@ -341,23 +437,18 @@ impl Replicator {
         {
             self.reconciliations += 1;
         }
-        self.send_lost_publishers(&replicated.local_topic.topic);
+        let topic = Arc::clone(&replicated.local_topic.topic);
+        lost_publishers::report(&topic, &self.plan, remote_nodes);
         if replicated.should_plan(now) {
-            let local = &replicated.local_topic;
-            let routed = RoutedTopic {
-                number,
-                settings: *local.topic.settings(),
-                has_messages: local.publishes || replicated.has_backlog(),
-                recorded: local.topic.destinations().into_iter().map(NodeId).collect(),
-            };
-            self.plan.update(now, local.topic.name(), &routed);
+            let has_messages = replicated.local_topic.publishes || replicated.has_backlog();
+            self.plan.update(now, topic.name(), &RoutedTopic::of(&topic, has_messages));
         } else {
             self.plan.forget(number);
         }
         let wanted: BTreeMap<_, _> = self.plan.destinations(number).collect();
         if let Err(error) = replicated.drop_destinations(
             &self.plan,
-            (&self.service_context, &mut self.seen_nodes),
+            (&self.service_context, remote_nodes.seen_nodes()),
             &wanted,
         ) {
             // It stays a destination until its missed messages are counted.
@@ -367,10 +458,10 @@ impl Replicator {
             return;
         }
         replicated.record_destinations(&wanted);
-        while self.reconcile_step(now, number, &mut replicated, &wanted) {}
-        self.send_last_sequences(&mut replicated, Vec::new());
+        while self.reconcile_step(now, &mut replicated, &wanted, remote_nodes, worker_pool) {}
+        replicated.send_last_sequences(Vec::new(), &self.plan, remote_nodes);
         if replicated.is_gone && matches!(replicated.state, State::Idle) {
-            self.seen_nodes.forget_topic(number);
+            remote_nodes.seen_nodes().forget_topic(number);
             return self.reconcile_queue.forget(number);
         }
         let deadline = replicated.deadline(now, POLL_INTERVAL);
@@ -383,27 +474,28 @@ impl Replicator {
     fn reconcile_step(
         &mut self,
         now: Instant,
-        number: u32,
         replicated: &mut TopicReplication,
         wanted: &BTreeMap<NodeId, DestinationState>,
+        remote_nodes: &RemoteNodes,
+        worker_pool: &mut WorkerPool,
     ) -> bool {
+        let topic = &replicated.local_topic.topic;
         match &mut replicated.state {
             State::Idle if wanted.is_empty() => false,
             State::Inherited if wanted.is_empty() => self.finish_stopping(replicated),
-            State::Idle | State::Inherited => self.start_replicating(now, number, replicated),
+            State::Idle | State::Inherited => self.start_replicating(now, replicated, worker_pool),
             State::Replicating(replication) if wanted.is_empty() => {
                 let source = Weak::clone(&replication.source);
                 replicated.state = State::Stopping(Stopping { source, resumes: false });
-                replicated.local_topic.topic.set_replicated(false);
-                self.publish_listener.stop_listening(number);
-                self.with_worker(number, |worker| worker.tell(Command::StopOutbound(key(number))));
+                topic.set_replicated(false);
+                self.publish_listener.stop_listening(topic.number());
+                worker_pool.tell(topic.number(), Command::StopOutbound(key(topic.number())));
                 true
             }
             State::Replicating(replication) => {
-                let is_reliable =
-                    replicated.local_topic.topic.settings().reliability == Reliability::Reliable;
-                let topic = &replicated.local_topic.topic;
-                self.update_destinations(topic, replication, wanted, is_reliable);
+                if replication.update_destinations(topic, wanted, remote_nodes, worker_pool) {
+                    self.publish_listener.announce_again(topic.number());
+                }
                 false
             }
             State::Stopping(stopping) => {
@@ -446,13 +538,15 @@ impl Replicator {
     fn start_replicating(
         &mut self,
         now: Instant,
-        number: u32,
         replicated: &mut TopicReplication,
+        worker_pool: &mut WorkerPool,
     ) -> bool {
-        let Some(workers) = &mut self.workers else { return false };
         if replicated.backoff.is_some_and(|backoff| !backoff.is_over(now)) {
             return false;
         }
+        let number = replicated.local_topic.topic.number();
+        let largest = replicated.local_topic.topic.settings().largest;
+        let Some(worker) = worker_pool.assign(number, largest) else { return false };
         let (topic, gate) = (&replicated.local_topic.topic, Arc::new(AtomicBool::new(false)));
         let settings = topic.settings();
         let is_reliable = settings.reliability == Reliability::Reliable;
@@ -474,10 +568,8 @@ impl Replicator {
             },
             max_retained: (!is_reliable).then_some(settings.depth as usize),
         };
-        workers.assign(key(number), settings.largest);
-        let sent = made.and_then(|source| {
-            workers.of(key(number)).send_topic(key(number), options, Box::new(source))
-        });
+        let sent =
+            made.and_then(|source| worker.send_topic(key(number), options, Box::new(source)));
         match sent {
             Ok(announcer) => {
                 tracing::debug!(topic = topic.name(), "replication of a topic started");
@@ -499,64 +591,6 @@ impl Replicator {
                 replicated.back_off(now);
                 false
             }
-        }
-    }
-
-    fn update_destinations(
-        &mut self,
-        topic: &Topic,
-        replication: &mut Replicating,
-        wanted: &BTreeMap<NodeId, DestinationState>,
-        is_reliable: bool,
-    ) {
-        let number = topic.number();
-        // Start sequences of destinations added in this pass.
-        let mut start_sequences =
-            replication.announced.is_empty().then(|| replication.start_sequences.clone());
-        // An idle destination costs nothing yet. Once any message is sent, all destinations have to
-        // be known.
-        let is_open = replication.gate.load(Ordering::Acquire) || !is_reliable;
-        let mut has_new = false;
-        for (node, destination_state) in wanted {
-            let connects = destination_state.is_sending();
-            let is_new = match replication.announced.get(node) {
-                None => is_open || *destination_state != DestinationState::Idle,
-                Some(is_connected) => connects && !is_connected,
-            };
-            if is_new {
-                if !replication.announced.contains_key(node) {
-                    let start_sequences =
-                        start_sequences.get_or_insert_with(|| StartSequences::of(topic));
-                    self.send_start_sequences(*node, topic, start_sequences);
-                }
-                let add = |worker: &crate::replication::Worker| {
-                    worker.tell(Command::AddDestination(key(number), *node))
-                };
-                self.with_worker(number, add);
-                has_new = true;
-                replication.announced.insert(*node, connects);
-            } else if !connects {
-                replication.node_lost(*node);
-            }
-        }
-        let others: Vec<_> = replication
-            .announced
-            .keys()
-            .filter(|node| !wanted.contains_key(node))
-            .copied()
-            .collect();
-        for node in others {
-            self.with_worker(number, |worker| {
-                worker.tell(Command::RemoveDestination(key(number), node))
-            });
-            replication.announced.remove(&node);
-        }
-        // The worker knows all destinations of retained messages: it may begin.
-        if !is_reliable || wanted.values().any(|destination_state| destination_state.is_sending()) {
-            has_new |= !replication.gate.swap(true, Ordering::AcqRel);
-        }
-        if has_new {
-            self.publish_listener.announce_again(number);
         }
     }
 }

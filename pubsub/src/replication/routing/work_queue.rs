@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const FULL_ROUND: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(in crate::replication) struct ReconcileQueue {
+pub(super) struct ReconcileQueue {
     /// Topics with events.
     pending: BTreeSet<u32>,
     /// Own deadlines of topics; `due` has them in order of time.
@@ -22,7 +22,7 @@ pub(in crate::replication) struct ReconcileQueue {
 }
 
 impl ReconcileQueue {
-    pub(in crate::replication) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             pending: BTreeSet::new(),
             times: BTreeMap::new(),
@@ -33,16 +33,16 @@ impl ReconcileQueue {
     }
 
     /// Enqueues a topic after an event.
-    pub(in crate::replication) fn enqueue(&mut self, number: u32) {
+    pub(super) fn enqueue(&mut self, number: u32) {
         self.pending.insert(number);
     }
 
-    pub(in crate::replication) fn enqueue_all(&mut self, numbers: impl IntoIterator<Item = u32>) {
+    pub(super) fn enqueue_all(&mut self, numbers: impl IntoIterator<Item = u32>) {
         self.pending.extend(numbers);
     }
 
     /// Sets the deadline of a topic, for work that no event announces.
-    pub(in crate::replication) fn schedule(&mut self, number: u32, time: Option<Instant>) {
+    pub(super) fn schedule(&mut self, number: u32, time: Option<Instant>) {
         let before = match time {
             Some(time) => self.times.insert(number, time),
             None => self.times.remove(&number),
@@ -54,17 +54,13 @@ impl ReconcileQueue {
     }
 
     /// Forgets a removed topic.
-    pub(in crate::replication) fn forget(&mut self, number: u32) {
+    pub(super) fn forget(&mut self, number: u32) {
         self.schedule(number, None);
         self.pending.remove(&number);
     }
 
     /// Takes the topics of `all` that are to be reconciled now.
-    pub(in crate::replication) fn take<T>(
-        &mut self,
-        now: Instant,
-        all: &BTreeMap<u32, T>,
-    ) -> BTreeSet<u32> {
+    pub(super) fn take<T>(&mut self, now: Instant, all: &BTreeMap<u32, T>) -> BTreeSet<u32> {
         let mut found = std::mem::take(&mut self.pending);
         while let Some((time, number)) = self.due.first().copied().filter(|(time, _)| *time <= now)
         {
@@ -97,11 +93,7 @@ impl ReconcileQueue {
     }
 
     /// When the next topic is due; `interval` from now if topics with events are pending.
-    pub(in crate::replication) fn deadline(
-        &self,
-        now: Instant,
-        interval: Duration,
-    ) -> Option<Instant> {
+    pub(super) fn deadline(&self, now: Instant, interval: Duration) -> Option<Instant> {
         let due = self.due.first().map(|(time, _)| *time);
         due.into_iter().chain((!self.pending.is_empty()).then_some(now + interval)).min()
     }

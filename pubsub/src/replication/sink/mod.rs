@@ -1,6 +1,5 @@
 //! Messages of other nodes, published at this node.
 
-pub(in crate::replication) mod received_topics;
 pub(in crate::replication) mod room_wait;
 
 use std::collections::VecDeque;

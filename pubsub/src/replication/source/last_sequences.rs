@@ -9,9 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
-use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;
-use crate::replication::routing::reconcile::{TopicReplication, is_delivered};
+use crate::replication::remote_nodes::RemoteNodes;
+use crate::replication::routing::plan::RoutingPlan;
+use crate::replication::routing::reconcile::is_delivered;
+use crate::replication::source::start_sequences::ReplicationStart;
 use crate::topic::{PUBLISHER_SLOTS, RemoteHeartbeat, Topic};
 
 /// As many as can publish in a topic of a node.
@@ -26,6 +28,27 @@ pub(in crate::replication) struct LastSequences {
     /// The topic's number at its node.
     pub(in crate::replication) topic: u64,
     pub(in crate::replication) publishers: PublisherSequences,
+}
+
+impl LastSequences {
+    /// Records the last sequences of another node, given where its messages start for this node.
+    pub(in crate::replication) fn record(
+        self,
+        node: NodeId,
+        topic: &Topic,
+        start: Option<&ReplicationStart>,
+    ) {
+        let at = topic.inbound().position();
+        let mut is_new = false;
+        for (publisher, last) in self.publishers {
+            let (first, since) = start.map_or((0, 0), |start| start.first_of(publisher));
+            let heartbeat = RemoteHeartbeat { node: node.0, publisher, last, first, since, at };
+            is_new |= topic.record_remote_heartbeat(&heartbeat);
+        }
+        if is_new {
+            topic.local().ring_messages();
+        }
+    }
 }
 
 /// State of a topic at some time.
@@ -104,56 +127,22 @@ impl ReportedSequences {
         let updates = nodes.map(|node| (node, new_to(node)));
         updates.filter(|(_, numbers)| !numbers.is_empty()).collect()
     }
-}
 
-impl Replicator {
     /// Sends changed last sequences to the destinations of a topic; all of them to destinations
     /// that have none yet.
-    pub(in crate::replication) fn send_last_sequences(
-        &self,
-        replicated: &mut TopicReplication,
+    pub(in crate::replication) fn send(
+        &mut self,
+        topic: &Topic,
         changes: PublisherSequences,
+        plan: &RoutingPlan,
+        remote_nodes: &RemoteNodes,
     ) {
-        let topic = &replicated.local_topic.topic;
-        let planned = self.plan.destinations(topic.number()).map(|(node, _)| node);
-        let connected = planned.filter(|node| self.nodes.contains_key(node));
-        for (node, publishers) in replicated.reported.updates(changes, connected) {
+        let planned = plan.destinations(topic.number()).map(|(node, _)| node);
+        let connected = planned.filter(|node| remote_nodes.is_connected(*node));
+        for (node, publishers) in self.updates(changes, connected) {
             let last = LastSequences { topic: u64::from(topic.number()), publishers };
-            self.send_control_message(
-                node,
-                &ControlMessage::LastSequences { topic: topic.name().to_owned(), last },
-            );
-        }
-    }
-
-    pub(in crate::replication) fn send_idle_publishers(&mut self) {
-        for (number, changes) in self.publish_listener.take_idle() {
-            let Some(mut replicated) = self.replicated_topics.remove(&number) else { continue };
-            self.send_last_sequences(&mut replicated, changes);
-            self.replicated_topics.insert(number, replicated);
-        }
-    }
-
-    /// Handles the last sequences of another node.
-    pub(in crate::replication) fn handle_last_sequences(
-        &self,
-        node: NodeId,
-        topic: &str,
-        last: LastSequences,
-    ) {
-        let Some(local) = self.local_topic(topic).filter(|it| it.subscribes) else { return };
-        let topic = &local.topic;
-        let received = self.receiving_of(topic.number(), node, last.topic);
-        let at = topic.inbound().position();
-        let mut is_new = false;
-        for (publisher, last) in last.publishers {
-            let (first, since) =
-                received.map_or((0, 0), |received| received.start().first_of(publisher));
-            let heartbeat = RemoteHeartbeat { node: node.0, publisher, last, first, since, at };
-            is_new |= topic.record_remote_heartbeat(&heartbeat);
-        }
-        if is_new {
-            topic.local().ring_messages();
+            let message = ControlMessage::LastSequences { topic: topic.name().to_owned(), last };
+            remote_nodes.send(node, &message);
         }
     }
 }

@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use crate::ids::NodeId;
 use crate::ids::PublisherId;
 use crate::pool::Direction;
-use crate::replication::Replicator;
 use crate::replication::control_messages::ControlMessage;
+use crate::replication::remote_nodes::RemoteNodes;
+use crate::replication::routing::plan::RoutingPlan;
 use crate::topic::{LostPublisher, Topic};
 
 /// As many as the receiver's topic is sure to remember.
@@ -34,48 +35,42 @@ fn due(
     is_due.then(|| (sent.min(lost), connected))
 }
 
-impl Replicator {
-    /// Reports the publishers that died here to the destinations.
-    pub(in crate::replication) fn send_lost_publishers(&self, topic: &Topic) {
-        let lost = topic.publishers_lost(Direction::Local);
-        if lost == topic.losses_sent() {
-            return;
-        }
-        let planned = self.plan.destinations(topic.number()).map(|(node, _)| node);
-        // Destinations that an earlier service left may not be planned yet.
-        let recorded = topic.destinations().into_iter().map(NodeId);
-        let destinations: BTreeSet<_> = planned.chain(recorded).collect();
-        let destinations =
-            destinations.into_iter().map(|node| (node, self.nodes.contains_key(&node)));
-        let Some((first, nodes)) = due((lost, topic.losses_sent()), destinations) else { return };
-        // Of more than are remembered, report the last.
-        let publishers: Vec<_> = (first.max(lost.saturating_sub(MAX_PUBLISHERS as u64))..lost)
-            .filter_map(|number| topic.publisher_lost(Direction::Local, number))
-            .map(|dead| dead.publisher)
-            .collect();
-        if !publishers.is_empty() {
-            let message =
-                ControlMessage::PublisherLost { topic: topic.name().to_owned(), publishers };
-            nodes.into_iter().for_each(|node| self.send_control_message(node, &message));
-        }
-        topic.set_losses_sent(lost);
+/// Reports the publishers of a topic that died here to its destinations.
+pub(in crate::replication) fn report(
+    topic: &Topic,
+    plan: &RoutingPlan,
+    remote_nodes: &RemoteNodes,
+) {
+    let lost = topic.publishers_lost(Direction::Local);
+    if lost == topic.losses_sent() {
+        return;
     }
+    let planned = plan.destinations(topic.number()).map(|(node, _)| node);
+    // Destinations that an earlier service left may not be planned yet.
+    let recorded = topic.destinations().into_iter().map(NodeId);
+    let destinations: BTreeSet<_> = planned.chain(recorded).collect();
+    let destinations = destinations.into_iter().map(|node| (node, remote_nodes.is_connected(node)));
+    let Some((first, nodes)) = due((lost, topic.losses_sent()), destinations) else { return };
+    // Of more than are remembered, report the last.
+    let publishers: Vec<_> = (first.max(lost.saturating_sub(MAX_PUBLISHERS as u64))..lost)
+        .filter_map(|number| topic.publisher_lost(Direction::Local, number))
+        .map(|dead| dead.publisher)
+        .collect();
+    if !publishers.is_empty() {
+        let message = ControlMessage::PublisherLost { topic: topic.name().to_owned(), publishers };
+        nodes.into_iter().for_each(|node| remote_nodes.send(node, &message));
+    }
+    topic.set_losses_sent(lost);
+}
 
-    /// Handles a report of lost publishers of another node.
-    pub(in crate::replication) fn handle_lost_publishers(
-        &self,
-        node: NodeId,
-        topic: &str,
-        publishers: Vec<u64>,
-    ) {
-        let Some(local) = self.local_topic(topic).filter(|it| it.subscribes) else { return };
-        for publisher in publishers {
-            let lost = LostPublisher { node: node.0, publisher };
-            if local.topic.record_loss(Direction::Inbound, lost) {
-                local.topic.local().ring_messages();
-                let (topic, publisher) = (local.topic.name(), PublisherId(publisher));
-                tracing::info!(topic, %node, %publisher, "a publisher at another node died");
-            }
+/// Records lost publishers that another node reports.
+pub(in crate::replication) fn record(topic: &Topic, node: NodeId, publishers: Vec<u64>) {
+    for publisher in publishers {
+        let lost = LostPublisher { node: node.0, publisher };
+        if topic.record_loss(Direction::Inbound, lost) {
+            topic.local().ring_messages();
+            let (topic, publisher) = (topic.name(), PublisherId(publisher));
+            tracing::info!(topic, %node, %publisher, "a publisher at another node died");
         }
     }
 }

@@ -8,9 +8,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::NodeId;
-use crate::replication::Replicator;
-use crate::replication::control_messages::ControlMessage;
 use crate::topic::{Published, Topic};
 
 /// As many as can publish in a topic of a node.
@@ -69,34 +66,6 @@ impl ReplicationStart {
             .as_ref()
             .and_then(|start_sequences| start_sequences.first_of(publisher));
         (first.unwrap_or(0), self.since)
-    }
-}
-
-impl Replicator {
-    /// Sends start sequences to a node.
-    pub(in crate::replication) fn send_start_sequences(
-        &self,
-        node: NodeId,
-        topic: &Topic,
-        start_sequences: &StartSequences,
-    ) {
-        let (topic, start_sequences) = (topic.name().to_owned(), start_sequences.clone());
-        self.send_control_message(node, &ControlMessage::StartSequences { topic, start_sequences });
-    }
-
-    /// Handles the start sequences of another node.
-    pub(in crate::replication) fn handle_start_sequences(
-        &mut self,
-        node: NodeId,
-        topic: &str,
-        start_sequences: StartSequences,
-    ) {
-        let Some(local) = self.local_topic(topic).filter(|it| it.subscribes) else { return };
-        let number = local.topic.number();
-        // A topic that is being received has later information.
-        if !self.is_receiving(number, node, start_sequences.topic) {
-            self.announced_starts.insert((number, node), start_sequences);
-        }
     }
 }
 

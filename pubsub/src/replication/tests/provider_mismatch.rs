@@ -39,7 +39,7 @@ fn other_provider() -> ControlMessage {
 
 /// A message with the local provider.
 fn same_provider(replication: &Replicator) -> ControlMessage {
-    ControlMessage::Provider(replication.provider.clone().unwrap())
+    ControlMessage::Provider(replication.remote_nodes.provider().cloned().unwrap())
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn connect_request_before_provider_is_answered_with_restart() {
         answer(&mut replication, 1),
         ConnectionMessage::Restart { connection: 1, .. }
     ));
-    turn_until(&mut replication, |replication| replication.provider.is_some());
+    turn_until(&mut replication, |replication| replication.remote_nodes.provider().is_some());
     send(&other, session, &same_provider(&replication));
     assert!(matches!(answer(&mut replication, 2), ConnectionMessage::Offer { connection: 2, .. }));
     send(&other, session, &other_provider());
@@ -195,11 +195,11 @@ fn provider_opened_after_all_nodes_left_is_used() {
     let node = TestNode::new(1);
     let lost_after = Duration::from_secs(1);
     let mut replication = node.replication(&NetworkOptions { lost_after, ..network() });
-    replication.start_workers = hang;
+    replication.worker_pool.start_with(hang);
     let other = subscribing_peer(&replication, 2);
-    turn_until(&mut replication, |replication| replication.worker_start.is_some());
+    turn_until(&mut replication, |replication| replication.worker_pool.is_opening());
     drop(other);
-    turn_until(&mut replication, |replication| replication.nodes.is_empty());
+    turn_until(&mut replication, |replication| replication.remote_nodes.is_empty());
     let late = Instant::now() + lost_after;
     turn_until(&mut replication, |_| Instant::now() >= late);
     assert_ne!(
@@ -209,7 +209,7 @@ fn provider_opened_after_all_nodes_left_is_used() {
     );
     MAY_OPEN.store(true, Ordering::Release);
     turn_until(&mut replication, |replication| {
-        replication.worker_start.is_none() && replication.workers.is_some()
+        !replication.worker_pool.is_opening() && replication.worker_pool.is_running()
     });
 }
 
@@ -223,7 +223,7 @@ fn hanging_provider_blocks_only_replication() {
     let node = TestNode::new(1);
     let lost_after = Duration::from_secs(1);
     let mut replication = node.replication(&NetworkOptions { lost_after, ..network() });
-    replication.start_workers = hang;
+    replication.worker_pool.start_with(hang);
     let other = subscribing_peer(&replication, 2);
     replication.set_topics(node.topics(true, false));
     let end = Instant::now() + TEST_TIMEOUT;

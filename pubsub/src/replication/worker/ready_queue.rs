@@ -71,7 +71,8 @@ impl ReadyQueue {
             ready.is_listed = now < ready.until || progress.is_copying || progress.is_waiting;
             ready.is_listed
         });
-        if !stays {
+        // A topic whose source or sink failed in its turn was removed already.
+        if !stays && self.get(at) == Some(slot) {
             self.listed.swap_remove(at);
         }
         stays
@@ -153,6 +154,25 @@ impl ReadyQueue {
             self.unacknowledged.retain(|index| {
                 topics.inbound(*index).is_some_and(|topic| topic.has_unacknowledged())
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topic_removed_in_its_turn_leaves_the_others() {
+        let (first, second) = (TopicSlot::Out(0), TopicSlot::Out(1));
+        for (removed, other) in [(first, second), (second, first)] {
+            let mut queue = ReadyQueue::new(0);
+            queue.listed = vec![first, second];
+            let at = queue.listed.iter().position(|slot| *slot == removed).unwrap();
+            queue.remove(removed);
+            let mut topics = TopicTable::new(0);
+            assert!(!queue.end_turn((at, removed), Progress::default(), &mut topics, 0));
+            assert_eq!(queue.listed, [other]);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::Service;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::MAX_NETWORK_BYTES;
@@ -56,7 +56,7 @@ struct StartAttempts {
     /// Retrying is useless: the options are invalid.
     are_permanent: bool,
     /// Reason of the last one.
-    reason: Option<(ErrorKind, String)>,
+    reason: Option<Error>,
     /// Until then only another reason is logged.
     log_backoff: Option<RetryBackoff>,
 }
@@ -64,15 +64,12 @@ struct StartAttempts {
 impl StartAttempts {
     /// Records a failure. True if it is to be logged: the first one, one with a new reason, and
     /// others at growing intervals.
-    fn record_failure(
-        &mut self,
-        now: Instant,
-        is_permanent: bool,
-        reason: (ErrorKind, String),
-    ) -> bool {
+    fn record_failure(&mut self, now: Instant, is_permanent: bool, reason: Error) -> bool {
         self.first.get_or_insert(now);
         self.backoff = Some(RetryBackoff::after(self.backoff, now, START_BACKOFF));
-        let is_new = self.reason.as_ref() != Some(&reason) || self.are_permanent != is_permanent;
+        let cause = |error: &Error| (error.kind(), error.operation());
+        let is_new = self.reason.as_ref().map(cause) != Some(cause(&reason))
+            || self.are_permanent != is_permanent;
         self.reason = Some(reason);
         self.are_permanent = is_permanent;
         let is_logged =
@@ -86,9 +83,9 @@ impl StartAttempts {
 
     /// The reason and its consequence, for a report.
     fn row(&self) -> Option<Row> {
-        let (kind, reason) = self.reason.as_ref()?;
+        let reason = self.reason.as_ref()?;
         let backoff = if self.are_permanent { "" } else { "; retrying" };
-        Some(Row::replication_error(*kind, &format!("{reason}{backoff}")))
+        Some(Row::replication_error(reason.kind(), &format!("{reason}{backoff}")))
     }
 
     fn may_begin(&self, now: Instant) -> bool {
@@ -331,8 +328,8 @@ impl Service {
                 let is_permanent =
                     error.kind() == ErrorKind::InvalidArgument && !replication.is_inherited;
                 let attempts = &mut replication.attempts;
-                let reason = (error.kind(), error.to_string());
-                let is_logged = attempts.record_failure(Instant::now(), is_permanent, reason);
+                let is_logged =
+                    attempts.record_failure(Instant::now(), is_permanent, error.clone());
                 if is_logged && is_permanent {
                     tracing::error!(%error, "replication cannot start");
                 } else if is_logged {
@@ -382,8 +379,8 @@ impl Service {
 mod tests {
     use super::*;
 
-    fn because(reason: &str) -> (ErrorKind, String) {
-        (ErrorKind::CannotListen, reason.to_owned())
+    fn because(operation: &'static str) -> Error {
+        Error::new(operation, ErrorKind::CannotListen, "")
     }
 
     #[test]

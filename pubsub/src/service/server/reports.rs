@@ -3,7 +3,7 @@
 use super::Service;
 use crate::error::ErrorKind;
 use crate::pool::Direction;
-use crate::report::Row;
+use crate::report::{ReportedSubscriber, Row};
 use crate::service::protocol::{self, Notice, Refusal};
 use crate::topic::Topic;
 
@@ -102,9 +102,10 @@ fn report_of(topic: &Topic) -> Vec<Row> {
     rows.extend(participants.subscribers.into_iter().map(|found| Row::Subscriber {
         topic: name(),
         participant: match found.participant {
-            Some(participant) if participant.is_role() => "replication".into(),
-            Some(participant) => participant.to_string(),
-            None => String::new(),
+            Some(participant) if participant.is_role() => ReportedSubscriber::Replication,
+            participant => ReportedSubscriber::Process(
+                participant.map(|it| it.to_string()).unwrap_or_default(),
+            ),
         },
         behind: u64::from(found.unread) + u64::from(found.held),
         missed: found.missed,
