@@ -1,90 +1,42 @@
-//! Another agent, and the connections to it.
+//! Another agent: its session, the order of the operations with it, and its mapped regions.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu::{DeviceName, Memory, WeakMemory};
-use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
+use ipc::Channel;
 
 use super::card::AgentCard;
-use super::card_file;
-use super::copy_queue::OperationContext;
 use super::deferred::DeferredOperation;
 use super::epochs::Epochs;
-use super::local_target::{self, LocalInitiator, LocalTarget};
-use super::operations::{Operations, Token};
-use super::protocol::{Reply, Request};
-use super::region_table::ReadOnlyRegionTable;
-use super::session_segment::{InitiatorSegment, TargetSegment};
+use super::local_session::{LocalSession, ProgressCallback};
+use super::local_target::{self, LocalTarget};
+use super::notice::Notice;
+use super::operations::{OperationContext, OperationInfo, Operations, Token};
+use super::{JOIN, card_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
-use crate::lock;
 use crate::path::Locality;
 use crate::region::{RegionDescriptor, RegisteredRegion};
-
-pub(super) const CONNECT: &str = "connect to an agent";
-/// Shortest and longest pause between attempts to connect while no agent listens.
-const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
-
-/// A connection to an agent of this machine.
-#[derive(Debug)]
-pub(super) struct LocalSession {
-    /// Declared before `connection`, so that the clean close is visible before the connection ends.
-    pub(super) segment: InitiatorSegment,
-    pub(super) connection: Connection,
-    pub(super) pidfd: PidFd,
-    pub(super) region_table: ReadOnlyRegionTable,
-    pub(super) doorbell: Doorbell<MappedWords>,
-    /// Its process has ended, as of the last check.
-    process_ended: bool,
-    /// The connection has ended, as of the last check. Its owner reads no notices any more.
-    is_disconnected: bool,
-}
-
-/// How another agent of this machine is reached.
-#[derive(Debug)]
-pub(super) enum Connection {
-    /// It belongs to this process.
-    InProcess { local_target: Arc<LocalTarget>, initiator: Arc<LocalInitiator> },
-    /// It belongs to another process, with which descriptors can be exchanged.
-    Channel(Arc<Channel>),
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if let Self::InProcess { local_target, initiator } = self {
-            initiator.has_left.store(true, Ordering::Release);
-            local_target.notify_change();
-        }
-    }
-}
 
 /// A peer.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) card: AgentCard,
-    pub(super) locality: Locality,
+    card: AgentCard,
+    locality: Locality,
     /// None if it is reached by a fabric, or not at all.
-    pub(super) local_session: Option<Box<LocalSession>>,
+    local_session: Option<Box<LocalSession>>,
     /// Notices that found the queue full, in the order in which their data arrived.
-    pub(super) unsent_notices: VecDeque<OperationContext>,
-    pub(super) epochs: Epochs,
+    unsent_notices: VecDeque<OperationContext>,
+    epochs: Epochs,
     /// Deferred operations, in order.
-    pub(super) deferred: VecDeque<DeferredOperation>,
+    deferred: VecDeque<DeferredOperation>,
     /// Mappings of its device regions, by number and device.
     device_mappings: HashMap<(u64, DeviceName), WeakMemory>,
     /// Mappings of its host regions, by number and writability.
     host_mappings: HashMap<(u64, bool), HostBuffer>,
-    /// Its links by rails, and the one that carries notices.
-    pub(super) links: Vec<u32>,
-    pub(super) notice_link: Option<u32>,
-    /// Why connecting by a fabric failed, if it did.
-    pub(super) fabric_error: Option<Error>,
 }
 
 /// The boot id of the kernel: the same in all containers of a machine.
@@ -117,9 +69,6 @@ impl Peer {
             deferred: VecDeque::new(),
             device_mappings: HashMap::new(),
             host_mappings: HashMap::new(),
-            links: Vec::new(),
-            notice_link: None,
-            fabric_error: None,
         })
     }
 
@@ -164,6 +113,129 @@ impl Peer {
         Ok((locality, None))
     }
 
+    pub(super) fn card(&self) -> &AgentCard {
+        &self.card
+    }
+
+    pub(super) fn label(&self) -> &str {
+        &self.card.label
+    }
+
+    pub(super) fn locality(&self) -> &Locality {
+        &self.locality
+    }
+
+    /// Has it no memory in common with this agent?
+    pub(super) fn is_remote(&self) -> bool {
+        self.local_session.is_none()
+    }
+
+    pub(super) fn epochs(&mut self) -> &mut Epochs {
+        &mut self.epochs
+    }
+
+    /// The region that it published by this name.
+    pub(super) fn published(&self, name: &str) -> Result<&RegionDescriptor> {
+        let regions = &self.card.regions;
+        if let Some((_, region)) = regions.iter().find(|(known, _)| known == name) {
+            return Ok(region);
+        }
+        let known: Vec<_> =
+            regions.iter().map(|(name, _)| format!("\"{}\"", name.escape_debug())).collect();
+        let detail = match known.is_empty() {
+            true => "its card has no regions: the card file is written before regions are \
+                 published. Exchange the card that Agent::card() returns after publishing"
+                .to_owned(),
+            false => format!(
+                "its card has no region \"{}\", but these: {}",
+                name.escape_debug(),
+                known.join(", ")
+            ),
+        };
+        Err(Error::new(JOIN, ErrorKind::Unknown, detail).with(&self.card.label))
+    }
+
+    /// Fails unless the region belongs to its agent.
+    pub(super) fn check_owner(&self, region: &RegionDescriptor) -> Result<()> {
+        if (region.agent, region.node) == (self.card.identity, self.card.node) {
+            return Ok(());
+        }
+        let detail = "the region belongs to another agent, or to this one before a restart";
+        Err(Error::new(JOIN, ErrorKind::Stale, detail))
+    }
+
+    /// Fails if the session with it has ended.
+    pub(super) fn check_connected(&mut self) -> Result<()> {
+        match self.obstacle(None) {
+            Some((kind, cause)) => Err(Error::new(JOIN, kind, cause)),
+            None => Ok(()),
+        }
+    }
+
+    /// Why no operation can start with it, or with a region of an existing route.
+    pub(super) fn obstacle(&mut self, region: Option<u64>) -> Option<(ErrorKind, &'static str)> {
+        self.local_session.as_mut()?.obstacle(region)
+    }
+
+    /// Is it known that it withdrew a region?
+    pub(super) fn has_withdrawn(&self, region: u64) -> bool {
+        self.local_session.as_ref().is_some_and(|session| !session.has_region(region))
+    }
+
+    /// Starts an operation, unless the session with it has ended or its region is withdrawn. With a
+    /// fence, also returns the epoch before which all operations must complete first.
+    pub(super) fn begin(
+        &mut self,
+        begun: OperationInfo,
+        region: Option<u64>,
+        notice: Option<Notice>,
+        operations: &mut Operations,
+    ) -> Result<(OperationContext, Option<u64>)> {
+        let (name, peer, bytes) = (begun.operation, begun.peer, begun.bytes);
+        let number = match &mut self.local_session {
+            Some(local_session) => local_session
+                .begin_copy(region)
+                .map_err(|(kind, cause)| Error::new(name, kind, cause).with(&self.card.label))?,
+            None => 0,
+        };
+        let token = operations.begin(begun).inspect_err(|_| self.end_copy(number))?;
+        let after = self.epochs.deferred_until();
+        let epoch = self.epochs.begin();
+        Ok((OperationContext { token, peer, number, bytes, notice, epoch }, after))
+    }
+
+    fn end_copy(&mut self, number: u64) {
+        if let Some(local_session) = &mut self.local_session {
+            local_session.end_copy(number);
+        }
+    }
+
+    /// Undoes the start of an operation.
+    pub(super) fn cancel_unstarted(&mut self, context: &OperationContext) {
+        self.epochs.finish(context.epoch);
+        self.end_copy(context.number);
+    }
+
+    /// Completes a transfer or its failure: sends its notice and records the outcome.
+    pub(super) fn complete(
+        &mut self,
+        context: OperationContext,
+        outcome: Result<()>,
+        operations: &mut Operations,
+    ) {
+        self.end_copy(context.number);
+        match outcome {
+            Ok(()) if context.notice.is_some() => {
+                self.unsent_notices.push_back(context);
+                self.send_notices(operations);
+            }
+            outcome => {
+                let outcome = outcome.map_err(|error| error.with(&self.card.label));
+                finish((context.token, context.epoch), outcome, &mut self.epochs, operations);
+            }
+        }
+    }
+
     /// Sends notices, in order, until the queue is full.
     pub(super) fn send_notices(&mut self, operations: &mut Operations) {
         let Some(local_session) = &self.local_session else { return };
@@ -171,14 +243,7 @@ impl Peer {
         while let Some(OperationContext { token, notice: Some(notice), epoch, .. }) =
             self.unsent_notices.front()
         {
-            let remaining = match local_session.closed_cause() {
-                None => local_session.segment.send_notice(notice, &local_session.pidfd),
-                Some(end) => {
-                    let detail = format!("{end} before the notice was sent");
-                    Err(Error::new("notify", ErrorKind::Closed, detail))
-                }
-            };
-            let outcome = match remaining {
+            let outcome = match local_session.send_notice(notice) {
                 Ok(true) => Ok(()),
                 Ok(false) => break,
                 Err(error) => Err(error.with(&self.card.label)),
@@ -188,23 +253,27 @@ impl Peer {
             self.unsent_notices.pop_front();
         }
         if has_sent {
-            local_session.doorbell.ring();
+            local_session.wake_peer();
         }
     }
 
-    /// Records the outcome of an operation, also for operations that wait for it.
-    pub(super) fn finish(
-        &mut self,
-        context: &OperationContext,
-        outcome: Result<()>,
-        operations: &mut Operations,
-    ) {
-        finish((context.token, context.epoch), outcome, &mut self.epochs, operations);
+    /// Is the data of this operation complete, but not its notice?
+    pub(super) fn is_notice_unsent(&self, token: Token) -> bool {
+        self.unsent_notices.iter().any(|context| context.token == token)
+    }
+
+    /// Are notices unsent or operations deferred?
+    pub(super) fn is_busy(&self) -> bool {
+        !(self.unsent_notices.is_empty() && self.deferred.is_empty())
+    }
+
+    pub(super) fn defer(&mut self, operation: DeferredOperation) {
+        self.deferred.push_back(operation);
     }
 
     /// The next deferred operation that is ready, and the failure it depends on, if any.
     pub(super) fn take_deferred(&mut self) -> Option<(DeferredOperation, Option<String>)> {
-        let after = self.deferred.front()?.after();
+        let after = self.deferred.front()?.after;
         if !self.epochs.is_over_before(after) {
             return None;
         }
@@ -212,26 +281,28 @@ impl Peer {
         Some((self.deferred.pop_front()?, failure))
     }
 
-    /// Why no operation can start with it, or with a region of an existing route.
-    pub(super) fn obstacle(
-        &mut self,
-        region: Option<&RegionDescriptor>,
-    ) -> Option<(ErrorKind, &'static str)> {
-        let local_session = self.local_session.as_mut()?;
-        local_session.refresh();
-        if let Some(end) = local_session.closed_cause() {
-            return Some((ErrorKind::Closed, end));
-        }
-        let is_withdrawn =
-            region.is_some_and(|region| !local_session.region_table.contains(region.number));
-        is_withdrawn.then_some((ErrorKind::Stale, "the region was withdrawn"))
+    /// Ends the session with it: the number of deferred operations, and all operations that do not
+    /// complete.
+    pub(super) fn disconnect(mut self, is_settled: bool) -> (usize, Vec<OperationContext>) {
+        self.close(is_settled);
+        let mut cancelled = Vec::from(self.unsent_notices);
+        let deferred = self.deferred.len();
+        cancelled.extend(self.deferred.into_iter().map(|operation| operation.context));
+        (deferred, cancelled)
     }
 
-    /// Checks whether it is alive, and fails notices that cannot be sent.
-    pub(super) fn check_alive(&mut self, operations: &mut Operations) {
-        let Some(local_session) = &mut self.local_session else { return };
-        local_session.refresh();
-        self.send_notices(operations);
+    /// No copy starts from now on. If it is settled, the peer takes all copies for complete.
+    pub(super) fn close(&mut self, is_settled: bool) {
+        if let Some(local_session) = self.local_session.as_mut().filter(|_| is_settled) {
+            local_session.settle();
+        }
+    }
+
+    /// Checks whether it is alive.
+    pub(super) fn refresh(&mut self) {
+        if let Some(local_session) = &mut self.local_session {
+            local_session.refresh();
+        }
     }
 
     /// The mapping of a region for a device of this process.
@@ -256,10 +327,7 @@ impl Peer {
 
     /// The channel for requests, if it belongs to another process.
     pub(super) fn channel(&self) -> Option<Arc<Channel>> {
-        match &self.local_session.as_deref()?.connection {
-            Connection::Channel(channel) => Some(Arc::clone(channel)),
-            Connection::InProcess { .. } => None,
-        }
+        self.local_session.as_ref()?.channel()
     }
 
     /// Its region, if it belongs to this process.
@@ -267,20 +335,13 @@ impl Peer {
         &self,
         region: &RegionDescriptor,
     ) -> Option<Arc<RegisteredRegion>> {
-        match &self.local_session.as_deref()?.connection {
-            Connection::InProcess { local_target, initiator } => {
-                let found = local_target.region(region.number, region.ticket)?;
-                initiator.record_opened(&found);
-                Some(found)
-            }
-            Connection::Channel(_) => None,
-        }
+        self.local_session.as_ref()?.in_process_region(region)
     }
 
     /// Drops mappings of withdrawn regions.
     pub(super) fn drop_stale_mappings(&mut self) {
         let Some(local_session) = &self.local_session else { return };
-        self.host_mappings.retain(|(number, _), _| local_session.region_table.contains(*number));
+        self.host_mappings.retain(|(number, _), _| local_session.has_region(*number));
     }
 }
 
@@ -298,153 +359,4 @@ fn finish(
         }
     }
     operations.finish(token, outcome);
-}
-
-/// Makes progress during a wait, and returns how long the next wait may last without it.
-pub(super) type ProgressCallback<'a> = &'a mut dyn FnMut() -> Duration;
-
-/// Receives a message, and makes progress until it arrives.
-pub(super) fn receive(
-    channel: &Channel,
-    end: Instant,
-    meanwhile: ProgressCallback<'_>,
-) -> std::result::Result<Message, ChannelError> {
-    loop {
-        let longest = meanwhile();
-        match channel.receive(remaining(end).min(longest)) {
-            Err(ChannelError::DeadlineExceeded { .. }) if remaining(end) > Duration::ZERO => {}
-            outcome => return outcome,
-        }
-    }
-}
-
-pub(super) fn remaining(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now())
-}
-
-pub(super) fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
-    move |error| Error::of_channel(operation, error)
-}
-
-impl LocalSession {
-    /// Checks the process of the peer and the connection to it.
-    pub(super) fn refresh(&mut self) {
-        self.process_ended = self.process_ended || self.pidfd.is_over();
-        self.is_disconnected = self.is_disconnected
-            || match &self.connection {
-                Connection::Channel(channel) => channel.is_shut_down(),
-                Connection::InProcess { .. } => false,
-            };
-    }
-
-    /// Why no operation can start with it, if so.
-    #[inline]
-    pub(super) fn closed_cause(&self) -> Option<&'static str> {
-        if self.region_table.is_closed() {
-            return Some("the agent has ended");
-        }
-        if self.process_ended {
-            return Some("its process has ended");
-        }
-        self.is_disconnected.then_some("the connection to it has ended. Connect again")
-    }
-
-    /// Connects to another agent of this process.
-    fn in_process(local_target: &LocalTarget, other: Arc<LocalTarget>) -> Result<Self> {
-        let failed =
-            |cause: &dyn ToString| Error::new(CONNECT, ErrorKind::Failed, cause.to_string());
-        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(|e| failed(&e));
-        let pidfd = || PidFd::of_this_process().map_err(|error| failed(&error));
-        let target = TargetSegment::create()?;
-        let region_table = other.region_table.read_only().map_err(|error| failed(&error))?;
-        let region_table =
-            ReadOnlyRegionTable::open(region_table).map_err(|error| failed(&error))?;
-        let doorbell = LocalTarget::open_doorbell(copy(other.doorbell_segment.as_fd())?)?;
-        let segment = InitiatorSegment::open(copy(target.as_fd())?)?;
-        let introduction = (local_target.identity, local_target.label.clone());
-        let initiator = Arc::new(LocalInitiator::new(introduction, pidfd()?, target, true));
-        lock(&other.local_initiators).push(Arc::clone(&initiator));
-        other.notify_change();
-        let connection = Connection::InProcess { local_target: other, initiator };
-        Ok(Self {
-            segment,
-            connection,
-            pidfd: pidfd()?,
-            region_table,
-            doorbell,
-            process_ended: false,
-            is_disconnected: false,
-        })
-    }
-
-    fn begin(
-        local_target: &LocalTarget,
-        card: &AgentCard,
-        path: &FilePath,
-        (timeout, meanwhile): (Duration, ProgressCallback<'_>),
-    ) -> Result<Self> {
-        let end = ipc::deadline(timeout);
-        let mut pause = RETRY_PAUSES.0;
-        let channel = loop {
-            let longest = meanwhile();
-            match Channel::connect(path, remaining(end).min(longest)) {
-                Ok(channel) => break channel,
-                Err(ChannelError::DeadlineExceeded { .. }) if remaining(end) > Duration::ZERO => {}
-                // The lock of the card file ends with the process, for all containers of the
-                // machine.
-                Err(_) if card.is_of_this_machine() && card.is_orphaned() => {
-                    let detail = format!(
-                        "{}: connection refused and the card file unlocked: its process has ended",
-                        path.display()
-                    );
-                    return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
-                }
-                // It may be starting: the card file exists before the socket.
-                Err(_) if remaining(end) > pause && card_file::exists(path) => {
-                    let until = Instant::now() + pause;
-                    while remaining(until) > Duration::ZERO {
-                        std::thread::sleep(remaining(until).min(meanwhile()));
-                    }
-                }
-                Err(error) => {
-                    let error = Error::of_channel_at(CONNECT, path, error);
-                    return Err(error.with_kind(ErrorKind::Failed));
-                }
-            }
-            pause = (2 * pause).min(RETRY_PAUSES.1);
-        };
-        let credentials = channel.credentials().map_err(of_channel(CONNECT))?;
-        let is_trusted =
-            credentials.user == 0 || local_target.admission.users.contains(&credentials.user);
-        if !is_trusted {
-            let detail = format!(
-                "the socket belongs to user {}, who is not trusted. Add the user to the admission",
-                credentials.user
-            );
-            return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
-        }
-        let hello = Request::Hello(local_target.introduction()).encode();
-        channel
-            .send(&hello, &[local_target.pidfd.as_fd()], remaining(end))
-            .map_err(of_channel(CONNECT))?;
-        let message = receive(&channel, end, meanwhile).map_err(of_channel(CONNECT))?;
-        let (introduction, [pidfd, region_table, doorbell, local_session]) =
-            Reply::read_welcome(CONNECT, message)?;
-        if introduction.identity != card.identity {
-            let detail = format!("another agent (\"{}\") listens there now", introduction.label);
-            return Err(Error::new(CONNECT, ErrorKind::Stale, detail));
-        }
-        let malformed =
-            |cause: &dyn ToString| Error::new(CONNECT, ErrorKind::Malformed, cause.to_string());
-        Ok(Self {
-            connection: Connection::Channel(Arc::new(channel)),
-            pidfd: PidFd::from_fd(pidfd).map_err(|error| malformed(&error))?,
-            region_table: ReadOnlyRegionTable::open(region_table)
-                .map_err(|error| malformed(&error))?,
-            doorbell: LocalTarget::open_doorbell(doorbell)?,
-            segment: InitiatorSegment::open(local_session)?,
-            process_ended: false,
-            is_disconnected: false,
-        })
-    }
 }
