@@ -3,7 +3,7 @@
 use gpu::{Device, DeviceName, Implementation, PeerAccess, Uuid};
 
 use super::JOIN;
-use super::peer::Peer;
+use super::peers::{Peer, Peers};
 use super::remote_transport::{RemoteTransport, registration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
@@ -54,7 +54,7 @@ impl MemoryAttributes {
     pub(super) fn check_region(&self, peer: &Peer) -> Result<()> {
         let Some(region) = &self.region else { return Ok(()) };
         peer.check_owner(region)?;
-        if peer.has_withdrawn(region.number) {
+        if peer.local_session().is_some_and(|session| !session.has_region(region.number)) {
             return Err(Error::new(EXPLAIN, ErrorKind::Stale, "the region was withdrawn"));
         }
         Ok(())
@@ -95,9 +95,11 @@ pub(super) fn facts(
     operation: Operation,
     (local, remote): (&MemoryAttributes, &MemoryAttributes),
     local_device: Option<Device>,
-    (number, peer): (u32, &Peer),
+    (number, peers): (u32, &Peers),
     remote_transport: &RemoteTransport,
 ) -> Result<(Facts, Option<Device>)> {
+    let unknown = || Error::new(EXPLAIN, ErrorKind::Unknown, "unknown peer");
+    let peer = peers.find(number).ok_or_else(unknown)?;
     let (device_access, device) = device_access(local_device, remote.device)?;
     let fabric = remote_transport.facts(
         (number, peer.card()),

@@ -8,15 +8,16 @@ use gpu::{Device, Memory};
 
 use super::explain::{self, EXPLAIN, MemoryAttributes};
 use super::local_copies::{CopyBuffer, LocalMover};
+use super::local_session::LocalSession;
 use super::mapping::{OPEN, RegionRequest};
-use super::peer::Peer;
+use super::peers::Peer;
 use super::remote_transport::{LinkCounts, RemoteTransport, RouteLane};
 use super::route::{DataMover, Route};
 use super::{Agent, CONNECT, JOIN, PeerId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::{
-    Choice, DeviceAccess, Fabric, Facts, Locality, Operation, Path, Policy, Registration, choose,
+    Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, Registration, choose,
 };
 use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion};
 use crate::share::check_fork;
@@ -80,22 +81,10 @@ impl Agent {
             remote.check_region(other).map_err(|error| error.with(other.label()))?;
         }
         let local_device = local.local_device()?;
-        let (facts, _) = self.facts(peer.0, operation, (local, remote), local_device)?;
+        let by = (peer.0, &self.peers);
+        let ends = (local, remote);
+        let (facts, _) = explain::facts(operation, ends, local_device, by, &self.remote_transport)?;
         Ok(choose(&facts, policy))
-    }
-
-    /// The facts for a choice between local and remote memory, and the device that copies.
-    fn facts(
-        &self,
-        number: u32,
-        operation: Operation,
-        ends: (&MemoryAttributes, &MemoryAttributes),
-        local_device: Option<Device>,
-    ) -> Result<(Facts, Option<Device>)> {
-        let Some(peer) = self.peers.find(number) else {
-            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "unknown peer"));
-        };
-        explain::facts(operation, ends, local_device, (number, peer), &self.remote_transport)
     }
 
     /// Connects to a peer by its rails, unless one is up already.
@@ -196,13 +185,15 @@ impl Agent {
         peer.check_owner(&remote)?;
         peer.check_connected()?;
         // Earlier failures of the fabric do not count.
-        self.remote_transport.clear_error(number);
+        self.remote_transport.set_error(number, None);
         let local_device = match &local.buffer {
             Buffer::Device(memory) => Some(memory.mapped_for().clone()),
             Buffer::Host(_) => None,
         };
         let ends = (&MemoryAttributes::from(region), &MemoryAttributes::from(&remote));
-        let (mut facts, device) = self.facts(number, Operation::Put, ends, local_device)?;
+        let by = (number, &self.peers);
+        let (mut facts, device) =
+            explain::facts(Operation::Put, ends, local_device, by, &self.remote_transport)?;
         loop {
             let choice = choose(&facts, policy);
             let Some(path) = choice.taken() else {
@@ -272,7 +263,9 @@ impl Agent {
         end: Instant,
     ) -> Result<LocalMover> {
         let of_device = |error| Error::of_device(JOIN, error);
-        let in_process_buffer = match self.peers.get(peer, JOIN)?.in_process_region(remote) {
+        let local_session = self.peers.get(peer, JOIN)?.local_session();
+        let own_region = local_session.and_then(|session| session.in_process_region(remote));
+        let in_process_buffer = match own_region {
             Some(region) if region.descriptor.rights.allow(remote.rights) => {
                 Some(region.buffer.clone())
             }
@@ -382,7 +375,7 @@ impl Agent {
         end: Instant,
         map: impl FnOnce(&mut RegionRequest<'_>) -> Result<T>,
     ) -> Result<T> {
-        let channel = self.peers.get(peer, OPEN)?.channel();
+        let channel = self.peers.get(peer, OPEN)?.local_session().and_then(LocalSession::channel);
         let mut progress = || self.progress_while_waiting();
         let mapped = map(&mut RegionRequest::new(channel, region, end, &mut progress));
         if mapped.is_err() {

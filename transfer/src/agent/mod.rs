@@ -15,7 +15,6 @@ mod mapping;
 mod notice;
 mod operations;
 mod options;
-mod peer;
 mod peers;
 mod progress;
 mod protocol;
@@ -35,8 +34,7 @@ use self::events::Events;
 use self::local_copies::LocalCopies;
 use self::local_target::{LocalServer, OutstandingCopies};
 use self::operations::Operations;
-use self::peer::Peer;
-use self::peers::Peers;
+use self::peers::{Peer, Peers};
 use self::progress::CLOSE_TIMEOUT;
 use self::published_regions::PublishedRegions;
 use self::remote_transport::RemoteTransport;
@@ -175,7 +173,7 @@ impl Agent {
         AgentCard {
             identity: self.local_target.identity,
             node: self.local_target.identity,
-            machine: peer::machine(),
+            machine: card::machine(),
             label: self.local_target.label.clone(),
             socket: self.local_server.as_ref().map(|server| server.socket().to_owned()),
             fabrics: self.remote_transport.addresses(),
@@ -244,7 +242,7 @@ impl Agent {
         self.local_target.withdraw(number);
         region.0.retire();
         let end = ipc::deadline(timeout);
-        let mut copies = self.local_target.copies(Some(number));
+        let mut copies = OutstandingCopies::of_all(&self.local_target, Some(number));
         loop {
             self.progress();
             copies.are_over();
@@ -471,7 +469,7 @@ impl Agent {
             );
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
         }
-        wait_for_copies(self.local_target.copies(None), end)?;
+        wait_for_copies(OutstandingCopies::of_all(&self.local_target, None), end)?;
         if unfinished > 0 {
             let detail = format!("{unfinished} operations in flight after {timeout:?}");
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
@@ -533,7 +531,7 @@ impl Drop for Agent {
             return;
         }
         self.shut_down(ipc::deadline(CLOSE_TIMEOUT));
-        let copies = self.local_target.copies_of_other_processes(None);
+        let copies = OutstandingCopies::of_other_processes(&self.local_target, None);
         if let Err(error) = wait_for_copies(copies, ipc::deadline(SETTLE_TIMEOUT)) {
             tracing::warn!(%error, "agent dropped while a peer copies to or from its memory");
         }

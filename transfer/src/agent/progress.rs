@@ -7,7 +7,7 @@ use ipc::WaitStrategy;
 
 use super::events::Event;
 use super::operations::{Done, Token};
-use super::peer::Peer;
+use super::peers::Peer;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
@@ -46,7 +46,7 @@ impl Agent {
     /// Completes the operations that the rails have completed.
     pub(super) fn finish_remote(&mut self) {
         while let Some((context, outcome)) = self.remote_transport.take_done() {
-            self.peers.complete_remote(context, outcome, &mut self.operations);
+            self.peers.complete(context, outcome, &mut self.operations);
         }
     }
 

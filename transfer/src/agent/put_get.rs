@@ -7,7 +7,7 @@ use gpu::{Block, CopyMethod};
 use super::deferred::{DeferredOperation, DeferredTransfer};
 use super::notice::Notice;
 use super::operations::{OperationContext, OperationInfo, Token};
-use super::peer::Peer;
+use super::peers::Peer;
 use super::route::{DataMover, Route};
 use super::{Agent, PeerId};
 use crate::blocks::Blocks;

@@ -55,9 +55,9 @@ impl CopyQueue {
         })
     }
 
-    /// When all submitted copies should be done, as estimated.
-    pub(super) fn expected(&self) -> Instant {
-        self.expected
+    /// When it should be idle, as estimated; None if it is.
+    pub(super) fn expected(&self) -> Option<Instant> {
+        (!self.is_idle()).then_some(self.expected)
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -5,14 +5,13 @@ mod copy_queue;
 mod cpu_copy;
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
-use gpu::{CopyMethod, Device, DeviceName, Slice};
+use gpu::{Block, CopyMethod, Device, DeviceName, Slice};
 
 use self::block_list_pool::BlockListPool;
 use self::copy_queue::CopyQueue;
-use self::cpu_copy::CpuCopies;
 use super::operations::OperationContext;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, Result};
@@ -43,12 +42,24 @@ struct CopyRequest<'a> {
     by: CopyMethod,
 }
 
+/// A copy by the CPU.
+#[derive(Debug)]
+struct CpuCopy {
+    context: OperationContext,
+    to: CopyBuffer,
+    from: CopyBuffer,
+    /// Blocks that were not started.
+    blocks: BlockQueue,
+    /// The rest of the current block.
+    block: Block,
+}
+
 /// All copies in flight.
 #[derive(Debug, Default)]
 pub(super) struct LocalCopies {
     /// By peer and device, small and large copies.
     queues: HashMap<(u32, DeviceName, bool), CopyQueue>,
-    by_cpu: CpuCopies,
+    cpu_copies: VecDeque<CpuCopy>,
     /// Lists of blocks for CPU copies and deferred operations.
     block_lists: BlockListPool,
 }
@@ -74,12 +85,13 @@ impl LocalCopies {
         match mover {
             LocalMover::Cpu { local, remote } => {
                 let remote = CopyBuffer::Host(remote.clone());
-                let ends = match operation {
+                let (to, from) = match operation {
                     Operation::Put => (remote, local.clone()),
                     Operation::Get => (local.clone(), remote),
                 };
                 let blocks = self.block_lists.copy_blocks(blocks);
-                self.by_cpu.push(context, ends, blocks);
+                let block = Block::default();
+                self.cpu_copies.push_back(CpuCopy { context, to, from, blocks, block });
             }
             LocalMover::Device { device, local, remote } => {
                 let (to, from) = match operation {
@@ -106,22 +118,30 @@ impl LocalCopies {
         for queue in self.queues.values_mut() {
             has_moved |= queue.progress(&mut done);
         }
-        has_moved | self.by_cpu.progress(&mut self.block_lists, done)
+        let Some(mut copy) = self.cpu_copies.pop_front() else { return has_moved };
+        match copy.copy_some() {
+            Ok(false) => self.cpu_copies.push_front(copy),
+            outcome => {
+                self.block_lists.recycle(copy.blocks);
+                done(copy.context, outcome.map(drop));
+            }
+        }
+        true
     }
 
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.queues.iter().any(|((of, ..), queue)| *of == peer && !queue.is_idle())
-            || self.by_cpu.is_busy_with(peer)
+            || self.cpu_copies.iter().any(|copy| copy.context.peer == peer)
     }
 
     /// Does the CPU copy while it makes progress?
     pub(super) fn uses_cpu(&self) -> bool {
-        !self.by_cpu.is_empty()
+        !self.cpu_copies.is_empty()
     }
 
     /// When the first device should have completed its copies, as estimated.
     pub(super) fn expected(&self) -> Option<Instant> {
-        self.queues.values().filter(|queue| !queue.is_idle()).map(CopyQueue::expected).min()
+        self.queues.values().filter_map(CopyQueue::expected).min()
     }
 
     /// Cancels all copies of a peer. Waits for devices, at most until `end`. Returns the incomplete
@@ -133,7 +153,12 @@ impl LocalCopies {
             cancelled.extend(contexts);
             is_settled &= is_done;
         }
-        self.by_cpu.cancel(peer, &mut cancelled);
+        self.cpu_copies.retain(|copy| {
+            copy.context.peer != peer || {
+                cancelled.push(copy.context.clone());
+                false
+            }
+        });
         (cancelled, is_settled)
     }
 

@@ -2,11 +2,12 @@
 //! flight.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ipc::PidFd;
 
+use super::LocalTarget;
 use crate::agent::Event;
 use crate::agent::protocol::Introduction;
 use crate::agent::session_segment::TargetSegment;
@@ -50,11 +51,6 @@ impl LocalInitiator {
     /// Records that it opens a region. Called before it receives the export.
     pub(in crate::agent) fn record_opened(&self, region: &RegisteredRegion) {
         lock(&self.opened).insert(region.descriptor.number, region.descriptor.length);
-    }
-
-    /// Its connection has ended.
-    pub(super) fn leave(&self) {
-        self.has_left.store(true, Ordering::Release);
     }
 
     pub(in crate::agent) fn has_left(&self) -> bool {
@@ -107,68 +103,51 @@ impl LocalInitiator {
     }
 }
 
-/// All initiators of this machine, also departed ones that may still copy.
-#[derive(Debug, Default)]
-pub(super) struct LocalInitiators {
-    all: Mutex<Vec<Arc<LocalInitiator>>>,
-    /// Incremented when initiators connect or disconnect.
-    changes: AtomicU64,
-}
-
-impl LocalInitiators {
-    pub(super) fn add(&self, initiator: Arc<LocalInitiator>) {
-        lock(&self.all).push(initiator);
+impl LocalTarget {
+    pub(in crate::agent) fn add_initiator(&self, initiator: Arc<LocalInitiator>) {
+        lock(&self.initiators).push(initiator);
+        self.notify_change();
     }
 
-    pub(super) fn count(&self) -> usize {
-        lock(&self.all).len()
+    /// The connection of an initiator has ended.
+    pub(in crate::agent) fn initiator_left(&self, initiator: &LocalInitiator) {
+        initiator.has_left.store(true, Ordering::Release);
+        self.notify_change();
     }
 
-    pub(super) fn count_change(&self) {
+    fn notify_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
+        self.doorbell.ring();
     }
 
     /// The initiators whose departure was not reported, if any connected or disconnected since
     /// `seen`.
-    pub(super) fn changed(&self, seen: &mut u64) -> Option<Vec<Arc<LocalInitiator>>> {
+    pub(in crate::agent) fn changed_initiators(
+        &self,
+        seen: &mut u64,
+    ) -> Option<Vec<Arc<LocalInitiator>>> {
         let changes = self.changes.load(Ordering::Acquire);
         if changes == *seen {
             return None;
         }
         *seen = changes;
-        let mut all = lock(&self.all).clone();
+        let mut all = lock(&self.initiators).clone();
         all.retain(|initiator| !initiator.departure_reported.load(Ordering::Relaxed));
         Some(all)
     }
 
     /// The memory of a region is freed, so no initiator can use it any more.
     pub(super) fn forget_region(&self, number: u64) {
-        for initiator in lock(&self.all).iter() {
+        for initiator in lock(&self.initiators).iter() {
             lock(&initiator.opened).remove(&number);
         }
     }
 
     /// Removes disconnected initiators that cannot access any region.
-    pub(super) fn remove_departed(&self) {
-        lock(&self.all).retain(|initiator| {
+    pub(in crate::agent) fn remove_departed(&self) {
+        lock(&self.initiators).retain(|initiator| {
             !initiator.departure_reported.load(Ordering::Relaxed) || initiator.may_copy()
         });
-    }
-
-    /// The copies in flight of the initiators that opened this region, or any.
-    pub(super) fn copies(
-        &self,
-        region: Option<u64>,
-        include_in_process: bool,
-    ) -> OutstandingCopies {
-        let all = lock(&self.all);
-        let relevant = all.iter().filter(|initiator| {
-            initiator.has_opened(region) && (include_in_process || !initiator.is_in_process)
-        });
-        let begun = |initiator: &LocalInitiator| lock(&initiator.local_session).begun();
-        OutstandingCopies(
-            relevant.map(|initiator| (begun(initiator), Arc::clone(initiator))).collect(),
-        )
     }
 }
 
@@ -177,6 +156,27 @@ impl LocalInitiators {
 pub(in crate::agent) struct OutstandingCopies(Vec<(u64, Arc<LocalInitiator>)>);
 
 impl OutstandingCopies {
+    /// The copies of all initiators that opened this region, or any.
+    pub(in crate::agent) fn of_all(local_target: &LocalTarget, region: Option<u64>) -> Self {
+        Self::of(local_target, |initiator| initiator.has_opened(region))
+    }
+
+    /// The copies of other processes. Agents of this process keep the memory of their copies alive
+    /// themselves.
+    pub(in crate::agent) fn of_other_processes(
+        local_target: &LocalTarget,
+        region: Option<u64>,
+    ) -> Self {
+        Self::of(local_target, |initiator| initiator.has_opened(region) && !initiator.is_in_process)
+    }
+
+    fn of(local_target: &LocalTarget, is_relevant: impl Fn(&LocalInitiator) -> bool) -> Self {
+        let initiators = lock(&local_target.initiators);
+        let relevant = initiators.iter().filter(|initiator| is_relevant(initiator));
+        let begun = |initiator: &LocalInitiator| lock(&initiator.local_session).begun();
+        Self(relevant.map(|initiator| (begun(initiator), Arc::clone(initiator))).collect())
+    }
+
     /// Removes completed ones. True if all have completed.
     pub(in crate::agent) fn are_over(&mut self) -> bool {
         self.0.retain(|(begun, initiator)| !initiator.is_settled(*begun));

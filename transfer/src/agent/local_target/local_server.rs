@@ -18,6 +18,7 @@ use crate::agent::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Refusal, Reply, Req
 use crate::agent::session_segment::TargetSegment;
 use crate::agent::{AgentCard, START, remaining};
 use crate::error::{Error, ErrorKind};
+use crate::lock;
 use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
 
 /// Maximum of local initiators, including disconnected ones that may still use a region.
@@ -137,7 +138,7 @@ fn admit(
     let operation = "accept a local initiator";
     let failed = |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
     local_target.remove_departed();
-    if local_target.initiators.count() >= MAX_LOCAL_INITIATORS {
+    if lock(&local_target.initiators).len() >= MAX_LOCAL_INITIATORS {
         return Err(failed(&format!(
             "the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum"
         )));

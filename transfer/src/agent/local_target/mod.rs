@@ -4,18 +4,17 @@
 mod initiators;
 mod local_server;
 mod reclaim;
-mod region_registry;
 mod region_table;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
 
-use self::initiators::LocalInitiators;
 use self::reclaim::Reclaim;
-use self::region_registry::RegionRegistry;
+use self::region_table::RegionTable;
 use super::protocol::Introduction;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
@@ -30,6 +29,12 @@ pub(super) use region_table::ReadOnlyRegionTable;
 
 const DOORBELL_LAYOUT: Layout = Layout::new("agent doorbell", 1);
 
+#[derive(Debug, Default)]
+struct Regions {
+    last: u64,
+    all: HashMap<u64, Weak<RegisteredRegion>>,
+}
+
 /// State shared by the threads of an agent.
 #[derive(Debug)]
 pub(crate) struct LocalTarget {
@@ -40,8 +45,11 @@ pub(crate) struct LocalTarget {
     doorbell_segment: Segment,
     pub(crate) doorbell: Doorbell<MappedWords>,
     is_over: AtomicBool,
-    regions: RegionRegistry,
-    initiators: LocalInitiators,
+    region_table: RegionTable,
+    regions: Mutex<Regions>,
+    initiators: Mutex<Vec<Arc<LocalInitiator>>>,
+    /// Incremented when initiators connect or disconnect.
+    changes: AtomicU64,
     /// Handles of the rails, once these are started.
     rail_handles: OnceLock<Vec<RailHandle>>,
     reclaim: Reclaim,
@@ -66,8 +74,10 @@ impl LocalTarget {
             doorbell_segment,
             doorbell,
             is_over: AtomicBool::new(false),
-            regions: RegionRegistry::create().map_err(|error| failed(&error))?,
-            initiators: LocalInitiators::default(),
+            region_table: RegionTable::create().map_err(|error| failed(&error))?,
+            regions: Mutex::default(),
+            initiators: Mutex::default(),
+            changes: AtomicU64::new(0),
             rail_handles: OnceLock::new(),
             reclaim: Reclaim::default(),
         })
@@ -90,7 +100,7 @@ impl LocalTarget {
     pub(super) fn shared_files(
         &self,
     ) -> std::result::Result<(OwnedFd, BorrowedFd<'_>), SegmentError> {
-        Ok((self.regions.table()?, self.doorbell_segment.as_fd()))
+        Ok((self.region_table.read_only()?, self.doorbell_segment.as_fd()))
     }
 
     /// Maps the doorbell of another agent.
@@ -115,17 +125,31 @@ impl LocalTarget {
         &self,
         make: impl FnOnce(u64, u64) -> Arc<RegisteredRegion>,
     ) -> Result<Arc<RegisteredRegion>> {
-        self.regions.add(make)
+        let operation = "register a region";
+        let ticket: [u8; 16] = random(operation)?;
+        let mut regions = lock(&self.regions);
+        let Some(number) = self.region_table.insert_after(regions.last) else {
+            let detail = "the region table is full";
+            return Err(Error::new(operation, ErrorKind::TooMany, detail));
+        };
+        regions.last = number;
+        let ticket = u64::from_le_bytes(ticket[..8].try_into().unwrap_or_default());
+        let region = make(number, ticket);
+        regions.all.insert(number, Arc::downgrade(&region));
+        Ok(region)
     }
 
     /// A number for a local-only region, which is in no table.
     pub(crate) fn next_region_number(&self) -> u64 {
-        self.regions.next_number()
+        let mut regions = lock(&self.regions);
+        regions.last += 1;
+        regions.last
     }
 
     /// No new operation uses the region from now on.
     pub(crate) fn withdraw(&self, number: u64) {
-        self.regions.remove(number);
+        self.region_table.remove(number);
+        lock(&self.regions).all.remove(&number);
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -135,61 +159,26 @@ impl LocalTarget {
     /// The agent ends: withdraws all regions.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
-        self.regions.close();
+        self.region_table.close();
+        let all = std::mem::take(&mut lock(&self.regions).all);
+        all.into_keys().for_each(|number| self.region_table.remove(number));
     }
 
     /// Frees the memory of a withdrawn region: now, or when no other process copies to or from it
     /// any more. Does not wait.
     pub(crate) fn release(self: &Arc<Self>, number: u64, buffer: Buffer) {
-        let mut copies = self.copies_of_other_processes(Some(number));
+        let mut copies = OutstandingCopies::of_other_processes(self, Some(number));
         if copies.are_over() {
-            self.initiators.forget_region(number);
+            self.forget_region(number);
         } else {
             self.reclaim.retain_until_done(copies, number, buffer, self);
         }
     }
 
-    /// The copies in flight of all initiators that opened this region, or any.
-    pub(super) fn copies(&self, region: Option<u64>) -> OutstandingCopies {
-        self.initiators.copies(region, true)
-    }
-
-    /// The copies of other processes. Agents of this process keep the memory of their copies alive
-    /// themselves.
-    pub(super) fn copies_of_other_processes(&self, region: Option<u64>) -> OutstandingCopies {
-        self.initiators.copies(region, false)
-    }
-
     /// The region with this number, if the ticket is right.
     pub(crate) fn region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
-        self.regions.find(number, ticket)
-    }
-
-    pub(super) fn add_initiator(&self, initiator: Arc<LocalInitiator>) {
-        self.initiators.add(initiator);
-        self.notify_change();
-    }
-
-    /// The connection of an initiator has ended.
-    pub(super) fn initiator_left(&self, initiator: &LocalInitiator) {
-        initiator.leave();
-        self.notify_change();
-    }
-
-    /// The initiators whose departure was not reported, if any connected or disconnected since
-    /// `seen`.
-    pub(super) fn changed_initiators(&self, seen: &mut u64) -> Option<Vec<Arc<LocalInitiator>>> {
-        self.initiators.changed(seen)
-    }
-
-    /// Removes disconnected initiators that cannot access any region.
-    pub(super) fn remove_departed(&self) {
-        self.initiators.remove_departed();
-    }
-
-    fn notify_change(&self) {
-        self.initiators.count_change();
-        self.doorbell.ring();
+        let found = lock(&self.regions).all.get(&number)?.upgrade()?;
+        (self.region_table.contains(number) && found.descriptor.ticket == ticket).then_some(found)
     }
 }
 

@@ -64,7 +64,7 @@ impl Reclaim {
         let has_more = retained.has_thread;
         drop(retained);
         for (_, number, buffer) in finished {
-            local_target.initiators.forget_region(number);
+            local_target.forget_region(number);
             // The owner of adopted memory may panic on drop; the other memory is still freed.
             if catch_unwind(AssertUnwindSafe(|| drop(buffer))).is_err() {
                 tracing::error!(region = number, "the owner of a region's memory panicked");

@@ -286,12 +286,6 @@ impl RemoteTransport {
         self.peers.get(&peer)?.error.as_ref()
     }
 
-    pub(super) fn clear_error(&mut self, peer: u32) {
-        if let Some(peer) = self.peers.get_mut(&peer) {
-            peer.error = None;
-        }
-    }
-
     pub(super) fn set_error(&mut self, peer: u32, error: Option<Error>) {
         self.peers.entry(peer).or_default().error = error;
     }

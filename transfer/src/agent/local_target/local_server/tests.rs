@@ -165,7 +165,7 @@ fn reconnecting_without_a_clean_close_leaks_nothing() {
         owner.wait_until_left();
         std::mem::forget(raw.segment);
     }
-    assert!(owner.agent().local_target.initiators.count() <= 1);
+    assert!(lock(&owner.agent().local_target.initiators).len() <= 1);
 }
 
 /// Their connections are lost, but they may still copy.
