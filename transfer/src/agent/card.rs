@@ -11,10 +11,11 @@
 //! ```
 
 use std::ffi::OsStr;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::{card_file, peer};
+use super::card_file;
 use crate::error::{Error, ErrorKind, Result};
 use crate::region::RegionDescriptor;
 use crate::wire::{DescriptorFormat, put_length_prefixed};
@@ -72,6 +73,16 @@ pub struct AgentCard {
     pub regions: Vec<(String, RegionDescriptor)>,
 }
 
+/// The boot id of the kernel: the same in all containers of a machine.
+pub(super) fn machine() -> [u8; 16] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut digits = text.bytes().filter_map(|byte| char::from(byte).to_digit(16));
+    std::array::from_fn(|_| {
+        let (high, low) = (digits.next().unwrap_or(0), digits.next().unwrap_or(0));
+        (high << 4 | low) as u8
+    })
+}
+
 impl AgentCard {
     /// Was its agent killed, so that the card file is left beside the socket? False if unknown: the
     /// directory is not visible, or the agent removed its files.
@@ -83,7 +94,7 @@ impl AgentCard {
     /// Is its agent on this machine, according to the boot id, in whatever container?
     #[must_use]
     pub fn is_of_this_machine(&self) -> bool {
-        self.machine == peer::machine()
+        self.machine == machine()
     }
 
     /// Encodes the card.

@@ -1,15 +1,10 @@
 //! Events of an agent: initiators that connect and disconnect, and their notices.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use ipc::WaitStrategy;
-
+use super::local_target::{LocalInitiator, LocalTarget};
 use super::notice::Notice;
-use super::{Agent, BUSY_PAUSE};
-use crate::error::{Error, ErrorKind, Result};
-use crate::lock;
 
 /// An event that peers caused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,100 +58,53 @@ pub enum Event {
     },
 }
 
-impl Agent {
+/// Events that were not taken, and the local initiators that cause some of them.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    queue: VecDeque<(Event, Option<NoticeCredit>)>,
+    /// Initiators that joined and did not leave.
+    initiators: Vec<Arc<LocalInitiator>>,
+    /// The initiator of the last notice: the next one has its turn.
+    next_initiator: usize,
+    seen_changes: u64,
+}
+
+/// The rail and session whose credit a notice returns when it is taken.
+pub(super) type NoticeCredit = (usize, u64);
+
+impl Events {
+    pub(super) fn push(&mut self, event: Event, credit: Option<NoticeCredit>) {
+        self.queue.push_back((event, credit));
+    }
+
     /// The next event, if any.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        self.update_local_initiators();
-        self.poll_rails();
-        if let Some((event, taken)) = self.events.pop_front() {
-            if let Some((rail, session)) = taken {
-                self.remote_transport.notice_taken(rail, session);
-            }
+    pub(super) fn take(&mut self) -> Option<(Event, Option<NoticeCredit>)> {
+        if let Some(event) = self.queue.pop_front() {
             return Some(event);
         }
         // Round robin: an initiator with many notices does not starve the others.
-        for _ in 0..self.local_initiators.len() {
-            self.next_initiator = (self.next_initiator + 1) % self.local_initiators.len();
-            let initiator = &self.local_initiators[self.next_initiator];
-            if let Some(notice) = lock(&initiator.local_session).take() {
-                return Some(Event::Notice { from: initiator.identity, notice });
+        for _ in 0..self.initiators.len() {
+            self.next_initiator = (self.next_initiator + 1) % self.initiators.len();
+            if let Some(notice) = self.initiators[self.next_initiator].take_notice() {
+                return Some((notice, None));
             }
         }
         None
     }
 
-    /// Reports initiators that connected or disconnected.
-    pub(super) fn update_local_initiators(&mut self) {
-        let changes = self.local_target.changes.load(Ordering::Acquire);
-        if changes == self.seen_changes {
-            return;
-        }
-        self.seen_changes = changes;
-        let all = lock(&self.local_target.local_initiators);
-        for initiator in
-            all.iter().filter(|initiator| !initiator.departure_reported.load(Ordering::Relaxed))
-        {
-            if !self.local_initiators.iter().any(|reported| Arc::ptr_eq(reported, initiator)) {
-                let (from, label) = (initiator.identity, initiator.label.clone());
-                self.events.push_back((Event::Joined { from, label }, None));
-                self.local_initiators.push(Arc::clone(initiator));
+    /// Reports local initiators that connected or disconnected.
+    pub(super) fn update(&mut self, local_target: &LocalTarget) {
+        let Some(all) = local_target.changed_initiators(&mut self.seen_changes) else { return };
+        for initiator in all {
+            if !self.initiators.iter().any(|reported| Arc::ptr_eq(reported, &initiator)) {
+                self.queue.push_back((initiator.joined(), None));
+                self.initiators.push(initiator);
             }
         }
-        drop(all);
-        let (left, remaining): (Vec<_>, Vec<_>) = std::mem::take(&mut self.local_initiators)
-            .into_iter()
-            .partition(|v| v.has_left.load(Ordering::Acquire));
-        self.local_initiators = remaining;
-        for initiator in &left {
-            // Notices that it sent before are reported first.
-            let mut local_session = lock(&initiator.local_session);
-            for notice in local_session.take_rest() {
-                self.events.push_back((Event::Notice { from: initiator.identity, notice }, None));
-            }
-            // Its process may have exited regularly since it disconnected.
-            let is_dead = !local_session.left_cleanly() && initiator.pidfd.is_over();
-            drop(local_session);
-            let (from, label) = (initiator.identity, initiator.label.clone());
-            self.events.push_back((Event::Left { from, label, is_dead }, None));
-            initiator.departure_reported.store(true, Ordering::Relaxed);
+        // Notices that it sent before are reported first.
+        for left in self.initiators.extract_if(.., |initiator| initiator.has_left()) {
+            left.report_departure(|event| self.queue.push_back((event, None)));
         }
-        self.local_target.remove_departed();
-    }
-
-    /// Waits for an event, and makes progress meanwhile.
-    ///
-    /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
-    pub fn next_event(&mut self, timeout: Duration) -> Result<Event> {
-        let end = ipc::deadline(timeout);
-        let local_target = Arc::clone(&self.local_target);
-        loop {
-            let until = if self.operations.in_flight == 0 {
-                end
-            } else {
-                end.min(Instant::now() + BUSY_PAUSE)
-            };
-            let mut wait_strategy = self.wait_strategy;
-            let found = local_target.doorbell.wait(&mut wait_strategy, until, || {
-                self.progress();
-                let event = self.poll_event();
-                if event.is_none()
-                    && self.wait_strategy == WaitStrategy::Busy
-                    && !self.remote_transport.rails.is_empty()
-                {
-                    // As in `pause`: a rail's thread receives events.
-                    std::thread::yield_now();
-                }
-                event
-            });
-            self.wait_strategy = wait_strategy;
-            if let Some(event) = found {
-                return Ok(event);
-            }
-            if Instant::now() >= end {
-                let detail = format!("no event after {timeout:?}");
-                return Err(Error::new("wait for an event", ErrorKind::DeadlineExceeded, detail));
-            }
-        }
+        local_target.remove_departed();
     }
 }

@@ -1,22 +1,15 @@
-//! The path of a transfer and its reasons, without registering or mapping memory.
+//! The facts for the choice of a path, without registering or mapping memory.
 
-use std::time::Duration;
+use gpu::{Device, DeviceName, Implementation, PeerAccess, Uuid};
 
-use fabric::Caps;
-use gpu::{Device, Uuid};
-
-use super::peer::LocalSession;
-use super::route::{check_owner, device_access, device_named};
-use super::route_lane::registration;
-use super::{Agent, PeerId};
+use super::JOIN;
+use super::peers::{Peer, Peers};
+use super::remote_transport::{RemoteTransport, registration};
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::{
-    Choice, Exportability, Facts, Locality, MemoryType, Operation, Policy, Registration, choose,
-};
+use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
 use crate::region::{Buffer, Region, RegionDescriptor};
-use crate::share::check_fork;
 
-const EXPLAIN: &str = "explain a path";
+pub(super) const EXPLAIN: &str = "explain a path";
 
 /// Memory at one end of a transfer, as far as the choice of a path depends on it: of a region, or
 /// hypothetical memory.
@@ -45,6 +38,26 @@ impl MemoryAttributes {
 
     fn assumed(memory_type: MemoryType, device: Option<Uuid>) -> Self {
         Self { memory_type, device, domains: Vec::new(), region: None }
+    }
+
+    /// The device of this process that has it or copies, if any.
+    pub(super) fn local_device(&self) -> Result<Option<Device>> {
+        let Some(uuid) = self.device else { return Ok(None) };
+        let Some(name) = device_named(uuid) else {
+            let detail = "this process does not see the device of the local memory";
+            return Err(Error::new(EXPLAIN, ErrorKind::NoSuchDevice, detail));
+        };
+        Device::open(name).map(Some).map_err(|error| Error::of_device(EXPLAIN, error))
+    }
+
+    /// Fails if its region, if any, does not belong to the peer or was withdrawn.
+    pub(super) fn check_region(&self, peer: &Peer) -> Result<()> {
+        let Some(region) = &self.region else { return Ok(()) };
+        peer.check_owner(region)?;
+        if peer.local_session().is_some_and(|session| !session.has_region(region.number)) {
+            return Err(Error::new(EXPLAIN, ErrorKind::Stale, "the region was withdrawn"));
+        }
+        Ok(())
     }
 
     /// Its registration with a domain of its agent. Hypothetical host memory counts as registered,
@@ -77,103 +90,61 @@ impl From<&RegionDescriptor> for MemoryAttributes {
     }
 }
 
-impl Agent {
-    /// What the agent and a peer can pass to each other.
-    #[must_use]
-    pub fn locality(&self, peer: PeerId) -> Option<&Locality> {
-        self.peers.get(&peer.0).map(|peer| &peer.locality)
-    }
-
-    /// Connects to a peer by a fabric now, not only when the first regions are joined, so that
-    /// [`explain`](Self::explain) knows whether the peer answers. Does nothing if they have no
-    /// fabric in common.
-    ///
-    /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) peer; errors of the fabric. A peer that does not answer is
-    /// not an error here: `explain` reports it as a reason.
-    pub fn connect_fabrics(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
-        check_fork(self.fork_generation, EXPLAIN)?;
-        let end = ipc::deadline(timeout);
-        self.peer(peer.0, EXPLAIN)?;
-        self.connect_fabric(peer.0, end)
-    }
-
-    /// The verdict on every path between two ends, from the same facts as [joining](Self::join).
-    /// Obstacles that only mapping would show are not found.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// use transfer::path::{Exportability, Operation, Path, Policy};
-    /// use transfer::{Agent, AgentOptions, MemoryAttributes};
-    /// let mut here = Agent::start(AgentOptions::new("here"))?;
-    /// let there = Agent::start(AgentOptions::new("there"))?;
-    /// let peer = here.connect(&there.card().encode()?, Duration::from_secs(1))?;
-    /// let host = MemoryAttributes::on_host(Exportability::ByDescriptors);
-    /// let choice = here.explain(peer, Operation::Put, &host, &host, &Policy::default())?;
-    /// assert_eq!(choice.taken(), Some(Path::SameProcess));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Stale`](ErrorKind::Stale) if the region was withdrawn, or its agent was restarted;
-    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if the local memory is on a device that this
-    /// process does not see.
-    pub fn explain(
-        &self,
-        peer: PeerId,
-        operation: Operation,
-        local: &MemoryAttributes,
-        remote: &MemoryAttributes,
-        policy: &Policy,
-    ) -> Result<Choice> {
-        check_fork(self.fork_generation, EXPLAIN)?;
-        policy.check()?;
-        let other = self.peers.get(&peer.0);
-        if let (Some(other), Some(region)) = (other, &remote.region) {
-            check_owner(other, region).map_err(|error| error.with(&other.card.label))?;
-            let is_gone =
-                |local_session: &LocalSession| !local_session.region_table.contains(region.number);
-            if other.local_session.as_deref().is_some_and(is_gone) {
-                let error = Error::new(EXPLAIN, ErrorKind::Stale, "the region was withdrawn");
-                return Err(error.with(&other.card.label));
-            }
-        }
-        let local_device = local.device.map(device_of).transpose()?;
-        let (facts, _) = self.facts(peer.0, operation, (local, remote), local_device)?;
-        Ok(choose(&facts, policy))
-    }
-
-    /// The facts for a choice between local and remote memory, and the device that copies.
-    pub(super) fn facts(
-        &self,
-        peer: u32,
-        operation: Operation,
-        (local, remote): (&MemoryAttributes, &MemoryAttributes),
-        local_device: Option<Device>,
-    ) -> Result<(Facts, Option<Device>)> {
-        let Some(peer) = self.peers.get(&peer) else {
-            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "unknown peer"));
-        };
-        let (device_access, device) = device_access(local_device, remote.device)?;
-        let rails = &self.remote_transport.rails;
-        let fabric = self.remote_transport.facts(
-            peer,
-            |rail| local.registration(rail, rails[rail].has(Caps::DEVICE_MEMORY)),
-            // The peer's rail has the same provider.
-            |domain| {
-                remote.registration(domain, rails.iter().any(|rail| rail.has(Caps::DEVICE_MEMORY)))
-            },
-        );
-        let locality = peer.locality.clone();
-        let (local, remote) = (local.memory_type, remote.memory_type);
-        Ok((Facts { operation, locality, local, remote, device_access, fabric }, device))
-    }
+/// The facts for a choice between local and remote memory, and the device that copies.
+pub(super) fn facts(
+    operation: Operation,
+    (local, remote): (&MemoryAttributes, &MemoryAttributes),
+    local_device: Option<Device>,
+    (number, peers): (u32, &Peers),
+    remote_transport: &RemoteTransport,
+) -> Result<(Facts, Option<Device>)> {
+    let unknown = || Error::new(EXPLAIN, ErrorKind::Unknown, "unknown peer");
+    let peer = peers.find(number).ok_or_else(unknown)?;
+    let (device_access, device) = device_access(local_device, remote.device)?;
+    let fabric = remote_transport.facts(
+        (number, peer.card()),
+        |rail, takes_devices| local.registration(rail, takes_devices),
+        |domain, takes_devices| remote.registration(domain, takes_devices),
+    );
+    let locality = peer.locality().clone();
+    let (local, remote) = (local.memory_type, remote.memory_type);
+    Ok((Facts { operation, locality, local, remote, device_access, fabric }, device))
 }
 
-fn device_of(uuid: Uuid) -> Result<Device> {
-    let Some(name) = device_named(uuid) else {
-        let detail = "this process does not see the device of the local memory";
-        return Err(Error::new(EXPLAIN, ErrorKind::NoSuchDevice, detail));
+/// The name of a device in this process, by its UUID.
+fn device_named(uuid: Uuid) -> Option<DeviceName> {
+    [Implementation::Cuda, Implementation::Emulated].into_iter().find_map(|implementation| {
+        let count = Device::count(implementation).unwrap_or(0);
+        let mut names = (0..count).map(|number| DeviceName { implementation, number });
+        names.find(|name| name.uuid().is_ok_and(|found| found == uuid))
+    })
+}
+
+/// The device that copies between local memory of one device and remote memory of another, and its
+/// access to the remote memory.
+fn device_access(
+    local_device: Option<Device>,
+    remote_device: Option<Uuid>,
+) -> Result<(DeviceAccess, Option<Device>)> {
+    let of_device = |error| Error::of_device(JOIN, error);
+    let Some(uuid) = remote_device else {
+        let device_access =
+            if local_device.is_some() { DeviceAccess::Same } else { DeviceAccess::NoDevice };
+        return Ok((device_access, local_device));
     };
-    Device::open(name).map_err(|error| Error::of_device(EXPLAIN, error))
+    let Some(name) = device_named(uuid) else { return Ok((DeviceAccess::Invisible, local_device)) };
+    let Some(device) = local_device else {
+        return Ok((DeviceAccess::Same, Some(Device::open(name).map_err(of_device)?)));
+    };
+    let device_access = if device.name() == name {
+        DeviceAccess::Same
+    } else if device.name().implementation != name.implementation {
+        DeviceAccess::Foreign
+    } else {
+        match device.peer_access_to(name).map_err(of_device)? {
+            PeerAccess::None => DeviceAccess::None,
+            PeerAccess::Same | PeerAccess::Direct { .. } => DeviceAccess::Direct,
+        }
+    };
+    Ok((device_access, Some(device)))
 }

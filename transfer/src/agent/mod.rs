@@ -1,61 +1,46 @@
 //! Agents: put into and get from regions of other agents.
 
-mod block_list_pool;
 mod card;
 mod card_file;
-mod copy_queue;
-mod cpu_copy;
 mod deferred;
 mod epochs;
 mod events;
 mod explain;
+mod join;
 mod leftovers;
-mod local_server;
+mod local_copies;
+mod local_session;
 mod local_target;
 mod mapping;
 mod notice;
 mod operations;
 mod options;
-mod peer;
+mod peers;
 mod progress;
 mod protocol;
 mod published_regions;
 mod put_get;
-mod reclaim;
-mod region_table;
-mod remote_connect;
-mod remote_sessions;
 mod remote_transport;
 mod route;
-mod route_lane;
 mod session_segment;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::DeviceName;
-use ipc::{ChannelListener, ForkGeneration, WaitStrategy};
+use ipc::{ForkGeneration, WaitStrategy};
 
-use self::block_list_pool::BlockListPool;
-use self::card_file::CardFile;
-use self::copy_queue::{CopyQueue, OperationContext};
-use self::cpu_copy::CpuCopy;
-use self::local_target::{LocalInitiator, SETTLE_TIMEOUT};
+use self::events::Events;
+use self::local_copies::LocalCopies;
+use self::local_target::{LocalServer, OutstandingCopies};
 use self::operations::Operations;
-use self::peer::{Peer, remaining};
+use self::peers::{Peer, Peers};
 use self::progress::CLOSE_TIMEOUT;
-use self::reclaim::OutstandingCopies;
+use self::published_regions::PublishedRegions;
 use self::remote_transport::RemoteTransport;
-use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
-use crate::rail::Rail;
-use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion, Rights};
+use crate::region::{Buffer, Region, RegionDescriptor, Rights};
 use crate::share::check_fork;
 
 pub use card::{AgentCard, FabricAddress, MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
@@ -70,13 +55,14 @@ pub(crate) use protocol::Refusal;
 pub use route::Route;
 pub(crate) use route::RouteInner;
 
-/// Shorter copies have their own stream, so that they do not wait behind copies that take
-/// milliseconds.
-const SMALL_COPY: u64 = 1 << 20;
+/// How long dropping an agent waits for copies of other processes.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest pause while operations are in flight.
 const BUSY_PAUSE: Duration = Duration::from_micros(200);
 const START: &str = "start an agent";
 const CLOSE: &str = "close an agent";
+const CONNECT: &str = "connect to an agent";
+const JOIN: &str = "join two regions";
 
 /// Identifies a peer of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,46 +107,29 @@ pub struct PeerId(u32);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Agent {
+    /// State shared with its threads.
     local_target: Arc<LocalTarget>,
-    socket: Option<PathBuf>,
-    card_file: Option<CardFile>,
+    local_server: Option<LocalServer>,
+    published: PublishedRegions,
+    peers: Peers,
+    local_copies: LocalCopies,
+    remote_transport: RemoteTransport,
+    operations: Operations,
+    events: Events,
     forces_remote: bool,
     wait_strategy: WaitStrategy,
-    local_server: Option<JoinHandle<()>>,
-    /// By unique numbers.
-    peers: BTreeMap<u32, Peer>,
-    next_peer: u32,
-    copy_queues: HashMap<(u32, DeviceName, bool), CopyQueue>,
-    cpu_copies: VecDeque<CpuCopy>,
-    /// Number of deferred operations of all peers.
-    deferred: usize,
-    /// Lists of blocks for CPU copies.
-    block_lists: BlockListPool,
-    /// Empty; its capacity is reused for completed operations.
-    done: Vec<(OperationContext, Result<()>)>,
-    operations: Operations,
-    local_initiators: Vec<Arc<LocalInitiator>>,
-    /// The initiator of the last notice: the next one has its turn.
-    next_initiator: usize,
-    seen_changes: u64,
-    /// Events, with the rail and session whose credit they return when they are taken.
-    events: VecDeque<(Event, Option<(usize, u64)>)>,
-    remote_transport: RemoteTransport,
-    /// Published regions by name.
-    published: BTreeMap<String, Weak<RegisteredRegion>>,
-    next_check: Instant,
     fork_generation: ForkGeneration,
 }
 
 /// Without secrets: tickets and keys of peers' regions.
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let peers: Vec<_> = self.peers.values().map(|peer| &peer.card.label).collect();
-        let fabrics: Vec<_> = self.remote_transport.rails.iter().map(Rail::provider).collect();
+        let socket = self.local_server.as_ref().map(LocalServer::socket);
         let mut shown = f.debug_struct("Agent");
-        shown.field("label", &self.local_target.label).field("socket", &self.socket);
-        shown.field("fabrics", &fabrics).field("peers", &peers);
-        shown.field("in_flight", &self.operations.in_flight).finish_non_exhaustive()
+        shown.field("label", &self.local_target.label).field("socket", &socket);
+        shown.field("fabrics", &self.remote_transport.providers());
+        shown.field("peers", &self.peers.labels());
+        shown.field("in_flight", &self.operations.in_flight()).finish_non_exhaustive()
     }
 }
 
@@ -170,77 +139,45 @@ impl Agent {
     /// # Errors
     /// [`Failed`](ErrorKind::Failed) if its directory is unusable, or a system resource is missing.
     pub fn start(options: AgentOptions) -> Result<Self> {
-        let failed = |cause: String| Error::new(START, ErrorKind::Failed, cause);
         if options.label.len() > MAX_LABEL_LENGTH {
-            return Err(failed(format!("the label exceeds {MAX_LABEL_LENGTH} bytes")));
+            let detail = format!("the label exceeds {MAX_LABEL_LENGTH} bytes");
+            return Err(Error::new(START, ErrorKind::Failed, detail));
         }
         let local_target = Arc::new(LocalTarget::new(options.label, options.admission)?);
-        let mut remote_transport = RemoteTransport::default();
-        for (number, offer) in options.fabrics.iter().enumerate() {
-            remote_transport.add_rail(Rail::start(offer, &local_target, number, options.rails)?);
-        }
-        let _ = local_target
-            .rail_handles
-            .set(remote_transport.rails.iter().map(|rail| rail.handle.clone()).collect());
-        let mut socket = None;
-        let mut card_file = None;
-        let mut local_server = None;
-        if let Some(directory) = options.directory {
-            let path = card_file::socket_of(&directory, local_target.identity);
-            let (mode, card) = (
-                local_target.admission.mode(),
-                card_of(&local_target, Some(&path), &remote_transport.rails),
-            );
-            // Before the socket: readers of a card wait for the socket, and no process sees a
-            // socket without its card.
-            card_file = Some(CardFile::create(&path, &card.encode()?, mode)?);
-            let listener = ChannelListener::bind_with_mode(&path, mode)
-                .map_err(|error| Error::of_channel_at(START, &path, error))?;
-            let thread_target = Arc::clone(&local_target);
-            let thread = std::thread::Builder::new().name("fabricast-agent".to_owned());
-            let thread = thread.spawn(move || local_server::serve(&listener, &thread_target));
-            local_server = Some(thread.map_err(|error| failed(error.to_string()))?);
-            socket = Some(path);
-        }
-        local_target::add_to_process_list(&local_target);
-        Ok(Self {
+        let remote_transport =
+            RemoteTransport::start(&options.fabrics, &local_target, options.rails)?;
+        let mut agent = Self {
             local_target,
-            socket,
-            card_file,
+            local_server: None,
+            published: PublishedRegions::default(),
+            peers: Peers::new(),
+            local_copies: LocalCopies::default(),
+            remote_transport,
+            operations: Operations::default(),
+            events: Events::default(),
             forces_remote: options.forces_remote,
             wait_strategy: options.wait_strategy,
-            local_server,
-            peers: BTreeMap::new(),
-            next_peer: 0,
-            copy_queues: HashMap::new(),
-            cpu_copies: VecDeque::new(),
-            deferred: 0,
-            block_lists: BlockListPool::default(),
-            done: Vec::new(),
-            operations: Operations::default(),
-            local_initiators: Vec::new(),
-            next_initiator: 0,
-            seen_changes: 0,
-            events: VecDeque::new(),
-            remote_transport,
-            published: BTreeMap::new(),
-            next_check: Instant::now(),
             fork_generation: ForkGeneration::current(),
-        })
+        };
+        if let Some(directory) = options.directory {
+            let server = LocalServer::start(&directory, &agent.local_target, agent.card())?;
+            agent.local_server = Some(server);
+        }
+        local_target::add_to_process_list(&agent.local_target);
+        Ok(agent)
     }
 
     /// How peers reach it, and the regions that it has [published](Self::publish).
     #[must_use]
     pub fn card(&self) -> AgentCard {
-        let region = |(name, region): (&String, &Weak<RegisteredRegion>)| {
-            let region = region.upgrade()?;
-            let exists = !region.is_withdrawn.load(Ordering::Acquire);
-            exists.then(|| (name.clone(), region.descriptor.clone()))
-        };
-        let regions = self.published.iter().filter_map(region).collect();
         AgentCard {
-            regions,
-            ..card_of(&self.local_target, self.socket.as_deref(), &self.remote_transport.rails)
+            identity: self.local_target.identity,
+            node: self.local_target.identity,
+            machine: card::machine(),
+            label: self.local_target.label.clone(),
+            socket: self.local_server.as_ref().map(|server| server.socket().to_owned()),
+            fabrics: self.remote_transport.addresses(),
+            regions: self.published.all(),
         }
     }
 
@@ -276,6 +213,22 @@ impl Agent {
         Region::local_only(&self.local_target, memory.into())
     }
 
+    /// Publishes a region by name on the [card](Self::card) from now on: peers
+    /// [join](Self::route_to) it without its descriptor. A region published before under the name
+    /// is replaced. The card does not keep the region: dropping it removes the name.
+    ///
+    /// Holders of the card can do with the region what its rights allow. The card file beside the
+    /// agent's socket has no regions.
+    ///
+    /// # Errors
+    /// [`NotAllowed`](ErrorKind::NotAllowed) for a local-only region;
+    /// [`Stale`](ErrorKind::Stale) for a region of another agent; [`TooMany`](ErrorKind::TooMany)
+    /// names;
+    /// [`Failed`](ErrorKind::Failed) for an empty name, or one of more than 64 bytes.
+    pub fn publish(&mut self, name: &str, region: &Region) -> Result<()> {
+        self.published.publish(name, region, self.local_target.identity)
+    }
+
     /// Withdraws a region, and waits until peers have completed all operations with it. Then its
     /// memory can be reused.
     ///
@@ -293,13 +246,8 @@ impl Agent {
         loop {
             self.progress();
             copies.are_over();
-            let remote_transport = || {
-                self.local_target
-                    .rail_handles()
-                    .iter()
-                    .find_map(|handle| handle.region_user(number))
-            };
-            let user = copies.label().map(str::to_owned).or_else(remote_transport);
+            let by_rails = || self.remote_transport.region_user(number);
+            let user = copies.label().map(str::to_owned).or_else(by_rails);
             let Some(user) = user else { return Ok(()) };
             if Instant::now() >= end {
                 let length = region.0.descriptor.length;
@@ -338,9 +286,7 @@ impl Agent {
     pub fn connect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
         let peer = self.inspect(card, timeout)?;
         let Some(error) = self.unreachable_error(peer.0) else { return Ok(peer) };
-        if let Some(peer) = self.peers.remove(&peer.0) {
-            self.remote_transport.disconnect(&peer.links);
-        }
+        self.forget_peer(peer.0);
         Err(error)
     }
 
@@ -352,7 +298,7 @@ impl Agent {
     /// [`Closed`](ErrorKind::Closed) and [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) of a
     /// fabric.
     pub fn inspect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
-        check_fork(self.fork_generation, peer::CONNECT)?;
+        check_fork(self.fork_generation, CONNECT)?;
         let card = AgentCard::decode(card)?;
         let end = ipc::deadline(timeout);
         // The socket may not be visible here: it must not use up the whole timeout.
@@ -362,16 +308,21 @@ impl Agent {
         let connected =
             Peer::connect(&local_target, &card, forces_remote, (for_socket, &mut progress));
         let peer = connected.map_err(|error| error.with(&card.label))?;
-        tracing::debug!(peer = peer.card.label, locality = ?peer.locality, "connected to an agent");
-        let (number, is_remote) = (self.next_peer, peer.local_session.is_none());
-        self.next_peer += 1;
-        self.peers.insert(number, peer);
+        tracing::debug!(peer = peer.label(), locality = ?peer.locality(), "connected to an agent");
+        let is_remote = peer.is_remote();
+        let number = self.peers.add(peer);
         // Also if no regions will be joined: notices need the link.
         if is_remote && let Err(error) = self.connect_fabric(number, end) {
-            self.peers.remove(&number);
+            self.forget_peer(number);
             return Err(error);
         }
         Ok(PeerId(number))
+    }
+
+    /// Removes a peer without operations.
+    fn forget_peer(&mut self, number: u32) {
+        self.remote_transport.disconnect(number);
+        self.peers.disconnect(number, false);
     }
 
     /// Disconnects from a peer, after its operations in flight have completed.
@@ -388,7 +339,7 @@ impl Agent {
                 std::thread::sleep(BUSY_PAUSE);
             }
         }
-        let (was_busy, label) = (self.is_busy_with(peer.0), self.label(peer.0));
+        let (was_busy, label) = (self.is_busy_with(peer.0), self.peers.label(peer.0));
         let end = Instant::now() + CLOSE_TIMEOUT;
         self.drop_peer(peer.0, end, || {
             Error::new(operation, ErrorKind::Closed, "the peer was disconnected")
@@ -423,11 +374,11 @@ impl Agent {
             return Err(Error::new(JOIN, ErrorKind::Stale, detail));
         }
         let end = ipc::deadline(timeout);
-        self.peer(peer.0, JOIN)?.drop_stale_mappings();
+        self.peers.get(peer.0, JOIN)?.drop_stale_mappings();
         let joined = self.join_with(peer.0, local, remote, policy, end);
-        let label = self.label(peer.0);
+        let label = self.peers.label(peer.0);
         let route = joined.map_err(|error| error.with(&label))?;
-        match route.0.choice.fallback() {
+        match route.choice().fallback() {
             Some((path, reason)) => tracing::warn!(
                 peer = label,
                 wanted = path.name(),
@@ -439,21 +390,46 @@ impl Agent {
         }
         Ok(route)
     }
-}
 
-fn card_of(local_target: &LocalTarget, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
-    AgentCard {
-        identity: local_target.identity,
-        node: local_target.identity,
-        machine: peer::machine(),
-        label: local_target.label.clone(),
-        socket: socket.map(Path::to_owned),
-        fabrics: rails.iter().map(Rail::card).collect(),
-        regions: Vec::new(),
+    /// Joins a region of this agent with one that a peer [published](Self::publish) by this name,
+    /// as [`join`](Self::join) with the default policy.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use transfer::{Agent, AgentOptions, HostBuffer, Rights};
+    /// let timeout = Duration::from_secs(5);
+    /// let mut there = Agent::start(AgentOptions::new("decode"))?;
+    /// let cache = HostBuffer::new(4096)?;
+    /// let region = there.register(&cache, Rights::WRITE)?;
+    /// there.publish("cache", &region)?;
+    /// let card = there.card().encode()?; // all that the peer needs
+    ///
+    /// let mut here = Agent::start(AgentOptions::new("prefill"))?;
+    /// let local = here.register_local(HostBuffer::from_vec(vec![7; 4096])?)?;
+    /// let peer = here.connect(&card, timeout)?;
+    /// let route = here.route_to(peer, "cache", &local, timeout)?;
+    /// let put = here.put_all(&route, None)?;
+    /// here.wait(put, timeout)?;
+    /// let mut found = [0; 4096];
+    /// cache.read(0, &mut found)?;
+    /// assert_eq!(found, [7; 4096]);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) if the peer's card has no such region, with the regions that
+    /// it has; otherwise as [`join`](Self::join).
+    pub fn route_to(
+        &mut self,
+        peer: PeerId,
+        name: &str,
+        local: &Region,
+        timeout: Duration,
+    ) -> Result<Route> {
+        let descriptor = self.peers.get(peer.0, JOIN)?.published(name)?.encode()?;
+        self.join(peer, local, &descriptor, &Policy::default(), timeout)
     }
-}
 
-impl Agent {
     /// Ends the agent: completes its operations, withdraws its regions, and waits until operations
     /// of local peers with them have completed. Then the memory of all its regions can be reused,
     /// also of those that were dropped before.
@@ -478,12 +454,12 @@ impl Agent {
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         check_fork(self.fork_generation, CLOSE)?;
         let end = ipc::deadline(timeout);
-        while self.operations.in_flight > 0 && !remaining(end).is_zero() {
+        while self.operations.in_flight() > 0 && !remaining(end).is_zero() {
             if !self.progress() {
                 self.pause(remaining(end).min(BUSY_PAUSE));
             }
         }
-        let unfinished = self.operations.in_flight;
+        let unfinished = self.operations.in_flight();
         let fabrics = self.shut_down(end);
         if !fabrics.is_empty() {
             let names = fabrics.join(", ");
@@ -504,24 +480,23 @@ impl Agent {
     /// Ends all activity and closes the regions. Returns the fabrics that did not release memory in
     /// time.
     fn shut_down(&mut self, end: Instant) -> Vec<String> {
-        self.card_file = None;
+        if let Some(local_server) = &mut self.local_server {
+            local_server.remove_card();
+        }
         // No peer starts an operation with its regions from now on.
         self.local_target.end();
-        let unsettled = self.close_copy_queues(end);
-        let fabrics = Rail::close_all(&mut self.remote_transport.rails, end);
-        for (number, peer) in &mut self.peers {
-            if let Some(local_session) =
-                peer.local_session.as_mut().filter(|_| !unsettled.contains(number))
-            {
-                local_session.segment.settle();
-            }
-        }
-        self.peers.clear();
-        if let Some(local_server) = self.local_server.take() {
-            let _ = local_server.join();
+        let unsettled = self.local_copies.close(end);
+        let fabrics = self.remote_transport.close(end);
+        self.peers.close(&unsettled);
+        if let Some(local_server) = &mut self.local_server {
+            local_server.join();
         }
         fabrics
     }
+}
+
+fn remaining(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now())
 }
 
 /// Waits until these copies have completed.
@@ -544,13 +519,14 @@ fn wait_for_copies(mut copies: OutstandingCopies, end: Instant) -> Result<()> {
 impl Drop for Agent {
     fn drop(&mut self) {
         if !self.fork_generation.is_current() {
-            self.card_file = None;
             // The threads exist in the parent only: nothing to join here.
-            self.remote_transport.rails.drain(..).for_each(Rail::forget);
-            std::mem::forget(self.local_server.take());
+            self.remote_transport.forget();
+            if let Some(local_server) = &mut self.local_server {
+                local_server.forget();
+            }
             return;
         }
-        if self.local_target.is_over.load(Ordering::Acquire) {
+        if self.local_target.is_over() {
             // It was closed.
             return;
         }

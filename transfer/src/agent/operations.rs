@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::notice::Notice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
@@ -35,6 +36,19 @@ pub(super) struct OperationInfo {
     pub(super) peer: u32,
 }
 
+/// An operation in flight: what its completion needs.
+#[derive(Debug, Clone)]
+pub(super) struct OperationContext {
+    pub(super) token: Token,
+    pub(super) peer: u32,
+    /// Its number in the local session.
+    pub(super) number: u64,
+    pub(super) bytes: u64,
+    pub(super) notice: Option<Notice>,
+    /// Its epoch among the operations with the peer.
+    pub(super) epoch: u64,
+}
+
 #[derive(Debug)]
 enum State {
     Free,
@@ -53,7 +67,7 @@ struct Slot {
 pub(super) struct Operations {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    pub(super) in_flight: usize,
+    in_flight: usize,
 }
 
 impl fmt::Display for Token {
@@ -63,6 +77,10 @@ impl fmt::Display for Token {
 }
 
 impl Operations {
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
     pub(super) fn begin(&mut self, begun: OperationInfo) -> Result<Token> {
         let slot = match self.free.pop() {
             Some(slot) => slot,

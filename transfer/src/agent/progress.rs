@@ -1,14 +1,13 @@
-//! Making progress, and waiting for operations.
+//! Making progress, and waiting for operations and events.
 
-use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
 
-use super::copy_queue::OperationContext;
-use super::deferred::DeferredOperation;
+use super::events::Event;
 use super::operations::{Done, Token};
-use super::peer::Peer;
+use super::peers::Peer;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
@@ -16,121 +15,60 @@ use crate::path::Path;
 /// How long closing an agent or disconnecting a peer waits for copies on devices: for all of them
 /// together.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often peers are checked.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The longest wait between polls while no operation is in flight.
+const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
 impl Agent {
-    pub(super) fn peer(&mut self, number: u32, operation: &'static str) -> Result<&mut Peer> {
-        let unknown = || Error::new(operation, ErrorKind::Unknown, "unknown peer");
-        self.peers.get_mut(&number).ok_or_else(unknown)
-    }
-
-    pub(super) fn label(&self, peer: u32) -> String {
-        self.peers.get(&peer).map_or_else(String::new, |peer| peer.card.label.clone())
-    }
-
-    /// Completes a transfer or its failure: sends its notice and records the outcome.
-    pub(super) fn complete(&mut self, context: OperationContext, outcome: Result<()>) {
-        let Some(peer) = self.peers.get_mut(&context.peer) else {
-            let disconnected =
-                Error::new("notify a peer", ErrorKind::Closed, "the peer was disconnected");
-            return self.operations.finish(context.token, outcome.and(Err(disconnected)));
-        };
-        if let Some(local_session) = &mut peer.local_session {
-            local_session.segment.end(context.number);
-        }
-        match outcome {
-            Ok(()) if context.notice.is_some() => {
-                peer.unsent_notices.push_back(context);
-                peer.send_notices(&mut self.operations);
-            }
-            outcome => {
-                let outcome = outcome.map_err(|error| error.with(&peer.card.label));
-                peer.finish(&context, outcome, &mut self.operations);
-            }
-        }
-    }
-
     /// Makes progress with all operations, without waiting. False if nothing changed.
     pub fn progress(&mut self) -> bool {
         let mut has_moved = self.poll_rails();
-        let mut done = std::mem::take(&mut self.done);
-        for copy_queue in self.copy_queues.values_mut() {
-            has_moved |= copy_queue.progress(|context, outcome| done.push((context, outcome)));
-        }
-        for (context, outcome) in done.drain(..) {
-            self.complete(context, outcome);
-        }
-        self.done = done;
-        if let Some(mut cpu_copy) = self.cpu_copies.pop_front() {
-            has_moved = true;
-            match cpu_copy.copy_some() {
-                Ok(false) => self.cpu_copies.push_front(cpu_copy),
-                outcome => {
-                    self.block_lists.recycle(cpu_copy.blocks);
-                    self.complete(cpu_copy.context, outcome.map(drop));
-                }
-            }
-        }
-        for peer in self.peers.values_mut().filter(|peer| !peer.unsent_notices.is_empty()) {
-            peer.send_notices(&mut self.operations);
-        }
+        has_moved |= self.local_copies.progress(|context, outcome| {
+            self.peers.complete(context, outcome, &mut self.operations);
+        });
+        self.peers.send_notices(&mut self.operations);
         has_moved |= self.start_deferred();
-        if Instant::now() >= self.next_check {
-            self.next_check = Instant::now() + CHECK_INTERVAL;
-            self.peers.values_mut().for_each(|peer| peer.check_alive(&mut self.operations));
-            self.update_local_initiators();
+        if self.peers.check_alive(&mut self.operations) {
+            self.events.update(&self.local_target);
         }
         has_moved
     }
 
-    /// Are operations with a peer in flight?
-    pub(super) fn is_busy_with(&self, peer: u32) -> bool {
-        self.copy_queues.iter().any(|((of, ..), copy_queue)| *of == peer && !copy_queue.is_idle())
-            || self.cpu_copies.iter().any(|cpu_copy| cpu_copy.context.peer == peer)
-            || self.remote_transport.is_busy_with(peer)
-            || self
-                .peers
-                .get(&peer)
-                .is_some_and(|it| !(it.unsent_notices.is_empty() && it.deferred.is_empty()))
+    /// Handles the events of the rails. True if there were any.
+    pub(super) fn poll_rails(&mut self) -> bool {
+        if !self.remote_transport.has_rails() {
+            return false;
+        }
+        let has_any = self.remote_transport.poll(&mut self.events);
+        self.finish_remote();
+        has_any
     }
 
-    /// Waits until devices have completed all copies, at most until `end`; no new ones start.
-    /// Returns the peers whose copies may still run.
-    pub(super) fn close_copy_queues(&mut self, end: Instant) -> BTreeSet<u32> {
-        let closed = self
-            .copy_queues
-            .drain()
-            .map(|((peer, ..), copy_queue)| (peer, copy_queue.close(end).1));
-        closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect()
+    /// Completes the operations that the rails have completed.
+    pub(super) fn finish_remote(&mut self) {
+        while let Some((context, outcome)) = self.remote_transport.take_done() {
+            self.peers.complete(context, outcome, &mut self.operations);
+        }
+    }
+
+    /// Makes progress during a wait. Returns how long the wait may last without it.
+    pub(super) fn progress_while_waiting(&mut self) -> Duration {
+        self.progress();
+        if self.operations.in_flight() > 0 { BUSY_PAUSE } else { IDLE_PAUSE }
+    }
+
+    /// Are operations with a peer in flight?
+    pub(super) fn is_busy_with(&self, peer: u32) -> bool {
+        self.local_copies.is_busy_with(peer)
+            || self.remote_transport.is_busy_with(peer)
+            || self.peers.find(peer).is_some_and(Peer::is_busy)
     }
 
     /// Cancels all operations with a peer. Waits for copies on devices, at most until `end`.
     pub(super) fn drop_peer(&mut self, number: u32, end: Instant, error: impl Fn() -> Error) {
-        let (mut cancelled, mut is_settled) = (Vec::new(), true);
-        for (_, copy_queue) in self.copy_queues.extract_if(|(of, ..), _| *of == number) {
-            let (contexts, is_done) = copy_queue.close(end);
-            cancelled.extend(contexts);
-            is_settled &= is_done;
-        }
-        self.cpu_copies.retain_mut(|cpu_copy| {
-            cpu_copy.context.peer != number || {
-                cancelled.push(cpu_copy.context.clone());
-                false
-            }
-        });
+        let (mut cancelled, is_settled) = self.local_copies.cancel(number, end);
+        self.remote_transport.disconnect(number);
         // Last: if it is settled, the peer takes all copies for complete.
-        if let Some(mut peer) = self.peers.remove(&number) {
-            // Operations on rails end by later events.
-            self.remote_transport.disconnect(&peer.links);
-            if let Some(local_session) = peer.local_session.as_mut().filter(|_| is_settled) {
-                local_session.segment.settle();
-            }
-            cancelled.extend(std::mem::take(&mut peer.unsent_notices));
-            self.deferred -= peer.deferred.len();
-            let deferred = std::mem::take(&mut peer.deferred).into_iter();
-            cancelled.extend(deferred.map(DeferredOperation::into_context));
-        }
+        cancelled.extend(self.peers.disconnect(number, is_settled));
         for context in cancelled {
             self.operations.finish(context.token, Err(error()));
         }
@@ -170,7 +108,7 @@ impl Agent {
     /// Number of operations in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.operations.in_flight
+        self.operations.in_flight()
     }
 
     fn timeout_error(&self, token: Token, timeout: Duration) -> Error {
@@ -178,34 +116,33 @@ impl Agent {
             return Error::new("wait", ErrorKind::Unknown, "no such operation");
         };
         let path = begun.path.map_or("no path", Path::name);
-        let unsent_notices = self.peers.get(&begun.peer).map(|peer| &peer.unsent_notices);
-        let has_data = unsent_notices.into_iter().flatten().any(|context| context.token == token);
+        let peer = self.peers.find(begun.peer);
+        let has_data = peer.is_some_and(|peer| peer.is_notice_unsent(token));
         let (done, stage) = if has_data { (begun.bytes, "notice") } else { (0, "copy") };
         let detail = format!(
             "{done} of {} bytes completed by {path} after {timeout:?} (stage: {stage}). Wait again",
             begun.bytes
         );
         let error = Error::new(begun.operation, ErrorKind::DeadlineExceeded, detail);
-        error.with(self.label(begun.peer))
+        error.with(self.peers.label(begun.peer))
     }
 
     /// Pauses as long as polling is not worthwhile.
     pub(super) fn pause(&mut self, longest: Duration) {
         /// A sleep takes about this much longer.
         const SLEEP_OVERSHOOT: Duration = Duration::from_micros(80);
-        if self.wait_strategy == WaitStrategy::Busy && !self.remote_transport.in_flight.is_empty() {
+        if self.wait_strategy == WaitStrategy::Busy && !self.remote_transport.is_idle() {
             // The rail's thread may have no other core. It would get this one only when the system
             // preempts a spinning thread, milliseconds later.
             std::thread::yield_now();
             return;
         }
-        if self.wait_strategy == WaitStrategy::Busy || !self.cpu_copies.is_empty() {
+        if self.wait_strategy == WaitStrategy::Busy || self.local_copies.uses_cpu() {
             std::hint::spin_loop();
             return;
         }
-        let busy = self.copy_queues.values().filter(|copy_queue| !copy_queue.is_idle());
-        let Some(expected) = busy.map(|copy_queue| copy_queue.expected).min() else {
-            if !self.remote_transport.in_flight.is_empty() {
+        let Some(expected) = self.local_copies.expected() else {
+            if !self.remote_transport.is_idle() {
                 return self.wait_for_rail_events(Instant::now() + longest);
             }
             // A notice found the queue full.
@@ -221,10 +158,68 @@ impl Agent {
             std::hint::spin_loop();
         }
     }
+
+    pub(super) fn wait_for_rail_events(&mut self, end: Instant) {
+        let mut wait_strategy = self.wait_strategy;
+        let until = end.min(Instant::now() + 10 * BUSY_PAUSE);
+        let has_events = || self.remote_transport.has_events().then_some(());
+        self.local_target.doorbell.wait(&mut wait_strategy, until, has_events);
+        self.wait_strategy = wait_strategy;
+    }
+
+    /// The next event, if any.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.update(&self.local_target);
+        self.poll_rails();
+        let (event, credit) = self.events.take()?;
+        if let Some((rail, session)) = credit {
+            self.remote_transport.notice_taken(rail, session);
+        }
+        Some(event)
+    }
+
+    /// Waits for an event, and makes progress meanwhile.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
+    pub fn next_event(&mut self, timeout: Duration) -> Result<Event> {
+        let end = ipc::deadline(timeout);
+        let local_target = Arc::clone(&self.local_target);
+        loop {
+            let until = if self.operations.in_flight() == 0 {
+                end
+            } else {
+                end.min(Instant::now() + BUSY_PAUSE)
+            };
+            let mut wait_strategy = self.wait_strategy;
+            let found = local_target.doorbell.wait(&mut wait_strategy, until, || {
+                self.progress();
+                let event = self.poll_event();
+                if event.is_none()
+                    && self.wait_strategy == WaitStrategy::Busy
+                    && self.remote_transport.has_rails()
+                {
+                    // As in `pause`: a rail's thread receives events.
+                    std::thread::yield_now();
+                }
+                event
+            });
+            self.wait_strategy = wait_strategy;
+            if let Some(event) = found {
+                return Ok(event);
+            }
+            if Instant::now() >= end {
+                let detail = format!("no event after {timeout:?}");
+                return Err(Error::new("wait for an event", ErrorKind::DeadlineExceeded, detail));
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use gpu::emulated::{FaultConfig, configure_faults};
     use gpu::{Block, Device};
 
@@ -270,7 +265,7 @@ mod tests {
         here.drop_peer(others[0].2.0, start + timeout, left);
         assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
         let start = Instant::now();
-        let unsettled = here.close_copy_queues(start + timeout);
+        let unsettled = here.local_copies.close(start + timeout);
         assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
         assert_eq!(unsettled, BTreeSet::from([others[1].2.0, others[2].2.0]));
     }

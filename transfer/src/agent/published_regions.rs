@@ -1,132 +1,52 @@
-//! Published regions, and transfers of whole regions.
+//! Regions on the card of an agent, by name.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
-use gpu::Block;
-
-use super::route::JOIN;
-use super::{Agent, MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS, Notice, PeerId, Route, Token};
+use super::{MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::Policy;
-use crate::region::Region;
+use crate::region::{Region, RegionDescriptor, RegisteredRegion};
 
-impl Agent {
-    /// Publishes a region by name on the [card](Self::card) from now on: peers
-    /// [join](Self::route_to) it without its descriptor. A region published before under the name
-    /// is replaced. The card does not keep the region: dropping it removes the name.
-    ///
-    /// Holders of the card can do with the region what its rights allow. The card file beside the
-    /// agent's socket has no regions.
-    ///
-    /// # Errors
-    /// [`NotAllowed`](ErrorKind::NotAllowed) for a local-only region;
-    /// [`Stale`](ErrorKind::Stale) for a region of another agent; [`TooMany`](ErrorKind::TooMany)
-    /// names;
-    /// [`Failed`](ErrorKind::Failed) for an empty name, or one of more than 64 bytes.
-    pub fn publish(&mut self, name: &str, region: &Region) -> Result<()> {
+#[derive(Debug, Default)]
+pub(super) struct PublishedRegions(BTreeMap<String, Weak<RegisteredRegion>>);
+
+impl PublishedRegions {
+    /// Publishes a region of the agent with this identity.
+    pub(super) fn publish(&mut self, name: &str, region: &Region, agent: [u8; 16]) -> Result<()> {
         let refuse = |kind, cause: &str| Err(Error::new("publish a region", kind, cause));
         if name.is_empty() || name.len() > MAX_LABEL_LENGTH {
             return refuse(ErrorKind::Failed, "a name has 1 to 64 bytes");
         }
-        if region.0.descriptor.agent != self.local_target.identity {
+        if region.0.descriptor.agent != agent {
             return refuse(ErrorKind::Stale, "the region belongs to another agent");
         }
         region.0.descriptor.encode()?;
-        self.published.retain(|_, region| region.strong_count() > 0);
-        if self.published.len() >= MAX_PUBLISHED_REGIONS && !self.published.contains_key(name) {
+        self.0.retain(|_, region| region.strong_count() > 0);
+        if self.0.len() >= MAX_PUBLISHED_REGIONS && !self.0.contains_key(name) {
             return refuse(ErrorKind::TooMany, "32 regions are published already");
         }
-        self.published.insert(name.to_owned(), Arc::downgrade(&region.0));
+        self.0.insert(name.to_owned(), Arc::downgrade(&region.0));
         Ok(())
     }
 
-    /// Joins a region of this agent with one that a peer [published](Self::publish) by this name,
-    /// as [`join`](Self::join) with the default policy.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use transfer::{Agent, AgentOptions, HostBuffer, Rights};
-    /// let timeout = Duration::from_secs(5);
-    /// let mut there = Agent::start(AgentOptions::new("decode"))?;
-    /// let cache = HostBuffer::new(4096)?;
-    /// let region = there.register(&cache, Rights::WRITE)?;
-    /// there.publish("cache", &region)?;
-    /// let card = there.card().encode()?; // all that the peer needs
-    ///
-    /// let mut here = Agent::start(AgentOptions::new("prefill"))?;
-    /// let local = here.register_local(HostBuffer::from_vec(vec![7; 4096])?)?;
-    /// let peer = here.connect(&card, timeout)?;
-    /// let route = here.route_to(peer, "cache", &local, timeout)?;
-    /// let put = here.put_all(&route, None)?;
-    /// here.wait(put, timeout)?;
-    /// let mut found = [0; 4096];
-    /// cache.read(0, &mut found)?;
-    /// assert_eq!(found, [7; 4096]);
-    /// # Ok::<(), transfer::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if the peer's card has no such region, with the regions that
-    /// it has; otherwise as [`join`](Self::join).
-    pub fn route_to(
-        &mut self,
-        peer: PeerId,
-        name: &str,
-        local: &Region,
-        timeout: Duration,
-    ) -> Result<Route> {
-        let card = &self.peer(peer.0, JOIN)?.card;
-        let Some((_, remote)) = card.regions.iter().find(|(known, _)| known == name) else {
-            let known: Vec<_> = card
-                .regions
-                .iter()
-                .map(|(name, _)| format!("\"{}\"", name.escape_debug()))
-                .collect();
-            let detail = match known.is_empty() {
-                true => "its card has no regions: the card file is written before regions are \
-                 published. Exchange the card that Agent::card() returns after publishing"
-                    .to_owned(),
-                false => format!(
-                    "its card has no region \"{}\", but these: {}",
-                    name.escape_debug(),
-                    known.join(", ")
-                ),
-            };
-            let error = Error::new(JOIN, ErrorKind::Unknown, detail);
-            return Err(error.with(&card.label));
+    /// The regions that exist.
+    pub(super) fn all(&self) -> Vec<(String, RegionDescriptor)> {
+        let region = |(name, region): (&String, &Weak<RegisteredRegion>)| {
+            let region = region.upgrade()?;
+            let exists = !region.is_withdrawn.load(Ordering::Acquire);
+            exists.then(|| (name.clone(), region.descriptor.clone()))
         };
-        let descriptor = remote.encode()?;
-        self.join(peer, local, &descriptor, &Policy::default(), timeout)
-    }
-
-    /// Copies the whole local region of a route to the start of the remote one, and then sends the
-    /// notice, if any.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the remote region is shorter; as
-    /// [`put`](Self::put).
-    pub fn put_all(&mut self, route: &Route, notice: Option<Notice>) -> Result<Token> {
-        let length = route.0.local.descriptor.length;
-        self.put(route, &[Block { to: 0, from: 0, length }], notice)
-    }
-
-    /// Copies the whole remote region of a route to the start of the local one, and then sends the
-    /// notice, if any.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the local region is shorter; as
-    /// [`get`](Self::get).
-    pub fn get_all(&mut self, route: &Route, notice: Option<Notice>) -> Result<Token> {
-        let length = route.0.remote.length;
-        self.get(route, &[Block { to: 0, from: 0, length }], notice)
+        self.0.iter().filter_map(region).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::{AgentOptions, HostBuffer, Rights};
+    use crate::{Agent, AgentOptions, HostBuffer, Rights};
 
     const SECOND: Duration = Duration::from_secs(1);
 

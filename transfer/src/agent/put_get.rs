@@ -1,23 +1,18 @@
 //! Starting transfers: everything is validated before a byte is copied.
 
-use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use gpu::{Block, CopyMethod};
 
-use super::copy_queue::{CopyQueue, CopyRequest, OperationContext};
-use super::cpu_copy::{CopyBuffer, CpuCopy};
 use super::deferred::{DeferredOperation, DeferredTransfer};
-use super::epochs::Epochs;
 use super::notice::Notice;
-use super::operations::{OperationInfo, Token};
-use super::peer::Peer;
+use super::operations::{OperationContext, OperationInfo, Token};
+use super::peers::Peer;
 use super::route::{DataMover, Route};
-use super::{Agent, PeerId, SMALL_COPY};
+use super::{Agent, PeerId};
 use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::{Operation, metrics};
-use crate::region::RegionDescriptor;
+use crate::path::Operation;
 use crate::share::check_fork;
 
 impl Agent {
@@ -55,6 +50,28 @@ impl Agent {
         self.begin(Operation::Get, route, blocks, notice, CopyMethod::Best)
     }
 
+    /// Copies the whole local region of a route to the start of the remote one, and then sends the
+    /// notice, if any.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the remote region is shorter; as
+    /// [`put`](Self::put).
+    pub fn put_all(&mut self, route: &Route, notice: Option<Notice>) -> Result<Token> {
+        let length = route.lengths().0;
+        self.put(route, &[Block { to: 0, from: 0, length }], notice)
+    }
+
+    /// Copies the whole remote region of a route to the start of the local one, and then sends the
+    /// notice, if any.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the local region is shorter; as
+    /// [`get`](Self::get).
+    pub fn get_all(&mut self, route: &Route, notice: Option<Notice>) -> Result<Token> {
+        let length = route.lengths().1;
+        self.get(route, &[Block { to: 0, from: 0, length }], notice)
+    }
+
     /// Sends a notice without data. It may overtake earlier operations; see
     /// [`notify_ordered`](Self::notify_ordered).
     ///
@@ -67,7 +84,7 @@ impl Agent {
         let (context, after) = self.register_operation(begun, None, Some(notice))?;
         let token = context.token;
         match after {
-            Some(after) => self.defer(DeferredOperation::notice(context, after)),
+            Some(after) => self.peers.defer(DeferredOperation { context, after, transfer: None }),
             None => self.finish_without_data(context),
         }
         Ok(token)
@@ -108,11 +125,11 @@ impl Agent {
         let name = "notify ordered";
         check_fork(self.fork_generation, name)?;
         let begun = OperationInfo { operation: name, bytes: 0, path: None, peer: peer.0 };
-        let known = self.peers.get_mut(&peer.0).ok_or_else(|| disconnected_error(name))?;
-        let after = known.epochs.next();
+        let known = self.peers.find_mut(peer.0).ok_or_else(|| disconnected_error(name))?;
+        let after = known.epochs().next();
         let (context, _) = self.register_operation(begun, None, Some(notice))?;
         let token = context.token;
-        self.defer(DeferredOperation::notice(context, after));
+        self.peers.defer(DeferredOperation { context, after, transfer: None });
         self.start_deferred();
         Ok(token)
     }
@@ -131,7 +148,7 @@ impl Agent {
     pub fn fence(&mut self, peer: PeerId) -> Result<()> {
         let name = "fence";
         check_fork(self.fork_generation, name)?;
-        self.peer(peer.0, name)?.epochs.fence();
+        self.peers.get(peer.0, name)?.epochs().fence();
         Ok(())
     }
 
@@ -146,15 +163,15 @@ impl Agent {
     pub fn flush(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
         let name = "flush";
         check_fork(self.fork_generation, name)?;
-        let mark = self.peer(peer.0, name)?.epochs.next();
+        let mark = self.peers.get(peer.0, name)?.epochs().next();
         let end = ipc::deadline(timeout);
         loop {
             self.progress();
-            let epochs = &mut self.peer(peer.0, name)?.epochs;
+            let epochs = self.peers.get(peer.0, name)?.epochs();
             if epochs.is_over_before(mark) {
                 let Some(failure) = epochs.take_failure_before(mark) else { return Ok(()) };
                 let error = Error::new(name, ErrorKind::Failed, failure);
-                return Err(error.with(self.label(peer.0)));
+                return Err(error.with(self.peers.label(peer.0)));
             }
             let now = Instant::now();
             if now >= end {
@@ -165,7 +182,7 @@ impl Agent {
                      or disconnect"
                 );
                 let error = Error::new(name, ErrorKind::DeadlineExceeded, detail);
-                return Err(error.with(self.label(peer.0)));
+                return Err(error.with(self.peers.label(peer.0)));
             }
             self.pause(end - now);
         }
@@ -190,64 +207,40 @@ impl Agent {
             Operation::Get => "get",
         };
         check_fork(self.fork_generation, name)?;
-        let inner = &route.0;
-        if inner.agent != self.local_target.identity {
-            return Err(Error::new(name, ErrorKind::Stale, "the route belongs to another agent"));
-        }
-        let (local, remote) = (inner.local.descriptor.length, inner.remote.length);
-        let (from, to) = match operation {
-            Operation::Put => (local, remote),
-            Operation::Get => (remote, local),
-        };
-        let rights = inner.remote.rights;
-        let may = if operation == Operation::Put { rights.write } else { rights.read };
-        if !may && !blocks.is_empty() {
-            let detail = "the region's rights do not allow it";
-            return Err(
-                Error::new(name, ErrorKind::NotAllowed, detail).with(self.label(inner.peer))
-            );
-        }
-        let bytes = blocks
-            .check(to, from)
-            .map_err(|detail| Error::new(name, ErrorKind::OutOfBounds, detail))?;
-        let begun =
-            OperationInfo { operation: name, bytes, path: Some(inner.path), peer: inner.peer };
-        let (context, after) = self.register_operation(begun, Some(&inner.remote), notice)?;
+        let begun = route.check((operation, name), blocks, self.local_target.identity, |peer| {
+            self.peers.label(peer)
+        })?;
+        let bytes = begun.bytes;
+        let (context, after) = self.register_operation(begun, Some(route.region()), notice)?;
         let token = context.token;
-        metrics::count(inner.path, bytes, inner.fallback);
+        route.count(bytes);
         if let Some(after) = after {
-            let blocks = self.block_lists.copy_blocks(blocks);
-            let transfer = DeferredTransfer { operation, route: route.clone(), blocks, by };
-            self.defer(DeferredOperation::transfer(context, after, transfer));
+            let blocks = self.local_copies.copy_blocks(blocks);
+            let transfer = Some(DeferredTransfer { operation, route: route.clone(), blocks, by });
+            self.peers.defer(DeferredOperation { context, after, transfer });
             return Ok(token);
         }
         self.move_bytes(operation, route, blocks, by, context).map_err(|failed| {
             let (context, error) = *failed;
-            self.cancel_unstarted(context, error)
+            if let Some(peer) = self.peers.find_mut(context.peer) {
+                peer.cancel_unstarted(&context);
+            }
+            self.operations.forget(context.token);
+            self.operations.finish(context.token, Ok(()));
+            error.with(self.peers.label(context.peer))
         })?;
         Ok(token)
-    }
-
-    fn defer(&mut self, deferred: DeferredOperation) {
-        if let Some(peer) = self.peers.get_mut(&deferred.peer()) {
-            peer.deferred.push_back(deferred);
-            self.deferred += 1;
-        }
     }
 
     /// Starts deferred operations that are ready, or fails those that depend on a failed one. True
     /// if there were any.
     pub(super) fn start_deferred(&mut self) -> bool {
         let mut has_any = false;
-        while self.deferred > 0
-            && let Some(next) = self.peers.values_mut().find_map(Peer::take_deferred)
-        {
+        while let Some((operation, failure)) = self.peers.take_deferred() {
             has_any = true;
-            self.deferred -= 1;
-            let (operation, failure) = next;
-            let (context, transfer) = operation.into_parts();
-            let region = transfer.as_ref().map(|transfer| &transfer.route.0.remote);
-            let obstacle = self.peers.get_mut(&context.peer).and_then(|peer| peer.obstacle(region));
+            let DeferredOperation { context, transfer, .. } = operation;
+            let region = transfer.as_ref().map(|transfer| transfer.route.region());
+            let obstacle = self.peers.find_mut(context.peer).and_then(|peer| peer.obstacle(region));
             let name = self.operations.begun(context.token).map_or("transfer", |it| it.operation);
             let refusal = match (failure, obstacle) {
                 (Some(failure), _) => {
@@ -260,7 +253,7 @@ impl Agent {
                 (Some(error), transfer) => {
                     transfer
                         .into_iter()
-                        .for_each(|transfer| self.block_lists.recycle(transfer.blocks));
+                        .for_each(|transfer| self.local_copies.recycle(transfer.blocks));
                     Err(Box::new((context, error)))
                 }
                 (None, None) => {
@@ -269,13 +262,13 @@ impl Agent {
                 }
                 (None, Some(DeferredTransfer { operation, route, mut blocks, by })) => {
                     let begun = self.move_bytes(operation, &route, blocks.all(), by, context);
-                    self.block_lists.recycle(blocks);
+                    self.local_copies.recycle(blocks);
                     begun
                 }
             };
             if let Err(failed) = outcome {
                 let (context, error) = *failed;
-                self.complete(context, Err(error));
+                self.peers.complete(context, Err(error), &mut self.operations);
             }
         }
         has_any
@@ -286,66 +279,20 @@ impl Agent {
     fn register_operation(
         &mut self,
         begun: OperationInfo,
-        region: Option<&RegionDescriptor>,
+        region: Option<u64>,
         notice: Option<Notice>,
     ) -> Result<(OperationContext, Option<u64>)> {
-        let (name, number, bytes) = (begun.operation, begun.peer, begun.bytes);
-        let Some(peer) = self.peers.get_mut(&number) else {
+        let (name, number) = (begun.operation, begun.peer);
+        let Some(peer) = self.peers.find_mut(number) else {
             return Err(disconnected_error(name));
         };
-        let refuse = |kind, cause: &str| Err(Error::new(name, kind, cause).with(&peer.card.label));
         let is_by_rails = begun.path.is_some_and(|path| !path.is_local());
-        if peer.local_session.is_none() || (region.is_some() && is_by_rails) {
-            if peer.links.is_empty() {
-                return refuse(
-                    ErrorKind::NoPath,
-                    "it is not on this machine, and no fabric reaches it",
-                );
-            }
-            let links = peer.links.iter().copied();
-            let region = region.map(|region| region.number);
-            if let Some((kind, cause)) = self.remote_transport.obstacle(links, region) {
-                return refuse(kind, &cause);
-            }
+        if (peer.is_remote() || (region.is_some() && is_by_rails))
+            && let Some((kind, cause)) = self.remote_transport.obstacle(number, region)
+        {
+            return Err(Error::new(name, kind, cause).with(peer.label()));
         }
-        let context = |token, number_in_session, epochs: &mut Epochs| {
-            let after = epochs.deferred_until();
-            let epoch = epochs.begin();
-            (
-                OperationContext {
-                    token,
-                    peer: number,
-                    number: number_in_session,
-                    bytes,
-                    notice,
-                    epoch,
-                },
-                after,
-            )
-        };
-        let Some(local_session) = &mut peer.local_session else {
-            return Ok(context(self.operations.begin(begun)?, 0, &mut peer.epochs));
-        };
-        if let Some(end) = local_session.closed_cause() {
-            return refuse(ErrorKind::Closed, end);
-        }
-        // Record the copy first, then check: withdrawing removes the region first, then checks.
-        let number_in_session = local_session.segment.begin();
-        if region.is_some_and(|region| !local_session.region_table.contains(region.number)) {
-            local_session.segment.end(number_in_session);
-            local_session.refresh();
-            return match local_session.closed_cause() {
-                Some(end) => refuse(ErrorKind::Closed, end),
-                None => refuse(ErrorKind::Stale, "the region was withdrawn"),
-            };
-        }
-        match self.operations.begin(begun) {
-            Ok(token) => Ok(context(token, number_in_session, &mut peer.epochs)),
-            Err(error) => {
-                local_session.segment.end(number_in_session);
-                Err(error)
-            }
-        }
+        peer.begin(begun, region, notice, &mut self.operations)
     }
 
     fn move_bytes(
@@ -360,67 +307,29 @@ impl Agent {
             self.finish_without_data(context);
             return Ok(());
         }
-        match &route.0.mover {
-            DataMover::Rails(route_lanes) => {
-                self.submit_stripes(operation, &route.0, route_lanes, blocks, context);
-                Ok(())
+        match route.0.mover() {
+            DataMover::Local(mover) => {
+                return self.local_copies.begin(operation, mover, (blocks, by), context);
             }
-            DataMover::Cpu { local, remote } => {
-                let remote = CopyBuffer::Host(remote.clone());
-                let (to, from) = match operation {
-                    Operation::Put => (remote, local.clone()),
-                    Operation::Get => (local.clone(), remote),
-                };
-                let blocks = self.block_lists.copy_blocks(blocks);
-                self.cpu_copies.push_back(CpuCopy {
-                    context,
-                    to,
-                    from,
-                    blocks,
-                    block: Block::default(),
-                });
-                Ok(())
-            }
-            DataMover::Device { device, local, remote } => {
-                let (to, from) = match operation {
-                    Operation::Put => (remote, local),
-                    Operation::Get => (local, remote),
-                };
-                let key = (context.peer, device.name(), context.bytes < SMALL_COPY);
-                let copy_queue = match self.copy_queues.entry(key) {
-                    Entry::Occupied(copy_queue) => copy_queue.into_mut(),
-                    Entry::Vacant(slot) => match CopyQueue::new(device) {
-                        Ok(copy_queue) => slot.insert(copy_queue),
-                        Err(error) => return Err(Box::new((context, error))),
-                    },
-                };
-                copy_queue.push(context, CopyRequest { to, from, blocks, by });
-                Ok(())
+            DataMover::Rails(lanes) => {
+                let is_remote = self.peers.find(context.peer).is_some_and(Peer::is_remote);
+                let context = (context, is_remote);
+                self.remote_transport.submit_stripes(operation, &route.0, lanes, blocks, context);
+                self.finish_remote();
             }
         }
+        Ok(())
     }
 
     /// An operation without data: sends its notice, if any.
     fn finish_without_data(&mut self, context: OperationContext) {
-        match self.peers.get(&context.peer) {
-            Some(peer) if peer.local_session.is_none() && context.notice.is_some() => {
-                self.send_notice_by_rail(context);
+        match self.peers.find(context.peer) {
+            Some(peer) if peer.is_remote() && context.notice.is_some() => {
+                self.remote_transport.send_notice(context);
+                self.finish_remote();
             }
-            _ => self.complete(context, Ok(())),
+            _ => self.peers.complete(context, Ok(()), &mut self.operations),
         }
-    }
-
-    /// Undoes the registration of an operation that did not start.
-    fn cancel_unstarted(&mut self, context: OperationContext, error: Error) -> Error {
-        if let Some(peer) = self.peers.get_mut(&context.peer) {
-            peer.epochs.finish(context.epoch);
-            if let Some(local_session) = &mut peer.local_session {
-                local_session.segment.end(context.number);
-            }
-        }
-        self.operations.forget(context.token);
-        self.operations.finish(context.token, Ok(()));
-        error.with(self.label(context.peer))
     }
 }
 

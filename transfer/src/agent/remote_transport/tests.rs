@@ -75,7 +75,7 @@ impl World {
 
     /// Rails that can carry bytes now.
     fn open_rails(&self) -> usize {
-        let DataMover::Rails(route_lanes) = &self.route.0.mover else { panic!("no rails") };
+        let DataMover::Rails(route_lanes) = self.route.0.mover() else { panic!("no rails") };
         route_lanes
             .iter()
             .filter(|route_lane| self.one.remote_transport.is_open(route_lane))
@@ -354,7 +354,7 @@ fn unresponsive_rail_is_connected_later() {
     let block = [Block { to: 0, from: 0, length: LENGTH }];
     let token = one.put(&route, &block, None).unwrap();
     one.wait(token, TIMEOUT).unwrap();
-    let DataMover::Rails(route_lanes) = &route.0.mover else { panic!("no rails") };
+    let DataMover::Rails(route_lanes) = route.0.mover() else { panic!("no rails") };
     assert_eq!(route_lanes.len(), 2);
     drop(suspension);
     let end = Instant::now() + TIMEOUT;

@@ -4,23 +4,16 @@ use std::sync::atomic::Ordering;
 
 use gpu::Block;
 
-use super::route::JOIN;
+use super::RouteLane;
+use crate::agent::JOIN;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Registration;
-use crate::rail::{LocalSide, RemoteSide, can_be_registered};
+use crate::rail::{LocalSide, can_be_registered};
 use crate::region::RegisteredRegion;
 
 /// Blocks of at least this length are split among rails.
 const MIN_STRIPED_LENGTH: u64 = 8 << 20;
-
-/// The part of a route on one rail.
-#[derive(Debug)]
-pub(super) struct RouteLane {
-    pub(super) link: u32,
-    pub(super) rail: usize,
-    pub(super) remote: RemoteSide,
-}
 
 impl RouteLane {
     /// The local memory for this rail, unless the region is withdrawn. Looked up each time: a route
@@ -78,7 +71,7 @@ pub(super) fn stripe_blocks(blocks: Blocks<'_>, rails: usize) -> Vec<BlockQueue>
 /// Device memory is never registered, whatever the provider offers: providers that take it (shm of
 /// libfabric 2.1 with CUDA) complete writes before the data has arrived. See
 /// [`crate::rail::can_be_registered`].
-pub(super) fn registration(
+pub(in crate::agent) fn registration(
     is_registered: bool,
     is_device: bool,
     takes_devices: bool,

@@ -5,16 +5,18 @@
 //! are served in turn, with deadlines, and all they send is validated.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 
-use super::local_target::{LocalInitiator, LocalTarget};
-use super::peer::remaining;
-use super::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Refusal, Reply, Request};
-use super::session_segment::TargetSegment;
+use super::{LocalInitiator, LocalTarget};
+use crate::agent::card_file::{self, CardFile};
+use crate::agent::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Refusal, Reply, Request};
+use crate::agent::session_segment::TargetSegment;
+use crate::agent::{AgentCard, START, remaining};
 use crate::error::{Error, ErrorKind};
 use crate::lock;
 use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
@@ -30,21 +32,71 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a wait checks whether the agent has ended.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-struct LocalServer<'a> {
-    local_target: &'a LocalTarget,
+/// The socket of an agent, its card file, and its thread.
+#[derive(Debug)]
+pub(in crate::agent) struct LocalServer {
+    socket: PathBuf,
+    card_file: Option<CardFile>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LocalServer {
+    pub(in crate::agent) fn start(
+        directory: &Path,
+        local_target: &Arc<LocalTarget>,
+        card: AgentCard,
+    ) -> Result<Self, Error> {
+        let socket = card_file::socket_of(directory, local_target.identity);
+        let mode = local_target.admission.mode();
+        // Before the socket: readers of a card wait for the socket, and no process sees a socket
+        // without its card.
+        let card = AgentCard { socket: Some(socket.clone()), ..card };
+        let card_file = Some(CardFile::create(&socket, &card.encode()?, mode)?);
+        let listener = ChannelListener::bind_with_mode(&socket, mode)
+            .map_err(|error| Error::of_channel_at(START, &socket, error))?;
+        let thread_target = Arc::clone(local_target);
+        let thread = std::thread::Builder::new().name("fabricast-agent".to_owned());
+        let thread = thread
+            .spawn(move || serve(&listener, &thread_target))
+            .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
+        Ok(Self { socket, card_file, thread: Some(thread) })
+    }
+
+    pub(in crate::agent) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(in crate::agent) fn remove_card(&mut self) {
+        self.card_file = None;
+    }
+
+    /// Waits for the thread, after the agent has ended.
+    pub(in crate::agent) fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+
+    /// The thread belongs to the parent process.
+    pub(in crate::agent) fn forget(&mut self) {
+        self.card_file = None;
+        std::mem::forget(self.thread.take());
+    }
 }
 
 /// Serves all connections until the agent ends.
-pub(super) fn serve(listener: &ChannelListener, local_target: &LocalTarget) {
+fn serve(listener: &ChannelListener, local_target: &LocalTarget) {
     let LocalTarget { admission, is_over, .. } = local_target;
     let denial = refusal(ErrorKind::Denied, "the agent does not admit this user");
     let (max_per_user, register_timeout) = (MAX_CONNECTIONS, HELLO_TIMEOUT);
     let server =
         SocketServer { listener, admission, is_over, max_per_user, register_timeout, denial };
-    server.serve(&mut LocalServer { local_target });
+    server.serve(&mut Requests(local_target));
 }
 
-impl Handler for LocalServer<'_> {
+struct Requests<'a>(&'a LocalTarget);
+
+impl Handler for Requests<'_> {
     type Client = Arc<LocalInitiator>;
 
     fn handle(&mut self, channel: &Channel, initiator: &mut Option<Arc<LocalInitiator>>) -> bool {
@@ -58,12 +110,11 @@ impl Handler for LocalServer<'_> {
             }
         };
         if let Some(initiator) = initiator {
-            return handle_open(self.local_target, initiator, channel, &message);
+            return handle_open(self.0, initiator, channel, &message);
         }
-        match self.admit(channel, message) {
+        match admit(self.0, channel, message) {
             Ok(admitted) => {
-                lock(&self.local_target.local_initiators).push(Arc::clone(&admitted));
-                self.local_target.notify_change();
+                self.0.add_initiator(Arc::clone(&admitted));
                 *initiator = Some(admitted);
                 true
             }
@@ -75,44 +126,33 @@ impl Handler for LocalServer<'_> {
     }
 
     fn disconnected(&mut self, initiator: Arc<LocalInitiator>) {
-        initiator.has_left.store(true, Ordering::Release);
-        self.local_target.notify_change();
+        self.0.initiator_left(&initiator);
     }
 }
 
-impl LocalServer<'_> {
-    fn admit(&self, channel: &Channel, message: Message) -> Result<Arc<LocalInitiator>, Error> {
-        let operation = "accept a local initiator";
-        let failed =
-            |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
-        self.local_target.remove_departed();
-        if lock(&self.local_target.local_initiators).len() >= MAX_LOCAL_INITIATORS {
-            return Err(failed(&format!(
-                "the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum"
-            )));
-        }
-        let (introduction, pidfd) = Request::read_hello(message)?;
-        let pidfd = PidFd::of_peer(channel, pidfd)
-            .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
-        let local_session = TargetSegment::create()?;
-        let local_target = self.local_target;
-        let welcome = Reply::Welcome(local_target.introduction()).encode();
-        let region_table = local_target.region_table.read_only().map_err(|error| failed(&error))?;
-        let descriptors = [
-            local_target.pidfd.as_fd(),
-            region_table.as_fd(),
-            local_target.doorbell_segment.as_fd(),
-            local_session.as_fd(),
-        ];
-        send(local_target, channel, &welcome, &descriptors, ipc::deadline(SEND_TIMEOUT))
-            .map_err(|error| failed(&error))?;
-        Ok(Arc::new(LocalInitiator::new(
-            (introduction.identity, introduction.label),
-            pidfd,
-            local_session,
-            false,
-        )))
+fn admit(
+    local_target: &LocalTarget,
+    channel: &Channel,
+    message: Message,
+) -> Result<Arc<LocalInitiator>, Error> {
+    let operation = "accept a local initiator";
+    let failed = |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
+    local_target.remove_departed();
+    if lock(&local_target.initiators).len() >= MAX_LOCAL_INITIATORS {
+        return Err(failed(&format!(
+            "the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum"
+        )));
     }
+    let (introduction, pidfd) = Request::read_hello(message)?;
+    let pidfd = PidFd::of_peer(channel, pidfd)
+        .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
+    let local_session = TargetSegment::create()?;
+    let welcome = Reply::Welcome(local_target.introduction()).encode();
+    let (region_table, doorbell) = local_target.shared_files().map_err(|error| failed(&error))?;
+    let descriptors = [local_target.pidfd(), region_table.as_fd(), doorbell, local_session.as_fd()];
+    send(local_target, channel, &welcome, &descriptors, ipc::deadline(SEND_TIMEOUT))
+        .map_err(|error| failed(&error))?;
+    Ok(Arc::new(LocalInitiator::new(introduction, pidfd, local_session, false)))
 }
 
 fn refusal(kind: ErrorKind, cause: impl Into<String>) -> Vec<u8> {
@@ -138,7 +178,7 @@ fn send(
             sent,
             Err(ChannelError::DeadlineExceeded { .. } | ChannelError::TooManyDescriptorsInFlight)
         );
-        if !is_crowded || local_target.is_over.load(Ordering::Acquire) || remaining(end).is_zero() {
+        if !is_crowded || local_target.is_over() || remaining(end).is_zero() {
             return sent;
         }
     }

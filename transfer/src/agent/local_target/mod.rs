@@ -1,16 +1,21 @@
-//! State shared by an agent's socket thread and its owner: identity, regions and local initiators.
+//! State shared by an agent's socket thread, its rails and its owner: identity, regions and local
+//! initiators.
+
+mod initiators;
+mod local_server;
+mod reclaim;
+mod region_table;
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
 
-use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment};
+use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
 
+use self::reclaim::Reclaim;
+use self::region_table::RegionTable;
 use super::protocol::Introduction;
-use super::reclaim::{OutstandingCopies, Reclaim};
-use super::region_table::RegionTable;
-use super::session_segment::TargetSegment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 use crate::rail::RailHandle;
@@ -18,84 +23,11 @@ use crate::region::{Buffer, RegisteredRegion};
 use crate::share::random;
 use crate::share_service::Admission;
 
+pub(super) use initiators::{LocalInitiator, OutstandingCopies};
+pub(super) use local_server::LocalServer;
+pub(super) use region_table::ReadOnlyRegionTable;
+
 const DOORBELL_LAYOUT: Layout = Layout::new("agent doorbell", 1);
-/// How long dropping an agent waits for copies of other processes.
-pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// An initiator of this machine that is connected to this agent.
-#[derive(Debug)]
-pub(super) struct LocalInitiator {
-    pub(crate) identity: [u8; 16],
-    pub(crate) label: String,
-    pub(super) pidfd: PidFd,
-    /// It disconnected or died; its pending notices can still be read.
-    pub(super) has_left: AtomicBool,
-    /// Its departure was reported as an event.
-    pub(super) departure_reported: AtomicBool,
-    pub(super) local_session: Mutex<TargetSegment>,
-    /// The regions it opened whose memory is not freed yet: numbers and lengths.
-    opened: Mutex<HashMap<u64, u64>>,
-    /// It belongs to this process, and itself keeps the memory of its copies alive.
-    pub(super) is_in_process: bool,
-}
-
-impl LocalInitiator {
-    pub(super) fn new(
-        (identity, label): ([u8; 16], String),
-        pidfd: PidFd,
-        local_session: TargetSegment,
-        is_in_process: bool,
-    ) -> Self {
-        let (has_left, departure_reported) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (local_session, opened) = (Mutex::new(local_session), Mutex::default());
-        Self {
-            identity,
-            label,
-            pidfd,
-            has_left,
-            departure_reported,
-            local_session,
-            opened,
-            is_in_process,
-        }
-    }
-
-    /// Records that it opens a region. Called before it receives the export.
-    pub(super) fn record_opened(&self, region: &RegisteredRegion) {
-        lock(&self.opened).insert(region.descriptor.number, region.descriptor.length);
-    }
-
-    /// Has it opened this region, or any?
-    pub(super) fn has_opened(&self, region: Option<u64>) -> bool {
-        let opened = lock(&self.opened);
-        region.map_or(!opened.is_empty(), |number| opened.contains_key(&number))
-    }
-
-    /// Bytes of all regions that it opened.
-    pub(super) fn bytes_opened(&self) -> u64 {
-        lock(&self.opened).values().sum()
-    }
-
-    /// The number of copies that it has started.
-    pub(super) fn begun(&self) -> u64 {
-        lock(&self.local_session).begun()
-    }
-
-    /// Have all copies completed that were started when `begun` was read?
-    pub(super) fn is_settled(&self, begun: u64) -> bool {
-        lock(&self.local_session).is_settled(begun) || self.pidfd.is_over()
-    }
-
-    /// Can it access a region, now or later? A lost connection does not stop its copies with open
-    /// regions; only a clean close or the end of its process does.
-    fn may_copy(&self) -> bool {
-        let local_session = lock(&self.local_session);
-        let has_finished =
-            local_session.left_cleanly() && local_session.is_settled(local_session.begun());
-        drop(local_session);
-        self.has_opened(None) && !has_finished && !self.pidfd.is_over()
-    }
-}
 
 #[derive(Debug, Default)]
 struct Regions {
@@ -103,23 +35,23 @@ struct Regions {
     all: HashMap<u64, Weak<RegisteredRegion>>,
 }
 
-/// State shared by the two threads of an agent.
+/// State shared by the threads of an agent.
 #[derive(Debug)]
 pub(crate) struct LocalTarget {
     pub(crate) identity: [u8; 16],
     pub(crate) label: String,
-    pub(super) admission: Admission,
-    pub(super) pidfd: PidFd,
-    pub(super) region_table: RegionTable,
-    pub(super) doorbell_segment: Segment,
+    admission: Admission,
+    pidfd: PidFd,
+    doorbell_segment: Segment,
     pub(crate) doorbell: Doorbell<MappedWords>,
-    pub(super) is_over: AtomicBool,
+    is_over: AtomicBool,
+    region_table: RegionTable,
     regions: Mutex<Regions>,
-    pub(super) local_initiators: Mutex<Vec<Arc<LocalInitiator>>>,
+    initiators: Mutex<Vec<Arc<LocalInitiator>>>,
     /// Incremented when initiators connect or disconnect.
-    pub(super) changes: AtomicU64,
+    changes: AtomicU64,
     /// Handles of the rails, once these are started.
-    pub(super) rail_handles: OnceLock<Vec<RailHandle>>,
+    rail_handles: OnceLock<Vec<RailHandle>>,
     reclaim: Reclaim,
 }
 
@@ -139,12 +71,12 @@ impl LocalTarget {
             label,
             admission,
             pidfd: PidFd::of_this_process().map_err(|error| failed(&error))?,
-            region_table: RegionTable::create().map_err(|error| failed(&error))?,
             doorbell_segment,
             doorbell,
             is_over: AtomicBool::new(false),
+            region_table: RegionTable::create().map_err(|error| failed(&error))?,
             regions: Mutex::default(),
-            local_initiators: Mutex::default(),
+            initiators: Mutex::default(),
             changes: AtomicU64::new(0),
             rail_handles: OnceLock::new(),
             reclaim: Reclaim::default(),
@@ -155,13 +87,33 @@ impl LocalTarget {
         Introduction { identity: self.identity, label: self.label.clone() }
     }
 
+    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// May agents of this user be connected to?
+    pub(super) fn trusts(&self, user: u32) -> bool {
+        user == 0 || self.admission.users.contains(&user)
+    }
+
+    /// What an initiator opens: region table and doorbell.
+    pub(super) fn shared_files(
+        &self,
+    ) -> std::result::Result<(OwnedFd, BorrowedFd<'_>), SegmentError> {
+        Ok((self.region_table.read_only()?, self.doorbell_segment.as_fd()))
+    }
+
     /// Maps the doorbell of another agent.
-    pub(super) fn open_doorbell(file: std::os::fd::OwnedFd) -> Result<Doorbell<MappedWords>> {
+    pub(super) fn open_doorbell(file: OwnedFd) -> Result<Doorbell<MappedWords>> {
         let operation = "open a local session";
         let wrong =
             |why: &dyn ToString| Error::new(operation, ErrorKind::Malformed, why.to_string());
         let segment = Segment::open(file, DOORBELL_LAYOUT).map_err(|error| wrong(&error))?;
         Doorbell::new(segment.words()).ok_or_else(|| wrong(&"the doorbell segment is too short"))
+    }
+
+    pub(super) fn set_rail_handles(&self, handles: Vec<RailHandle>) {
+        let _ = self.rail_handles.set(handles);
     }
 
     pub(crate) fn rail_handles(&self) -> &[RailHandle] {
@@ -200,6 +152,10 @@ impl LocalTarget {
         lock(&self.regions).all.remove(&number);
     }
 
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
     /// The agent ends: withdraws all regions.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
@@ -219,34 +175,10 @@ impl LocalTarget {
         }
     }
 
-    /// Its memory is freed, so no initiator can use it any more.
-    pub(super) fn forget_region(&self, number: u64) {
-        for initiator in lock(&self.local_initiators).iter() {
-            lock(&initiator.opened).remove(&number);
-        }
-    }
-
-    /// Removes disconnected initiators that cannot access any region.
-    pub(super) fn remove_departed(&self) {
-        let departure_reported =
-            |initiator: &LocalInitiator| initiator.departure_reported.load(Ordering::Relaxed);
-        lock(&self.local_initiators)
-            .retain(|initiator| !departure_reported(initiator) || initiator.may_copy());
-    }
-
-    pub(super) fn reclaim(&self) -> &Reclaim {
-        &self.reclaim
-    }
-
     /// The region with this number, if the ticket is right.
     pub(crate) fn region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
         let found = lock(&self.regions).all.get(&number)?.upgrade()?;
         (self.region_table.contains(number) && found.descriptor.ticket == ticket).then_some(found)
-    }
-
-    pub(super) fn notify_change(&self) {
-        self.changes.fetch_add(1, Ordering::Release);
-        self.doorbell.ring();
     }
 }
 
@@ -263,7 +195,5 @@ pub(super) fn add_to_process_list(local_target: &Arc<LocalTarget>) {
 pub(super) fn find_in_process(identity: [u8; 16]) -> Option<Arc<LocalTarget>> {
     let in_process = lock(&IN_PROCESS_AGENTS);
     let mut agents = in_process.iter().filter_map(Weak::upgrade);
-    agents.find(|local_target| {
-        local_target.identity == identity && !local_target.is_over.load(Ordering::Acquire)
-    })
+    agents.find(|local_target| local_target.identity == identity && !local_target.is_over())
 }

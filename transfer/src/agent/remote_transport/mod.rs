@@ -1,25 +1,33 @@
 //! Peers that are reached by rails: requests to the rails, and their events.
 
+mod connect;
+mod remote_sessions;
+mod route_lane;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use fabric::Caps;
+use fabric::{Caps, Offer};
 
-use super::card::AgentCard;
-use super::copy_queue::OperationContext;
-use super::events::Event;
+use self::remote_sessions::{LostHalf, RemoteSessions};
+use self::route_lane::stripe_blocks;
+use super::card::{AgentCard, FabricAddress};
+use super::events::{Event, Events};
+use super::local_target::LocalTarget;
 use super::notice::Notice;
-use super::operations::Token;
-use super::peer::{CONNECT, Peer};
-use super::remote_sessions::{LostHalf, RemoteSessions};
+use super::operations::{OperationContext, Token};
 use super::route::{DataMover, RouteInner};
-use super::route_lane::{RouteLane, stripe_blocks};
-use super::{Agent, BUSY_PAUSE};
+use super::{CONNECT, JOIN};
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fabric, Operation, Registration};
-use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailRequest, RailTransfer};
+use crate::rail::{
+    Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer, RemoteSide,
+};
+
+pub(super) use connect::LinkCounts;
+pub(super) use route_lane::registration;
 
 #[cfg(test)]
 mod tests;
@@ -27,23 +35,20 @@ mod tests;
 /// Notices taken from a peer before its rail returns the credit.
 const NOTICES_PER_CREDIT: u64 = 16;
 
-/// Once one rail is up, how long to wait for the other rails to a peer.
-pub(super) const OTHER_LINKS_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How often the chunks of a transfer are rerouted after lost rails. More reroutes mean that no
 /// rail can carry them.
 const MAX_REROUTES: u32 = 64;
 
 /// State of a region at a link, as long as it is not withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RegionState {
+enum RegionState {
     /// Not open now, or not answered yet.
     Requested,
     Open,
 }
 
 #[derive(Debug)]
-pub(super) enum LinkState {
+enum LinkState {
     /// It has not answered yet.
     Connecting,
     Up,
@@ -53,32 +58,32 @@ pub(super) enum LinkState {
 
 /// A peer as reached by one rail.
 #[derive(Debug)]
-pub(super) struct Link {
-    pub(super) rail: usize,
+struct Link {
+    rail: usize,
     /// Index of the peer's fabric.
-    pub(super) remote_fabric: usize,
-    pub(super) target: LinkTarget,
-    pub(super) label: String,
-    pub(super) state: LinkState,
+    remote_fabric: usize,
+    target: LinkTarget,
+    label: String,
+    state: LinkState,
     /// A caller waits until it is up, and reports its loss itself.
-    pub(super) has_waiter: bool,
+    has_waiter: bool,
     /// Requested regions. Withdrawn ones are removed.
-    pub(super) regions: HashMap<u64, RegionState>,
+    regions: HashMap<u64, RegionState>,
 }
 
 impl Link {
-    pub(super) fn is_up(&self) -> bool {
+    fn is_up(&self) -> bool {
         matches!(self.state, LinkState::Up)
     }
 
-    pub(super) fn identity_and_label(&self) -> ([u8; 16], String) {
+    fn identity_and_label(&self) -> ([u8; 16], String) {
         (self.target.identity, self.label.clone())
     }
 }
 
 /// An operation that is split among rails.
 #[derive(Debug)]
-pub(super) struct RemoteOperation {
+struct RemoteOperation {
     context: OperationContext,
     /// Stripes that have not completed.
     left: usize,
@@ -87,40 +92,105 @@ pub(super) struct RemoteOperation {
     notice: Option<Notice>,
 }
 
+/// What is known about rails to a peer.
+#[derive(Debug, Default)]
+struct PeerLinks {
+    links: Vec<u32>,
+    /// The link that carries notices.
+    notice_link: Option<u32>,
+    /// Why connecting by a fabric failed, if it did.
+    error: Option<Error>,
+}
+
+/// The part of a route on one rail.
+#[derive(Debug)]
+pub(super) struct RouteLane {
+    link: u32,
+    rail: usize,
+    remote: RemoteSide,
+}
+
 /// All state of an agent about rails.
 #[derive(Debug, Default)]
 pub(super) struct RemoteTransport {
-    pub(super) rails: Vec<Rail>,
-    pub(super) links: HashMap<u32, Link>,
-    pub(super) next_link: u32,
+    rails: Vec<Rail>,
+    links: HashMap<u32, Link>,
+    next_link: u32,
+    /// By the numbers of peers.
+    peers: HashMap<u32, PeerLinks>,
     /// The region that is being requested, and its ticket.
-    pub(super) opening_region: (u64, u64),
+    opening_region: (u64, u64),
     /// The answers by link, while a caller waits for them.
-    pub(super) open_results: BTreeMap<u32, Option<Result<()>>>,
-    pub(super) in_flight: HashMap<Token, RemoteOperation>,
+    open_results: BTreeMap<u32, Option<Result<()>>>,
+    in_flight: HashMap<Token, RemoteOperation>,
+    /// Completed operations that the agent has not taken.
+    done: VecDeque<(OperationContext, Result<()>)>,
     /// Number of stripes per rail and operation: if a rail's thread panics, these must fail. After
     /// a reroute a rail may have several of one operation.
     stripes_by_rail: Vec<HashMap<Token, usize>>,
     notices_taken: HashMap<(usize, u64), u64>,
     /// The lane for the next rerouted request.
     next_route_lane: usize,
-    pub(super) remote_sessions: RemoteSessions,
+    remote_sessions: RemoteSessions,
     rail_events: VecDeque<RailEvent>,
 }
 
 impl RemoteTransport {
-    pub(super) fn add_rail(&mut self, rail: Rail) {
-        self.rails.push(rail);
-        self.stripes_by_rail.push(HashMap::new());
+    /// Starts a rail for each fabric.
+    pub(super) fn start(
+        fabrics: &[Offer],
+        local_target: &Arc<LocalTarget>,
+        options: RailOptions,
+    ) -> Result<Self> {
+        let mut remote_transport = Self::default();
+        for (number, offer) in fabrics.iter().enumerate() {
+            remote_transport.rails.push(Rail::start(offer, local_target, number, options)?);
+            remote_transport.stripes_by_rail.push(HashMap::new());
+        }
+        let handles = remote_transport.rails.iter().map(|rail| rail.handle.clone());
+        local_target.set_rail_handles(handles.collect());
+        Ok(remote_transport)
+    }
+
+    /// Ends all rails, at most until `end`. Returns the fabrics that did not release memory in time.
+    pub(super) fn close(&mut self, end: Instant) -> Vec<String> {
+        Rail::close_all(&mut self.rails, end)
+    }
+
+    /// The threads of the rails belong to the parent process.
+    pub(super) fn forget(&mut self) {
+        self.rails.drain(..).for_each(Rail::forget);
+    }
+
+    pub(super) fn has_rails(&self) -> bool {
+        !self.rails.is_empty()
+    }
+
+    pub(super) fn has_events(&self) -> bool {
+        self.rails.iter().any(Rail::has_events)
+    }
+
+    /// The addresses of this agent at its fabrics.
+    pub(super) fn addresses(&self) -> Vec<FabricAddress> {
+        self.rails.iter().map(Rail::card).collect()
+    }
+
+    pub(super) fn providers(&self) -> Vec<&str> {
+        self.rails.iter().map(Rail::provider).collect()
+    }
+
+    /// The label of a peer that may still access a withdrawn region.
+    pub(super) fn region_user(&self, number: u64) -> Option<String> {
+        self.rails.iter().find_map(|rail| rail.handle.region_user(number))
     }
 
     /// Pairs of this agent's rails and the peer's fabrics: all of the first common provider,
     /// because stripes are as fast as the slowest rail.
-    pub(super) fn matching_fabrics(&self, card: &AgentCard) -> Vec<(usize, usize)> {
+    fn matching_fabrics(&self, card: &AgentCard) -> Vec<(usize, usize)> {
         let mut remote_fabrics: Vec<_> = card.fabrics.iter().map(Some).collect();
         let mut matching_fabrics = Vec::new();
         for (rail, rail_of_agent) in self.rails.iter().enumerate() {
-            let is_like = |fabric: &Option<&super::FabricAddress>| {
+            let is_like = |fabric: &Option<&FabricAddress>| {
                 fabric.is_some_and(|fabric| fabric.provider == rail_of_agent.provider())
             };
             let is_another = |(first, _): &(usize, usize)| {
@@ -143,24 +213,22 @@ impl RemoteTransport {
     }
 
     /// What the fabric between the two can do, as far as known without a request, with the given
-    /// registrations of local and remote memory.
+    /// registrations of local and remote memory by a domain, which may support device memory.
     pub(super) fn facts(
         &self,
-        peer: &Peer,
-        local: impl Fn(usize) -> Registration,
-        remote: impl Fn(usize) -> Registration,
+        (peer, card): (u32, &AgentCard),
+        local: impl Fn(usize, bool) -> Registration,
+        remote: impl Fn(usize, bool) -> Registration,
     ) -> Fabric {
-        if let Some(error) = &peer.fabric_error {
+        if let Some(error) = self.error(peer) {
             return Fabric::None { cause: error.to_string() };
         }
         if self.rails.is_empty() {
             return Fabric::None { cause: "this agent was started without fabrics".to_owned() };
         }
-        let matching_fabrics = self.matching_fabrics(&peer.card);
+        let matching_fabrics = self.matching_fabrics(card);
         let Some((rail, remote_fabric)) = matching_fabrics.first() else {
-            let own: Vec<_> = self.rails.iter().map(Rail::provider).collect();
-            let peer_providers: Vec<_> =
-                peer.card.fabrics.iter().map(|f| f.provider.as_str()).collect();
+            let peer_providers: Vec<_> = card.fabrics.iter().map(|f| f.provider.as_str()).collect();
             let peer_providers = if peer_providers.is_empty() {
                 "none".to_owned()
             } else {
@@ -168,15 +236,19 @@ impl RemoteTransport {
             };
             let cause = format!(
                 "no common provider: this agent has {}, the peer {peer_providers}",
-                own.join(", ")
+                self.providers().join(", ")
             );
             return Fabric::None { cause };
         };
         Fabric::Connected {
             provider: self.rails[*rail].provider().to_owned(),
             remote_access: self.rails[*rail].has(Caps::RMA),
-            local: local(*rail),
-            remote: remote(*remote_fabric),
+            local: local(*rail, self.rails[*rail].has(Caps::DEVICE_MEMORY)),
+            // The peer's rail has the same provider.
+            remote: remote(
+                *remote_fabric,
+                self.rails.iter().any(|rail| rail.has(Caps::DEVICE_MEMORY)),
+            ),
         }
     }
 
@@ -196,8 +268,26 @@ impl RemoteTransport {
             || self.remote_sessions.has_sessions_on(rail)
     }
 
-    pub(super) fn is_up(&self, link: u32) -> bool {
+    fn is_up(&self, link: u32) -> bool {
         self.links.get(&link).is_some_and(Link::is_up)
+    }
+
+    fn links_to(&self, peer: u32) -> &[u32] {
+        self.peers.get(&peer).map_or(&[], |peer| peer.links.as_slice())
+    }
+
+    /// Does a rail reach this peer now?
+    pub(super) fn is_connected(&self, peer: u32) -> bool {
+        self.links_to(peer).iter().any(|link| self.is_up(*link))
+    }
+
+    /// Why connecting to a peer by a fabric failed, if it did.
+    pub(super) fn error(&self, peer: u32) -> Option<&Error> {
+        self.peers.get(&peer)?.error.as_ref()
+    }
+
+    pub(super) fn set_error(&mut self, peer: u32, error: Option<Error>) {
+        self.peers.entry(peer).or_default().error = error;
     }
 
     /// Can it carry bytes now?
@@ -207,15 +297,16 @@ impl RemoteTransport {
         })
     }
 
-    /// Why no operation can start by any of these links, if so.
-    pub(super) fn obstacle(
-        &self,
-        links: impl Iterator<Item = u32>,
-        region: Option<u64>,
-    ) -> Option<(ErrorKind, String)> {
+    /// Why no operation can start with a peer, or with its region, if so.
+    pub(super) fn obstacle(&self, peer: u32, region: Option<u64>) -> Option<(ErrorKind, String)> {
+        let links = self.links_to(peer);
+        if links.is_empty() {
+            let cause = "it is not on this machine, and no fabric reaches it";
+            return Some((ErrorKind::NoPath, cause.to_owned()));
+        }
         let (mut has_any, mut cause) = (false, None);
         for link in links {
-            let Some(link) = self.links.get(&link) else { continue };
+            let Some(link) = self.links.get(link) else { continue };
             if region.is_some_and(|region| !link.regions.contains_key(&region)) {
                 return Some((ErrorKind::Stale, "the region was withdrawn".to_owned()));
             }
@@ -229,23 +320,30 @@ impl RemoteTransport {
         (!has_any).then(|| (ErrorKind::Closed, cause()))
     }
 
+    /// Is no operation in flight?
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.in_flight.values().any(|operation| operation.context.peer == peer)
     }
 
-    pub(super) fn send_command(
-        &self,
-        link: u32,
-        command: impl FnOnce(&mut Driver) + Send + 'static,
-    ) {
+    fn send_command(&self, link: u32, command: impl FnOnce(&mut Driver) + Send + 'static) {
         if let Some(link) = self.links.get(&link) {
             self.rails[link.rail].handle.send_command(command);
         }
     }
 
-    /// Disconnects from a peer at all rails.
-    pub(super) fn disconnect(&mut self, links: &[u32]) {
-        for link in links.iter().copied() {
+    /// Disconnects from a peer at all rails. Its operations end by later events.
+    pub(super) fn disconnect(&mut self, peer: u32) {
+        self.drop_links(peer);
+        self.peers.remove(&peer);
+    }
+
+    fn drop_links(&mut self, peer: u32) {
+        let Some(peer) = self.peers.get_mut(&peer) else { return };
+        for link in std::mem::take(&mut peer.links) {
             self.send_command(link, move |driver| driver.disconnect(link));
             self.links.remove(&link);
             self.remote_sessions.link_closed(link);
@@ -268,44 +366,27 @@ impl RemoteTransport {
                 .send_command(move |driver| driver.notices_taken(session, notices));
         }
     }
-}
-
-impl Agent {
-    pub(super) fn wait_for_rail_events(&mut self, end: Instant) {
-        let local_target = Arc::clone(&self.local_target);
-        let mut wait_strategy = self.wait_strategy;
-        let until = end.min(Instant::now() + 10 * BUSY_PAUSE);
-        let has_events = || self.remote_transport.rails.iter().any(Rail::has_events).then_some(());
-        local_target.doorbell.wait(&mut wait_strategy, until, has_events);
-        self.wait_strategy = wait_strategy;
-    }
-
-    /// Submits a transfer to the connected rails.
+    /// Submits a transfer to the connected rails. Peers with a local session get the notice there.
     pub(super) fn submit_stripes(
         &mut self,
         operation: Operation,
         route: &Arc<RouteInner>,
         route_lanes: &[RouteLane],
         blocks: Blocks<'_>,
-        mut context: OperationContext,
+        (mut context, sends_notice): (OperationContext, bool),
     ) {
-        let is_remote =
-            self.peers.get(&context.peer).is_some_and(|peer| peer.local_session.is_none());
-        // Peers with a local session get the notice there.
-        let mut notice = context.notice.take_if(|_| is_remote);
-        let open =
-            || route_lanes.iter().filter(|route_lane| self.remote_transport.is_open(route_lane));
+        let mut notice = context.notice.take_if(|_| sends_notice);
+        let open = || route_lanes.iter().filter(|route_lane| self.is_open(route_lane));
         let stripes = stripe_blocks(blocks, open().count());
         let busy: Vec<_> = open().zip(stripes).filter(|(_, blocks)| !blocks.is_empty()).collect();
         if busy.is_empty() {
             let detail = "no rail of this route is connected to the peer";
-            return self
-                .remote_done(context, Err(Error::new("transfer", ErrorKind::Closed, detail)));
+            let lost = Error::new("transfer", ErrorKind::Closed, detail);
+            return self.done.push_back((context, Err(lost)));
         }
         let (token, left) = (context.token, busy.len());
         let last = notice.take_if(|_| left > 1);
-        self.remote_transport
-            .in_flight
+        self.in_flight
             .insert(token, RemoteOperation { context, left, failure: None, notice: last });
         for (route_lane, blocks) in busy {
             self.submit_stripe(route_lane, operation, route, (blocks, 0), (token, notice.take()));
@@ -321,7 +402,7 @@ impl Agent {
         (blocks, reroutes): (BlockQueue, u32),
         (token, notice): (Token, Option<Notice>),
     ) {
-        let local = match route_lane.local(&route.local) {
+        let local = match route_lane.local(route.local()) {
             Ok(local) => local,
             Err(error) => return self.stripe_done(token, Err(error)),
         };
@@ -331,13 +412,13 @@ impl Agent {
     }
 
     fn submit(&mut self, request: RailRequest) {
-        let Some(link) = self.remote_transport.links.get(&request.link) else {
+        let Some(link) = self.links.get(&request.link) else {
             let left = Error::new("transfer", ErrorKind::Closed, "the peer was disconnected");
             return self.stripe_done(request.token, Err(left));
         };
         let rail = link.rail;
-        *self.remote_transport.stripes_by_rail[rail].entry(request.token).or_default() += 1;
-        self.remote_transport.rails[rail].handle.begin_request(request);
+        *self.stripes_by_rail[rail].entry(request.token).or_default() += 1;
+        self.rails[rail].handle.begin_request(request);
     }
 
     /// Submits what a lost rail did not start to another rail.
@@ -345,8 +426,7 @@ impl Agent {
         let RailRequest { link: lost, token, notice, bytes } = request;
         let closed = || Error::new("transfer", ErrorKind::Closed, cause);
         let Some(RailTransfer { operation, blocks, reroutes, route, .. }) = bytes else {
-            let peer =
-                self.remote_transport.in_flight.get(&token).map(|operation| operation.context.peer);
+            let peer = self.in_flight.get(&token).map(|operation| operation.context.peer);
             return match (peer.and_then(|peer| self.notice_link(peer)), notice) {
                 (Some(link), Some(notice)) if link != lost => {
                     self.submit(RailRequest { link, token, notice: Some(notice), bytes: None });
@@ -354,130 +434,126 @@ impl Agent {
                 _ => self.stripe_done(token, Err(closed())),
             };
         };
-        let route_lanes = match &route.mover {
+        let route_lanes = match route.mover() {
             DataMover::Rails(route_lanes) if reroutes < MAX_REROUTES => route_lanes,
             _ => return self.stripe_done(token, Err(closed())),
         };
         let open = || {
             let others = route_lanes.iter().filter(|route_lane| route_lane.link != lost);
-            others.filter(|route_lane| self.remote_transport.is_open(route_lane))
+            others.filter(|route_lane| self.is_open(route_lane))
         };
-        let next_route_lane = self.remote_transport.next_route_lane;
+        let next_route_lane = self.next_route_lane;
         let Some(route_lane) = open().nth(next_route_lane % open().count().max(1)) else {
             return self.stripe_done(token, Err(closed()));
         };
-        self.remote_transport.next_route_lane = next_route_lane.wrapping_add(1);
+        self.next_route_lane = next_route_lane.wrapping_add(1);
         self.submit_stripe(route_lane, operation, &route, (blocks, reroutes + 1), (token, notice));
     }
 
     /// The link for notices to a peer: the same as before as long as it is up, so that they arrive
     /// in order. After its loss, unsent notices may arrive after those of the next link.
     fn notice_link(&mut self, peer: u32) -> Option<u32> {
-        let peer = self.peers.get_mut(&peer)?;
-        let is_up = |link: &u32| self.remote_transport.is_up(*link);
-        if !peer.notice_link.as_ref().is_some_and(is_up) {
-            peer.notice_link = peer.links.iter().copied().find(|link| is_up(link));
+        let PeerLinks { links, notice_link, .. } = self.peers.get_mut(&peer)?;
+        let is_up = |link: &u32| self.links.get(link).is_some_and(Link::is_up);
+        if !notice_link.as_ref().is_some_and(is_up) {
+            *notice_link = links.iter().copied().find(is_up);
         }
-        peer.notice_link
+        *notice_link
     }
 
     /// Sends a notice by a rail.
-    pub(super) fn send_notice_by_rail(&mut self, mut context: OperationContext) {
+    pub(super) fn send_notice(&mut self, mut context: OperationContext) {
         let (token, notice) = (context.token, context.notice.take());
         let Some(link) = self.notice_link(context.peer) else {
             let lost =
                 Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
-            return self.remote_done(context, Err(lost));
+            return self.done.push_back((context, Err(lost)));
         };
         let operation = RemoteOperation { context, left: 1, failure: None, notice: None };
-        self.remote_transport.in_flight.insert(token, operation);
+        self.in_flight.insert(token, operation);
         self.submit(RailRequest { link, token, notice, bytes: None });
     }
 
+    /// An operation that completed.
+    pub(super) fn take_done(&mut self) -> Option<(OperationContext, Result<()>)> {
+        self.done.pop_front()
+    }
+
     /// Handles the events of the rails. True if there were any.
-    pub(super) fn poll_rails(&mut self) -> bool {
-        if self.remote_transport.rails.is_empty() {
-            return false;
-        }
+    pub(super) fn poll(&mut self, events: &mut Events) -> bool {
         let (mut has_any, mut session_closed) = (false, Vec::new());
-        for rail in 0..self.remote_transport.rails.len() {
-            let has_ended = self.remote_transport.rails[rail].has_ended();
-            let mut rail_events = std::mem::take(&mut self.remote_transport.rail_events);
-            self.remote_transport.rails[rail].rail_events(&mut rail_events);
+        for rail in 0..self.rails.len() {
+            let has_ended = self.rails[rail].has_ended();
+            let mut rail_events = std::mem::take(&mut self.rail_events);
+            self.rails[rail].rail_events(&mut rail_events);
             for event in rail_events.drain(..) {
                 has_any = true;
                 match event {
                     // It may have reconnected by another rail meanwhile; then it did not leave.
                     RailEvent::SessionClosed { .. } => session_closed.push((rail, event)),
-                    _ => self.handle_rail_event(rail, event),
+                    _ => self.handle_rail_event(rail, event, events),
                 }
             }
-            self.remote_transport.rail_events = rail_events;
-            if has_ended && self.remote_transport.depends_on(rail) {
-                session_closed.extend(self.lose_rail(rail).map(|event| (rail, event)));
+            self.rail_events = rail_events;
+            if has_ended && self.depends_on(rail) {
+                session_closed.extend(self.lose_rail(rail, events).map(|event| (rail, event)));
             }
         }
         for (rail, event) in session_closed {
-            self.handle_rail_event(rail, event);
+            self.handle_rail_event(rail, event, events);
         }
         has_any
     }
 
     /// A rail's thread has ended, after reporting its events. Its remaining requests fail, and its
     /// sessions are lost.
-    fn lose_rail(&mut self, rail: usize) -> impl Iterator<Item = RailEvent> + use<> {
+    fn lose_rail(
+        &mut self,
+        rail: usize,
+        events: &mut Events,
+    ) -> impl Iterator<Item = RailEvent> + use<> {
         let cause = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
-        let on_rail = self.remote_transport.links.iter().filter(|(_, link)| link.rail == rail);
+        let on_rail = self.links.iter().filter(|(_, link)| link.rail == rail);
         let links: Vec<_> = on_rail.map(|(number, _)| *number).collect();
-        for (link, open_result) in &mut self.remote_transport.open_results {
+        for (link, open_result) in &mut self.open_results {
             if links.contains(link) {
                 open_result.get_or_insert_with(|| Err(cause()));
             }
         }
         for link in links {
-            if self
-                .remote_transport
-                .links
-                .get(&link)
-                .is_some_and(|link| !matches!(link.state, LinkState::Down(_)))
-            {
-                self.handle_rail_event(rail, RailEvent::Down { link, error: cause() });
+            if self.links.get(&link).is_some_and(|link| !matches!(link.state, LinkState::Down(_))) {
+                self.handle_rail_event(rail, RailEvent::Down { link, error: cause() }, events);
             }
         }
-        for (token, count) in std::mem::take(&mut self.remote_transport.stripes_by_rail[rail]) {
+        for (token, count) in std::mem::take(&mut self.stripes_by_rail[rail]) {
             (0..count).for_each(|_| self.stripe_done(token, Err(cause())));
         }
-        let sessions = self.remote_transport.remote_sessions.sessions_on(rail).into_iter();
+        let sessions = self.remote_sessions.sessions_on(rail).into_iter();
         sessions
             .map(move |session| RailEvent::SessionClosed { session, lost: Some(cause().reason()) })
     }
 
     /// A rail returned a stripe.
     fn stripe_returned(&mut self, rail: usize, token: Token) {
-        if let Some(stripes_by_rail) = self.remote_transport.stripes_by_rail[rail].get_mut(&token) {
+        if let Some(stripes_by_rail) = self.stripes_by_rail[rail].get_mut(&token) {
             *stripes_by_rail -= 1;
             if *stripes_by_rail == 0 {
-                self.remote_transport.stripes_by_rail[rail].remove(&token);
+                self.stripes_by_rail[rail].remove(&token);
             }
         }
     }
 
-    fn handle_rail_event(&mut self, rail: usize, event: RailEvent) {
+    fn handle_rail_event(&mut self, rail: usize, event: RailEvent, events: &mut Events) {
         match event {
             RailEvent::Up { link: number } => {
-                if let Some(link) = self.remote_transport.links.get_mut(&number) {
+                if let Some(link) = self.links.get_mut(&number) {
                     link.state = LinkState::Up;
                     let (with, label) = link.identity_and_label();
-                    self.remote_transport.remote_sessions.half_restored(
-                        with,
-                        rail,
-                        LostHalf::Link(number),
-                        label,
-                    );
+                    self.remote_sessions.half_restored(with, rail, LostHalf::Link(number), label);
                 }
             }
             RailEvent::Down { link: number, error } => {
-                if let Some(link) = self.remote_transport.links.get_mut(&number) {
+                if let Some(link) = self.links.get_mut(&number) {
                     let reason = error.reason();
                     link.regions
                         .values_mut()
@@ -485,7 +561,7 @@ impl Agent {
                     link.state = LinkState::Down(Arc::new(error));
                     if !link.has_waiter {
                         let lost_halves = LostHalf::Link(number);
-                        self.remote_transport.remote_sessions.half_lost(
+                        self.remote_sessions.half_lost(
                             rail,
                             lost_halves,
                             link.identity_and_label(),
@@ -497,13 +573,12 @@ impl Agent {
             RailEvent::Opened { link: number, region, outcome } => {
                 // A refused region that was open is withdrawn, which the rail reports separately. A
                 // join that failed has forgotten its region.
-                let link = self.remote_transport.links.get_mut(&number).filter(|_| outcome.is_ok());
+                let link = self.links.get_mut(&number).filter(|_| outcome.is_ok());
                 if let Some(known) = link.and_then(|link| link.regions.get_mut(&region.0)) {
                     *known = RegionState::Open;
                 }
                 // No caller may be waiting for it any more.
-                let RemoteTransport { opening_region, open_results, .. } =
-                    &mut self.remote_transport;
+                let Self { opening_region, open_results, .. } = self;
                 if let Some(open_result) =
                     open_results.get_mut(&number).filter(|_| *opening_region == region)
                 {
@@ -519,39 +594,31 @@ impl Agent {
                 self.reroute(*request, &cause);
             }
             RailEvent::Withdrawn { link, region } => {
-                if let Some(link) = self.remote_transport.links.get_mut(&link) {
+                if let Some(link) = self.links.get_mut(&link) {
                     link.regions.remove(&region);
                 }
             }
             RailEvent::SessionOpened { session, from, connection_id, label } => {
-                self.remote_transport.remote_sessions.session_opened(
-                    rail,
-                    session,
-                    (from, connection_id),
-                    label,
-                );
+                self.remote_sessions.session_opened(rail, session, (from, connection_id), label);
             }
             RailEvent::SessionClosed { session, lost } => {
-                self.remote_transport.notices_taken.remove(&(rail, session));
-                self.remote_transport.remote_sessions.session_closed(rail, session, lost);
+                self.notices_taken.remove(&(rail, session));
+                self.remote_sessions.session_closed(rail, session, lost);
             }
             RailEvent::Notice { session, from, notice } => {
-                self.events.push_back((Event::Notice { from, notice }, Some((rail, session))));
+                events.push(Event::Notice { from, notice }, Some((rail, session)));
             }
         }
-        self.take_session_events();
+        self.report_session_events(events);
     }
 
-    /// Appends the events of sessions and rails to the agent's events.
-    pub(super) fn take_session_events(&mut self) {
-        self.events.extend(
-            self.remote_transport.remote_sessions.events.drain(..).map(|event| (event, None)),
-        );
+    fn report_session_events(&mut self, events: &mut Events) {
+        self.remote_sessions.take_events().for_each(|event| events.push(event, None));
     }
 
     /// A stripe of an operation completed; it may have been the last.
     fn stripe_done(&mut self, token: Token, outcome: Result<()>) {
-        let Some(operation) = self.remote_transport.in_flight.get_mut(&token) else { return };
+        let Some(operation) = self.in_flight.get_mut(&token) else { return };
         operation.left -= 1;
         if let Err(error) = outcome {
             operation.failure.get_or_insert(error);
@@ -559,23 +626,12 @@ impl Agent {
         if operation.left > 0 {
             return;
         }
-        let Some(operation) = self.remote_transport.in_flight.remove(&token) else { return };
+        let Some(operation) = self.in_flight.remove(&token) else { return };
         let RemoteOperation { context, failure, notice, .. } = operation;
         match (failure, notice) {
-            (Some(error), _) => self.remote_done(context, Err(error)),
-            (None, None) => self.remote_done(context, Ok(())),
-            (None, notice) => self.send_notice_by_rail(OperationContext { notice, ..context }),
+            (Some(error), _) => self.done.push_back((context, Err(error))),
+            (None, None) => self.done.push_back((context, Ok(()))),
+            (None, notice) => self.send_notice(OperationContext { notice, ..context }),
         }
-    }
-
-    fn remote_done(&mut self, context: OperationContext, outcome: Result<()>) {
-        if self.peers.get(&context.peer).is_some_and(|peer| peer.local_session.is_some()) {
-            return self.complete(context, outcome);
-        }
-        let Some(peer) = self.peers.get_mut(&context.peer) else {
-            return self.operations.finish(context.token, outcome);
-        };
-        let outcome = outcome.map_err(|error| error.with(&peer.card.label));
-        peer.finish(&context, outcome, &mut self.operations);
     }
 }

@@ -1,5 +1,4 @@
-//! Copies that local initiators had in flight at one moment, and memory that is kept until they
-//! complete.
+//! Memory that is kept until the copies complete that local initiators had in flight.
 //!
 //! A region is removed from the table first, so that no new copy starts. Copies in flight may
 //! remain; then a thread waits for them, and frees the memory.
@@ -8,51 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::local_target::{LocalInitiator, LocalTarget};
+use super::{LocalTarget, OutstandingCopies};
 use crate::lock;
 use crate::region::Buffer;
 
 /// How often the thread checks whether copies have completed.
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Initiators with copies in flight, and the number of copies each had started.
-#[derive(Debug)]
-pub(super) struct OutstandingCopies(Vec<(u64, Arc<LocalInitiator>)>);
-
-impl OutstandingCopies {
-    /// The copies of all initiators that opened this region, or any.
-    pub(super) fn of_all(local_target: &LocalTarget, region: Option<u64>) -> Self {
-        Self::of(local_target, |initiator| initiator.has_opened(region))
-    }
-
-    /// The copies of other processes. Agents of this process keep the memory of their copies alive
-    /// themselves.
-    pub(super) fn of_other_processes(local_target: &LocalTarget, region: Option<u64>) -> Self {
-        Self::of(local_target, |initiator| initiator.has_opened(region) && !initiator.is_in_process)
-    }
-
-    fn of(local_target: &LocalTarget, is_relevant: impl Fn(&LocalInitiator) -> bool) -> Self {
-        let local_initiators = lock(&local_target.local_initiators);
-        let relevant = local_initiators.iter().filter(|initiator| is_relevant(initiator));
-        Self(relevant.map(|initiator| (initiator.begun(), Arc::clone(initiator))).collect())
-    }
-
-    /// Removes completed ones. True if all have completed.
-    pub(super) fn are_over(&mut self) -> bool {
-        self.0.retain(|(begun, initiator)| !initiator.is_settled(*begun));
-        self.0.is_empty()
-    }
-
-    /// An initiator with copies in flight at the last check.
-    pub(super) fn label(&self) -> Option<&str> {
-        self.0.first().map(|(_, initiator)| initiator.label.as_str())
-    }
-
-    /// Bytes of the regions that these initiators opened.
-    pub(super) fn bytes(&self) -> u64 {
-        self.0.iter().map(|(_, initiator)| initiator.bytes_opened()).sum()
-    }
-}
 
 /// Memory of dropped regions, until no copy uses it.
 #[derive(Debug, Default)]
@@ -87,7 +47,7 @@ impl Reclaim {
         }
         let thread_target = Arc::clone(local_target);
         let thread = std::thread::Builder::new().name("fabricast-reclaim".to_owned());
-        match thread.spawn(move || while thread_target.reclaim().free_finished(&thread_target) {}) {
+        match thread.spawn(move || while thread_target.reclaim.free_finished(&thread_target) {}) {
             Ok(_) => retained.has_thread = true,
             // The next region that is dropped this way retries.
             Err(error) => tracing::warn!(%error, "starting the thread that frees memory failed"),

@@ -27,7 +27,7 @@ pub(super) struct RegionTable {
 
 /// The table of another agent.
 #[derive(Debug)]
-pub(super) struct ReadOnlyRegionTable(ReadOnlySegment);
+pub(in crate::agent) struct ReadOnlyRegionTable(ReadOnlySegment);
 
 fn slot_of(number: u64) -> usize {
     (number % TABLE_SLOTS as u64) as usize
@@ -71,7 +71,7 @@ impl RegionTable {
 }
 
 impl ReadOnlyRegionTable {
-    pub(super) fn open(file: OwnedFd) -> Result<Self, SegmentError> {
+    pub(in crate::agent) fn open(file: OwnedFd) -> Result<Self, SegmentError> {
         let segment = ReadOnlySegment::open(file, LAYOUT)?;
         if segment.body_length() < WORDS * size_of::<u64>() {
             return Err(SegmentError::NotASegment { why: "region table of another size" });
@@ -80,14 +80,14 @@ impl ReadOnlyRegionTable {
     }
 
     #[inline]
-    pub(super) fn is_closed(&self) -> bool {
+    pub(in crate::agent) fn is_closed(&self) -> bool {
         self.0.load(CLOSED_WORD) == 1
     }
 
     /// Checks after all stores of this thread: an initiator that recorded a copy before either sees
     /// here that the region was removed, or the owner that removed it sees the copy.
     #[inline]
-    pub(super) fn contains(&self, number: u64) -> bool {
+    pub(in crate::agent) fn contains(&self, number: u64) -> bool {
         fence(SeqCst);
         number != 0 && self.0.load(slot_of(number)) == number
     }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, CopyMethod, Device, Slice, Stream};
 
+use super::CopyRequest;
 use super::block_list_pool::BlockListPool;
-use super::notice::Notice;
-use super::operations::Token;
-use crate::blocks::{BlockQueue, Blocks};
+use crate::agent::operations::OperationContext;
+use crate::blocks::BlockQueue;
 use crate::error::Result;
 use crate::stream_copies::StreamCopies;
 
@@ -18,15 +18,6 @@ const MAX_STREAM_COPIES: usize = 256;
 const MIN_COPY_TIME: Duration = Duration::from_micros(7);
 /// The assumed rate before the first measurement, in bytes per microsecond.
 const INITIAL_RATE: f64 = 20_000.0;
-
-/// The parameters of a copy.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct CopyRequest<'a> {
-    pub(super) to: &'a Slice,
-    pub(super) from: &'a Slice,
-    pub(super) blocks: Blocks<'a>,
-    pub(super) by: CopyMethod,
-}
 
 /// A request that waits for a free place on the stream.
 #[derive(Debug)]
@@ -38,19 +29,6 @@ struct QueuedCopy {
     by: CopyMethod,
 }
 
-/// The operation of a copy: what its completion needs.
-#[derive(Debug, Clone)]
-pub(super) struct OperationContext {
-    pub(super) token: Token,
-    pub(super) peer: u32,
-    /// Its number in the local session.
-    pub(super) number: u64,
-    pub(super) bytes: u64,
-    pub(super) notice: Option<Notice>,
-    /// Its epoch among the operations with the peer.
-    pub(super) epoch: u64,
-}
-
 /// A stream of copies to or from one peer.
 #[derive(Debug)]
 pub(super) struct CopyQueue {
@@ -58,7 +36,7 @@ pub(super) struct CopyQueue {
     waiting: VecDeque<QueuedCopy>,
     block_lists: BlockListPool,
     /// When all submitted copies should be done, as estimated.
-    pub(super) expected: Instant,
+    expected: Instant,
     /// Recent rate in bytes per microsecond.
     rate: f64,
     last_done: Instant,
@@ -75,6 +53,11 @@ impl CopyQueue {
             rate: INITIAL_RATE,
             last_done: now,
         })
+    }
+
+    /// When it should be idle, as estimated; None if it is.
+    pub(super) fn expected(&self) -> Option<Instant> {
+        (!self.is_idle()).then_some(self.expected)
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use gpu::{Block, Device, Slice, Stream};
 
-use super::copy_queue::OperationContext;
-use crate::blocks::BlockQueue;
+use super::CpuCopy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 
@@ -18,14 +17,14 @@ const COPY: &str = "copy by the CPU";
 
 /// The memory at one end of a copy.
 #[derive(Debug, Clone)]
-pub(super) enum CopyBuffer {
+pub(in crate::agent) enum CopyBuffer {
     Host(HostBuffer),
     /// Device memory that receives what the device itself cannot read.
     Device(Slice, Arc<Stream>),
 }
 
 impl CopyBuffer {
-    pub(super) fn device(memory: Slice, device: &Device) -> Result<Self> {
+    pub(in crate::agent) fn device(memory: Slice, device: &Device) -> Result<Self> {
         let stream = device.stream().map_err(|error| Error::of_device(COPY, error))?;
         Ok(Self::Device(memory, Arc::new(stream)))
     }
@@ -46,18 +45,6 @@ impl CopyBuffer {
             }
         }
     }
-}
-
-/// A copy by the CPU.
-#[derive(Debug)]
-pub(super) struct CpuCopy {
-    pub(super) context: OperationContext,
-    pub(super) to: CopyBuffer,
-    pub(super) from: CopyBuffer,
-    /// Blocks that were not started.
-    pub(super) blocks: BlockQueue,
-    /// The rest of the current block.
-    pub(super) block: Block,
 }
 
 impl CpuCopy {

@@ -3,8 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use gpu::{Allocator, Device, emulated};
@@ -166,7 +165,7 @@ fn reconnecting_without_a_clean_close_leaks_nothing() {
         owner.wait_until_left();
         std::mem::forget(raw.segment);
     }
-    assert!(lock(&owner.agent().local_target.local_initiators).len() <= 1);
+    assert!(lock(&owner.agent().local_target.initiators).len() <= 1);
 }
 
 /// Their connections are lost, but they may still copy.

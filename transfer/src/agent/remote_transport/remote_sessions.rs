@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::events::Event;
+use crate::agent::Event;
 use crate::path::metrics::Count;
 
 #[cfg(test)]
@@ -40,10 +40,14 @@ pub(super) struct RemoteSessions {
     by_session: HashMap<(usize, u64), (Identity, u64)>,
     lost_halves: HashMap<(Identity, usize), BTreeSet<LostHalf>>,
     /// Events for the agent to report.
-    pub(super) events: Vec<Event>,
+    events: Vec<Event>,
 }
 
 impl RemoteSessions {
+    pub(super) fn take_events(&mut self) -> impl Iterator<Item = Event> {
+        self.events.drain(..)
+    }
+
     /// An initiator opened a session by a rail.
     pub(super) fn session_opened(
         &mut self,

@@ -1,0 +1,387 @@
+//! Connecting to peers, and joining regions: what peers, rails and mapped memory take part in, with
+//! progress meanwhile.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu::{Device, Memory};
+
+use super::explain::{self, EXPLAIN, MemoryAttributes};
+use super::local_copies::{CopyBuffer, LocalMover};
+use super::local_session::LocalSession;
+use super::mapping::{OPEN, RegionRequest};
+use super::peers::Peer;
+use super::remote_transport::{LinkCounts, RemoteTransport, RouteLane};
+use super::route::{DataMover, Route};
+use super::{Agent, CONNECT, JOIN, PeerId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host_buffer::HostBuffer;
+use crate::path::{
+    Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, Registration, choose,
+};
+use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion};
+use crate::share::check_fork;
+
+/// Once one rail is up, how long to wait for the other rails to a peer.
+const OTHER_LINKS_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Agent {
+    /// What the agent and a peer can pass to each other.
+    #[must_use]
+    pub fn locality(&self, peer: PeerId) -> Option<&Locality> {
+        self.peers.find(peer.0).map(Peer::locality)
+    }
+
+    /// Connects to a peer by a fabric now, not only when the first regions are joined, so that
+    /// [`explain`](Self::explain) knows whether the peer answers. Does nothing if they have no
+    /// fabric in common.
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) peer; errors of the fabric. A peer that does not answer is
+    /// not an error here: `explain` reports it as a reason.
+    pub fn connect_fabrics(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
+        check_fork(self.fork_generation, EXPLAIN)?;
+        let end = ipc::deadline(timeout);
+        self.peers.get(peer.0, EXPLAIN)?;
+        self.connect_fabric(peer.0, end)
+    }
+
+    /// The verdict on every path between two ends, from the same facts as [joining](Self::join).
+    /// Obstacles that only mapping would show are not found.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use transfer::path::{Exportability, Operation, Path, Policy};
+    /// use transfer::{Agent, AgentOptions, MemoryAttributes};
+    /// let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// let there = Agent::start(AgentOptions::new("there"))?;
+    /// let peer = here.connect(&there.card().encode()?, Duration::from_secs(1))?;
+    /// let host = MemoryAttributes::on_host(Exportability::ByDescriptors);
+    /// let choice = here.explain(peer, Operation::Put, &host, &host, &Policy::default())?;
+    /// assert_eq!(choice.taken(), Some(Path::SameProcess));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Stale`](ErrorKind::Stale) if the region was withdrawn, or its agent was restarted;
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if the local memory is on a device that this
+    /// process does not see.
+    pub fn explain(
+        &self,
+        peer: PeerId,
+        operation: Operation,
+        local: &MemoryAttributes,
+        remote: &MemoryAttributes,
+        policy: &Policy,
+    ) -> Result<Choice> {
+        check_fork(self.fork_generation, EXPLAIN)?;
+        policy.check()?;
+        let other = self.peers.find(peer.0);
+        if let Some(other) = other {
+            remote.check_region(other).map_err(|error| error.with(other.label()))?;
+        }
+        let local_device = local.local_device()?;
+        let by = (peer.0, &self.peers);
+        let ends = (local, remote);
+        let (facts, _) = explain::facts(operation, ends, local_device, by, &self.remote_transport)?;
+        Ok(choose(&facts, policy))
+    }
+
+    /// Connects to a peer by its rails, unless one is up already.
+    fn connect_remote(&mut self, number: u32, end: Instant) -> Result<()> {
+        self.poll_rails();
+        let card = self.peers.get(number, CONNECT)?.card();
+        if card.identity == self.local_target.identity {
+            let detail =
+                "the card is of this agent itself: an agent cannot connect to itself over a fabric";
+            return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
+        }
+        let Some(connecting) = self.remote_transport.begin_connect(number, card, end)? else {
+            return Ok(());
+        };
+        let counts = self.wait_for_links(end, |transport| transport.connect_counts(&connecting));
+        self.remote_transport.finish_connect(connecting, counts, &mut self.events)
+    }
+
+    /// As [`connect_remote`](Self::connect_remote), but a peer that does not answer is no error:
+    /// the cause is recorded for `explain`.
+    pub(super) fn connect_fabric(&mut self, number: u32, end: Instant) -> Result<()> {
+        let peer = self.peers.find(number);
+        if !peer.is_some_and(|peer| self.remote_transport.reaches(peer.card())) {
+            return Ok(());
+        }
+        let error = match self.connect_remote(number, end) {
+            Ok(()) => None,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
+            {
+                Some(error)
+            }
+            Err(error) => return Err(error.with(self.peers.label(number))),
+        };
+        self.remote_transport.set_error(number, error);
+        Ok(())
+    }
+
+    /// Why a peer is reachable neither by memory nor by a fabric, if so.
+    pub(super) fn unreachable_error(&self, number: u32) -> Option<Error> {
+        let peer = self.peers.find(number)?;
+        if !peer.is_remote() || self.remote_transport.is_connected(number) {
+            return None;
+        }
+        let socket = match peer.locality() {
+            Locality::NoDescriptorPassing { cause } => Some(cause.clone()),
+            _ => None,
+        };
+        let works = |_, _| Registration::Works;
+        let (kind, fabric) = match self.remote_transport.error(number) {
+            Some(error) => (error.kind(), error.reason()),
+            None => match self.remote_transport.facts((number, peer.card()), works, works) {
+                Fabric::None { cause } => {
+                    (ErrorKind::NoPath, format!("no fabric reaches it: {cause}"))
+                }
+                // It was connected before.
+                Fabric::Connected { .. } => {
+                    (ErrorKind::Closed, "it was lost right after connecting".to_owned())
+                }
+            },
+        };
+        let detail = socket.into_iter().chain([fabric]).collect::<Vec<_>>().join("; ");
+        Some(Error::new(CONNECT, kind, detail).with(peer.label()))
+    }
+
+    /// Waits until all have answered; or one is up, and the others had their timeout.
+    fn wait_for_links(
+        &mut self,
+        end: Instant,
+        count: impl Fn(&RemoteTransport) -> LinkCounts,
+    ) -> LinkCounts {
+        let mut end = end;
+        loop {
+            let max_wait = self.progress_while_waiting();
+            let (open, good) = count(&self.remote_transport);
+            let now = Instant::now();
+            if good > 0 {
+                end = end.min(now + OTHER_LINKS_TIMEOUT);
+            }
+            if open == 0 || now >= end {
+                return (open, good);
+            }
+            self.wait_for_rail_events(end.min(now + max_wait));
+        }
+    }
+
+    /// Joins two regions: chooses a path and prepares it.
+    pub(super) fn join_with(
+        &mut self,
+        number: u32,
+        region: &Region,
+        remote: RegionDescriptor,
+        policy: &Policy,
+        end: Instant,
+    ) -> Result<Route> {
+        let local = &region.0;
+        let peer = self.peers.get(number, JOIN)?;
+        peer.check_owner(&remote)?;
+        peer.check_connected()?;
+        // Earlier failures of the fabric do not count.
+        self.remote_transport.set_error(number, None);
+        let local_device = match &local.buffer {
+            Buffer::Device(memory) => Some(memory.mapped_for().clone()),
+            Buffer::Host(_) => None,
+        };
+        let ends = (&MemoryAttributes::from(region), &MemoryAttributes::from(&remote));
+        let by = (number, &self.peers);
+        let (mut facts, device) =
+            explain::facts(Operation::Put, ends, local_device, by, &self.remote_transport)?;
+        loop {
+            let choice = choose(&facts, policy);
+            let Some(path) = choice.taken() else {
+                return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
+            };
+            let made = if path.is_local() {
+                let mapped = self.map_regions(path, number, (local, &remote), device.as_ref(), end);
+                mapped.map(DataMover::Local)
+            } else {
+                self.open_route_lanes(number, local, &remote, end).map(DataMover::Rails)
+            };
+            let made = made.or_else(|error| match error.kind() {
+                // It may have ended meanwhile, which is not a fact about paths.
+                ErrorKind::Closed | ErrorKind::Failed | ErrorKind::Stale => {
+                    self.peers.get(number, JOIN)?.check_connected().and(Err(error))
+                }
+                _ => Err(error),
+            });
+            // Obstacles that show only when the path is tried become facts too.
+            match made {
+                Ok(mover) => {
+                    let agent = self.local_target.identity;
+                    return Ok(Route::new(agent, number, local, remote, (choice, path), mover));
+                }
+                Err(error) if error.kind() == ErrorKind::NoPeerAccess => {
+                    facts.device_access = DeviceAccess::None;
+                }
+                Err(error) if error.kind() == ErrorKind::NoSuchDevice => {
+                    facts.device_access = DeviceAccess::Invisible;
+                }
+                Err(error) if error.kind() == ErrorKind::Failed && path.is_local() => {
+                    facts.locality = Locality::NoDescriptorPassing { cause: error.to_string() };
+                }
+                // The peer does not answer by the fabric: recorded by `open_route_lanes`.
+                Err(error) if !path.is_local() && self.remote_transport.error(number).is_some() => {
+                    facts.fabric = Fabric::None { cause: error.to_string() };
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Prepares a fabric path: requests the peer's region, and staging memory if necessary.
+    fn open_route_lanes(
+        &mut self,
+        peer: u32,
+        local: &RegisteredRegion,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<Vec<RouteLane>> {
+        if let Err(error) = self.connect_remote(peer, end) {
+            self.remote_transport.set_error(peer, Some(error.clone()));
+            return Err(error);
+        }
+        let opening = self.remote_transport.begin_open(peer, local, remote)?;
+        self.wait_for_links(end, RemoteTransport::open_counts);
+        self.remote_transport.finish_open(opening)
+    }
+
+    /// Maps the memory for a path on this machine.
+    fn map_regions(
+        &mut self,
+        path: Path,
+        peer: u32,
+        (local, remote): (&Arc<RegisteredRegion>, &RegionDescriptor),
+        device: Option<&Device>,
+        end: Instant,
+    ) -> Result<LocalMover> {
+        let of_device = |error| Error::of_device(JOIN, error);
+        let local_session = self.peers.get(peer, JOIN)?.local_session();
+        let own_region = local_session.and_then(|session| session.in_process_region(remote));
+        let in_process_buffer = match own_region {
+            Some(region) if region.descriptor.rights.allow(remote.rights) => {
+                Some(region.buffer.clone())
+            }
+            Some(_) => {
+                let detail = "the descriptor claims rights that the region does not grant";
+                return Err(Error::new(JOIN, ErrorKind::NotAllowed, detail));
+            }
+            None if path == Path::SameProcess => {
+                let detail = "the region was withdrawn or never existed";
+                return Err(Error::new(JOIN, ErrorKind::Stale, detail));
+            }
+            None => None,
+        };
+        let Some(device) = device else {
+            let no_device =
+                || Error::new(JOIN, ErrorKind::NoPath, "no device takes part in this transfer");
+            let Buffer::Host(local_buffer) = &local.buffer else { return Err(no_device()) };
+            let remote = match in_process_buffer {
+                Some(Buffer::Host(buffer)) => buffer,
+                Some(Buffer::Device(_)) => return Err(no_device()),
+                None => self.map_host(peer, remote, end)?,
+            };
+            return Ok(LocalMover::Cpu { local: CopyBuffer::Host(local_buffer.clone()), remote });
+        };
+        let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
+        let remote_memory = match in_process_buffer {
+            Some(Buffer::Device(memory)) => {
+                if memory.device().is_some_and(|resident| resident != device.name()) {
+                    device.enable_peer(memory.mapped_for()).map_err(of_device)?;
+                }
+                memory
+            }
+            Some(Buffer::Host(buffer)) => buffer.pinned_for(device)?,
+            None if remote.memory_type.is_device() => self.map_for(peer, remote, device, end)?,
+            None => {
+                let mapped = self.map_host(peer, remote, end)?;
+                match (mapped.pinned_if_possible(device)?, &local.buffer) {
+                    (Some(memory), _) => memory,
+                    (None, Buffer::Host(local_buffer)) => {
+                        let local = CopyBuffer::Host(local_buffer.clone());
+                        return Ok(LocalMover::Cpu { local, remote: mapped });
+                    }
+                    (None, Buffer::Device(local_buffer)) => {
+                        let local = CopyBuffer::device(
+                            whole(local_buffer, local.descriptor.length)?,
+                            device,
+                        )?;
+                        return Ok(LocalMover::Cpu { local, remote: mapped });
+                    }
+                }
+            }
+        };
+        let local_memory = match &local.buffer {
+            Buffer::Device(memory) => memory.clone(),
+            Buffer::Host(buffer) => buffer.pinned_for(device)?,
+        };
+        for memory in [&local_memory, &remote_memory] {
+            if !memory.is_reachable_from(device) {
+                let detail = format!("{:?} does not reach {memory:?}", device.name());
+                return Err(Error::new(JOIN, ErrorKind::NoPeerAccess, detail));
+            }
+        }
+        Ok(LocalMover::Device {
+            device: device.clone(),
+            local: whole(&local_memory, local.descriptor.length)?,
+            remote: whole(&remote_memory, remote.length)?,
+        })
+    }
+
+    /// Maps a peer's region for a device of this process, once.
+    fn map_for(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        if let Some(memory) = self.peers.get(peer, OPEN)?.mapped(region.number, device.name()) {
+            return Ok(memory);
+        }
+        let memory = self.request_region(peer, region, end, |request| request.map_for(device))?;
+        self.peers.get(peer, OPEN)?.cache_mapping(region.number, &memory);
+        Ok(memory)
+    }
+
+    /// Maps a peer's region of host memory, once.
+    fn map_host(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<HostBuffer> {
+        let (number, is_writable) = (region.number, region.rights.write);
+        if let Some(buffer) = self.peers.get(peer, OPEN)?.mapped_host(number, is_writable) {
+            return Ok(buffer);
+        }
+        let buffer = self.request_region(peer, region, end, |request| request.map_host())?;
+        self.peers.get(peer, OPEN)?.cache_host_mapping(number, buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Requests a region, and makes progress until it is mapped.
+    fn request_region<T>(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        end: Instant,
+        map: impl FnOnce(&mut RegionRequest<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let channel = self.peers.get(peer, OPEN)?.local_session().and_then(LocalSession::channel);
+        let mut progress = || self.progress_while_waiting();
+        let mapped = map(&mut RegionRequest::new(channel, region, end, &mut progress));
+        if mapped.is_err() {
+            // The request may have ended the connection.
+            self.peers.get(peer, OPEN)?.refresh();
+        }
+        mapped
+    }
+}

@@ -1,0 +1,171 @@
+//! Copies between memory that this process has mapped: by devices and by the CPU.
+
+mod block_list_pool;
+mod copy_queue;
+mod cpu_copy;
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Instant;
+
+use gpu::{Block, CopyMethod, Device, DeviceName, Slice};
+
+use self::block_list_pool::BlockListPool;
+use self::copy_queue::CopyQueue;
+use super::operations::OperationContext;
+use crate::blocks::{BlockQueue, Blocks};
+use crate::error::{Error, Result};
+use crate::host_buffer::HostBuffer;
+use crate::path::Operation;
+
+pub(super) use cpu_copy::CopyBuffer;
+
+/// Shorter copies have their own stream, so that they do not wait behind copies that take
+/// milliseconds.
+const SMALL_COPY: u64 = 1 << 20;
+
+/// How bytes are copied on this machine.
+#[derive(Debug)]
+pub(super) enum LocalMover {
+    /// By a device's copy engines.
+    Device { device: Device, local: Slice, remote: Slice },
+    /// By the calling CPU.
+    Cpu { local: CopyBuffer, remote: HostBuffer },
+}
+
+/// The parameters of a copy by a device.
+#[derive(Debug, Clone, Copy)]
+struct CopyRequest<'a> {
+    to: &'a Slice,
+    from: &'a Slice,
+    blocks: Blocks<'a>,
+    by: CopyMethod,
+}
+
+/// A copy by the CPU.
+#[derive(Debug)]
+struct CpuCopy {
+    context: OperationContext,
+    to: CopyBuffer,
+    from: CopyBuffer,
+    /// Blocks that were not started.
+    blocks: BlockQueue,
+    /// The rest of the current block.
+    block: Block,
+}
+
+/// All copies in flight.
+#[derive(Debug, Default)]
+pub(super) struct LocalCopies {
+    /// By peer and device, small and large copies.
+    queues: HashMap<(u32, DeviceName, bool), CopyQueue>,
+    cpu_copies: VecDeque<CpuCopy>,
+    /// Lists of blocks for CPU copies and deferred operations.
+    block_lists: BlockListPool,
+}
+
+impl LocalCopies {
+    /// The blocks of a request in a list of their own, which is [recycled](Self::recycle).
+    pub(super) fn copy_blocks(&mut self, blocks: Blocks<'_>) -> BlockQueue {
+        self.block_lists.copy_blocks(blocks)
+    }
+
+    pub(super) fn recycle(&mut self, blocks: BlockQueue) {
+        self.block_lists.recycle(blocks);
+    }
+
+    /// Starts a copy, or queues it.
+    pub(super) fn begin(
+        &mut self,
+        operation: Operation,
+        mover: &LocalMover,
+        (blocks, by): (Blocks<'_>, CopyMethod),
+        context: OperationContext,
+    ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
+        match mover {
+            LocalMover::Cpu { local, remote } => {
+                let remote = CopyBuffer::Host(remote.clone());
+                let (to, from) = match operation {
+                    Operation::Put => (remote, local.clone()),
+                    Operation::Get => (local.clone(), remote),
+                };
+                let blocks = self.block_lists.copy_blocks(blocks);
+                let block = Block::default();
+                self.cpu_copies.push_back(CpuCopy { context, to, from, blocks, block });
+            }
+            LocalMover::Device { device, local, remote } => {
+                let (to, from) = match operation {
+                    Operation::Put => (remote, local),
+                    Operation::Get => (local, remote),
+                };
+                let key = (context.peer, device.name(), context.bytes < SMALL_COPY);
+                let queue = match self.queues.entry(key) {
+                    Entry::Occupied(queue) => queue.into_mut(),
+                    Entry::Vacant(slot) => match CopyQueue::new(device) {
+                        Ok(queue) => slot.insert(queue),
+                        Err(error) => return Err(Box::new((context, error))),
+                    },
+                };
+                queue.push(context, CopyRequest { to, from, blocks, by });
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes completed copies to `done`, and starts queued ones. False if nothing changed.
+    pub(super) fn progress(&mut self, mut done: impl FnMut(OperationContext, Result<()>)) -> bool {
+        let mut has_moved = false;
+        for queue in self.queues.values_mut() {
+            has_moved |= queue.progress(&mut done);
+        }
+        let Some(mut copy) = self.cpu_copies.pop_front() else { return has_moved };
+        match copy.copy_some() {
+            Ok(false) => self.cpu_copies.push_front(copy),
+            outcome => {
+                self.block_lists.recycle(copy.blocks);
+                done(copy.context, outcome.map(drop));
+            }
+        }
+        true
+    }
+
+    pub(super) fn is_busy_with(&self, peer: u32) -> bool {
+        self.queues.iter().any(|((of, ..), queue)| *of == peer && !queue.is_idle())
+            || self.cpu_copies.iter().any(|copy| copy.context.peer == peer)
+    }
+
+    /// Does the CPU copy while it makes progress?
+    pub(super) fn uses_cpu(&self) -> bool {
+        !self.cpu_copies.is_empty()
+    }
+
+    /// When the first device should have completed its copies, as estimated.
+    pub(super) fn expected(&self) -> Option<Instant> {
+        self.queues.values().filter_map(CopyQueue::expected).min()
+    }
+
+    /// Cancels all copies of a peer. Waits for devices, at most until `end`. Returns the incomplete
+    /// copies, and whether devices are done with all of them.
+    pub(super) fn cancel(&mut self, peer: u32, end: Instant) -> (Vec<OperationContext>, bool) {
+        let (mut cancelled, mut is_settled) = (Vec::new(), true);
+        for (_, queue) in self.queues.extract_if(|(of, ..), _| *of == peer) {
+            let (contexts, is_done) = queue.close(end);
+            cancelled.extend(contexts);
+            is_settled &= is_done;
+        }
+        self.cpu_copies.retain(|copy| {
+            copy.context.peer != peer || {
+                cancelled.push(copy.context.clone());
+                false
+            }
+        });
+        (cancelled, is_settled)
+    }
+
+    /// Waits until devices have completed all copies, at most until `end`; no new ones start.
+    /// Returns the peers whose copies may still run.
+    pub(super) fn close(&mut self, end: Instant) -> BTreeSet<u32> {
+        let closed = self.queues.drain().map(|((peer, ..), queue)| (peer, queue.close(end).1));
+        closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect()
+    }
+}

@@ -1,0 +1,274 @@
+//! Connections to agents of this machine.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
+
+use super::card::AgentCard;
+use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
+use super::notice::Notice;
+use super::protocol::{Reply, Request};
+use super::session_segment::{InitiatorSegment, TargetSegment};
+use super::{CONNECT, card_file, remaining};
+use crate::error::{Error, ErrorKind, Result};
+use crate::region::{RegionDescriptor, RegisteredRegion};
+
+/// Shortest and longest pause between attempts to connect while no agent listens.
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+
+/// A connection to an agent of this machine.
+#[derive(Debug)]
+pub(super) struct LocalSession {
+    /// Declared before `connection`, so that the clean close is visible before the connection ends.
+    segment: InitiatorSegment,
+    connection: Connection,
+    pidfd: PidFd,
+    region_table: ReadOnlyRegionTable,
+    doorbell: Doorbell<MappedWords>,
+    /// Its process has ended, as of the last check.
+    process_ended: bool,
+    /// The connection has ended, as of the last check. Its owner reads no notices any more.
+    is_disconnected: bool,
+}
+
+/// How another agent of this machine is reached.
+#[derive(Debug)]
+enum Connection {
+    /// It belongs to this process.
+    InProcess { local_target: Arc<LocalTarget>, initiator: Arc<LocalInitiator> },
+    /// It belongs to another process, with which descriptors can be exchanged.
+    Channel(Arc<Channel>),
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Self::InProcess { local_target, initiator } = self {
+            local_target.initiator_left(initiator);
+        }
+    }
+}
+
+/// Makes progress during a wait, and returns how long the next wait may last without it.
+pub(super) type ProgressCallback<'a> = &'a mut dyn FnMut() -> Duration;
+
+/// Receives a message, and makes progress until it arrives.
+pub(super) fn receive(
+    channel: &Channel,
+    end: Instant,
+    meanwhile: ProgressCallback<'_>,
+) -> std::result::Result<Message, ChannelError> {
+    loop {
+        let longest = meanwhile();
+        match channel.receive(remaining(end).min(longest)) {
+            Err(ChannelError::DeadlineExceeded { .. }) if remaining(end) > Duration::ZERO => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+pub(super) fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
+    move |error| Error::of_channel(operation, error)
+}
+
+impl LocalSession {
+    /// Checks the process of the peer and the connection to it.
+    pub(super) fn refresh(&mut self) {
+        self.process_ended = self.process_ended || self.pidfd.is_over();
+        self.is_disconnected = self.is_disconnected
+            || match &self.connection {
+                Connection::Channel(channel) => channel.is_shut_down(),
+                Connection::InProcess { .. } => false,
+            };
+    }
+
+    /// Why no operation can start with it, if so.
+    #[inline]
+    pub(super) fn closed_cause(&self) -> Option<&'static str> {
+        if self.region_table.is_closed() {
+            return Some("the agent has ended");
+        }
+        if self.process_ended {
+            return Some("its process has ended");
+        }
+        self.is_disconnected.then_some("the connection to it has ended. Connect again")
+    }
+
+    /// Why no operation can start with it, or with a region, as of now.
+    pub(super) fn obstacle(&mut self, region: Option<u64>) -> Option<(ErrorKind, &'static str)> {
+        self.refresh();
+        if let Some(end) = self.closed_cause() {
+            return Some((ErrorKind::Closed, end));
+        }
+        let is_withdrawn = region.is_some_and(|region| !self.region_table.contains(region));
+        is_withdrawn.then_some((ErrorKind::Stale, "the region was withdrawn"))
+    }
+
+    /// Records the start of a copy with a region, if any.
+    pub(super) fn begin_copy(
+        &mut self,
+        region: Option<u64>,
+    ) -> std::result::Result<u64, (ErrorKind, &'static str)> {
+        if let Some(end) = self.closed_cause() {
+            return Err((ErrorKind::Closed, end));
+        }
+        // Record the copy first, then check: withdrawing removes the region first, then checks.
+        let number = self.segment.begin();
+        if region.is_none_or(|region| self.region_table.contains(region)) {
+            return Ok(number);
+        }
+        self.segment.end(number);
+        let withdrawn = (ErrorKind::Stale, "the region was withdrawn");
+        Err(self.obstacle(None).unwrap_or(withdrawn))
+    }
+
+    /// Records that a copy completed or did not start.
+    pub(super) fn end_copy(&mut self, number: u64) {
+        self.segment.end(number);
+    }
+
+    /// Records that all copies have completed, and that none will start.
+    pub(super) fn settle(&mut self) {
+        self.segment.settle();
+    }
+
+    /// Sends a notice, without waking the peer. False if the queue is full.
+    pub(super) fn send_notice(&self, notice: &Notice) -> Result<bool> {
+        match self.closed_cause() {
+            None => self.segment.send_notice(notice, &self.pidfd),
+            Some(end) => {
+                let detail = format!("{end} before the notice was sent");
+                Err(Error::new("notify", ErrorKind::Closed, detail))
+            }
+        }
+    }
+
+    pub(super) fn wake_peer(&self) {
+        self.doorbell.ring();
+    }
+
+    pub(super) fn has_region(&self, number: u64) -> bool {
+        self.region_table.contains(number)
+    }
+
+    /// The channel for requests, if the peer belongs to another process.
+    pub(super) fn channel(&self) -> Option<Arc<Channel>> {
+        match &self.connection {
+            Connection::Channel(channel) => Some(Arc::clone(channel)),
+            Connection::InProcess { .. } => None,
+        }
+    }
+
+    /// The peer's region, if it belongs to this process.
+    pub(super) fn in_process_region(
+        &self,
+        region: &RegionDescriptor,
+    ) -> Option<Arc<RegisteredRegion>> {
+        match &self.connection {
+            Connection::InProcess { local_target, initiator } => {
+                let found = local_target.region(region.number, region.ticket)?;
+                initiator.record_opened(&found);
+                Some(found)
+            }
+            Connection::Channel(_) => None,
+        }
+    }
+
+    /// Connects to another agent of this process.
+    pub(super) fn in_process(local_target: &LocalTarget, other: Arc<LocalTarget>) -> Result<Self> {
+        let failed =
+            |cause: &dyn ToString| Error::new(CONNECT, ErrorKind::Failed, cause.to_string());
+        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(|e| failed(&e));
+        let pidfd = || PidFd::of_this_process().map_err(|error| failed(&error));
+        let target = TargetSegment::create()?;
+        let (region_table, doorbell) = other.shared_files().map_err(|error| failed(&error))?;
+        let region_table =
+            ReadOnlyRegionTable::open(region_table).map_err(|error| failed(&error))?;
+        let doorbell = LocalTarget::open_doorbell(copy(doorbell)?)?;
+        let segment = InitiatorSegment::open(copy(target.as_fd())?)?;
+        let introduction = local_target.introduction();
+        let initiator = Arc::new(LocalInitiator::new(introduction, pidfd()?, target, true));
+        other.add_initiator(Arc::clone(&initiator));
+        Ok(Self {
+            segment,
+            connection: Connection::InProcess { local_target: other, initiator },
+            pidfd: pidfd()?,
+            region_table,
+            doorbell,
+            process_ended: false,
+            is_disconnected: false,
+        })
+    }
+
+    /// Connects to an agent of another process by its socket.
+    pub(super) fn begin(
+        local_target: &LocalTarget,
+        card: &AgentCard,
+        path: &Path,
+        (timeout, meanwhile): (Duration, ProgressCallback<'_>),
+    ) -> Result<Self> {
+        let end = ipc::deadline(timeout);
+        let mut pause = RETRY_PAUSES.0;
+        let channel = loop {
+            let longest = meanwhile();
+            match Channel::connect(path, remaining(end).min(longest)) {
+                Ok(channel) => break channel,
+                Err(ChannelError::DeadlineExceeded { .. }) if remaining(end) > Duration::ZERO => {}
+                // The lock of the card file ends with the process, for all containers of the
+                // machine.
+                Err(_) if card.is_of_this_machine() && card.is_orphaned() => {
+                    let detail = format!(
+                        "{}: connection refused and the card file unlocked: its process has ended",
+                        path.display()
+                    );
+                    return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
+                }
+                // It may be starting: the card file exists before the socket.
+                Err(_) if remaining(end) > pause && card_file::exists(path) => {
+                    let until = Instant::now() + pause;
+                    while remaining(until) > Duration::ZERO {
+                        std::thread::sleep(remaining(until).min(meanwhile()));
+                    }
+                }
+                Err(error) => {
+                    let error = Error::of_channel_at(CONNECT, path, error);
+                    return Err(error.with_kind(ErrorKind::Failed));
+                }
+            }
+            pause = (2 * pause).min(RETRY_PAUSES.1);
+        };
+        let credentials = channel.credentials().map_err(of_channel(CONNECT))?;
+        if !local_target.trusts(credentials.user) {
+            let detail = format!(
+                "the socket belongs to user {}, who is not trusted. Add the user to the admission",
+                credentials.user
+            );
+            return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
+        }
+        let hello = Request::Hello(local_target.introduction()).encode();
+        channel
+            .send(&hello, &[local_target.pidfd()], remaining(end))
+            .map_err(of_channel(CONNECT))?;
+        let message = receive(&channel, end, meanwhile).map_err(of_channel(CONNECT))?;
+        let (introduction, [pidfd, region_table, doorbell, local_session]) =
+            Reply::read_welcome(CONNECT, message)?;
+        if introduction.identity != card.identity {
+            let detail = format!("another agent (\"{}\") listens there now", introduction.label);
+            return Err(Error::new(CONNECT, ErrorKind::Stale, detail));
+        }
+        let malformed =
+            |cause: &dyn ToString| Error::new(CONNECT, ErrorKind::Malformed, cause.to_string());
+        Ok(Self {
+            connection: Connection::Channel(Arc::new(channel)),
+            pidfd: PidFd::from_fd(pidfd).map_err(|error| malformed(&error))?,
+            region_table: ReadOnlyRegionTable::open(region_table)
+                .map_err(|error| malformed(&error))?,
+            doorbell: LocalTarget::open_doorbell(doorbell)?,
+            segment: InitiatorSegment::open(local_session)?,
+            process_ended: false,
+            is_disconnected: false,
+        })
+    }
+}

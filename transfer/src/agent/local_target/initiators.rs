@@ -1,0 +1,195 @@
+//! Initiators of this machine that are connected to an agent, and the copies that they have in
+//! flight.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use ipc::PidFd;
+
+use super::LocalTarget;
+use crate::agent::Event;
+use crate::agent::protocol::Introduction;
+use crate::agent::session_segment::TargetSegment;
+use crate::lock;
+use crate::region::RegisteredRegion;
+
+/// An initiator of this machine that is connected to this agent.
+#[derive(Debug)]
+pub(in crate::agent) struct LocalInitiator {
+    introduction: Introduction,
+    pidfd: PidFd,
+    /// It disconnected or died; its pending notices can still be read.
+    has_left: AtomicBool,
+    /// Its departure was reported as an event.
+    departure_reported: AtomicBool,
+    local_session: Mutex<TargetSegment>,
+    /// The regions it opened whose memory is not freed yet: numbers and lengths.
+    opened: Mutex<HashMap<u64, u64>>,
+    /// It belongs to this process, and itself keeps the memory of its copies alive.
+    is_in_process: bool,
+}
+
+impl LocalInitiator {
+    pub(in crate::agent) fn new(
+        introduction: Introduction,
+        pidfd: PidFd,
+        local_session: TargetSegment,
+        is_in_process: bool,
+    ) -> Self {
+        Self {
+            introduction,
+            pidfd,
+            has_left: AtomicBool::new(false),
+            departure_reported: AtomicBool::new(false),
+            local_session: Mutex::new(local_session),
+            opened: Mutex::default(),
+            is_in_process,
+        }
+    }
+
+    /// Records that it opens a region. Called before it receives the export.
+    pub(in crate::agent) fn record_opened(&self, region: &RegisteredRegion) {
+        lock(&self.opened).insert(region.descriptor.number, region.descriptor.length);
+    }
+
+    pub(in crate::agent) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire)
+    }
+
+    /// The event that it connected.
+    pub(in crate::agent) fn joined(&self) -> Event {
+        let Introduction { identity: from, label } = self.introduction.clone();
+        Event::Joined { from, label }
+    }
+
+    /// Its next notice.
+    pub(in crate::agent) fn take_notice(&self) -> Option<Event> {
+        let notice = lock(&self.local_session).take()?;
+        Some(Event::Notice { from: self.introduction.identity, notice })
+    }
+
+    /// Reports its remaining notices, and then that it left.
+    pub(in crate::agent) fn report_departure(&self, mut report: impl FnMut(Event)) {
+        let Introduction { identity: from, label } = self.introduction.clone();
+        let mut local_session = lock(&self.local_session);
+        local_session.take_rest().for_each(|notice| report(Event::Notice { from, notice }));
+        // Its process may have exited regularly since it disconnected.
+        let is_dead = !local_session.left_cleanly() && self.pidfd.is_over();
+        drop(local_session);
+        report(Event::Left { from, label, is_dead });
+        self.departure_reported.store(true, Ordering::Relaxed);
+    }
+
+    /// Has it opened this region, or any?
+    fn has_opened(&self, region: Option<u64>) -> bool {
+        let opened = lock(&self.opened);
+        region.map_or(!opened.is_empty(), |number| opened.contains_key(&number))
+    }
+
+    /// Have all copies completed that were started when `begun` was read?
+    fn is_settled(&self, begun: u64) -> bool {
+        lock(&self.local_session).is_settled(begun) || self.pidfd.is_over()
+    }
+
+    /// Can it access a region, now or later? A lost connection does not stop its copies with open
+    /// regions; only a clean close or the end of its process does.
+    fn may_copy(&self) -> bool {
+        let local_session = lock(&self.local_session);
+        let has_finished =
+            local_session.left_cleanly() && local_session.is_settled(local_session.begun());
+        drop(local_session);
+        self.has_opened(None) && !has_finished && !self.pidfd.is_over()
+    }
+}
+
+impl LocalTarget {
+    pub(in crate::agent) fn add_initiator(&self, initiator: Arc<LocalInitiator>) {
+        lock(&self.initiators).push(initiator);
+        self.notify_change();
+    }
+
+    /// The connection of an initiator has ended.
+    pub(in crate::agent) fn initiator_left(&self, initiator: &LocalInitiator) {
+        initiator.has_left.store(true, Ordering::Release);
+        self.notify_change();
+    }
+
+    fn notify_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        self.doorbell.ring();
+    }
+
+    /// The initiators whose departure was not reported, if any connected or disconnected since
+    /// `seen`.
+    pub(in crate::agent) fn changed_initiators(
+        &self,
+        seen: &mut u64,
+    ) -> Option<Vec<Arc<LocalInitiator>>> {
+        let changes = self.changes.load(Ordering::Acquire);
+        if changes == *seen {
+            return None;
+        }
+        *seen = changes;
+        let mut all = lock(&self.initiators).clone();
+        all.retain(|initiator| !initiator.departure_reported.load(Ordering::Relaxed));
+        Some(all)
+    }
+
+    /// The memory of a region is freed, so no initiator can use it any more.
+    pub(super) fn forget_region(&self, number: u64) {
+        for initiator in lock(&self.initiators).iter() {
+            lock(&initiator.opened).remove(&number);
+        }
+    }
+
+    /// Removes disconnected initiators that cannot access any region.
+    pub(in crate::agent) fn remove_departed(&self) {
+        lock(&self.initiators).retain(|initiator| {
+            !initiator.departure_reported.load(Ordering::Relaxed) || initiator.may_copy()
+        });
+    }
+}
+
+/// Initiators with copies in flight at one moment, and the number of copies each had started.
+#[derive(Debug)]
+pub(in crate::agent) struct OutstandingCopies(Vec<(u64, Arc<LocalInitiator>)>);
+
+impl OutstandingCopies {
+    /// The copies of all initiators that opened this region, or any.
+    pub(in crate::agent) fn of_all(local_target: &LocalTarget, region: Option<u64>) -> Self {
+        Self::of(local_target, |initiator| initiator.has_opened(region))
+    }
+
+    /// The copies of other processes. Agents of this process keep the memory of their copies alive
+    /// themselves.
+    pub(in crate::agent) fn of_other_processes(
+        local_target: &LocalTarget,
+        region: Option<u64>,
+    ) -> Self {
+        Self::of(local_target, |initiator| initiator.has_opened(region) && !initiator.is_in_process)
+    }
+
+    fn of(local_target: &LocalTarget, is_relevant: impl Fn(&LocalInitiator) -> bool) -> Self {
+        let initiators = lock(&local_target.initiators);
+        let relevant = initiators.iter().filter(|initiator| is_relevant(initiator));
+        let begun = |initiator: &LocalInitiator| lock(&initiator.local_session).begun();
+        Self(relevant.map(|initiator| (begun(initiator), Arc::clone(initiator))).collect())
+    }
+
+    /// Removes completed ones. True if all have completed.
+    pub(in crate::agent) fn are_over(&mut self) -> bool {
+        self.0.retain(|(begun, initiator)| !initiator.is_settled(*begun));
+        self.0.is_empty()
+    }
+
+    /// An initiator with copies in flight at the last check.
+    pub(in crate::agent) fn label(&self) -> Option<&str> {
+        self.0.first().map(|(_, initiator)| initiator.introduction.label.as_str())
+    }
+
+    /// Bytes of the regions that these initiators opened.
+    pub(in crate::agent) fn bytes(&self) -> u64 {
+        self.0.iter().map(|(_, initiator)| lock(&initiator.opened).values().sum::<u64>()).sum()
+    }
+}
