@@ -13,10 +13,11 @@ use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 
 use super::local_target::{LocalInitiator, LocalTarget};
 use super::peer::remaining;
-use super::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Refusal, Reply, Request};
+use super::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
 use super::session_segment::TargetSegment;
 use crate::error::{Error, ErrorKind};
 use crate::lock;
+use crate::refusal::Refusal;
 use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
 
 /// Maximum of local initiators, including disconnected ones that may still use a region.

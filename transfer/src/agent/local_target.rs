@@ -11,12 +11,12 @@ use super::protocol::Introduction;
 use super::reclaim::{OutstandingCopies, Reclaim};
 use super::region_table::RegionTable;
 use super::session_segment::TargetSegment;
+use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 use crate::rail::RailHandle;
 use crate::region::{Buffer, RegisteredRegion};
 use crate::share::random;
-use crate::share_service::Admission;
 
 const DOORBELL_LAYOUT: Layout = Layout::new("agent doorbell", 1);
 /// How long dropping an agent waits for copies of other processes.

@@ -13,8 +13,6 @@ mod leftovers;
 mod local_server;
 mod local_target;
 mod mapping;
-mod notice;
-mod operations;
 mod options;
 mod peer;
 mod progress;
@@ -23,6 +21,7 @@ mod published_regions;
 mod put_get;
 mod reclaim;
 mod region_table;
+mod register;
 mod remote_connect;
 mod remote_sessions;
 mod remote_transport;
@@ -46,29 +45,26 @@ use self::card_file::CardFile;
 use self::copy_queue::{CopyQueue, OperationContext};
 use self::cpu_copy::CpuCopy;
 use self::local_target::{LocalInitiator, SETTLE_TIMEOUT};
-use self::operations::Operations;
 use self::peer::{Peer, remaining};
 use self::progress::CLOSE_TIMEOUT;
 use self::reclaim::OutstandingCopies;
 use self::remote_transport::RemoteTransport;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
+use crate::operations::Operations;
 use crate::path::Policy;
 use crate::rail::Rail;
 use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion, Rights};
 use crate::share::check_fork;
+use crate::wire::MAX_LABEL_LENGTH;
 
-pub use card::{AgentCard, FabricAddress, MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
+pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
 pub use events::Event;
 pub use explain::MemoryAttributes;
 pub use leftovers::{Condition, Leftovers, clean};
 pub(crate) use local_target::LocalTarget;
-pub use notice::{MAX_NOTICE_LENGTH, Notice};
-pub use operations::{Done, MAX_OPERATIONS, Token};
 pub use options::AgentOptions;
-pub(crate) use protocol::Refusal;
 pub use route::Route;
-pub(crate) use route::RouteInner;
 
 /// Shorter copies have their own stream, so that they do not wait behind copies that take
 /// milliseconds.
@@ -177,7 +173,12 @@ impl Agent {
         let local_target = Arc::new(LocalTarget::new(options.label, options.admission)?);
         let mut remote_transport = RemoteTransport::default();
         for (number, offer) in options.fabrics.iter().enumerate() {
-            remote_transport.add_rail(Rail::start(offer, &local_target, number, options.rails)?);
+            remote_transport.add_rail(Rail::start(
+                offer,
+                local_target.clone(),
+                number,
+                options.rails,
+            )?);
         }
         let _ = local_target
             .rail_handles
@@ -234,7 +235,7 @@ impl Agent {
     pub fn card(&self) -> AgentCard {
         let region = |(name, region): (&String, &Weak<RegisteredRegion>)| {
             let region = region.upgrade()?;
-            let exists = !region.is_withdrawn.load(Ordering::Acquire);
+            let exists = !region.is_withdrawn();
             exists.then(|| (name.clone(), region.descriptor.clone()))
         };
         let regions = self.published.iter().filter_map(region).collect();
@@ -250,7 +251,7 @@ impl Agent {
     /// [`TooMany`](ErrorKind::TooMany) regions; errors of the device.
     pub fn register(&self, memory: impl Into<Buffer>, rights: Rights) -> Result<Region> {
         check_fork(self.fork_generation, "register a region")?;
-        Region::new(&self.local_target, memory.into(), rights)
+        self.local_target.register(memory.into(), rights)
     }
 
     /// Registers memory as local-only: to put from it and to get into it. No peer can access it,
@@ -273,7 +274,7 @@ impl Agent {
     /// Errors of the device.
     pub fn register_local(&self, memory: impl Into<Buffer>) -> Result<Region> {
         check_fork(self.fork_generation, "register a region")?;
-        Region::local_only(&self.local_target, memory.into())
+        self.local_target.register_local(memory.into())
     }
 
     /// Withdraws a region, and waits until peers have completed all operations with it. Then its
@@ -441,6 +442,10 @@ impl Agent {
     }
 }
 
+fn fabric_address(rail: &Rail) -> FabricAddress {
+    FabricAddress { provider: rail.provider().to_owned(), address: rail.address().to_vec() }
+}
+
 fn card_of(local_target: &LocalTarget, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
     AgentCard {
         identity: local_target.identity,
@@ -448,7 +453,7 @@ fn card_of(local_target: &LocalTarget, socket: Option<&Path>, rails: &[Rail]) ->
         machine: peer::machine(),
         label: local_target.label.clone(),
         socket: socket.map(Path::to_owned),
-        fabrics: rails.iter().map(Rail::card).collect(),
+        fabrics: rails.iter().map(fabric_address).collect(),
         regions: Vec::new(),
     }
 }

@@ -9,8 +9,6 @@ use fabric::Caps;
 use super::card::AgentCard;
 use super::copy_queue::OperationContext;
 use super::events::Event;
-use super::notice::Notice;
-use super::operations::Token;
 use super::peer::{CONNECT, Peer};
 use super::remote_sessions::{LostHalf, RemoteSessions};
 use super::route::{DataMover, RouteInner};
@@ -18,6 +16,8 @@ use super::route_lane::{RouteLane, stripe_blocks};
 use super::{Agent, BUSY_PAUSE};
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
+use crate::notice::Notice;
+use crate::operations::Token;
 use crate::path::{Fabric, Operation, Registration};
 use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailRequest, RailTransfer};
 
@@ -80,6 +80,8 @@ impl Link {
 #[derive(Debug)]
 pub(super) struct RemoteOperation {
     context: OperationContext,
+    /// For rerouting.
+    route: Option<Arc<RouteInner>>,
     /// Stripes that have not completed.
     left: usize,
     failure: Option<Error>,
@@ -304,9 +306,15 @@ impl Agent {
         }
         let (token, left) = (context.token, busy.len());
         let last = notice.take_if(|_| left > 1);
-        self.remote_transport
-            .in_flight
-            .insert(token, RemoteOperation { context, left, failure: None, notice: last });
+        let route_of_operation = Some(Arc::clone(route));
+        let remote_operation = RemoteOperation {
+            context,
+            route: route_of_operation,
+            left,
+            failure: None,
+            notice: last,
+        };
+        self.remote_transport.in_flight.insert(token, remote_operation);
         for (route_lane, blocks) in busy {
             self.submit_stripe(route_lane, operation, route, (blocks, 0), (token, notice.take()));
         }
@@ -325,8 +333,9 @@ impl Agent {
             Ok(local) => local,
             Err(error) => return self.stripe_done(token, Err(error)),
         };
-        let (link, remote, route) = (route_lane.link, route_lane.remote.clone(), Arc::clone(route));
-        let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, route });
+        let (link, remote) = (route_lane.link, route_lane.remote.clone());
+        let _region = Arc::clone(&route.local);
+        let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, _region });
         self.submit(RailRequest { link, token, notice, bytes });
     }
 
@@ -344,9 +353,9 @@ impl Agent {
     fn reroute(&mut self, request: RailRequest, cause: &str) {
         let RailRequest { link: lost, token, notice, bytes } = request;
         let closed = || Error::new("transfer", ErrorKind::Closed, cause);
-        let Some(RailTransfer { operation, blocks, reroutes, route, .. }) = bytes else {
-            let peer =
-                self.remote_transport.in_flight.get(&token).map(|operation| operation.context.peer);
+        let in_flight = self.remote_transport.in_flight.get(&token);
+        let Some(RailTransfer { operation, blocks, reroutes, .. }) = bytes else {
+            let peer = in_flight.map(|operation| operation.context.peer);
             return match (peer.and_then(|peer| self.notice_link(peer)), notice) {
                 (Some(link), Some(notice)) if link != lost => {
                     self.submit(RailRequest { link, token, notice: Some(notice), bytes: None });
@@ -354,6 +363,7 @@ impl Agent {
                 _ => self.stripe_done(token, Err(closed())),
             };
         };
+        let Some(route) = in_flight.and_then(|operation| operation.route.clone()) else { return };
         let route_lanes = match &route.mover {
             DataMover::Rails(route_lanes) if reroutes < MAX_REROUTES => route_lanes,
             _ => return self.stripe_done(token, Err(closed())),
@@ -389,7 +399,8 @@ impl Agent {
                 Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
             return self.remote_done(context, Err(lost));
         };
-        let operation = RemoteOperation { context, left: 1, failure: None, notice: None };
+        let operation =
+            RemoteOperation { context, route: None, left: 1, failure: None, notice: None };
         self.remote_transport.in_flight.insert(token, operation);
         self.submit(RailRequest { link, token, notice, bytes: None });
     }

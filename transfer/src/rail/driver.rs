@@ -21,8 +21,7 @@ use super::reliable_window::ReliableWindow;
 use super::session::{Keepalive, PINGS_UNTIL_LOST, Session};
 use super::staging::{DeviceCopies, Slots};
 use super::target::{Initiator, RetiringRegion, StagingJob};
-use super::{Command, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared, START};
-use crate::agent::LocalTarget;
+use super::{Command, RAIL_TIMEOUT, RailEvent, RailOptions, RailOwner, RailShared, START};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
@@ -62,7 +61,7 @@ pub(crate) struct Driver {
     pub(super) addresses: AddressVector,
     pub(super) domain: Domain,
     address: Vec<u8>,
-    pub(super) local_target: Arc<LocalTarget>,
+    pub(super) agent: Arc<dyn RailOwner>,
     pub(super) shared: Arc<RailShared>,
     pub(super) receive_buffers: MemoryRegion,
     pub(super) send_buffers: MemoryRegion,
@@ -116,7 +115,7 @@ impl Driver {
     pub(super) fn new(
         domain: &Domain,
         shared: Arc<RailShared>,
-        local_target: Arc<LocalTarget>,
+        agent: Arc<dyn RailOwner>,
         settings: RailOptions,
         command_queue: Receiver<Command>,
     ) -> Result<Self> {
@@ -147,7 +146,7 @@ impl Driver {
             addresses,
             domain: domain.clone(),
             address,
-            local_target,
+            agent,
             shared: Arc::clone(&shared),
             receive_buffers,
             send_buffers,
@@ -194,7 +193,7 @@ impl Driver {
 
     pub(super) fn report(&self, report: RailEvent) {
         self.shared.report(report);
-        self.local_target.doorbell.ring();
+        self.agent.wake();
     }
 
     pub(super) fn next_id(&mut self) -> u64 {
@@ -419,10 +418,8 @@ impl Driver {
     /// The main function of the thread.
     pub(super) fn serve(mut self) {
         // Marks the end of the thread, also after a panic: others wait for it.
-        let _end = ThreadEndGuard {
-            shared: Arc::clone(&self.shared),
-            local_target: Arc::clone(&self.local_target),
-        };
+        let _end =
+            ThreadEndGuard { shared: Arc::clone(&self.shared), agent: Arc::clone(&self.agent) };
         let ran = catch_unwind(AssertUnwindSafe(|| self.run()));
         if ran.is_err() || !self.shared.is_over.load(Ordering::Acquire) {
             // After a panic, this may panic again. The agent detects missing events itself, because
@@ -553,12 +550,12 @@ impl Driver {
 /// Marks the end of the thread on drop.
 struct ThreadEndGuard {
     shared: Arc<RailShared>,
-    local_target: Arc<LocalTarget>,
+    agent: Arc<dyn RailOwner>,
 }
 
 impl Drop for ThreadEndGuard {
     fn drop(&mut self) {
         self.shared.has_ended.store(true, Ordering::Release);
-        self.local_target.doorbell.ring();
+        self.agent.wake();
     }
 }

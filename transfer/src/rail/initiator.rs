@@ -13,8 +13,9 @@ use super::staging::{SLOT_LENGTH, Slot, Slots, part};
 use super::target::POLLING_TIME;
 use super::target_replies::withdrawn;
 use super::{LocalSide, RailEvent, RailRequest, RailTransfer};
-use crate::agent::{Notice, Token};
 use crate::error::{Error, ErrorKind, Result};
+use crate::notice::Notice;
+use crate::operations::Token;
 use crate::path::Operation;
 
 /// Maximum length of a one-sided operation, so that transfers are interleaved.

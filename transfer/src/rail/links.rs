@@ -17,8 +17,9 @@ use super::session::Session;
 use super::target_replies::withdrawn;
 use super::tcp_probe::TcpProbe;
 use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailRequest};
-use crate::agent::{Notice, Token};
 use crate::error::{Error, ErrorKind, Result};
+use crate::notice::Notice;
+use crate::operations::Token;
 use crate::share::random;
 
 pub(super) const CONNECT: &str = "connect to an agent";
@@ -273,9 +274,9 @@ impl Driver {
         }
         let hello = Message::Hello {
             to,
-            from: self.local_target.identity,
+            from: self.agent.identity(),
             connection_id,
-            label: self.local_target.label.clone(),
+            label: self.agent.label().to_owned(),
             address: self.address().to_vec(),
         };
         self.send_message(SessionKey::Link(number), &hello);

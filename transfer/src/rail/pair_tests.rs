@@ -11,12 +11,13 @@ use super::links::LinkState;
 use super::message::Message;
 use super::reliable_window::MAX_UNACKNOWLEDGED;
 use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared};
-use crate::agent::{LocalTarget, Refusal};
+use crate::admission::Admission;
+use crate::agent::LocalTarget;
 use crate::error::ErrorKind;
 use crate::host_buffer::HostBuffer;
 use crate::lock;
+use crate::refusal::Refusal;
 use crate::region::{Region, Rights};
-use crate::share_service::Admission;
 
 /// Reached only if the test fails.
 const END: Duration = Duration::from_secs(60);
@@ -44,13 +45,8 @@ impl Side {
             Arc::new(LocalTarget::new(label.to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions { lost_after, ..RailOptions::default() };
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
-        let driver = Driver::new(
-            &domain,
-            Arc::clone(&shared),
-            Arc::clone(&local_target),
-            settings,
-            channel().1,
-        );
+        let driver =
+            Driver::new(&domain, Arc::clone(&shared), local_target.clone(), settings, channel().1);
         Self { driver: driver.unwrap(), shared, local_target, events: Vec::new() }
     }
 
@@ -128,7 +124,7 @@ impl Pair {
         let mut pair = Self::connected(LOST_AFTER);
         let buffer = HostBuffer::new(4096).unwrap();
         let region =
-            || Region::new(&pair.target.local_target, buffer.clone().into(), Rights::ALL).unwrap();
+            || pair.target.local_target.register(buffer.clone().into(), Rights::ALL).unwrap();
         let regions: Vec<_> = (0..count).map(|_| region()).collect();
         for (before, region) in regions.iter().enumerate() {
             let descriptor = region.descriptor();
@@ -174,7 +170,7 @@ fn mass_withdrawal_of_regions_does_not_lose_peers() {
 fn region_with_a_failed_open_can_be_withdrawn() {
     let mut pair = Pair::connected(LOST_AFTER);
     let buffer = HostBuffer::new(4096).unwrap();
-    let region = Region::new(&pair.target.local_target, buffer.into(), Rights::ALL).unwrap();
+    let region = pair.target.local_target.register(buffer.into(), Rights::ALL).unwrap();
     let descriptor = region.descriptor();
     pair.initiator.driver.open(LINK, (descriptor.number, descriptor.ticket), false);
     let link = &pair.initiator.driver.links[&LINK];

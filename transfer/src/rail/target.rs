@@ -13,10 +13,11 @@ use super::message::{Chunk, Message};
 use super::post::MAX_QUEUED_PER_PEER;
 use super::session::Session;
 use super::staging::{SLOT_COUNT, SLOT_LENGTH, part};
-use crate::agent::{Notice, Refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
+use crate::notice::Notice;
+use crate::refusal::Refusal;
 use crate::region::{Buffer, RegisteredRegion, Rights};
 
 /// How long memory is kept that an initiator had staged to or opened: after `Bye`, until its last
@@ -89,7 +90,7 @@ impl Driver {
         let session_key = SessionKey::Initiator(session);
         match message {
             Message::Open { request, region, ticket } => {
-                let message = if self.local_target.region(region, ticket).is_some() {
+                let message = if self.agent.find_region(region, ticket).is_some() {
                     initiator.opened.insert(region);
                     Message::Opened { request }
                 } else {
@@ -135,9 +136,9 @@ impl Driver {
             // The welcome was lost.
             return self.send_welcome(session);
         }
-        let refusal = if to != self.local_target.identity {
+        let refusal = if to != self.agent.identity() {
             Some(Refusal::new(ErrorKind::Stale, "another agent listens there now"))
-        } else if from == self.local_target.identity {
+        } else if from == self.agent.identity() {
             // A message could not be attributed to one of the two sides.
             Some(Refusal::new(ErrorKind::Denied, "an agent cannot connect to itself over a fabric"))
         } else if !self.make_room_for_initiator() {
@@ -372,7 +373,7 @@ impl Driver {
     ) -> Result<()> {
         let operation = if is_drain { "put" } else { "get" };
         let refuse = |kind, cause: &str| Err(Error::new(operation, kind, cause));
-        let Some(region) = self.local_target.region(chunk.region, chunk.ticket) else {
+        let Some(region) = self.agent.find_region(chunk.region, chunk.ticket) else {
             return refuse(ErrorKind::Stale, "the region was withdrawn or never existed");
         };
         let rights = region.descriptor.rights;

@@ -13,12 +13,14 @@ use super::message::{Chunk, Frame, Message};
 use super::staging::{SLOT_COUNT, SLOT_LENGTH};
 use super::target::MAX_INITIATORS;
 use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared};
-use crate::agent::{LocalTarget, Notice, Refusal};
+use crate::admission::Admission;
+use crate::agent::LocalTarget;
 use crate::error::{ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
+use crate::notice::Notice;
+use crate::refusal::Refusal;
 use crate::region::{Region, RegionDescriptor, Rights};
-use crate::share_service::Admission;
 
 const SESSION: u64 = 7;
 
@@ -39,14 +41,9 @@ impl World {
             Arc::new(LocalTarget::new("target".to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions::default();
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
-        let driver = Driver::new(
-            &domain,
-            Arc::clone(&shared),
-            Arc::clone(&local_target),
-            settings,
-            channel().1,
-        )
-        .unwrap();
+        let driver =
+            Driver::new(&domain, Arc::clone(&shared), local_target.clone(), settings, channel().1)
+                .unwrap();
         Self { driver, shared, local_target }
     }
 
@@ -103,7 +100,8 @@ impl World {
     }
 
     fn region(&self, rights: Rights) -> Region {
-        Region::new(&self.local_target, HostBuffer::new(2 * SLOT_LENGTH).unwrap().into(), rights)
+        self.local_target
+            .register(HostBuffer::new(2 * SLOT_LENGTH).unwrap().into(), rights)
             .unwrap()
     }
 
@@ -214,7 +212,7 @@ fn initiator_without_staging_memory_or_slots_is_refused() {
     world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
     let device = Device::open("emulated:0".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(2 * SLOT_LENGTH, &[]).unwrap();
-    let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
+    let region = world.local_target.register(memory.into(), Rights::ALL).unwrap();
     let outcomes: Vec<_> = (0..100).map(|_| world.refusal(chunk(&region), true)).collect();
     assert_eq!(outcomes[0], None);
     assert_eq!(outcomes[99], Some(ErrorKind::TooMany));
@@ -228,7 +226,7 @@ fn region_is_kept_until_a_copy_without_event_is_done() {
     world.hello(SESSION, world.local_target.identity);
     let device = Device::open("emulated:1".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(2 * SLOT_LENGTH, &[]).unwrap();
-    let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
+    let region = world.local_target.register(memory.into(), Rights::ALL).unwrap();
     let number = region.descriptor().number;
     world.opens(SESSION, &region);
     world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
@@ -373,7 +371,7 @@ fn staging_memory_is_granted_after_many_lost_initiators() {
 fn quarantined_regions_are_kept_in_any_number() {
     let mut world = World::with_initiator();
     let buffer = HostBuffer::new(4096).unwrap();
-    let region = || Region::new(&world.local_target, buffer.clone().into(), Rights::ALL).unwrap();
+    let region = || world.local_target.register(buffer.clone().into(), Rights::ALL).unwrap();
     let regions: Vec<_> = (0..400).map(|_| region()).collect();
     for region in &regions {
         let (region, ticket) = (region.descriptor().number, region.descriptor().ticket);
