@@ -2,27 +2,26 @@
 //!
 //! Each rail is one domain of one provider with its own thread, which posts, polls, answers peers,
 //! and submits copies of memory that the fabric cannot access. The agent sends commands and
-//! receives events. [`message`] is the protocol between rails, [`reliable_window`] its reliable
-//! delivery, and [`chunks`] splits transfers; these know no fabric. [`registration_cache`] caches
-//! registrations.
+//! receives events. [`message`] is the protocol between rails, and [`reliable_window`] its reliable
+//! delivery; these know no fabric. [`registration_cache`] caches registrations.
+//!
+//! The thread's loop is in [`driver`]. It owns the [`io`], with the [`staging`] of device memory, and
+//! the roles as [`initiator`] and as [`target`] of peers. A role gets the io as an argument, and does
+//! not know the other role.
 
-mod chunks;
 mod driver;
 mod initiator;
-mod links;
+mod io;
 mod memory;
 mod message;
 #[cfg(test)]
 mod pair_tests;
-mod post;
 mod registration_cache;
 mod release_worker;
 mod reliable_window;
 mod session;
 mod staging;
 mod target;
-mod target_replies;
-mod tcp_probe;
 #[cfg(test)]
 mod tests;
 
@@ -316,7 +315,7 @@ impl Rail {
         let (commands, command_queue) = channel();
         let driver = Driver::new(&domain, Arc::clone(&shared), agent, settings, command_queue)?;
         let address = driver.address().to_vec();
-        let waker = driver.queue.waker();
+        let waker = driver.waker();
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
         let thread = thread
             .spawn(move || driver.serve())
@@ -357,7 +356,7 @@ impl Rail {
         }
     }
 
-    /// The address of its endpoint.
+    /// The address of its io.
     pub(crate) fn address(&self) -> &[u8] {
         &self.address
     }
