@@ -90,7 +90,7 @@ impl Driver {
             io,
             command_queue,
             next_check: Instant::now(),
-            initiator: InitiatorRole::new(),
+            initiator: InitiatorRole::default(),
             target: TargetRole::new(ReleaseWorker::start(&shared)?),
         })
     }
@@ -109,8 +109,7 @@ impl Driver {
         match received {
             Received::Message(frame) => self.receive_frame(frame),
             Received::Chunk(chunk, outcome) => {
-                let Self { initiator, io, .. } = self;
-                initiator.stage_done(io, chunk, outcome);
+                self.initiator.stage_done(&mut self.io, chunk, outcome)
             }
             Received::Nothing => {}
         }
@@ -159,9 +158,7 @@ impl Driver {
         }
         match (message.receiver_role(), message) {
             (ReceiverRole::Target, message) => target.handle(io, session, message),
-            (ReceiverRole::Initiator, message) => {
-                initiator.handle(io, session, message);
-            }
+            (ReceiverRole::Initiator, message) => initiator.handle(io, session, message),
             (ReceiverRole::Either, Message::Ping) => self.send_message(session_key, &Message::Pong),
             (ReceiverRole::Either, Message::Bye) => {
                 // A target stays connected until its agent or this rail ends.
@@ -204,20 +201,15 @@ impl Driver {
         }
     }
 
-    /// Closes sessions that cannot be sent to.
+    /// Closes sessions that are lost. Other messages that were not sent are retransmitted; but a
+    /// peer that the agent waits for is reported at once.
     fn handle_send_events(&mut self) {
-        while let Some(event) = self.io.next_send_event() {
-            match event {
-                SendEvent::Lost(session, cause) => self.end(session, CloseReason::Lost, cause),
-                SendEvent::Failed(SessionKey::Link(link), cause) => {
-                    let Self { initiator, io, .. } = self;
-                    initiator.send_failed(io, link, &cause);
-                }
-                SendEvent::Failed(session_key, _) => {
-                    if let Some((session, _)) = self.session(session_key) {
-                        session.retransmit_soon();
-                    }
-                }
+        while let Some(SendEvent { session, is_lost, cause }) = self.io.next_send_event() {
+            let is_awaited = |link| self.initiator.is_awaited(link);
+            if is_lost || matches!(session, SessionKey::Link(link) if is_awaited(link)) {
+                self.end(session, CloseReason::Lost, &cause);
+            } else if let Some((session, _)) = self.session(session) {
+                session.retransmit_soon();
             }
         }
     }
@@ -225,12 +217,8 @@ impl Driver {
     fn end(&mut self, session_key: SessionKey, close_reason: CloseReason, cause: &str) {
         let Self { io, initiator, target, .. } = self;
         match session_key {
-            SessionKey::Link(link) => {
-                initiator.end_link(io, link, close_reason, cause);
-            }
-            SessionKey::Initiator(session) => {
-                target.close_initiator(io, session, close_reason, cause);
-            }
+            SessionKey::Link(link) => initiator.end_link(io, link, close_reason, cause),
+            SessionKey::Initiator(session) => target.close(io, session, close_reason, cause),
             SessionKey::NoSession => {}
         }
     }
@@ -292,8 +280,11 @@ impl Driver {
         #[cfg(test)]
         assert!(!IS_BROKEN.get(), "requested by a test");
         let cause = "the rail's thread has ended";
-        self.initiator.end_all(&mut self.io, cause);
-        self.target.end_all(&mut self.io, cause);
+        let links = self.initiator.sessions().map(|(session, _)| session.key());
+        let initiators = self.target.sessions().map(|session| session.key());
+        for session_key in links.chain(initiators).collect::<Vec<_>>() {
+            self.end(session_key, CloseReason::Fatal, cause);
+        }
         // Unprocessed commands are returned, because all sessions are closed now.
         while self.process_commands() {}
         self.initiator.fail_transfers(&self.io, cause);

@@ -1,5 +1,5 @@
-//! Input and output of a rail: posts receives, messages and one-sided operations at its endpoint, and
-//! polls for their completions. Copies of devices are the [`Staging`]'s.
+//! Input and output of a rail: posts receives, messages and one-sided operations at its endpoint,
+//! and polls for their completions. Copies of devices are the [`Staging`]'s.
 //!
 //! It knows sessions only by their keys. Sessions that sending finds lost are reported as
 //! [`SendEvent`]s, and receive nothing more.
@@ -64,11 +64,11 @@ pub(super) enum Received {
 }
 
 /// A session that cannot be sent to.
-pub(super) enum SendEvent {
-    /// The peer is lost, for this reason.
-    Lost(SessionKey, &'static str),
-    /// A message could not be sent, for this reason.
-    Failed(SessionKey, String),
+pub(super) struct SendEvent {
+    pub(super) session: SessionKey,
+    /// The peer violates a limit; otherwise a message could not be sent, and may be again.
+    pub(super) is_lost: bool,
+    pub(super) cause: String,
 }
 
 pub(super) struct RailIo {
@@ -477,22 +477,22 @@ impl RailIo {
 
     /// Has sending found that the session is lost?
     pub(super) fn is_lost(&self, session: SessionKey) -> bool {
-        let is_it =
-            |event: &SendEvent| matches!(event, SendEvent::Lost(lost, _) if *lost == session);
-        self.send_events.iter().any(is_it)
+        self.send_events.iter().any(|event| event.is_lost && event.session == session)
     }
 
     /// Sends nothing more in a session whose peer violates a limit.
-    fn lose(&mut self, session: SessionKey, cause: &'static str) {
+    fn lose(&mut self, session: SessionKey, cause: &str) {
         if session != SessionKey::NoSession {
             self.drop_queued(session);
-            self.send_events.push_back(SendEvent::Lost(session, cause));
+            let event = SendEvent { session, is_lost: true, cause: cause.to_owned() };
+            self.send_events.push_back(event);
         }
     }
 
     fn send_failed(&mut self, to: SessionKey, error: &fabric::Error) {
         tracing::debug!(?to, %error, "sending a message failed");
-        self.send_events.push_back(SendEvent::Failed(to, error.to_string()));
+        let event = SendEvent { session: to, is_lost: false, cause: error.to_string() };
+        self.send_events.push_back(event);
     }
 
     /// Drops queued messages of a closed session.

@@ -5,9 +5,9 @@
 //! receives events. [`message`] is the protocol between rails, and [`reliable_window`] its reliable
 //! delivery; these know no fabric. [`registration_cache`] caches registrations.
 //!
-//! The thread's loop is in [`driver`]. It owns the [`io`], with the [`staging`] of device memory, and
-//! the roles as [`initiator`] and as [`target`] of peers. A role gets the io as an argument, and does
-//! not know the other role.
+//! The thread's loop is in [`driver`]. It owns the [`io`], with the [`staging`] of device memory,
+//! and the roles as [`initiator`] and as [`target`] of peers. A role gets the io as an argument,
+//! and does not know the other role.
 
 mod driver;
 mod initiator;

@@ -157,14 +157,7 @@ impl TargetRole {
 
     pub(super) fn handle(&mut self, io: &mut RailIo, session: u64, message: Message) {
         if let Message::Hello { to, from, connection_id, label, address, .. } = message {
-            return self.handle_hello(
-                io,
-                session,
-                to,
-                (from, connection_id),
-                label,
-                Address(address),
-            );
+            return self.handle_hello(io, session, to, (from, connection_id), label, address);
         }
         let Some(initiator) = self.initiators.get_mut(&session) else { return };
         match message {
@@ -223,7 +216,7 @@ impl TargetRole {
         to: [u8; 16],
         (from, connection_id): ([u8; 16], u64),
         label: String,
-        address: Address,
+        address: Vec<u8>,
     ) {
         if let Some(initiator) = self.initiators.get_mut(&session) {
             // The welcome was lost.
@@ -247,7 +240,7 @@ impl TargetRole {
             tracing::debug!(label, "refusal not sent: too many are queued");
             return;
         }
-        let Ok(peer) = io.acquire_address(&address) else {
+        let Ok(peer) = io.acquire_address(&Address(address)) else {
             tracing::debug!(label, "hello with an invalid address ignored");
             return;
         };
@@ -324,17 +317,11 @@ impl TargetRole {
     }
 
     fn close_lost(&mut self, io: &mut RailIo, session: u64, cause: &str) {
-        self.close_initiator(io, session, CloseReason::Lost, cause);
-    }
-
-    pub(super) fn end_all(&mut self, io: &mut RailIo, cause: &str) {
-        for session in self.initiators.keys().copied().collect::<Vec<_>>() {
-            self.close_initiator(io, session, CloseReason::Fatal, cause);
-        }
+        self.close(io, session, CloseReason::Lost, cause);
     }
 
     /// Closes a session of an initiator.
-    pub(super) fn close_initiator(
+    pub(super) fn close(
         &mut self,
         io: &mut RailIo,
         session: u64,

@@ -82,6 +82,7 @@ struct Link {
 }
 
 /// The links of a rail, and its transfers.
+#[derive(Default)]
 pub(super) struct InitiatorRole {
     links: HashMap<u32, Link>,
     /// Lost peers, to be retried.
@@ -96,24 +97,10 @@ pub(super) struct InitiatorRole {
     repost_later: Vec<(Instant, u64)>,
     /// Transfers with chunks that were not started.
     unstarted: BTreeSet<u64>,
-    next_keep_polling: Instant,
+    next_keep_polling: Option<Instant>,
 }
 
 impl InitiatorRole {
-    pub(super) fn new() -> Self {
-        Self {
-            links: HashMap::new(),
-            lost_links: HashMap::new(),
-            closing_sessions: HashMap::new(),
-            transfers: BTreeMap::new(),
-            in_flight: HashMap::new(),
-            unposted: VecDeque::new(),
-            repost_later: Vec::new(),
-            unstarted: BTreeSet::new(),
-            next_keep_polling: Instant::now(),
-        }
-    }
-
     /// The link with this session.
     pub(super) fn link_of(&self, session: u64) -> Option<u32> {
         let link = self.links.iter().find(|(_, link)| link.session.id() == session);
@@ -132,16 +119,9 @@ impl InitiatorRole {
         })
     }
 
-    /// A message of a link could not be sent. Numbered ones are retransmitted until the session is
-    /// lost; a peer that the agent waits for is reported at once.
-    pub(super) fn send_failed(&mut self, io: &mut RailIo, number: u32, cause: &str) {
-        match self.links.get_mut(&number) {
-            Some(link) if link.has_waiter() => {
-                self.end_link(io, number, CloseReason::Lost, cause);
-            }
-            Some(link) => link.session.retransmit_soon(),
-            None => {}
-        }
+    /// Does the agent wait for the answer of this link?
+    pub(super) fn is_awaited(&self, link: u32) -> bool {
+        self.links.get(&link).is_some_and(Link::has_waiter)
     }
 
     pub(super) fn end_link(
@@ -153,12 +133,6 @@ impl InitiatorRole {
     ) {
         let error = Error::new(CONNECT, ErrorKind::Closed, cause);
         self.close_link(io, number, close_reason, error);
-    }
-
-    pub(super) fn end_all(&mut self, io: &mut RailIo, cause: &str) {
-        for number in self.links.keys().copied().collect::<Vec<_>>() {
-            self.end_link(io, number, CloseReason::Fatal, cause);
-        }
     }
 }
 

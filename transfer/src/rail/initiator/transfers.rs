@@ -1,4 +1,4 @@
-//! The initiator's side of a rail: puts into regions of peers, and gets from them.
+//! Transfers of an initiator: puts into regions of peers, and gets from them.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -86,10 +86,10 @@ impl InitiatorRole {
             return;
         }
         let now = Instant::now();
-        if now < self.next_keep_polling {
+        if self.next_keep_polling.is_some_and(|next| now < next) {
             return;
         }
-        self.next_keep_polling = now + POLLING_TIME / 2;
+        self.next_keep_polling = Some(now + POLLING_TIME / 2);
         for link in self.links.values_mut().filter(|link| !link.chunks.is_empty()) {
             // A peer with queued messages gets no more of them.
             if !io.is_queued(link.session.key()) {
@@ -189,7 +189,7 @@ impl InitiatorRole {
             self.unstarted.remove(&key);
             return false;
         };
-        let (pipeline, number) = (transfer.chunks.pipeline, transfer.link);
+        let (pipeline, number) = (transfer.chunks.pipeline(), transfer.link);
         if pipeline.stages_locally
             && let Err(error) = io.ensure_slots()
         {
@@ -285,8 +285,10 @@ impl InitiatorRole {
                 Ok(true)
             }
             Stage::Write | Stage::Read => {
-                let link = link.filter(|link| link.session.id() == in_flight.session);
-                let link = link.ok_or_else(lost_error)?;
+                let is_usable = |link: &&mut Link| {
+                    link.session.id() == in_flight.session && !io.is_lost(link.session.key())
+                };
+                let link = link.filter(is_usable).ok_or_else(lost_error)?;
                 let operation = transfer.bytes.operation;
                 let name = if operation == Operation::Put { "put" } else { "get" };
                 let of_fabric = |error| Error::of_fabric(name, error);
@@ -322,7 +324,7 @@ impl InitiatorRole {
                 if let Some(link) = &mut link {
                     link.session.data_moved();
                 }
-                match transfer.chunks.pipeline.after(stage) {
+                match transfer.chunks.pipeline().after(stage) {
                     None => self.end_chunk(io, chunk),
                     // Without the peer only copies of local devices continue.
                     Some(next) if link.is_some() || next == Stage::DrainSlot => {
@@ -440,16 +442,8 @@ impl InitiatorRole {
     fn end_transfer(&mut self, io: &mut RailIo, key: u64) {
         self.unstarted.remove(&key);
         let Some(transfer) = self.transfers.remove(&key) else { return };
-        let ActiveTransfer {
-            link: number,
-            token,
-            notice,
-            mut bytes,
-            mut chunks,
-            failure,
-            lost_cause,
-            ..
-        } = transfer;
+        let ActiveTransfer { link: number, token, notice, failure, lost_cause, .. } = transfer;
+        let (mut bytes, mut chunks) = (transfer.bytes, transfer.chunks);
         let region = bytes.remote.region;
         bytes.blocks = chunks.take_rest();
         let is_all = bytes.blocks.is_empty();
@@ -585,20 +579,17 @@ impl InitiatorRole {
 
     /// Fails transfers of lost peers whose posted operations do not complete.
     pub(super) fn fail_overdue_transfers(&mut self, io: &RailIo, now: Instant) {
-        let late =
-            |transfer: &ActiveTransfer| transfer.drain_deadline.is_some_and(|end| now >= end);
-        let late: Vec<_> = self
-            .transfers
-            .iter()
-            .filter(|(_, transfer)| late(transfer))
-            .map(|(key, _)| *key)
-            .collect();
-        for key in late {
-            self.unstarted.remove(&key);
-            let Some(transfer) = self.transfers.remove(&key) else { continue };
-            let detail = "the peer is lost, and operations in flight may still access the memory";
-            let outcome = Err(Error::new("transfer", ErrorKind::Closed, detail));
-            io.report(RailEvent::Done { token: transfer.token, outcome });
-        }
+        let Self { transfers, unstarted, .. } = self;
+        transfers.retain(|key, transfer| {
+            let is_overdue = transfer.drain_deadline.is_some_and(|end| now >= end);
+            if is_overdue {
+                unstarted.remove(key);
+                let detail =
+                    "the peer is lost, and operations in flight may still access the memory";
+                let outcome = Err(Error::new("transfer", ErrorKind::Closed, detail));
+                io.report(RailEvent::Done { token: transfer.token, outcome });
+            }
+            !is_overdue
+        });
     }
 }
