@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use gpu::{Block, CopyMethod, Device, Slice, Stream};
 
 use super::block_list_pool::BlockListPool;
+use super::notice::Notice;
+use super::operations::Token;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::Result;
-use crate::notice::Notice;
-use crate::operations::Token;
 use crate::stream_copies::StreamCopies;
 
 /// Copies submitted to the driver at a time: it blocks the caller at about a thousand.

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
 
+use super::notice::Notice;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
-use crate::notice::Notice;
 
 /// An event that peers caused.
 #[derive(Debug, Clone, PartialEq, Eq)]

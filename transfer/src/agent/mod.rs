@@ -51,12 +51,14 @@ use self::reclaim::OutstandingCopies;
 use self::remote_transport::RemoteTransport;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
-use crate::operations::Operations;
+use crate::notice::Notice;
+use crate::operations::{Operations, Token};
 use crate::path::Policy;
 use crate::rail::Rail;
 use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion, Rights};
 use crate::share::check_fork;
 use crate::wire::MAX_LABEL_LENGTH;
+use crate::{notice, operations};
 
 pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
 pub use events::Event;

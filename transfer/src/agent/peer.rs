@@ -17,13 +17,13 @@ use super::copy_queue::OperationContext;
 use super::deferred::DeferredOperation;
 use super::epochs::Epochs;
 use super::local_target::{self, LocalInitiator, LocalTarget};
+use super::operations::{Operations, Token};
 use super::protocol::{Reply, Request};
 use super::region_table::ReadOnlyRegionTable;
 use super::session_segment::{InitiatorSegment, TargetSegment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
-use crate::operations::{Operations, Token};
 use crate::path::Locality;
 use crate::region::{RegionDescriptor, RegisteredRegion};
 

@@ -7,10 +7,10 @@ use ipc::WaitStrategy;
 
 use super::copy_queue::OperationContext;
 use super::deferred::DeferredOperation;
+use super::operations::{Done, Token};
 use super::peer::Peer;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
-use crate::operations::{Done, Token};
 use crate::path::Path;
 
 /// How long closing an agent or disconnecting a peer waits for copies on devices: for all of them

@@ -6,13 +6,10 @@ use std::time::Duration;
 use gpu::Block;
 
 use super::route::JOIN;
-use super::{Agent, MAX_PUBLISHED_REGIONS, PeerId, Route};
+use super::{Agent, MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS, Notice, PeerId, Route, Token};
 use crate::error::{Error, ErrorKind, Result};
-use crate::notice::Notice;
-use crate::operations::Token;
 use crate::path::Policy;
 use crate::region::Region;
-use crate::wire::MAX_LABEL_LENGTH;
 
 impl Agent {
     /// Publishes a region by name on the [card](Self::card) from now on: peers

@@ -9,6 +9,8 @@ use fabric::Caps;
 use super::card::AgentCard;
 use super::copy_queue::OperationContext;
 use super::events::Event;
+use super::notice::Notice;
+use super::operations::Token;
 use super::peer::{CONNECT, Peer};
 use super::remote_sessions::{LostHalf, RemoteSessions};
 use super::route::{DataMover, RouteInner};
@@ -16,8 +18,6 @@ use super::route_lane::{RouteLane, stripe_blocks};
 use super::{Agent, BUSY_PAUSE};
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
-use crate::notice::Notice;
-use crate::operations::Token;
 use crate::path::{Fabric, Operation, Registration};
 use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailRequest, RailTransfer};
 

@@ -34,7 +34,7 @@ impl fmt::Debug for Route {
 }
 
 #[derive(Debug)]
-pub(super) struct RouteInner {
+pub(crate) struct RouteInner {
     pub(super) agent: [u8; 16],
     pub(super) peer: u32,
     /// Kept as long as transfers may use it.
