@@ -8,16 +8,25 @@
 //!   [`ShareService`] hands them out by name.
 //! - Transfers: an [`Agent`] puts into regions of other agents, gets from them, and notifies them
 //!   when the data has arrived.
+//!
+//! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
+//! `refusal`, `path`, `operations`, `pinned`, `private_memory`, `host_buffer`, `stream_copies`,
+//! `tensor`, `wire`, `handle`, `share`, `socket_server`, `share_service`, `region`, `rail`,
+//! `agent`.
 
+mod admission;
 mod agent;
 mod blocks;
 mod error;
 mod handle;
 mod host_buffer;
+mod notice;
+mod operations;
 pub mod path;
 mod pinned;
 mod private_memory;
 mod rail;
+mod refusal;
 mod region;
 mod share;
 mod share_service;
@@ -26,20 +35,23 @@ mod stream_copies;
 mod tensor;
 mod wire;
 
+pub use admission::Admission;
 pub use agent::{
-    Agent, AgentCard, AgentOptions, Condition, Done, Event, FabricAddress, Leftovers,
-    MAX_LABEL_LENGTH, MAX_NOTICE_LENGTH, MAX_OPERATIONS, MAX_PUBLISHED_REGIONS, MemoryAttributes,
-    Notice, PeerId, Route, Token, clean,
+    Agent, AgentCard, AgentOptions, Condition, Event, FabricAddress, Leftovers,
+    MAX_PUBLISHED_REGIONS, MemoryAttributes, PeerId, Route, clean,
 };
 pub use blocks::{Blocks, MAX_STRIDES, Rows, Strided, Subarray};
 pub use error::{Error, ErrorKind, Result};
 pub use handle::{Handle, HandleMetadata, HandleType};
 pub use host_buffer::HostBuffer;
+pub use notice::{MAX_NOTICE_LENGTH, Notice};
+pub use operations::{Done, MAX_OPERATIONS, Token};
 pub use pinned::pin;
 pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
 pub use share::{OpenedBuffer, Opener, SharedBuffer};
-pub use share_service::{Admission, MAX_NAME_LENGTH, ShareClient, ShareService};
+pub use share_service::{MAX_NAME_LENGTH, ShareClient, ShareService};
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
+pub use wire::MAX_LABEL_LENGTH;
 
 /// A poisoned mutex is used anyway: no critical section of this crate leaves its data half changed.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -17,7 +17,7 @@ use ipc::{Channel, ChannelError, ChannelListener};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::share_service::Admission;
+use crate::admission::Admission;
 
 /// Connections without a registered client, at most.
 pub(crate) const MAX_CONNECTIONS: usize = 64;

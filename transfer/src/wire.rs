@@ -23,6 +23,10 @@ use crate::error::{Error, ErrorKind, Result};
 
 const HEADER_LENGTH: usize = 8;
 const CHECKSUM_LENGTH: usize = 4;
+/// Maximum length of a label, in bytes.
+pub const MAX_LABEL_LENGTH: usize = 64;
+/// Maximum length of the address of an endpoint.
+pub(crate) const MAX_ADDRESS_LENGTH: usize = 512;
 
 /// The format of a descriptor, and the operation that its errors name.
 pub(crate) struct DescriptorFormat {

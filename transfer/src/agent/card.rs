@@ -18,15 +18,12 @@ use std::path::{Path, PathBuf};
 use super::card_file;
 use crate::error::{Error, ErrorKind, Result};
 use crate::region::RegionDescriptor;
-use crate::wire::{DescriptorFormat, put_length_prefixed};
+use crate::wire::{DescriptorFormat, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH, put_length_prefixed};
 
 const FORMAT: DescriptorFormat =
     DescriptorFormat { magic: *b"FcAC", version: 1, operation: "decode an agent's card" };
 /// Maximum length of the path of a Unix socket.
 const MAX_PATH_LENGTH: usize = 107;
-/// Maximum length of a label, in bytes.
-pub const MAX_LABEL_LENGTH: usize = 64;
-const MAX_ADDRESS_LENGTH: usize = 512;
 const MAX_FABRICS: usize = 8;
 /// Maximum number of regions on a card.
 pub const MAX_PUBLISHED_REGIONS: usize = 32;

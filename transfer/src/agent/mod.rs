@@ -12,14 +12,13 @@ mod local_copies;
 mod local_session;
 mod local_target;
 mod mapping;
-mod notice;
-mod operations;
 mod options;
 mod peers;
 mod progress;
 mod protocol;
 mod published_regions;
 mod put_get;
+mod register;
 mod remote_transport;
 mod route;
 mod session_segment;
@@ -33,27 +32,25 @@ use ipc::{ForkGeneration, WaitStrategy};
 use self::events::Events;
 use self::local_copies::LocalCopies;
 use self::local_target::{LocalServer, OutstandingCopies};
-use self::operations::Operations;
 use self::peers::{Peer, Peers};
 use self::progress::CLOSE_TIMEOUT;
 use self::published_regions::PublishedRegions;
 use self::remote_transport::RemoteTransport;
 use crate::error::{Error, ErrorKind, Result};
+use crate::operations::Operations;
 use crate::path::Policy;
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
 use crate::share::check_fork;
+use crate::wire::MAX_LABEL_LENGTH;
+use crate::{notice, operations};
 
-pub use card::{AgentCard, FabricAddress, MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
+pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
 pub use events::Event;
 pub use explain::MemoryAttributes;
 pub use leftovers::{Condition, Leftovers, clean};
 pub(crate) use local_target::LocalTarget;
-pub use notice::{MAX_NOTICE_LENGTH, Notice};
-pub use operations::{Done, MAX_OPERATIONS, Token};
 pub use options::AgentOptions;
-pub(crate) use protocol::Refusal;
 pub use route::Route;
-pub(crate) use route::RouteInner;
 
 /// How long dropping an agent waits for copies of other processes.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -187,7 +184,7 @@ impl Agent {
     /// [`TooMany`](ErrorKind::TooMany) regions; errors of the device.
     pub fn register(&self, memory: impl Into<Buffer>, rights: Rights) -> Result<Region> {
         check_fork(self.fork_generation, "register a region")?;
-        Region::new(&self.local_target, memory.into(), rights)
+        self.local_target.register(memory.into(), rights)
     }
 
     /// Registers memory as local-only: to put from it and to get into it. No peer can access it,
@@ -210,7 +207,7 @@ impl Agent {
     /// Errors of the device.
     pub fn register_local(&self, memory: impl Into<Buffer>) -> Result<Region> {
         check_fork(self.fork_generation, "register a region")?;
-        Region::local_only(&self.local_target, memory.into())
+        self.local_target.register_local(memory.into())
     }
 
     /// Publishes a region by name on the [card](Self::card) from now on: peers

@@ -6,8 +6,8 @@ use std::time::Duration;
 use fabric::Offer;
 use ipc::WaitStrategy;
 
+use crate::admission::Admission;
 use crate::rail::{CacheLimits, RailOptions};
-use crate::share_service::Admission;
 
 /// Options of an agent.
 #[derive(Debug, Clone)]

@@ -15,16 +15,14 @@ use std::os::fd::OwnedFd;
 
 use control::codec;
 use ipc::Message;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
-use super::card::MAX_LABEL_LENGTH;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
+use crate::refusal::Refusal;
 use crate::region::MAX_PIECES;
-use crate::wire;
+use crate::wire::{self, MAX_LABEL_LENGTH};
 
 const VERSION: u8 = 1;
-const MAX_REASON_LENGTH: usize = 512;
 /// Pieces in one message, limited by its descriptors.
 pub(super) const MAX_PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
 /// Descriptors of a welcome.
@@ -62,44 +60,6 @@ pub(super) struct Pieces {
     /// Bytes of all pieces of the region: needed to map the first one.
     pub(super) bytes: u64,
     pub(super) lengths: Vec<u64>,
-}
-
-/// Why a request was refused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Refusal {
-    #[serde(serialize_with = "write_kind", deserialize_with = "read_kind")]
-    pub(crate) kind: ErrorKind,
-    pub(crate) cause: String,
-}
-
-/// The kinds of refusals by their codes.
-const KINDS: [ErrorKind; 10] = [
-    ErrorKind::Failed,
-    ErrorKind::Malformed,
-    ErrorKind::VersionMismatch,
-    ErrorKind::Denied,
-    ErrorKind::Stale,
-    ErrorKind::NotAllowed,
-    ErrorKind::OutOfBounds,
-    ErrorKind::TooMany,
-    ErrorKind::Unknown,
-    ErrorKind::NoPath,
-];
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn write_kind<S: Serializer>(
-    kind: &ErrorKind,
-    serializer: S,
-) -> std::result::Result<S::Ok, S::Error> {
-    // Any other kind is sent as a failure.
-    let code = KINDS.iter().position(|known| known == kind).unwrap_or_default();
-    serializer.serialize_u8(code as u8)
-}
-
-fn read_kind<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<ErrorKind, D::Error> {
-    let code = u8::deserialize(from)?;
-    let kind = KINDS.get(usize::from(code)).copied();
-    kind.ok_or_else(|| D::Error::custom("unknown kind of refusal"))
 }
 
 impl Request {
@@ -195,36 +155,13 @@ impl Introduction {
     }
 }
 
-impl Refusal {
-    /// Truncates a cause that is too long.
-    pub(crate) fn new(kind: ErrorKind, cause: impl Into<String>) -> Self {
-        let mut cause = cause.into();
-        let mut end = cause.len().min(MAX_REASON_LENGTH);
-        while !cause.is_char_boundary(end) {
-            end -= 1;
-        }
-        cause.truncate(end);
-        Self { kind, cause }
-    }
-
-    pub(crate) fn of(error: &Error) -> Self {
-        Self::new(error.kind(), error.to_string())
-    }
-
-    pub(crate) fn into_error(self, operation: &'static str) -> Error {
-        Error::new(operation, self.kind, self.cause)
-    }
-
-    pub(crate) fn is_short(&self) -> bool {
-        self.cause.len() <= MAX_REASON_LENGTH
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::error::ErrorKind;
+    use crate::refusal::MAX_REASON_LENGTH;
 
     const TEST: &str = "test";
 

@@ -1,7 +1,6 @@
 //! Regions on the card of an agent, by name.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use super::{MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
@@ -34,7 +33,7 @@ impl PublishedRegions {
     pub(super) fn all(&self) -> Vec<(String, RegionDescriptor)> {
         let region = |(name, region): (&String, &Weak<RegisteredRegion>)| {
             let region = region.upgrade()?;
-            let exists = !region.is_withdrawn.load(Ordering::Acquire);
+            let exists = !region.is_withdrawn();
             exists.then(|| (name.clone(), region.descriptor.clone()))
         };
         self.0.iter().filter_map(region).collect()

@@ -50,7 +50,7 @@ pub(super) enum DataMover {
 }
 
 impl RouteInner {
-    pub(super) fn local(&self) -> &RegisteredRegion {
+    pub(super) fn local(&self) -> &Arc<RegisteredRegion> {
         &self.local
     }
 

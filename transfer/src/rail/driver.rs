@@ -1,41 +1,26 @@
-//! The thread of a rail: owns the endpoint, posts, polls, and dispatches received messages.
+//! The thread of a rail: polls its endpoint and its devices, and dispatches what they report to the
+//! roles.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use fabric::{
-    Access, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
-    MemoryRegion, Outcome, Peer, QueueOptions, WaitStrategy,
-};
+use fabric::{Domain, MemoryRegion, Waker};
 
-use super::initiator::{ActiveTransfer, InFlightChunk};
-use super::links::{CONNECT, CloseReason, KnownTarget, Link};
-use super::message::{Frame, MAX_MESSAGE_LENGTH, Message, ReceiverRole};
-use super::post::{Posted, QueuedMessage};
+use super::initiator::InitiatorRole;
+use super::io::{BUSY_PAUSE, RailIo, Received, SendEvent};
+use super::message::{Frame, Message, ReceiverRole};
 use super::release_worker::ReleaseWorker;
-use super::reliable_window::ReliableWindow;
-use super::session::{Keepalive, PINGS_UNTIL_LOST, Session};
-use super::staging::{DeviceCopies, Slots};
-use super::target::{Initiator, RetiringRegion, StagingJob};
-use super::{Command, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared, START};
-use crate::agent::LocalTarget;
-use crate::error::{Error, ErrorKind, Result};
-use crate::host_buffer::HostBuffer;
+use super::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey};
+use super::target::TargetRole;
+use super::{Command, LinkTarget, RAIL_TIMEOUT, RailOptions, RailOwner, RailRequest, RailShared};
+use crate::error::Result;
 use crate::lock;
+use crate::region::Buffer;
 
-/// Messages that may arrive between two polls.
-const RECEIVE_BUFFERS: usize = 64;
-const SEND_BUFFERS: usize = 64;
-/// Consecutive failures of the queue after which it is considered broken.
-const MAX_QUEUE_FAILURES: u32 = 1000;
-/// How often sessions are checked.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Longest sleep while a device copies, or a message found the queue full.
-const BUSY_PAUSE: Duration = Duration::from_micros(50);
 /// Sleeping and waking costs tens of microseconds. While transfers are in flight, the thread spins
 /// for this long first.
 const SPIN_WHILE_BUSY: Duration = Duration::from_micros(200);
@@ -46,272 +31,134 @@ const MAX_LOST_AFTER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Commands and completions between two polls of everything else.
 const BATCH: usize = 64;
 
-/// The session of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum SessionKey {
-    Link(u32),
-    Initiator(u64),
-    /// A refused peer.
-    NoSession,
+pub(crate) struct Driver {
+    // First, so that it is closed first: the provider has memory of all others.
+    io: RailIo,
+    command_queue: Receiver<Command>,
+    next_check: Instant,
+    initiator: InitiatorRole,
+    target: TargetRole,
 }
 
-pub(crate) struct Driver {
-    // First, so that it is closed first: it returns posted buffers.
-    pub(super) endpoint: Endpoint,
-    pub(super) queue: CompletionQueue,
-    pub(super) addresses: AddressVector,
-    pub(super) domain: Domain,
-    address: Vec<u8>,
-    pub(super) local_target: Arc<LocalTarget>,
-    pub(super) shared: Arc<RailShared>,
-    pub(super) receive_buffers: MemoryRegion,
-    pub(super) send_buffers: MemoryRegion,
-    pub(super) posted: Vec<Option<Posted>>,
-    pub(super) free_tokens: Vec<usize>,
-    pub(super) free_send_buffers: Vec<usize>,
-    pub(super) send_queue: VecDeque<QueuedMessage>,
-    /// Number of sessions per peer address. An address without sessions and messages in flight is
-    /// removed; providers use it until then.
-    pub(super) peers: HashMap<Peer, usize>,
-    command_queue: Receiver<Command>,
-    failures: u32,
-    #[cfg(test)]
-    is_broken: bool,
-    next_check: Instant,
-    pub(super) next_keep_polling: Instant,
-    /// Polls without sleep until then, on request of an initiator.
-    pub(super) polls_until: Instant,
-    pub(super) lost_after: Duration,
-    /// Releases registrations that are not needed any more.
-    pub(super) release_worker: ReleaseWorker,
-    pub(super) next_number: u64,
-    // As initiator.
-    pub(super) links: HashMap<u32, Link>,
-    /// Lost peers, to be retried.
-    pub(super) lost_links: HashMap<u32, KnownTarget>,
-    /// Sessions that were closed here; their peers receive `Bye` when no chunk is in flight.
-    pub(super) closing_sessions: HashMap<u64, Peer>,
-    pub(super) transfers: BTreeMap<u64, ActiveTransfer>,
-    pub(super) in_flight: HashMap<u64, InFlightChunk>,
-    /// Of these, chunks that found the provider's queue full.
-    pub(super) unposted: VecDeque<u64>,
-    /// Chunks whose post failed since the connection broke, and when they are posted again.
-    pub(super) repost_later: Vec<(Instant, u64)>,
-    /// Transfers with chunks that were not started.
-    pub(super) unstarted: BTreeSet<u64>,
-    pub(super) slots: Option<Arc<Slots>>,
-    pub(super) copies: DeviceCopies,
-    // As target.
-    pub(super) initiators: HashMap<u64, Initiator>,
-    pub(super) staging_jobs: HashMap<u64, StagingJob>,
-    pub(super) retiring: HashMap<u64, RetiringRegion>,
-    /// Slots of lost initiators, which these may still write to, and when they are freed.
-    pub(super) quarantined_slots: VecDeque<(Instant, (MemoryRegion, HostBuffer))>,
-    /// Regions that lost initiators had opened, and when they are freed; with their memory, once
-    /// withdrawn.
-    pub(super) quarantined_regions: HashMap<u64, (Instant, Option<RetiringRegion>)>,
+/// Commands of the agent.
+impl Driver {
+    pub(crate) fn connect(&mut self, link: u32, target: LinkTarget, timeout: Duration) {
+        self.initiator.connect(&mut self.io, link, target, timeout);
+    }
+
+    pub(crate) fn disconnect(&mut self, link: u32) {
+        self.initiator.disconnect(&mut self.io, link);
+    }
+
+    /// Opens a region with its ticket.
+    pub(crate) fn open(&mut self, link: u32, region: (u64, u64), stages: bool) {
+        self.initiator.open(&mut self.io, link, region, stages);
+    }
+
+    pub(crate) fn want_region(&mut self, link: u32, region: (u64, u64), stages: bool) {
+        self.initiator.want_region(&mut self.io, link, region, stages);
+    }
+
+    pub(super) fn begin_request(&mut self, request: RailRequest) {
+        self.initiator.begin_request(&mut self.io, request);
+    }
+
+    pub(crate) fn notices_taken(&mut self, session: u64, notices: u64) {
+        self.target.notices_taken(&mut self.io, session, notices);
+    }
+
+    pub(super) fn retire(&mut self, region: u64, memory: Option<MemoryRegion>, buffer: Buffer) {
+        self.target.retire(&mut self.io, region, memory, buffer);
+    }
+
+    pub(super) fn enable(&self, region: &MemoryRegion) -> fabric::Result<()> {
+        self.io.enable(region)
+    }
 }
 
 impl Driver {
     pub(super) fn new(
         domain: &Domain,
         shared: Arc<RailShared>,
-        local_target: Arc<LocalTarget>,
+        agent: Arc<dyn RailOwner>,
         settings: RailOptions,
         command_queue: Receiver<Command>,
     ) -> Result<Self> {
-        let of_fabric = |error| Error::of_fabric(START, error);
-        let facts = domain.capabilities();
-        if !facts.caps.contains(Caps::MESSAGE) {
-            let detail = "rails need messages without tags (FI_MSG), which this provider lacks or \
-             loses";
-            return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
-        }
-        let addresses = AddressVector::open(domain).map_err(of_fabric)?;
-        let options = QueueOptions { size: 1024, waiting: WaitStrategy::Block };
-        let mut queue = CompletionQueue::open_with(domain, options).map_err(of_fabric)?;
-        let endpoint = Endpoint::builder(domain).addresses(&addresses).queue(&mut queue).open();
-        let endpoint = endpoint.map_err(of_fabric)?;
-        let buffers = |count: usize, access| {
-            let memory = HostMemory::zeroed(count * MAX_MESSAGE_LENGTH)?;
-            let region = domain.register(memory, access)?;
-            region.enable_for(&endpoint)?;
-            Ok(region)
-        };
-        let receive_buffers = buffers(RECEIVE_BUFFERS, Access::RECEIVE).map_err(of_fabric)?;
-        let send_buffers = buffers(SEND_BUFFERS, Access::SEND).map_err(of_fabric)?;
-        let address = endpoint.address().map_err(of_fabric)?.0;
-        let mut driver = Self {
-            endpoint,
-            queue,
-            addresses,
-            domain: domain.clone(),
-            address,
-            local_target,
-            shared: Arc::clone(&shared),
-            receive_buffers,
-            send_buffers,
-            posted: Vec::new(),
-            free_tokens: Vec::new(),
-            free_send_buffers: (0..SEND_BUFFERS).collect(),
-            send_queue: VecDeque::new(),
-            peers: HashMap::new(),
+        let lost_after = settings.lost_after.min(MAX_LOST_AFTER);
+        let io = RailIo::open(domain, Arc::clone(&shared), agent, lost_after)?;
+        Ok(Self {
+            io,
             command_queue,
-            failures: 0,
-            #[cfg(test)]
-            is_broken: false,
             next_check: Instant::now(),
-            next_keep_polling: Instant::now(),
-            polls_until: Instant::now(),
-            lost_after: settings.lost_after.min(MAX_LOST_AFTER),
-            release_worker: ReleaseWorker::start(&shared)?,
-            next_number: 1,
-            links: HashMap::new(),
-            lost_links: HashMap::new(),
-            closing_sessions: HashMap::new(),
-            transfers: BTreeMap::new(),
-            in_flight: HashMap::new(),
-            unposted: VecDeque::new(),
-            repost_later: Vec::new(),
-            unstarted: BTreeSet::new(),
-            slots: None,
-            copies: DeviceCopies::default(),
-            initiators: HashMap::new(),
-            staging_jobs: HashMap::new(),
-            retiring: HashMap::new(),
-            quarantined_slots: VecDeque::new(),
-            quarantined_regions: HashMap::new(),
-        };
-        for buffer in 0..RECEIVE_BUFFERS {
-            driver.receive(buffer).map_err(of_fabric)?;
-        }
-        Ok(driver)
+            initiator: InitiatorRole::default(),
+            target: TargetRole::new(ReleaseWorker::start(&shared)?),
+        })
     }
 
     pub(super) fn address(&self) -> &[u8] {
-        &self.address
+        self.io.address()
     }
 
-    pub(super) fn report(&self, report: RailEvent) {
-        self.shared.report(report);
-        self.local_target.doorbell.ring();
-    }
-
-    pub(super) fn next_id(&mut self) -> u64 {
-        self.next_number += 1;
-        self.next_number
+    pub(super) fn waker(&self) -> Waker {
+        self.io.waker()
     }
 
     // ------------------------------------------------------------------- receiving
 
-    fn handle_completion(&mut self, outcome: Outcome) {
-        let (operation, token, length, failure) = match outcome {
-            Ok(done) => (done.operation, done.token, done.length, None),
-            Err(failure) => {
-                (failure.operation, failure.token, 0, Some((failure.kind, failure.error)))
+    fn handle(&mut self, received: Received) {
+        match received {
+            Received::Message(frame) => self.receive_frame(frame),
+            Received::Chunk(chunk, outcome) => {
+                self.initiator.stage_done(&mut self.io, chunk, outcome)
             }
-        };
-        if failure.is_none() && self.failures < MAX_QUEUE_FAILURES {
-            self.failures = 0;
+            Received::Nothing => {}
         }
-        if operation.is_none() {
-            if let Some((_, error)) = failure {
-                tracing::debug!(%error, "completion queue of a rail failed");
-                self.failures += 1;
-            }
-            return;
-        }
-        match (self.take_posted(token), failure) {
-            (Some(Posted::Receive(buffer)), failure) => {
-                if failure.is_none() {
-                    self.decode_received(buffer, length);
-                }
-                self.receive_again(buffer);
-            }
-            (Some(Posted::Send(buffer, to, _)), failure) => {
-                self.free_send_buffers.push(buffer);
-                if let Some((_, error)) = failure {
-                    self.send_failed(to, &error.to_string());
-                }
-            }
-            (Some(Posted::Data(chunk, _)), None) => self.stage_done(chunk, Ok(())),
-            (Some(Posted::Data(chunk, _)), Some((kind, error))) => {
-                let is_read = matches!(kind, Some(CompletionKind::Read));
-                let operation = if is_read { "get" } else { "put" };
-                self.stage_done(chunk, Err(Error::of_fabric(operation, error)));
-            }
-            (None, _) => {}
-        }
-    }
-
-    fn receive_again(&mut self, buffer: usize) {
-        if let Err(error) = self.receive(buffer) {
-            // One receive buffer less; the others are reposted.
-            tracing::warn!(%error, "posting a receive of a rail again failed");
-        }
-    }
-
-    fn decode_received(&mut self, buffer: usize, length: usize) {
-        let mut bytes = [0; MAX_MESSAGE_LENGTH];
-        let bytes = &mut bytes[..length.min(MAX_MESSAGE_LENGTH)];
-        if self.receive_buffers.read(buffer * MAX_MESSAGE_LENGTH, bytes).is_err() {
-            return;
-        }
-        match Message::decode(bytes) {
-            Ok(frame) => self.receive_frame(frame),
-            Err(error) => tracing::debug!(%error, "malformed message ignored"),
-        }
+        self.handle_send_events();
     }
 
     /// Receives a message and dispatches all messages that are in order now.
-    pub(super) fn receive_frame(&mut self, frame: Frame) {
-        let Frame { session, number, acknowledged, message } = frame;
-        let session_key = self.session_key(session, message.receiver_role());
-        let (now, lost_after) = (Instant::now(), self.lost_after);
-        let Some(Session { keepalive, reliable_window, .. }) = self.session(session_key) else {
-            return self.dispatch(session_key, session, message);
+    fn receive_frame(&mut self, frame: Frame) {
+        let (id, now) = (frame.session, Instant::now());
+        let session_key = self.session_key(id, frame.message.receiver_role());
+        let Some((session, _)) = self.session(session_key) else {
+            return self.dispatch(session_key, id, frame.message);
         };
-        if keepalive.is_lost(now, lost_after) {
+        if session.is_lost(now) {
             // Messages after the timeout are ignored: the session is lost already.
-            return self.close_lost(session_key, "no message arrived within the timeout");
+            let cause = "no message arrived within the timeout";
+            return self.end(session_key, CloseReason::Lost, cause);
         }
-        keepalive.message_received();
-        let acknowledged =
-            reliable_window.acknowledge_up_to(acknowledged).and_then(|()| match number {
-                0 => Ok(Some(message)),
-                number => reliable_window.receive(number, message, now),
-            });
-        let mut next = match acknowledged {
+        let mut next = match session.receive(frame, now) {
             Ok(next) => next,
             Err(violation) => {
-                tracing::debug!(?violation, session, "it violated the protocol");
+                tracing::debug!(?violation, session = id, "it violated the protocol");
                 return self.end(session_key, CloseReason::Fatal, "it violated the protocol");
             }
         };
         while let Some(message) = next {
-            self.dispatch(session_key, session, message);
-            next = self
-                .session(session_key)
-                .and_then(|session| session.reliable_window.next_in_order());
+            self.dispatch(session_key, id, message);
+            next = self.session(session_key).and_then(|(session, _)| session.next_in_order());
         }
-        if self.session(session_key).is_some_and(|session| session.reliable_window.ack_is_due(now))
+        if let Some((session, io)) = self.session(session_key)
+            && session.ack_is_due(now)
         {
-            self.send_message(session_key, &Message::Pong);
+            io.send_message(session, &Message::Pong);
         }
         if let SessionKey::Initiator(session) = session_key {
-            self.send_withdrawals(session);
+            self.target.send_withdrawals(&mut self.io, session);
         }
     }
 
     fn dispatch(&mut self, session_key: SessionKey, session: u64, message: Message) {
+        let Self { io, initiator, target, .. } = self;
         if matches!(session_key, SessionKey::Initiator(_))
             && !matches!(message, Message::Hello { .. })
         {
-            self.confirm_initiator(session);
+            target.confirm_initiator(io, session);
         }
         match (message.receiver_role(), message) {
-            (ReceiverRole::Target, message) => self.handle_at_target(session, message),
-            (ReceiverRole::Initiator, message) => self.handle_at_initiator(session, message),
+            (ReceiverRole::Target, message) => target.handle(io, session, message),
+            (ReceiverRole::Initiator, message) => initiator.handle(io, session, message),
             (ReceiverRole::Either, Message::Ping) => self.send_message(session_key, &Message::Pong),
             (ReceiverRole::Either, Message::Bye) => {
                 // A target stays connected until its agent or this rail ends.
@@ -325,57 +172,53 @@ impl Driver {
             }
             (ReceiverRole::Either, _) => {}
         }
+        self.handle_send_events();
     }
 
     /// The session with this id.
-    fn session_key(&mut self, session: u64, receiver_role: ReceiverRole) -> SessionKey {
-        if receiver_role != ReceiverRole::Initiator && self.initiators.contains_key(&session) {
+    fn session_key(&self, session: u64, receiver_role: ReceiverRole) -> SessionKey {
+        if receiver_role != ReceiverRole::Initiator && self.target.has_session(session) {
             return SessionKey::Initiator(session);
         }
-        let link = self.links.iter().find(|(_, link)| link.session.id == session);
-        match link {
-            Some((number, _)) if receiver_role != ReceiverRole::Target => SessionKey::Link(*number),
+        match self.initiator.link_of(session) {
+            Some(link) if receiver_role != ReceiverRole::Target => SessionKey::Link(link),
             _ => SessionKey::NoSession,
         }
     }
 
-    pub(super) fn new_session(&self, id: u64, peer: Peer) -> Session {
-        let reliable_window = ReliableWindow::new(self.first_pause(), self.lost_after / 2);
-        Session { id, peer, keepalive: Keepalive::new(), reliable_window }
+    fn session(&mut self, session_key: SessionKey) -> Option<(&mut Session, &mut RailIo)> {
+        let session = match session_key {
+            SessionKey::Link(link) => self.initiator.session(link),
+            SessionKey::Initiator(session) => self.target.session(session),
+            SessionKey::NoSession => None,
+        };
+        session.map(|session| (session, &mut self.io))
     }
 
-    pub(super) fn session(&mut self, session_key: SessionKey) -> Option<&mut Session> {
-        match session_key {
-            SessionKey::Link(link) => self.links.get_mut(&link).map(|link| &mut link.session),
-            SessionKey::Initiator(session) => {
-                self.initiators.get_mut(&session).map(|initiator| &mut initiator.session)
-            }
-            SessionKey::NoSession => None,
+    fn send_message(&mut self, to: SessionKey, message: &Message) {
+        if let Some((session, io)) = self.session(to) {
+            io.send_message(session, message);
         }
     }
 
-    /// The keys of all sessions.
-    pub(super) fn session_keys(&self) -> Vec<SessionKey> {
-        let links = self.links.keys().map(|link| SessionKey::Link(*link));
-        links.chain(self.initiators.keys().map(|session| SessionKey::Initiator(*session))).collect()
-    }
-
-    /// The pause before the first retransmission.
-    pub(super) fn first_pause(&self) -> Duration {
-        (self.lost_after / PINGS_UNTIL_LOST).max(CHECK_INTERVAL)
-    }
-
-    /// Closes a session whose peer is silent or violated a limit.
-    pub(super) fn close_lost(&mut self, session_key: SessionKey, cause: &str) {
-        self.end(session_key, CloseReason::Lost, cause);
-    }
-
-    pub(super) fn end(&mut self, session_key: SessionKey, close_reason: CloseReason, cause: &str) {
-        match session_key {
-            SessionKey::Link(link) => {
-                self.close_link(link, close_reason, Error::new(CONNECT, ErrorKind::Closed, cause))
+    /// Closes sessions that are lost. Other messages that were not sent are retransmitted; but a
+    /// peer that the agent waits for is reported at once.
+    fn handle_send_events(&mut self) {
+        while let Some(SendEvent { session, is_lost, cause }) = self.io.next_send_event() {
+            let is_awaited = |link| self.initiator.is_awaited(link);
+            if is_lost || matches!(session, SessionKey::Link(link) if is_awaited(link)) {
+                self.end(session, CloseReason::Lost, &cause);
+            } else if let Some((session, _)) = self.session(session) {
+                session.retransmit_soon();
             }
-            SessionKey::Initiator(session) => self.close_initiator(session, close_reason, cause),
+        }
+    }
+
+    fn end(&mut self, session_key: SessionKey, close_reason: CloseReason, cause: &str) {
+        let Self { io, initiator, target, .. } = self;
+        match session_key {
+            SessionKey::Link(link) => initiator.end_link(io, link, close_reason, cause),
+            SessionKey::Initiator(session) => target.close(io, session, close_reason, cause),
             SessionKey::NoSession => {}
         }
     }
@@ -386,21 +229,9 @@ impl Driver {
         for done in 0..BATCH {
             let Ok(command) = self.command_queue.try_recv() else { return done > 0 };
             command(self);
+            self.handle_send_events();
         }
         true
-    }
-
-    /// Ends as if the provider had failed.
-    #[cfg(test)]
-    pub(crate) fn fail(&mut self) {
-        self.failures = MAX_QUEUE_FAILURES;
-    }
-
-    /// Ends with a panic, and with another one during the cleanup.
-    #[cfg(test)]
-    pub(crate) fn fail_by_panic(&mut self) {
-        self.is_broken = true;
-        panic!("requested by a test");
     }
 
     fn run_periodic_checks(&mut self) {
@@ -409,101 +240,101 @@ impl Driver {
             return;
         }
         self.next_check = now + CHECK_INTERVAL;
-        self.check_links(now);
-        self.check_initiators(now);
-        self.check_sessions(now);
-        self.repost_due(now);
-        self.remove_unused_addresses(now);
+        self.initiator.check(&mut self.io, now);
+        self.target.check(&mut self.io, now);
+        self.handle_send_events();
+        for (session, is_connecting) in self.initiator.sessions() {
+            self.io.check_session(session, is_connecting, now);
+        }
+        for session in self.target.sessions() {
+            self.io.check_session(session, false, now);
+        }
+        self.handle_send_events();
+        self.initiator.repost_due(now);
+        self.io.remove_unused_addresses(now);
     }
 
     /// The main function of the thread.
     pub(super) fn serve(mut self) {
         // Marks the end of the thread, also after a panic: others wait for it.
-        let _end = ThreadEndGuard {
-            shared: Arc::clone(&self.shared),
-            local_target: Arc::clone(&self.local_target),
+        let end = ThreadEndGuard {
+            shared: Arc::clone(self.io.shared()),
+            agent: Arc::clone(self.io.agent()),
         };
         let ran = catch_unwind(AssertUnwindSafe(|| self.run()));
-        if ran.is_err() || !self.shared.is_over.load(Ordering::Acquire) {
+        if ran.is_err() || !end.shared.is_over.load(Ordering::Acquire) {
             // After a panic, this may panic again. The agent detects missing events itself, because
             // it knows its requests.
             let _ = catch_unwind(AssertUnwindSafe(|| self.fail_everything()));
         }
-        lock(&self.shared.registration_cache).end();
+        lock(&end.shared.registration_cache).end();
         // Waits for all devices at once, before their memory is released.
-        let are_done = self.copies.close(Instant::now() + RAIL_TIMEOUT);
-        self.shared.may_copy.store(!are_done, Ordering::Release);
-        // Operations in flight end with the endpoint.
+        let are_done = self.io.staging().close(Instant::now() + RAIL_TIMEOUT);
+        end.shared.may_copy.store(!are_done, Ordering::Release);
+        // Operations in flight end with the io.
         drop(self);
     }
 
     /// Fails or returns all requests; other rails may continue with returned ones.
     fn fail_everything(&mut self) {
         #[cfg(test)]
-        assert!(!self.is_broken, "requested by a test");
+        assert!(!IS_BROKEN.get(), "requested by a test");
         let cause = "the rail's thread has ended";
-        for session_key in self.session_keys() {
+        let links = self.initiator.sessions().map(|(session, _)| session.key());
+        let initiators = self.target.sessions().map(|session| session.key());
+        for session_key in links.chain(initiators).collect::<Vec<_>>() {
             self.end(session_key, CloseReason::Fatal, cause);
         }
         // Unprocessed commands are returned, because all sessions are closed now.
         while self.process_commands() {}
-        for (_, transfer) in std::mem::take(&mut self.transfers) {
-            let outcome = Err(Error::new("transfer", ErrorKind::Closed, cause));
-            self.report(RailEvent::Done { token: transfer.token, outcome });
-        }
+        self.initiator.fail_transfers(&self.io, cause);
     }
 
     /// Polls everything once. True if anything happened.
     pub(super) fn poll_once(&mut self) -> bool {
         let mut has_moved = self.process_commands();
-        self.flush();
+        self.io.flush();
+        self.handle_send_events();
         for _ in 0..BATCH {
-            let Some(outcome) = self.queue.poll() else { break };
-            self.handle_completion(outcome);
+            let Some(received) = self.io.poll() else { break };
+            self.handle(received);
             has_moved = true;
         }
-        while let Some((number, outcome)) = self.copies.next_done() {
+        while let Some((number, outcome)) = self.io.staging().next_copy() {
             has_moved = true;
-            if self.staging_jobs.contains_key(&number) {
-                self.staging_job_done(number, outcome);
+            if self.target.has_staging_job(number) {
+                self.target.staging_job_done(&mut self.io, number, outcome);
+                self.handle_send_events();
             } else {
-                self.stage_done(number, outcome);
+                self.handle(Received::Chunk(number, outcome));
             }
         }
-        has_moved |= self.advance();
-        self.keep_targets_polling();
+        has_moved |= self.initiator.advance(&mut self.io);
+        self.initiator.keep_targets_polling(&mut self.io);
+        self.handle_send_events();
         self.run_periodic_checks();
         has_moved
     }
 
-    /// The time until the next poll. Messages that find the queue full are retried soon, and less
-    /// often with time: a provider that cannot connect never has room.
-    fn max_sleep(&self) -> Duration {
-        if self.copies.are_in_flight() || !self.unposted.is_empty() {
-            return BUSY_PAUSE;
-        }
-        let latest = self.send_queue.back().map(|unsent| unsent.since.elapsed() / 8);
-        latest.map_or(CHECK_INTERVAL, |pause| pause.clamp(BUSY_PAUSE, CHECK_INTERVAL))
-    }
-
     fn run(&mut self) {
         let mut moved = Instant::now();
-        while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MAX_QUEUE_FAILURES {
+        while !self.io.is_over() {
             if self.poll_once() {
                 moved = Instant::now();
                 continue;
             }
-            let is_busy = !(self.transfers.is_empty() && self.staging_jobs.is_empty());
-            if Instant::now() < self.polls_until
+            let is_busy = self.initiator.has_transfers() || self.target.has_staging_jobs();
+            if self.target.polls()
                 || moved.elapsed() < if is_busy { SPIN_WHILE_BUSY } else { SPIN_WHILE_IDLE }
             {
-                self.queue.pause();
+                self.io.pause();
                 // The thread that waits for this one may have no other core.
                 std::thread::yield_now();
                 continue;
             }
-            if let Some(outcome) = self.queue.wait_or_wake(self.max_sleep()) {
-                self.handle_completion(outcome);
+            let max_sleep = self.io.max_sleep(self.initiator.has_unposted());
+            if let Some(received) = self.io.wait(max_sleep) {
+                self.handle(received);
                 moved = Instant::now();
             }
         }
@@ -515,36 +346,32 @@ impl Driver {
     fn drain_and_send_bye(&mut self) {
         const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
         const BYE_TIMEOUT: Duration = Duration::from_millis(200);
-        self.unstarted.clear();
-        self.unposted.clear();
+        self.initiator.stop();
         let end = Instant::now() + DRAIN_TIMEOUT;
-        let is_data = |posted: &Posted| matches!(posted, Posted::Data(..));
-        while (self.posted.iter().flatten().any(is_data) || self.copies.are_in_flight())
+        while (self.io.posted_chunks().next().is_some() || self.io.staging().copies_in_flight())
             && Instant::now() < end
         {
-            if let Some(outcome) = self.queue.wait_or_wake(BUSY_PAUSE) {
-                self.handle_completion(outcome);
+            if let Some(received) = self.io.wait(BUSY_PAUSE) {
+                self.handle(received);
             }
-            while self.copies.next_done().is_some() {}
+            while self.io.staging().next_copy().is_some() {}
         }
         // Peers whose memory is still written to receive no `Bye`, and detect the loss themselves.
-        let posted = self.posted.iter().flatten().filter_map(|posted| match posted {
-            Posted::Data(chunk, _) => self.in_flight.get(chunk).map(|in_flight| in_flight.session),
-            Posted::Receive(_) | Posted::Send(..) => None,
-        });
-        let busy: HashSet<_> = posted.collect();
-        for session_key in self.session_keys() {
-            if self.session(session_key).is_some_and(|session| !busy.contains(&session.id)) {
-                self.send_message(session_key, &Message::Bye);
+        let posted = self.io.posted_chunks();
+        let busy: HashSet<_> =
+            posted.filter_map(|chunk| self.initiator.session_of(chunk)).collect();
+        let links = self.initiator.sessions().map(|(session, _)| session);
+        for session in links.chain(self.target.sessions()) {
+            if !busy.contains(&session.id()) {
+                self.io.send_message(session, &Message::Bye);
             }
         }
+        self.handle_send_events();
         let end = Instant::now() + BYE_TIMEOUT;
-        while (self.free_send_buffers.len() < SEND_BUFFERS || !self.send_queue.is_empty())
-            && Instant::now() < end
-        {
-            self.flush();
-            if let Some(outcome) = self.queue.wait_or_wake(BUSY_PAUSE) {
-                self.handle_completion(outcome);
+        while !self.io.has_sent_all() && Instant::now() < end {
+            self.io.flush();
+            if let Some(received) = self.io.wait(BUSY_PAUSE) {
+                self.handle(received);
             }
         }
     }
@@ -553,12 +380,82 @@ impl Driver {
 /// Marks the end of the thread on drop.
 struct ThreadEndGuard {
     shared: Arc<RailShared>,
-    local_target: Arc<LocalTarget>,
+    agent: Arc<dyn RailOwner>,
 }
 
 impl Drop for ThreadEndGuard {
     fn drop(&mut self) {
         self.shared.has_ended.store(true, Ordering::Release);
-        self.local_target.doorbell.ring();
+        self.agent.wake();
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The cleanup of this thread's rail panics.
+    static IS_BROKEN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+#[cfg(test)]
+impl Driver {
+    /// Ends as if the provider had failed.
+    pub(crate) fn fail(&mut self) {
+        self.io.fail();
+    }
+
+    /// Ends with a panic, and with another one during the cleanup.
+    pub(crate) fn fail_by_panic(&mut self) {
+        IS_BROKEN.set(true);
+        panic!("requested by a test");
+    }
+
+    pub(super) fn initiator(&self) -> &InitiatorRole {
+        &self.initiator
+    }
+
+    pub(super) fn target(&self) -> &TargetRole {
+        &self.target
+    }
+
+    pub(super) fn known_peers(&self) -> usize {
+        self.io.known_peers()
+    }
+
+    pub(super) fn receive(&mut self, frame: Frame) {
+        self.handle(Received::Message(frame));
+    }
+
+    pub(super) fn handle_at_target(&mut self, session: u64, message: Message) {
+        self.target.handle(&mut self.io, session, message);
+        self.handle_send_events();
+    }
+
+    pub(super) fn handle_at_initiator(&mut self, session: u64, message: Message) {
+        self.initiator.handle(&mut self.io, session, message);
+        self.handle_send_events();
+    }
+
+    pub(super) fn begin_staging_job(
+        &mut self,
+        session: u64,
+        chunk: super::message::Chunk,
+        is_drain: bool,
+    ) -> Result<()> {
+        let Self { io, .. } = self;
+        self.target.begin_staging_job(io, session, chunk, is_drain)
+    }
+
+    pub(super) fn close_lost(&mut self, session_key: SessionKey, cause: &str) {
+        self.end(session_key, CloseReason::Lost, cause);
+    }
+
+    pub(super) fn check_links(&mut self, now: Instant) {
+        self.initiator.check(&mut self.io, now);
+        self.handle_send_events();
+    }
+
+    pub(super) fn check_initiators(&mut self, now: Instant) {
+        self.target.check(&mut self.io, now);
+        self.handle_send_events();
     }
 }

@@ -10,15 +10,15 @@
 use control::codec;
 use serde::{Deserialize, Serialize};
 
-use crate::agent::{MAX_LABEL_LENGTH, Notice, Refusal};
 use crate::error::Result;
-use crate::wire;
+use crate::notice::Notice;
+use crate::refusal::Refusal;
+use crate::wire::{self, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH};
 
 const OPERATION: &str = "read a message";
 const VERSION: u8 = 2;
 /// Maximum length of a message.
 pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;
-pub(crate) const MAX_ADDRESS_LENGTH: usize = 512;
 const MAX_MEMORY_KEY_LENGTH: usize = 3072;
 
 /// A chunk that the target copies to or from staging memory.

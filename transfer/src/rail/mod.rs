@@ -2,27 +2,26 @@
 //!
 //! Each rail is one domain of one provider with its own thread, which posts, polls, answers peers,
 //! and submits copies of memory that the fabric cannot access. The agent sends commands and
-//! receives events. [`message`] is the protocol between rails, [`reliable_window`] its reliable
-//! delivery, and [`chunks`] splits transfers; these know no fabric. [`registration_cache`] caches
-//! registrations.
+//! receives events. [`message`] is the protocol between rails, and [`reliable_window`] its reliable
+//! delivery; these know no fabric. [`registration_cache`] caches registrations.
+//!
+//! The thread's loop is in [`driver`]. It owns the [`io`], with the [`staging`] of device memory,
+//! and the roles as [`initiator`] and as [`target`] of peers. A role gets the io as an argument,
+//! and does not know the other role.
 
-mod chunks;
 mod driver;
 mod initiator;
-mod links;
+mod io;
 mod memory;
 mod message;
 #[cfg(test)]
 mod pair_tests;
-mod post;
 mod registration_cache;
 mod release_worker;
 mod reliable_window;
 mod session;
 mod staging;
 mod target;
-mod target_replies;
-mod tcp_probe;
 #[cfg(test)]
 mod tests;
 
@@ -37,12 +36,13 @@ use std::time::{Duration, Instant};
 use fabric::{Capabilities, Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
 use gpu::Memory;
 
-use crate::agent::{FabricAddress, LocalTarget, Notice, RouteInner, Token};
 use crate::blocks::BlockQueue;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
+use crate::notice::Notice;
+use crate::operations::Token;
 use crate::path::Operation;
-use crate::region::Buffer;
+use crate::region::{Buffer, RegisteredRegion};
 
 pub(crate) use driver::Driver;
 pub(crate) use memory::can_be_registered;
@@ -70,6 +70,19 @@ impl Default for RailOptions {
         let cached = CacheLimits { bytes: 64 << 30, count: 1024 };
         Self { lost_after: Duration::from_secs(5), cached, always_registers: false }
     }
+}
+
+/// The agent of a rail, which is the target of its peers.
+pub(crate) trait RailOwner: Send + Sync {
+    fn identity(&self) -> [u8; 16];
+
+    fn label(&self) -> &str;
+
+    /// The region with this number, if the ticket is right.
+    fn find_region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>>;
+
+    /// Wakes the agent's thread, which takes the events.
+    fn wake(&self);
 }
 
 /// The memory of a transfer on this side.
@@ -123,8 +136,8 @@ pub(crate) struct RailTransfer {
     pub(crate) blocks: BlockQueue,
     /// How often its rails were lost.
     pub(crate) reroutes: u32,
-    /// Kept until the last byte is copied, and for rerouting.
-    pub(crate) route: Arc<RouteInner>,
+    /// Kept until the last byte is copied.
+    pub(crate) _region: Arc<RegisteredRegion>,
 }
 
 /// A request in the queue of the rail's thread. It is returned if the thread ends first.
@@ -292,7 +305,7 @@ impl Rail {
     /// Opens the domain of an offer, and starts its thread.
     pub(crate) fn start(
         offer: &Offer,
-        local_target: &Arc<LocalTarget>,
+        agent: Arc<dyn RailOwner>,
         number: usize,
         settings: RailOptions,
     ) -> Result<Self> {
@@ -300,15 +313,9 @@ impl Rail {
         let domain = Domain::open(offer).map_err(of_fabric)?;
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
         let (commands, command_queue) = channel();
-        let driver = Driver::new(
-            &domain,
-            Arc::clone(&shared),
-            Arc::clone(local_target),
-            settings,
-            command_queue,
-        )?;
+        let driver = Driver::new(&domain, Arc::clone(&shared), agent, settings, command_queue)?;
         let address = driver.address().to_vec();
-        let waker = driver.queue.waker();
+        let waker = driver.waker();
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
         let thread = thread
             .spawn(move || driver.serve())
@@ -349,9 +356,9 @@ impl Rail {
         }
     }
 
-    /// Its entry on the agent's card.
-    pub(crate) fn card(&self) -> FabricAddress {
-        FabricAddress { provider: self.provider().to_owned(), address: self.address.clone() }
+    /// The address of its io.
+    pub(crate) fn address(&self) -> &[u8] {
+        &self.address
     }
 
     /// Ends the threads of all rails, and waits for them at most until `end`. Threads that hang in

@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use fabric::{Caps, Domain, EndpointKind, Query};
 
-use super::driver::{Driver, SessionKey};
-use super::links::LinkState;
+use super::driver::Driver;
 use super::message::Message;
 use super::reliable_window::MAX_UNACKNOWLEDGED;
+use super::session::SessionKey;
 use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared};
-use crate::agent::{LocalTarget, Refusal};
+use crate::admission::Admission;
+use crate::agent::LocalTarget;
 use crate::error::ErrorKind;
 use crate::host_buffer::HostBuffer;
 use crate::lock;
+use crate::refusal::Refusal;
 use crate::region::{Region, Rights};
-use crate::share_service::Admission;
 
 /// Reached only if the test fails.
 const END: Duration = Duration::from_secs(60);
@@ -44,13 +45,8 @@ impl Side {
             Arc::new(LocalTarget::new(label.to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions { lost_after, ..RailOptions::default() };
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
-        let driver = Driver::new(
-            &domain,
-            Arc::clone(&shared),
-            Arc::clone(&local_target),
-            settings,
-            channel().1,
-        );
+        let driver =
+            Driver::new(&domain, Arc::clone(&shared), local_target.clone(), settings, channel().1);
         Self { driver: driver.unwrap(), shared, local_target, events: Vec::new() }
     }
 
@@ -128,7 +124,7 @@ impl Pair {
         let mut pair = Self::connected(LOST_AFTER);
         let buffer = HostBuffer::new(4096).unwrap();
         let region =
-            || Region::new(&pair.target.local_target, buffer.clone().into(), Rights::ALL).unwrap();
+            || pair.target.local_target.register(buffer.clone().into(), Rights::ALL).unwrap();
         let regions: Vec<_> = (0..count).map(|_| region()).collect();
         for (before, region) in regions.iter().enumerate() {
             let descriptor = region.descriptor();
@@ -162,10 +158,11 @@ fn mass_withdrawal_of_regions_does_not_lose_peers() {
     regions.iter().for_each(|region| pair.withdraw(region));
     pair.until("regions are not released", |pair| lock(&pair.target.shared.retiring).is_empty());
     let withdrawn = pair.initiator.count(|report| matches!(report, RailEvent::Withdrawn { .. }));
-    assert_eq!((withdrawn, pair.downs(), pair.target.driver.initiators.len()), (MANY, 0, 1));
+    assert_eq!((withdrawn, pair.downs(), pair.target.driver.target().count()), (MANY, 0, 1));
     let lost = pair.target.count(|report| matches!(report, RailEvent::SessionClosed { .. }));
     assert_eq!(lost, 0);
-    assert!(pair.initiator.driver.links[&LINK].withdrawn.is_empty(), "withdrawn regions remain");
+    let (withdrawn, _) = pair.initiator.driver.initiator().withdrawn_and_wanted(LINK);
+    assert_eq!(withdrawn, 0, "withdrawn regions remain");
 }
 
 /// The target opens a region but cannot stage, or its staging memory is invalid. The initiator
@@ -174,11 +171,12 @@ fn mass_withdrawal_of_regions_does_not_lose_peers() {
 fn region_with_a_failed_open_can_be_withdrawn() {
     let mut pair = Pair::connected(LOST_AFTER);
     let buffer = HostBuffer::new(4096).unwrap();
-    let region = Region::new(&pair.target.local_target, buffer.into(), Rights::ALL).unwrap();
+    let region = pair.target.local_target.register(buffer.into(), Rights::ALL).unwrap();
     let descriptor = region.descriptor();
     pair.initiator.driver.open(LINK, (descriptor.number, descriptor.ticket), false);
-    let link = &pair.initiator.driver.links[&LINK];
-    let (session, request) = (link.session.id, *link.pending_opens.keys().next().unwrap());
+    let initiator = pair.initiator.driver.initiator();
+    let (session, request) =
+        (initiator.session_id(LINK).unwrap(), initiator.pending_opens(LINK)[0]);
     let refusal = Refusal::new(ErrorKind::TooMany, "64 initiators have some");
     pair.initiator.driver.handle_at_initiator(session, Message::Refused { request, refusal });
     let end = Instant::now() + Duration::from_millis(100);
@@ -209,10 +207,7 @@ fn connect_extends_the_deadline_of_a_running_attempt() {
     let timeout = 6 * RAIL_TIMEOUT;
     let end = Instant::now() + timeout;
     pair.initiator.driver.connect(LINK, target.clone(), timeout);
-    let until = |pair: &Pair| match pair.initiator.driver.links[&LINK].state {
-        LinkState::Connecting { until, .. } => until,
-        _ => panic!("the link is not connecting"),
-    };
+    let until = |pair: &Pair| pair.initiator.driver.initiator().connect_deadline(LINK);
     assert!(until(&pair) >= end);
     pair.initiator.driver.connect(LINK, target, Duration::ZERO);
     assert!(until(&pair) >= end, "a shorter timeout changed the deadline");

@@ -17,10 +17,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
-use super::driver::Driver;
 use super::{RAIL_TIMEOUT, RailHandle, RailOptions, memory};
 use crate::error::{Error, Result};
-use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::path::metrics::Count;
 use crate::region::{Buffer, Rights};
@@ -97,7 +95,7 @@ impl CachedRegistration {
 pub(super) struct RegistrationCache {
     limits: CacheLimits,
     /// None if the provider needs no registration, so nothing is cached.
-    pub(super) options: Option<RegistrationOptions>,
+    options: Option<RegistrationOptions>,
     cached: HashMap<BufferKey, CachedRegistration>,
     uses: u64,
     /// The rail's thread has ended: nothing is cached any more.
@@ -109,6 +107,10 @@ impl RegistrationCache {
         let is_needed = settings.always_registers || facts.needs_local_registration();
         let options = is_needed.then(|| RegistrationOptions::new(Access::LOCAL));
         Self { limits: settings.cached, options, cached: HashMap::new(), uses: 0, has_ended: false }
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.options.is_some()
     }
 
     /// Drops all entries, and caches nothing from now on.
@@ -152,7 +154,7 @@ impl RegistrationCache {
     }
 
     /// Evicts all unused entries, because the system is out of resources. False if there were none.
-    fn evict_unused(&mut self) -> bool {
+    pub(super) fn evict_unused(&mut self) -> bool {
         let before = self.cached.len();
         while self.evict_one() {}
         self.cached.len() < before
@@ -251,7 +253,7 @@ impl RailHandle {
         let (reply, enabled_reply) = sync_channel(1);
         let enabled = region.clone();
         self.send_command(move |driver| {
-            let _ = reply.try_send(enabled.enable_for(&driver.endpoint));
+            let _ = reply.try_send(driver.enable(&enabled));
         });
         match enabled_reply.recv_timeout(RAIL_TIMEOUT) {
             Ok(outcome) => outcome.map(|()| region),
@@ -262,7 +264,7 @@ impl RailHandle {
 }
 
 /// Retries once after evicting unused entries, if the system is out of resources.
-fn register_or_evict(
+pub(super) fn register_or_evict(
     register: impl Fn() -> fabric::Result<MemoryRegion>,
     evict_unused: impl FnOnce() -> bool,
 ) -> Result<MemoryRegion> {
@@ -274,30 +276,6 @@ fn register_or_evict(
         outcome = register();
     }
     outcome.map_err(|error| Error::of_fabric("register a region", error))
-}
-
-impl Driver {
-    /// Registers the few staging slots.
-    pub(super) fn register_slots(
-        &self,
-        buffer: &HostBuffer,
-        rights: Option<Rights>,
-    ) -> Result<MemoryRegion> {
-        let buffer = Arc::new(Buffer::Host(buffer.clone()));
-        let register = || {
-            let region =
-                memory::register(&self.domain, Arc::clone(&buffer), memory::access(rights))?;
-            region.enable_for(&self.endpoint)?;
-            Ok(region)
-        };
-        // Does not wait for another thread that is registering memory.
-        register_or_evict(register, || {
-            self.shared
-                .registration_cache
-                .try_lock()
-                .is_ok_and(|mut registration_cache| registration_cache.evict_unused())
-        })
-    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(super) struct ReleaseWorker {
 impl ReleaseWorker {
     pub(super) fn start(shared: &Arc<RailShared>) -> Result<Self> {
         let (work, works) = channel();
-        let has_cache = lock(&shared.registration_cache).options.is_some();
+        let has_cache = lock(&shared.registration_cache).is_used();
         let shared = Arc::downgrade(shared);
         let thread = std::thread::Builder::new().name("fabricast-release".to_owned());
         let thread = thread

@@ -35,7 +35,7 @@ impl Slots {
         Ok(Self { buffer, region, free: AtomicU32::new((1 << SLOT_COUNT) - 1) })
     }
 
-    pub(super) fn has_free(&self) -> bool {
+    fn has_free(&self) -> bool {
         self.free.load(Ordering::Relaxed) != 0
     }
 }
@@ -43,7 +43,7 @@ impl Slots {
 /// A slot, freed on drop. Only the rail's thread takes slots.
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub(super) of: Arc<Slots>,
+    of: Arc<Slots>,
     number: u32,
 }
 
@@ -55,7 +55,7 @@ impl Drop for Slot {
 }
 
 impl Slot {
-    pub(super) fn take(of: &Arc<Slots>) -> Option<Self> {
+    fn take(of: &Arc<Slots>) -> Option<Self> {
         let number = of.free.load(Ordering::Relaxed).trailing_zeros();
         of.free.fetch_and(!1_u32.checked_shl(number)?, Ordering::Acquire);
         Some(Self { of: Arc::clone(of), number })
@@ -81,19 +81,48 @@ pub(super) fn part(memory: &Memory, offset: u64, length: u64) -> Result<Slice> {
     memory.slice(offset, length).map_err(|error| Error::of_device(COPY, error))
 }
 
-/// Copies of devices, identified by numbers.
+/// Local slots, and copies of devices, which are identified by numbers.
 #[derive(Debug, Default)]
-pub(super) struct DeviceCopies(HashMap<DeviceName, StreamCopies<u64>>);
+pub(super) struct Staging {
+    slots: Option<Arc<Slots>>,
+    copies: HashMap<DeviceName, StreamCopies<u64>>,
+}
 
-impl DeviceCopies {
-    pub(super) fn begin(
+impl Staging {
+    pub(super) fn has_slots(&self) -> bool {
+        self.slots.is_some()
+    }
+
+    pub(super) fn add_slots(&mut self, slots: Slots) {
+        self.slots = Some(Arc::new(slots));
+    }
+
+    pub(super) fn has_free_slot(&self) -> bool {
+        self.slots.as_ref().is_some_and(|slots| slots.has_free())
+    }
+
+    pub(super) fn take_slot(&self) -> Option<Slot> {
+        self.slots.as_ref().and_then(Slot::take)
+    }
+
+    /// Is it one of the slots that are not abandoned?
+    pub(super) fn has_slot(&self, slot: &Slot) -> bool {
+        self.slots.as_ref().is_some_and(|slots| Arc::ptr_eq(&slot.of, slots))
+    }
+
+    /// Takes no more of these slots. Those in use are kept by their chunks.
+    pub(super) fn abandon_slots(&mut self) {
+        self.slots = None;
+    }
+
+    pub(super) fn begin_copy(
         &mut self,
         number: u64,
         device: &Device,
         to: &Slice,
         from: &Slice,
     ) -> Result<()> {
-        let copies = match self.0.entry(device.name()) {
+        let copies = match self.copies.entry(device.name()) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(entry) => entry.insert(StreamCopies::new(device)?),
         };
@@ -105,7 +134,7 @@ impl DeviceCopies {
     /// still be running.
     pub(super) fn close(&mut self, end: Instant) -> bool {
         let mut are_done = true;
-        for (device, copies) in self.0.drain() {
+        for (device, copies) in self.copies.drain() {
             if !copies.close(end) {
                 tracing::warn!(%device, "copies of a rail did not finish: their memory is leaked");
                 are_done = false;
@@ -115,13 +144,13 @@ impl DeviceCopies {
     }
 
     /// The next completed copy.
-    pub(super) fn next_done(&mut self) -> Option<(u64, Result<()>)> {
-        let done = self.0.values_mut().find_map(StreamCopies::next_done);
+    pub(super) fn next_copy(&mut self) -> Option<(u64, Result<()>)> {
+        let done = self.copies.values_mut().find_map(StreamCopies::next_done);
         done.map(|(number, _, outcome)| (number, outcome))
     }
 
-    pub(super) fn are_in_flight(&self) -> bool {
-        self.0.values().any(|copies| copies.count() > 0)
+    pub(super) fn copies_in_flight(&self) -> bool {
+        self.copies.values().any(|copies| copies.count() > 0)
     }
 }
 

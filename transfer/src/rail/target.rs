@@ -1,22 +1,22 @@
 //! The target's side of a rail: sessions of initiators, their regions, staging jobs and notices.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
 
 use super::RailEvent;
-use super::driver::{Driver, SessionKey};
-use super::links::CloseReason;
+use super::io::RailIo;
 use super::message::{Chunk, Message};
-use super::post::MAX_QUEUED_PER_PEER;
-use super::session::Session;
+use super::release_worker::ReleaseWorker;
+use super::session::{CloseReason, Session, SessionKey};
 use super::staging::{SLOT_COUNT, SLOT_LENGTH, part};
-use crate::agent::{Notice, Refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
+use crate::notice::Notice;
+use crate::refusal::Refusal;
 use crate::region::{Buffer, RegisteredRegion, Rights};
 
 /// How long memory is kept that an initiator had staged to or opened: after `Bye`, until its last
@@ -42,10 +42,10 @@ const MAX_STAGING_JOBS: usize = 2 * SLOT_COUNT as usize;
 
 /// A session of an initiator.
 #[derive(Debug)]
-pub(super) struct Initiator {
+struct Initiator {
     /// Unique, unlike session ids, which an initiator may reuse.
     number: u64,
-    pub(super) session: Session,
+    session: Session,
     identity: [u8; 16],
     connection_id: u64,
     label: String,
@@ -54,7 +54,7 @@ pub(super) struct Initiator {
     opened: HashSet<u64>,
     /// Withdrawn regions of which it was not notified yet.
     unsent_withdrawals: VecDeque<u64>,
-    pub(super) staging: Option<(HostBuffer, MemoryRegion)>,
+    staging: Option<(HostBuffer, MemoryRegion)>,
     staging_jobs: usize,
     /// Number of notices received, and of notices that the agent took.
     received: u64,
@@ -63,7 +63,7 @@ pub(super) struct Initiator {
 
 /// A copy between a region and a slot of an initiator.
 #[derive(Debug)]
-pub(super) struct StagingJob {
+struct StagingJob {
     session: u64,
     initiator: u64,
     chunk: u64,
@@ -73,23 +73,96 @@ pub(super) struct StagingJob {
 
 /// A withdrawn region that may still be in use.
 #[derive(Debug, Clone)]
-pub(super) struct RetiringRegion {
+struct RetiringRegion {
     sessions: HashSet<u64>,
     // First, so that it is dropped first.
     _memory: Option<MemoryRegion>,
     _buffer: Buffer,
 }
 
-impl Driver {
-    pub(super) fn handle_at_target(&mut self, session: u64, message: Message) {
+impl Initiator {
+    fn send_notice_credit(&mut self, io: &mut RailIo) {
+        let message = Message::NoticeCredit {
+            notices: self.received,
+            credit_limit: self.notices_taken + NOTICE_WINDOW,
+        };
+        io.send_message(&mut self.session, &message);
+    }
+
+    fn send_welcome(&mut self, io: &mut RailIo) {
+        let welcome = Message::Welcome { credit_limit: NOTICE_WINDOW };
+        io.send_message(&mut self.session, &welcome);
+    }
+
+    /// Notifies it of withdrawn regions, within the limits of its window and queue: there may be
+    /// thousands at once, and an initiator that is sent more than it acknowledges is lost.
+    fn send_withdrawals(&mut self, io: &mut RailIo) {
+        while !self.unsent_withdrawals.is_empty()
+            && self.session.has_room()
+            && io.has_room(self.session.peer())
+            && let Some(region) = self.unsent_withdrawals.pop_front()
+        {
+            if self.opened.contains(&region) {
+                io.send_message(&mut self.session, &Message::Withdrawn { region });
+            }
+        }
+    }
+}
+
+/// The initiators of a rail, and the regions that they use.
+pub(super) struct TargetRole {
+    initiators: HashMap<u64, Initiator>,
+    staging_jobs: HashMap<u64, StagingJob>,
+    retiring: HashMap<u64, RetiringRegion>,
+    /// Slots of lost initiators, which these may still write to, and when they are freed.
+    quarantined_slots: VecDeque<(Instant, (MemoryRegion, HostBuffer))>,
+    /// Regions that lost initiators had opened, and when they are freed; with their memory, once
+    /// withdrawn.
+    quarantined_regions: HashMap<u64, (Instant, Option<RetiringRegion>)>,
+    /// Releases registrations that are not needed any more.
+    release_worker: ReleaseWorker,
+    /// Polls without sleep until then, on request of an initiator.
+    polls_until: Instant,
+}
+
+impl TargetRole {
+    pub(super) fn new(release_worker: ReleaseWorker) -> Self {
+        Self {
+            initiators: HashMap::new(),
+            staging_jobs: HashMap::new(),
+            retiring: HashMap::new(),
+            quarantined_slots: VecDeque::new(),
+            quarantined_regions: HashMap::new(),
+            release_worker,
+            polls_until: Instant::now(),
+        }
+    }
+
+    /// Has an initiator requested polling?
+    pub(super) fn polls(&self) -> bool {
+        Instant::now() < self.polls_until
+    }
+
+    pub(super) fn has_session(&self, session: u64) -> bool {
+        self.initiators.contains_key(&session)
+    }
+
+    pub(super) fn session(&mut self, session: u64) -> Option<&mut Session> {
+        self.initiators.get_mut(&session).map(|initiator| &mut initiator.session)
+    }
+
+    pub(super) fn sessions(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.initiators.values_mut().map(|initiator| &mut initiator.session)
+    }
+
+    pub(super) fn handle(&mut self, io: &mut RailIo, session: u64, message: Message) {
         if let Message::Hello { to, from, connection_id, label, address, .. } = message {
-            return self.handle_hello(session, to, (from, connection_id), label, Address(address));
+            return self.handle_hello(io, session, to, (from, connection_id), label, address);
         }
         let Some(initiator) = self.initiators.get_mut(&session) else { return };
-        let session_key = SessionKey::Initiator(session);
         match message {
             Message::Open { request, region, ticket } => {
-                let message = if self.local_target.region(region, ticket).is_some() {
+                let message = if io.agent().find_region(region, ticket).is_some() {
                     initiator.opened.insert(region);
                     Message::Opened { request }
                 } else {
@@ -97,10 +170,10 @@ impl Driver {
                     let refusal = Refusal::new(ErrorKind::Stale, cause);
                     Message::Refused { request, refusal }
                 };
-                self.send_message(session_key, &message);
+                io.send_message(&mut initiator.session, &message);
             }
             Message::RequestStaging { request } => {
-                let message = match self.staging(session) {
+                let message = match self.grant_staging(io, session) {
                     Ok(memory) => Message::Staging {
                         request,
                         slots: SLOT_COUNT,
@@ -109,38 +182,52 @@ impl Driver {
                     },
                     Err(error) => Message::Refused { request, refusal: Refusal::of(&error) },
                 };
-                self.send_message(session_key, &message);
+                self.send_message(io, session, &message);
             }
-            Message::Notice(notice) => self.take_notice(session, notice),
-            Message::RequestDrain(chunk) => self.run_staging_job(session, chunk, true),
-            Message::RequestFill(chunk) => self.run_staging_job(session, chunk, false),
+            Message::Notice(notice) => self.take_notice(io, session, notice),
+            Message::RequestDrain(chunk) => self.run_staging_job(io, session, chunk, true),
+            Message::RequestFill(chunk) => self.run_staging_job(io, session, chunk, false),
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
             Message::Released { region } => {
                 initiator.opened.remove(&region);
-                self.region_released(region, session);
+                self.region_released(io, region, session);
             }
             _ => {}
         }
     }
 
+    /// Notifies an initiator of withdrawn regions, as far as there is room.
+    pub(super) fn send_withdrawals(&mut self, io: &mut RailIo, session: u64) {
+        if let Some(initiator) = self.initiators.get_mut(&session) {
+            initiator.send_withdrawals(io);
+        }
+    }
+
+    fn send_message(&mut self, io: &mut RailIo, session: u64, message: &Message) {
+        if let Some(session) = self.session(session) {
+            io.send_message(session, message);
+        }
+    }
+
     fn handle_hello(
         &mut self,
+        io: &mut RailIo,
         session: u64,
         to: [u8; 16],
         (from, connection_id): ([u8; 16], u64),
         label: String,
-        address: Address,
+        address: Vec<u8>,
     ) {
-        if self.initiators.contains_key(&session) {
+        if let Some(initiator) = self.initiators.get_mut(&session) {
             // The welcome was lost.
-            return self.send_welcome(session);
+            return initiator.send_welcome(io);
         }
-        let refusal = if to != self.local_target.identity {
+        let refusal = if to != io.agent().identity() {
             Some(Refusal::new(ErrorKind::Stale, "another agent listens there now"))
-        } else if from == self.local_target.identity {
+        } else if from == io.agent().identity() {
             // A message could not be attributed to one of the two sides.
             Some(Refusal::new(ErrorKind::Denied, "an agent cannot connect to itself over a fabric"))
-        } else if !self.make_room_for_initiator() {
+        } else if !self.make_room_for_initiator(io) {
             Some(Refusal::new(
                 ErrorKind::TooMany,
                 format!("{MAX_INITIATORS} initiators with regions are connected, the maximum"),
@@ -149,18 +236,18 @@ impl Driver {
             None
         };
         // Limits the addresses that refusals use.
-        if refusal.is_some() && self.messages_without_session() >= MAX_QUEUED_REFUSALS {
+        if refusal.is_some() && io.messages_without_session() >= MAX_QUEUED_REFUSALS {
             tracing::debug!(label, "refusal not sent: too many are queued");
             return;
         }
-        let Ok(peer) = self.acquire_address(&address) else {
+        let Ok(peer) = io.acquire_address(&Address(address)) else {
             tracing::debug!(label, "hello with an invalid address ignored");
             return;
         };
         if let Some(refusal) = refusal {
             let message = Message::Refused { request: 0, refusal };
-            self.queue_message(SessionKey::NoSession, peer, message.encode(session, 0, 0));
-            return self.release_address(peer);
+            io.send_without_session(peer, session, &message);
+            return io.release_address(peer);
         }
         // An earlier unconfirmed session is closed only after this one exists.
         let earlier = self.initiators.iter().find(|(_, initiator)| {
@@ -168,10 +255,10 @@ impl Driver {
                 && !initiator.is_confirmed
         });
         let earlier = earlier.map(|(session, _)| *session);
-        let number = self.next_id();
+        let key = SessionKey::Initiator(session);
         let initiator = Initiator {
-            number,
-            session: self.new_session(session, peer),
+            number: io.next_id(),
+            session: Session::new(key, session, peer, io.lost_after()),
             identity: from,
             connection_id,
             label,
@@ -185,30 +272,30 @@ impl Driver {
         };
         self.initiators.insert(session, initiator);
         if let Some(earlier) = earlier {
-            self.close_lost(SessionKey::Initiator(earlier), "it opened a newer session");
+            self.close_lost(io, earlier, "it opened a newer session");
         }
-        self.send_welcome(session);
+        if let Some(initiator) = self.initiators.get_mut(&session) {
+            initiator.send_welcome(io);
+        }
     }
 
     /// Makes room for an initiator if necessary: evicts one without open regions, unconfirmed and
     /// oldest first. Any process can send a hello, because identities are public; opening a region
     /// takes a ticket.
-    fn make_room_for_initiator(&mut self) -> bool {
+    fn make_room_for_initiator(&mut self, io: &mut RailIo) -> bool {
         if self.initiators.len() < MAX_INITIATORS {
             return true;
         }
         let idle = self.initiators.iter().filter(|(_, initiator)| initiator.opened.is_empty());
         let victim = idle.min_by_key(|(_, initiator)| (initiator.is_confirmed, initiator.number));
         let Some(session) = victim.map(|(session, _)| *session) else { return false };
-        self.close_lost(
-            SessionKey::Initiator(session),
-            "evicted for other initiators: it had opened no region",
-        );
+        let cause = "evicted for other initiators: it had opened no region";
+        self.close_lost(io, session, cause);
         true
     }
 
     /// The initiator sent another message than hello: the session works in both directions.
-    pub(super) fn confirm_initiator(&mut self, session: u64) {
+    pub(super) fn confirm_initiator(&mut self, io: &mut RailIo, session: u64) {
         let Some(initiator) =
             self.initiators.get_mut(&session).filter(|initiator| !initiator.is_confirmed)
         else {
@@ -218,32 +305,35 @@ impl Driver {
         let (number, from, connection_id) =
             (initiator.number, initiator.identity, initiator.connection_id);
         let label = initiator.label.clone();
-        self.report(RailEvent::SessionOpened { session, from, connection_id, label });
+        io.report(RailEvent::SessionOpened { session, from, connection_id, label });
         // The initiator had lost an earlier session.
         let earlier = self.initiators.iter().find(|(_, initiator)| {
             (initiator.identity, initiator.connection_id) == (from, connection_id)
                 && initiator.number < number
         });
         if let Some(earlier) = earlier.map(|(session, _)| *session) {
-            self.close_lost(SessionKey::Initiator(earlier), "it opened a newer session");
+            self.close_lost(io, earlier, "it opened a newer session");
         }
     }
 
-    fn send_welcome(&mut self, session: u64) {
-        self.send_message(
-            SessionKey::Initiator(session),
-            &Message::Welcome { credit_limit: NOTICE_WINDOW },
-        );
+    fn close_lost(&mut self, io: &mut RailIo, session: u64, cause: &str) {
+        self.close(io, session, CloseReason::Lost, cause);
     }
 
     /// Closes a session of an initiator.
-    pub(super) fn close_initiator(&mut self, session: u64, close_reason: CloseReason, cause: &str) {
+    pub(super) fn close(
+        &mut self,
+        io: &mut RailIo,
+        session: u64,
+        close_reason: CloseReason,
+        cause: &str,
+    ) {
         let Some(initiator) = self.initiators.remove(&session) else { return };
         tracing::debug!(label = initiator.label, cause, "session with an initiator closed");
         let is_lost = close_reason != CloseReason::Bye;
         let until =
             Instant::now() + if is_lost { QUARANTINE_AFTER_LOSS } else { QUARANTINE_AFTER_BYE };
-        self.drop_queued(SessionKey::Initiator(session));
+        io.drop_queued(SessionKey::Initiator(session));
         for region in &initiator.opened {
             let quarantined_regions =
                 self.quarantined_regions.entry(*region).or_insert((until, None));
@@ -251,10 +341,10 @@ impl Driver {
             if let Some(retiring) = self.retiring.get(region) {
                 quarantined_regions.1 = Some(retiring.clone());
             }
-            self.region_released(*region, session);
+            self.region_released(io, *region, session);
         }
         if initiator.is_confirmed {
-            self.report(RailEvent::SessionClosed {
+            io.report(RailEvent::SessionClosed {
                 session,
                 lost: is_lost.then(|| cause.to_owned()),
             });
@@ -266,10 +356,10 @@ impl Driver {
             }
             self.quarantined_slots.push_back((until, (memory, buffer)));
         }
-        self.release_address(initiator.session.peer);
+        io.release_address(initiator.session.peer());
     }
 
-    pub(super) fn check_initiators(&mut self, now: Instant) {
+    pub(super) fn check(&mut self, io: &mut RailIo, now: Instant) {
         if self.quarantined_slots.iter().any(|(until, _)| now >= *until) {
             let (kept, expired): (VecDeque<_>, VecDeque<_>) =
                 self.quarantined_slots.drain(..).partition(|(until, _)| now < *until);
@@ -281,15 +371,12 @@ impl Driver {
         if !expired.is_empty() {
             self.release_worker.release(expired);
         }
-        let with_withdrawals = self
-            .initiators
-            .iter()
-            .filter(|(_, initiator)| !initiator.unsent_withdrawals.is_empty());
-        let with_withdrawals: Vec<_> = with_withdrawals.map(|(session, _)| *session).collect();
-        with_withdrawals.into_iter().for_each(|session| self.send_withdrawals(session));
+        for initiator in self.initiators.values_mut() {
+            initiator.send_withdrawals(io);
+        }
     }
 
-    fn staging(&mut self, session: u64) -> Result<Vec<u8>> {
+    fn grant_staging(&mut self, io: &mut RailIo, session: u64) -> Result<Vec<u8>> {
         let operation = "grant staging memory";
         let of_fabric = |error| Error::of_fabric(operation, error);
         let initiator = self.initiators.get(&session);
@@ -311,7 +398,7 @@ impl Driver {
             return Err(Error::new(operation, ErrorKind::TooMany, detail));
         }
         let buffer = HostBuffer::new(SLOT_LENGTH * u64::from(SLOT_COUNT))?;
-        let memory = self.register_slots(&buffer, Some(Rights::ALL))?;
+        let memory = io.register_slots(&buffer, Some(Rights::ALL))?;
         let described = memory.describe().map_err(of_fabric)?.encode();
         if let Some(initiator) = self.initiators.get_mut(&session) {
             initiator.staging = Some((buffer, memory));
@@ -321,58 +408,46 @@ impl Driver {
 
     // ------------------------------------------------------------------- notices
 
-    fn take_notice(&mut self, session: u64, notice: Notice) {
+    fn take_notice(&mut self, io: &mut RailIo, session: u64, notice: Notice) {
         let Some(initiator) = self.initiators.get_mut(&session) else { return };
         if initiator.received >= initiator.notices_taken + NOTICE_WINDOW {
-            return self.close_lost(
-                SessionKey::Initiator(session),
-                "it sent more notices than its credit allows",
-            );
+            let cause = "it sent more notices than its credit allows";
+            return self.close_lost(io, session, cause);
         }
         initiator.received += 1;
         let from = initiator.identity;
-        self.report(RailEvent::Notice { session, from, notice });
-        self.send_notice_credit(session);
-    }
-
-    fn send_notice_credit(&mut self, session: u64) {
-        let Some(initiator) = self.initiators.get(&session) else { return };
-        let message = Message::NoticeCredit {
-            notices: initiator.received,
-            credit_limit: initiator.notices_taken + NOTICE_WINDOW,
-        };
-        self.send_message(SessionKey::Initiator(session), &message);
+        io.report(RailEvent::Notice { session, from, notice });
+        initiator.send_notice_credit(io);
     }
 
     /// The agent took notices of an initiator: grants credit for as many more.
-    pub(crate) fn notices_taken(&mut self, session: u64, notices: u64) {
+    pub(super) fn notices_taken(&mut self, io: &mut RailIo, session: u64, notices: u64) {
         let Some(initiator) = self.initiators.get_mut(&session) else { return };
         initiator.notices_taken += notices;
-        self.send_notice_credit(session);
+        initiator.send_notice_credit(io);
     }
 
     // ------------------------------------------------------------------- staging jobs
 
-    fn run_staging_job(&mut self, session: u64, chunk: Chunk, is_drain: bool) {
-        let begun = self.begin_staging_job(session, chunk, is_drain);
+    fn run_staging_job(&mut self, io: &mut RailIo, session: u64, chunk: Chunk, is_drain: bool) {
+        let begun = self.begin_staging_job(io, session, chunk, is_drain);
         if let Err(error) = begun {
             let refusal = Some(Refusal::of(&error));
-            self.send_message(
-                SessionKey::Initiator(session),
-                &Message::Done { number: chunk.number, refusal },
-            );
+            let done = Message::Done { number: chunk.number, refusal };
+            self.send_message(io, session, &done);
         }
     }
 
     pub(super) fn begin_staging_job(
         &mut self,
+        io: &mut RailIo,
         session: u64,
         chunk: Chunk,
         is_drain: bool,
     ) -> Result<()> {
         let operation = if is_drain { "put" } else { "get" };
         let refuse = |kind, cause: &str| Err(Error::new(operation, kind, cause));
-        let Some(region) = self.local_target.region(chunk.region, chunk.ticket) else {
+        let Some(region) = io.agent().find_region(chunk.region, chunk.ticket) else {
             return refuse(ErrorKind::Stale, "the region was withdrawn or never existed");
         };
         let rights = region.descriptor.rights;
@@ -384,7 +459,7 @@ impl Driver {
         if !is_inside || chunk.slot >= SLOT_COUNT || chunk.length > SLOT_LENGTH {
             return refuse(ErrorKind::OutOfBounds, "the chunk exceeds the region or a slot");
         }
-        let number = self.next_id();
+        let number = io.next_id();
         let Some(initiator) = self.initiators.get_mut(&session) else { return Ok(()) };
         let Some((buffer, _)) = &initiator.staging else {
             return refuse(ErrorKind::NoPath, "the initiator has no staging memory");
@@ -401,7 +476,7 @@ impl Driver {
                 };
                 copied?;
                 let done = Message::Done { number: chunk.number, refusal: None };
-                self.send_message(SessionKey::Initiator(session), &done);
+                io.send_message(&mut initiator.session, &done);
             }
             Buffer::Device(memory) => {
                 let device = memory.mapped_for();
@@ -409,7 +484,7 @@ impl Driver {
                 let memory_part = part(memory, chunk.offset, chunk.length)?;
                 let (to, from) =
                     if is_drain { (&memory_part, &slot) } else { (&slot, &memory_part) };
-                self.copies.begin(number, device, to, from)?;
+                io.staging().begin_copy(number, device, to, from)?;
                 initiator.staging_jobs += 1;
                 self.staging_jobs.insert(
                     number,
@@ -425,7 +500,15 @@ impl Driver {
         Ok(())
     }
 
-    pub(super) fn staging_job_done(&mut self, number: u64, outcome: Result<()>) {
+    pub(super) fn has_staging_jobs(&self) -> bool {
+        !self.staging_jobs.is_empty()
+    }
+
+    pub(super) fn has_staging_job(&self, number: u64) -> bool {
+        self.staging_jobs.contains_key(&number)
+    }
+
+    pub(super) fn staging_job_done(&mut self, io: &mut RailIo, number: u64, outcome: Result<()>) {
         let Some(staging_job) = self.staging_jobs.remove(&number) else { return };
         let StagingJob { session, initiator: initiator_number, chunk, region } = staging_job;
         let number = region.descriptor.number;
@@ -437,67 +520,47 @@ impl Driver {
         {
             initiator.staging_jobs -= 1;
             let refusal = outcome.err().map(|error| Refusal::of(&error));
-            self.send_message(
-                SessionKey::Initiator(session),
-                &Message::Done { number: chunk, refusal },
-            );
+            let done = Message::Done { number: chunk, refusal };
+            io.send_message(&mut initiator.session, &done);
         }
-        self.finish_retiring(number);
+        self.finish_retiring(io, number);
     }
 
     // ------------------------------------------------------------------- withdrawn regions
 
-    pub(super) fn retire(&mut self, region: u64, memory: Option<MemoryRegion>, buffer: Buffer) {
-        let sessions =
-            self.initiators.iter().filter(|(_, initiator)| initiator.opened.contains(&region));
-        let sessions: HashSet<_> = sessions.map(|(session, _)| *session).collect();
-        for session in &sessions {
-            if let Some(initiator) = self.initiators.get_mut(session) {
+    pub(super) fn retire(
+        &mut self,
+        io: &mut RailIo,
+        region: u64,
+        memory: Option<MemoryRegion>,
+        buffer: Buffer,
+    ) {
+        let mut sessions = HashSet::new();
+        for (session, initiator) in &mut self.initiators {
+            if initiator.opened.contains(&region) {
+                sessions.insert(*session);
                 initiator.unsent_withdrawals.push_back(region);
+                initiator.send_withdrawals(io);
             }
         }
-        let notified: Vec<_> = sessions.iter().copied().collect();
         let retiring = RetiringRegion { sessions, _memory: memory, _buffer: buffer };
         // The withdrawal does not wait for a lost initiator, but the memory is not reused.
         if let Some((_, kept)) = self.quarantined_regions.get_mut(&region) {
             *kept = Some(retiring.clone());
         }
         self.retiring.insert(region, retiring);
-        notified.into_iter().for_each(|session| self.send_withdrawals(session));
-        self.finish_retiring(region);
+        self.finish_retiring(io, region);
     }
 
-    /// Notifies an initiator of withdrawn regions, within the limits of its window and queue: there
-    /// may be thousands at once, and an initiator that is sent more than it acknowledges is lost.
-    pub(super) fn send_withdrawals(&mut self, session: u64) {
-        while let Some(initiator) = self.initiators.get(&session) {
-            if initiator.unsent_withdrawals.is_empty()
-                || !initiator.session.reliable_window.has_room()
-            {
-                return;
-            }
-            let peer = initiator.session.peer;
-            let waiting = self.send_queue.iter().filter(|waiting| waiting.peer == peer).count();
-            if waiting >= MAX_QUEUED_PER_PEER / 2 {
-                return;
-            }
-            let Some(initiator) = self.initiators.get_mut(&session) else { return };
-            let Some(region) = initiator.unsent_withdrawals.pop_front() else { return };
-            if initiator.opened.contains(&region) {
-                self.send_message(SessionKey::Initiator(session), &Message::Withdrawn { region });
-            }
-        }
-    }
-
-    fn region_released(&mut self, region: u64, session: u64) {
+    fn region_released(&mut self, io: &RailIo, region: u64, session: u64) {
         if let Some(retiring) = self.retiring.get_mut(&region) {
             retiring.sessions.remove(&session);
-            self.finish_retiring(region);
+            self.finish_retiring(io, region);
         }
     }
 
     /// Releases a withdrawn region that is not in use any more, or records its users.
-    fn finish_retiring(&mut self, region: u64) {
+    fn finish_retiring(&mut self, io: &RailIo, region: u64) {
         let Some(retiring) = self.retiring.get(&region) else { return };
         let mut copied_regions =
             self.staging_jobs.values().map(|staging_job| staging_job.region.descriptor.number);
@@ -509,21 +572,46 @@ impl Driver {
             if labels.is_empty() {
                 labels.push("a staging copy of this agent".to_owned());
             }
-            lock(&self.shared.retiring).insert(region, labels);
+            lock(&io.shared().retiring).insert(region, labels);
             return;
         }
         let retiring = self.retiring.remove(&region);
-        lock(&self.shared.retiring).insert(region, vec!["the rail".to_owned()]);
+        lock(&io.shared().retiring).insert(region, vec!["the rail".to_owned()]);
         // Only after the fabric has released it.
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(io.shared());
         self.release_worker.run(move || {
             drop(retiring);
             lock(&shared.retiring).remove(&region);
         });
     }
+}
 
-    /// Drops queued messages of a closed session.
-    pub(super) fn drop_queued(&mut self, session_key: SessionKey) {
-        self.send_queue.retain(|waiting| waiting.to != session_key);
+#[cfg(test)]
+impl TargetRole {
+    pub(super) fn count(&self) -> usize {
+        self.initiators.len()
+    }
+
+    /// Number of initiators with staging memory.
+    pub(super) fn staging_count(&self) -> usize {
+        self.initiators.values().filter(|initiator| initiator.staging.is_some()).count()
+    }
+
+    pub(super) fn has_staging(&self, session: u64) -> bool {
+        self.initiators[&session].staging.is_some()
+    }
+
+    /// Number of quarantined slots, and when the last are freed.
+    pub(super) fn quarantined_slots(&self) -> (usize, Instant) {
+        (self.quarantined_slots.len(), self.quarantined_slots.back().unwrap().0)
+    }
+
+    pub(super) fn quarantined_regions(&self) -> usize {
+        self.quarantined_regions.len()
+    }
+
+    /// When a quarantined region is freed, and whether it is withdrawn.
+    pub(super) fn quarantined_region(&self, region: u64) -> Option<(Instant, bool)> {
+        self.quarantined_regions.get(&region).map(|(until, kept)| (*until, kept.is_some()))
     }
 }

@@ -8,17 +8,20 @@ use fabric::{Caps, Domain, EndpointKind, Query};
 use gpu::Device;
 use gpu::emulated::{FaultConfig, configure_faults, refuse_records};
 
-use super::driver::{Driver, SessionKey};
+use super::driver::Driver;
 use super::message::{Chunk, Frame, Message};
+use super::session::SessionKey;
 use super::staging::{SLOT_COUNT, SLOT_LENGTH};
 use super::target::MAX_INITIATORS;
 use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared};
-use crate::agent::{LocalTarget, Notice, Refusal};
+use crate::admission::Admission;
+use crate::agent::LocalTarget;
 use crate::error::{ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
+use crate::notice::Notice;
+use crate::refusal::Refusal;
 use crate::region::{Region, RegionDescriptor, Rights};
-use crate::share_service::Admission;
 
 const SESSION: u64 = 7;
 
@@ -39,14 +42,9 @@ impl World {
             Arc::new(LocalTarget::new("target".to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions::default();
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
-        let driver = Driver::new(
-            &domain,
-            Arc::clone(&shared),
-            Arc::clone(&local_target),
-            settings,
-            channel().1,
-        )
-        .unwrap();
+        let driver =
+            Driver::new(&domain, Arc::clone(&shared), local_target.clone(), settings, channel().1)
+                .unwrap();
         Self { driver, shared, local_target }
     }
 
@@ -83,14 +81,13 @@ impl World {
 
     /// Pending requests of link 3.
     fn pending_opens(&self) -> Vec<u64> {
-        let mut pending_opens: Vec<_> =
-            self.driver.links[&3].pending_opens.keys().copied().collect();
+        let mut pending_opens = self.driver.initiator().pending_opens(3);
         pending_opens.sort_unstable();
         pending_opens
     }
 
     fn has_initiator(&self) -> bool {
-        self.driver.initiators.contains_key(&SESSION)
+        self.driver.target().has_session(SESSION)
     }
 
     /// The region is released on another thread.
@@ -103,7 +100,8 @@ impl World {
     }
 
     fn region(&self, rights: Rights) -> Region {
-        Region::new(&self.local_target, HostBuffer::new(2 * SLOT_LENGTH).unwrap().into(), rights)
+        self.local_target
+            .register(HostBuffer::new(2 * SLOT_LENGTH).unwrap().into(), rights)
             .unwrap()
     }
 
@@ -127,7 +125,7 @@ fn hello_for_another_agent_is_refused() {
     world.hello(SESSION, world.local_target.identity);
     assert!(world.has_initiator());
     for _ in 0..2 {
-        world.driver.receive_frame(frame(0, 0, Message::Pong));
+        world.driver.receive(frame(0, 0, Message::Pong));
     }
     let events = lock(&world.shared.rail_events);
     let opened = events.iter().filter(|report| matches!(report, RailEvent::SessionOpened { .. }));
@@ -145,7 +143,7 @@ fn hello_with_an_invalid_address_is_ignored() {
         world.driver.handle_at_target(SESSION, hello);
     }
     world.driver.handle_at_target(99, Message::RequestStaging { request: 1 });
-    assert!(!world.driver.initiators.contains_key(&99), "message without a hello");
+    assert!(!world.driver.target().has_session(99), "message without a hello");
 }
 
 #[test]
@@ -196,8 +194,8 @@ fn hellos_for_another_agent_use_few_addresses() {
         let hello = Message::Hello { to, from, connection_id, label, address: bytes };
         world.driver.handle_at_target(1000 + u64::from(number), hello);
     }
-    assert!(world.driver.initiators.is_empty());
-    let known_target = world.driver.peers.len();
+    assert!(world.driver.target().count() == 0);
+    let known_target = world.driver.known_peers();
     assert!(known_target <= 32, "{known_target} addresses");
 }
 
@@ -214,7 +212,7 @@ fn initiator_without_staging_memory_or_slots_is_refused() {
     world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
     let device = Device::open("emulated:0".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(2 * SLOT_LENGTH, &[]).unwrap();
-    let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
+    let region = world.local_target.register(memory.into(), Rights::ALL).unwrap();
     let outcomes: Vec<_> = (0..100).map(|_| world.refusal(chunk(&region), true)).collect();
     assert_eq!(outcomes[0], None);
     assert_eq!(outcomes[99], Some(ErrorKind::TooMany));
@@ -228,7 +226,7 @@ fn region_is_kept_until_a_copy_without_event_is_done() {
     world.hello(SESSION, world.local_target.identity);
     let device = Device::open("emulated:1".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(2 * SLOT_LENGTH, &[]).unwrap();
-    let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
+    let region = world.local_target.register(memory.into(), Rights::ALL).unwrap();
     let number = region.descriptor().number;
     world.opens(SESSION, &region);
     world.driver.handle_at_target(SESSION, Message::RequestStaging { request: 1 });
@@ -247,7 +245,7 @@ fn region_is_kept_until_a_copy_without_event_is_done() {
     }
     assert!(start.elapsed() >= delay, "released after {:?}", start.elapsed());
     // The initiator gets an error, and may reuse its slot then.
-    assert!(world.driver.staging_jobs.is_empty() && world.has_initiator());
+    assert!(!world.driver.target().has_staging_jobs() && world.has_initiator());
 }
 
 /// Identities of agents are public: any process can send a hello.
@@ -257,7 +255,7 @@ fn initiators_without_regions_are_evicted() {
     let region = world.region(Rights::ALL);
     world.hello(SESSION, world.local_target.identity);
     world.opens(SESSION, &region);
-    world.driver.receive_frame(frame(0, 0, Message::Pong));
+    world.driver.receive(frame(0, 0, Message::Pong));
     let mut address = world.driver.address().to_vec();
     for number in 0..MAX_INITIATORS as u16 + 20 {
         // Unused addresses. A `sockaddr_in` starts with family and port.
@@ -268,22 +266,20 @@ fn initiators_without_regions_are_evicted() {
         let hello = Message::Hello { to, from, connection_id, label, address: address.clone() };
         world.driver.handle_at_target(1000 + u64::from(number), hello);
     }
-    assert_eq!(world.driver.initiators.len(), MAX_INITIATORS);
+    assert_eq!(world.driver.target().count(), MAX_INITIATORS);
     assert!(world.has_initiator(), "it has opened a region");
     // A legitimate initiator is served.
     world.hello(9000, world.local_target.identity);
     world.opens(9000, &region);
     world.driver.handle_at_target(9000, Message::RequestStaging { request: 2 });
-    assert!(world.driver.initiators[&9000].staging.is_some());
+    assert!(world.driver.target().has_staging(9000));
     // An agent gets memory for a few sessions only.
     for session in 9001..9030 {
         world.hello(session, world.local_target.identity);
         world.opens(session, &region);
         world.driver.handle_at_target(session, Message::RequestStaging { request: 2 });
     }
-    let staging =
-        world.driver.initiators.values().filter(|initiator| initiator.staging.is_some()).count();
-    assert_eq!(staging, 8);
+    assert_eq!(world.driver.target().staging_count(), 8);
 }
 
 #[test]
@@ -356,15 +352,15 @@ fn staging_memory_is_granted_after_many_lost_initiators() {
             .driver
             .handle_at_target(session, Message::Open { request: 1, region: number, ticket });
         world.driver.handle_at_target(session, Message::RequestStaging { request: 2 });
-        assert!(world.driver.initiators[&session].staging.is_some(), "initiator {session}");
+        assert!(world.driver.target().has_staging(session), "initiator {session}");
         world.driver.close_lost(SessionKey::Initiator(session), "it does not answer");
     }
-    assert!(world.driver.quarantined_slots.len() <= 128);
+    let (count, before) = world.driver.target().quarantined_slots();
+    assert!(count <= 128);
     // Memory that a lost initiator may write to is kept after a withdrawal, which does not wait.
-    let before = world.driver.quarantined_slots.back().unwrap().0;
     world.driver.retire(number, None, region.buffer().clone());
     world.wait_until_released(number);
-    assert_eq!(world.driver.quarantined_regions[&number].0, before);
+    assert_eq!(world.driver.target().quarantined_region(number).unwrap().0, before);
 }
 
 /// All memory that a lost initiator may write to is kept until it is unlikely to reconnect, whether
@@ -373,7 +369,7 @@ fn staging_memory_is_granted_after_many_lost_initiators() {
 fn quarantined_regions_are_kept_in_any_number() {
     let mut world = World::with_initiator();
     let buffer = HostBuffer::new(4096).unwrap();
-    let region = || Region::new(&world.local_target, buffer.clone().into(), Rights::ALL).unwrap();
+    let region = || world.local_target.register(buffer.clone().into(), Rights::ALL).unwrap();
     let regions: Vec<_> = (0..400).map(|_| region()).collect();
     for region in &regions {
         let (region, ticket) = (region.descriptor().number, region.descriptor().ticket);
@@ -389,15 +385,15 @@ fn quarantined_regions_are_kept_in_any_number() {
     world.driver.close_lost(SessionKey::Initiator(SESSION), "it does not answer");
     retire(&mut world, &regions[200..]);
     let is_kept = |world: &World, region: &Region| {
-        let quarantined_regions = world.driver.quarantined_regions.get(&region.descriptor().number);
-        quarantined_regions.is_some_and(|(_, kept)| kept.is_some())
+        let region = world.driver.target().quarantined_region(region.descriptor().number);
+        region.is_some_and(|(_, is_withdrawn)| is_withdrawn)
     };
     assert!(regions.iter().all(|region| is_kept(&world, region)));
     let now = Instant::now();
     world.driver.check_initiators(now + Duration::from_secs(50));
     assert!(regions.iter().all(|region| is_kept(&world, region)));
     world.driver.check_initiators(now + Duration::from_secs(61));
-    assert!(world.driver.quarantined_regions.is_empty());
+    assert_eq!(world.driver.target().quarantined_regions(), 0);
     regions.iter().for_each(|region| world.wait_until_released(region.descriptor().number));
 }
 
@@ -406,7 +402,7 @@ fn quarantined_regions_are_kept_in_any_number() {
 fn region_may_be_withdrawn_before_it_is_open() {
     let mut world = World::new();
     world.connect(3);
-    let session = world.driver.links[&3].session.id;
+    let session = world.driver.initiator().session_id(3).unwrap();
     let welcome = Message::Welcome { credit_limit: 1 };
     world.driver.handle_at_initiator(session, welcome);
     world.driver.open(3, (77, 5), false);
@@ -420,11 +416,8 @@ fn region_may_be_withdrawn_before_it_is_open() {
     assert!(matches!(reported[0], RailEvent::Withdrawn { region: 77, .. }));
     let is_stale = |outcome: &Result<()>| outcome.as_ref().unwrap_err().kind() == ErrorKind::Stale;
     assert!(matches!(&reported[1], RailEvent::Opened { outcome, .. } if is_stale(outcome)));
-    let link = &world.driver.links[&3];
-    assert!(
-        link.withdrawn.is_empty() && link.known_target.wanted.is_empty(),
-        "state of the region remains"
-    );
+    let remaining = world.driver.initiator().withdrawn_and_wanted(3);
+    assert_eq!(remaining, (0, 0), "state of the region remains");
 }
 
 fn frame(number: u64, acknowledged: u64, message: Message) -> Frame {
@@ -451,10 +444,10 @@ fn duplicates_are_dropped_and_early_messages_wait() {
         frame(1 + number, 0, Message::Notice(notice))
     };
     for number in [1, 0, 0, 1, 3, 1] {
-        world.driver.receive_frame(notice(number));
+        world.driver.receive(notice(number));
     }
     assert_eq!(world.tags(), [10, 11]);
-    world.driver.receive_frame(notice(2));
+    world.driver.receive(notice(2));
     assert_eq!(world.tags(), [10, 11, 12, 13]);
     assert!(world.has_initiator());
 }
@@ -465,9 +458,9 @@ fn invalid_message_numbers_end_the_session() {
     let released = |number| frame(number, 0, Message::Released { region: 1 });
     for invalid in [ping(u64::MAX), ping(1000), released(u64::MAX), released(1000)] {
         let mut world = World::with_initiator();
-        world.driver.receive_frame(ping(0));
+        world.driver.receive(ping(0));
         assert!(world.has_initiator());
-        world.driver.receive_frame(invalid);
+        world.driver.receive(invalid);
         assert!(!world.has_initiator());
     }
 }
@@ -491,27 +484,27 @@ fn repeated_hello_is_answered_and_reported_once() {
             .iter()
             .filter(|report| matches!(report, RailEvent::SessionClosed { .. }))
             .count();
-        (opened, closed, world.driver.initiators.len())
+        (opened, closed, world.driver.target().count())
     };
     let pong = |session| Frame { session, ..frame(0, 0, Message::Pong) };
     for _ in 0..3 {
-        world.driver.receive_frame(hello(&world, SESSION, 5));
+        world.driver.receive(hello(&world, SESSION, 5));
         assert_eq!(count(&world), (0, 0, 1));
     }
-    world.driver.receive_frame(pong(SESSION));
-    world.driver.receive_frame(hello(&world, SESSION, 5));
+    world.driver.receive(pong(SESSION));
+    world.driver.receive(hello(&world, SESSION, 5));
     assert_eq!(count(&world), (1, 0, 1));
     // A rail that reconnects has a new session, and may need several attempts.
     for session in [8, 9, 10] {
-        world.driver.receive_frame(hello(&world, session, 5));
+        world.driver.receive(hello(&world, session, 5));
         assert_eq!(count(&world), (1, 0, 2));
     }
-    world.driver.receive_frame(pong(9));
+    world.driver.receive(pong(9));
     assert_eq!(count(&world), (1, 0, 2), "that session is closed");
-    world.driver.receive_frame(pong(10));
+    world.driver.receive(pong(10));
     assert_eq!(count(&world), (2, 1, 1));
     // Another connection is independent. Unconfirmed sessions do not leave.
-    world.driver.receive_frame(hello(&world, 11, 6));
+    world.driver.receive(hello(&world, 11, 6));
     world.driver.close_lost(SessionKey::Initiator(11), "it does not answer");
     assert_eq!(count(&world), (2, 1, 1));
 }
@@ -523,7 +516,7 @@ fn lost_target_is_reconnected_and_its_regions_reopened() {
     world.connect(3);
     let rail_events = |world: &World| std::mem::take(&mut *lock(&world.shared.rail_events));
     let welcome = |world: &mut World| {
-        let session = world.driver.links[&3].session.id;
+        let session = world.driver.initiator().session_id(3).unwrap();
         let welcome = Message::Welcome { credit_limit: 1 };
         world.driver.handle_at_initiator(session, welcome);
         session
@@ -540,7 +533,7 @@ fn lost_target_is_reconnected_and_its_regions_reopened() {
     assert!(matches!(rail_events(&world).pop_back(), Some(RailEvent::Down { link: 3, .. })));
     let now = Instant::now();
     world.driver.check_links(now);
-    assert!(world.driver.links.is_empty(), "reconnected without a pause");
+    assert!(world.driver.initiator().session_id(3).is_none(), "reconnected without a pause");
     world.driver.check_links(now + Duration::from_secs(1));
     // Failed attempts are not reported.
     world.driver.close_lost(SessionKey::Link(3), "it does not answer");

@@ -7,4 +7,4 @@ pub use descriptor::{FabricKey, RegionDescriptor, Rights};
 pub use registered::{Buffer, Region};
 
 pub(crate) use descriptor::MAX_PIECES;
-pub(crate) use registered::RegisteredRegion;
+pub(crate) use registered::{REGISTER, RegionOwner, RegisteredRegion, unexportable_descriptor};

@@ -6,18 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fabric::MemoryRegion;
-use gpu::{Allocator, DeviceName, Memory, Uuid};
+use gpu::{Allocator, Memory, Uuid};
 use ipc::ForkGeneration;
 
-use super::descriptor::{FabricKey, MAX_PIECES, RegionDescriptor, Rights};
-use crate::agent::LocalTarget;
+use super::descriptor::{MAX_PIECES, RegionDescriptor, Rights};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::path::{ExportObstacle, Exportability, MemoryType};
-use crate::rail::RailHandle;
 
-const REGISTER: &str = "register a region";
+pub(crate) const REGISTER: &str = "register a region";
 
 /// Memory that can be registered.
 #[derive(Debug, Clone)]
@@ -57,10 +55,10 @@ impl Buffer {
     }
 
     /// The descriptor without ticket, rights and fabric keys.
-    fn describe(&self, local_target: &LocalTarget) -> Result<RegionDescriptor> {
+    pub(crate) fn describe(&self, agent: [u8; 16]) -> Result<RegionDescriptor> {
         let of_device = |error| Error::of_device(REGISTER, error);
         let unexportable =
-            |device, obstacle| unexportable_descriptor(local_target, self, device, obstacle);
+            |device, obstacle| unexportable_descriptor(agent, self, device, obstacle);
         let memory = match self {
             Self::Host(buffer) if buffer.is_private() => {
                 return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
@@ -141,16 +139,16 @@ impl Buffer {
 }
 
 /// The descriptor of memory that cannot be exported, of a device or of the host.
-fn unexportable_descriptor(
-    local_target: &LocalTarget,
+pub(crate) fn unexportable_descriptor(
+    agent: [u8; 16],
     buffer: &Buffer,
     device: Option<Uuid>,
     obstacle: ExportObstacle,
 ) -> RegionDescriptor {
     let memory_type = if device.is_some() { MemoryType::Device } else { MemoryType::Host };
     RegionDescriptor {
-        agent: local_target.identity,
-        node: local_target.identity,
+        agent,
+        node: agent,
         number: 0,
         ticket: 0,
         length: buffer.length(),
@@ -174,13 +172,23 @@ fn unexportable_descriptor(
 #[derive(Debug, Clone)]
 pub struct Region(pub(crate) Arc<RegisteredRegion>);
 
+/// The agent of a region.
+pub(crate) trait RegionOwner: Send + Sync {
+    /// Notifies peers of a withdrawal. The memory and its registrations with the rails are kept
+    /// until peers have confirmed it.
+    fn retire(&self, region: u64, memories: Vec<Option<MemoryRegion>>, buffer: &Buffer);
+
+    /// The last handle of a region is dropped.
+    fn dropped(self: Arc<Self>, region: &RegisteredRegion);
+}
+
 pub(crate) struct RegisteredRegion {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
-    local_target: Arc<LocalTarget>,
+    owner: Arc<dyn RegionOwner>,
     /// Its registrations, by the numbers of the rails, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
-    pub(crate) is_withdrawn: AtomicBool,
+    is_withdrawn: AtomicBool,
     fork_generation: ForkGeneration,
 }
 
@@ -198,56 +206,11 @@ impl Drop for RegisteredRegion {
             std::mem::forget(std::mem::take(&mut *lock(&self.memories)));
             return;
         }
-        self.local_target.withdraw(self.descriptor.number);
-        self.retire();
-        // No peer knows a local-only region.
-        if self.descriptor.rights != Rights::NONE {
-            self.local_target.release(self.descriptor.number, self.buffer.clone());
-        }
+        Arc::clone(&self.owner).dropped(self);
     }
 }
 
 impl Region {
-    pub(crate) fn new(
-        local_target: &Arc<LocalTarget>,
-        buffer: Buffer,
-        rights: Rights,
-    ) -> Result<Self> {
-        let descriptor_base = buffer.describe(local_target)?;
-        if !(rights.read || rights.write) {
-            let detail = "no rights. Use register_local for local-only memory";
-            return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
-        }
-        let memories = register_with_rails(local_target, &buffer, Some(rights));
-        let mut keys = Vec::new();
-        for (domain, memory) in memories.iter().enumerate() {
-            let Some(memory) = memory else { continue };
-            let described = memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
-            keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
-        }
-        let entered = local_target.add_region(|number, ticket| {
-            let descriptor = RegionDescriptor { number, ticket, rights, keys, ..descriptor_base };
-            Arc::new(RegisteredRegion::new(local_target, buffer, descriptor, memories))
-        });
-        entered.map(Self)
-    }
-
-    /// A local-only region: it is not in the region table, and has no keys.
-    pub(crate) fn local_only(local_target: &Arc<LocalTarget>, buffer: Buffer) -> Result<Self> {
-        let device = match &buffer {
-            Buffer::Device(memory) => memory.device(),
-            Buffer::Host(_) => None,
-        };
-        let device = device.map(DeviceName::uuid).transpose();
-        let device = device.map_err(|error| Error::of_device(REGISTER, error))?;
-        let memories = register_with_rails(local_target, &buffer, None);
-        let descriptor_base =
-            unexportable_descriptor(local_target, &buffer, device, ExportObstacle::LocalOnly);
-        let descriptor =
-            RegionDescriptor { number: local_target.next_region_number(), ..descriptor_base };
-        Ok(Self(Arc::new(RegisteredRegion::new(local_target, buffer, descriptor, memories))))
-    }
-
     /// The registered memory.
     #[must_use]
     pub fn buffer(&self) -> &Buffer {
@@ -261,25 +224,9 @@ impl Region {
     }
 }
 
-/// Registers memory with the rails: with rights for peers, or local-only.
-fn register_with_rails(
-    local_target: &LocalTarget,
-    buffer: &Buffer,
-    rights: Option<Rights>,
-) -> Vec<Option<MemoryRegion>> {
-    let register = |handle: &RailHandle| {
-        handle.register(buffer, rights).unwrap_or_else(|error| {
-            // The table of paths reports the staging.
-            tracing::warn!(%error, "registering memory failed: transfers are staged");
-            None
-        })
-    };
-    local_target.rail_handles().iter().map(register).collect()
-}
-
 impl RegisteredRegion {
-    fn new(
-        local_target: &Arc<LocalTarget>,
+    pub(crate) fn new(
+        owner: Arc<dyn RegionOwner>,
         buffer: Buffer,
         descriptor: RegionDescriptor,
         memories: Vec<Option<MemoryRegion>>,
@@ -287,7 +234,7 @@ impl RegisteredRegion {
         Self {
             buffer,
             descriptor,
-            local_target: Arc::clone(local_target),
+            owner,
             memories: Mutex::new(memories),
             is_withdrawn: AtomicBool::new(false),
             fork_generation: ForkGeneration::current(),
@@ -305,6 +252,10 @@ impl RegisteredRegion {
         (0..memories.len()).filter(|rail| memories[*rail].is_some()).collect()
     }
 
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.is_withdrawn.load(Ordering::Acquire)
+    }
+
     /// Unregisters it from the rails, after peers were notified of its withdrawal.
     pub(crate) fn retire(&self) {
         self.is_withdrawn.store(true, Ordering::Release);
@@ -313,15 +264,14 @@ impl RegisteredRegion {
         if self.descriptor.rights == Rights::NONE {
             return;
         }
-        for (handle, memory) in self.local_target.rail_handles().iter().zip(memories) {
-            handle.retire(self.descriptor.number, memory, self.buffer.clone());
-        }
+        self.owner.retire(self.descriptor.number, memories, &self.buffer);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FabricKey;
     use crate::agent::MemoryAttributes;
     use crate::{Agent, AgentOptions};
 

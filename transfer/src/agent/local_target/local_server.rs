@@ -14,11 +14,12 @@ use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 
 use super::{LocalInitiator, LocalTarget};
 use crate::agent::card_file::{self, CardFile};
-use crate::agent::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Refusal, Reply, Request};
+use crate::agent::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
 use crate::agent::session_segment::TargetSegment;
 use crate::agent::{AgentCard, START, remaining};
 use crate::error::{Error, ErrorKind};
 use crate::lock;
+use crate::refusal::Refusal;
 use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
 
 /// Maximum of local initiators, including disconnected ones that may still use a region.

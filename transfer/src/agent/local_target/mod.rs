@@ -16,12 +16,12 @@ use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
 use self::reclaim::Reclaim;
 use self::region_table::RegionTable;
 use super::protocol::Introduction;
+use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 use crate::rail::RailHandle;
 use crate::region::{Buffer, RegisteredRegion};
 use crate::share::random;
-use crate::share_service::Admission;
 
 pub(super) use initiators::{LocalInitiator, OutstandingCopies};
 pub(super) use local_server::LocalServer;

@@ -85,6 +85,8 @@ impl Link {
 #[derive(Debug)]
 struct RemoteOperation {
     context: OperationContext,
+    /// For rerouting.
+    route: Option<Arc<RouteInner>>,
     /// Stripes that have not completed.
     left: usize,
     failure: Option<Error>,
@@ -144,7 +146,7 @@ impl RemoteTransport {
     ) -> Result<Self> {
         let mut remote_transport = Self::default();
         for (number, offer) in fabrics.iter().enumerate() {
-            remote_transport.rails.push(Rail::start(offer, local_target, number, options)?);
+            remote_transport.rails.push(Rail::start(offer, local_target.clone(), number, options)?);
             remote_transport.stripes_by_rail.push(HashMap::new());
         }
         let handles = remote_transport.rails.iter().map(|rail| rail.handle.clone());
@@ -172,7 +174,11 @@ impl RemoteTransport {
 
     /// The addresses of this agent at its fabrics.
     pub(super) fn addresses(&self) -> Vec<FabricAddress> {
-        self.rails.iter().map(Rail::card).collect()
+        let address = |rail: &Rail| FabricAddress {
+            provider: rail.provider().to_owned(),
+            address: rail.address().to_vec(),
+        };
+        self.rails.iter().map(address).collect()
     }
 
     pub(super) fn providers(&self) -> Vec<&str> {
@@ -386,8 +392,10 @@ impl RemoteTransport {
         }
         let (token, left) = (context.token, busy.len());
         let last = notice.take_if(|_| left > 1);
-        self.in_flight
-            .insert(token, RemoteOperation { context, left, failure: None, notice: last });
+        let rerouted = Some(Arc::clone(route));
+        let remote_operation =
+            RemoteOperation { context, route: rerouted, left, failure: None, notice: last };
+        self.in_flight.insert(token, remote_operation);
         for (route_lane, blocks) in busy {
             self.submit_stripe(route_lane, operation, route, (blocks, 0), (token, notice.take()));
         }
@@ -406,8 +414,9 @@ impl RemoteTransport {
             Ok(local) => local,
             Err(error) => return self.stripe_done(token, Err(error)),
         };
-        let (link, remote, route) = (route_lane.link, route_lane.remote.clone(), Arc::clone(route));
-        let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, route });
+        let (link, remote) = (route_lane.link, route_lane.remote.clone());
+        let _region = Arc::clone(route.local());
+        let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, _region });
         self.submit(RailRequest { link, token, notice, bytes });
     }
 
@@ -425,8 +434,9 @@ impl RemoteTransport {
     fn reroute(&mut self, request: RailRequest, cause: &str) {
         let RailRequest { link: lost, token, notice, bytes } = request;
         let closed = || Error::new("transfer", ErrorKind::Closed, cause);
-        let Some(RailTransfer { operation, blocks, reroutes, route, .. }) = bytes else {
-            let peer = self.in_flight.get(&token).map(|operation| operation.context.peer);
+        let in_flight = self.in_flight.get(&token);
+        let Some(RailTransfer { operation, blocks, reroutes, .. }) = bytes else {
+            let peer = in_flight.map(|operation| operation.context.peer);
             return match (peer.and_then(|peer| self.notice_link(peer)), notice) {
                 (Some(link), Some(notice)) if link != lost => {
                     self.submit(RailRequest { link, token, notice: Some(notice), bytes: None });
@@ -434,6 +444,7 @@ impl RemoteTransport {
                 _ => self.stripe_done(token, Err(closed())),
             };
         };
+        let Some(route) = in_flight.and_then(|operation| operation.route.clone()) else { return };
         let route_lanes = match route.mover() {
             DataMover::Rails(route_lanes) if reroutes < MAX_REROUTES => route_lanes,
             _ => return self.stripe_done(token, Err(closed())),
@@ -469,7 +480,8 @@ impl RemoteTransport {
                 Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
             return self.done.push_back((context, Err(lost)));
         };
-        let operation = RemoteOperation { context, left: 1, failure: None, notice: None };
+        let operation =
+            RemoteOperation { context, route: None, left: 1, failure: None, notice: None };
         self.in_flight.insert(token, operation);
         self.submit(RailRequest { link, token, notice, bytes: None });
     }

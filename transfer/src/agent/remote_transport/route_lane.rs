@@ -1,7 +1,5 @@
 //! The part of a route on one rail: its memory, and the blocks that it carries.
 
-use std::sync::atomic::Ordering;
-
 use gpu::Block;
 
 use super::RouteLane;
@@ -24,7 +22,7 @@ impl RouteLane {
             (None, crate::Buffer::Device(memory)) if !can_be_registered(&local.buffer) => {
                 Ok(LocalSide::Device(memory.clone()))
             }
-            (None, _) if local.is_withdrawn.load(Ordering::Acquire) => {
+            (None, _) if local.is_withdrawn() => {
                 Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
             }
             (None, crate::Buffer::Device(memory)) => Ok(LocalSide::Device(memory.clone())),

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::agent::MAX_NOTICE_LENGTH;
 use crate::error::ErrorKind;
+use crate::notice::MAX_NOTICE_LENGTH;
 
 fn number(message: &Message) -> u64 {
     if message.is_numbered() { 5 } else { 0 }

@@ -3,6 +3,7 @@
 use fabric::{Caps, Domain, EndpointKind, Query};
 
 use super::*;
+use crate::host_buffer::HostBuffer;
 use crate::rail::CacheLimits;
 
 struct World {

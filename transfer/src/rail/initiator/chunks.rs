@@ -63,7 +63,7 @@ pub(super) struct ChunkRange {
 /// The rest of a transfer, and its chunks in flight.
 #[derive(Debug)]
 pub(super) struct TransferChunks {
-    pub(super) pipeline: Pipeline,
+    pipeline: Pipeline,
     blocks: BlockQueue,
     max_length: u64,
     in_flight: u32,
@@ -73,6 +73,10 @@ pub(super) struct TransferChunks {
 impl TransferChunks {
     pub(super) fn new(pipeline: Pipeline, blocks: BlockQueue, max_length: u64) -> Self {
         Self { pipeline, blocks, max_length, in_flight: 0, is_cancelled: false }
+    }
+
+    pub(super) fn pipeline(&self) -> Pipeline {
+        self.pipeline
     }
 
     /// Are there chunks that were not started?

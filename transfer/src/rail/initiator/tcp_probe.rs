@@ -8,9 +8,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use super::driver::{Driver, SessionKey};
-use super::links::{CONNECT, CloseReason, LinkState};
+use super::{CONNECT, InitiatorRole, LinkState};
 use crate::error::{Error, ErrorKind};
+use crate::rail::io::RailIo;
+use crate::rail::session::{CloseReason, SessionKey};
 
 /// A peer that answers is not probed.
 const START_AFTER: Duration = Duration::from_millis(100);
@@ -56,21 +57,21 @@ fn socket_address(bytes: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-impl Driver {
+impl InitiatorRole {
     /// Fails connecting links to addresses where no process listens: their agents have ended, and
     /// would not answer before the deadline.
-    pub(super) fn check_tcp_probes(&mut self, now: Instant) {
+    pub(super) fn check_tcp_probes(&mut self, io: &mut RailIo, now: Instant) {
         let connecting = self.links.iter().filter(|(_, link)| link.has_waiter());
         let connecting: Vec<_> = connecting.map(|(number, _)| *number).collect();
         for number in connecting {
-            let is_unsent = self.is_sending(SessionKey::Link(number));
+            let is_unsent = io.is_sending(SessionKey::Link(number));
             let Some(link) = self.links.get_mut(&number) else { continue };
             let started = match &link.state {
                 LinkState::Connecting { began, tcp_probe: TcpProbe::NotStarted, .. }
                     if is_unsent && now.saturating_duration_since(*began) >= START_AFTER =>
                 {
-                    match self.domain.capabilities().connects_by_tcp() {
-                        true => TcpProbe::start(link.address()),
+                    match io.capabilities().connects_by_tcp() {
+                        true => TcpProbe::start(&link.known_target.target.address),
                         false => TcpProbe::Impossible,
                     }
                 }
@@ -82,7 +83,7 @@ impl Driver {
                          firewall rejects them. Start it and take its new card"
                     );
                     let error = Error::new(CONNECT, ErrorKind::Closed, detail);
-                    self.close_link(number, CloseReason::Lost, error);
+                    self.close_link(io, number, CloseReason::Lost, error);
                     continue;
                 }
                 _ => continue,

@@ -1,0 +1,103 @@
+//! Registers regions, and connects them and the rails with their agent.
+
+use std::sync::Arc;
+
+use fabric::MemoryRegion;
+use gpu::DeviceName;
+
+use super::local_target::LocalTarget;
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::ExportObstacle;
+use crate::rail::{RailHandle, RailOwner};
+use crate::region::{
+    Buffer, FabricKey, REGISTER, Region, RegionDescriptor, RegionOwner, RegisteredRegion, Rights,
+    unexportable_descriptor,
+};
+
+impl LocalTarget {
+    pub(crate) fn register(self: &Arc<Self>, buffer: Buffer, rights: Rights) -> Result<Region> {
+        let descriptor_base = buffer.describe(self.identity)?;
+        if !(rights.read || rights.write) {
+            let detail = "no rights. Use register_local for local-only memory";
+            return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
+        }
+        let memories = self.register_with_rails(&buffer, Some(rights));
+        let mut keys = Vec::new();
+        for (domain, memory) in memories.iter().enumerate() {
+            let Some(memory) = memory else { continue };
+            let described = memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
+            keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
+        }
+        let entered = self.add_region(|number, ticket| {
+            let descriptor = RegionDescriptor { number, ticket, rights, keys, ..descriptor_base };
+            Arc::new(RegisteredRegion::new(self.clone(), buffer, descriptor, memories))
+        });
+        entered.map(Region)
+    }
+
+    /// Registers a local-only region: it is not in the region table, and has no keys.
+    pub(super) fn register_local(self: &Arc<Self>, buffer: Buffer) -> Result<Region> {
+        let device = match &buffer {
+            Buffer::Device(memory) => memory.device(),
+            Buffer::Host(_) => None,
+        };
+        let device = device.map(DeviceName::uuid).transpose();
+        let device = device.map_err(|error| Error::of_device(REGISTER, error))?;
+        let memories = self.register_with_rails(&buffer, None);
+        let descriptor_base =
+            unexportable_descriptor(self.identity, &buffer, device, ExportObstacle::LocalOnly);
+        let descriptor = RegionDescriptor { number: self.next_region_number(), ..descriptor_base };
+        Ok(Region(Arc::new(RegisteredRegion::new(self.clone(), buffer, descriptor, memories))))
+    }
+
+    /// Registers memory with the rails: with rights for peers, or local-only.
+    fn register_with_rails(
+        &self,
+        buffer: &Buffer,
+        rights: Option<Rights>,
+    ) -> Vec<Option<MemoryRegion>> {
+        let register = |handle: &RailHandle| {
+            handle.register(buffer, rights).unwrap_or_else(|error| {
+                // The table of paths reports the staging.
+                tracing::warn!(%error, "registering memory failed: transfers are staged");
+                None
+            })
+        };
+        self.rail_handles().iter().map(register).collect()
+    }
+}
+
+impl RegionOwner for LocalTarget {
+    fn retire(&self, region: u64, memories: Vec<Option<MemoryRegion>>, buffer: &Buffer) {
+        for (handle, memory) in self.rail_handles().iter().zip(memories) {
+            handle.retire(region, memory, buffer.clone());
+        }
+    }
+
+    fn dropped(self: Arc<Self>, region: &RegisteredRegion) {
+        self.withdraw(region.descriptor.number);
+        region.retire();
+        // No peer knows a local-only region.
+        if region.descriptor.rights != Rights::NONE {
+            self.release(region.descriptor.number, region.buffer.clone());
+        }
+    }
+}
+
+impl RailOwner for LocalTarget {
+    fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn find_region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
+        self.region(number, ticket)
+    }
+
+    fn wake(&self) {
+        self.doorbell.ring();
+    }
+}

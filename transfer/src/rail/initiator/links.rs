@@ -1,0 +1,464 @@
+//! The initiator's links to targets: connecting, losing and retrying them.
+//!
+//! A link is one peer at one rail, and keeps its number until the agent disconnects. Each
+//! connection has a new session. Known regions are opened again before the link is reported as up,
+//! so that existing routes stay valid.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use fabric::Address;
+
+use super::link_flow::{ChunkWindow, NoticeQueue};
+use super::target_replies::withdrawn;
+use super::tcp_probe::TcpProbe;
+use super::{CONNECT, InitiatorRole, KnownTarget, Link, LinkState, PendingOpen, WantedRegion};
+use crate::error::{Error, ErrorKind, Result};
+use crate::rail::io::RailIo;
+use crate::rail::message::Message;
+use crate::rail::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey, first_pause};
+use crate::rail::{LinkTarget, RailEvent, RailRequest};
+use crate::share::random;
+
+const OPEN: &str = "open a region";
+/// Maximum of regions that are reopened at a time: there may be thousands, and unacknowledged
+/// messages are limited.
+const MAX_PENDING_OPENS: usize = 128;
+
+/// The pause after the first attempt, and the longest.
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How long to retry. After that, only a join by the agent retries.
+const MAX_RETRY_TIME: Duration = Duration::from_secs(3600);
+
+/// The schedule for reconnecting: growing pauses and a deadline.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RetryBackoff {
+    next: Instant,
+    pause: Duration,
+    end: Instant,
+}
+
+impl RetryBackoff {
+    fn new(now: Instant) -> Self {
+        Self { next: now + RETRY_PAUSES.0, pause: RETRY_PAUSES.0, end: now + MAX_RETRY_TIME }
+    }
+
+    /// Is an attempt due? If so, schedules the next one.
+    fn is_due(&mut self, now: Instant) -> bool {
+        if now < self.next || now >= self.end {
+            return false;
+        }
+        self.pause = (2 * self.pause).min(RETRY_PAUSES.1);
+        self.next = now + self.pause;
+        true
+    }
+
+    /// An attempt failed: the pause starts now.
+    fn failed(&mut self, now: Instant) {
+        self.next = now + self.pause;
+    }
+}
+
+impl Link {
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, LinkState::Up)
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        !matches!(self.state, LinkState::Connecting { .. })
+    }
+
+    /// Does the agent wait for its answer?
+    pub(super) fn has_waiter(&self) -> bool {
+        self.has_waiter && !self.is_connected()
+    }
+
+    fn send_open(&mut self, io: &mut RailIo, region: u64, wanted: WantedRegion) {
+        let request = io.next_id();
+        self.pending_opens.insert(request, PendingOpen { region, wanted, is_withdrawn: false });
+        let open = Message::Open { request, region, ticket: wanted.ticket };
+        io.send_message(&mut self.session, &open);
+    }
+}
+
+impl InitiatorRole {
+    // ------------------------------------------------------------------- connecting
+
+    /// Connects to a peer at the agent's request.
+    pub(in crate::rail) fn connect(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        target: LinkTarget,
+        timeout: Duration,
+    ) {
+        if let Some(link) = self.links.get_mut(&number) {
+            // It is connected or connecting already.
+            match link.state {
+                LinkState::Up => io.report(RailEvent::Up { link: number }),
+                LinkState::Connecting { ref mut until, .. } => {
+                    // An automatic attempt may have an earlier deadline than this request.
+                    *until = (*until).max(ipc::deadline(timeout));
+                    link.has_waiter = true;
+                }
+                LinkState::Opening => link.has_waiter = true,
+            }
+            return;
+        }
+        // A reconnect could continue old operations after later ones were reported. So it waits
+        // until they have ended.
+        if self.in_flight.values().any(|chunk| chunk.is_of_link(number)) {
+            let detail = "operations of the last session are still in flight";
+            let error = Error::new(CONNECT, ErrorKind::Closed, detail);
+            return io.report(RailEvent::Down { link: number, error });
+        }
+        let known_target = self.lost_links.remove(&number);
+        let known_target = known_target.unwrap_or_else(|| KnownTarget {
+            target,
+            backoff: None,
+            wanted: HashMap::new(),
+        });
+        self.start_connect(io, number, known_target, timeout, true);
+    }
+
+    /// Starts an attempt: sends hello.
+    fn start_connect(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        mut known_target: KnownTarget,
+        timeout: Duration,
+        has_waiter: bool,
+    ) {
+        let address = Address(known_target.target.address.clone());
+        let session_and_peer = random(CONNECT).and_then(|random| {
+            let peer = io.acquire_address(&address);
+            let peer = peer.map_err(|error| Error::of_fabric(CONNECT, error))?;
+            Ok((u64::from_le_bytes(std::array::from_fn(|index| random[index])), peer))
+        });
+        let now = Instant::now();
+        let (session, peer) = match session_and_peer {
+            Ok(session_and_peer) => session_and_peer,
+            Err(error) => {
+                known_target.backoff.get_or_insert_with(|| RetryBackoff::new(now));
+                self.lost_links.insert(number, known_target);
+                if has_waiter {
+                    io.report(RailEvent::Down { link: number, error });
+                }
+                return;
+            }
+        };
+        let link = Link {
+            known_target,
+            session: Session::new(SessionKey::Link(number), session, peer, io.lost_after()),
+            state: LinkState::Connecting {
+                began: now,
+                until: ipc::deadline(timeout),
+                next_hello: now,
+                tcp_probe: TcpProbe::NotStarted,
+            },
+            has_waiter,
+            pending_opens: HashMap::new(),
+            reopening: VecDeque::new(),
+            withdrawn: HashSet::new(),
+            chunks: ChunkWindow::default(),
+            notices: NoticeQueue::default(),
+        };
+        self.links.insert(number, link);
+        self.send_hello(io, number, now);
+    }
+
+    fn send_hello(&mut self, io: &mut RailIo, number: u32, now: Instant) {
+        let pause = first_pause(io.lost_after());
+        let Some(link) = self.links.get_mut(&number) else { return };
+        if let LinkState::Connecting { next_hello, .. } = &mut link.state {
+            *next_hello = now + pause;
+        }
+        // The provider has the last hello still queued.
+        if io.is_sending(SessionKey::Link(number)) {
+            return;
+        }
+        let hello = Message::Hello {
+            to: link.known_target.target.identity,
+            from: io.agent().identity(),
+            connection_id: link.known_target.target.connection_id,
+            label: io.agent().label().to_owned(),
+            address: io.address().to_vec(),
+        };
+        io.send_message(&mut link.session, &hello);
+    }
+
+    /// The target sent welcome.
+    pub(super) fn handle_welcome(&mut self, io: &mut RailIo, number: u32, credit_limit: u64) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        link.notices.add_credit(credit_limit);
+        link.state = LinkState::Opening;
+        link.reopening = link.known_target.wanted.keys().copied().collect();
+        // Confirms the session to the target.
+        io.send_message(&mut link.session, &Message::Pong);
+        self.reopen_regions(io, number);
+    }
+
+    /// Opens regions of earlier sessions again, a few at a time.
+    fn reopen_regions(&mut self, io: &mut RailIo, number: u32) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        for _ in link.pending_opens.len()..MAX_PENDING_OPENS {
+            if io.is_lost(link.session.key()) {
+                return;
+            }
+            // Some may have been withdrawn meanwhile.
+            let next = std::iter::from_fn(|| link.reopening.pop_front())
+                .find_map(|region| Some((region, *link.known_target.wanted.get(&region)?)));
+            let Some((region, wanted)) = next else { break };
+            link.send_open(io, region, wanted);
+        }
+        let is_open = link.reopening.is_empty() && link.pending_opens.is_empty();
+        // All regions are open again.
+        if matches!(link.state, LinkState::Opening) && is_open {
+            link.state = LinkState::Up;
+            (link.known_target.backoff, link.has_waiter) = (None, false);
+            io.report(RailEvent::Up { link: number });
+        }
+    }
+
+    pub(in crate::rail) fn open(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        (region, ticket): (u64, u64),
+        stages: bool,
+    ) {
+        let Some(link) = self.links.get_mut(&number).filter(|link| link.is_connected()) else {
+            let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "the peer is not connected"));
+            return io.report(RailEvent::Opened {
+                link: number,
+                region: (region, ticket),
+                outcome,
+            });
+        };
+        // Once a region needs staging, it always does.
+        let stages =
+            stages || link.known_target.wanted.get(&region).is_some_and(|before| before.stages);
+        link.send_open(io, region, WantedRegion { ticket, stages });
+    }
+
+    /// Another link opened this region. This link opens it too: now, or when it reconnects.
+    pub(in crate::rail) fn want_region(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        (region, ticket): (u64, u64),
+        stages: bool,
+    ) {
+        let is_requested = |pending_opens: &PendingOpen| {
+            (pending_opens.region, pending_opens.wanted.ticket) == (region, ticket)
+        };
+        let mut link = self.links.get_mut(&number);
+        let known_target = match &mut link {
+            Some(link) => &mut link.known_target,
+            None => match self.lost_links.get_mut(&number) {
+                Some(known_target) => known_target,
+                None => return,
+            },
+        };
+        let before = known_target.wanted.get(&region).copied();
+        if before.is_some_and(|before| before.ticket == ticket && before.stages >= stages) {
+            return;
+        }
+        let stages = stages || before.is_some_and(|before| before.stages);
+        let wanted = WantedRegion { ticket, stages };
+        known_target.wanted.insert(region, wanted);
+        if let Some(link) = link
+            && link.is_connected()
+            && !link.pending_opens.values().any(is_requested)
+        {
+            link.send_open(io, region, wanted);
+        }
+    }
+
+    /// The reply to a region request.
+    pub(super) fn open_answered(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        request: u64,
+        outcome: Result<()>,
+    ) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let Some(pending_opens) = link.pending_opens.remove(&request) else { return };
+        let PendingOpen { region, wanted, is_withdrawn } = pending_opens;
+        let outcome = if is_withdrawn { Err(withdrawn()) } else { outcome };
+        match &outcome {
+            Ok(()) => drop(link.known_target.wanted.insert(region, wanted)),
+            Err(error) if error.kind() == ErrorKind::Stale => {
+                let known_target = link.known_target.wanted.get(&region);
+                // A request with a wrong ticket does not affect the region.
+                if known_target.is_some_and(|known_target| known_target.ticket == wanted.ticket) {
+                    link.known_target.wanted.remove(&region);
+                    io.report(RailEvent::Withdrawn { link: number, region });
+                }
+            }
+            Err(_) => {}
+        }
+        io.report(RailEvent::Opened { link: number, region: (region, wanted.ticket), outcome });
+        self.reopen_regions(io, number);
+    }
+
+    // ------------------------------------------------------------------- closing
+
+    pub(in crate::rail) fn disconnect(&mut self, io: &mut RailIo, number: u32) {
+        let session = self.links.get(&number).map(|link| (link.session.id(), link.session.peer()));
+        if let Some((session, peer)) = session {
+            self.closing_sessions.insert(session, peer);
+            // The address stays in use until `Bye` was sent.
+            io.retain_address(peer);
+        }
+        let left = Error::new("disconnect a peer", ErrorKind::Closed, "the peer was disconnected");
+        self.close_link(io, number, CloseReason::Left, left);
+        self.lost_links.remove(&number);
+        if let Some((session, _)) = session {
+            self.send_bye_when_idle(io, session);
+        }
+    }
+
+    /// Sends `Bye` for a closed session when no chunk of it is in flight: the target frees its
+    /// memory soon after. Without `Bye` the target detects a loss, and frees the memory much later.
+    pub(super) fn send_bye_when_idle(&mut self, io: &mut RailIo, session: u64) {
+        if self.has_chunks_in(session) {
+            return;
+        }
+        if let Some(peer) = self.closing_sessions.remove(&session) {
+            io.send_without_session(peer, session, &Message::Bye);
+            io.release_address(peer);
+        }
+    }
+
+    /// Closes a link to a target.
+    pub(super) fn close_link(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        close_reason: CloseReason,
+        error: Error,
+    ) {
+        let Some(mut link) = self.links.remove(&number) else { return };
+        let cause = error.reason();
+        let closed = |operation| Error::new(operation, ErrorKind::Closed, cause.as_str());
+        if close_reason != CloseReason::Left {
+            // Failed automatic attempts are not reported.
+            if link.is_up() || link.has_waiter {
+                io.report(RailEvent::Down { link: number, error });
+            }
+            let now = Instant::now();
+            match close_reason {
+                CloseReason::Lost => {
+                    link.known_target
+                        .backoff
+                        .get_or_insert_with(|| RetryBackoff::new(now))
+                        .failed(now);
+                }
+                _ => link.known_target.backoff = None,
+            }
+            self.lost_links.insert(number, link.known_target);
+        }
+        for (_, PendingOpen { region, wanted, .. }) in link.pending_opens {
+            let outcome = Err(closed(OPEN));
+            io.report(RailEvent::Opened { link: number, region: (region, wanted.ticket), outcome });
+        }
+        let (unacknowledged, unsent) = link.notices.into_rest();
+        for token in unacknowledged {
+            let detail = format!("{cause}; whether the notice arrived is unknown");
+            let outcome = Err(Error::new("notify a peer", ErrorKind::Closed, detail));
+            io.report(RailEvent::Done { token, outcome });
+        }
+        for (token, notice) in unsent {
+            if close_reason == CloseReason::Left {
+                let outcome = Err(closed("notify a peer"));
+                io.report(RailEvent::Done { token, outcome });
+            } else {
+                let request =
+                    RailRequest { link: number, token, notice: Some(notice), bytes: None };
+                io.report(RailEvent::Returned { request: Box::new(request), cause: cause.clone() });
+            }
+        }
+        self.return_transfers(io, number, close_reason, &cause);
+        self.abandon_slots(io, number);
+        self.end_transfers(io);
+        io.drop_queued(SessionKey::Link(number));
+        io.release_address(link.session.peer());
+    }
+
+    // ------------------------------------------------------------------- periodic checks
+
+    pub(in crate::rail) fn check(&mut self, io: &mut RailIo, now: Instant) {
+        let (mut late, mut hello) = (vec![], vec![]);
+        for (number, link) in &self.links {
+            match link.state {
+                LinkState::Connecting { until, .. } if now >= until => late.push(*number),
+                LinkState::Connecting { next_hello, .. } if now >= next_hello => {
+                    hello.push(*number)
+                }
+                _ => {}
+            }
+        }
+        for number in late {
+            let detail = "it did not answer within the timeout";
+            let error = Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail);
+            self.close_link(io, number, CloseReason::Lost, error);
+        }
+        for number in hello {
+            self.send_hello(io, number, now);
+        }
+        self.check_tcp_probes(io, now);
+        self.fail_overdue_transfers(io, now);
+        self.retry_lost_links(io, now);
+    }
+
+    /// Retries lost links that are due.
+    fn retry_lost_links(&mut self, io: &mut RailIo, now: Instant) {
+        let Self { lost_links, in_flight, .. } = self;
+        let mut due = Vec::new();
+        for (number, lost) in lost_links {
+            if !in_flight.values().any(|chunk| chunk.is_of_link(*number))
+                && lost.backoff.as_mut().is_some_and(|backoff| backoff.is_due(now))
+            {
+                due.push(*number);
+            }
+        }
+        let timeout = io.lost_after().max(2 * CHECK_INTERVAL);
+        for number in due {
+            if let Some(lost_links) = self.lost_links.remove(&number) {
+                self.start_connect(io, number, lost_links, timeout, false);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_up_to_a_limit_and_retries_end() {
+        let start = Instant::now();
+        let mut backoff = RetryBackoff::new(start);
+        let index = |ms: u64| start + Duration::from_millis(ms);
+        let times: Vec<_> =
+            (0..4_000_000).step_by(50).filter(|ms| backoff.is_due(index(*ms))).collect();
+        assert_eq!(times[..7], [100, 300, 700, 1500, 3100, 6300, 11_300]);
+        assert!(times.windows(2).all(|two| two[1] - two[0] <= 5000));
+        assert_eq!(times.last().map(|ms| ms / 10_000), Some(359), "an hour");
+    }
+
+    #[test]
+    fn pause_starts_when_an_attempt_has_failed() {
+        let start = Instant::now();
+        let mut backoff = RetryBackoff::new(start);
+        assert!(backoff.is_due(start + RETRY_PAUSES.0));
+        let late = start + Duration::from_secs(10);
+        backoff.failed(late);
+        assert!(
+            !backoff.is_due(late + RETRY_PAUSES.0) && backoff.is_due(late + 2 * RETRY_PAUSES.0)
+        );
+    }
+}

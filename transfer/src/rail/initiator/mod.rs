@@ -1,0 +1,161 @@
+//! The initiator's side of a rail: links to targets, and transfers over them.
+
+mod chunks;
+mod link_flow;
+mod links;
+mod target_replies;
+mod tcp_probe;
+mod transfers;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::Instant;
+
+use fabric::Peer;
+
+use self::link_flow::{ChunkWindow, NoticeQueue};
+use self::links::RetryBackoff;
+use self::tcp_probe::TcpProbe;
+use self::transfers::{ActiveTransfer, InFlightChunk};
+use super::LinkTarget;
+use super::io::RailIo;
+use super::session::{CloseReason, Session};
+use crate::error::{Error, ErrorKind};
+
+const CONNECT: &str = "connect to an agent";
+
+/// A region that the agent uses.
+#[derive(Debug, Clone, Copy)]
+struct WantedRegion {
+    ticket: u64,
+    stages: bool,
+}
+
+/// A region request in flight.
+#[derive(Debug)]
+struct PendingOpen {
+    region: u64,
+    wanted: WantedRegion,
+    /// It was withdrawn before the reply.
+    is_withdrawn: bool,
+}
+
+#[derive(Debug)]
+enum LinkState {
+    /// The deadline for the welcome, and the time of the next hello.
+    Connecting {
+        began: Instant,
+        until: Instant,
+        next_hello: Instant,
+        /// Whether anything listens at its address, once probed.
+        tcp_probe: TcpProbe,
+    },
+    /// Connected; regions of an earlier session are being opened again.
+    Opening,
+    Up,
+}
+
+/// What is known of a target, connected or not.
+#[derive(Debug)]
+struct KnownTarget {
+    target: LinkTarget,
+    /// None if it is not retried.
+    backoff: Option<RetryBackoff>,
+    /// Regions that the agent has opened, also in earlier sessions.
+    wanted: HashMap<u64, WantedRegion>,
+}
+
+/// An active or connecting link to a target.
+#[derive(Debug)]
+struct Link {
+    known_target: KnownTarget,
+    session: Session,
+    state: LinkState,
+    /// The agent waits for it.
+    has_waiter: bool,
+    pending_opens: HashMap<u64, PendingOpen>,
+    /// Regions that are still to be opened again.
+    reopening: VecDeque<u64>,
+    /// Withdrawn regions that transfers still use.
+    withdrawn: HashSet<u64>,
+    chunks: ChunkWindow,
+    notices: NoticeQueue,
+}
+
+/// The links of a rail, and its transfers.
+#[derive(Default)]
+pub(super) struct InitiatorRole {
+    links: HashMap<u32, Link>,
+    /// Lost peers, to be retried.
+    lost_links: HashMap<u32, KnownTarget>,
+    /// Sessions that were closed here; their peers receive `Bye` when no chunk is in flight.
+    closing_sessions: HashMap<u64, Peer>,
+    transfers: BTreeMap<u64, ActiveTransfer>,
+    in_flight: HashMap<u64, InFlightChunk>,
+    /// Of these, chunks that found the provider's queue full.
+    unposted: VecDeque<u64>,
+    /// Chunks whose post failed since the connection broke, and when they are posted again.
+    repost_later: Vec<(Instant, u64)>,
+    /// Transfers with chunks that were not started.
+    unstarted: BTreeSet<u64>,
+    next_keep_polling: Option<Instant>,
+}
+
+impl InitiatorRole {
+    /// The link with this session.
+    pub(super) fn link_of(&self, session: u64) -> Option<u32> {
+        let link = self.links.iter().find(|(_, link)| link.session.id() == session);
+        link.map(|(number, _)| *number)
+    }
+
+    pub(super) fn session(&mut self, link: u32) -> Option<&mut Session> {
+        self.links.get_mut(&link).map(|link| &mut link.session)
+    }
+
+    /// All sessions, and whether they are still connecting.
+    pub(super) fn sessions(&mut self) -> impl Iterator<Item = (&mut Session, bool)> {
+        self.links.values_mut().map(|link| {
+            let is_connecting = !link.is_connected();
+            (&mut link.session, is_connecting)
+        })
+    }
+
+    /// Does the agent wait for the answer of this link?
+    pub(super) fn is_awaited(&self, link: u32) -> bool {
+        self.links.get(&link).is_some_and(Link::has_waiter)
+    }
+
+    pub(super) fn end_link(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        close_reason: CloseReason,
+        cause: &str,
+    ) {
+        let error = Error::new(CONNECT, ErrorKind::Closed, cause);
+        self.close_link(io, number, close_reason, error);
+    }
+}
+
+#[cfg(test)]
+impl InitiatorRole {
+    pub(super) fn pending_opens(&self, link: u32) -> Vec<u64> {
+        self.links[&link].pending_opens.keys().copied().collect()
+    }
+
+    pub(super) fn session_id(&self, link: u32) -> Option<u64> {
+        self.links.get(&link).map(|link| link.session.id())
+    }
+
+    pub(super) fn withdrawn_and_wanted(&self, link: u32) -> (usize, usize) {
+        let link = &self.links[&link];
+        (link.withdrawn.len(), link.known_target.wanted.len())
+    }
+
+    /// The deadline of an attempt to connect.
+    pub(super) fn connect_deadline(&self, link: u32) -> Instant {
+        match self.links[&link].state {
+            LinkState::Connecting { until, .. } => until,
+            _ => panic!("the link is not connecting"),
+        }
+    }
+}

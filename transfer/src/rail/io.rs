@@ -1,0 +1,630 @@
+//! Input and output of a rail: posts receives, messages and one-sided operations at its endpoint,
+//! and polls for their completions. Copies of devices are the [`Staging`]'s.
+//!
+//! It knows sessions only by their keys. Sessions that sending finds lost are reported as
+//! [`SendEvent`]s, and receive nothing more.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fabric::{
+    Access, Address, AddressVector, Capabilities, Caps, CompletionKind, CompletionQueue, Domain,
+    Endpoint, HostMemory, MemoryRegion, Outcome, Peer, PostOptions, QueueOptions, RegionSlice,
+    RemoteMemory, RemoteRegion, RemoteSlice, TransferFlags, WaitStrategy, Waker,
+};
+
+use super::message::{Frame, MAX_MESSAGE_LENGTH, Message};
+use super::registration_cache::register_or_evict;
+use super::session::{CHECK_INTERVAL, Session, SessionKey};
+use super::staging::{Slots, Staging};
+use super::{RailEvent, RailOwner, RailShared, START, memory};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host_buffer::HostBuffer;
+use crate::path::Operation;
+use crate::region::{Buffer, Rights};
+
+/// Messages that may arrive between two polls.
+const RECEIVE_BUFFERS: usize = 64;
+const SEND_BUFFERS: usize = 64;
+/// Consecutive failures of the queue after which it is considered broken.
+const MAX_QUEUE_FAILURES: u32 = 1000;
+/// Maximum of messages to one peer in the provider, and in the queue: a peer may request but not
+/// receive.
+const MAX_SENDS_PER_PEER: usize = 8;
+const MAX_QUEUED_PER_PEER: usize = 512;
+/// How long a refusal without a session may wait.
+const REFUSAL_SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest sleep while a device copies, or a message found the queue full.
+pub(super) const BUSY_PAUSE: Duration = Duration::from_micros(50);
+
+/// A posted operation.
+#[derive(Debug, Clone, Copy)]
+enum Posted {
+    Receive(usize),
+    Send(usize, SessionKey, Peer),
+    Data(u64, Peer),
+}
+
+/// A queued message.
+struct QueuedMessage {
+    to: SessionKey,
+    peer: Peer,
+    bytes: Vec<u8>,
+    since: Instant,
+}
+
+/// What a completion means for the roles.
+pub(super) enum Received {
+    Message(Frame),
+    /// The one-sided operation of a chunk.
+    Chunk(u64, Result<()>),
+    Nothing,
+}
+
+/// A session that cannot be sent to.
+pub(super) struct SendEvent {
+    pub(super) session: SessionKey,
+    /// The peer violates a limit; otherwise a message could not be sent, and may be again.
+    pub(super) is_lost: bool,
+    pub(super) cause: String,
+}
+
+pub(super) struct RailIo {
+    // First, so that it is closed first: it returns posted buffers.
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+    domain: Domain,
+    address: Vec<u8>,
+    agent: Arc<dyn RailOwner>,
+    shared: Arc<RailShared>,
+    receive_buffers: MemoryRegion,
+    send_buffers: MemoryRegion,
+    posted: Vec<Option<Posted>>,
+    free_tokens: Vec<usize>,
+    free_send_buffers: Vec<usize>,
+    send_queue: VecDeque<QueuedMessage>,
+    send_events: VecDeque<SendEvent>,
+    /// Number of sessions per peer address. An address without sessions and messages in flight is
+    /// removed; providers use it until then.
+    peers: HashMap<Peer, usize>,
+    staging: Staging,
+    failures: u32,
+    lost_after: Duration,
+    next_number: u64,
+}
+
+impl RailIo {
+    pub(super) fn open(
+        domain: &Domain,
+        shared: Arc<RailShared>,
+        agent: Arc<dyn RailOwner>,
+        lost_after: Duration,
+    ) -> Result<Self> {
+        let of_fabric = |error| Error::of_fabric(START, error);
+        let facts = domain.capabilities();
+        if !facts.caps.contains(Caps::MESSAGE) {
+            let detail = "rails need messages without tags (FI_MSG), which this provider lacks or \
+             loses";
+            return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
+        }
+        let addresses = AddressVector::open(domain).map_err(of_fabric)?;
+        let options = QueueOptions { size: 1024, waiting: WaitStrategy::Block };
+        let mut queue = CompletionQueue::open_with(domain, options).map_err(of_fabric)?;
+        let endpoint = Endpoint::builder(domain).addresses(&addresses).queue(&mut queue).open();
+        let endpoint = endpoint.map_err(of_fabric)?;
+        let buffers = |count: usize, access| {
+            let memory = HostMemory::zeroed(count * MAX_MESSAGE_LENGTH)?;
+            let region = domain.register(memory, access)?;
+            region.enable_for(&endpoint)?;
+            Ok(region)
+        };
+        let receive_buffers = buffers(RECEIVE_BUFFERS, Access::RECEIVE).map_err(of_fabric)?;
+        let send_buffers = buffers(SEND_BUFFERS, Access::SEND).map_err(of_fabric)?;
+        let address = endpoint.address().map_err(of_fabric)?.0;
+        let mut opened = Self {
+            endpoint,
+            queue,
+            addresses,
+            domain: domain.clone(),
+            address,
+            agent,
+            shared,
+            receive_buffers,
+            send_buffers,
+            posted: Vec::new(),
+            free_tokens: Vec::new(),
+            free_send_buffers: (0..SEND_BUFFERS).collect(),
+            send_queue: VecDeque::new(),
+            send_events: VecDeque::new(),
+            peers: HashMap::new(),
+            staging: Staging::default(),
+            failures: 0,
+            lost_after,
+            next_number: 1,
+        };
+        for buffer in 0..RECEIVE_BUFFERS {
+            opened.receive(buffer).map_err(of_fabric)?;
+        }
+        Ok(opened)
+    }
+
+    pub(super) fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        self.queue.waker()
+    }
+
+    pub(super) fn agent(&self) -> &Arc<dyn RailOwner> {
+        &self.agent
+    }
+
+    pub(super) fn shared(&self) -> &Arc<RailShared> {
+        &self.shared
+    }
+
+    pub(super) fn capabilities(&self) -> &Capabilities {
+        self.domain.capabilities()
+    }
+
+    pub(super) fn lost_after(&self) -> Duration {
+        self.lost_after
+    }
+
+    pub(super) fn report(&self, report: RailEvent) {
+        self.shared.report(report);
+        self.agent.wake();
+    }
+
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// Has the queue failed too often, or has the agent ended?
+    pub(super) fn is_over(&self) -> bool {
+        self.shared.is_over.load(Ordering::Acquire) || self.failures >= MAX_QUEUE_FAILURES
+    }
+
+    /// Acts as if the provider had failed.
+    #[cfg(test)]
+    pub(super) fn fail(&mut self) {
+        self.failures = MAX_QUEUE_FAILURES;
+    }
+
+    #[cfg(test)]
+    pub(super) fn known_peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    // ------------------------------------------------------------------- memory
+
+    /// Enables a registration that the provider binds to the endpoint.
+    pub(super) fn enable(&self, region: &MemoryRegion) -> fabric::Result<()> {
+        region.enable_for(&self.endpoint)
+    }
+
+    /// Registers the few staging slots.
+    pub(super) fn register_slots(
+        &self,
+        buffer: &HostBuffer,
+        rights: Option<Rights>,
+    ) -> Result<MemoryRegion> {
+        let buffer = Arc::new(Buffer::Host(buffer.clone()));
+        let register = || {
+            let region =
+                memory::register(&self.domain, Arc::clone(&buffer), memory::access(rights))?;
+            region.enable_for(&self.endpoint)?;
+            Ok(region)
+        };
+        // Does not wait for another thread that is registering memory.
+        register_or_evict(register, || {
+            self.shared
+                .registration_cache
+                .try_lock()
+                .is_ok_and(|mut registration_cache| registration_cache.evict_unused())
+        })
+    }
+
+    pub(super) fn staging(&mut self) -> &mut Staging {
+        &mut self.staging
+    }
+
+    /// Allocates local slots, if there are none: at the first use, or after they were abandoned.
+    pub(super) fn ensure_slots(&mut self) -> Result<()> {
+        if !self.staging.has_slots() {
+            let slots = Slots::new(|buffer| self.register_slots(buffer, None))?;
+            self.staging.add_slots(slots);
+        }
+        Ok(())
+    }
+
+    /// The memory of a peer, as described by it.
+    pub(super) fn attach(&self, described: &[u8]) -> fabric::Result<RemoteMemory> {
+        self.domain.attach(&RemoteRegion::decode(described)?)
+    }
+
+    // ------------------------------------------------------------------- completions
+
+    /// The next completion.
+    pub(super) fn poll(&mut self) -> Option<Received> {
+        let outcome = self.queue.poll()?;
+        Some(self.completed(outcome))
+    }
+
+    /// Waits for a completion or a command.
+    pub(super) fn wait(&mut self, pause: Duration) -> Option<Received> {
+        let outcome = self.queue.wait_or_wake(pause)?;
+        Some(self.completed(outcome))
+    }
+
+    /// A pause between two polls.
+    pub(super) fn pause(&self) {
+        self.queue.pause();
+    }
+
+    fn completed(&mut self, outcome: Outcome) -> Received {
+        let (operation, token, length, failure) = match outcome {
+            Ok(done) => (done.operation, done.token, done.length, None),
+            Err(failure) => {
+                (failure.operation, failure.token, 0, Some((failure.kind, failure.error)))
+            }
+        };
+        if failure.is_none() && self.failures < MAX_QUEUE_FAILURES {
+            self.failures = 0;
+        }
+        if operation.is_none() {
+            if let Some((_, error)) = failure {
+                tracing::debug!(%error, "completion queue of a rail failed");
+                self.failures += 1;
+            }
+            return Received::Nothing;
+        }
+        match (self.take_posted(token), failure) {
+            (Some(Posted::Receive(buffer)), failure) => {
+                let frame = if failure.is_none() { self.decode(buffer, length) } else { None };
+                if let Err(error) = self.receive(buffer) {
+                    // One receive buffer less; the others are reposted.
+                    tracing::warn!(%error, "posting a receive of a rail again failed");
+                }
+                frame.map_or(Received::Nothing, Received::Message)
+            }
+            (Some(Posted::Send(buffer, to, _)), failure) => {
+                self.free_send_buffers.push(buffer);
+                if let Some((_, error)) = failure {
+                    self.send_failed(to, &error);
+                }
+                Received::Nothing
+            }
+            (Some(Posted::Data(chunk, _)), None) => Received::Chunk(chunk, Ok(())),
+            (Some(Posted::Data(chunk, _)), Some((kind, error))) => {
+                let is_read = matches!(kind, Some(CompletionKind::Read));
+                let operation = if is_read { "get" } else { "put" };
+                Received::Chunk(chunk, Err(Error::of_fabric(operation, error)))
+            }
+            (None, _) => Received::Nothing,
+        }
+    }
+
+    fn decode(&self, buffer: usize, length: usize) -> Option<Frame> {
+        let mut bytes = [0; MAX_MESSAGE_LENGTH];
+        let bytes = &mut bytes[..length.min(MAX_MESSAGE_LENGTH)];
+        self.receive_buffers.read(buffer * MAX_MESSAGE_LENGTH, bytes).ok()?;
+        let decoded = Message::decode(bytes);
+        decoded.inspect_err(|error| tracing::debug!(%error, "malformed message ignored")).ok()
+    }
+
+    // ------------------------------------------------------------------- posting
+
+    /// A token for an operation; [taken back](Self::take_posted) if posting it fails.
+    fn record_post(&mut self, posted: Posted) -> u64 {
+        let index = self.free_tokens.pop().unwrap_or_else(|| {
+            self.posted.push(None);
+            self.posted.len() - 1
+        });
+        self.posted[index] = Some(posted);
+        index as u64
+    }
+
+    fn take_posted(&mut self, token: u64) -> Option<Posted> {
+        let posted = self.posted.get_mut(token as usize)?.take()?;
+        self.free_tokens.push(token as usize);
+        Some(posted)
+    }
+
+    fn receive(&mut self, buffer: usize) -> fabric::Result<()> {
+        let slice = self
+            .receive_buffers
+            .slice(buffer * MAX_MESSAGE_LENGTH..(buffer + 1) * MAX_MESSAGE_LENGTH)?;
+        let token = self.record_post(Posted::Receive(buffer));
+        let options = PostOptions::token(token);
+        let posted = self.endpoint.receive(&mut self.queue, &slice, options);
+        posted.map(drop).inspect_err(|_| {
+            self.take_posted(token);
+        })
+    }
+
+    /// Posts the one-sided operation of a chunk: writes to a peer, or reads from it. False if the
+    /// provider's queue is full.
+    pub(super) fn post_data(
+        &mut self,
+        operation: Operation,
+        chunk: u64,
+        peer: Peer,
+        local: &RegionSlice,
+        remote: &RemoteSlice,
+    ) -> fabric::Result<bool> {
+        let token = self.record_post(Posted::Data(chunk, peer));
+        let options = PostOptions::token(token).timeout(Duration::ZERO);
+        let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
+        let posted = match operation {
+            // Later messages rely on the data being visible at the target.
+            Operation::Put => {
+                let options = options.flags(TransferFlags::DELIVERY_COMPLETE);
+                endpoint.write(queue, peer, local, remote, options)
+            }
+            Operation::Get => endpoint.read(queue, peer, local, remote, options),
+        };
+        match posted {
+            Ok(_) => Ok(true),
+            Err(error) => {
+                self.take_posted(token);
+                match error.kind() {
+                    fabric::ErrorKind::WouldBlock => Ok(false),
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// The chunks that the provider has.
+    pub(super) fn posted_chunks(&self) -> impl Iterator<Item = u64> {
+        self.posted.iter().flatten().filter_map(|posted| match posted {
+            Posted::Data(chunk, _) => Some(*chunk),
+            Posted::Receive(_) | Posted::Send(..) => None,
+        })
+    }
+
+    // ------------------------------------------------------------------- messages
+
+    /// Sends a message in a session.
+    pub(super) fn send_message(&mut self, session: &mut Session, message: &Message) {
+        match session.encode(message) {
+            Some(bytes) => self.queue_message(session.key(), session.peer(), bytes),
+            None => self.lose(session.key(), "it acknowledges no messages"),
+        }
+    }
+
+    /// Sends a message to a peer without a session here.
+    pub(super) fn send_without_session(&mut self, peer: Peer, session: u64, message: &Message) {
+        self.queue_message(SessionKey::NoSession, peer, message.encode(session, 0, 0));
+    }
+
+    fn queue_message(&mut self, to: SessionKey, peer: Peer, bytes: Vec<u8>) {
+        if self.is_lost(to) {
+            return;
+        }
+        if bytes.len() > MAX_MESSAGE_LENGTH {
+            return tracing::warn!(length = bytes.len(), "message longer than the limit dropped");
+        }
+        if self.queued(peer) >= MAX_QUEUED_PER_PEER {
+            return self.lose(to, "it receives no messages");
+        }
+        self.send_queue.push_back(QueuedMessage { to, peer, bytes, since: Instant::now() });
+        self.flush();
+    }
+
+    fn queued(&self, peer: Peer) -> usize {
+        self.send_queue.iter().filter(|waiting| waiting.peer == peer).count()
+    }
+
+    /// Is there room in the queue to a peer for messages that can wait?
+    pub(super) fn has_room(&self, peer: Peer) -> bool {
+        self.queued(peer) < MAX_QUEUED_PER_PEER / 2
+    }
+
+    /// Pings a silent peer, retransmits unacknowledged messages, and acknowledges received ones.
+    pub(super) fn check_session(
+        &mut self,
+        session: &mut Session,
+        is_connecting: bool,
+        now: Instant,
+    ) {
+        // Connecting links have their own deadline.
+        if !is_connecting && session.is_lost(now) {
+            return self.lose(session.key(), "it does not answer");
+        }
+        if !is_connecting && session.should_ping(now) {
+            self.send_message(session, &Message::Ping);
+        }
+        let mut due_retransmits = session.due_retransmits(now);
+        let ack_is_due = session.ack_is_due(now);
+        // Queued messages, in the provider or here, are not lost.
+        if !due_retransmits.is_empty() && self.is_sending(session.key()) {
+            due_retransmits.clear();
+        }
+        if due_retransmits.is_empty() && ack_is_due {
+            self.send_message(session, &Message::Pong);
+        }
+        for (number, message) in due_retransmits {
+            let bytes = session.encode_numbered(number, &message);
+            self.queue_message(session.key(), session.peer(), bytes);
+        }
+    }
+
+    /// Are messages of this session queued here?
+    pub(super) fn is_queued(&self, to: SessionKey) -> bool {
+        self.send_queue.iter().any(|waiting| waiting.to == to)
+    }
+
+    /// Are messages of this session queued, here or in the provider?
+    pub(super) fn is_sending(&self, session_key: SessionKey) -> bool {
+        self.is_queued(session_key)
+            || self.posted.iter().flatten().any(|posted| match posted {
+                Posted::Send(_, to, _) => *to == session_key,
+                Posted::Receive(_) | Posted::Data(..) => false,
+            })
+    }
+
+    /// The next session that cannot be sent to.
+    pub(super) fn next_send_event(&mut self) -> Option<SendEvent> {
+        self.send_events.pop_front()
+    }
+
+    /// Has sending found that the session is lost?
+    pub(super) fn is_lost(&self, session: SessionKey) -> bool {
+        self.send_events.iter().any(|event| event.is_lost && event.session == session)
+    }
+
+    /// Sends nothing more in a session whose peer violates a limit.
+    fn lose(&mut self, session: SessionKey, cause: &str) {
+        if session != SessionKey::NoSession {
+            self.drop_queued(session);
+            let event = SendEvent { session, is_lost: true, cause: cause.to_owned() };
+            self.send_events.push_back(event);
+        }
+    }
+
+    fn send_failed(&mut self, to: SessionKey, error: &fabric::Error) {
+        tracing::debug!(?to, %error, "sending a message failed");
+        let event = SendEvent { session: to, is_lost: false, cause: error.to_string() };
+        self.send_events.push_back(event);
+    }
+
+    /// Drops queued messages of a closed session.
+    pub(super) fn drop_queued(&mut self, session: SessionKey) {
+        self.send_queue.retain(|waiting| waiting.to != session);
+    }
+
+    /// Sends queued messages, in order for each peer. A blocked peer does not hold up others.
+    pub(super) fn flush(&mut self) {
+        if self.send_queue.is_empty() {
+            return;
+        }
+        let mut sending: HashMap<Peer, usize> = HashMap::new();
+        for posted in self.posted.iter().flatten() {
+            if let Posted::Send(_, _, peer) = posted {
+                *sending.entry(*peer).or_default() += 1;
+            }
+        }
+        let mut blocked: HashSet<Peer> = HashSet::new();
+        let mut at = 0;
+        while at < self.send_queue.len() && !self.free_send_buffers.is_empty() {
+            let QueuedMessage { to, peer, .. } = self.send_queue[at];
+            let count = sending.entry(peer).or_default();
+            if *count >= MAX_SENDS_PER_PEER || blocked.contains(&peer) {
+                at += 1;
+                continue;
+            }
+            match self.send(at) {
+                Ok(()) => {
+                    *count += 1;
+                    self.send_queue.remove(at);
+                }
+                Err(error) if error.kind() == fabric::ErrorKind::WouldBlock => {
+                    blocked.insert(peer);
+                }
+                Err(error) => {
+                    self.send_queue.remove(at);
+                    self.send_failed(to, &error);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, at: usize) -> fabric::Result<()> {
+        let QueuedMessage { to, peer, bytes, .. } = &self.send_queue[at];
+        let (to, peer) = (*to, *peer);
+        let Some(buffer) = self.free_send_buffers.last().copied() else { return Ok(()) };
+        self.send_buffers.write(buffer * MAX_MESSAGE_LENGTH, bytes)?;
+        let slice = self
+            .send_buffers
+            .slice(buffer * MAX_MESSAGE_LENGTH..buffer * MAX_MESSAGE_LENGTH + bytes.len())?;
+        let token = self.record_post(Posted::Send(buffer, to, peer));
+        let options = PostOptions::token(token).timeout(Duration::ZERO);
+        let sent = self.endpoint.send(&mut self.queue, peer, &slice, options);
+        match sent {
+            Ok(_) => {
+                self.free_send_buffers.pop();
+                Ok(())
+            }
+            Err(error) => {
+                self.take_posted(token);
+                Err(error)
+            }
+        }
+    }
+
+    /// Have all messages left?
+    pub(super) fn has_sent_all(&self) -> bool {
+        self.free_send_buffers.len() == SEND_BUFFERS && self.send_queue.is_empty()
+    }
+
+    /// The time until the next poll. Messages that find the queue full are retried soon, and less
+    /// often with time: a provider that cannot connect never has room.
+    pub(super) fn max_sleep(&self, has_unposted: bool) -> Duration {
+        if has_unposted || self.staging.copies_in_flight() {
+            return BUSY_PAUSE;
+        }
+        let latest = self.send_queue.back().map(|unsent| unsent.since.elapsed() / 8);
+        latest.map_or(CHECK_INTERVAL, |pause| pause.clamp(BUSY_PAUSE, CHECK_INTERVAL))
+    }
+
+    // ------------------------------------------------------------------- addresses
+
+    /// The peer of an address; counts one more session.
+    pub(super) fn acquire_address(&mut self, address: &Address) -> fabric::Result<Peer> {
+        let peer = self.addresses.insert(address)?;
+        self.retain_address(peer);
+        Ok(peer)
+    }
+
+    /// Counts one more session for this address.
+    pub(super) fn retain_address(&mut self, peer: Peer) {
+        *self.peers.entry(peer).or_default() += 1;
+    }
+
+    /// Counts one session less for this address.
+    pub(super) fn release_address(&mut self, peer: Peer) {
+        if let Some(users) = self.peers.get_mut(&peer) {
+            *users = users.saturating_sub(1);
+        }
+    }
+
+    /// Number of messages without a session, queued or in flight.
+    pub(super) fn messages_without_session(&self) -> usize {
+        let has_no_session =
+            |posted: &&Posted| matches!(posted, Posted::Send(_, SessionKey::NoSession, _));
+        let posted = self.posted.iter().flatten().filter(has_no_session).count();
+        posted
+            + self.send_queue.iter().filter(|waiting| waiting.to == SessionKey::NoSession).count()
+    }
+
+    /// Removes unused addresses.
+    pub(super) fn remove_unused_addresses(&mut self, now: Instant) {
+        self.send_queue.retain(|waiting| {
+            waiting.to != SessionKey::NoSession || now - waiting.since < REFUSAL_SEND_TIMEOUT
+        });
+        // Local providers answer peers by their addresses, also after all sessions have ended.
+        if !self.domain.capabilities().reaches_other_machines {
+            return;
+        }
+        let unused = self.peers.iter().filter(|(_, users)| **users == 0);
+        let unused: Vec<_> = unused.map(|(peer, _)| *peer).collect();
+        for peer in unused {
+            let is_used = self.send_queue.iter().any(|waiting| waiting.peer == peer)
+                || self.posted.iter().flatten().any(|posted| match posted {
+                    Posted::Send(_, _, to) | Posted::Data(_, to) => *to == peer,
+                    Posted::Receive(_) => false,
+                });
+            if !is_used {
+                self.peers.remove(&peer);
+                let _ = self.addresses.remove(peer);
+            }
+        }
+    }
+}
