@@ -25,7 +25,7 @@ use crate::topic::{Delivery, Entry, LostPublisher, OriginId, RemoteHeartbeat, To
 static SOURCES: Sources = Sources::new(
     &[
         "pubsub/src/pool/control.rs",
-        "pubsub/src/pool/control/sync_words.rs",
+        "pubsub/src/pool/stream_order/sync_words.rs",
         "pubsub/src/pool/sample_info.rs",
         "pubsub/src/topic/subscribers.rs",
         "pubsub/src/topic/destinations.rs",
