@@ -129,8 +129,7 @@ impl Metrics for AllocMetrics {
 }
 
 fn report(arguments: &Arguments, results: &[WorkerResult], is_sound: bool) -> Report<AllocMetrics> {
-    let mut samples = Histogram::default();
-    results.iter().for_each(|done| samples.merge(&done.samples));
+    let samples: Histogram = results.iter().map(|done| &done.samples).collect();
     let pairs: u64 = results.iter().map(|done| done.iterations).sum();
     let elapsed: u64 = results.iter().map(|done| done.elapsed).sum();
     let common = Common {

@@ -102,8 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     let results = group.results::<()>()?;
-    let mut samples = Histogram::default();
-    results.iter().for_each(|done| samples.merge(&done.samples));
+    let samples: Histogram = results.iter().map(|done| &done.samples).collect();
     let common = Common {
         bytes: 24,
         iterations: arguments.iterations,

@@ -41,7 +41,7 @@ pub(crate) fn rounded(value: f64) -> f64 {
 /// The metrics of one kind of measurement.
 pub(crate) trait Metrics: Serialize {
     /// The message of the failure if the data was not verified.
-    const FAILURE_TEXT: &str;
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     /// The report as text.
     fn to_text(&self, common: &Common) -> String;

@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::Arguments;
 use super::cores::{Cores, Services};
 use super::report::common;
-use super::role::WorkerResult;
-use super::role::{Service, TopicKind, WORDS, WorkerRole, end_all, join};
+use super::role::{WORDS, WorkerResult, WorkerRole, end_all, join};
+use super::{Arguments, Service, TopicKind};
 use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report};
 use crate::worker_group::WorkerGroup;
@@ -52,20 +51,10 @@ fn memory(service: u32) -> u64 {
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut group = WorkerGroup::new(WORDS)?;
     let cores = Cores::new(arguments.cores.as_ref(), 0, Services::Rest)?.all();
-    let kind = TopicKind {
-        memory: arguments.memory.to_string(),
-        size: arguments.size,
-        depth: 16,
-        run: 0,
-        writes_ends: false,
-    };
+    let kind = TopicKind::new(arguments, arguments.memory, 16);
     let directory = group.directory().join("node");
-    let service = Service {
-        directory: directory.clone(),
-        network: None,
-        budget: kind.budget(topics),
-        cores: cores.clone().unwrap_or_default(),
-    };
+    let of_service = cores.as_deref().unwrap_or_default();
+    let service = Service::local(directory.clone(), kind.budget(topics), of_service);
     group.start_workers(&[(WorkerRole::Serve(service), None)])?;
     group.begin()?;
     let node = join(&directory, "idle", Wait::Block)?;

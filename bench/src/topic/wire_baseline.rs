@@ -14,14 +14,15 @@ use fabric::{
     Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
     Locality, MemoryRegion, Query, QueueOptions, Requirements, WaitStrategy,
 };
+use pubsub::MemoryLocation;
 use pubsub::replication::WorkerOptions;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::role::WorkerResult;
 use super::role::{
-    TIMEOUT, TopicResult, empty_histogram, empty_result, has_ended, now, wire_asked, wire_done,
+    TIMEOUT, WorkerResult, empty_histogram, empty_result, has_ended, now, wire_asked, wire_done,
 };
+use super::{Arguments, TopicResult};
 use crate::process::set_affinity;
 use crate::worker_group::{SharedSegment, find, leave};
 use command::exit::{Exit, Failure};
@@ -35,23 +36,44 @@ const QUEUE: usize = 4096;
 /// Interval of checking for requested turns.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_SLEEP: Duration = Duration::from_millis(20);
+/// Turns at the start that do not count.
+const WARMUP_TURNS: u64 = 1;
 /// Turns without progress after which the writer gets credit of all that was read.
 const IDLE_TURNS: u32 = 16;
 
 /// One end of the ring.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WireEnd {
-    pub(super) is_writer: bool,
+    is_writer: bool,
     /// Directory where the ends exchange addresses, and get the path of the topic's messages.
-    pub(super) directory: PathBuf,
-    pub(super) size: u64,
-    pub(super) depth: u32,
+    directory: PathBuf,
+    size: u64,
+    depth: u32,
     /// Messages are copied out of a device first, through slots.
-    pub(super) is_staged: bool,
-    /// Messages of each turn, and number of turns at the start that do not count.
-    pub(super) each: u64,
-    pub(super) warmup: u64,
-    pub(super) cores: Vec<usize>,
+    is_staged: bool,
+    /// Messages of each turn.
+    each: u64,
+    cores: Vec<usize>,
+}
+
+impl WireEnd {
+    /// Writer and reader, with the depth of the topic and the messages of each turn.
+    pub(super) fn both(
+        arguments: &Arguments,
+        directory: &Path,
+        (depth, each): (u32, u64),
+        cores: &[usize],
+    ) -> [Self; 2] {
+        [true, false].map(|is_writer| Self {
+            is_writer,
+            directory: directory.to_owned(),
+            size: arguments.size,
+            depth,
+            is_staged: !matches!(arguments.memory, MemoryLocation::Host),
+            each,
+            cores: cores.to_vec(),
+        })
+    }
 }
 
 /// The path of the topic's messages.
@@ -282,7 +304,7 @@ impl Writer {
             }
             self.poll_state.record_progress();
             for _ in 0..end.each {
-                self.message(end.size, turns >= end.warmup)?;
+                self.message(end.size, turns >= WARMUP_TURNS)?;
             }
             turns += 1;
             wire_done(shared, turns)?;

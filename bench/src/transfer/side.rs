@@ -1,15 +1,13 @@
-//! A side: its memory, its notifications, and the task of the target.
+//! A side: its memory and its notifications, and what the target does.
 
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use fabric::{Caps, EndpointKind, Query};
 use gpu::{Device, DeviceName, Memory, Stream};
 use ipc::WaitStrategy;
-use serde::{Deserialize, Serialize};
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
-use super::{Source, TIMEOUT};
+use super::{Source, TIMEOUT, Target};
 use crate::local_offers;
 use crate::worker_group::{SharedSegment, Task, WorkerResult, leave, now, take};
 use command::exit::Failure;
@@ -26,16 +24,6 @@ pub(super) const FILL: u64 = 3;
 pub(super) const ANSWER: u64 = 4;
 /// The end.
 pub(super) const END: u64 = 5;
-
-/// The task of the target.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Target {
-    pub(super) directory: PathBuf,
-    pub(super) device: String,
-    pub(super) length: u64,
-    pub(super) memory: Source,
-    pub(super) wire: FabricSettings,
-}
 
 /// Memory of a side.
 pub(super) struct Side {
@@ -133,30 +121,21 @@ pub(super) fn next_notice(agent: &mut Agent) -> Result<(u64, u64), Failure> {
     }
 }
 
-/// The fabric of the two, besides shared memory or instead of it.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct FabricSettings {
-    pub(super) provider: Option<String>,
-    pub(super) rails: usize,
-    pub(super) treat_as_remote: bool,
-}
-
-pub(super) fn start(
-    label: &str,
-    directory: &Path,
-    wire: &FabricSettings,
-) -> Result<Agent, Failure> {
-    let mut options =
-        AgentOptions::new(label).directory(directory).wait_strategy(WaitStrategy::Busy);
-    if wire.treat_as_remote {
-        options = options.force_remote();
+impl Target {
+    /// Starts an agent, of this side or of the other one.
+    pub(super) fn start_agent(&self, label: &str) -> Result<Agent, Failure> {
+        let mut options =
+            AgentOptions::new(label).directory(&self.directory).wait_strategy(WaitStrategy::Busy);
+        if self.is_remote {
+            options = options.force_remote();
+        }
+        if let Some(provider) = &self.fabric {
+            let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+            let offer = local_offers::first(&query.provider(provider))?;
+            options = (0..self.rails).fold(options, |options, _| options.fabric(&offer));
+        }
+        Ok(Agent::start(options)?)
     }
-    if let Some(provider) = &wire.provider {
-        let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
-        let offer = local_offers::first(&query.provider(provider))?;
-        options = (0..wire.rails).fold(options, |options, _| options.fabric(&offer));
-    }
-    Ok(Agent::start(options)?)
 }
 
 impl Task for Target {
@@ -170,7 +149,7 @@ impl Task for Target {
     ) -> Result<WorkerResult<Self::Detail>, Failure> {
         let name: DeviceName = self.device.parse()?;
         let device = Device::open(name)?;
-        let mut agent = start(TARGET_LABEL, &self.directory, &self.wire)?;
+        let mut agent = self.start_agent(TARGET_LABEL)?;
         let side = Side::new(&agent, &device, self.memory, self.length)?;
         let (card, region) = (agent.card().encode()?, side.region.descriptor().encode()?);
         leave(&self.directory, "target", &(card, region))?;

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::intra_node::{self, IntraNodeMetrics as Row};
-use super::{Arguments, Wait};
+use super::{Arguments, IntraNodeMetrics as Row, cores, measure};
+use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report, format_figure};
 use command::exit::Failure;
 use command::text::table;
@@ -25,18 +25,18 @@ fn rows(most: u64, has_core_for_each: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> 
     busy.chain(all().map(|count| (Wait::Block, count))).collect()
 }
 
-pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
+pub(in super::super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
     let everywhere = std::thread::available_parallelism().map_or(1, usize::from);
     let has_core_for_each = |subscribers| {
         let arguments = Arguments { subscribers, ..arguments.clone() };
-        intra_node::cores(&arguments).is_ok_and(|cores| cores.has_core_for_each(everywhere))
+        cores(&arguments).is_ok_and(|cores| cores.has_core_for_each(everywhere))
     };
     let mut measured = Vec::new();
     for (waiting, subscribers) in rows(most, has_core_for_each) {
         let asleep = (waiting == Wait::Block).then_some(ASLEEP);
         let iterations = arguments.iterations.or(asleep);
         let arguments = Arguments { waiting, subscribers, iterations, ..arguments.clone() };
-        measured.push(intra_node::measure(&arguments)?);
+        measured.push(measure(&arguments)?);
     }
     let Some(last) = measured.last() else { return Ok(()) };
     let verified = measured.iter().all(|row| row.common.verified);
@@ -45,8 +45,6 @@ pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
 }
 
 impl Metrics for FanOutMetrics {
-    const FAILURE_TEXT: &str = "received data is corrupted";
-
     fn to_text(&self, _common: &Common) -> String {
         let heads = [
             "waiting",
