@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu::{Device, Slice};
+use gpu::{Device, Slice, Stream};
 use ipc::Interruption;
 use pubsub::{Attempt, ErrorKind, Loan, MemoryLocation, Publisher, Topic};
 
@@ -23,8 +23,8 @@ use crate::topic::OpenTopic;
 /// A publisher.
 #[derive(Debug)]
 pub(crate) struct OpenPublisher {
-    pub(crate) publisher: Publisher,
-    pub(crate) memory: MemoryLocation,
+    publisher: Publisher,
+    memory: MemoryLocation,
     /// The device that messages were last downloaded from, since opening one takes long.
     source: Mutex<Option<Device>>,
 }
@@ -34,7 +34,7 @@ impl Kind for OpenPublisher {
     const NAME: &'static str = "publisher";
 }
 
-pub(crate) const NO_SPACE: Failure = Failure::fixed(
+const NO_SPACE: Failure = Failure::fixed(
     Status::WouldBlock,
     c"publish",
     c"publish failed: would block: no space in the topic",
@@ -53,7 +53,7 @@ impl OpenPublisher {
         Ok(Self { publisher, memory, source: Mutex::default() })
     }
 
-    pub(crate) fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
+    fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
         match timeout {
             Timeout::Now => self.publisher.try_push(bytes)?.ok_or(NO_SPACE)?,
             _ => self.publisher.push(bytes, timeout.as_duration())?,
@@ -62,8 +62,13 @@ impl OpenPublisher {
     }
 
     /// Publishes memory of any kind.
-    pub(crate) fn push_from(&self, found: &CallerMemory<'_>, timeout: Timeout) -> Result<()> {
-        match (found, timeout) {
+    pub(crate) fn push_from(
+        &self,
+        operation: &'static CStr,
+        from: CallerRange<'_>,
+        timeout: Timeout,
+    ) -> Result<()> {
+        match (&device::find(self.memory, operation, from)?, timeout) {
             (CallerMemory::Host(bytes), _) => return self.push(bytes, timeout),
             (CallerMemory::Device(slice), _) if !self.can_copy_from(slice) => {
                 let device = slice.memory().mapped_for().clone();
@@ -87,6 +92,45 @@ impl OpenPublisher {
             }
         };
         Ok(())
+    }
+
+    /// Publishes device memory in the order of a stream. An empty message has no address.
+    pub(crate) fn push_on(
+        &self,
+        operation: &'static CStr,
+        stream: &Stream,
+        from: CallerRange<'_>,
+        timeout: Timeout,
+    ) -> Result<()> {
+        let publisher = &self.publisher;
+        if from.length() > 0 {
+            let from = device::slice(self.memory, operation, from)?;
+            match timeout {
+                Timeout::Now => publisher.try_push_on(stream, &from)?.ok_or(NO_SPACE)?,
+                _ => publisher.push_on(stream, &from, timeout.as_duration())?,
+            };
+            return Ok(());
+        }
+        let end = timeout.end();
+        let loan = self.loan(0, timeout)?;
+        let interruption = Interruption::watch();
+        match loan.publish_on_within(stream, end.saturating_duration_since(Instant::now()))? {
+            Attempt::Sent(_) => Ok(()),
+            Attempt::Full(_) => Err(not_published(timeout, &interruption)),
+        }
+    }
+
+    fn loan(&self, length: u64, timeout: Timeout) -> Result<Loan> {
+        match timeout {
+            Timeout::Now => self.publisher.try_loan(length)?.ok_or(NO_SPACE),
+            _ => Ok(self.publisher.loan(length, timeout.as_duration())?),
+        }
+    }
+
+    /// Waits for a number of subscribers, once.
+    pub(crate) fn wait_once(&self, count: u32, longest: Duration) -> SubscriberWait {
+        let ended = self.publisher.wait_for_subscribers(count, longest);
+        SubscriberWait { ended, subscribers: self.publisher.subscribers() }
     }
 
     /// Can the topic's device copy from this memory?
@@ -115,7 +159,7 @@ const INTERRUPTED: Failure = Failure::fixed(
 );
 
 /// Why a loan that still exists was not published.
-pub(crate) fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
+fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
     match timeout {
         Timeout::Now => NO_SPACE,
         _ if interruption.occurred() => INTERRUPTED,
@@ -166,13 +210,6 @@ pub(crate) fn wait_for_subscribers(
 pub(crate) struct SubscriberWait {
     ended: pubsub::Result<u32>,
     subscribers: u32,
-}
-
-impl SubscriberWait {
-    pub(crate) fn once(publisher: &Publisher, count: u32, longest: Duration) -> Self {
-        let ended = publisher.wait_for_subscribers(count, longest);
-        Self { ended, subscribers: publisher.subscribers() }
-    }
 }
 
 /// Publishes the loan of a handle. Without space, or after the timeout, the loan is unchanged.
@@ -253,7 +290,7 @@ export! {
         timeout: Timeout,
     ) -> i32, c"wait for subscribers" {
         wait_for_subscribers(OPERATION, count, timeout, |count, longest| {
-            Ok(SubscriberWait::once(&publisher.find(OPERATION)?.publisher, count, longest))
+            Ok(publisher.find(OPERATION)?.wait_once(count, longest))
         })
     }
 
@@ -280,9 +317,7 @@ export! {
         pointer: CallerRange<'_>[length],
         timeout: Timeout,
     ) -> i32, c"push from a device's memory" {
-        let publisher = publisher.find(OPERATION)?;
-        let found = device::find(publisher.memory, OPERATION, pointer)?;
-        publisher.push_from(&found, timeout)
+        publisher.find(OPERATION)?.push_from(OPERATION, pointer, timeout)
     }
 
     /// Waits until all published messages are released.
@@ -307,12 +342,7 @@ export! {
         timeout: Timeout,
         loan: Out<'_, *mut Exclusive<Loan>>,
     ) -> i32, c"loan memory for a message" {
-        let publisher = publisher.find(OPERATION)?;
-        let (publisher, length) = (&publisher.publisher, length as u64);
-        let borrowed = match timeout {
-            Timeout::Now => publisher.try_loan(length)?.ok_or(NO_SPACE)?,
-            _ => publisher.loan(length, timeout.as_duration())?,
-        };
+        let borrowed = publisher.find(OPERATION)?.loan(length as u64, timeout)?;
         loan.put(registry::open(OPERATION, Exclusive::new(borrowed))?)
     }
 

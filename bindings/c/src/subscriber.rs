@@ -23,7 +23,7 @@ use crate::topic::OpenTopic;
 /// A subscriber.
 #[derive(Debug)]
 pub(crate) struct OpenSubscriber {
-    pub(crate) subscriber: Exclusive<Subscriber>,
+    subscriber: Exclusive<Subscriber>,
 }
 
 impl Kind for OpenSubscriber {
@@ -38,6 +38,11 @@ const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
         Ok(Self { subscriber: Exclusive::new(topic.subscriber()?) })
+    }
+
+    /// Ends the subscription, when no other thread uses it any more.
+    pub(crate) fn end(&self) {
+        self.subscriber.end();
     }
 
     /// Pulls the next message. With a stream, the stream waits for a message that is not written
@@ -152,7 +157,7 @@ export! {
         subscriber: Option<Handle<OpenSubscriber>>,
     ) -> i32, c"close a subscriber" {
         if let Some(subscriber) = subscriber {
-            subscriber.close(OPERATION)?.subscriber.end();
+            subscriber.close(OPERATION)?.end();
         }
         Ok(())
     }
