@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
 use serde_json::{Value, json};
 
-use self::input::{Input, LengthLimit, Message};
+use self::input::{Input, Message};
 use self::wait_notice::{Wait, WaitNotice};
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure};
@@ -17,7 +17,6 @@ use super::histogram::Histogram;
 use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::paths::{bracketed_names, given_up};
 use super::progress::{Progress, totals};
-use super::service_wait::ServiceWait;
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
@@ -115,12 +114,10 @@ fn publish(
     signals: &Signals,
     summary: &mut PublishSummary,
 ) -> Result<(), Failure> {
-    let service = ServiceWait::of(&settings.directory.value);
-    let node =
-        node_client::join(settings, node_client::options(settings, "pub"), &service, signals)?;
-    (summary.node, summary.directory_note) = (Some(node.identity()), Some(directory_note(&node)));
-    let (service, name) = (&service, &*arguments.topic);
-    let request = TopicRequest { node: &node, name, settings, service, signals };
+    let name = &arguments.topic;
+    let request = TopicRequest::join(settings, "pub", name, signals)?;
+    let node = request.node();
+    (summary.node, summary.directory_note) = (Some(node.identity()), Some(directory_note(node)));
     // An existing topic limits the length of messages.
     let found = request.existing()?;
     let longest = match &found {
@@ -147,7 +144,7 @@ fn publish(
         progress: Progress::start(),
         connectivity: ConnectivityReporter::begin(),
         readers: SubscriberPresence::default(),
-        node: &node,
+        node,
         notice: WaitNotice::default(),
     };
     let done = work.run_all(input);
@@ -176,6 +173,16 @@ fn input<'a>(
 fn random_run() -> Result<u64, Failure> {
     getrandom::u64()
         .map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))
+}
+
+/// The maximum length of messages of a topic.
+#[derive(Debug, Clone, Copy)]
+struct LengthLimit<'a> {
+    topic: &'a str,
+    /// None if there is no topic yet, and no setting.
+    largest: Option<u64>,
+    /// Origin of the setting, if one is set.
+    origin: Option<&'a str>,
 }
 
 /// Counts of the messages by outcome.
