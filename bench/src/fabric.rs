@@ -173,7 +173,7 @@ impl Metrics for FabricMetrics {
             cores,
             if common.verified { "verified" } else { "CORRUPTED" }.to_owned(),
         ];
-        text::table(&[head.map(str::to_owned).to_vec(), row.to_vec()])
+        text::table_of(head, std::iter::once(row))
     }
 }
 

@@ -64,7 +64,7 @@ impl<F: Metrics> Report<F> {
 
     /// The report as one line of JSON.
     pub(crate) fn line(&self) -> Result<String, Failure> {
-        serde_json::to_string(self).map_err(|error| Failure::failed(error.to_string()))
+        serde_json::to_string(self).map_err(Failure::of)
     }
 
     /// Prints the report as text, unless only JSON is requested, and as one line of JSON. Fails if

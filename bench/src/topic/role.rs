@@ -14,7 +14,6 @@ use crate::exchange::plan::Wait;
 use crate::process::set_affinity;
 use crate::worker_group::{self, LONGEST, SharedSegment, Task};
 use command::exit::{Exit, Failure};
-use command::histogram::Histogram;
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Stamps of a message: when it was published, how long the loan and the fill took before, and its
@@ -134,13 +133,21 @@ pub(super) fn next_turn(shared: &SharedSegment, line: usize) -> Result<(), Failu
 /// Requests a turn of the ring throughput baseline, and waits for it.
 pub(super) fn wire_turn(shared: &SharedSegment) -> Result<(), Failure> {
     let requested = shared.part()?.fetch_add(WIRE_WORDS.0, 1) + 1;
-    let end = Instant::now() + 2 * TIMEOUT;
-    while shared.part()?.load(WIRE_WORDS.1, Ordering::Acquire) < requested {
+    await_word(shared, WIRE_WORDS.1, requested, 2 * TIMEOUT, "for the ring throughput baseline")
+}
+
+/// Waits until a word has this value, or a higher one.
+fn await_word(
+    shared: &SharedSegment,
+    word: usize,
+    least: u64,
+    longest: Duration,
+    what: &str,
+) -> Result<(), Failure> {
+    let end = Instant::now() + longest;
+    while shared.part()?.load(word, Ordering::Acquire) < least {
         if Instant::now() > end {
-            return Err(Failure::new(
-                Exit::Deadline,
-                "timed out waiting for the ring throughput baseline",
-            ));
+            return Err(Failure::new(Exit::Deadline, format!("timed out waiting {what}")));
         }
         std::thread::sleep(WAKEUP_TIME / 4);
     }
@@ -192,19 +199,7 @@ impl Task for WorkerRole {
 
 /// Pauses until this line of readers was resumed so often.
 pub(super) fn pause(shared: &SharedSegment, line: usize, pauses: u64) -> Result<(), Failure> {
-    let end = Instant::now() + LONGEST;
-    while shared.part()?.load(RESUME_WORDS + line, Ordering::Acquire) < pauses {
-        if Instant::now() > end {
-            return Err(Failure::new(Exit::Deadline, "timed out waiting to be resumed"));
-        }
-        std::thread::sleep(WAKEUP_TIME / 4);
-    }
-    Ok(())
-}
-
-/// A histogram with space for the longest measurement, so that adding samples allocates nothing.
-pub(super) fn empty_histogram() -> Histogram {
-    Histogram::up_to(LONGEST.as_nanos() as u64)
+    await_word(shared, RESUME_WORDS + line, pauses, LONGEST, "to be resumed")
 }
 
 #[cfg(test)]

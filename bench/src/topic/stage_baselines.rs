@@ -11,10 +11,11 @@ use pubsub::replication::WorkerOptions;
 
 use super::TopicKind;
 use super::report::Latency;
-use super::role::{TIMEOUT, empty_histogram};
+use super::role::TIMEOUT;
 use crate::exchange::initiator;
 use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait};
 use crate::exchange::ring_exchange::{self, RingExchange};
+use crate::worker_group::empty_histogram;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::stages::Stage;
@@ -85,8 +86,8 @@ impl DeviceCopy {
         let device = Device::open(name)?;
         let message = device.allocate(size)?.whole();
         let stream = device.stream()?;
-        let segment = Segment::create(Layout::new("fabricast bench copy", 1), length as usize);
-        let segment = segment.map_err(|error| Failure::failed(error.to_string()))?;
+        let segment = Segment::create(Layout::new("fabricast bench copy", 1), length as usize)
+            .map_err(Failure::of)?;
         let pinned = transfer::pin(&segment, &device)?;
         Ok(Self { device: message, stream, pinned, length, chunk })
     }

@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use super::contents::Contents;
 use super::private_copy::PrivateMemory;
 use super::queue_baseline::QueueBaselineReader;
-use super::role::{Stamps, TIMEOUT, WorkerResult, empty_histogram, empty_result, join, now, pause};
+use super::role::{Stamps, TIMEOUT, WorkerResult, empty_result, join, now, pause};
 use super::schedule::{Round, Turn, TurnTarget};
 use super::{TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::process::pin;
-use crate::worker_group::SharedSegment;
+use crate::worker_group::{SharedSegment, empty_histogram};
 use command::exit::{Exit, Failure};
 use command::stages::{self, Stage};
 

@@ -28,9 +28,12 @@ pub(super) const END: u64 = 5;
 /// Memory of a side.
 pub(super) struct Side {
     pub(super) region: Region,
-    memory: Option<Memory>,
-    host: Option<HostBuffer>,
-    stream: Option<Stream>,
+    memory: SideMemory,
+}
+
+enum SideMemory {
+    Device(Memory, Box<Stream>),
+    Host(HostBuffer),
 }
 
 impl Side {
@@ -41,18 +44,16 @@ impl Side {
         length: u64,
     ) -> Result<Self, Failure> {
         let memory = match source {
-            Source::Shared => Some(device.allocate_shared(length, &[])?),
-            Source::Plain => Some(device.allocate(length)?),
-            Source::Host => None,
-        };
-        let Some(memory) = memory else {
-            let host = HostBuffer::new(length)?;
-            let region = agent.register(&host, Rights::ALL)?;
-            return Ok(Self { region, memory: None, host: Some(host), stream: None });
+            Source::Shared => device.allocate_shared(length, &[])?,
+            Source::Plain => device.allocate(length)?,
+            Source::Host => {
+                let host = HostBuffer::new(length)?;
+                let region = agent.register(&host, Rights::ALL)?;
+                return Ok(Self { region, memory: SideMemory::Host(host) });
+            }
         };
         let region = agent.register(&memory, Rights::ALL)?;
-        let stream = Some(device.stream()?);
-        Ok(Self { region, memory: Some(memory), host: None, stream })
+        Ok(Self { region, memory: SideMemory::Device(memory, Box::new(device.stream()?)) })
     }
 
     /// Fills all of it, differently for each number, and returns its checksum.
@@ -62,35 +63,34 @@ impl Side {
         let bytes: Vec<u8> = (0..spot).map(|at| ((at * at + 31 * number) >> 3) as u8).collect();
         let places = [0, (length - spot) / 2, length - spot];
         let byte = (number * 37 + 1) as u8;
-        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
-            let filled = stream.fill(&memory.slice(0, length)?, byte);
-            let filled = filled.and_then(|()| {
-                places
-                    .into_iter()
-                    .try_for_each(|at| stream.upload(&memory.slice(at, spot)?, &bytes, TIMEOUT))
-            });
-            filled?;
-        }
-        if let Some(host) = &self.host {
-            let all = vec![byte; length as usize];
-            host.write(0, &all)?;
-            for at in places {
-                host.write(at, &bytes)?;
+        match &self.memory {
+            SideMemory::Device(memory, stream) => {
+                stream.fill(&memory.slice(0, length)?, byte)?;
+                for at in places {
+                    stream.upload(&memory.slice(at, spot)?, &bytes, TIMEOUT)?;
+                }
+            }
+            SideMemory::Host(host) => {
+                host.write(0, &vec![byte; length as usize])?;
+                for at in places {
+                    host.write(at, &bytes)?;
+                }
             }
         }
         self.checksum(length)
     }
 
     pub(super) fn checksum(&self, length: u64) -> Result<u64, Failure> {
-        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
-            let range = memory.slice(0, length)?;
-            return Ok(stream.checksum(&range, TIMEOUT)?);
+        match &self.memory {
+            SideMemory::Device(memory, stream) => {
+                Ok(stream.checksum(&memory.slice(0, length)?, TIMEOUT)?)
+            }
+            SideMemory::Host(host) => {
+                let mut bytes = vec![0; length as usize];
+                host.read(0, &mut bytes)?;
+                Ok(gpu::checksum(&bytes))
+            }
         }
-        let mut bytes = vec![0; length as usize];
-        if let Some(host) = &self.host {
-            host.read(0, &mut bytes)?;
-        }
-        Ok(gpu::checksum(&bytes))
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Arguments, IntraNodeMetrics as Row, cores, measure};
 use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report, format_figure};
 use command::exit::Failure;
-use command::text::table;
+use command::text::table_of;
 
 /// Default number of messages where readers block: only some thousand are possible per second.
 const ASLEEP: u64 = 4_000;
@@ -65,7 +65,7 @@ impl Metrics for FanOutMetrics {
                     found.stages.iter().find(|stage| stage.stage == name).map(|stage| stage.p50_us),
                 )
             };
-            vec![
+            [
                 row.common.waiting.clone(),
                 found.subscribers.to_string(),
                 format_figure(row.common.p50_us),
@@ -78,9 +78,8 @@ impl Metrics for FanOutMetrics {
                 format_figure(found.queue_p99_us),
             ]
         };
-        let heads = heads.map(str::to_owned).to_vec();
-        let all: Vec<_> = std::iter::once(heads).chain(self.rows.iter().map(row)).collect();
-        format!("us, from the loan of memory until a reader has the message\n{}", table(&all))
+        let table = table_of(heads, self.rows.iter().map(row));
+        format!("us, from the loan of memory until a reader has the message\n{table}")
     }
 }
 
