@@ -36,16 +36,15 @@ fn cpu_seconds(process: u32) -> Option<f64> {
     Some(each.sum::<f64>() / 1e9)
 }
 
-/// A value of a file in /proc, in bytes: memory of a process, or of the machine's segments.
-fn kibibytes(file: &str, name: &str) -> u64 {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
-    line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0) << 10
-}
-
+/// Memory of both processes, and of the machine's segments, in bytes.
 fn memory(service: u32) -> u64 {
-    let of = |process: &str| kibibytes(&format!("/proc/{process}/status"), "RssAnon:");
-    kibibytes("/proc/meminfo", "Shmem:") + of("self") + of(&service.to_string())
+    let service = format!("{service}/status");
+    let all = [("meminfo", "Shmem:"), ("self/status", "RssAnon:"), (&*service, "RssAnon:")];
+    let value = |(file, name)| {
+        let text = std::fs::read_to_string(format!("/proc/{file}")).unwrap_or_default();
+        command::memory::kibibytes(&text, name).unwrap_or(0)
+    };
+    all.into_iter().map(value).sum()
 }
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {

@@ -6,7 +6,7 @@
 //!
 //! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
 //! `ffi`, `registry`, `exclusive`, `device`, `network`, `variables`, `layout`, `log`, `node`,
-//! `topic`, `publisher`, `subscriber`, `stream`, `report`, `rgaps`.
+//! `topic`, `publisher`, `subscriber`, `stream`, `rgaps`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
@@ -24,7 +24,6 @@ mod network;
 mod node;
 mod publisher;
 mod registry;
-mod report;
 mod rgaps;
 mod status;
 mod stream;

@@ -17,7 +17,7 @@ use crate::handle::{Handle, Kind};
 use crate::layout::{RawCounters, RawSent};
 use crate::registry;
 use crate::status::Status;
-use crate::timeout::Timeout;
+use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
 
 /// A publisher.
@@ -129,8 +129,7 @@ impl OpenPublisher {
 
     /// Waits for a number of subscribers, once.
     pub(crate) fn wait_once(&self, count: u32, longest: Duration) -> SubscriberWait {
-        let ended = self.publisher.wait_for_subscribers(count, longest);
-        SubscriberWait { ended, subscribers: self.publisher.subscribers() }
+        (self.publisher.wait_for_subscribers(count, longest), self.publisher.subscribers())
     }
 
     /// Can the topic's device copy from this memory?
@@ -167,9 +166,6 @@ fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
     }
 }
 
-/// Interval of checks for a closed handle, during which a signal handler is not noticed.
-const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Waits in pieces, each of which looks the handle up again.
 pub(crate) fn wait_for_subscribers(
     operation: &'static CStr,
@@ -182,8 +178,8 @@ pub(crate) fn wait_for_subscribers(
     let end = timeout.end();
     loop {
         let remaining = end.saturating_duration_since(Instant::now());
-        let waited = wait(count, remaining.min(CLOSE_CHECK_INTERVAL))?;
-        match waited.ended {
+        let (ended, found) = wait(count, remaining.min(CLOSE_CHECK_INTERVAL))?;
+        match ended {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() != ErrorKind::DeadlineExceeded => return Err(error.into()),
             Err(_) if remaining > CLOSE_CHECK_INTERVAL => {}
@@ -196,7 +192,6 @@ pub(crate) fn wait_for_subscribers(
             }
             Err(error) => {
                 // Of the whole wait, not of its last piece.
-                let found = waited.subscribers;
                 let plural = if found == 1 { "" } else { "s" };
                 let within = timeout.as_duration();
                 let detail = format!("{found} subscriber{plural} of {count} after {within:?}");
@@ -207,10 +202,7 @@ pub(crate) fn wait_for_subscribers(
 }
 
 /// How a piece of the wait ended, and the number of subscribers.
-pub(crate) struct SubscriberWait {
-    ended: pubsub::Result<u32>,
-    subscribers: u32,
-}
+pub(crate) type SubscriberWait = (pubsub::Result<u32>, u32);
 
 /// Publishes the loan of a handle. Without space, or after the timeout, the loan is unchanged.
 pub(crate) fn publish(

@@ -4,11 +4,10 @@ use std::ffi::{CStr, CString, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu::Stream;
-use pubsub::NodeId;
-use pubsub::{ErrorKind, Metadata, Sample, Subscriber, Topic};
+use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber, Topic};
 
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result, c_text};
@@ -17,7 +16,7 @@ use crate::handle::{Handle, Kind};
 use crate::layout::{RawEvent, RawSampleInfo};
 use crate::registry;
 use crate::status::Status;
-use crate::timeout::Timeout;
+use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
 
 /// A subscriber.
@@ -30,10 +29,6 @@ impl Kind for OpenSubscriber {
     const NUMBER: u64 = 4;
     const NAME: &'static str = "subscriber";
 }
-
-/// Interval of checks for a closed handle. A signal handler that runs during such a check is not
-/// noticed.
-const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {

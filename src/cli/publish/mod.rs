@@ -143,7 +143,7 @@ fn publish(
         summary,
         progress: Progress::start(),
         connectivity: ConnectivityReporter::begin(),
-        readers: SubscriberPresence::default(),
+        had_subscribers: false,
         node,
         notice: WaitNotice::default(),
     };
@@ -222,7 +222,8 @@ struct PublishRun<'a> {
     summary: &'a mut PublishSummary,
     progress: Progress,
     connectivity: ConnectivityReporter,
-    readers: SubscriberPresence,
+    /// Of the last message that was not dropped.
+    had_subscribers: bool,
     node: &'a Node,
     /// State of the notice about waits for space.
     notice: WaitNotice,
@@ -322,7 +323,8 @@ impl PublishRun<'_> {
             summary.dropped += u64::from(sent.is_dropped);
             summary.without_subscriber += u64::from(sent.position.is_none() && !sent.is_dropped);
             summary.time = began.elapsed();
-            if self.readers.just_left(&sent) {
+            let has = sent.position.is_some() || sent.is_dropped && self.had_subscribers;
+            if std::mem::replace(&mut self.had_subscribers, has) && !has {
                 let topic = self.arguments.topic.escape_debug();
                 self.print_error(&[format!(
                     "topic \"{topic}\": the last subscriber has left; messages now have no subscriber"
@@ -474,23 +476,6 @@ impl PublishRun<'_> {
         }
         self.summary.is_released = self.is_reliable;
         Ok(())
-    }
-}
-
-/// Whether the messages published so far had subscribers.
-#[derive(Debug, Default)]
-struct SubscriberPresence {
-    is_present: bool,
-}
-
-impl SubscriberPresence {
-    /// Is this the first message without a subscriber after one with subscribers?
-    fn just_left(&mut self, sent: &Sent) -> bool {
-        if sent.is_dropped {
-            return false;
-        }
-        let is_present = sent.position.is_some();
-        std::mem::replace(&mut self.is_present, is_present) && !is_present
     }
 }
 

@@ -42,7 +42,7 @@ struct PathChoice {
 }
 
 /// What is known about an agent.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct AgentReport {
     label: String,
     identity: String,
@@ -163,12 +163,8 @@ fn examine(
         label: card.label.clone(),
         identity: card.identity.iter().map(|byte| format!("{byte:02x}")).collect(),
         card: path,
-        locality: None,
         is_stale: card.is_orphaned(),
-        not_allowed: Vec::new(),
-        choices: Vec::new(),
-        error: None,
-        exit: None,
+        ..AgentReport::default()
     };
     if found.is_stale {
         found.exit = Some(Exit::NotFound);
