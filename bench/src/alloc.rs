@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use ipc::{Allocator, AllocatorError, MappedWords, Owner, WordRange};
+use ipc::{Allocator, MappedWords, Owner, WordRange};
 use serde::{Deserialize, Serialize};
 
 use super::report::{Common, Metrics, Report};
-use super::worker_group::{LONGEST, SharedSegment, Task, WorkerGroup, WorkerResult};
+use super::worker_group::{SharedSegment, Task, WorkerGroup, WorkerResult, empty_histogram};
 use crate::process::count_involuntary_switches;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -71,10 +71,6 @@ struct AllocMetrics {
 
 type SharedAllocator = Allocator<WordRange<MappedWords>>;
 
-fn failed(error: AllocatorError) -> Failure {
-    Failure::failed(error.to_string())
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
     let processes = arguments.processes;
@@ -88,10 +84,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let max_blocks = (4 * processes * (LIVE + 1) + 64) as u32;
     let mut group = WorkerGroup::new(SharedAllocator::required_words(max_blocks))?;
     let allocator =
-        SharedAllocator::format(group.shared.part()?, max_blocks, GRANULE).map_err(failed)?;
+        SharedAllocator::format(group.shared.part()?, max_blocks, GRANULE).map_err(Failure::of)?;
     // Twice the held memory, so that no search fails.
     let memory = 2 * processes * (LIVE + 1) * arguments.size.next_multiple_of(GRANULE);
-    allocator.extend(&group.shared.caller(), 0, memory).map_err(failed)?;
+    allocator.extend(&group.shared.caller(), 0, memory).map_err(Failure::of)?;
     let tasks: Vec<_> = (0..processes)
         .map(|number| {
             let work = Work {
@@ -108,8 +104,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     group.begin()?;
     let results = group.results()?;
     let caller = group.shared.caller();
-    let is_sound = allocator.audit(&caller).map_err(failed)?.is_ok()
-        && allocator.statistics(&caller).map_err(failed)?.free == memory;
+    let is_sound = allocator.audit(&caller).map_err(Failure::of)?.is_ok()
+        && allocator.statistics(&caller).map_err(Failure::of)?.free == memory;
     report(arguments, &results, is_sound).conclude(arguments.json)
 }
 
@@ -129,8 +125,7 @@ impl Metrics for AllocMetrics {
 }
 
 fn report(arguments: &Arguments, results: &[WorkerResult], is_sound: bool) -> Report<AllocMetrics> {
-    let mut samples = Histogram::default();
-    results.iter().for_each(|done| samples.merge(&done.samples));
+    let samples: Histogram = results.iter().map(|done| &done.samples).collect();
     let pairs: u64 = results.iter().map(|done| done.iterations).sum();
     let elapsed: u64 = results.iter().map(|done| done.elapsed).sum();
     let common = Common {
@@ -164,7 +159,7 @@ impl Task for Work {
         shared: &SharedSegment,
         ready: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<WorkerResult<Self::Detail>, Failure> {
-        let allocator = SharedAllocator::attach(shared.part()?).map_err(failed)?;
+        let allocator = SharedAllocator::attach(shared.part()?).map_err(Failure::of)?;
         let caller = shared.caller();
         let owner = Owner::participant(caller.me);
         let mut random = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -180,16 +175,16 @@ impl Task for Work {
         let mut held = Vec::new();
         for _ in 0..LIVE {
             let (block, _) =
-                allocator.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
+                allocator.allocate(&caller, owner, bytes(next()), 1).map_err(Failure::of)?;
             held.push(block);
         }
         ready()?;
         let involuntary_switches = count_involuntary_switches();
-        let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
+        let mut samples = empty_histogram();
         let mut pair = |which: u64, size: u64| {
             let held = &mut held[(which % LIVE) as usize];
-            allocator.free(&caller, *held, owner).map_err(failed)?;
-            *held = allocator.allocate(&caller, owner, size, 1).map_err(failed)?.0;
+            allocator.free(&caller, *held, owner).map_err(Failure::of)?;
+            *held = allocator.allocate(&caller, owner, size, 1).map_err(Failure::of)?.0;
             Ok::<_, Failure>(())
         };
         let half = self.iterations.div_ceil(2);
@@ -207,8 +202,8 @@ impl Task for Work {
         // The held blocks of this process must not overlap; the audit at the end checks those of all.
         let mut places = Vec::new();
         for block in held {
-            places.push(allocator.find(block).map_err(failed)?);
-            allocator.free(&caller, block, owner).map_err(failed)?;
+            places.push(allocator.find(block).map_err(Failure::of)?);
+            allocator.free(&caller, block, owner).map_err(Failure::of)?;
         }
         places.sort_unstable_by_key(|place| place.offset);
         let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);

@@ -3,14 +3,12 @@
 use serde::Serialize;
 
 use super::cores::core_pair;
-use super::report::{Common, Metrics, Report, rounded};
-use crate::exchange::pingpong::{self, Measured};
+use super::report::{Common, Metrics, Report};
 use crate::exchange::plan::{
     Exchange, FabricExchange, Mode, OfferQuery, Operation, Plan, ThreadingMode, Wait, name_of,
 };
-use crate::exchange::{initiator, stream};
+use crate::exchange::{Measured, initiator, measurement};
 use command::exit::{Exit, Failure};
-use command::histogram::Histogram;
 use command::{size, text};
 
 /// The sequence number must fit an immediate of 32 bits.
@@ -67,10 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let cores = core_pair(arguments.cores.as_deref())?;
     let (plan, measure) = plan(arguments, cores)?;
     let side = initiator::start(&plan, cores[0])?;
-    let measured = match measure.mode {
-        Mode::Lat => pingpong::run(side, &measure)?,
-        Mode::Bw => stream::run(side, &measure)?,
-    };
+    let measured = measurement::run(side, &measure)?;
     report(arguments, &measure, measured).conclude(arguments.json)
 }
 
@@ -105,9 +100,8 @@ fn plan(
     };
     let plan = Plan {
         offer_query: OfferQuery {
-            provider: arguments.provider.clone(),
-            source: None,
             threading: arguments.threading,
+            ..OfferQuery::new(&arguments.provider)
         },
         waiting: arguments.waiting,
         core: cores[1],
@@ -128,22 +122,11 @@ fn report(
         (Mode::Lat, Operation::Read) => 1.0,
         (Mode::Lat, _) => 0.5,
     };
-    let samples: Histogram = measured.samples.into_iter().collect();
-    let percentiles = Common::of(&samples, share);
-    let bytes = measure.size as f64;
-    let rate = match measure.mode {
-        Mode::Bw => bytes * measure.iterations as f64 / measured.elapsed as f64,
-        Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| bytes / p50 / 1e3),
-    };
     let common = Common {
-        gb_per_s: rounded(rate),
-        bytes: measure.size as u64,
-        iterations: measure.iterations,
         provider: arguments.provider.clone(),
         waiting: name_of(arguments.waiting),
         cores: arguments.cores.clone(),
-        verified: measured.verified,
-        ..percentiles
+        ..measured.common(measure.mode, share, measure.size as u64, measure.iterations)
     };
     let found = FabricMetrics {
         op: name_of(measure.operation),
@@ -156,8 +139,6 @@ fn report(
 }
 
 impl Metrics for FabricMetrics {
-    const FAILURE_TEXT: &str = "received data is corrupted";
-
     fn to_text(&self, common: &Common) -> String {
         let number =
             |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
@@ -192,7 +173,7 @@ impl Metrics for FabricMetrics {
             cores,
             if common.verified { "verified" } else { "CORRUPTED" }.to_owned(),
         ];
-        text::table(&[head.map(str::to_owned).to_vec(), row.to_vec()])
+        text::table_of(head, std::iter::once(row))
     }
 }
 

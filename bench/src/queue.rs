@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
-use ipc::{MappedWords, OverflowPolicy, Queue, QueueError, QueueSetup, WaitStrategy, WordRange};
+use ipc::{MappedWords, OverflowPolicy, Queue, QueueSetup, WaitStrategy, WordRange};
 use serde::{Deserialize, Serialize};
 
 use super::report::{Common, Metrics, Report};
-use super::worker_group::{LONGEST, SharedSegment, Task, WorkerGroup, WorkerResult, now};
+use super::worker_group::{
+    LONGEST, SharedSegment, Task, WorkerGroup, WorkerResult, empty_histogram, now,
+};
 use crate::exchange::plan::{Wait, name_of};
 use crate::process::pin;
 use command::exit::{Exit, Failure};
@@ -53,10 +55,6 @@ struct QueueMetrics {
     readers: u64,
 }
 
-fn failed(error: QueueError) -> Failure {
-    Failure::failed(error.to_string())
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
     if arguments.readers > 32 {
@@ -68,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let setup = QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject };
     let mut group = WorkerGroup::new(BenchQueue::required_words(setup))?;
-    let queue = BenchQueue::format(group.shared.part()?, setup).map_err(failed)?;
+    let queue = BenchQueue::format(group.shared.part()?, setup).map_err(Failure::of)?;
     let reader_task = ReaderTask { waiting: arguments.waiting, iterations: arguments.iterations };
     let tasks: Vec<_> = (0..arguments.readers)
         .map(|reader| (reader_task.clone(), cores.map(|all| all[reader as usize + 1])))
@@ -90,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let stamp = now();
         let entry = [stamp, number, stamp ^ number];
         let published =
-            queue.publish_until(&caller, entry, &mut spin, end, |_| {}).map_err(failed)?;
+            queue.publish_until(&caller, entry, &mut spin, end, |_| {}).map_err(Failure::of)?;
         while !queue.is_released(published.position) {
             std::hint::spin_loop();
             if Instant::now() > end {
@@ -102,8 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     let results = group.results::<()>()?;
-    let mut samples = Histogram::default();
-    results.iter().for_each(|done| samples.merge(&done.samples));
+    let samples: Histogram = results.iter().map(|done| &done.samples).collect();
     let common = Common {
         bytes: 24,
         iterations: arguments.iterations,
@@ -138,10 +135,10 @@ impl Task for ReaderTask {
         shared: &SharedSegment,
         ready: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<WorkerResult<Self::Detail>, Failure> {
-        let queue = BenchQueue::attach(shared.part()?).map_err(failed)?;
-        let mut subscriber = queue.subscribe(&shared.caller()).map_err(failed)?;
+        let queue = BenchQueue::attach(shared.part()?).map_err(Failure::of)?;
+        let mut subscriber = queue.subscribe(&shared.caller()).map_err(Failure::of)?;
         subscriber.set_wait_strategy(self.waiting.wait_strategy());
-        let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
+        let mut samples = empty_histogram();
         ready()?;
         let (start, end) = (Instant::now(), Instant::now() + LONGEST);
         let mut verified = true;

@@ -44,9 +44,7 @@ impl Content {
         }
         bytes
     }
-}
 
-impl Content {
     /// Offset of the last bytes after the header; None without such bytes.
     fn last(self) -> Option<u64> {
         let end_of_windows = self.length.checked_sub(1)? / PART as u64 * PART as u64;

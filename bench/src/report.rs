@@ -41,7 +41,7 @@ pub(crate) fn rounded(value: f64) -> f64 {
 /// The metrics of one kind of measurement.
 pub(crate) trait Metrics: Serialize {
     /// The message of the failure if the data was not verified.
-    const FAILURE_TEXT: &str;
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     /// The report as text.
     fn to_text(&self, common: &Common) -> String;
@@ -64,7 +64,7 @@ impl<F: Metrics> Report<F> {
 
     /// The report as one line of JSON.
     pub(crate) fn line(&self) -> Result<String, Failure> {
-        serde_json::to_string(self).map_err(|error| Failure::failed(error.to_string()))
+        serde_json::to_string(self).map_err(Failure::of)
     }
 
     /// Prints the report as text, unless only JSON is requested, and as one line of JSON. Fails if

@@ -6,11 +6,10 @@ use serde::Serialize;
 use super::cores::core_pair;
 use super::progress::Progress;
 use super::report::{Common, Metrics, Report, rounded};
-use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, ThreadingMode, Wait, name_of};
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait, name_of};
 use crate::exchange::ring_exchange::{self, RingExchange, RingResult};
 use crate::exchange::{initiator, remote};
 use command::exit::{Exit, Failure};
-use command::histogram::Histogram;
 use command::size;
 
 /// Two processes send messages through rings and verify them: both on this machine, or a server,
@@ -109,13 +108,10 @@ const MAX_CLIENT_MEMORY: u64 = 4 << 30;
 const MAX_MEMORY: u64 = 64 << 30;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let offer_query = OfferQuery {
-        provider: arguments.provider.clone(),
-        source: arguments.source.clone(),
-        threading: ThreadingMode::Safe,
-    };
+    let offer_query =
+        OfferQuery { source: arguments.source.clone(), ..OfferQuery::new(&arguments.provider) };
     if let Some(source) = &arguments.source {
-        check_source(&offer_query, source)?;
+        check_source(&arguments.provider, source)?;
     }
     if let Some(address) = &arguments.serve {
         let source = arguments.source.as_deref();
@@ -170,10 +166,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// An address is for network providers: a local one would use it as a name, the same for both
 /// sides.
-fn check_source(offer_query: &OfferQuery, source: &str) -> Result<(), Failure> {
-    let anywhere = OfferQuery { source: None, ..offer_query.clone() };
-    if anywhere.is_network() == Some(false) {
-        let provider = &offer_query.provider;
+fn check_source(provider: &str, source: &str) -> Result<(), Failure> {
+    if OfferQuery::new(provider).is_network() == Some(false) {
         return Err(Failure::new(
             Exit::Usage,
             format!(
@@ -245,22 +239,12 @@ fn report(
     let RingResult { measured, notify, credits, blocked } = result;
     // Half a round trip of a ping-pong, one message's share of a stream.
     let share = if ring_exchange.mode == Mode::Lat { 0.5 } else { 1.0 };
-    let samples: Histogram = measured.samples.into_iter().collect();
-    let percentiles = Common::of(&samples, share);
-    let bytes = ring_exchange.size as f64;
-    let rate = match ring_exchange.mode {
-        Mode::Bw => bytes * ring_exchange.iterations as f64 / measured.elapsed as f64,
-        Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| bytes / p50 / 1e3),
-    };
+    let RingExchange { mode, size, iterations, .. } = *ring_exchange;
     let common = Common {
-        gb_per_s: rounded(rate),
-        bytes: ring_exchange.size,
-        iterations: ring_exchange.iterations,
         provider: arguments.provider.clone(),
         waiting: name_of(arguments.waiting),
         cores: arguments.cores.clone(),
-        verified: measured.verified,
-        ..percentiles
+        ..measured.common(mode, share, size, iterations)
     };
     let found = RingMetrics {
         mode: name_of(ring_exchange.mode),
@@ -276,8 +260,6 @@ fn report(
 }
 
 impl Metrics for RingMetrics {
-    const FAILURE_TEXT: &str = "received data is corrupted";
-
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, p999] = common.percentiles();
         let what = if self.mode == "lat" { "one way" } else { "for each message" };

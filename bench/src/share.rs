@@ -148,8 +148,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 impl Metrics for ShareMetrics {
-    const FAILURE_TEXT: &str = "received data is corrupted";
-
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, _] = common.percentiles();
         format!(

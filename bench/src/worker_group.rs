@@ -108,6 +108,11 @@ enum WorkerStatus {
     Failed { exit: i32, message: String },
 }
 
+/// A histogram with space for the longest measurement, so that adding samples allocates nothing.
+pub(crate) fn empty_histogram() -> Histogram {
+    Histogram::up_to(LONGEST.as_nanos() as u64)
+}
+
 /// Writes a file for another process of the measurement, atomically.
 pub(crate) fn leave(directory: &Path, name: &str, what: &impl Serialize) -> Result<(), Failure> {
     let draft = directory.join(format!("{name}.draft"));
@@ -150,6 +155,11 @@ fn broken(what: &str) -> impl Fn(ChannelError) -> Failure {
     }
 }
 
+fn own_pidfd() -> Result<PidFd, Failure> {
+    let opened = PidFd::of_this_process();
+    opened.map_err(|error| Failure::failed(format!("open a pidfd of this process failed: {error}")))
+}
+
 impl SharedSegment {
     const FIRST: usize = ParticipantTable::<MappedWords>::WORDS;
 
@@ -160,14 +170,9 @@ impl SharedSegment {
         let participants = ParticipantTable::new(part).ok_or_else(short)?;
         let me = match me {
             Some(me) => me,
-            None => {
-                let life = PidFd::of_this_process().map_err(|error| {
-                    Failure::failed(format!("open a pidfd of this process failed: {error}"))
-                })?;
-                participants
-                    .admit(life)
-                    .ok_or_else(|| Failure::failed("the participant table is full"))?
-            }
+            None => participants
+                .admit(own_pidfd()?)
+                .ok_or_else(|| Failure::failed("the participant table is full"))?,
         };
         Ok(Self { participants, words, me })
     }
@@ -213,8 +218,7 @@ impl WorkerGroup {
     pub(crate) fn new(words: usize) -> Result<Self, Failure> {
         let directory = TempDir::create()?;
         let bytes = (SharedSegment::FIRST + words) * size_of::<u64>();
-        let segment =
-            Segment::create(LAYOUT, bytes).map_err(|error| Failure::failed(error.to_string()))?;
+        let segment = Segment::create(LAYOUT, bytes).map_err(Failure::of)?;
         let shared = SharedSegment::new(&segment, None)?;
         let (workers, progress) = (Vec::new(), Cell::default());
         Ok(Self { shared, segment, workers, is_isolated: false, progress, directory })
@@ -277,8 +281,7 @@ impl WorkerGroup {
             let name = self.shared.participants.admit(life).ok_or_else(full)?.number();
             let directory = self.directory().to_owned();
             let (core, task_type) = (*core, T::NAME.to_owned());
-            let task =
-                serde_json::to_value(task).map_err(|error| Failure::failed(error.to_string()))?;
+            let task = serde_json::to_value(task).map_err(Failure::of)?;
             let setup = WorkerSetup { name, number, directory, core, task_type, task };
             let bytes = to_bytes(&setup)?;
             channel
@@ -357,7 +360,7 @@ fn failed(exit: i32, message: &str) -> Failure {
 }
 
 fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
-    serde_json::to_vec(value).map_err(|error| Failure::failed(error.to_string()))
+    serde_json::to_vec(value).map_err(Failure::of)
 }
 
 fn answer(channel: &Channel, timeout: Duration) -> Result<WorkerStatus, Failure> {
@@ -381,9 +384,7 @@ pub(crate) fn now() -> u64 {
 pub(crate) fn work(path: &Path, types: &[TaskType]) -> Result<(), Failure> {
     let channel =
         Channel::connect(path, SETUP_TIMEOUT).map_err(broken("connect to the coordinator"))?;
-    let life = PidFd::of_this_process().map_err(|error| {
-        Failure::failed(format!("open a pidfd of this process failed: {error}"))
-    })?;
+    let life = own_pidfd()?;
     channel.send(b"hello", &[life.as_fd()], SETUP_TIMEOUT).map_err(broken("send the pidfd"))?;
     let mut message = channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the setup"))?;
     let setup: WorkerSetup = serde_json::from_slice(&message.bytes)
@@ -412,8 +413,7 @@ fn follow(
     if let Some(core) = setup.core {
         pin(core)?;
     }
-    let segment =
-        Segment::open(segment, LAYOUT).map_err(|error| Failure::failed(error.to_string()))?;
+    let segment = Segment::open(segment, LAYOUT).map_err(Failure::of)?;
     let me = Participant::from_number(setup.name);
     let me = me.ok_or_else(|| Failure::failed("the worker's setup names no participant"))?;
     let shared = SharedSegment::new(&segment, Some(me))?;

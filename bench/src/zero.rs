@@ -8,7 +8,7 @@ use fabric::{Access, Domain, HostMemory, MemoryRegion};
 use serde::Serialize;
 
 use super::report::{Common, Metrics, Report, rounded};
-use crate::exchange::plan::{OfferQuery, ThreadingMode};
+use crate::exchange::plan::OfferQuery;
 use crate::process::pin;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -82,12 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(core) = arguments.core {
         pin(core)?;
     }
-    let offer_query = OfferQuery {
-        provider: arguments.provider.clone(),
-        source: None,
-        threading: ThreadingMode::Safe,
-    };
-    let domain = Domain::open(&offer_query.offer()?)?;
+    let domain = Domain::open(&OfferQuery::new(&arguments.provider).offer()?)?;
     let count = MIN_ROUND_BYTES.div_ceil(size);
     let memory = HostMemory::zeroed(count * size)?;
     // As a ring's memory.

@@ -109,6 +109,11 @@ impl Failure {
         Self::new(Exit::Failed, message)
     }
 
+    /// A failure with code 1 and the message of this error.
+    pub fn of(error: impl fmt::Display) -> Self {
+        Self::failed(error.to_string())
+    }
+
     /// A failure whose message was printed before.
     pub fn silent(exit: Exit) -> Self {
         Self::new(exit, "")

@@ -43,6 +43,15 @@ impl FromIterator<u64> for Histogram {
     }
 }
 
+/// Merges histograms.
+impl<'a> FromIterator<&'a Self> for Histogram {
+    fn from_iter<I: IntoIterator<Item = &'a Self>>(parts: I) -> Self {
+        let mut all = Self::default();
+        parts.into_iter().for_each(|part| all.merge(part));
+        all
+    }
+}
+
 impl Histogram {
     /// Adds a sample.
     #[inline]

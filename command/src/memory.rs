@@ -31,8 +31,8 @@ fn available_below(root: &Path) -> Option<AvailableMemory> {
     of_host.into_iter().chain(of_groups).min_by_key(|available| available.bytes)
 }
 
-/// The value of a line of `/proc/meminfo`, in bytes.
-fn kibibytes(text: &str, name: &str) -> Option<u64> {
+/// The value of a line of `/proc/meminfo`, or of the status of a process, in bytes.
+pub fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes << 10)

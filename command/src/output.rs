@@ -24,7 +24,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Writes it as a line of JSON.
 pub fn json(document: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(document);
-    print(&(line.map_err(|error| Failure::failed(error.to_string()))? + "\n"))
+    print(&(line.map_err(Failure::of)? + "\n"))
 }
 
 /// Prints why a command failed, if it did, and returns its exit code: as text, and with `--json`

@@ -97,8 +97,7 @@ fn combined(failures: &[Failure]) -> Result<(), Failure> {
 
 fn clean_agents(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>, Failure> {
     use transfer::Condition;
-    let found =
-        transfer::clean(directory, dry_run).map_err(|error| Failure::failed(error.to_string()))?;
+    let found = transfer::clean(directory, dry_run).map_err(Failure::of)?;
     let dead =
         |paths| CleanedPaths { paths, is_removed: true, why: "the agent has exited".to_owned() };
     let done = found.into_iter().flat_map(|one| {

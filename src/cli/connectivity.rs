@@ -55,7 +55,7 @@ struct ReportedState {
 }
 
 /// A peer node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Peer {
     node: String,
     label: String,
@@ -278,16 +278,7 @@ fn update_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<String
         let found = peers.iter().position(is_it).or_else(|| peers.iter().position(is_restarted));
         let at = found.unwrap_or_else(|| {
             is_listed.push(false);
-            peers.push(Peer {
-                node: String::new(),
-                label: String::new(),
-                address: address.clone(),
-                is_connected: false,
-                problem_reported: false,
-                loss_reported: false,
-                reason: String::new(),
-                reasons: BTreeMap::new(),
-            });
+            peers.push(Peer { address: address.clone(), ..Peer::default() });
             peers.len() - 1
         });
         if is_listed[at] && !is_connected {

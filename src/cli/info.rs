@@ -5,14 +5,11 @@ mod devices;
 mod providers;
 
 use clap::builder::PossibleValuesParser;
-use fabric::{
-    Caps, Choice, EndpointKind, Locality, MemoryKind, MrMode, Order, Policy, Progress,
-    Requirements, Version,
-};
+use fabric::{Choice, Locality, MemoryKind, Policy, Requirements, Version};
 use serde::Serialize;
 
 use super::exit::{Exit, Failure};
-use super::{choices, output, size, text};
+use super::{choices, output, text};
 use devices::Devices;
 use providers::{ProviderEntry, ProviderSurvey};
 
@@ -74,12 +71,8 @@ struct Document<'a> {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let survey = ProviderSurvey::take(arguments.source.as_deref())?;
-    let providers = survey.entries.iter().map(|entry| entry.facts.provider.as_str());
-    choices::warn_unknown_providers(&arguments.policy, providers);
-    let entries = match &arguments.provider {
-        Some(name) => survey.named(name)?,
-        None => survey.entries.iter().collect(),
-    };
+    choices::warn_unknown_providers(&arguments.policy, survey.providers());
+    let entries = survey.named(arguments.provider.as_deref())?;
     let reaches = match arguments.reach.as_deref() {
         Some("same-machine") => vec![Locality::SameMachine],
         Some(_) => vec![Locality::OtherMachines],
@@ -142,12 +135,11 @@ fn to_text(document: &Document<'_>, verbose: bool) -> String {
         ));
     }
     out.push_str(&format!("\n{}\n", text::heading("Providers")));
-    out.push_str(&providers_table(&document.providers));
+    out.push_str(&providers::table(&document.providers));
     out.push_str(LEGEND);
     if verbose {
         for entry in &document.providers {
-            out.push_str(&format!("\n{}\n", text::heading(&entry.title())));
-            out.push_str(&entry.description);
+            out.push_str(&entry.describe());
         }
     }
     out.push_str(&format!("\n{}\n", text::heading("Devices")));
@@ -184,142 +176,14 @@ score: the sum of the points of a provider. Of those that meet the requirements 
 is taken; the others are refused, with the first reason. --policy prefers, requires or denies providers.
 ";
 
-/// One line for all offers that differ only in their domain or network.
-fn providers_table(entries: &[&ProviderEntry]) -> String {
-    let mut rows: Vec<ProviderRow<'_>> = Vec::new();
-    for entry in entries {
-        let (provider, columns) = (&entry.facts.provider, columns(entry));
-        let (kind, domain) = (entry.facts.endpoint, &entry.facts.domain);
-        // The same provider and facts, with another domain or endpoint kind.
-        match rows.iter_mut().find(|row| row.provider == provider && row.columns == columns) {
-            Some(row) => {
-                if !row.kinds.contains(&kind) {
-                    row.kinds.push(kind);
-                }
-                row.domains.push(domain);
-            }
-            None => rows.push(ProviderRow {
-                provider,
-                domains: vec![domain],
-                kinds: vec![kind],
-                columns,
-            }),
-        }
-    }
-    let head = [
-        "provider",
-        "domain",
-        "kind",
-        "reach",
-        "imm",
-        "order",
-        "mr_mode",
-        "FI_HMEM",
-        "max",
-        "inject",
-        "progress",
-        "threading",
-    ];
-    let mut cells = vec![head.map(str::to_owned).to_vec()];
-    for row in rows {
-        let kinds: Vec<&str> = row.kinds.into_iter().map(kind_name).collect();
-        let domains = choices::join_domains(&row.domains);
-        let mut line = vec![row.provider.to_owned(), domains, kinds.join(" ")];
-        line.extend(row.columns);
-        cells.push(line);
-    }
-    text::table(&cells)
-}
-
-struct ProviderRow<'a> {
-    provider: &'a str,
-    domains: Vec<&'a str>,
-    kinds: Vec<EndpointKind>,
-    columns: Vec<String>,
-}
-
-pub(crate) fn kind_name(kind: EndpointKind) -> &'static str {
-    match kind {
-        EndpointKind::Rdm => "RDM",
-        EndpointKind::Msg => "MSG",
-        EndpointKind::Datagram => "DGRAM",
-    }
-}
-
-/// The columns from reach on.
-fn columns(entry: &ProviderEntry) -> Vec<String> {
-    let facts = &entry.facts;
-    let immediates = if facts.caps.contains(Caps::RMA) {
-        facts.immediates.cq_data_size.to_string()
-    } else {
-        "no RMA".to_owned()
-    };
-    let orders = facts.order.send_order & facts.order.receive_order;
-    let order =
-        match (orders.contains(Order::WRITE_AFTER_WRITE), orders.contains(Order::SEND_AFTER_WRITE))
-        {
-            (true, true) => "W S",
-            (true, false) => "W",
-            (false, true) => "S",
-            (false, false) => "-",
-        };
-    let progress = match (facts.execution.data_progress, facts.execution.control_progress) {
-        (Progress::Automatic, Progress::Automatic) => "auto",
-        (Progress::Manual, Progress::Manual) => "manual",
-        (Progress::Automatic, Progress::Manual) => "auto/manual",
-        (Progress::Manual, Progress::Automatic) => "manual/auto",
-    };
-    let threading = format!("{:?}", facts.execution.threading).to_lowercase();
-    [
-        if facts.reaches_other_machines { "network" } else { "machine" },
-        &immediates,
-        order,
-        &mr_mode(facts.registration.mr_mode),
-        if entry.device_memory { "yes" } else { "no" },
-        &size::print(facts.max_message_size as u64),
-        &size::print(facts.inject_size as u64),
-        progress,
-        &threading,
-    ]
-    .map(str::to_owned)
-    .to_vec()
-}
-
-/// One letter for each registration requirement.
-fn mr_mode(mode: MrMode) -> String {
-    const LETTERS: [(MrMode, char); 9] = [
-        (MrMode::LOCAL, 'L'),
-        (MrMode::VIRT_ADDR, 'V'),
-        (MrMode::ALLOCATED, 'A'),
-        (MrMode::PROV_KEY, 'P'),
-        (MrMode::RAW, 'R'),
-        (MrMode::ENDPOINT, 'E'),
-        (MrMode::MMU_NOTIFY, 'N'),
-        (MrMode::RMA_EVENT, 'C'),
-        (MrMode::HMEM, 'H'),
-    ];
-    let mode = mode.without_deprecated();
-    let letters: String =
-        LETTERS.iter().filter(|(bit, _)| mode.contains(*bit)).map(|(_, letter)| letter).collect();
-    if letters.is_empty() { "-".to_owned() } else { letters }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn registration_requirements_have_letters() {
-        assert_eq!(mr_mode(MrMode::empty()), "-");
-        assert_eq!(mr_mode(MrMode::BASIC), "VAP");
-        assert_eq!(mr_mode(MrMode::LOCAL | MrMode::RAW), "LR");
-    }
-
-    #[test]
     fn table_fits_its_width() {
         let survey = ProviderSurvey::take(None).unwrap();
-        let entries: Vec<&ProviderEntry> = survey.entries.iter().collect();
-        let table = providers_table(&entries) + LEGEND + SCORES;
+        let table = providers::table(&survey.named(None).unwrap()) + LEGEND + SCORES;
         for line in table.lines() {
             assert!(line.chars().count() <= text::WIDTH, "{line}");
         }

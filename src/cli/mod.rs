@@ -3,7 +3,6 @@
 mod bench;
 mod choices;
 mod clean;
-mod config;
 mod connectivity;
 mod demo;
 mod info;
@@ -26,6 +25,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use command::{exit, histogram, output, process, size, stages, text};
 use nix::sys::signal::{SigSet, Signal};
+use settings::config;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Moves GPU and host memory over any available fabric.

@@ -10,7 +10,7 @@ use pubsub::{
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure};
 use super::service_wait::ServiceWait;
-use super::settings::{Count, Group, Service, Settings, Size, TABLE};
+use super::settings::{Service, Settings, Size};
 use super::signals::{Deadline, Signals};
 use super::text;
 
@@ -187,16 +187,33 @@ pub(crate) fn check_device(memory: MemoryLocation) -> Result<(), Failure> {
 }
 
 /// A topic to open, and what is needed for it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct TopicRequest<'a> {
-    pub(crate) node: &'a Node,
-    pub(crate) name: &'a str,
-    pub(crate) settings: &'a Settings,
-    pub(crate) service: &'a ServiceWait,
-    pub(crate) signals: &'a Signals,
+    node: Node,
+    name: &'a str,
+    settings: &'a Settings,
+    service: ServiceWait,
+    signals: &'a Signals,
 }
 
-impl TopicRequest<'_> {
+impl<'a> TopicRequest<'a> {
+    /// Joins the node of a subcommand. Fails if a signal ends the process meanwhile.
+    pub(crate) fn join(
+        settings: &'a Settings,
+        subcommand: &str,
+        name: &'a str,
+        signals: &'a Signals,
+    ) -> Result<Self, Failure> {
+        let service = ServiceWait::of(&settings.directory.value);
+        let node = join(settings, options(settings, subcommand), &service, signals)?;
+        Ok(Self { node, name, settings, service, signals })
+    }
+
+    /// The node.
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
     /// The topic, if it exists. Fails if a signal ends the process meanwhile.
     fn find(&self) -> Result<Option<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
@@ -259,7 +276,7 @@ impl TopicRequest<'_> {
                 .create(settings_for_new)?
                 .map_err(|error| self.settings_error(&settings_for_new, error));
         }
-        let (name, directory_note) = (self.name.escape_debug(), directory_note(self.node));
+        let (name, directory_note) = (self.name.escape_debug(), directory_note(&self.node));
         let deadline = Deadline::after(longest);
         let mut is_reported = false;
         loop {
@@ -267,7 +284,7 @@ impl TopicRequest<'_> {
                 return Ok(topic);
             }
             if deadline.is_over() {
-                let cause = connectivity.cause(self.node, self.name);
+                let cause = connectivity.cause(&self.node, self.name);
                 let why = format!(
                     "open topic \"{name}\" failed: it exists neither on this node nor on a connected peer \
                      within --timeout {directory_note}{cause}. Start a publisher first, or create it: \
@@ -282,7 +299,7 @@ impl TopicRequest<'_> {
                      {directory_note}"
                 ));
             }
-            connectivity::print_lines(&connectivity.poll(self.node, self.name, Phase::Waiting));
+            connectivity::print_lines(&connectivity.poll(&self.node, self.name, Phase::Waiting));
             self.signals.pause(deadline.slice() / 2)?;
         }
     }
@@ -305,18 +322,6 @@ impl TopicRequest<'_> {
     }
 }
 
-/// The settings, with the topic's values.
-fn with_topic(settings: &Settings, topic: &TopicSettings) -> Settings {
-    let mut all = settings.clone();
-    all.memory.value = topic.memory;
-    all.reliability.value = topic.reliability;
-    all.depth.value = Count(topic.depth);
-    all.largest.value = Size(topic.largest);
-    all.loans.value = Count(topic.loans);
-    all.release_deadline.value = topic.release_deadline;
-    all
-}
-
 /// Remedies if the settings of a topic differ.
 const REMEDY_OMIT: &str = "Omit all topic settings to use it as it is";
 const REMEDY_RENAME: &str = "another name. It can be recreated once no process uses it";
@@ -327,28 +332,10 @@ fn difference(
     wanted: &TopicSettings,
     existing: &TopicSettings,
 ) -> Option<String> {
-    let [requested, existing] = [wanted, existing].map(|topic| with_topic(settings, topic));
-    let (mut which, mut options) = (Vec::new(), Vec::new());
-    for declaration in TABLE.iter() {
-        let [wants, has] = [&requested, &existing].map(|settings| (declaration.write)(settings));
-        if declaration.group != Group::Topic || wants == has {
-            continue;
-        }
-        let name = declaration.name;
-        let origin = declaration.origin(&requested);
-        which.push(match declaration.is_set(&requested) {
-            true => format!("{name} is {has}, requested was {wants} ({origin})"),
-            false => format!("{name} is {has}, requested was {wants} (default)"),
-        });
-        options.push(format!("--{} {has}", declaration.option));
-    }
-    (!which.is_empty()).then(|| {
-        format!(
-            "settings differ: {}. {REMEDY_OMIT}, or set {}, or choose {REMEDY_RENAME}",
-            which.join("; "),
-            options.join(" ")
-        )
-    })
+    let (which, options) = settings.differences(wanted, existing)?;
+    Some(format!(
+        "settings differ: {which}. {REMEDY_OMIT}, or set {options}, or choose {REMEDY_RENAME}"
+    ))
 }
 
 /// Rounded up to 4 KiB: more would be reserved for each message of the topic. Not to the page size,

@@ -8,11 +8,11 @@ use command::exit::Failure;
 use command::process::this_program;
 use nix::sys::signal::Signal;
 
+use super::ExchangeSide;
 use super::frame::Frame;
 use super::frame_channel::FrameChannel;
 use super::peer_watchdog::Role;
 use super::plan::Plan;
-use super::side::ExchangeSide;
 
 /// Starts the target and opens the initiator's side of the exchange.
 pub(crate) fn start(plan: &Plan, core: Option<usize>) -> Result<ExchangeSide, Failure> {

@@ -218,6 +218,10 @@ impl Plan {
 }
 
 impl OfferQuery {
+    pub(crate) fn new(provider: &str) -> Self {
+        Self { provider: provider.to_owned(), source: None, threading: ThreadingMode::Safe }
+    }
+
     /// Binds to this local address, if no source is set and the provider is a network.
     pub(crate) fn bind_to(&mut self, local: &str) {
         if self.source.is_none() && self.is_network() == Some(true) {

@@ -6,12 +6,12 @@
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
+use super::ExchangeSide;
 use super::frame::Frame;
 use super::frame_channel::FrameChannel;
 use super::initiator::warn_of_order;
 use super::peer_watchdog::Role;
 use super::plan::Plan;
-use super::side::ExchangeSide;
 use super::target::run_plan;
 use crate::process::{cancel_stall_alarm, pin};
 use command::exit::{Exit, Failure};

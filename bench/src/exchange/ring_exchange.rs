@@ -11,10 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
 use super::peer_watchdog::{PeerWatchdog, unexpected};
-use super::pingpong::Measured;
 use super::plan::{Mode, Wait};
-use super::side::ExchangeSide;
 use super::stamps::{StampCheck, stamp};
+use super::{ExchangeSide, Measured};
 use command::exit::Failure;
 
 /// Maximum bytes of all send slots together, and minimum number of slots for long messages.

@@ -5,9 +5,8 @@ use std::os::fd::AsFd;
 
 use super::frame_channel::FrameChannel;
 use super::peer_watchdog::Role;
-use super::plan::{Exchange, Mode, Plan};
-use super::side::ExchangeSide;
-use super::{pingpong, ring_exchange, stream};
+use super::plan::{Exchange, Plan};
+use super::{ExchangeSide, measurement, ring_exchange};
 use crate::process::{cancel_stall_alarm, pin, start_stall_alarm};
 use command::exit::{Exit, Failure};
 
@@ -49,10 +48,7 @@ pub(super) fn run_plan(
     let (offer, _) = plan.offer()?;
     let side = ExchangeSide::open(plan, &offer, frame_channel, role)?;
     match &plan.exchange {
-        Exchange::FabricExchange(measure) => match measure.mode {
-            Mode::Lat => pingpong::serve(side, measure),
-            Mode::Bw => stream::serve(side, measure),
-        },
+        Exchange::FabricExchange(measure) => measurement::serve(side, measure),
         Exchange::RingExchange(ring_exchange) => ring_exchange::serve(side, ring_exchange),
     }
 }

@@ -14,17 +14,14 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::ROUNDS;
 use super::contents::Contents;
 use super::inter_node::address;
 use super::private_copy::PrivateMemory;
-use super::role::WorkerResult;
-use super::role::{
-    Service, Stamps, TIMEOUT, TopicKind, TopicResult, WorkerRole, empty_result, next_turn, now,
-    serve,
-};
+use super::report::found;
+use super::role::{Stamps, TIMEOUT, WorkerResult, WorkerRole, empty_result, next_turn, now, serve};
 use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP};
 use super::timed_subscriber::SubscriberTask;
+use super::{ROUNDS, Service, TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::report::format_figure;
 use crate::worker_group::{SharedSegment, WorkerGroup};
@@ -82,12 +79,7 @@ impl Plan {
         Ok(Self {
             socket: group.directory().join("manager"),
             at: address()?,
-            service: Service {
-                directory,
-                network: None,
-                budget: kind.budget(1),
-                cores: Vec::new(),
-            },
+            service: Service::local(directory, kind.budget(1), &[]),
             private,
             kind,
             readers,
@@ -104,15 +96,11 @@ impl Plan {
             readers: self.readers as u32,
         };
         let sender = Role::Sender { socket, to: at, size };
-        let reading = SubscriberTask {
-            directory: self.service.directory.clone(),
-            topics: vec![Some(("copies".to_owned(), self.kind.clone()))],
-            schedule: self.schedule.clone(),
-            waiting: Wait::Block,
-            core: None,
-            line: PAUSE_LINE,
-            private: Some(self.private.clone()),
-        };
+        let (directory, topic) =
+            (&self.service.directory, ("copies".to_owned(), self.kind.clone()));
+        let reading =
+            SubscriberTask::new(directory, vec![Some(topic)], &self.schedule, Wait::Block, None)
+                .with_private(PAUSE_LINE, &self.private);
         let readers = (0..self.readers).map(|_| WorkerRole::Read(reading.clone()));
         [WorkerRole::Baseline(receiver), WorkerRole::Baseline(sender)]
             .into_iter()
@@ -129,14 +117,11 @@ impl Plan {
     ) -> Measured {
         let readers = &results[results.len() - self.readers as usize..];
         let managers = &results[..results.len() - readers.len()];
-        let (mut all, mut copied) = (Histogram::default(), Histogram::default());
-        let mut notice = Histogram::default();
-        for found in super::report::found(readers) {
-            found.topics.iter().for_each(|times| all.merge(times));
-            copied.merge(&found.private);
-            notice.merge(&found.stages[stages::Stage::Wakeup as usize]);
-        }
-        let receiver = super::report::found(managers).find(|found| found.topics.len() == 4);
+        let all: Histogram = found(readers).flat_map(|found| &found.topics).collect();
+        let copied: Histogram = found(readers).map(|found| &found.private).collect();
+        let wakeup = stages::Stage::Wakeup as usize;
+        let notice: Histogram = found(readers).map(|found| &found.stages[wakeup]).collect();
+        let receiver = found(managers).find(|found| found.topics.len() == 4);
         let of = |which: usize| {
             let found = receiver.and_then(|found| found.topics.get(which));
             found.and_then(|found| found.microseconds(0.5)).unwrap_or(0.0)

@@ -2,7 +2,7 @@
 //! rounds leave caches as users have them; in timed rounds the first and last bytes, which users
 //! touch, too, unless the memory is a device's.
 
-use super::role::TopicKind;
+use super::TopicKind;
 use super::schedule::Round;
 use crate::random_pattern::RandomPattern;
 use command::exit::Failure;

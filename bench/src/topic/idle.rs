@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::Arguments;
 use super::cores::{Cores, Services};
 use super::report::common;
-use super::role::WorkerResult;
-use super::role::{Service, TopicKind, WORDS, WorkerRole, end_all, join};
+use super::role::{WORDS, WorkerResult, WorkerRole, end_all, join};
+use super::{Arguments, Service, TopicKind};
 use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report};
 use crate::worker_group::WorkerGroup;
@@ -37,35 +36,24 @@ fn cpu_seconds(process: u32) -> Option<f64> {
     Some(each.sum::<f64>() / 1e9)
 }
 
-/// A value of a file in /proc, in bytes: memory of a process, or of the machine's segments.
-fn kibibytes(file: &str, name: &str) -> u64 {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
-    line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0) << 10
-}
-
+/// Memory of both processes, and of the machine's segments, in bytes.
 fn memory(service: u32) -> u64 {
-    let of = |process: &str| kibibytes(&format!("/proc/{process}/status"), "RssAnon:");
-    kibibytes("/proc/meminfo", "Shmem:") + of("self") + of(&service.to_string())
+    let service = format!("{service}/status");
+    let all = [("meminfo", "Shmem:"), ("self/status", "RssAnon:"), (&*service, "RssAnon:")];
+    let value = |(file, name)| {
+        let text = std::fs::read_to_string(format!("/proc/{file}")).unwrap_or_default();
+        command::memory::kibibytes(&text, name).unwrap_or(0)
+    };
+    all.into_iter().map(value).sum()
 }
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut group = WorkerGroup::new(WORDS)?;
     let cores = Cores::new(arguments.cores.as_ref(), 0, Services::Rest)?.all();
-    let kind = TopicKind {
-        memory: arguments.memory.to_string(),
-        size: arguments.size,
-        depth: 16,
-        run: 0,
-        writes_ends: false,
-    };
+    let kind = TopicKind::new(arguments, arguments.memory, 16);
     let directory = group.directory().join("node");
-    let service = Service {
-        directory: directory.clone(),
-        network: None,
-        budget: kind.budget(topics),
-        cores: cores.clone().unwrap_or_default(),
-    };
+    let of_service = cores.as_deref().unwrap_or_default();
+    let service = Service::local(directory.clone(), kind.budget(topics), of_service);
     group.start_workers(&[(WorkerRole::Serve(service), None)])?;
     group.begin()?;
     let node = join(&directory, "idle", Wait::Block)?;

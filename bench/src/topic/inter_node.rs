@@ -4,27 +4,25 @@
 use std::net::{SocketAddr, TcpListener};
 
 use pubsub::{MemoryLocation, Node, RingPath, Row};
+use serde::Serialize;
 
 use super::baseline::{self, BaselinePublisher};
 use super::cores::{Cores, Services};
-use super::inter_node_metrics::InterNodeMetrics;
-use super::report::{Latency, common, found, of_topic, path, slowest, stages};
-use super::role::{
-    Network, Service, TopicKind, WORDS, WorkerRole, end_all, join, next_turn, wire_turn,
-};
+use super::report::{Latency, SingleSubscriber, common, found, of_topic, path, slowest, stages};
+use super::role::{WORDS, WorkerRole, end_all, join, next_turn, wire_turn};
 use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP, compared, in_turn};
 use super::stage_baselines::{self, StageCopies};
-use super::thread_usage::ThreadUsages;
+use super::thread_usage::{self, ThreadUsage, ThreadUsages};
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
 use super::wire_baseline::{WireEnd, write_path};
-use super::{Arguments, ROUNDS};
+use super::{Arguments, Network, ROUNDS, Service, TopicKind};
 use crate::process::{Affinity, pin, set_affinity};
-use crate::report::{Report, median};
+use crate::report::{Common, Metrics, Report, format_figure, median};
 use crate::worker_group::WorkerGroup;
 use command::exit::Failure;
 use command::histogram::Histogram;
-use command::stages::Stage;
+use command::{size, text};
 
 /// From this size on messages are large: throughput counts, not latency.
 const LARGE: u64 = 64 << 10;
@@ -43,27 +41,11 @@ pub(super) fn address() -> Result<SocketAddr, Failure> {
     found.map_err(|error| Failure::failed(format!("find a free port failed: {error}")))
 }
 
-/// Options of replication.
-#[derive(Debug, Clone)]
-pub(super) struct ReplicationOptions {
-    provider: Option<String>,
-    lanes: u32,
-    workers: u32,
-}
-
-impl ReplicationOptions {
-    pub(super) fn of(arguments: &Arguments) -> Self {
-        let Arguments { provider, lanes, workers, .. } = arguments;
-        let (lanes, workers) = (lanes.unwrap_or(0), workers.unwrap_or(0));
-        Self { provider: provider.clone(), lanes, workers }
-    }
-}
-
 /// The services of two connected nodes, below this directory.
 pub(super) fn services(
     group: &WorkerGroup,
+    arguments: &Arguments,
     budget: u64,
-    by: ReplicationOptions,
     cores: &[usize],
 ) -> Result<[Service; 2], Failure> {
     let addresses = [address()?, address()?];
@@ -72,9 +54,7 @@ pub(super) fn services(
         network: Some(Network {
             listen: addresses[node],
             peer: (node == 1).then_some(addresses[0]),
-            provider: by.provider.clone(),
-            lanes: by.lanes,
-            workers: by.workers,
+            replication: arguments.replication.clone(),
         }),
         budget,
         cores: cores.to_vec(),
@@ -96,6 +76,110 @@ fn sent(node: &Node) -> Result<(RingPath, u64), Failure> {
         _ => None,
     });
     of_it.ok_or_else(|| Failure::failed("the node does not report the path of messages"))
+}
+
+#[derive(Debug, Serialize)]
+struct InterNodeMetrics {
+    subscribers: u64,
+    remote_memory: String,
+    path: String,
+    provider_between_nodes: String,
+    /// The path of the messages, as the node reports it.
+    lanes: usize,
+    fill_is_timed: bool,
+    /// Messages of which all bytes were compared.
+    verified_messages: u64,
+    publish_p50_us: Option<f64>,
+    stages: Vec<Latency>,
+    /// The slowest stage: of the baselines of stages, or of the topic.
+    slowest_stage: Option<String>,
+    #[serde(flatten)]
+    single_subscriber: SingleSubscriber,
+    /// Of a timed message, until the ring of the other node had credit.
+    credit_wait_us: f64,
+    /// Threads of both services, during the timed messages.
+    threads: Vec<ThreadUsage>,
+    #[serde(flatten)]
+    stream: StreamRate,
+    /// Ring baseline with about 64 bytes, interleaved.
+    ring_p50_us: Option<f64>,
+    overhead_over_ring_us: Option<f64>,
+    /// Large messages: baselines of the stages, interleaved, and the topic's latency relative to
+    /// the slowest.
+    stage_baselines: Vec<Latency>,
+    ratio_to_slowest: Option<f64>,
+    baseline: Option<baseline::Measured>,
+    note: Option<String>,
+}
+
+/// Rate of the stream, and the depth of its topic.
+#[derive(Debug, Serialize)]
+struct StreamRate {
+    stream_depth: u32,
+    messages_per_s: f64,
+    stream_gb_per_s: f64,
+}
+
+fn spread(stages: &[Latency]) -> String {
+    let each = stages.iter().map(|it| format!("{} {:.1}/{:.1}", it.stage, it.p50_us, it.p99_us));
+    each.collect::<Vec<_>>().join("  ")
+}
+
+impl Metrics for InterNodeMetrics {
+    fn to_text(&self, common: &Common) -> String {
+        let lanes = text::count_of(self.lanes as u64, "lane");
+        let mut out = format!(
+            "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
+         way; {:.0} messages/s, {:.3} GB/s\n",
+            size::print(common.bytes),
+            common.provider,
+            text::count_of(self.subscribers, "reader"),
+            self.remote_memory,
+            self.path,
+            self.provider_between_nodes,
+            common.waiting,
+            format_figure(common.p50_us),
+            format_figure(common.p99_us),
+            format_figure(common.p999_us),
+            self.stream.messages_per_s,
+            self.stream.stream_gb_per_s,
+        );
+        if let Some(single) = self.single_subscriber.to_text() {
+            out.push_str(&format!("{single}\n"));
+        }
+        if let Some(ring) = self.ring_p50_us {
+            let beyond = format_figure(self.overhead_over_ring_us);
+            out.push_str(&format!(
+                "a ring by itself takes {ring:.3} us; the topic, {beyond} us more\n"
+            ));
+        }
+        let slowest = self.slowest_stage.as_deref().unwrap_or("?");
+        out.push_str(&format!(
+            "stages in us, p50/p99: {}; the slowest is {slowest}\n",
+            spread(&self.stages)
+        ));
+        if !self.stage_baselines.is_empty() {
+            out.push_str(&format!(
+                "each by itself: {}; the total is {} of the slowest\n",
+                spread(&self.stage_baselines),
+                format_figure(self.ratio_to_slowest)
+            ));
+        }
+        if self.credit_wait_us > 0.0 {
+            let waits = self.credit_wait_us;
+            out.push_str(&format!(
+                "a message waits {waits:.1} us for credit of the other node's ring\n"
+            ));
+        }
+        out.push_str(&thread_usage::to_text(&self.threads));
+        if let Some(baseline) = &self.baseline {
+            out.push_str(&baseline.to_text());
+        }
+        if let Some(note) = &self.note {
+            out.push_str(&format!("{note}\n"));
+        }
+        out
+    }
 }
 
 /// The interleaved items.
@@ -197,13 +281,7 @@ impl Plan {
 
 /// The topics of one node.
 fn kinds(arguments: &Arguments, plan: &Plan, memory: MemoryLocation) -> Vec<(String, TopicKind)> {
-    let kind = |depth: u32| TopicKind {
-        memory: memory.to_string(),
-        size: arguments.size,
-        depth,
-        run: std::process::id().into(),
-        writes_ends: arguments.writes_ends(),
-    };
+    let kind = |depth| TopicKind::new(arguments, memory, depth);
     plan.names().into_iter().map(|(name, depth)| (name.to_owned(), kind(depth))).collect()
 }
 
@@ -224,17 +302,9 @@ impl RemainingWorkers {
     ) -> Self {
         let mut parts: Vec<_> = both.iter().cloned().map(WorkerRole::Serve).collect();
         if plan.has(Item::Stages) {
-            let end = |is_writer: bool| WireEnd {
-                is_writer,
-                directory: group.directory().to_owned(),
-                size: arguments.size,
-                depth: DEPTH,
-                is_staged: !matches!(arguments.memory, MemoryLocation::Host),
-                each: plan.each,
-                warmup: 1,
-                cores: cores.services().to_vec(),
-            };
-            parts.extend([true, false].map(|is_writer| WorkerRole::Wire(end(is_writer))));
+            let (directory, messages) = (group.directory(), (DEPTH, plan.each));
+            let ends = WireEnd::both(arguments, directory, messages, cores.services());
+            parts.extend(ends.map(WorkerRole::Wire));
         }
         let last_to_end = parts.len();
         let schedule = plan.schedule();
@@ -243,15 +313,10 @@ impl RemainingWorkers {
             if plan.has(Item::One) && reader > 0 {
                 topics[plan.one()] = None;
             }
-            parts.push(WorkerRole::Read(SubscriberTask {
-                directory: both[1].directory.clone(),
-                topics,
-                schedule: schedule.clone(),
-                waiting: cores.waiting(arguments.waiting),
-                core: cores.reader(reader),
-                line: 0,
-                private: None,
-            }));
+            let (waiting, core) = (cores.waiting(arguments.waiting), cores.reader(reader));
+            let directory = &both[1].directory;
+            let task = SubscriberTask::new(directory, topics, &schedule, waiting, core);
+            parts.push(WorkerRole::Read(task));
         }
         let tasks = parts.into_iter().map(|part| (part, None)).collect();
         Self { tasks, last_to_end }
@@ -266,8 +331,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let local = kinds(arguments, &plan, arguments.memory);
     let remote = kinds(arguments, &plan, to);
     let budget = local.iter().map(|(_, kind)| kind.budget(1)).sum();
-    let by = ReplicationOptions::of(arguments);
-    let both = services(&group, budget, by, cores.services())?;
+    let both = services(&group, arguments, budget, cores.services())?;
     let RemainingWorkers { mut tasks, last_to_end } =
         RemainingWorkers::new(arguments, &plan, &cores, (&group, &both), &remote);
     let baseline_plan = arguments
@@ -348,7 +412,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let waited = sent(&node)?.1.saturating_sub(waited_before);
     publish(&mut lines, plan.after())?;
-    let publishing: Histogram = lines[0].publish_times.iter().copied().collect();
+    let publishing = lines[0].publish_times();
     drop(lines);
     if let Some(baseline_publisher) = &mut baseline_publisher {
         baseline_publisher.end(&group.shared)?;
@@ -365,15 +429,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         true => of_topic(readers, plan.one()),
         false => Histogram::default(),
     };
-    let baselines: Vec<_> = copies.map_or_else(Vec::new, |copies| {
-        let wire = of_topic(&results[2..last_to_end], 0);
-        let all = [
-            (Stage::CopyOut, &copies.times[0]),
-            (Stage::Wire, &wire),
-            (Stage::CopyIn, &copies.times[1]),
-        ];
-        all.into_iter().filter_map(|(stage, times)| Latency::of(stage.name(), times)).collect()
-    });
+    let baselines = copies
+        .map_or_else(Vec::new, |copies| copies.latencies(&of_topic(&results[2..last_to_end], 0)));
     let longest = baselines.iter().map(|it| it.p50_us).fold(0.0, f64::max);
     let ring = median(ring);
     let baseline = baseline_plan.map(|plan| plan.measured(&results, one_way, longest));
@@ -396,14 +453,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         publish_p50_us: publishing.microseconds(0.5),
         stages,
         slowest_stage,
-        single_subscriber_p50_us: one.microseconds(0.5),
-        single_subscriber_p99_us: one.microseconds(0.99),
-        fan_out_ratio: one_way.zip(one.microseconds(0.5)).map(|(all, one)| all / one),
+        single_subscriber: SingleSubscriber::of(&one, one_way),
         credit_wait_us: waited as f64 / 1e3 / messages as f64,
         threads: threads.busiest(messages),
-        stream_depth: plan.stream_depth,
-        messages_per_s,
-        stream_gb_per_s: messages_per_s * arguments.size as f64 / 1e9,
+        stream: StreamRate {
+            stream_depth: plan.stream_depth,
+            messages_per_s,
+            stream_gb_per_s: messages_per_s * arguments.size as f64 / 1e9,
+        },
         ring_p50_us: ring,
         overhead_over_ring_us: one_way.zip(ring).map(|(all, ring)| all - ring),
         ratio_to_slowest: one_way.filter(|_| longest > 0.0).map(|all| all / longest),

@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 use pubsub::{Publisher, Subscriber};
 use serde::{Deserialize, Serialize};
 
-use super::Arguments;
-use super::inter_node::{ReplicationOptions, services};
+use super::inter_node::services;
 use super::report::{common, found};
-use super::role::WorkerResult;
-use super::role::{
-    TopicKind, TopicResult, WORDS, WorkerRole, empty_result, end_all, has_ended, join,
-};
+use super::role::{WORDS, WorkerResult, WorkerRole, empty_result, end_all, has_ended, join, now};
+use super::{Arguments, TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::random_pattern::RandomPattern;
 use crate::report::{Common, Metrics, Report};
@@ -78,14 +75,8 @@ struct ManyTopicsMetrics {
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut group = WorkerGroup::new(WORDS)?;
-    let kind = TopicKind {
-        memory: arguments.memory.to_string(),
-        size: arguments.size,
-        depth: 16,
-        run: std::process::id().into(),
-        writes_ends: false,
-    };
-    let both = services(&group, kind.budget(topics), ReplicationOptions::of(arguments), &[])?;
+    let kind = TopicKind::new(arguments, arguments.memory, 16);
+    let both = services(&group, arguments, kind.budget(topics), &[])?;
     let mut tasks: Vec<_> =
         both.iter().map(|service| (WorkerRole::Serve(service.clone()), None)).collect();
     // Half of the subscribers at each node, at least one.
@@ -296,7 +287,7 @@ fn read(
             if let Some(before) = last[topic].replace(time) {
                 found.longest_gap = found.longest_gap.max((time - before).as_nanos() as u64);
             }
-            found.topics[0].add(super::role::now().saturating_sub(sample.published_at()));
+            found.topics[0].add(now().saturating_sub(sample.published_at()));
             let content = role.kind.content(found.shares[topic]);
             found.shares[topic] += 1;
             verified &= sample.length() == content.length

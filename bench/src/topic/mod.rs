@@ -3,10 +3,8 @@
 mod baseline;
 mod contents;
 mod cores;
-mod fan_out;
 mod idle;
 mod inter_node;
-mod inter_node_metrics;
 mod intra_node;
 mod many_topics;
 mod private_copy;
@@ -20,22 +18,29 @@ mod timed_publisher;
 mod timed_subscriber;
 mod wire_baseline;
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
 use gpu::Implementation;
-use pubsub::{MemoryLocation, TopicSettings};
+use pubsub::{MemoryLocation, Reliability, TopicSettings};
+use serde::{Deserialize, Serialize};
 
 pub(super) use self::role::WorkerRole;
 
 use self::cores::CoreChoice;
 use crate::exchange::plan::Wait;
-use crate::random_pattern::HEADER;
+use crate::random_pattern::{Content, HEADER};
 use command::exit::{Exit, Failure};
-use command::{size, text};
+use command::histogram::Histogram;
+use command::{size, stages, text};
 
 /// Interleaved rounds, as A B B A …: so many pairs.
 const ROUNDS: u64 = 11;
 /// Default number of timed messages, and the maximum of their bytes together where they are copied.
 const MESSAGES: u64 = 20_000;
 const BYTES: u64 = 2 << 30;
+/// Loans of each publisher.
+const LOANS: u32 = 4;
 
 /// Publishes messages that readers in other processes pull, check and release.
 ///
@@ -97,15 +102,8 @@ pub(crate) struct Arguments {
     /// Include the time to write the content
     #[arg(long)]
     time_fill: bool,
-    /// Provider for messages between nodes [default: the best provider]
-    #[arg(long, value_name = "NAME")]
-    provider: Option<String>,
-    /// Lanes for large messages between nodes [default: automatic]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
-    lanes: Option<u32>,
-    /// Replication threads of each service [default: automatic]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
-    workers: Option<u32>,
+    #[command(flatten)]
+    replication: Replication,
     /// With --many-topics: number of processes of each node, and of each subscriber, that share the
     /// topics
     #[arg(long, value_name = "N", default_value = "1", requires = "many_topics", value_parser = clap::value_parser!(u64).range(1..=32))]
@@ -124,6 +122,21 @@ pub(crate) struct Arguments {
     /// Print the JSON line only
     #[arg(long)]
     json: bool,
+}
+
+// Options of replication between nodes. Without documentation comment, which would be the help of
+// the command.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
+struct Replication {
+    /// Provider for messages between nodes [default: the best provider]
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+    /// Lanes for large messages between nodes [default: automatic]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    lanes: Option<u32>,
+    /// Replication threads of each service [default: automatic]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    workers: Option<u32>,
 }
 
 /// The baseline design.
@@ -197,7 +210,7 @@ fn warn_of_cores(arguments: &Arguments) {
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.check()?;
     if let Some(most) = arguments.fan_out {
-        return fan_out::run(arguments, most);
+        return intra_node::fan_out::run(arguments, most);
     }
     warn_of_cores(arguments);
     if let Some(topics) = arguments.idle_topics {
@@ -210,6 +223,104 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return inter_node::run(arguments);
     }
     intra_node::run(arguments)
+}
+
+/// The results of a worker, in addition to its samples.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct TopicResult {
+    /// Nanoseconds of each timed message, by topic.
+    topics: Vec<Histogram>,
+    /// Of each entry of the queue baseline.
+    queue: Histogram,
+    /// Of the stages of messages.
+    stages: [Histogram; stages::COUNT],
+    /// Of copies to the readers' own memory, if requested.
+    private: Histogram,
+    /// The path of the messages.
+    path: String,
+    /// Of the stream: from the first message to the last, in nanoseconds, and their number.
+    streams: Vec<(u64, u64)>,
+    /// Messages by topic.
+    shares: Vec<u64>,
+    /// The longest time without a message of a topic, in nanoseconds.
+    longest_gap: u64,
+}
+
+/// The service of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Service {
+    directory: PathBuf,
+    network: Option<Network>,
+    budget: u64,
+    /// The cores of its threads; not pinned without any.
+    cores: Vec<usize>,
+}
+
+impl Service {
+    /// Of a node without a network.
+    fn local(directory: PathBuf, budget: u64, cores: &[usize]) -> Self {
+        Self { directory, network: None, budget, cores: cores.to_vec() }
+    }
+}
+
+/// Its network.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Network {
+    listen: SocketAddr,
+    peer: Option<SocketAddr>,
+    replication: Replication,
+}
+
+/// The settings and contents of a topic.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct TopicKind {
+    memory: String,
+    size: u64,
+    depth: u32,
+    run: u64,
+    /// The first and last bytes are written each time.
+    writes_ends: bool,
+}
+
+impl TopicKind {
+    /// A topic of this measurement, with messages in this memory.
+    fn new(arguments: &Arguments, memory: MemoryLocation, depth: u32) -> Self {
+        Self {
+            memory: memory.to_string(),
+            size: arguments.size,
+            depth,
+            run: std::process::id().into(),
+            writes_ends: arguments.writes_ends(),
+        }
+    }
+
+    fn settings(&self) -> Result<TopicSettings, Failure> {
+        let memory: MemoryLocation = self.memory.parse()?;
+        Ok(TopicSettings {
+            memory,
+            reliability: Reliability::Reliable,
+            depth: self.depth,
+            largest: self.size,
+            loans: LOANS,
+            release_deadline: role::TIMEOUT,
+            type_name: None,
+        })
+    }
+
+    fn is_on_host(&self) -> Result<bool, Failure> {
+        Ok(matches!(self.memory.parse()?, MemoryLocation::Host))
+    }
+
+    /// Memory that so many topics reserve, with a publisher each.
+    fn budget(&self, topics: u64) -> u64 {
+        let (depth, largest) = (self.depth, self.size);
+        let each = TopicSettings { depth, largest, ..TopicSettings::default() }.reserves(1);
+        each.bytes * topics + (64 << 20)
+    }
+
+    fn content(&self, number: u64) -> Content {
+        Content { run: self.run, number, length: self.size }
+    }
 }
 
 #[cfg(test)]

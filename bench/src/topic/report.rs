@@ -2,12 +2,10 @@
 
 use serde::Serialize;
 
-use super::Arguments;
-use super::role::TopicResult;
 use super::role::WorkerResult;
-use crate::exchange::plan::Wait;
-use crate::exchange::plan::name_of;
-use crate::report::Common;
+use super::{Arguments, TopicResult};
+use crate::exchange::plan::{Wait, name_of};
+use crate::report::{Common, format_figure};
 use command::histogram::Histogram;
 use command::stages::Stage;
 
@@ -27,15 +25,37 @@ impl Latency {
     }
 }
 
-/// The merged results of all readers.
-pub(super) fn of_topic(results: &[WorkerResult], topic: usize) -> Histogram {
-    let mut all = Histogram::default();
-    for found in found(results) {
-        if let Some(samples) = found.topics.get(topic) {
-            all.merge(samples);
+/// Latency of messages to one reader, interleaved with those to all.
+#[derive(Debug, Serialize)]
+pub(super) struct SingleSubscriber {
+    single_subscriber_p50_us: Option<f64>,
+    single_subscriber_p99_us: Option<f64>,
+    fan_out_ratio: Option<f64>,
+}
+
+impl SingleSubscriber {
+    /// With the median of all readers.
+    pub(super) fn of(samples: &Histogram, all: Option<f64>) -> Self {
+        let p50 = samples.microseconds(0.5);
+        Self {
+            single_subscriber_p50_us: p50,
+            single_subscriber_p99_us: samples.microseconds(0.99),
+            fan_out_ratio: all.zip(p50).map(|(all, one)| all / one),
         }
     }
-    all
+
+    /// None without messages to one reader.
+    pub(super) fn to_text(&self) -> Option<String> {
+        let [p50, p99] =
+            [self.single_subscriber_p50_us, self.single_subscriber_p99_us].map(format_figure);
+        let ratio = self.fan_out_ratio?;
+        Some(format!("{ratio:.3} of the latency with one reader (p50 {p50}, p99 {p99} us)"))
+    }
+}
+
+/// The merged results of all readers.
+pub(super) fn of_topic(results: &[WorkerResult], topic: usize) -> Histogram {
+    found(results).filter_map(|found| found.topics.get(topic)).collect()
 }
 
 pub(super) fn found(results: &[WorkerResult]) -> impl Iterator<Item = &TopicResult> {
@@ -44,8 +64,7 @@ pub(super) fn found(results: &[WorkerResult]) -> impl Iterator<Item = &TopicResu
 
 pub(super) fn stages(results: &[WorkerResult]) -> Vec<Latency> {
     let of_stage = |stage: Stage| {
-        let mut all = Histogram::default();
-        found(results).for_each(|found| all.merge(&found.stages[stage as usize]));
+        let all = found(results).map(|found| &found.stages[stage as usize]).collect();
         Latency::of(stage.name(), &all)
     };
     Stage::ALL.into_iter().filter_map(of_stage).collect()

@@ -1,29 +1,20 @@
 //! The workers of a measurement: services of nodes, and readers.
 
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ipc::Words;
-use pubsub::{
-    Budgets, MemoryLocation, NetworkOptions, Node, NodeOptions, Reliability, ServiceMode,
-    TopicSettings,
-};
+use pubsub::{Budgets, NetworkOptions, Node, NodeOptions, ServiceMode};
 use serde::{Deserialize, Serialize};
 
 use super::timed_subscriber::{self, SubscriberTask};
-use super::{baseline, many_topics, wire_baseline};
+use super::{Service, TopicResult, baseline, many_topics, wire_baseline};
 use crate::exchange::plan::Wait;
 use crate::process::set_affinity;
-use crate::random_pattern::Content;
 use crate::worker_group::{self, LONGEST, SharedSegment, Task};
 use command::exit::{Exit, Failure};
-use command::histogram::Histogram;
-use command::stages;
 
-/// Loans of each publisher.
-const LOANS: u32 = 4;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Stamps of a message: when it was published, how long the loan and the fill took before, and its
 /// number.
@@ -51,88 +42,6 @@ pub(crate) enum WorkerRole {
 
 /// The result of a worker.
 pub(super) type WorkerResult = worker_group::WorkerResult<Option<TopicResult>>;
-
-/// The results of a worker, in addition to its samples.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct TopicResult {
-    /// Nanoseconds of each timed message, by topic.
-    pub(super) topics: Vec<Histogram>,
-    /// Of each entry of the queue baseline.
-    pub(super) queue: Histogram,
-    /// Of the stages of messages.
-    pub(super) stages: [Histogram; stages::COUNT],
-    /// Of copies to the readers' own memory, if requested.
-    pub(super) private: Histogram,
-    /// The path of the messages.
-    pub(super) path: String,
-    /// Of the stream: from the first message to the last, in nanoseconds, and their number.
-    pub(super) streams: Vec<(u64, u64)>,
-    /// Messages by topic.
-    pub(super) shares: Vec<u64>,
-    /// The longest time without a message of a topic, in nanoseconds.
-    pub(super) longest_gap: u64,
-}
-
-/// The service of a node.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Service {
-    pub(super) directory: PathBuf,
-    pub(super) network: Option<Network>,
-    pub(super) budget: u64,
-    /// The cores of its threads; not pinned without any.
-    pub(super) cores: Vec<usize>,
-}
-
-/// Its network.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Network {
-    pub(super) listen: SocketAddr,
-    pub(super) peer: Option<SocketAddr>,
-    pub(super) provider: Option<String>,
-    pub(super) lanes: u32,
-    pub(super) workers: u32,
-}
-
-/// The settings and contents of a topic.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct TopicKind {
-    pub(super) memory: String,
-    pub(super) size: u64,
-    pub(super) depth: u32,
-    pub(super) run: u64,
-    /// The first and last bytes are written each time.
-    pub(super) writes_ends: bool,
-}
-
-impl TopicKind {
-    pub(super) fn settings(&self) -> Result<TopicSettings, Failure> {
-        let memory: MemoryLocation = self.memory.parse()?;
-        Ok(TopicSettings {
-            memory,
-            reliability: Reliability::Reliable,
-            depth: self.depth,
-            largest: self.size,
-            loans: LOANS,
-            release_deadline: TIMEOUT,
-            type_name: None,
-        })
-    }
-
-    pub(super) fn is_on_host(&self) -> Result<bool, Failure> {
-        Ok(matches!(self.memory.parse()?, MemoryLocation::Host))
-    }
-
-    /// Memory that so many topics reserve, with a publisher each.
-    pub(super) fn budget(&self, topics: u64) -> u64 {
-        let (depth, largest) = (self.depth, self.size);
-        let each = TopicSettings { depth, largest, ..TopicSettings::default() }.reserves(1);
-        each.bytes * topics + (64 << 20)
-    }
-
-    pub(super) fn content(&self, number: u64) -> Content {
-        Content { run: self.run, number, length: self.size }
-    }
-}
 
 /// Nanoseconds of the clock that all processes of a machine share, and that stamps messages.
 #[inline]
@@ -186,9 +95,9 @@ pub(super) fn serve(service: &Service) -> Result<Node, Failure> {
     let network = service.network.as_ref().map(|network| NetworkOptions {
         listen: Some(network.listen),
         peers: network.peer.iter().map(ToString::to_string).collect(),
-        provider: network.provider.clone(),
-        lanes: network.lanes as usize,
-        workers: network.workers as usize,
+        provider: network.replication.provider.clone(),
+        lanes: network.replication.lanes.unwrap_or(0) as usize,
+        workers: network.replication.workers.unwrap_or(0) as usize,
         lost_after: TIMEOUT,
         insecure: true,
         ..NetworkOptions::default()
@@ -224,13 +133,21 @@ pub(super) fn next_turn(shared: &SharedSegment, line: usize) -> Result<(), Failu
 /// Requests a turn of the ring throughput baseline, and waits for it.
 pub(super) fn wire_turn(shared: &SharedSegment) -> Result<(), Failure> {
     let requested = shared.part()?.fetch_add(WIRE_WORDS.0, 1) + 1;
-    let end = Instant::now() + 2 * TIMEOUT;
-    while shared.part()?.load(WIRE_WORDS.1, Ordering::Acquire) < requested {
+    await_word(shared, WIRE_WORDS.1, requested, 2 * TIMEOUT, "for the ring throughput baseline")
+}
+
+/// Waits until a word has this value, or a higher one.
+fn await_word(
+    shared: &SharedSegment,
+    word: usize,
+    least: u64,
+    longest: Duration,
+    what: &str,
+) -> Result<(), Failure> {
+    let end = Instant::now() + longest;
+    while shared.part()?.load(word, Ordering::Acquire) < least {
         if Instant::now() > end {
-            return Err(Failure::new(
-                Exit::Deadline,
-                "timed out waiting for the ring throughput baseline",
-            ));
+            return Err(Failure::new(Exit::Deadline, format!("timed out waiting {what}")));
         }
         std::thread::sleep(WAKEUP_TIME / 4);
     }
@@ -282,19 +199,7 @@ impl Task for WorkerRole {
 
 /// Pauses until this line of readers was resumed so often.
 pub(super) fn pause(shared: &SharedSegment, line: usize, pauses: u64) -> Result<(), Failure> {
-    let end = Instant::now() + LONGEST;
-    while shared.part()?.load(RESUME_WORDS + line, Ordering::Acquire) < pauses {
-        if Instant::now() > end {
-            return Err(Failure::new(Exit::Deadline, "timed out waiting to be resumed"));
-        }
-        std::thread::sleep(WAKEUP_TIME / 4);
-    }
-    Ok(())
-}
-
-/// A histogram with space for the longest measurement, so that adding samples allocates nothing.
-pub(super) fn empty_histogram() -> Histogram {
-    Histogram::up_to(LONGEST.as_nanos() as u64)
+    await_word(shared, RESUME_WORDS + line, pauses, LONGEST, "to be resumed")
 }
 
 #[cfg(test)]

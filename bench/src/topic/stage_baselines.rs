@@ -9,12 +9,16 @@ use ipc::{Layout, Segment};
 use pubsub::MemoryLocation;
 use pubsub::replication::WorkerOptions;
 
-use super::role::{TIMEOUT, TopicKind, empty_histogram};
+use super::TopicKind;
+use super::report::Latency;
+use super::role::TIMEOUT;
 use crate::exchange::initiator;
-use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, ThreadingMode, Wait};
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait};
 use crate::exchange::ring_exchange::{self, RingExchange};
+use crate::worker_group::empty_histogram;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
+use command::stages::Stage;
 
 /// A ring between this process and a temporary other one: the median in microseconds, one way. In
 /// chunks as replication writes them; each on its own core, or not pinned: two busy-polling
@@ -36,10 +40,8 @@ pub(super) fn ring(
         iterations,
         warmup: (iterations / 10 + 1).min(1000),
     };
-    let offer_query =
-        OfferQuery { provider: provider.to_owned(), source: None, threading: ThreadingMode::Safe };
     let plan = Plan {
-        offer_query,
+        offer_query: OfferQuery::new(provider),
         waiting,
         core: remote,
         exchange: Exchange::RingExchange(ring_exchange.clone()),
@@ -62,7 +64,7 @@ pub(super) struct StageCopies {
     out: Option<DeviceCopy>,
     into: Target,
     /// Nanoseconds of each copy.
-    pub(super) times: [Histogram; 2],
+    times: [Histogram; 2],
 }
 
 enum Target {
@@ -84,8 +86,8 @@ impl DeviceCopy {
         let device = Device::open(name)?;
         let message = device.allocate(size)?.whole();
         let stream = device.stream()?;
-        let segment = Segment::create(Layout::new("fabricast bench copy", 1), length as usize);
-        let segment = segment.map_err(|error| Failure::failed(error.to_string()))?;
+        let segment = Segment::create(Layout::new("fabricast bench copy", 1), length as usize)
+            .map_err(Failure::of)?;
         let pinned = transfer::pin(&segment, &device)?;
         Ok(Self { device: message, stream, pinned, length, chunk })
     }
@@ -136,6 +138,13 @@ impl StageCopies {
         copies.turn(1)?;
         copies.times = [empty_histogram(), empty_histogram()];
         Ok(copies)
+    }
+
+    /// The copies, and between them the ring by itself.
+    pub(super) fn latencies(&self, wire: &Histogram) -> Vec<Latency> {
+        let [out, into] = &self.times;
+        let all = [(Stage::CopyOut, out), (Stage::Wire, wire), (Stage::CopyIn, into)];
+        all.into_iter().filter_map(|(stage, times)| Latency::of(stage.name(), times)).collect()
     }
 
     /// Makes each copy so often.

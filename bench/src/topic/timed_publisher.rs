@@ -4,11 +4,13 @@ use std::time::{Duration, Instant};
 
 use pubsub::{Publisher, Topic};
 
+use super::TopicKind;
 use super::contents::Contents;
-use super::role::{Stamps, TIMEOUT, TopicKind, now};
+use super::role::{Stamps, TIMEOUT, now};
 use super::schedule::{Round, Turn};
 use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
 use command::text;
 
 /// A topic to publish to.
@@ -18,7 +20,7 @@ pub(super) struct TimedPublisher {
     size: u64,
     next: u64,
     /// Nanoseconds of the call that publishes, where it is timed.
-    pub(super) publish_times: Vec<u64>,
+    publish_times: Vec<u64>,
     /// Pause between two messages: long enough for readers to wait again.
     pause: Duration,
     /// Does the time include writing the content?
@@ -76,6 +78,11 @@ impl TimedPublisher {
             self.publisher.flush(TIMEOUT)?;
         }
         Ok(self.publisher.flush(TIMEOUT)?)
+    }
+
+    /// Nanoseconds of the calls that published timed messages.
+    pub(super) fn publish_times(&self) -> Histogram {
+        self.publish_times.iter().copied().collect()
     }
 
     fn publish(&mut self, round: Round) -> Result<(), Failure> {

@@ -1,38 +1,54 @@
 //! A reader of a measurement.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use pubsub::{Sample, Subscriber};
 use serde::{Deserialize, Serialize};
 
-use super::super::worker_group::SharedSegment;
 use super::contents::Contents;
 use super::private_copy::PrivateMemory;
 use super::queue_baseline::QueueBaselineReader;
-use super::role::WorkerResult;
-use super::role::{
-    Stamps, TIMEOUT, TopicKind, TopicResult, empty_histogram, empty_result, join, now, pause,
-};
+use super::role::{Stamps, TIMEOUT, WorkerResult, empty_result, join, now, pause};
 use super::schedule::{Round, Turn, TurnTarget};
+use super::{TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::process::pin;
+use crate::worker_group::{SharedSegment, empty_histogram};
 use command::exit::{Exit, Failure};
 use command::stages::{self, Stage};
 
 /// The task of a reader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct SubscriberTask {
-    pub(super) directory: PathBuf,
+    directory: PathBuf,
     /// None: not a topic of this reader.
-    pub(super) topics: Vec<Option<(String, TopicKind)>>,
-    pub(super) schedule: Vec<Turn>,
-    pub(super) waiting: Wait,
-    pub(super) core: Option<usize>,
+    topics: Vec<Option<(String, TopicKind)>>,
+    schedule: Vec<Turn>,
+    waiting: Wait,
+    core: Option<usize>,
     /// Its pause line.
-    pub(super) line: usize,
+    line: usize,
     /// Its own memory, to which it copies each message before the time is taken.
-    pub(super) private: Option<String>,
+    private: Option<String>,
+}
+
+impl SubscriberTask {
+    pub(super) fn new(
+        directory: &Path,
+        topics: Vec<Option<(String, TopicKind)>>,
+        schedule: &[Turn],
+        waiting: Wait,
+        core: Option<usize>,
+    ) -> Self {
+        let (directory, schedule) = (directory.to_owned(), schedule.to_vec());
+        Self { directory, topics, schedule, waiting, core, line: 0, private: None }
+    }
+
+    /// Pauses in another line, and copies messages to its own memory.
+    pub(super) fn with_private(self, line: usize, memory: &str) -> Self {
+        Self { line, private: Some(memory.to_owned()), ..self }
+    }
 }
 
 /// A topic of the reader.

@@ -14,17 +14,15 @@ use fabric::{
     Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
     Locality, MemoryRegion, Query, QueueOptions, Requirements, WaitStrategy,
 };
-use pubsub::RingPath;
 use pubsub::replication::WorkerOptions;
+use pubsub::{MemoryLocation, RingPath};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::role::WorkerResult;
-use super::role::{
-    TIMEOUT, TopicResult, empty_histogram, empty_result, has_ended, now, wire_asked, wire_done,
-};
+use super::role::{TIMEOUT, WorkerResult, empty_result, has_ended, now, wire_asked, wire_done};
+use super::{Arguments, TopicResult};
 use crate::process::set_affinity;
-use crate::worker_group::{SharedSegment, find, leave};
+use crate::worker_group::{SharedSegment, empty_histogram, find, leave};
 use command::exit::{Exit, Failure};
 use command::text;
 
@@ -36,23 +34,44 @@ const QUEUE: usize = 4096;
 /// Interval of checking for requested turns.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_SLEEP: Duration = Duration::from_millis(20);
+/// Turns at the start that do not count.
+const WARMUP_TURNS: u64 = 1;
 /// Turns without progress after which the writer gets credit of all that was read.
 const IDLE_TURNS: u32 = 16;
 
 /// One end of the ring.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WireEnd {
-    pub(super) is_writer: bool,
+    is_writer: bool,
     /// Directory where the ends exchange addresses, and get the path of the topic's messages.
-    pub(super) directory: PathBuf,
-    pub(super) size: u64,
-    pub(super) depth: u32,
+    directory: PathBuf,
+    size: u64,
+    depth: u32,
     /// Messages are copied out of a device first, through slots.
-    pub(super) is_staged: bool,
-    /// Messages of each turn, and number of turns at the start that do not count.
-    pub(super) each: u64,
-    pub(super) warmup: u64,
-    pub(super) cores: Vec<usize>,
+    is_staged: bool,
+    /// Messages of each turn.
+    each: u64,
+    cores: Vec<usize>,
+}
+
+impl WireEnd {
+    /// Writer and reader, with the depth of the topic and the messages of each turn.
+    pub(super) fn both(
+        arguments: &Arguments,
+        directory: &Path,
+        (depth, each): (u32, u64),
+        cores: &[usize],
+    ) -> [Self; 2] {
+        [true, false].map(|is_writer| Self {
+            is_writer,
+            directory: directory.to_owned(),
+            size: arguments.size,
+            depth,
+            is_staged: !matches!(arguments.memory, MemoryLocation::Host),
+            each,
+            cores: cores.to_vec(),
+        })
+    }
 }
 
 /// Writes the path of the topic's messages for both ends.
@@ -91,10 +110,14 @@ struct RingSetupOffer {
     ring: RingOffer,
 }
 
-/// An endpoint with further lanes, opened as replication does.
+/// An endpoint with further lanes, opened as replication does. Busy-polls as long as replication
+/// does, and blocks then.
 struct OpenEndpoint {
     port: Port,
     addresses: AddressVector,
+    spin: Duration,
+    moved: Instant,
+    idle: u32,
 }
 
 impl OpenEndpoint {
@@ -113,29 +136,17 @@ impl OpenEndpoint {
             let domains = domains.collect::<fabric::Result<Vec<_>>>()?;
             port.add_lanes(LaneSet::open_on(&domains)?)?;
         }
-        Ok(Self { port, addresses })
-    }
-}
-
-/// Busy-polls as long as replication does, and blocks then.
-struct PollState {
-    spin: Duration,
-    moved: Instant,
-    idle: u32,
-}
-
-impl PollState {
-    fn new() -> Self {
-        Self { spin: WorkerOptions::default().spin, moved: Instant::now(), idle: 0 }
+        let spin = WorkerOptions::default().spin;
+        Ok(Self { port, addresses, spin, moved: Instant::now(), idle: 0 })
     }
 
-    fn wait(&mut self, port: &mut Port) -> Result<(), Failure> {
+    fn wait(&mut self) -> Result<(), Failure> {
         let is_awake = self.moved.elapsed() < self.spin;
-        match if is_awake { port.progress()? } else { port.wait(MAX_SLEEP)? } {
+        match if is_awake { self.port.progress()? } else { self.port.wait(MAX_SLEEP)? } {
             PortEvent::Idle => {
                 self.idle = self.idle.saturating_add(1);
                 if is_awake {
-                    port.pause();
+                    self.port.pause();
                 }
             }
             PortEvent::Ring => self.record_progress(),
@@ -197,15 +208,13 @@ fn enabled(
 }
 
 struct Writer {
-    port: Port,
+    local: OpenEndpoint,
     sender: SenderId,
     head: MemoryRegion,
     /// Source of payloads, for each lane.
     payload: Vec<MemoryRegion>,
     chunk: u64,
-    poll_state: PollState,
     next: u64,
-    _addresses: AddressVector,
 }
 
 impl Writer {
@@ -222,7 +231,7 @@ impl Writer {
         let remote = wait_for_file::<RingSetupOffer>(shared, &end.directory, "ring")?;
         let Some(remote) = remote else { return Ok(None) };
         let offer = &remote.ring;
-        let OpenEndpoint { port, addresses } = &mut local;
+        let OpenEndpoint { port, addresses, .. } = &mut local;
         let peer = addresses.insert(&remote.address)?;
         let chunk = options.chunk.min(offer.capacity / 4);
         let further = remote.further.get(..offer.lanes.len().saturating_sub(1));
@@ -247,11 +256,8 @@ impl Writer {
         payload[0].fill(0..length as usize, 0x5a)?;
         let memory = Arc::new(HostMemory::zeroed(HEAD)?);
         let head = enabled(port.endpoint().domain(), &memory, port)?;
-        let OpenEndpoint { port, addresses } = local;
-        let poll_state = PollState::new();
-        let chunk = options.chunk;
-        let _addresses = addresses;
-        Ok(Some(Self { port, sender, head, payload, chunk, poll_state, next: 0, _addresses }))
+        local.record_progress();
+        Ok(Some(Self { local, sender, head, payload, chunk: options.chunk, next: 0 }))
     }
 
     /// Writes the messages of requested turns, until the measurement ends.
@@ -262,9 +268,9 @@ impl Writer {
                 std::thread::sleep(POLL_INTERVAL);
                 continue;
             }
-            self.poll_state.record_progress();
+            self.local.record_progress();
             for _ in 0..end.each {
-                self.message(end.size, turns >= end.warmup)?;
+                self.message(end.size, turns >= WARMUP_TURNS)?;
             }
             turns += 1;
             wire_done(shared, turns)?;
@@ -278,12 +284,12 @@ impl Writer {
         let (head, mut at) = (HEAD as u64, 0);
         let words = [now(), self.next, is_timed.into()].map(u64::to_le_bytes).concat();
         self.head.write(0, &words)?;
-        let mut message = self.port.begin(self.sender, TOPIC, head + size)?;
+        let mut message = self.local.port.begin(self.sender, TOPIC, head + size)?;
         while !message.is_written() {
             let written = message.written();
             let pushed = if written < head {
                 let part = self.head.slice(0..HEAD)?;
-                self.port.push_on_lane(0, self.sender, &mut message, &part, 0)?
+                self.local.port.push_on_lane(0, self.sender, &mut message, &part, 0)?
             } else {
                 // A piece continues where the last one ended.
                 if written - head >= at + self.chunk {
@@ -292,15 +298,15 @@ impl Writer {
                 self.piece(&mut message, at, size)?
             };
             match pushed {
-                Pushed::Posted(_) | Pushed::Written => self.poll_state.record_progress(),
-                Pushed::Blocked(_) | Pushed::Busy => self.poll_state.wait(&mut self.port)?,
+                Pushed::Posted(_) | Pushed::Written => self.local.record_progress(),
+                Pushed::Blocked(_) | Pushed::Busy => self.local.wait()?,
             }
             if Instant::now() > end {
                 return Err(late("a message was not written"));
             }
         }
-        while self.port.next_read(self.sender)?.is_none() {
-            self.poll_state.wait(&mut self.port)?;
+        while self.local.port.next_read(self.sender)?.is_none() {
+            self.local.wait()?;
             if Instant::now() > end {
                 return Err(late("a message was not read"));
             }
@@ -318,7 +324,7 @@ impl Writer {
         let remaining = message.length() - message.written();
         let lane = match self.payload.len() {
             1 => 0,
-            _ => match self.port.pick_lane(self.sender, remaining)? {
+            _ => match self.local.port.pick_lane(self.sender, remaining)? {
                 Some(lane) => lane,
                 None => return Ok(Pushed::Busy),
             },
@@ -328,15 +334,13 @@ impl Writer {
         let length = self.chunk.min(size - at);
         let part = region.slice(from as usize..(from + length) as usize)?;
         let offset = HEAD as u64 + at;
-        Ok(self.port.push_on_lane(lane, self.sender, message, &part, offset)?)
+        Ok(self.local.port.push_on_lane(lane, self.sender, message, &part, offset)?)
     }
 }
 
 struct Reader {
-    port: Port,
+    local: OpenEndpoint,
     ring: ReceiverId,
-    poll_state: PollState,
-    _addresses: AddressVector,
 }
 
 impl Reader {
@@ -346,7 +350,8 @@ impl Reader {
         end: &WireEnd,
         path: &RingPath,
     ) -> Result<Option<Self>, Failure> {
-        let OpenEndpoint { mut port, addresses } = OpenEndpoint::new(path)?;
+        let mut local = OpenEndpoint::new(path)?;
+        let OpenEndpoint { port, addresses, .. } = &mut local;
         let writer = wait_for_file::<Address>(shared, &end.directory, "writer")?;
         let Some(writer) = writer else { return Ok(None) };
         let writer = addresses.insert(&writer)?;
@@ -361,7 +366,8 @@ impl Reader {
         let answer = wait_for_file::<RingAnswer>(shared, &end.directory, "answer")?;
         let Some(answer) = answer else { return Ok(None) };
         port.connect(ring, writer, &answer)?;
-        Ok(Some(Self { port, ring, poll_state: PollState::new(), _addresses: addresses }))
+        local.record_progress();
+        Ok(Some(Self { local, ring }))
     }
 
     /// Reads until the measurement ends.
@@ -370,21 +376,21 @@ impl Reader {
         let mut head = [0; HEAD];
         loop {
             // The other end ends the ring when it leaves.
-            let view = match self.port.take(self.ring) {
+            let view = match self.local.port.take(self.ring) {
                 Err(error) if error.kind() == fabric::ErrorKind::Closed => break,
                 view => view?,
             };
             let Some(view) = view else {
-                self.poll_state.wait(&mut self.port)?;
-                if self.poll_state.idle == IDLE_TURNS {
-                    self.port.return_credit(self.ring, true)?;
+                self.local.wait()?;
+                if self.local.idle == IDLE_TURNS {
+                    self.local.port.return_credit(self.ring, true)?;
                 }
-                if self.poll_state.moved.elapsed() > MAX_SLEEP && has_ended(shared)? {
+                if self.local.moved.elapsed() > MAX_SLEEP && has_ended(shared)? {
                     break;
                 }
                 continue;
             };
-            self.poll_state.record_progress();
+            self.local.record_progress();
             let header = *view.header();
             verified &= header.length == HEAD as u64 + end.size;
             if header.offset == 0 {
@@ -393,7 +399,7 @@ impl Reader {
             }
             let is_last = view.is_last();
             drop(view);
-            self.port.return_credit(self.ring, false)?;
+            self.local.port.return_credit(self.ring, false)?;
             if is_last {
                 let received = now();
                 let word =
@@ -404,7 +410,7 @@ impl Reader {
                 }
                 messages += 1;
                 // The writer waits for this credit before the next message.
-                self.port.return_credit(self.ring, true)?;
+                self.local.port.return_credit(self.ring, true)?;
             }
         }
         let found = TopicResult { topics: vec![samples], ..TopicResult::default() };

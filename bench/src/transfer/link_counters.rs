@@ -1,19 +1,40 @@
 //! Which links moved the bytes: counters of the device and of the network interfaces.
 
+use command::text;
 use gpu::{Device, DeviceName, LinkBytes, LinkCounters};
 use serde::Serialize;
 
 /// Bytes by link during the measurement, and the bytes that were moved.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct LinkTraffic {
-    pub(super) moved: u64,
-    pub(super) nvlink_sent: Option<u64>,
-    pub(super) nvlink_received: Option<u64>,
-    pub(super) pcie_sent: Option<u64>,
-    pub(super) pcie_received: Option<u64>,
+    moved: u64,
+    nvlink_sent: Option<u64>,
+    nvlink_received: Option<u64>,
+    pcie_sent: Option<u64>,
+    pcie_received: Option<u64>,
     /// Of all network interfaces of this network namespace.
-    pub(super) interfaces_sent: Option<u64>,
-    pub(super) unavailable_reason: Option<String>,
+    interfaces_sent: Option<u64>,
+    unavailable_reason: Option<String>,
+}
+
+impl LinkTraffic {
+    pub(super) fn to_text(&self) -> String {
+        let number =
+            |bytes: Option<u64>| bytes.map_or("not counted".to_owned(), |bytes| bytes.to_string());
+        let mut text = format!(
+            "moved {}; NVLink sent {}, received {}; PCIe sent {}, received {}; interfaces sent {}\n",
+            text::count_of(self.moved, "byte"),
+            number(self.nvlink_sent),
+            number(self.nvlink_received),
+            number(self.pcie_sent),
+            number(self.pcie_received),
+            number(self.interfaces_sent),
+        );
+        if let Some(why) = &self.unavailable_reason {
+            text += &format!("links are not counted: {why}\n");
+        }
+        text
+    }
 }
 
 /// Counters at the start.
@@ -41,28 +62,22 @@ impl LinkCounterSample {
             let after = counters.read().map_err(|error| error.to_string())?;
             Ok(after.since(&before))
         });
+        let traffic = LinkTraffic { moved, interfaces_sent, ..LinkTraffic::default() };
         match after {
             Ok(bytes) => LinkTraffic {
-                moved,
                 nvlink_sent: bytes.nvlink_sent,
                 nvlink_received: bytes.nvlink_received,
                 pcie_sent: bytes.pcie_sent,
                 pcie_received: bytes.pcie_received,
-                interfaces_sent,
-                unavailable_reason: None,
+                ..traffic
             },
-            Err(why) => LinkTraffic {
-                moved,
-                interfaces_sent,
-                unavailable_reason: Some(why),
-                ..LinkTraffic::default()
-            },
+            Err(why) => LinkTraffic { unavailable_reason: Some(why), ..traffic },
         }
     }
 }
 
 /// Bytes sent by all network interfaces of this network namespace.
-pub(super) fn interfaces_sent() -> Option<u64> {
+fn interfaces_sent() -> Option<u64> {
     const SENT: usize = 8;
     let text = std::fs::read_to_string("/proc/net/dev").ok()?;
     let lines = text.lines().filter_map(|line| line.split_once(':'));

@@ -3,9 +3,9 @@
 
 mod link_counters;
 mod memcpy_baseline;
-mod report;
 mod side;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use gpu::{Block, CopyMethod, Device, DeviceName, Implementation};
@@ -13,17 +13,12 @@ use serde::{Deserialize, Serialize};
 use transfer::path::{Operation, Policy};
 use transfer::{Agent, PeerId, Route};
 
-use link_counters::LinkCounterSample;
+use link_counters::{LinkCounterSample, LinkTraffic};
 use memcpy_baseline::MemcpyBaseline;
-use report::TransferMetrics;
-pub(super) use side::Target;
-use side::{
-    ANSWER, END, FILL, FabricSettings, INITIATOR_LABEL, Side, TIMED, VERIFY, next_notice, notice,
-    start,
-};
+use side::{ANSWER, END, FILL, INITIATOR_LABEL, Side, TIMED, VERIFY, next_notice, notice};
 
 use super::cores::core_pair;
-use super::report::{Common, Report, median};
+use super::report::{Common, Metrics, Report, median};
 use super::worker_group::{WorkerGroup, leave, now, take};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -122,6 +117,77 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// The task of the target.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Target {
+    directory: PathBuf,
+    device: String,
+    length: u64,
+    memory: Source,
+    /// The provider and the rails of a fabric, besides shared memory or instead of it.
+    fabric: Option<String>,
+    rails: u8,
+    is_remote: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct TransferMetrics {
+    peer: String,
+    fabric: Option<String>,
+    rails: Option<u8>,
+    op: Direction,
+    memory: Source,
+    batch: u64,
+    path: &'static str,
+    /// A device is emulated in host memory: no GPU took part, whatever the path is called.
+    emulated: bool,
+    fallback: Option<&'static str>,
+    isolated: bool,
+    /// Until the initiator knows that the data is there.
+    local_completion_p50_us: f64,
+    baseline: Option<Baseline>,
+    baseline_p50_us: Option<f64>,
+    baseline_gb_per_s: Option<f64>,
+    /// Bytes per second relative to the baseline's in the same round; the median of the rounds,
+    /// which is not the quotient of the medians, since the speed of a machine changes.
+    ratio: Option<f64>,
+    /// A loop of single copies, for requests of several blocks.
+    loop_gb_per_s: Option<f64>,
+    links: Option<LinkTraffic>,
+}
+
+impl Metrics for TransferMetrics {
+    fn to_text(&self, common: &Common) -> String {
+        let mut text = format!(
+            "{} x {} by {}{} between {} and {}: {:.2} us, {:.1} GB/s\n",
+            self.batch,
+            size::print(common.bytes),
+            self.path,
+            // The path that GPUs would use.
+            if self.emulated { " (emulated)" } else { "" },
+            common.provider,
+            self.peer,
+            common.p50_us.unwrap_or_default(),
+            common.gb_per_s,
+        );
+        if let (Some(time), Some(rate), Some(ratio)) =
+            (self.baseline_p50_us, self.baseline_gb_per_s, self.ratio)
+        {
+            text += &format!(
+                "a copy in one process: {time:.2} us, {rate:.1} GB/s; ratio {ratio:.3} (its time by ours, in the same \
+             round; the median of the rounds)\n"
+            );
+        }
+        if let Some(rate) = self.loop_gb_per_s {
+            text += &format!("by a loop of single copies: {rate:.1} GB/s\n");
+        }
+        if let Some(links) = &self.links {
+            text += &links.to_text();
+        }
+        text
+    }
+}
+
 fn devices(arguments: &Arguments) -> Result<(Device, DeviceName), Failure> {
     let from = super::share::choose(arguments.from)?;
     let to = arguments.to.unwrap_or_else(|| {
@@ -149,29 +215,25 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.isolated {
         group.isolate();
     }
-    let wire = FabricSettings {
-        provider: arguments.fabric.clone(),
-        rails: arguments.rails.into(),
-        treat_as_remote: arguments.remote,
-    };
-    let mut agent = start(INITIATOR_LABEL, &directory, &wire)?;
-    leave(&directory, "card", &agent.card().encode()?)?;
-    let side = Side::new(&agent, &from, arguments.memory, length)?;
     let target = Target {
         directory: directory.clone(),
         device: to.to_string(),
         length,
         memory: arguments.memory,
-        wire,
+        fabric: arguments.fabric.clone(),
+        rails: arguments.rails,
+        is_remote: arguments.remote,
     };
+    let mut agent = target.start_agent(INITIATOR_LABEL)?;
+    leave(&directory, "card", &agent.card().encode()?)?;
+    let side = Side::new(&agent, &from, arguments.memory, length)?;
     group.start_workers(&[(target, second)])?;
     if let Some(core) = first {
         crate::process::pin(core)?;
     }
     let (card, descriptor): (Vec<u8>, Vec<u8>) = take(&directory, "target")?;
     let peer = agent.connect(&card, TIMEOUT)?;
-    let joined = agent.join(peer, &side.region, &descriptor, &Policy::default(), TIMEOUT);
-    let route = joined?;
+    let route = agent.join(peer, &side.region, &descriptor, &Policy::default(), TIMEOUT)?;
     if arguments.explain {
         command::output::print(&format!("{}\n", route.choice()))?;
     }
@@ -350,15 +412,13 @@ impl Run {
                     let sum = self.side.fill(number, self.length)?;
                     // The other side must have all data with the notification.
                     let notification = Some(notice(VERIFY, sum)?);
-                    let token = self.agent.put(&self.route, &self.blocks, notification);
-                    let token = token?;
+                    let token = self.agent.put(&self.route, &self.blocks, notification)?;
                     self.agent.wait(token, TIMEOUT)?;
                     is_right &= next_notice(&mut self.agent)? == (ANSWER, sum);
                 }
                 Operation::Get => {
                     let sum = self.request(FILL, number)?;
-                    let token = self.agent.get(&self.route, &self.blocks, None);
-                    let token = token?;
+                    let token = self.agent.get(&self.route, &self.blocks, None)?;
                     self.agent.wait(token, TIMEOUT)?;
                     is_right &= self.side.checksum(self.length)? == sum;
                 }

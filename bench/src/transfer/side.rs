@@ -1,15 +1,13 @@
-//! A side: its memory, its notifications, and the task of the target.
+//! A side: its memory and its notifications, and what the target does.
 
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use fabric::{Caps, EndpointKind, Query};
 use gpu::{Device, DeviceName, Memory, Stream};
 use ipc::WaitStrategy;
-use serde::{Deserialize, Serialize};
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
-use super::{Source, TIMEOUT};
+use super::{Source, TIMEOUT, Target};
 use crate::local_offers;
 use crate::worker_group::{SharedSegment, Task, WorkerResult, leave, now, take};
 use command::exit::Failure;
@@ -27,22 +25,15 @@ pub(super) const ANSWER: u64 = 4;
 /// The end.
 pub(super) const END: u64 = 5;
 
-/// The task of the target.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Target {
-    pub(super) directory: PathBuf,
-    pub(super) device: String,
-    pub(super) length: u64,
-    pub(super) memory: Source,
-    pub(super) wire: FabricSettings,
-}
-
 /// Memory of a side.
 pub(super) struct Side {
     pub(super) region: Region,
-    memory: Option<Memory>,
-    host: Option<HostBuffer>,
-    stream: Option<Stream>,
+    memory: SideMemory,
+}
+
+enum SideMemory {
+    Device(Memory, Box<Stream>),
+    Host(HostBuffer),
 }
 
 impl Side {
@@ -53,18 +44,16 @@ impl Side {
         length: u64,
     ) -> Result<Self, Failure> {
         let memory = match source {
-            Source::Shared => Some(device.allocate_shared(length, &[])?),
-            Source::Plain => Some(device.allocate(length)?),
-            Source::Host => None,
-        };
-        let Some(memory) = memory else {
-            let host = HostBuffer::new(length)?;
-            let region = agent.register(&host, Rights::ALL)?;
-            return Ok(Self { region, memory: None, host: Some(host), stream: None });
+            Source::Shared => device.allocate_shared(length, &[])?,
+            Source::Plain => device.allocate(length)?,
+            Source::Host => {
+                let host = HostBuffer::new(length)?;
+                let region = agent.register(&host, Rights::ALL)?;
+                return Ok(Self { region, memory: SideMemory::Host(host) });
+            }
         };
         let region = agent.register(&memory, Rights::ALL)?;
-        let stream = Some(device.stream()?);
-        Ok(Self { region, memory: Some(memory), host: None, stream })
+        Ok(Self { region, memory: SideMemory::Device(memory, Box::new(device.stream()?)) })
     }
 
     /// Fills all of it, differently for each number, and returns its checksum.
@@ -74,35 +63,34 @@ impl Side {
         let bytes: Vec<u8> = (0..spot).map(|at| ((at * at + 31 * number) >> 3) as u8).collect();
         let places = [0, (length - spot) / 2, length - spot];
         let byte = (number * 37 + 1) as u8;
-        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
-            let filled = stream.fill(&memory.slice(0, length)?, byte);
-            let filled = filled.and_then(|()| {
-                places
-                    .into_iter()
-                    .try_for_each(|at| stream.upload(&memory.slice(at, spot)?, &bytes, TIMEOUT))
-            });
-            filled?;
-        }
-        if let Some(host) = &self.host {
-            let all = vec![byte; length as usize];
-            host.write(0, &all)?;
-            for at in places {
-                host.write(at, &bytes)?;
+        match &self.memory {
+            SideMemory::Device(memory, stream) => {
+                stream.fill(&memory.slice(0, length)?, byte)?;
+                for at in places {
+                    stream.upload(&memory.slice(at, spot)?, &bytes, TIMEOUT)?;
+                }
+            }
+            SideMemory::Host(host) => {
+                host.write(0, &vec![byte; length as usize])?;
+                for at in places {
+                    host.write(at, &bytes)?;
+                }
             }
         }
         self.checksum(length)
     }
 
     pub(super) fn checksum(&self, length: u64) -> Result<u64, Failure> {
-        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
-            let range = memory.slice(0, length)?;
-            return Ok(stream.checksum(&range, TIMEOUT)?);
+        match &self.memory {
+            SideMemory::Device(memory, stream) => {
+                Ok(stream.checksum(&memory.slice(0, length)?, TIMEOUT)?)
+            }
+            SideMemory::Host(host) => {
+                let mut bytes = vec![0; length as usize];
+                host.read(0, &mut bytes)?;
+                Ok(gpu::checksum(&bytes))
+            }
         }
-        let mut bytes = vec![0; length as usize];
-        if let Some(host) = &self.host {
-            host.read(0, &mut bytes)?;
-        }
-        Ok(gpu::checksum(&bytes))
     }
 }
 
@@ -133,30 +121,21 @@ pub(super) fn next_notice(agent: &mut Agent) -> Result<(u64, u64), Failure> {
     }
 }
 
-/// The fabric of the two, besides shared memory or instead of it.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct FabricSettings {
-    pub(super) provider: Option<String>,
-    pub(super) rails: usize,
-    pub(super) treat_as_remote: bool,
-}
-
-pub(super) fn start(
-    label: &str,
-    directory: &Path,
-    wire: &FabricSettings,
-) -> Result<Agent, Failure> {
-    let mut options =
-        AgentOptions::new(label).directory(directory).wait_strategy(WaitStrategy::Busy);
-    if wire.treat_as_remote {
-        options = options.force_remote();
+impl Target {
+    /// Starts an agent, of this side or of the other one.
+    pub(super) fn start_agent(&self, label: &str) -> Result<Agent, Failure> {
+        let mut options =
+            AgentOptions::new(label).directory(&self.directory).wait_strategy(WaitStrategy::Busy);
+        if self.is_remote {
+            options = options.force_remote();
+        }
+        if let Some(provider) = &self.fabric {
+            let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+            let offer = local_offers::first(&query.provider(provider))?;
+            options = (0..self.rails).fold(options, |options, _| options.fabric(&offer));
+        }
+        Ok(Agent::start(options)?)
     }
-    if let Some(provider) = &wire.provider {
-        let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
-        let offer = local_offers::first(&query.provider(provider))?;
-        options = (0..wire.rails).fold(options, |options, _| options.fabric(&offer));
-    }
-    Ok(Agent::start(options)?)
 }
 
 impl Task for Target {
@@ -170,7 +149,7 @@ impl Task for Target {
     ) -> Result<WorkerResult<Self::Detail>, Failure> {
         let name: DeviceName = self.device.parse()?;
         let device = Device::open(name)?;
-        let mut agent = start(TARGET_LABEL, &self.directory, &self.wire)?;
+        let mut agent = self.start_agent(TARGET_LABEL)?;
         let side = Side::new(&agent, &device, self.memory, self.length)?;
         let (card, region) = (agent.card().encode()?, side.region.descriptor().encode()?);
         leave(&self.directory, "target", &(card, region))?;

@@ -1,12 +1,11 @@
-//! Nodes; errors, versions and counters of the library.
+//! Nodes and reports on them; errors, versions and counters of the library.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 
-use pubsub::Node;
+use pubsub::{Node, NodeOptions, Row};
 
-use crate::failure::{self, c_text};
-use crate::ffi::WithDefaults;
-use crate::ffi::{OptionalStruct, Out, OutStruct, export};
+use crate::failure::{self, Failure, Result, c_text};
+use crate::ffi::{Address, OptionalStruct, Out, OutStruct, Text, WithDefaults, export};
 use crate::handle::{Handle, Kind};
 use crate::layout::RawNodeOptions;
 use crate::network;
@@ -33,6 +32,12 @@ impl OpenNode {
         let directory = c_text(node.directory().to_string_lossy());
         Self { node, identity, directory }
     }
+}
+
+fn lend_report(operation: &'static CStr, rows: &[Row]) -> Result<*mut c_char> {
+    let text = serde_json::to_string(rows)
+        .map_err(|error| Failure::new(Status::Failed, operation, error))?;
+    Ok(Registry::current().lend_text(c_text(text)))
 }
 
 export! {
@@ -77,6 +82,33 @@ export! {
         directory: Out<'_, *const c_char>,
     ) -> i32, c"get a node's directory" {
         directory.put(node.find(OPERATION)?.directory.as_ptr())
+    }
+
+    /// Reports on the node of a membership.
+    fn fabricast_node_report(
+        node: Handle<OpenNode>,
+        json: Out<'_, *mut c_char>,
+    ) -> i32, c"report on a node" {
+        let rows = node.find(OPERATION)?.node.report()?;
+        json.put(lend_report(OPERATION, &rows)?)
+    }
+
+    /// Reports on the node of a directory, without joining it.
+    fn fabricast_report(
+        directory: Text<'_>,
+        json: Out<'_, *mut c_char>,
+    ) -> i32, c"report on a node" {
+        let directory = directory.get(OPERATION, "directory")?;
+        let directory = directory.map_or_else(NodeOptions::default_directory, Into::into);
+        json.put(lend_report(OPERATION, &pubsub::report(&directory)?)?)
+    }
+
+    /// Frees a text of this library.
+    fn fabricast_text_free(text: Address) -> i32, c"free a text" {
+        if text.0 == 0 {
+            return Ok(());
+        }
+        Registry::current().free_text(OPERATION, text.0)
     }
 
     /// Clears the thread's last error.

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu::{Device, Slice};
+use gpu::{Device, Slice, Stream};
 use ipc::Interruption;
 use pubsub::{Attempt, ErrorKind, Loan, MemoryLocation, Publisher, Topic};
 
@@ -17,14 +17,14 @@ use crate::handle::{Handle, Kind};
 use crate::layout::{RawCounters, RawSent};
 use crate::registry;
 use crate::status::Status;
-use crate::timeout::Timeout;
+use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
 
 /// A publisher.
 #[derive(Debug)]
 pub(crate) struct OpenPublisher {
-    pub(crate) publisher: Publisher,
-    pub(crate) memory: MemoryLocation,
+    publisher: Publisher,
+    memory: MemoryLocation,
     /// The device that messages were last downloaded from, since opening one takes long.
     source: Mutex<Option<Device>>,
 }
@@ -34,7 +34,7 @@ impl Kind for OpenPublisher {
     const NAME: &'static str = "publisher";
 }
 
-pub(crate) const NO_SPACE: Failure = Failure::fixed(
+const NO_SPACE: Failure = Failure::fixed(
     Status::WouldBlock,
     c"publish",
     c"publish failed: would block: no space in the topic",
@@ -53,7 +53,7 @@ impl OpenPublisher {
         Ok(Self { publisher, memory, source: Mutex::default() })
     }
 
-    pub(crate) fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
+    fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
         match timeout {
             Timeout::Now => self.publisher.try_push(bytes)?.ok_or(NO_SPACE)?,
             _ => self.publisher.push(bytes, timeout.as_duration())?,
@@ -62,8 +62,13 @@ impl OpenPublisher {
     }
 
     /// Publishes memory of any kind.
-    pub(crate) fn push_from(&self, found: &CallerMemory<'_>, timeout: Timeout) -> Result<()> {
-        match (found, timeout) {
+    pub(crate) fn push_from(
+        &self,
+        operation: &'static CStr,
+        from: CallerRange<'_>,
+        timeout: Timeout,
+    ) -> Result<()> {
+        match (&device::find(self.memory, operation, from)?, timeout) {
             (CallerMemory::Host(bytes), _) => return self.push(bytes, timeout),
             (CallerMemory::Device(slice), _) if !self.can_copy_from(slice) => {
                 let device = slice.memory().mapped_for().clone();
@@ -87,6 +92,44 @@ impl OpenPublisher {
             }
         };
         Ok(())
+    }
+
+    /// Publishes device memory in the order of a stream. An empty message has no address.
+    pub(crate) fn push_on(
+        &self,
+        operation: &'static CStr,
+        stream: &Stream,
+        from: CallerRange<'_>,
+        timeout: Timeout,
+    ) -> Result<()> {
+        let publisher = &self.publisher;
+        if from.length() > 0 {
+            let from = device::slice(self.memory, operation, from)?;
+            match timeout {
+                Timeout::Now => publisher.try_push_on(stream, &from)?.ok_or(NO_SPACE)?,
+                _ => publisher.push_on(stream, &from, timeout.as_duration())?,
+            };
+            return Ok(());
+        }
+        let end = timeout.end();
+        let loan = self.loan(0, timeout)?;
+        let interruption = Interruption::watch();
+        match loan.publish_on_within(stream, end.saturating_duration_since(Instant::now()))? {
+            Attempt::Sent(_) => Ok(()),
+            Attempt::Full(_) => Err(not_published(timeout, &interruption)),
+        }
+    }
+
+    fn loan(&self, length: u64, timeout: Timeout) -> Result<Loan> {
+        match timeout {
+            Timeout::Now => self.publisher.try_loan(length)?.ok_or(NO_SPACE),
+            _ => Ok(self.publisher.loan(length, timeout.as_duration())?),
+        }
+    }
+
+    /// Waits for a number of subscribers, once.
+    pub(crate) fn wait_once(&self, count: u32, longest: Duration) -> SubscriberWait {
+        (self.publisher.wait_for_subscribers(count, longest), self.publisher.subscribers())
     }
 
     /// Can the topic's device copy from this memory?
@@ -115,16 +158,13 @@ const INTERRUPTED: Failure = Failure::fixed(
 );
 
 /// Why a loan that still exists was not published.
-pub(crate) fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
+fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
     match timeout {
         Timeout::Now => NO_SPACE,
         _ if interruption.occurred() => INTERRUPTED,
         _ => TIMED_OUT,
     }
 }
-
-/// Interval of checks for a closed handle, during which a signal handler is not noticed.
-const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Waits in pieces, each of which looks the handle up again.
 pub(crate) fn wait_for_subscribers(
@@ -138,8 +178,8 @@ pub(crate) fn wait_for_subscribers(
     let end = timeout.end();
     loop {
         let remaining = end.saturating_duration_since(Instant::now());
-        let waited = wait(count, remaining.min(CLOSE_CHECK_INTERVAL))?;
-        match waited.ended {
+        let (ended, found) = wait(count, remaining.min(CLOSE_CHECK_INTERVAL))?;
+        match ended {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() != ErrorKind::DeadlineExceeded => return Err(error.into()),
             Err(_) if remaining > CLOSE_CHECK_INTERVAL => {}
@@ -152,7 +192,6 @@ pub(crate) fn wait_for_subscribers(
             }
             Err(error) => {
                 // Of the whole wait, not of its last piece.
-                let found = waited.subscribers;
                 let plural = if found == 1 { "" } else { "s" };
                 let within = timeout.as_duration();
                 let detail = format!("{found} subscriber{plural} of {count} after {within:?}");
@@ -163,17 +202,7 @@ pub(crate) fn wait_for_subscribers(
 }
 
 /// How a piece of the wait ended, and the number of subscribers.
-pub(crate) struct SubscriberWait {
-    ended: pubsub::Result<u32>,
-    subscribers: u32,
-}
-
-impl SubscriberWait {
-    pub(crate) fn once(publisher: &Publisher, count: u32, longest: Duration) -> Self {
-        let ended = publisher.wait_for_subscribers(count, longest);
-        Self { ended, subscribers: publisher.subscribers() }
-    }
-}
+pub(crate) type SubscriberWait = (pubsub::Result<u32>, u32);
 
 /// Publishes the loan of a handle. Without space, or after the timeout, the loan is unchanged.
 pub(crate) fn publish(
@@ -253,7 +282,7 @@ export! {
         timeout: Timeout,
     ) -> i32, c"wait for subscribers" {
         wait_for_subscribers(OPERATION, count, timeout, |count, longest| {
-            Ok(SubscriberWait::once(&publisher.find(OPERATION)?.publisher, count, longest))
+            Ok(publisher.find(OPERATION)?.wait_once(count, longest))
         })
     }
 
@@ -280,9 +309,7 @@ export! {
         pointer: CallerRange<'_>[length],
         timeout: Timeout,
     ) -> i32, c"push from a device's memory" {
-        let publisher = publisher.find(OPERATION)?;
-        let found = device::find(publisher.memory, OPERATION, pointer)?;
-        publisher.push_from(&found, timeout)
+        publisher.find(OPERATION)?.push_from(OPERATION, pointer, timeout)
     }
 
     /// Waits until all published messages are released.
@@ -307,12 +334,7 @@ export! {
         timeout: Timeout,
         loan: Out<'_, *mut Exclusive<Loan>>,
     ) -> i32, c"loan memory for a message" {
-        let publisher = publisher.find(OPERATION)?;
-        let (publisher, length) = (&publisher.publisher, length as u64);
-        let borrowed = match timeout {
-            Timeout::Now => publisher.try_loan(length)?.ok_or(NO_SPACE)?,
-            _ => publisher.loan(length, timeout.as_duration())?,
-        };
+        let borrowed = publisher.find(OPERATION)?.loan(length as u64, timeout)?;
         loan.put(registry::open(OPERATION, Exclusive::new(borrowed))?)
     }
 

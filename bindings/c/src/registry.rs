@@ -16,8 +16,7 @@ use pubsub::Node;
 
 use crate::failure::{Failure, Result};
 use crate::ffi::UserData;
-use crate::handle::{Handle, KINDS, Kind, fork_count_bits};
-use crate::handle_table::HandleTable;
+use crate::handle::{Handle, HandleTable, KINDS, Kind, fork_count_bits};
 use crate::status::Status;
 
 /// The callback of the log.

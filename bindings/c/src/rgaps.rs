@@ -11,12 +11,11 @@ use std::time::Instant;
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
 use self::environment::{Environment, variable_of};
-use crate::device;
 use crate::failure::{Failure, Result};
 use crate::ffi::{CallerRange, Text, export};
 use crate::handle::{Handle, Kind};
 use crate::network;
-use crate::publisher::{OpenPublisher, SubscriberWait, wait_for_subscribers};
+use crate::publisher::{OpenPublisher, wait_for_subscribers};
 use crate::registry::{self, Registry};
 use crate::status::Status;
 use crate::subscriber::{OpenSample, OpenSubscriber};
@@ -91,7 +90,7 @@ fn node(
 /// from an existing topic's.
 fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
     variables::warn_misspelt();
-    let environment = Environment { operation, value_of: |name: &str| std::env::var_os(name) };
+    let environment = Environment::of_process(operation);
     let (settings, options) = (environment.topic_settings()?, environment.node_options()?);
     let node = node(operation, &Registry::current().simple_node, options)?;
     let topic = match node.topic(name, &settings) {
@@ -123,7 +122,7 @@ export! {
     ) -> i32, c"publisher_wait" {
         let timeout = Timeout::of_milliseconds(milliseconds);
         wait_for_subscribers(OPERATION, subscribers as u64, timeout, |count, longest| {
-            Ok(SubscriberWait::once(&publisher.find(OPERATION)?.publisher.publisher, count, longest))
+            Ok(publisher.find(OPERATION)?.publisher.wait_once(count, longest))
         })
     }
 
@@ -132,9 +131,8 @@ export! {
         publisher: Handle<SimplePublisher>,
         [message_size] device_pointer: CallerRange<'_>,
     ) -> i32, c"publisher_push" {
-        let publisher = publisher.find(OPERATION)?;
-        let found = device::find(publisher.publisher.memory, OPERATION, device_pointer)?;
-        publisher.publisher.push_from(&found, Timeout::Forever)
+        let publisher = &publisher.find(OPERATION)?.publisher;
+        publisher.push_from(OPERATION, device_pointer, Timeout::Forever)
     }
 
     /// Closes the publisher.
@@ -179,7 +177,7 @@ export! {
     ) -> (), c"subscriber_destroy" {
         if let Some(subscriber) = subscriber {
             let closed = subscriber.close(OPERATION)?;
-            closed.subscriber.subscriber.end();
+            closed.subscriber.end();
             drop(closed.held().take());
         }
         Ok(())

@@ -1,19 +1,16 @@
 //! Streams of devices, and messages in stream order.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use gpu::Stream;
-use ipc::Interruption;
-use pubsub::{Attempt, Loan, Readiness};
+use pubsub::{Loan, Readiness};
 
 use crate::device;
 use crate::exclusive::Exclusive;
-use crate::failure::Result;
 use crate::ffi::{Address, CallerRange, OptionalOutStruct, Out, export};
 use crate::handle::{Handle, Kind};
 use crate::layout::RawSent;
-use crate::publisher::{NO_SPACE, OpenPublisher, not_published, publish};
+use crate::publisher::{OpenPublisher, publish};
 use crate::registry;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::timeout::Timeout;
@@ -28,30 +25,6 @@ pub(crate) struct OpenStream {
 impl Kind for OpenStream {
     const NUMBER: u64 = 8;
     const NAME: &'static str = "stream";
-}
-
-impl OpenPublisher {
-    fn push_on(&self, stream: &Stream, from: &gpu::Slice, timeout: Timeout) -> Result<()> {
-        match timeout {
-            Timeout::Now => self.publisher.try_push_on(stream, from)?.ok_or(NO_SPACE)?,
-            _ => self.publisher.push_on(stream, from, timeout.as_duration())?,
-        };
-        Ok(())
-    }
-
-    /// An empty message, which has no address.
-    fn push_empty_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
-        let end = timeout.end();
-        let loan = match timeout {
-            Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_SPACE)?,
-            _ => self.publisher.loan(0, timeout.as_duration())?,
-        };
-        let interruption = Interruption::watch();
-        match loan.publish_on_within(stream, end.saturating_duration_since(Instant::now()))? {
-            Attempt::Sent(_) => Ok(()),
-            Attempt::Full(_) => Err(not_published(timeout, &interruption)),
-        }
-    }
 }
 
 export! {
@@ -79,11 +52,7 @@ export! {
         timeout: Timeout,
     ) -> i32, c"push on a stream" {
         let (publisher, stream) = (publisher.find(OPERATION)?, stream.find(OPERATION)?);
-        if pointer.length() == 0 {
-            return publisher.push_empty_on(&stream.stream, timeout);
-        }
-        let from = device::slice(publisher.memory, OPERATION, pointer)?;
-        publisher.push_on(&stream.stream, &from, timeout)
+        publisher.push_on(OPERATION, &stream.stream, pointer, timeout)
     }
 
     /// Publishes a loan that a stream writes. Without space, or after the timeout, the loan is

@@ -4,11 +4,10 @@ use std::ffi::{CStr, CString, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu::Stream;
-use pubsub::NodeId;
-use pubsub::{ErrorKind, Metadata, Sample, Subscriber, Topic};
+use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber, Topic};
 
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result, c_text};
@@ -17,13 +16,13 @@ use crate::handle::{Handle, Kind};
 use crate::layout::{RawEvent, RawSampleInfo};
 use crate::registry;
 use crate::status::Status;
-use crate::timeout::Timeout;
+use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
 
 /// A subscriber.
 #[derive(Debug)]
 pub(crate) struct OpenSubscriber {
-    pub(crate) subscriber: Exclusive<Subscriber>,
+    subscriber: Exclusive<Subscriber>,
 }
 
 impl Kind for OpenSubscriber {
@@ -31,13 +30,14 @@ impl Kind for OpenSubscriber {
     const NAME: &'static str = "subscriber";
 }
 
-/// Interval of checks for a closed handle. A signal handler that runs during such a check is not
-/// noticed.
-const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
         Ok(Self { subscriber: Exclusive::new(topic.subscriber()?) })
+    }
+
+    /// Ends the subscription, when no other thread uses it any more.
+    pub(crate) fn end(&self) {
+        self.subscriber.end();
     }
 
     /// Pulls the next message. With a stream, the stream waits for a message that is not written
@@ -152,7 +152,7 @@ export! {
         subscriber: Option<Handle<OpenSubscriber>>,
     ) -> i32, c"close a subscriber" {
         if let Some(subscriber) = subscriber {
-            subscriber.close(OPERATION)?.subscriber.end();
+            subscriber.close(OPERATION)?.end();
         }
         Ok(())
     }

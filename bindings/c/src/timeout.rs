@@ -16,6 +16,10 @@ pub(crate) enum Timeout {
 /// The longest wait. Later times overflow on some systems.
 const FOREVER_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
+/// Interval at which a wait checks for a closed handle. A signal handler that runs during such a
+/// check is not noticed.
+pub(crate) const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 impl Timeout {
     /// Below 0 means forever.
     pub(crate) fn of_nanoseconds(nanoseconds: i64) -> Self {

@@ -5,8 +5,7 @@ use std::ffi::{CString, c_char};
 use pubsub::Topic;
 
 use crate::failure::c_text;
-use crate::ffi::WithDefaults;
-use crate::ffi::{OptionalStruct, Out, OutStruct, Text, export};
+use crate::ffi::{OptionalStruct, Out, OutStruct, Text, WithDefaults, export};
 use crate::handle::{Handle, Kind};
 use crate::layout::RawTopicSettings;
 use crate::node::OpenNode;

@@ -3,10 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-
-use super::processes::{DemoProcess, ProcessReport, Role, WINDOW};
-use super::scenario::{DemoTopic, TOPICS};
+use super::processes::{DemoProcess, Role, WINDOW};
+use super::{DemoTopic, ProcessReport, SubscriberRow, TOPICS};
 use crate::cli::exit::Failure;
 use crate::cli::stages::{Stage, TOTAL};
 use crate::cli::statistics::Latency;
@@ -80,22 +78,6 @@ impl LiveDisplay {
             sum(|last_report| last_report.missed.unwrap_or(0)),
         )
     }
-}
-
-/// A subscriber: its last report, and the stages that only its publisher knows.
-#[derive(Debug, Serialize)]
-pub(super) struct SubscriberRow {
-    pub(super) topic: &'static str,
-    pub(super) message_bytes: u64,
-    pub(super) name: String,
-    /// Does it run at the node that publishes the topic?
-    #[serde(skip)]
-    pub(super) is_local: bool,
-    /// Messages per second in the last window.
-    #[serde(skip)]
-    pub(super) rate: f64,
-    #[serde(flatten)]
-    pub(super) last_report: ProcessReport,
 }
 
 impl SubscriberRow {

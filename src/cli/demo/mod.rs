@@ -2,23 +2,24 @@
 //! seconds, with all data verified.
 
 mod display;
-mod memory;
 mod network;
 mod outcome;
 mod processes;
-mod scenario;
 
 use std::time::{Duration, Instant};
 
-use pubsub::{MemoryLocation, Row};
+use gpu::{Device, DeviceName, Implementation};
+use pubsub::{MemoryLocation, Row, TopicSettings};
+use serde::{Deserialize, Serialize};
 
 use self::display::LiveDisplay;
 use self::network::{DemoNetwork, NetworkMode};
 use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
-use self::scenario::{NODES, TOPICS, budget};
 use super::exit::{Exit, Failure};
+use super::node_client::check_device;
 use super::settings::seconds;
+use super::statistics::Latency;
 use super::{output, size, text};
 
 /// Timeout of the start, and of reading what is left at the end.
@@ -62,13 +63,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.probe {
         return network::probe();
     }
-    memory::check()?;
+    command::memory::check("run the demonstration", MEMORY, "End other programs first")?;
     // The order matters: unshare needs a single thread, and devices and signals start more.
     let network = DemoNetwork::prepare(arguments.network)?;
     let limit = STARTUP_TIMEOUT + arguments.time + DRAIN_TIMEOUT + SHUTDOWN_TIMEOUT * 2;
     let processes = DemoProcesses::new(network, limit)?;
-    let places = memory::places(arguments.memory);
-    memory::check_places(&places)?;
+    let places = places(arguments.memory);
+    places.into_iter().try_for_each(check_device)?;
     let memory = places.map(|place| place.to_string());
     let mut all =
         Demonstration { arguments, memory, processes, started_at: None, rows: Vec::new() };
@@ -91,6 +92,113 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let printed = if is_interrupted { Ok(()) } else { outcome.print() };
     done.and(printed)?;
     output::print("demo: ok\n")
+}
+
+/// A topic, the node that publishes it, and its subscribers.
+#[derive(Debug, Clone, Copy)]
+struct DemoTopic {
+    name: &'static str,
+    /// Bytes of a message.
+    size: u64,
+    /// Messages per second on two cores, which have to verify all that is read.
+    rate: f64,
+    depth: u32,
+    /// The node that publishes it.
+    from: usize,
+    /// Number of subscribers at each node.
+    readers: [u32; 2],
+}
+
+const TOPICS: [DemoTopic; 3] = [
+    DemoTopic { name: "camera", size: 4 << 20, rate: 10.0, depth: 8, from: 0, readers: [1, 2] },
+    DemoTopic { name: "lidar", size: 16 << 20, rate: 4.0, depth: 4, from: 1, readers: [2, 1] },
+    DemoTopic { name: "tensors", size: 64 << 20, rate: 1.0, depth: 2, from: 0, readers: [1, 1] },
+];
+const NODES: usize = 2;
+
+/// Upper bound of the host memory used: messages where they are published and received, the rings
+/// between the nodes, and fourteen processes.
+const MEMORY: u64 = 2 << 30;
+
+impl DemoTopic {
+    fn settings(&self) -> TopicSettings {
+        TopicSettings {
+            depth: self.depth,
+            largest: self.size,
+            // Machines under load may be slow.
+            release_deadline: Duration::from_secs(20),
+            ..TopicSettings::default()
+        }
+    }
+
+    /// Options of its publisher and subscribers.
+    fn options(&self) -> Vec<String> {
+        let TopicSettings { depth, largest, release_deadline, .. } = self.settings();
+        let release_deadline = release_deadline.as_secs();
+        options(&format!(
+            "--depth={depth} --largest={largest} --release-deadline={release_deadline}"
+        ))
+    }
+
+    /// Number of subscribers that the publisher waits for: those of its node, and the replication
+    /// to the other node, which counts as one.
+    fn expected(&self) -> u32 {
+        self.readers[self.from] + u32::from(self.readers[1 - self.from] > 0)
+    }
+}
+
+/// Memory of all topics together at a node.
+fn budget() -> u64 {
+    TOPICS.iter().map(|topic| topic.settings().reserves(1).bytes).sum()
+}
+
+/// The JSON line of `pub` and `sub`.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+struct ProcessReport {
+    messages: u64,
+    bytes: u64,
+    messages_per_s: f64,
+    bytes_per_s: f64,
+    #[serde(default)]
+    corrupted: u64,
+    /// None for a subscriber that was removed from its topic.
+    #[serde(default)]
+    missed: Option<u64>,
+    /// Paths of the messages.
+    #[serde(default)]
+    paths: Vec<String>,
+    #[serde(rename(serialize = "stages"))]
+    stages: Vec<Latency>,
+}
+
+/// A subscriber: its last report, and the stages that only its publisher knows.
+#[derive(Debug, Serialize)]
+struct SubscriberRow {
+    topic: &'static str,
+    message_bytes: u64,
+    name: String,
+    /// Does it run at the node that publishes the topic?
+    #[serde(skip)]
+    is_local: bool,
+    /// Messages per second in the last window.
+    #[serde(skip)]
+    rate: f64,
+    #[serde(flatten)]
+    last_report: ProcessReport,
+}
+
+/// The memory at each node: as requested, or of a device for each node, if there is one.
+fn places(requested: Option<MemoryLocation>) -> [MemoryLocation; NODES] {
+    match requested {
+        Some(place) => [place; NODES],
+        None => match Device::count(Implementation::Cuda) {
+            Ok(0) | Err(_) => [MemoryLocation::Host; NODES],
+            Ok(count) => {
+                let of = |number| MemoryLocation::Device(DeviceName::cuda(number));
+                [of(0), of(1.min(count - 1))]
+            }
+        },
+    }
 }
 
 struct Demonstration<'a> {
@@ -141,7 +249,7 @@ impl Demonstration<'_> {
         let about = format!(
             "Two nodes of this machine, {network_mode}. 3 topics, 3 publishers and 8 subscribers, each a process. \
              Messages are stored {memory}. It needs up to {}, and a few more than {:.0} seconds.",
-            size::amount(scenario::MEMORY as f64),
+            size::amount(MEMORY as f64),
             self.arguments.time.as_secs_f64()
         );
         output::print(&(text::wrapped("", &about) + "\n"))
@@ -244,5 +352,22 @@ impl Demonstration<'_> {
             peer = listens(&self.processes);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenario_has_eight_subscribers_on_both_nodes() {
+        let readers = |node: usize| TOPICS.iter().map(|topic| topic.readers[node]).sum::<u32>();
+        assert_eq!((readers(0), readers(1)), (4, 4));
+        let mut sizes = TOPICS.map(|topic| topic.size >> 20);
+        sizes.sort_unstable();
+        assert_eq!(sizes, [4, 16, 64]);
+        assert!(TOPICS.iter().any(|topic| topic.from == 0));
+        assert!(TOPICS.iter().any(|topic| topic.from == 1));
+        assert!(budget() < MEMORY);
     }
 }

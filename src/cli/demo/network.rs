@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
 
-use super::scenario::NODES;
+use super::NODES;
 use crate::cli::exit::{Exit, Failure};
 use command::process::this_program;
 

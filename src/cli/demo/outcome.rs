@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use pubsub::Row;
 use serde::Serialize;
 
-use super::Demonstration;
-use super::display::{SubscriberRow, readers, table, time};
-use super::processes::{ProcessReport, Role};
-use super::scenario::{DemoTopic, NODES, TOPICS};
+use super::display::{readers, table, time};
+use super::processes::Role;
+use super::{DemoTopic, Demonstration, NODES, ProcessReport, SubscriberRow, TOPICS};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::stages::TOTAL;
 use crate::cli::statistics::Latency;

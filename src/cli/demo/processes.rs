@@ -12,16 +12,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pubsub::Row;
-use serde::{Deserialize, Serialize};
 
 use super::display::LiveDisplay;
 use super::network::DemoNetwork;
-use super::scenario::NODES;
+use super::{NODES, ProcessReport};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::{is_ignored, kill_with_parent, limit_lifetime};
-use crate::cli::settings::{FILE_VARIABLE, TABLE};
+use crate::cli::settings;
 use crate::cli::signals::{Signals, interrupted};
-use crate::cli::statistics::Latency;
 use crate::cli::text;
 use command::process::this_program;
 use command::temp_dir::{Program, TempDir};
@@ -50,25 +48,6 @@ impl Role {
     pub(super) fn reads(self) -> bool {
         matches!(self, Self::Subscribe(_))
     }
-}
-
-/// The JSON line of `pub` and `sub`.
-#[derive(Debug, Default, Clone, Serialize, Deserialize)]
-pub(super) struct ProcessReport {
-    pub(super) messages: u64,
-    pub(super) bytes: u64,
-    pub(super) messages_per_s: f64,
-    pub(super) bytes_per_s: f64,
-    #[serde(default)]
-    pub(super) corrupted: u64,
-    /// None for a subscriber that was removed from its topic.
-    #[serde(default)]
-    pub(super) missed: Option<u64>,
-    /// Paths of the messages.
-    #[serde(default)]
-    pub(super) paths: Vec<String>,
-    #[serde(rename(serialize = "stages"))]
-    pub(super) stages: Vec<Latency>,
 }
 
 /// A process and its reports.
@@ -174,9 +153,9 @@ impl DemoProcesses {
         let mut command = this_program("fabricast");
         command.args(arguments).args(["--service-timeout", "20", "--label", &label]);
         command.arg("--directory").arg(self.directory_of(node));
-        for variable in TABLE.iter().map(|one| &*one.variable).chain([FILE_VARIABLE]) {
+        settings::variables().for_each(|variable| {
             command.env_remove(variable);
-        }
+        });
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let number = self.members.len();
         let errors = self.directory.path().join(number.to_string());

@@ -1,9 +1,7 @@
 //! `fabricast paths`: which path data takes, and why: in typical situations, or to a peer.
 
-mod candidates;
 mod explain;
 mod inter_node;
-mod probe_agent;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -13,6 +13,7 @@ use nix::libc;
 use nix::poll::PollFlags;
 use pubsub::Loan;
 
+use super::LengthLimit;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::node_client::round_up_to_4k;
 use crate::cli::signals::{Signals, interrupted};
@@ -94,16 +95,6 @@ impl Message {
             }
         }
     }
-}
-
-/// The maximum length of messages of a topic.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LengthLimit<'a> {
-    pub(super) topic: &'a str,
-    /// None if there is no topic yet, and no setting.
-    pub(super) largest: Option<u64>,
-    /// Origin of the setting, if one is set.
-    pub(super) origin: Option<&'a str>,
 }
 
 impl LengthLimit<'_> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
 use serde_json::{Value, json};
 
-use self::input::{Input, LengthLimit, Message};
+use self::input::{Input, Message};
 use self::wait_notice::{Wait, WaitNotice};
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure};
@@ -17,7 +17,6 @@ use super::histogram::Histogram;
 use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::paths::{bracketed_names, given_up};
 use super::progress::{Progress, totals};
-use super::service_wait::ServiceWait;
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
@@ -115,12 +114,10 @@ fn publish(
     signals: &Signals,
     summary: &mut PublishSummary,
 ) -> Result<(), Failure> {
-    let service = ServiceWait::of(&settings.directory.value);
-    let node =
-        node_client::join(settings, node_client::options(settings, "pub"), &service, signals)?;
-    (summary.node, summary.directory_note) = (Some(node.identity()), Some(directory_note(&node)));
-    let (service, name) = (&service, &*arguments.topic);
-    let request = TopicRequest { node: &node, name, settings, service, signals };
+    let name = &arguments.topic;
+    let request = TopicRequest::join(settings, "pub", name, signals)?;
+    let node = request.node();
+    (summary.node, summary.directory_note) = (Some(node.identity()), Some(directory_note(node)));
     // An existing topic limits the length of messages.
     let found = request.existing()?;
     let longest = match &found {
@@ -146,8 +143,8 @@ fn publish(
         summary,
         progress: Progress::start(),
         connectivity: ConnectivityReporter::begin(),
-        readers: SubscriberPresence::default(),
-        node: &node,
+        had_subscribers: false,
+        node,
         notice: WaitNotice::default(),
     };
     let done = work.run_all(input);
@@ -176,6 +173,16 @@ fn input<'a>(
 fn random_run() -> Result<u64, Failure> {
     getrandom::u64()
         .map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))
+}
+
+/// The maximum length of messages of a topic.
+#[derive(Debug, Clone, Copy)]
+struct LengthLimit<'a> {
+    topic: &'a str,
+    /// None if there is no topic yet, and no setting.
+    largest: Option<u64>,
+    /// Origin of the setting, if one is set.
+    origin: Option<&'a str>,
 }
 
 /// Counts of the messages by outcome.
@@ -215,7 +222,8 @@ struct PublishRun<'a> {
     summary: &'a mut PublishSummary,
     progress: Progress,
     connectivity: ConnectivityReporter,
-    readers: SubscriberPresence,
+    /// Of the last message that was not dropped.
+    had_subscribers: bool,
     node: &'a Node,
     /// State of the notice about waits for space.
     notice: WaitNotice,
@@ -315,7 +323,8 @@ impl PublishRun<'_> {
             summary.dropped += u64::from(sent.is_dropped);
             summary.without_subscriber += u64::from(sent.position.is_none() && !sent.is_dropped);
             summary.time = began.elapsed();
-            if self.readers.just_left(&sent) {
+            let has = sent.position.is_some() || sent.is_dropped && self.had_subscribers;
+            if std::mem::replace(&mut self.had_subscribers, has) && !has {
                 let topic = self.arguments.topic.escape_debug();
                 self.print_error(&[format!(
                     "topic \"{topic}\": the last subscriber has left; messages now have no subscriber"
@@ -467,23 +476,6 @@ impl PublishRun<'_> {
         }
         self.summary.is_released = self.is_reliable;
         Ok(())
-    }
-}
-
-/// Whether the messages published so far had subscribers.
-#[derive(Debug, Default)]
-struct SubscriberPresence {
-    is_present: bool,
-}
-
-impl SubscriberPresence {
-    /// Is this the first message without a subscriber after one with subscribers?
-    fn just_left(&mut self, sent: &Sent) -> bool {
-        if sent.is_dropped {
-            return false;
-        }
-        let is_present = sent.position.is_some();
-        std::mem::replace(&mut self.is_present, is_present) && !is_present
     }
 }
 

@@ -1,12 +1,9 @@
 //! The macro that declares settings: it creates a structure with a field for each, and the table of
 //! all.
 
-use super::Settings;
-use super::value::ValueForm;
-
 /// Subject of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Group {
+pub(super) enum Group {
     /// The process at its node, and the node among other nodes.
     Node,
     /// A new topic.
@@ -20,61 +17,6 @@ impl Group {
             Self::Node => name.to_owned(),
             Self::Topic => format!("topic{separator}{name}"),
         }
-    }
-}
-
-/// The declaration of a setting.
-#[derive(Debug)]
-pub(crate) struct Declaration {
-    pub(crate) group: Group,
-    pub(crate) name: &'static str,
-    pub(crate) kind: &'static str,
-    /// The default, in words.
-    pub(crate) default: &'static str,
-    pub(crate) about: &'static str,
-    /// The environment variable.
-    pub(crate) variable: String,
-    /// The option, without the dashes.
-    pub(crate) option: String,
-    pub(crate) form: ValueForm,
-    /// Reads the value from a text with this origin.
-    pub(super) read: fn(&mut Settings, &str, &str) -> Result<(), String>,
-    /// Writes the value as `read` accepts it.
-    pub(crate) write: fn(&Settings) -> String,
-    /// The value as JSON.
-    pub(crate) json: fn(&Settings) -> serde_json::Value,
-    pub(super) origin: fn(&Settings) -> Option<&str>,
-}
-
-impl Declaration {
-    /// The origin of the value.
-    pub(crate) fn origin<'a>(&self, settings: &'a Settings) -> &'a str {
-        (self.origin)(settings).unwrap_or("default")
-    }
-
-    /// Is the setting set?
-    pub(crate) fn is_set(&self, settings: &Settings) -> bool {
-        (self.origin)(settings).is_some()
-    }
-
-    /// The unique name, with the group: `topic.depth`.
-    pub(crate) fn full_name(&self) -> String {
-        self.group.full(self.name, '.')
-    }
-}
-
-/// The value of a setting, and its origin.
-#[derive(Debug, Clone)]
-pub(crate) struct Setting<T> {
-    pub(crate) value: T,
-    /// The origin, if set: `option --depth`.
-    pub(crate) origin: Option<String>,
-}
-
-impl<T> Setting<T> {
-    /// Is it set?
-    pub(crate) fn is_set(&self) -> bool {
-        self.origin.is_some()
     }
 }
 
@@ -98,7 +40,7 @@ macro_rules! declare {
         }
 
         /// The declarations in order.
-        pub(crate) static TABLE: LazyLock<Vec<Declaration>> = LazyLock::new(|| vec![$($({
+        static TABLE: LazyLock<Vec<Declaration>> = LazyLock::new(|| vec![$($({
             let group = Group::$group;
             Declaration {
                 group,

@@ -4,11 +4,16 @@ use super::{FILE_VARIABLE, TABLE};
 
 const PREFIX: &str = "FABRICAST_";
 /// Known variables that are no settings; the last one is of the C library.
-const OTHERS: [&str; 3] = [FILE_VARIABLE, "FABRICAST_LOG", "FABRICAST_DEVICE"];
+const OTHERS: [&str; 2] = ["FABRICAST_LOG", "FABRICAST_DEVICE"];
+
+/// The variables of all settings, and that of the file.
+pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|one| one.variable.as_str()).chain([FILE_VARIABLE])
+}
 
 /// A warning for each variable with the prefix of settings that is not read by any program.
 pub(super) fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
-    let known = || TABLE.iter().map(|one| one.variable.as_str()).chain(OTHERS);
+    let known = || self::variables().chain(OTHERS);
     let is_unknown = |name: &String| name.starts_with(PREFIX) && known().all(|one| one != name);
     let mut unknown: Vec<_> = variables.filter(is_unknown).collect();
     unknown.sort();

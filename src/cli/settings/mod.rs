@@ -3,6 +3,7 @@
 //!
 //! The command line overrides the environment, the environment the file, and the file the defaults.
 
+pub(crate) mod config;
 mod declare;
 mod environment;
 mod file;
@@ -21,11 +22,11 @@ use std::time::Duration;
 use pubsub::{Budgets, MemoryLocation, Reliability, TopicSettings};
 
 use super::exit::{Exit, Failure};
-use declare::declare;
-pub(crate) use declare::{Declaration, Group, Setting};
+use declare::{Group, declare};
+pub(crate) use environment::variables;
 pub(crate) use options::{ALL, DIRECTORY_ONLY, NODE_SETTINGS, Options};
-use value::Value;
 pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, seconds};
+use value::{Value, ValueForm};
 
 declare! {
     Node {
@@ -76,6 +77,61 @@ declare! {
         loans: Loans = Count(TopicSettings::default().loans), "4", no_check;
         /// Time for which a subscriber may hold a message that blocks a publisher, before it is evicted.
         release_deadline: Duration = TopicSettings::default().release_deadline, "5", release_deadline;
+    }
+}
+
+/// The declaration of a setting.
+#[derive(Debug)]
+struct Declaration {
+    group: Group,
+    name: &'static str,
+    kind: &'static str,
+    /// The default, in words.
+    default: &'static str,
+    about: &'static str,
+    /// The environment variable.
+    variable: String,
+    /// The option, without the dashes.
+    option: String,
+    form: ValueForm,
+    /// Reads the value from a text with this origin.
+    read: fn(&mut Settings, &str, &str) -> Result<(), String>,
+    /// Writes the value as `read` accepts it.
+    write: fn(&Settings) -> String,
+    /// The value as JSON.
+    json: fn(&Settings) -> serde_json::Value,
+    origin: fn(&Settings) -> Option<&str>,
+}
+
+impl Declaration {
+    /// The origin of the value.
+    fn origin<'a>(&self, settings: &'a Settings) -> &'a str {
+        (self.origin)(settings).unwrap_or("default")
+    }
+
+    /// Is the setting set?
+    fn is_set(&self, settings: &Settings) -> bool {
+        (self.origin)(settings).is_some()
+    }
+
+    /// The unique name, with the group: `topic.depth`.
+    fn full_name(&self) -> String {
+        self.group.full(self.name, '.')
+    }
+}
+
+/// The value of a setting, and its origin.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting<T> {
+    pub(crate) value: T,
+    /// The origin, if set: `option --depth`.
+    pub(crate) origin: Option<String>,
+}
+
+impl<T> Setting<T> {
+    /// Is it set?
+    pub(crate) fn is_set(&self) -> bool {
+        self.origin.is_some()
     }
 }
 
@@ -142,10 +198,10 @@ fn release_deadline(time: &Duration) -> Result<(), String> {
 }
 
 /// A setting, by its index in the table, and its text.
-pub(crate) type OptionValue = (usize, String);
+type OptionValue = (usize, String);
 
 /// The variable with the path of the file.
-pub(crate) const FILE_VARIABLE: &str = "FABRICAST_CONFIG";
+const FILE_VARIABLE: &str = "FABRICAST_CONFIG";
 
 impl Settings {
     /// Merges the sources.
@@ -189,6 +245,38 @@ impl Settings {
             release_deadline: self.release_deadline.value,
             type_name: None,
         }
+    }
+
+    /// The settings, with the topic's values.
+    fn with_topic(&self, topic: &TopicSettings) -> Self {
+        let mut all = self.clone();
+        all.memory.value = topic.memory;
+        all.reliability.value = topic.reliability;
+        all.depth.value = Count(topic.depth);
+        all.largest.value = Size(topic.largest);
+        all.loans.value = Count(topic.loans);
+        all.release_deadline.value = topic.release_deadline;
+        all
+    }
+
+    /// How an existing topic differs, and the options that open it; None if nothing differs, as far
+    /// as this process can tell.
+    pub(crate) fn differences(
+        &self,
+        wanted: &TopicSettings,
+        existing: &TopicSettings,
+    ) -> Option<(String, String)> {
+        let [wanted, existing] = [wanted, existing].map(|topic| self.with_topic(topic));
+        let (mut which, mut options) = (Vec::new(), Vec::new());
+        for declaration in TABLE.iter().filter(|declaration| declaration.group == Group::Topic) {
+            let [wants, has] = [&wanted, &existing].map(|settings| (declaration.write)(settings));
+            if wants != has {
+                let (name, origin) = (declaration.name, declaration.origin(self));
+                which.push(format!("{name} is {has}, requested was {wants} ({origin})"));
+                options.push(format!("--{} {has}", declaration.option));
+            }
+        }
+        (!which.is_empty()).then(|| (which.join("; "), options.join(" ")))
     }
 
     /// Are topic settings set?

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-use super::declare::{Declaration, Group};
+use super::declare::Group;
 use super::value::ValueForm;
-use super::{FILE_VARIABLE, OptionValue, Settings, TABLE, environment};
+use super::{Declaration, FILE_VARIABLE, OptionValue, Settings, TABLE, environment};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::text;
 

@@ -13,7 +13,6 @@ use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure};
 use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::progress::{Progress, totals};
-use super::service_wait::ServiceWait;
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
 use super::statistics::{self, Statistics};
@@ -124,12 +123,9 @@ fn read(
     outcome: &mut SubscribeSummary,
 ) -> Result<(), Failure> {
     let sink = arguments.sink(signals)?;
-    let service = ServiceWait::of(&settings.directory.value);
-    let options = node_client::options(settings, "sub");
-    let node = node_client::join(settings, options, &service, signals)?;
+    let request = TopicRequest::join(settings, "sub", &arguments.topic, signals)?;
+    let node = request.node();
     outcome.node = Some(node.identity());
-    let (service, name) = (&service, &*arguments.topic);
-    let request = TopicRequest { node: &node, name, settings, service, signals };
     let mut connectivity = ConnectivityReporter::begin();
     let topic = request.open_to_read(arguments.timeout, &mut connectivity)?;
     let like = topic.settings()?;
@@ -150,7 +146,7 @@ fn read(
         connectivity,
         publisher: None,
     };
-    let done = work.read_all(&node);
+    let done = work.read_all(node);
     // The subscriber may have been evicted while it read a message.
     work.process_events();
     work.outcome.missed = work.missed();

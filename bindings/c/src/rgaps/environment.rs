@@ -49,8 +49,15 @@ const DEFAULT_LARGEST: u64 = 16 << 20;
 
 /// The variables, and the operation for errors.
 pub(super) struct Environment<F> {
-    pub(super) operation: &'static CStr,
-    pub(super) value_of: F,
+    operation: &'static CStr,
+    value_of: F,
+}
+
+impl Environment<fn(&str) -> Option<OsString>> {
+    /// The variables of this process.
+    pub(super) fn of_process(operation: &'static CStr) -> Self {
+        Self { operation, value_of: |name| std::env::var_os(name) }
+    }
 }
 
 impl<F: Fn(&str) -> Option<OsString>> Environment<F> {

@@ -1,20 +1,30 @@
 //! `fabricast paths --explain`: the path of transfers to a running agent.
 
+mod candidates;
+mod probe_agent;
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path as FilePath, PathBuf};
 
 use serde::Serialize;
 use transfer::path::{Choice, Locality, Operation, Path, Policy};
-use transfer::{Agent, AgentCard, ErrorKind, PeerId, RegionDescriptor};
+use transfer::{Agent, AgentCard, ErrorKind, MemoryAttributes, PeerId, RegionDescriptor};
 
-use super::candidates::{self, NamedMemory};
-use super::{Arguments, name, probe_agent};
+use super::{Arguments, name};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::{output, text};
 
 /// Upper bound of the length of cards and descriptors.
 const LONGEST: u64 = 1 << 16;
+
+/// Memory with its name for users.
+struct NamedMemory {
+    name: String,
+    /// The device, where it is worth showing.
+    device: Option<String>,
+    memory: MemoryAttributes,
+}
 
 /// Memory and operations with the same verdicts.
 #[derive(Debug, Serialize)]
@@ -32,7 +42,7 @@ struct PathChoice {
 }
 
 /// What is known about an agent.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct AgentReport {
     label: String,
     identity: String,
@@ -153,12 +163,8 @@ fn examine(
         label: card.label.clone(),
         identity: card.identity.iter().map(|byte| format!("{byte:02x}")).collect(),
         card: path,
-        locality: None,
         is_stale: card.is_orphaned(),
-        not_allowed: Vec::new(),
-        choices: Vec::new(),
-        error: None,
-        exit: None,
+        ..AgentReport::default()
     };
     if found.is_stale {
         found.exit = Some(Exit::NotFound);

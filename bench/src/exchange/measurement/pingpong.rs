@@ -2,44 +2,20 @@
 
 use std::time::Instant;
 
-use super::measurement::{Measurement, read_stamp};
-use super::plan::{FabricExchange, Operation};
-use super::side::ExchangeSide;
+use super::{Measurement, Operation, read_stamp};
 use command::exit::Failure;
 
-/// Result of a measurement.
-#[derive(Debug)]
-pub(crate) struct Measured {
-    /// Nanoseconds: of a round trip or a read, or in a stream of a window.
-    pub(crate) samples: Vec<u64>,
-    /// Nanoseconds of the whole stream; 0 for a ping-pong.
-    pub(crate) elapsed: u64,
-    /// Was every byte correct, on both sides?
-    pub(crate) verified: bool,
-}
-
-/// The initiator's side.
-pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measured, Failure> {
-    let mut measurement = Measurement::new(side, measure)?;
+/// Returns the samples.
+pub(super) fn run(at: &mut Measurement) -> Result<Vec<u64>, Failure> {
     // Allocated and touched before the clock starts.
-    let mut samples = vec![1; usize::try_from(measure.iterations).unwrap_or(usize::MAX)];
-    let mut warmup = vec![1; usize::try_from(measure.warmup).unwrap_or(usize::MAX)];
+    let allocated = |count| vec![1; usize::try_from(count).unwrap_or(usize::MAX)];
+    let (mut samples, mut warmup) =
+        (allocated(at.measure.iterations), allocated(at.measure.warmup));
     if !warmup.is_empty() {
-        initiate(&mut measurement, &mut warmup)?;
+        initiate(at, &mut warmup)?;
     }
-    initiate(&mut measurement, &mut samples)?;
-    Ok(Measured { samples, elapsed: 0, verified: measurement.check_and_finish()? })
-}
-
-/// The target's side.
-pub(crate) fn serve(side: ExchangeSide, measure: &FabricExchange) -> Result<(), Failure> {
-    let mut measurement = Measurement::new(side, measure)?;
-    for count in [measure.warmup, measure.iterations] {
-        if count > 0 {
-            answer(&mut measurement, count)?;
-        }
-    }
-    measurement.check_and_finish().map(drop)
+    initiate(at, &mut samples)?;
+    Ok(samples)
 }
 
 /// The clock is read once an iteration.
@@ -75,7 +51,7 @@ fn initiate(at: &mut Measurement, samples: &mut [u64]) -> Result<(), Failure> {
     at.end()
 }
 
-fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
+pub(super) fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
     at.begin()?;
     // The target of reads serves in the barrier.
     let count = if at.measure.operation == Operation::Read { 0 } else { count };

@@ -16,7 +16,7 @@ pub(super) fn start(card: &AgentCard, fabric: Option<&str>) -> Result<Agent, Fai
         };
         options = options.fabric(&offer);
     }
-    Agent::start(options).map_err(|error| Failure::failed(error.to_string()))
+    Agent::start(options).map_err(Failure::of)
 }
 
 /// The first provider of the other agent that is available here. Without one, any offer: then the

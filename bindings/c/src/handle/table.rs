@@ -4,8 +4,8 @@ use std::any::Any;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::{Handle, Kind, MAX_HANDLES};
 use crate::failure::{Failure, Result};
-use crate::handle::{Handle, Kind, MAX_HANDLES};
 use crate::status::Status;
 
 /// The open handles of one kind, with their objects.

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::intra_node::{self, IntraNodeMetrics as Row};
-use super::{Arguments, Wait};
+use super::{Arguments, IntraNodeMetrics as Row, cores, measure};
+use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report, format_figure};
 use command::exit::Failure;
-use command::text::table;
+use command::text::table_of;
 
 /// Default number of messages where readers block: only some thousand are possible per second.
 const ASLEEP: u64 = 4_000;
@@ -25,18 +25,18 @@ fn rows(most: u64, has_core_for_each: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> 
     busy.chain(all().map(|count| (Wait::Block, count))).collect()
 }
 
-pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
+pub(in super::super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
     let everywhere = std::thread::available_parallelism().map_or(1, usize::from);
     let has_core_for_each = |subscribers| {
         let arguments = Arguments { subscribers, ..arguments.clone() };
-        intra_node::cores(&arguments).is_ok_and(|cores| cores.has_core_for_each(everywhere))
+        cores(&arguments).is_ok_and(|cores| cores.has_core_for_each(everywhere))
     };
     let mut measured = Vec::new();
     for (waiting, subscribers) in rows(most, has_core_for_each) {
         let asleep = (waiting == Wait::Block).then_some(ASLEEP);
         let iterations = arguments.iterations.or(asleep);
         let arguments = Arguments { waiting, subscribers, iterations, ..arguments.clone() };
-        measured.push(intra_node::measure(&arguments)?);
+        measured.push(measure(&arguments)?);
     }
     let Some(last) = measured.last() else { return Ok(()) };
     let verified = measured.iter().all(|row| row.common.verified);
@@ -45,8 +45,6 @@ pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
 }
 
 impl Metrics for FanOutMetrics {
-    const FAILURE_TEXT: &str = "received data is corrupted";
-
     fn to_text(&self, _common: &Common) -> String {
         let heads = [
             "waiting",
@@ -67,7 +65,7 @@ impl Metrics for FanOutMetrics {
                     found.stages.iter().find(|stage| stage.stage == name).map(|stage| stage.p50_us),
                 )
             };
-            vec![
+            [
                 row.common.waiting.clone(),
                 found.subscribers.to_string(),
                 format_figure(row.common.p50_us),
@@ -80,9 +78,8 @@ impl Metrics for FanOutMetrics {
                 format_figure(found.queue_p99_us),
             ]
         };
-        let heads = heads.map(str::to_owned).to_vec();
-        let all: Vec<_> = std::iter::once(heads).chain(self.rows.iter().map(row)).collect();
-        format!("us, from the loan of memory until a reader has the message\n{}", table(&all))
+        let table = table_of(heads, self.rows.iter().map(row));
+        format!("us, from the loan of memory until a reader has the message\n{table}")
     }
 }
 

@@ -3,10 +3,10 @@
 use pubsub::Budgets;
 use serde_json::{Value, json};
 
-use super::exit::Failure;
-use super::settings::{ALL, Declaration, Options, Settings, TABLE};
-use super::size::amount;
-use super::{output, text};
+use super::{ALL, Declaration, Options, Settings, TABLE};
+use crate::cli::exit::Failure;
+use crate::cli::size::amount;
+use crate::cli::{output, text};
 
 /// Lists every setting with its environment variable, its value, and the origin of the value: built
 /// in (default), in a file, in the environment, or by an option.

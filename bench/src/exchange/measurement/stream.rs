@@ -3,35 +3,21 @@
 
 use std::time::Instant;
 
-use super::measurement::{Measurement, read_stamp};
-use super::pingpong::Measured;
-use super::plan::{FabricExchange, Operation};
-use super::side::ExchangeSide;
+use super::{FabricExchange, Measurement, Operation, read_stamp};
 use command::exit::Failure;
 
-/// The initiator's side.
-pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measured, Failure> {
-    let mut measurement = Measurement::new(side, measure)?;
-    let windows = measure.iterations / measure.slots as u64;
+/// Returns the samples and the elapsed time.
+pub(super) fn run(at: &mut Measurement) -> Result<(Vec<u64>, u64), Failure> {
+    let FabricExchange { slots, iterations, warmup, .. } = at.measure;
+    let windows = iterations / slots as u64;
     // One sample for each window but the first, which only fills the queue. Allocated and touched
     // before the clock starts.
     let mut samples = vec![1; usize::try_from(windows.saturating_sub(1)).unwrap_or(usize::MAX)];
-    if measure.warmup > 0 {
-        initiate(&mut measurement, measure.warmup, &mut [])?;
+    if warmup > 0 {
+        initiate(at, warmup, &mut [])?;
     }
-    let elapsed = initiate(&mut measurement, measure.iterations, &mut samples)?;
-    Ok(Measured { samples, elapsed, verified: measurement.check_and_finish()? })
-}
-
-/// The target's side.
-pub(crate) fn serve(side: ExchangeSide, measure: &FabricExchange) -> Result<(), Failure> {
-    let mut measurement = Measurement::new(side, measure)?;
-    for count in [measure.warmup, measure.iterations] {
-        if count > 0 {
-            answer(&mut measurement, count)?;
-        }
-    }
-    measurement.check_and_finish().map(drop)
+    let elapsed = initiate(at, iterations, &mut samples)?;
+    Ok((samples, elapsed))
 }
 
 /// Returns the elapsed time.
@@ -81,7 +67,7 @@ fn initiate(at: &mut Measurement, count: u64, samples: &mut [u64]) -> Result<u64
     Ok(elapsed)
 }
 
-fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
+pub(super) fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
     at.begin()?;
     match at.measure.operation {
         // It serves in the barrier.

@@ -4,13 +4,7 @@ use gpu::{Device, Implementation, Uuid};
 use transfer::path::{ExportObstacle, Exportability, Locality};
 use transfer::{MemoryAttributes, RegionDescriptor};
 
-/// Memory with its name for users.
-pub(super) struct NamedMemory {
-    pub(super) name: String,
-    /// The device, where it is worth showing.
-    pub(super) device: Option<String>,
-    pub(super) memory: MemoryAttributes,
-}
+use super::NamedMemory;
 
 /// The devices to consider: emulated ones only without others, or where the peer's region is on
 /// one.

@@ -1,17 +1,19 @@
 //! Within a node: from one process to others, through shared memory.
 
+pub(super) mod fan_out;
+
 use serde::Serialize;
 
 use super::cores::{Cores, Services};
 use super::queue_baseline::{self, QueueBaseline};
-use super::report::{Latency, common, found, of_topic, stages};
-use super::role::{Service, TopicKind, WORDS, WorkerRole, serve};
+use super::report::{Latency, SingleSubscriber, common, found, of_topic, stages};
+use super::role::{WORDS, WorkerRole, serve};
 use super::schedule::{
     INTRA_NODE_WARMUP, Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP, compared, in_turn,
 };
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
-use super::{Arguments, ROUNDS};
+use super::{Arguments, ROUNDS, Service, TopicKind};
 use crate::process::{Affinity, pin, set_affinity};
 use crate::report::{Common, Metrics, Report, format_figure};
 use crate::worker_group::WorkerGroup;
@@ -23,22 +25,20 @@ const ALL: TurnTarget = TurnTarget::Topic(0);
 const ONE: TurnTarget = TurnTarget::Topic(1);
 
 #[derive(Debug, Serialize)]
-pub(super) struct IntraNodeMetrics {
-    pub(super) subscribers: u64,
+struct IntraNodeMetrics {
+    subscribers: u64,
     fill_is_timed: bool,
     /// Messages of which all bytes were compared.
     verified_messages: u64,
-    pub(super) publish_p50_us: Option<f64>,
-    pub(super) publish_p99_us: Option<f64>,
-    pub(super) stages: Vec<Latency>,
+    publish_p50_us: Option<f64>,
+    publish_p99_us: Option<f64>,
+    stages: Vec<Latency>,
     /// The queue baseline, interleaved, and the overhead of the topic over it.
-    pub(super) queue_p50_us: Option<f64>,
-    pub(super) queue_p99_us: Option<f64>,
+    queue_p50_us: Option<f64>,
+    queue_p99_us: Option<f64>,
     overhead_over_queue_us: Option<f64>,
-    /// With one reader, interleaved.
-    single_subscriber_p50_us: Option<f64>,
-    single_subscriber_p99_us: Option<f64>,
-    fan_out_ratio: Option<f64>,
+    #[serde(flatten)]
+    single_subscriber: SingleSubscriber,
     note: Option<String>,
 }
 
@@ -58,30 +58,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     measure(arguments)?.conclude(arguments.json)
 }
 
-/// Runs the measurement, and restores the affinity of this process.
 pub(super) fn cores(arguments: &Arguments) -> Result<Cores, Failure> {
     Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Rest)
 }
 
-pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>, Failure> {
+/// Runs the measurement, and restores the affinity of this process.
+fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>, Failure> {
     let mut group = WorkerGroup::new(WORDS + queue_baseline::words())?;
     let cores = cores(arguments)?;
     let waiting = cores.waiting(arguments.waiting);
     let directory = group.directory().join("node");
-    let kind = TopicKind {
-        memory: arguments.memory.to_string(),
-        size: arguments.size,
-        depth: 4,
-        run: std::process::id().into(),
-        writes_ends: arguments.writes_ends(),
-    };
+    let kind = TopicKind::new(arguments, arguments.memory, 4);
     let has_one = arguments.has_one();
-    let service = Service {
-        directory: directory.clone(),
-        network: None,
-        budget: kind.budget(2),
-        cores: cores.services().to_vec(),
-    };
+    let service = Service::local(directory.clone(), kind.budget(2), cores.services());
     // The service's threads must not share the publisher's core.
     let anywhere = Affinity::now()?;
     set_affinity(&service.cores)?;
@@ -95,16 +84,9 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
     let tasks: Vec<_> = (0..arguments.subscribers)
         .map(|reader| {
             let one = if has_one && reader == 0 { topic("one") } else { None };
-            let reading = SubscriberTask {
-                directory: directory.clone(),
-                topics: vec![topic("all"), one],
-                schedule: schedule.clone(),
-                waiting,
-                core: cores.reader(reader),
-                line: 0,
-                private: None,
-            };
-            (WorkerRole::Read(reading), None)
+            let (topics, core) = (vec![topic("all"), one], cores.reader(reader));
+            let task = SubscriberTask::new(&directory, topics, &schedule, waiting, core);
+            (WorkerRole::Read(task), None)
         })
         .collect();
     let open = |name: &str| -> Result<TimedPublisher, Failure> {
@@ -133,14 +115,11 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
     anywhere.restore()?;
     let results = group.results()?;
     let samples = of_topic(&results, 0);
-    let mut of_queue = Histogram::default();
-    found(&results).for_each(|found| of_queue.merge(&found.queue));
+    let of_queue: Histogram = found(&results).map(|found| &found.queue).collect();
     let verified = results.iter().all(|done| done.verified);
     let p50 = samples.microseconds(0.5);
-    let one = of_topic(&results, 1);
-    let one_p50 = one.microseconds(0.5);
     let queue_p50 = of_queue.microseconds(0.5);
-    let publishing: Histogram = lines[0].publish_times.iter().copied().collect();
+    let publishing = lines[0].publish_times();
     let common = common(arguments, waiting, cores.all(), &samples, each * ROUNDS, verified);
     let found = IntraNodeMetrics {
         subscribers: arguments.subscribers,
@@ -152,25 +131,15 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
         queue_p50_us: queue_p50,
         queue_p99_us: of_queue.microseconds(0.99),
         overhead_over_queue_us: p50.zip(queue_p50).map(|(all, queue)| all - queue),
-        single_subscriber_p50_us: one_p50,
-        single_subscriber_p99_us: one.microseconds(0.99),
-        fan_out_ratio: p50.zip(one_p50).map(|(all, one)| all / one),
+        single_subscriber: SingleSubscriber::of(&of_topic(&results, 1), p50),
         note: cores.note(),
     };
     Ok(Report::new(common, found))
 }
 
 impl Metrics for IntraNodeMetrics {
-    const FAILURE_TEXT: &str = "received data is corrupted";
-
     fn to_text(&self, common: &Common) -> String {
-        let fan_out = self.fan_out_ratio.map(|ratio| {
-            let (p50, p99) = (
-                format_figure(self.single_subscriber_p50_us),
-                format_figure(self.single_subscriber_p99_us),
-            );
-            format!("; {ratio:.3} of the latency with one reader (p50 {p50}, p99 {p99} us)")
-        });
+        let single = self.single_subscriber.to_text().map(|single| format!("; {single}"));
         let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
         let stages = self.stages.iter().map(of_stage);
         let note = self.note.as_ref().map(|note| format!("{note}\n"));
@@ -185,7 +154,7 @@ impl Metrics for IntraNodeMetrics {
             format_figure(common.p50_us),
             format_figure(common.p99_us),
             format_figure(common.p999_us),
-            fan_out.unwrap_or_default(),
+            single.unwrap_or_default(),
             format_figure(self.publish_p50_us),
             format_figure(self.publish_p99_us),
             stages.collect::<String>(),

@@ -1,6 +1,10 @@
-//! Common to ping-pong and stream: memory with stamps, operations in flight, and verification.
+//! Ping-pongs and streams, and what both need: memory with stamps, operations in flight, and
+//! verification.
 //!
 //! Equal line by line to the exchange in `benches/raw/raw_fabric.c`, the C reference benchmark.
+
+mod pingpong;
+mod stream;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,7 +14,7 @@ use fabric::{Completion, CompletionKind, MemoryRegion, RegionSlice, RemoteSlice}
 use super::frame::Frame;
 use super::peer_watchdog::unexpected;
 use super::plan::{FabricExchange, Mode, Operation};
-use super::side::ExchangeSide;
+use super::{ExchangeSide, Measured};
 use command::exit::Failure;
 
 /// Token of the eight-byte notices: end of the stream, and everything received.
@@ -51,7 +55,7 @@ impl Layout {
 /// A side's memory. The sender stamps both ends of a message with its sequence number before every
 /// operation, and the receiver checks both; messages below 16 bytes consist of stamps.
 #[derive(Debug)]
-pub(crate) struct Payload {
+struct Payload {
     region: MemoryRegion,
     layout: Layout,
 }
@@ -90,18 +94,18 @@ impl Payload {
     }
 
     #[inline]
-    pub(crate) fn stamp_outgoing(&self, slot: usize, sequence: u64) -> Result<(), Failure> {
+    fn stamp_outgoing(&self, slot: usize, sequence: u64) -> Result<(), Failure> {
         self.stamp(self.layout.transmit(slot), sequence)
     }
 
     #[inline]
-    pub(crate) fn stamp_incoming(&self, slot: usize, sequence: u64) -> Result<(), Failure> {
+    fn stamp_incoming(&self, slot: usize, sequence: u64) -> Result<(), Failure> {
         self.stamp(self.layout.receive(slot), sequence)
     }
 
     /// Is this message in the slot?
     #[inline(always)] // measured: a call each otherwise
-    pub(crate) fn has(&self, slot: usize, sequence: u64) -> Result<bool, Failure> {
+    fn has(&self, slot: usize, sequence: u64) -> Result<bool, Failure> {
         let (offset, size) = (self.layout.receive(slot), self.layout.size);
         if size < 16 {
             let mut bytes = [0; 16];
@@ -167,19 +171,42 @@ impl Payload {
 }
 
 /// The stamp of the target's slots for reads; never 0, which the initiator writes before a read.
-pub(crate) fn read_stamp(slot: usize) -> u64 {
+fn read_stamp(slot: usize) -> u64 {
     slot as u64 % 255 + 1
+}
+
+/// The initiator's side.
+pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measured, Failure> {
+    let mut measurement = Measurement::new(side, measure)?;
+    let (samples, elapsed) = match measure.mode {
+        Mode::Lat => (pingpong::run(&mut measurement)?, 0),
+        Mode::Bw => stream::run(&mut measurement)?,
+    };
+    Ok(Measured { samples, elapsed, verified: measurement.check_and_finish()? })
+}
+
+/// The target's side.
+pub(super) fn serve(side: ExchangeSide, measure: &FabricExchange) -> Result<(), Failure> {
+    let mut measurement = Measurement::new(side, measure)?;
+    for count in [measure.warmup, measure.iterations] {
+        match measure.mode {
+            _ if count == 0 => {}
+            Mode::Lat => pingpong::answer(&mut measurement, count)?,
+            Mode::Bw => stream::answer(&mut measurement, count)?,
+        }
+    }
+    measurement.check_and_finish().map(drop)
 }
 
 /// One side of a measurement.
 #[derive(Debug)]
-pub(crate) struct Measurement {
-    pub(crate) side: ExchangeSide,
-    pub(crate) measure: FabricExchange,
-    pub(crate) payload: Payload,
-    pub(crate) sent: u64,
-    pub(crate) arrived: u64,
-    pub(crate) bad: u64,
+struct Measurement {
+    side: ExchangeSide,
+    measure: FabricExchange,
+    payload: Payload,
+    sent: u64,
+    arrived: u64,
+    bad: u64,
     immediate_sum: u64,
     outgoing: Vec<RegionSlice>,
     incoming: Vec<RegionSlice>,
@@ -199,7 +226,7 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
-    pub(crate) fn new(side: ExchangeSide, measure: &FabricExchange) -> Result<Self, Failure> {
+    fn new(side: ExchangeSide, measure: &FabricExchange) -> Result<Self, Failure> {
         let layout = Layout::new(measure);
         let slots = measure.slots;
         let region = &side.region;
@@ -259,13 +286,13 @@ impl Measurement {
         Ok(measurement)
     }
 
-    pub(crate) fn is_busy(&self, slot: usize) -> bool {
+    fn is_busy(&self, slot: usize) -> bool {
         self.busy[slot]
     }
 
     /// Moves data and processes one completion, if there is one.
     #[inline]
-    pub(crate) fn progress(&mut self) -> Result<(), Failure> {
+    fn progress(&mut self) -> Result<(), Failure> {
         match self.side.turn()? {
             Some(completion) => self.record_completion(&completion),
             None => Ok(()),
@@ -310,7 +337,7 @@ impl Measurement {
 
     /// Posts the operation of this slot. The immediate, if any, is the sequence number.
     #[inline]
-    pub(crate) fn post(&mut self, slot: usize) -> Result<(), Failure> {
+    fn post(&mut self, slot: usize) -> Result<(), Failure> {
         self.busy[slot] = true;
         let ExchangeSide { endpoint, queue, peer, .. } = &mut self.side;
         let (local, remote, token) = (&self.outgoing[slot], &self.remote[slot], slot as u64);
@@ -340,7 +367,7 @@ impl Measurement {
     }
 
     #[inline]
-    pub(crate) fn post_used_receives(&mut self) -> Result<(), Failure> {
+    fn post_used_receives(&mut self) -> Result<(), Failure> {
         while let Some(slot) = self.used.pop_front() {
             self.post_receive(slot)?;
         }
@@ -354,7 +381,7 @@ impl Measurement {
         Ok(())
     }
 
-    pub(crate) fn send_notice(&mut self) -> Result<(), Failure> {
+    fn send_notice(&mut self) -> Result<(), Failure> {
         self.notice_busy = true;
         let ExchangeSide { endpoint, queue, peer, .. } = &mut self.side;
         endpoint.send(queue, *peer, &self.notice_out, END_TOKEN)?;
@@ -365,7 +392,7 @@ impl Measurement {
         Ok(())
     }
 
-    pub(crate) fn await_notice(&mut self, what: &'static str) -> Result<(), Failure> {
+    fn await_notice(&mut self, what: &'static str) -> Result<(), Failure> {
         self.notices_awaited += 1;
         self.side.peer_watchdog.waiting_for = what;
         while self.notices < self.notices_awaited {
@@ -375,7 +402,7 @@ impl Measurement {
     }
 
     /// Waits for the operations of all slots.
-    pub(crate) fn drain(&mut self) -> Result<(), Failure> {
+    fn drain(&mut self) -> Result<(), Failure> {
         self.side.peer_watchdog.waiting_for = "the last completions";
         while self.busy.iter().any(|busy| *busy) {
             self.progress()?;
@@ -406,7 +433,7 @@ impl Measurement {
     }
 
     /// Everything before the clock starts.
-    pub(crate) fn begin(&mut self) -> Result<(), Failure> {
+    fn begin(&mut self) -> Result<(), Failure> {
         let awaits_notice = if self.side.peer_watchdog.is_initiator() {
             self.measure.operation != Operation::Read
         } else {
@@ -427,20 +454,20 @@ impl Measurement {
     }
 
     /// Everything after the clock has stopped.
-    pub(crate) fn end(&mut self) -> Result<(), Failure> {
+    fn end(&mut self) -> Result<(), Failure> {
         self.drain()?;
         self.barrier()
     }
 
     /// The highest sequence number so far of this slot; 0: none.
-    pub(crate) fn last_of(&self, slot: usize) -> u64 {
+    fn last_of(&self, slot: usize) -> u64 {
         let (slot, slots) = (slot as u64, self.payload.slots());
         if self.sent > slot { slot + 1 + (self.sent - slot - 1) / slots * slots } else { 0 }
     }
 
     /// Verifies every byte of every receive slot, and combines the results of both sides. Ends the
     /// measurement.
-    pub(crate) fn check_and_finish(mut self) -> Result<bool, Failure> {
+    fn check_and_finish(mut self) -> Result<bool, Failure> {
         let (operation, mode) = (self.measure.operation, self.measure.mode);
         let has_received = match operation {
             Operation::Read => self.side.peer_watchdog.is_initiator(),

@@ -4,10 +4,14 @@
 //! dereferenced. Closed handles, and those of the parent process after a fork, are distinguished
 //! from open ones.
 
+mod table;
+
 use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
 use std::marker::PhantomData;
+
+pub(crate) use self::table::HandleTable;
 
 use crate::failure::{Failure, Result};
 use crate::status::Status;
@@ -32,14 +36,14 @@ const MARK: u64 = 0b1010;
 const _: () = assert!(GENERATION_BITS + SLOT_BITS + FORK_BITS + KIND_BITS + MARK_BITS == 64);
 
 /// Maximum number of open handles of a kind.
-pub(crate) const MAX_HANDLES: usize = 1 << SLOT_BITS;
+const MAX_HANDLES: usize = 1 << SLOT_BITS;
 
 /// A handle of an object.
 pub(crate) struct Handle<K> {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
+    slot: u32,
+    generation: u32,
     /// Number of forks since the first process that used the library, modulo the bits in a handle.
-    pub(crate) forks: u8,
+    forks: u8,
     kind: PhantomData<fn(K)>,
 }
 
@@ -68,7 +72,7 @@ fn bits(word: u64, shift: u32, count: u32) -> u64 {
 }
 
 impl<K: Kind> Handle<K> {
-    pub(crate) fn new(slot: u32, generation: u32, forks: u8) -> Self {
+    fn new(slot: u32, generation: u32, forks: u8) -> Self {
         Self { slot, generation, forks, kind: PhantomData }
     }
 
