@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::EndpointIo;
 use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
 use super::header::{ChunkHeader, HEADER_LEN};
 use super::memory::RegistrationScope;
@@ -13,8 +14,8 @@ use super::ring_offer::LaneOffer;
 use super::writer_state::Chunk;
 use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::{
-    Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Peer,
-    PostOptions, RemoteMemory, Result, TransferFlags,
+    Access, Error, ErrorKind, HostMemory, MemoryRegion, Peer, PostOptions, RemoteMemory, Result,
+    TransferFlags,
 };
 
 /// Chunks that may be in flight at the same time, each with its own header.
@@ -216,8 +217,7 @@ impl ChunkPoster {
     #[inline]
     pub(super) fn post(
         &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
     ) -> Result<Posted> {
@@ -225,7 +225,7 @@ impl ChunkPoster {
         let total = HEADER_LEN as usize + length;
         let is_short = self.mode == NotifyMode::Immediate
             && self.geometry.layout() == ChunkLayout::InlineHeader
-            && total <= MAX_COPIED_WRITE.min(endpoint.inject_limit());
+            && total <= MAX_COPIED_WRITE.min(io.endpoint.inject_limit());
         if is_short && payload.is_none_or(|(region, _)| !region.kind().is_device()) {
             // The provider would copy it, too; and there is no completion to wait for.
             let mut bytes = [0; MAX_COPIED_WRITE];
@@ -236,7 +236,7 @@ impl ChunkPoster {
             let target = RemoteTarget { memory: &self.ring, offset: chunk.header_at };
             let data = Some(chunk.immediate.into());
             let bytes = &bytes[..total];
-            match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
+            match io.endpoint.try_inject_write(&io.queue, self.peer, bytes, target, data)? {
                 InjectOutcome::Accepted => {
                     let post_number = self.posted_chunks.begin(self.end_of(chunk));
                     self.posted_chunks.done(post_number);
@@ -246,18 +246,17 @@ impl ChunkPoster {
                 InjectOutcome::NotSupported => {}
             }
         }
-        let is_posted = self.post_long(endpoint, queue, chunk, payload)?;
+        let is_posted = self.post_long(io, chunk, payload)?;
         Ok(if is_posted { Posted::Sent } else { Posted::Full })
     }
 
     fn post_long(
         &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
     ) -> Result<bool> {
-        if !self.post_flag(endpoint, queue)? {
+        if !self.post_flag(io)? {
             return Ok(false);
         }
         let slot = match self.partial {
@@ -273,7 +272,7 @@ impl ChunkPoster {
                 None => return Ok(false),
             },
         };
-        let posted = self.post_in(slot, endpoint, queue, chunk, payload);
+        let posted = self.post_in(slot, io, chunk, payload);
         let end = self.end_of(chunk);
         let state = &mut self.slots[usize::from(slot)];
         let is_flag_pending =
@@ -294,13 +293,20 @@ impl ChunkPoster {
     }
 
     /// Posts the flag of a chunk whose payload is in flight. False if there is no room now.
-    fn post_flag(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<bool> {
+    fn post_flag(&mut self, io: &mut EndpointIo) -> Result<bool> {
         let Some((PartialChunk::Flag(offset), slot)) = self.partial else { return Ok(true) };
         let at = usize::from(slot) * SLOT_LEN + HEADER_LEN as usize;
         let flag = [LocalSegment { region: &self.headers, offset: at, length: FLAG_LEN as usize }];
         let target = RemoteTarget { memory: &self.ring, offset };
         let options = PostOptions::token(self.token | u64::from(slot)).timeout(Duration::ZERO);
-        if !endpoint.try_write_segments(queue, self.peer, &flag, target, None, &options)? {
+        if !io.endpoint.try_write_segments(
+            &mut io.queue,
+            self.peer,
+            &flag,
+            target,
+            None,
+            &options,
+        )? {
             return Ok(false);
         }
         self.partial = None;
@@ -312,8 +318,7 @@ impl ChunkPoster {
     fn post_in(
         &mut self,
         slot: u16,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
     ) -> Result<bool> {
@@ -355,7 +360,14 @@ impl ChunkPoster {
             headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
             self.slots[usize::from(slot)].pending = 0;
             if let Some((pieces, target)) = first {
-                if !endpoint.try_write_segments(queue, self.peer, pieces, target, None, &options)? {
+                if !io.endpoint.try_write_segments(
+                    &mut io.queue,
+                    self.peer,
+                    pieces,
+                    target,
+                    None,
+                    &options,
+                )? {
                     return Ok(false);
                 }
                 let rest = match chunk.flag_at {
@@ -367,8 +379,14 @@ impl ChunkPoster {
             }
         }
         let data = (self.mode == NotifyMode::Immediate).then_some(u64::from(chunk.immediate));
-        let is_posted =
-            endpoint.try_write_segments(queue, self.peer, last.0, last.1, data, &options)?;
+        let is_posted = io.endpoint.try_write_segments(
+            &mut io.queue,
+            self.peer,
+            last.0,
+            last.1,
+            data,
+            &options,
+        )?;
         if is_posted
             && matches!(self.partial, Some((PartialChunk::Flag(_), partial)) if partial == slot)
         {
@@ -409,16 +427,12 @@ impl ChunkPoster {
 
     /// Sends pending notices and a pending flag. False if some are left.
     #[inline]
-    pub(super) fn send_pending(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> Result<bool> {
-        if !self.post_flag(endpoint, queue)? {
+    pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<bool> {
+        if !self.post_flag(io)? {
             return Ok(false);
         }
         while let Some(bits) = self.pending_notices.front() {
-            if !self.notice_sender.send_notice(endpoint, queue, *bits)? {
+            if !self.notice_sender.send_notice(io, *bits)? {
                 return Ok(false);
             }
             self.pending_notices.pop_front();
@@ -430,15 +444,14 @@ impl ChunkPoster {
     /// requested. Some(false): there is no room now. None: it is sent.
     pub(super) fn send_end_notice(
         &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         (bits, confirms_delivery): (u32, bool),
     ) -> Result<Option<bool>> {
         if confirms_delivery {
             let number = self.instance.number();
-            return self.notice_sender.send_last_notice(endpoint, queue, bits, number);
+            return self.notice_sender.send_last_notice(io, bits, number);
         }
-        let is_sent = self.notice_sender.send_notice(endpoint, queue, bits)?;
+        let is_sent = self.notice_sender.send_notice(io, bits)?;
         Ok((!is_sent).then_some(false))
     }
 

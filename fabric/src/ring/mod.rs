@@ -30,6 +30,8 @@ mod ring_offer;
 mod sender;
 mod writer_state;
 
+use crate::{CompletionQueue, Endpoint};
+
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
@@ -62,3 +64,10 @@ pub use immediate::{Immediate, RingNotice};
 pub use reader_state::{ArrivedChunk, HeaderLocation, ReaderState, ReleaseToken};
 #[doc(hidden)]
 pub use writer_state::{Chunk, Refused, WriterState};
+
+/// The endpoint of a port or a lane, and the queue that it reports to.
+#[derive(Debug)]
+struct EndpointIo {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+}

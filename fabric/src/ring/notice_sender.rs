@@ -1,12 +1,13 @@
 //! Sends notices without a chunk: credit, and the closing of either side.
 
+use super::EndpointIo;
 use super::credit::{self, Credit};
 use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, ordered_write_limit};
 use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::{
-    Access, Caps, CompletionQueue, Domain, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion,
-    Peer, PostOptions, RemoteMemory, RemoteRegion, Result, TransferFlags,
+    Access, Caps, Domain, Error, ErrorKind, HostMemory, MemoryRegion, Peer, PostOptions,
+    RemoteMemory, RemoteRegion, Result, TransferFlags,
 };
 
 /// Token of writes that cannot be injected.
@@ -70,17 +71,12 @@ impl NoticeSender {
 
     /// Sends a notice; nothing is sent in polling mode. False if there is no room now.
     #[inline]
-    pub(super) fn send_notice(
-        &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-        bits: u32,
-    ) -> Result<bool> {
+    pub(super) fn send_notice(&self, io: &mut EndpointIo, bits: u32) -> Result<bool> {
         match self.mode {
-            NotifyMode::Immediate => self.write(endpoint, queue, &[0; 8], 0, Some(bits.into())),
+            NotifyMode::Immediate => self.write(io, &[0; 8], 0, Some(bits.into())),
             NotifyMode::Message => {
                 let tag = self.tagged.then_some(NOTICE_TAG);
-                endpoint.try_inject(queue, self.peer, &bits.to_le_bytes(), tag)
+                io.endpoint.try_inject(&io.queue, self.peer, &bits.to_le_bytes(), tag)
             }
             NotifyMode::Polling => Ok(true),
         }
@@ -91,17 +87,16 @@ impl NoticeSender {
     /// notice was sent. False if there is no room now.
     pub(super) fn send_last_notice(
         &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         bits: u32,
         number: u32,
     ) -> Result<Option<bool>> {
         if self.mode != NotifyMode::Immediate {
-            return Ok((!self.send_notice(endpoint, queue, bits)?).then_some(false));
+            return Ok((!self.send_notice(io, bits)?).then_some(false));
         }
         let options = PostOptions::token(LAST_NOTICE_TOKEN | u64::from(number))
             .flags(TransferFlags::DELIVERY_COMPLETE);
-        self.write_words(endpoint, queue, (8, 0), Some(bits.into()), &options).map(Some)
+        self.write_words(io, (8, 0), Some(bits.into()), &options).map(Some)
     }
 
     /// May a credit overtake an earlier one, which would then overwrite it in their common slot?
@@ -115,8 +110,7 @@ impl NoticeSender {
     /// it](parse_credit_token) reports that the credit arrived. False if there is no room now.
     pub(super) fn send_credit(
         &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         (bits, credit): (u32, Credit),
         number: Option<u32>,
     ) -> Result<bool> {
@@ -126,25 +120,20 @@ impl NoticeSender {
                 self.words.write(0, &credit)?;
                 let options = PostOptions::token(CREDIT_TOKEN | u64::from(number))
                     .flags(TransferFlags::DELIVERY_COMPLETE);
-                self.write_words(
-                    endpoint,
-                    queue,
-                    (credit.len(), self.credit_offset),
-                    data,
-                    &options,
-                )
+                self.write_words(io, (credit.len(), self.credit_offset), data, &options)
             }
-            (NotifyMode::Immediate, None) => {
-                self.write(endpoint, queue, &credit, self.credit_offset, data)
-            }
-            (NotifyMode::Polling, _) => {
-                self.write(endpoint, queue, &credit, self.credit_offset, None)
-            }
+            (NotifyMode::Immediate, None) => self.write(io, &credit, self.credit_offset, data),
+            (NotifyMode::Polling, _) => self.write(io, &credit, self.credit_offset, None),
             (NotifyMode::Message, _) => {
                 let mut bytes = [0; CREDIT_NOTICE_LEN];
                 bytes[..NOTICE_LEN].copy_from_slice(&bits.to_le_bytes());
                 bytes[NOTICE_LEN..].copy_from_slice(&credit);
-                endpoint.try_inject(queue, self.peer, &bytes, self.tagged.then_some(NOTICE_TAG))
+                io.endpoint.try_inject(
+                    &io.queue,
+                    self.peer,
+                    &bytes,
+                    self.tagged.then_some(NOTICE_TAG),
+                )
             }
         }
     }
@@ -152,14 +141,13 @@ impl NoticeSender {
     #[inline]
     fn write(
         &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         bytes: &[u8],
         offset: u64,
         data: Option<u64>,
     ) -> Result<bool> {
         let target = RemoteTarget { memory: &self.credit_memory, offset };
-        match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
+        match io.endpoint.try_inject_write(&io.queue, self.peer, bytes, target, data)? {
             InjectOutcome::Accepted => return Ok(true),
             InjectOutcome::WouldBlock => return Ok(false),
             InjectOutcome::NotSupported => {}
@@ -167,20 +155,19 @@ impl NoticeSender {
         // An earlier write may still read these bytes: it then carries the newer credit.
         self.words.write(0, bytes)?;
         let options = PostOptions::token(NOTICE_TOKEN);
-        self.write_words(endpoint, queue, (bytes.len(), offset), data, &options)
+        self.write_words(io, (bytes.len(), offset), data, &options)
     }
 
     fn write_words(
         &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         (length, offset): (usize, u64),
         data: Option<u64>,
         options: &PostOptions,
     ) -> Result<bool> {
         let target = RemoteTarget { memory: &self.credit_memory, offset };
         let words = [LocalSegment { region: &self.words, offset: 0, length }];
-        endpoint.try_write_segments(queue, self.peer, &words, target, data, options)
+        io.endpoint.try_write_segments(&mut io.queue, self.peer, &words, target, data, options)
     }
 
     pub(super) fn peer(&self) -> Peer {

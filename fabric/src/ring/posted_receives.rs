@@ -1,11 +1,12 @@
 //! Receives that are posted ahead for notices: for messages, and where immediates consume receives.
 
+use super::EndpointIo;
 use super::credit;
 use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, has_tags};
 use crate::{
-    Access, Capabilities, Completion, CompletionKind, CompletionQueue, Domain, Endpoint,
-    HostMemory, MemoryRegion, Result,
+    Access, Capabilities, Completion, CompletionKind, Domain, Endpoint, HostMemory, MemoryRegion,
+    Result,
 };
 
 /// Messages that may have arrived and not been handled: the chunks in flight of two rings. Beyond
@@ -86,20 +87,16 @@ impl PostedReceives {
 
     /// Posts missing receives as far as there is room.
     #[inline]
-    pub(super) fn refill(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> Result<()> {
+    pub(super) fn refill(&mut self, io: &mut EndpointIo) -> Result<()> {
         if self.missing_receives == 0 && self.unposted.is_empty() {
             return Ok(());
         }
-        self.post_missing(endpoint, queue)
+        self.post_missing(io)
     }
 
-    fn post_missing(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<()> {
+    fn post_missing(&mut self, io: &mut EndpointIo) -> Result<()> {
         while self.missing_receives > 0 {
-            if !endpoint.try_receive(queue, None, None, 0)? {
+            if !io.endpoint.try_receive(&mut io.queue, None, None, 0)? {
                 return Ok(());
             }
             self.missing_receives -= 1;
@@ -109,7 +106,7 @@ impl PostedReceives {
             let at = usize::from(slot) * RECEIVE_LEN;
             let into = region.slice(at..at + CREDIT_NOTICE_LEN)?;
             let (tag, token) = (self.tagged.then_some(NOTICE_TAG), RECEIVE_TOKEN | u64::from(slot));
-            if !endpoint.try_receive(queue, Some(&into), tag, token)? {
+            if !io.endpoint.try_receive(&mut io.queue, Some(&into), tag, token)? {
                 return Ok(());
             }
             self.unposted.pop();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::EndpointIo;
 use super::credit_memory::credit_offset;
 use super::geometry::RingGeometry;
 use super::immediate::{Immediate, RingNotice};
@@ -13,10 +14,7 @@ use super::queue_budget::QueueBudget;
 use super::reader_state::ReaderState;
 use super::retries::CloseProgress;
 use super::ring_offer::{RingAnswer, RingOffer};
-use crate::{
-    CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result,
-    Waker,
-};
+use crate::{Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result, Waker};
 
 /// Options of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -251,12 +249,7 @@ impl RingReceiver {
     /// # Errors
     /// Errors of the provider.
     #[inline]
-    pub(super) fn return_credit(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-        is_idle: bool,
-    ) -> Result<bool> {
+    pub(super) fn return_credit(&mut self, io: &mut EndpointIo, is_idle: bool) -> Result<bool> {
         if self.is_closing || self.credit_error.is_some() {
             return Ok(false);
         }
@@ -266,7 +259,7 @@ impl RingReceiver {
         if due.is_none() && !self.is_credit_unsent {
             return Ok(false);
         }
-        self.send_credit(endpoint, queue)
+        self.send_credit(io)
     }
 
     /// Collects dropped views.
@@ -281,16 +274,12 @@ impl RingReceiver {
         }
     }
 
-    fn send_credit(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> Result<bool> {
+    fn send_credit(&mut self, io: &mut EndpointIo) -> Result<bool> {
         self.is_credit_unsent = true;
         let Some(notice_sender) = &self.writer else { return Ok(false) };
         let number = self.reader.is_credit_in_flight().then(|| self.credit_number());
         let credit = (self.reader.credit_notice(), self.reader.last_credit());
-        let is_sent = notice_sender.send_credit(endpoint, queue, credit, number)?;
+        let is_sent = notice_sender.send_credit(io, credit, number)?;
         self.is_credit_unsent = !is_sent;
         if is_sent {
             self.unsent_since = None;
@@ -370,35 +359,27 @@ impl RingReceiver {
     }
 
     /// Continues closing. It is complete once no peer needs the ring.
-    pub(super) fn progress_close(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> Result<CloseProgress> {
+    pub(super) fn progress_close(&mut self, io: &mut EndpointIo) -> Result<CloseProgress> {
         // In polling mode, and without a writer, no notice can arrive.
         if self.mode == NotifyMode::Polling || self.writer.is_none() || self.broken().is_some() {
             return Ok(CloseProgress::Complete);
         }
         while self.take()?.is_some() {}
         if self.is_end_of_stream() {
-            return self.send_last_credit(endpoint, queue);
+            return self.send_last_credit(io);
         }
         if self.is_close_notice_due
             && let Some(notice_sender) = &self.writer
         {
             self.is_close_notice_due =
-                !notice_sender.send_notice(endpoint, queue, self.reader.close_notice())?;
+                !notice_sender.send_notice(io, self.reader.close_notice())?;
         }
         Ok(if self.is_close_notice_due { CloseProgress::Refused } else { CloseProgress::Pending })
     }
 
     /// The end notice arrived and every chunk was taken. Where the writer's queue may overrun, it
     /// keeps its quota until the credit of the last chunk.
-    fn send_last_credit(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> Result<CloseProgress> {
+    fn send_last_credit(&mut self, io: &mut EndpointIo) -> Result<CloseProgress> {
         if !self.memory.quota().is_limited() || self.credit_error.is_some() || self.writer.is_none()
         {
             return Ok(CloseProgress::Complete);
@@ -408,7 +389,7 @@ impl RingReceiver {
             self.reader.release_first();
         }
         if self.reader.credit(true).is_some() || self.is_credit_unsent {
-            self.send_credit(endpoint, queue)?;
+            self.send_credit(io)?;
         }
         Ok(match (self.is_credit_unsent, self.has_unsent_credit()) {
             (true, _) => CloseProgress::Refused,

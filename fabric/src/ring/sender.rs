@@ -4,6 +4,7 @@ mod striping;
 
 use std::time::{Duration, Instant};
 
+use super::EndpointIo;
 use super::chunk_poster::{ChunkPoster, Posted, SenderInstance};
 use super::credit::{self, Credit};
 use super::credit_memory::CreditSlot;
@@ -16,7 +17,7 @@ use super::queue_budget::{QueueBudget, QueueQuota};
 use super::retries::CloseProgress;
 use super::ring_offer::{RingAnswer, RingOffer};
 use super::writer_state::{Blocked, Chunk, Message, Refused, WriterState};
-use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
+use crate::{Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
 
 use striping::Planned;
 
@@ -150,39 +151,36 @@ impl RingSender {
     #[inline]
     pub(super) fn push(
         &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         message: &mut Message,
         payload: &RegionSlice,
     ) -> Result<Pushed> {
-        self.push_from(endpoint, queue, message, (payload, 0), u64::MAX)
+        self.push_from(io, message, (payload, 0), u64::MAX)
     }
 
     #[inline]
     pub(super) fn push_part(
         &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         message: &mut Message,
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
         if message.length() == 0 {
-            return self.push(endpoint, queue, message, part);
+            return self.push(io, message, part);
         }
         let end = at.saturating_add(part.len() as u64);
         if !message.is_written() && !(at..end).contains(&message.written()) {
             return Err(not_in_part(message, at, end));
         }
         let most = end.saturating_sub(message.written());
-        self.push_from(endpoint, queue, message, (part, at), most)
+        self.push_from(io, message, (part, at), most)
     }
 
     #[inline]
     fn push_from(
         &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         message: &mut Message,
         (payload, at): (&RegionSlice, u64),
         most: u64,
@@ -191,7 +189,7 @@ impl RingSender {
             Planned::Chunk(chunk, body) => (chunk, body),
             Planned::NotPlanned(pushed) => return Ok(pushed),
         };
-        let posted = self.chunk_poster.post(endpoint, queue, &chunk, body)?;
+        let posted = self.chunk_poster.post(io, &chunk, body)?;
         if posted == Posted::Full {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
@@ -389,14 +387,10 @@ impl RingSender {
     }
 
     /// Continues closing.
-    pub(super) fn progress_close(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> CloseProgress {
+    pub(super) fn progress_close(&mut self, io: &mut EndpointIo) -> CloseProgress {
         if self.is_end_notice_ready() {
             let notice = (self.writer.end_notice(), self.confirms_end_notice);
-            self.end = match self.chunk_poster.send_end_notice(endpoint, queue, notice) {
+            self.end = match self.chunk_poster.send_end_notice(io, notice) {
                 Ok(Some(true)) => EndNotice::InFlight,
                 Ok(Some(false)) => return CloseProgress::Refused,
                 // Sent; or the connection is broken, and no reader can receive it.
@@ -435,22 +429,18 @@ impl RingSender {
     /// Sends notices that are messages, and polls for credit in polling mode. True if something
     /// happened.
     #[inline]
-    pub(super) fn send_pending(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> Result<bool> {
+    pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<bool> {
         match self.mode {
             NotifyMode::Immediate => Ok(false),
             NotifyMode::Message => {
                 if self.broken.is_none() || self.end == EndNotice::Due {
-                    self.chunk_poster.send_pending(endpoint, queue)?;
+                    self.chunk_poster.send_pending(io)?;
                 }
                 Ok(false)
             }
             NotifyMode::Polling => {
                 if self.broken.is_none() {
-                    self.chunk_poster.send_pending(endpoint, queue)?;
+                    self.chunk_poster.send_pending(io)?;
                 }
                 let credit = self.credit.as_ref().and_then(CreditSlot::read);
                 Ok(self.take_credit(credit))

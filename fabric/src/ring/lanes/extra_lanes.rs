@@ -11,6 +11,7 @@ use super::super::chunk_poster::{ChunkPoster, SenderInstance};
 use super::super::geometry::MAX_CHUNKS;
 use super::super::memory::{RegistrationScope, RingMemory};
 use super::super::notify::NotifyMode;
+use super::super::posted_receives::PostedReceives;
 use super::super::ring_offer::{LaneOffer, RingOffer};
 use super::super::writer_state::Chunk;
 use super::lane::{Lane, LaneEvent, LaneJob, PortWaker, RetainedMemory};
@@ -79,7 +80,7 @@ impl ExtraLanes {
         let refuse =
             |detail: &'static str| Err(Error::new(ErrorKind::NotSupported, OPERATION, detail));
         let all = &lane_set.lanes;
-        let capabilities = || all.iter().map(|lane| lane.endpoint.domain().capabilities());
+        let capabilities = || all.iter().map(|lane| lane.io.endpoint.domain().capabilities());
         if capabilities()
             .any(|capabilities| capabilities.registration.mr_mode.contains(MrMode::ENDPOINT))
         {
@@ -90,7 +91,7 @@ impl ExtraLanes {
         if capabilities().any(|capabilities| NotifyMode::Immediate.check(capabilities).is_err()) {
             return refuse("this provider has no immediates of 32 bits with writes. Use one lane");
         }
-        if all.iter().any(|lane| lane.queue.waker().wake().is_err()) {
+        if all.iter().any(|lane| lane.io.queue.waker().wake().is_err()) {
             return refuse(
                 "a thread that sleeps in this provider's completion queue cannot be woken. Use one lane",
             );
@@ -100,15 +101,14 @@ impl ExtraLanes {
         let retained = RetainedMemory::default();
         let mut lanes = Vec::with_capacity(all.len());
         for (number, opened) in (1..).zip(lane_set.lanes) {
-            let (mut posted_receives, address) =
-                (opened.posted_receives(), opened.endpoint.address()?);
-            let OpenLane { mut endpoint, mut queue, addresses, credit_memory } = opened;
-            let domain = endpoint.domain().clone();
-            posted_receives.prepare_for(&endpoint, NotifyMode::Immediate)?;
-            posted_receives.refill(&mut endpoint, &mut queue)?;
+            let OpenLane { mut io, addresses, credit_memory } = opened;
+            let (domain, address) = (io.endpoint.domain().clone(), io.endpoint.address()?);
+            let mut posted_receives = PostedReceives::new(&domain);
+            posted_receives.prepare_for(&io.endpoint, NotifyMode::Immediate)?;
+            posted_receives.refill(&mut io)?;
             let (held, retained) = (credit_memory.clone(), RetainedMemory::clone(&retained));
             let resources =
-                LaneResources { endpoint, queue, posted_receives, credit_memory: held, retained };
+                LaneResources { io, posted_receives, _credit_memory: held, _retained: retained };
             let events = (sender.clone(), Arc::clone(&port_waker));
             let lane = Lane::start(number, resources, events)?;
             let peers = PeerCache::default();

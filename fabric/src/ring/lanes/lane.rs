@@ -119,7 +119,7 @@ impl Lane {
     ) -> Result<Self> {
         let (sender, jobs) = sync_channel(JOB_QUEUE_LEN);
         let shared = Arc::new(LaneShared::default());
-        let waker = resources.queue.waker();
+        let waker = resources.io.queue.waker();
         let worker = LaneThread {
             number,
             resources,
@@ -242,10 +242,10 @@ impl LaneThread {
     fn work(&mut self) -> Result<()> {
         let mut idle = 0;
         loop {
-            let LaneResources { endpoint, queue, posted_receives, .. } = &mut self.resources;
-            posted_receives.refill(endpoint, queue)?;
+            let LaneResources { io, posted_receives, .. } = &mut self.resources;
+            posted_receives.refill(io)?;
             let has_worked = self.do_jobs();
-            let outcome = self.resources.queue.poll();
+            let outcome = self.resources.io.queue.poll();
             let has_outcome = outcome.is_some();
             if let Some(outcome) = outcome {
                 self.dispatch(outcome)?;
@@ -259,7 +259,7 @@ impl LaneThread {
             }
             idle += 1;
             if idle < SPIN_POLLS {
-                self.resources.queue.pause();
+                self.resources.io.queue.pause();
             } else {
                 self.sleep()?;
             }
@@ -271,7 +271,7 @@ impl LaneThread {
         let mut idle = 0;
         for _ in 0..MAX_DRAIN_POLLS {
             let has_worked = self.do_jobs();
-            let outcome = self.resources.queue.poll();
+            let outcome = self.resources.io.queue.poll();
             let is_done = self.send_queues.values().all(LaneSendQueue::is_idle);
             idle = if has_worked || outcome.is_some() { 0 } else { idle + 1 };
             if let Some(outcome) = outcome {
@@ -331,9 +331,9 @@ impl LaneThread {
                 self.writing.swap_remove(at);
                 continue;
             };
-            let LaneResources { endpoint, queue, .. } = &mut self.resources;
             let (lane, reporter) = (self.number, &self.reporter);
-            has_written |= send_queue.write(endpoint, queue, lane, |event| reporter.report(event));
+            let report = |event| reporter.report(event);
+            has_written |= send_queue.write(&mut self.resources.io, lane, report);
             if send_queue.has_waiting() {
                 at += 1;
             } else {
@@ -406,7 +406,7 @@ impl LaneThread {
         let is_idle = self.next.is_none() && self.writing.is_empty() && !is_stopped;
         // No wake-up arrives when the provider has room again.
         let longest = if is_idle { MAX_SLEEP } else { SHORT_SLEEP };
-        let outcome = self.resources.queue.wait_or_wake(longest);
+        let outcome = self.resources.io.queue.wait_or_wake(longest);
         self.reporter.shared.is_asleep.store(false, Ordering::Relaxed);
         outcome.map_or(Ok(()), |outcome| self.dispatch(outcome))
     }

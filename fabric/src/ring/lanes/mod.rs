@@ -19,9 +19,9 @@ pub(super) use stripe_tracker::StripeTracker;
 
 use lane::RetainedMemory;
 
-use super::credit_memory;
 use super::posted_receives::PostedReceives;
 use super::queue_budget::queue_entries;
+use super::{EndpointIo, credit_memory};
 use crate::{
     AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
     MemoryRegion, QueueOptions, Result, WaitStrategy,
@@ -39,21 +39,17 @@ pub struct LaneSet {
 /// A lane without its thread.
 #[derive(Debug)]
 struct OpenLane {
-    endpoint: Endpoint,
-    queue: CompletionQueue,
+    io: EndpointIo,
     addresses: AddressVector,
     credit_memory: MemoryRegion,
 }
 
 /// Resources of a lane's thread. Drop order: the endpoint before the memory that peers write.
 struct LaneResources {
-    endpoint: Endpoint,
-    queue: CompletionQueue,
+    io: EndpointIo,
     posted_receives: PostedReceives,
-    #[allow(dead_code)] // held, never read
-    credit_memory: MemoryRegion,
-    #[allow(dead_code)] // held, never read
-    retained: RetainedMemory,
+    _credit_memory: MemoryRegion,
+    _retained: RetainedMemory,
 }
 
 impl LaneSet {
@@ -81,20 +77,17 @@ impl LaneSet {
             let builder = Endpoint::builder(domain).addresses(&addresses);
             let endpoint = builder.queue(&mut queue).open()?;
             let credit_memory = credit_memory::without_credits(&endpoint)?;
-            lanes.push(OpenLane { endpoint, queue, addresses, credit_memory });
+            let io = EndpointIo { endpoint, queue };
+            lanes.push(OpenLane { io, addresses, credit_memory });
         }
         Ok(Self { lanes })
     }
 
     /// Capabilities of each lane's provider, and the entries of its queue.
     pub(super) fn queues(&self) -> impl Iterator<Item = (&Capabilities, usize)> {
-        self.lanes.iter().map(|lane| (lane.endpoint.domain().capabilities(), lane.queue.size()))
-    }
-}
-
-impl OpenLane {
-    fn posted_receives(&self) -> PostedReceives {
-        PostedReceives::new(self.endpoint.domain())
+        self.lanes
+            .iter()
+            .map(|lane| (lane.io.endpoint.domain().capabilities(), lane.io.queue.size()))
     }
 }
 

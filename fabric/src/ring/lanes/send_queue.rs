@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::super::EndpointIo;
 use super::super::chunk_poster::{ChunkPoster, Posted};
 use super::super::writer_state::Chunk;
 use super::lane::LaneEvent;
-use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion};
+use crate::{Error, ErrorKind, MemoryRegion};
 
 /// How long chunks of a stopped ring wait for room in the provider, which never has any for a dead
 /// peer.
@@ -69,15 +70,14 @@ impl LaneSendQueue {
     /// Posts as far as there is room. True if anything was posted.
     pub(super) fn write(
         &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
+        io: &mut EndpointIo,
         lane: usize,
         report: impl Fn(LaneEvent),
     ) -> bool {
         let mut has_written = false;
         while let Some((chunk, payload)) = self.waiting.front() {
             let body = payload.as_ref().map(|(region, from)| (region, *from));
-            match self.chunk_poster.post(endpoint, queue, chunk, body) {
+            match self.chunk_poster.post(io, chunk, body) {
                 Ok(Posted::Full) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
                     let detail = "the provider had no room within 1 s after the ring was closed";
                     let error = Error::new(ErrorKind::Closed, "writing to a ring", detail);
@@ -155,7 +155,9 @@ mod tests {
     use super::super::super::ring_offer::LaneOffer;
     use super::super::super::writer_state::WriterState;
     use super::*;
-    use crate::{Access, AddressVector, Domain, EndpointKind, HostMemory, Query};
+    use crate::{
+        Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory, Query,
+    };
 
     const RING: u64 = 64 << 10;
 

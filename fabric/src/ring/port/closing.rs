@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::EndpointIo;
 use super::super::memory::RingMemory;
 use super::super::posted_receives::PostedReceives;
 use super::super::queue_budget::QueueBudget;
@@ -47,7 +48,7 @@ impl Port {
         }
         let lanes = self.close_lanes();
         let quarantine = self.quarantine_rings();
-        let closed = self.endpoint.close().and(lanes);
+        let closed = self.io.endpoint.close().and(lanes);
         if closed.is_err() {
             std::mem::forget(quarantine);
         }
@@ -71,20 +72,19 @@ impl Port {
     /// Errors of the provider: then the memory is never freed, and posted operations may still be
     /// in flight.
     pub fn replace_endpoint(&mut self, endpoint: Endpoint, queue: CompletionQueue) -> Result<()> {
-        let old = std::mem::replace(&mut self.endpoint, endpoint);
         // Not used again: ofi_rxm of libfabric 1.17 keeps polling a closed endpoint.
-        let mut old_queue = std::mem::replace(&mut self.queue, queue);
+        let mut old = std::mem::replace(&mut self.io, EndpointIo { endpoint, queue });
         let lanes = self.close_lanes();
         let quarantine = self.quarantine_rings();
-        let closed = old.close().and(lanes);
-        while old_queue.poll().is_some() {}
+        let closed = old.endpoint.close().and(lanes);
+        while old.queue.poll().is_some() {}
         self.caller_outcomes.clear();
         if let Some(events) = &mut self.events {
             events.clear();
         }
-        self.posted_receives = PostedReceives::new(self.endpoint.domain());
-        let capabilities = self.endpoint.domain().capabilities();
-        self.queue_budget = QueueBudget::of(capabilities, self.queue.size());
+        self.posted_receives = PostedReceives::new(self.io.endpoint.domain());
+        let capabilities = self.io.endpoint.domain().capabilities();
+        self.queue_budget = QueueBudget::of(capabilities, self.io.queue.size());
         self.needs_polling = false;
         self.retries = Retries::default();
         if closed.is_err() {
@@ -199,7 +199,7 @@ impl Port {
             | self.progress_closing_receivers(now, &mut abandoned);
         self.retries.sweep();
         for peer in &abandoned {
-            let name = self.endpoint.name_of(*peer);
+            let name = self.io.endpoint.name_of(*peer);
             tracing::debug!(peer = name, "gave up sending end notices of rings to a peer");
             self.abandon_end_notice(*peer);
         }
@@ -208,14 +208,13 @@ impl Port {
 
     fn progress_closing_senders(&mut self, now: Instant, abandoned: &mut Vec<Peer>) -> bool {
         let mut has_moved = false;
-        let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
         for slot in &mut self.senders {
             let Some(sender) = slot else { continue };
             let (peer, is_ready) = (sender.peer(), sender.is_end_notice_ready());
             if is_ready && !self.retries.allows(peer, now) {
                 continue;
             }
-            let ending = sender.progress_close(endpoint, queue);
+            let ending = sender.progress_close(&mut self.io);
             match ending {
                 CloseProgress::Refused if self.retries.refused(peer, now) => abandoned.push(peer),
                 CloseProgress::Complete | CloseProgress::Pending if is_ready => {
@@ -237,7 +236,6 @@ impl Port {
 
     fn progress_closing_receivers(&mut self, now: Instant, abandoned: &mut Vec<Peer>) -> bool {
         let mut has_moved = false;
-        let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
         for slot in &mut self.receivers {
             let Some(receiver) = slot.as_mut().filter(|receiver| receiver.is_closing()) else {
                 continue;
@@ -246,8 +244,7 @@ impl Port {
             if peer.is_some_and(|peer| !self.retries.allows(peer, now)) {
                 continue;
             }
-            let ending =
-                receiver.progress_close(endpoint, queue).unwrap_or(CloseProgress::Complete);
+            let ending = receiver.progress_close(&mut self.io).unwrap_or(CloseProgress::Complete);
             match (ending, receiver.peer()) {
                 (CloseProgress::Refused, Some(peer)) if self.retries.refused(peer, now) => {
                     abandoned.push(peer);

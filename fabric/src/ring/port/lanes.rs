@@ -68,7 +68,7 @@ impl Port {
         for (capabilities, entries) in lanes.queues() {
             self.queue_budget.limit(capabilities, entries);
         }
-        self.extra_lanes = Some(Box::new(ExtraLanes::start(lanes, self.queue.waker())?));
+        self.extra_lanes = Some(Box::new(ExtraLanes::start(lanes, self.io.queue.waker())?));
         Ok(())
     }
 
@@ -104,7 +104,7 @@ impl Port {
     #[must_use]
     pub fn lane_domain(&self, lane: usize) -> Option<&Domain> {
         match lane {
-            0 => Some(self.endpoint.domain()),
+            0 => Some(self.io.endpoint.domain()),
             _ => self.extra_lanes.as_ref()?.domain(lane),
         }
     }
@@ -132,8 +132,13 @@ impl Port {
             .as_ref()
             .map(|lanes| lanes.registration_scopes(extra))
             .unwrap_or_default();
-        let receiver =
-            RingReceiver::open(&self.endpoint, &registration_scopes, sender_index, limits, memory)?;
+        let receiver = RingReceiver::open(
+            &self.io.endpoint,
+            &registration_scopes,
+            sender_index,
+            limits,
+            memory,
+        )?;
         if let Some(lanes) = self.extra_lanes.as_ref().filter(|_| extra > 0) {
             lanes.retain_memory(receiver.memory());
         }

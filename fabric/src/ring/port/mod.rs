@@ -14,6 +14,7 @@ pub use events::RingEvent;
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::EndpointIo;
 use super::chunk_poster::{SenderInstance, parse_write_token};
 use super::immediate::{Immediate, RingNotice};
 use super::lanes::ExtraLanes;
@@ -101,8 +102,7 @@ pub enum PortEvent {
 #[derive(Debug)]
 pub struct Port {
     // Closed before the memory below is freed.
-    endpoint: Endpoint,
-    queue: CompletionQueue,
+    io: EndpointIo,
     posted_receives: PostedReceives,
     /// Extra lanes, and whether the next step begins with them.
     extra_lanes: Option<Box<ExtraLanes>>,
@@ -144,8 +144,7 @@ impl Port {
         let posted_receives = PostedReceives::new(endpoint.domain());
         let queue_budget = QueueBudget::of(endpoint.domain().capabilities(), queue.size());
         Self {
-            endpoint,
-            queue,
+            io: EndpointIo { endpoint, queue },
             posted_receives,
             extra_lanes: None,
             are_lanes_next: false,
@@ -169,13 +168,13 @@ impl Port {
     /// The endpoint.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        &self.io.endpoint
     }
 
     /// Endpoint and queue, to post other operations. Their completions are returned by
     /// [`progress`](Self::progress).
     pub fn parts(&mut self) -> (&mut Endpoint, &mut CompletionQueue) {
-        (&mut self.endpoint, &mut self.queue)
+        (&mut self.io.endpoint, &mut self.io.queue)
     }
 
     /// Takes one completion, and does what follows for the rings.
@@ -198,7 +197,7 @@ impl Port {
         {
             return Ok(progress);
         }
-        match self.queue.poll() {
+        match self.io.queue.poll() {
             Some(outcome) => self.dispatch(outcome),
             None if !self.are_lanes_next && self.handle_lane_event() => Ok(PortEvent::Ring),
             None => self.idle(),
@@ -219,7 +218,7 @@ impl Port {
         };
         if let Some(notice) = self.posted_receives.handle_notice(completion)? {
             self.handle_notice(notice);
-            self.posted_receives.refill(&mut self.endpoint, &mut self.queue)?;
+            self.posted_receives.refill(&mut self.io)?;
         } else if let Some((instance, slot)) = parse_write_token(completion.token) {
             if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
                 sender.completed(instance, slot);
@@ -331,7 +330,7 @@ impl Port {
             // A peer sent a message that is too long for a notice.
             self.posted_receives.receive_failed(failure.token);
             self.unmatched_notices += 1;
-            self.posted_receives.refill(&mut self.endpoint, &mut self.queue)?;
+            self.posted_receives.refill(&mut self.io)?;
             return Ok(PortEvent::Ring);
         }
         Ok(PortEvent::Other(outcome))
@@ -371,7 +370,7 @@ impl Port {
                 }
             }
         }
-        self.posted_receives.refill(&mut self.endpoint, &mut self.queue)?;
+        self.posted_receives.refill(&mut self.io)?;
         self.needs_polling = self.senders.iter().flatten().any(|sender| sender.needs_polling())
             || self.receivers.iter().flatten().any(|receiver| receiver.needs_polling());
         Ok(if has_moved { PortEvent::Ring } else { PortEvent::Idle })
@@ -381,7 +380,7 @@ impl Port {
         let Some(Some(sender)) = self.senders.get_mut(usize::from(sender_index)) else {
             return false;
         };
-        let has_moved = match sender.send_pending(&mut self.endpoint, &mut self.queue) {
+        let has_moved = match sender.send_pending(&mut self.io) {
             Ok(has_moved) => has_moved,
             Err(error) => {
                 sender.fail(error);
@@ -417,7 +416,7 @@ impl Port {
         payload: &RegionSlice,
     ) -> Result<Pushed> {
         let sender = sender_mut(&mut self.senders, id.0)?;
-        sender.push(&mut self.endpoint, &mut self.queue, message, payload)
+        sender.push(&mut self.io, message, payload)
     }
 
     /// The same, where `part` begins at byte `at` of the message: so a message can be assembled
@@ -434,7 +433,7 @@ impl Port {
         at: u64,
     ) -> Result<Pushed> {
         let sender = sender_mut(&mut self.senders, id.0)?;
-        sender.push_part(&mut self.endpoint, &mut self.queue, message, part, at)
+        sender.push_part(&mut self.io, message, part, at)
     }
 
     /// The next message that the reader has released: its memory is free.
@@ -493,7 +492,7 @@ impl Port {
     #[inline]
     pub fn return_credit(&mut self, id: ReceiverId, is_idle: bool) -> Result<bool> {
         let receiver = receiver_mut(&mut self.receivers, id)?;
-        let was_returned = receiver.return_credit(&mut self.endpoint, &mut self.queue, is_idle);
+        let was_returned = receiver.return_credit(&mut self.io, is_idle);
         was_returned.inspect_err(|error| receiver.set_credit_error(error.clone()))
     }
 
@@ -502,7 +501,7 @@ impl Port {
         let mut has_returned = false;
         for (ring, receiver) in (0..).zip(&mut self.receivers) {
             let Some(receiver) = receiver else { continue };
-            match receiver.return_credit(&mut self.endpoint, &mut self.queue, is_idle) {
+            match receiver.return_credit(&mut self.io, is_idle) {
                 Ok(was_returned) => has_returned |= was_returned,
                 Err(error) => {
                     receiver.set_credit_error(error);
@@ -517,7 +516,7 @@ impl Port {
     /// [`CompletionQueue::pause`].
     #[inline]
     pub fn pause(&self) {
-        self.queue.pause();
+        self.io.queue.pause();
     }
 
     /// The sender of a ring.
@@ -560,8 +559,8 @@ impl Port {
     /// Adds provider and peer to an error.
     #[cold]
     fn with_peer_name(&self, error: Error, peer: Option<Peer>) -> Error {
-        let error = self.endpoint.domain().add_provider(error);
-        match peer.and_then(|peer| self.endpoint.name_of(peer)) {
+        let error = self.io.endpoint.domain().add_provider(error);
+        match peer.and_then(|peer| self.io.endpoint.name_of(peer)) {
             Some(name) => error.with_peer(name),
             None => error,
         }

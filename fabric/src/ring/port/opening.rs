@@ -26,7 +26,7 @@ impl Port {
     /// room for another ring's notices.
     pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
         // Options are checked before memory is allocated.
-        geometry_of(&self.endpoint, 0, options, MemoryKind::Host)?;
+        geometry_of(&self.io.endpoint, 0, options, MemoryKind::Host)?;
         self.offer_on_lanes(options, 1, HostMemory::zeroed(options.capacity as usize)?)
     }
 
@@ -36,7 +36,7 @@ impl Port {
         receiver: RingReceiver,
     ) -> Result<ReceiverId> {
         self.prepare(receiver.notify())?;
-        receiver.set_waker(self.queue.waker());
+        receiver.set_waker(self.io.queue.waker());
         self.credit_memory()?;
         let creation_epoch = receiver.creation_epoch();
         insert_at(&mut self.receivers, ring, receiver);
@@ -47,16 +47,17 @@ impl Port {
 
     /// Prepares the port for rings of this notify mode.
     fn prepare(&mut self, mode: NotifyMode) -> Result<()> {
-        self.posted_receives.prepare_for(&self.endpoint, mode)?;
-        self.posted_receives.refill(&mut self.endpoint, &mut self.queue)
+        self.posted_receives.prepare_for(&self.io.endpoint, mode)?;
+        self.posted_receives.refill(&mut self.io)
     }
 
     fn credit_memory(&mut self) -> Result<MemoryRegion> {
         match &self.credit_memory {
             Some(credit_memory) => Ok(credit_memory.clone()),
-            None => {
-                Ok(self.credit_memory.insert(credit_memory::with_credits(&self.endpoint)?).clone())
-            }
+            None => Ok(self
+                .credit_memory
+                .insert(credit_memory::with_credits(&self.io.endpoint)?)
+                .clone()),
         }
     }
 
@@ -102,7 +103,7 @@ impl Port {
         let instance = SenderInstance { sender_index, generation: self.generation };
         let limits = (max_payload, &self.queue_budget);
         let (sender, answer) =
-            RingSender::open(&self.endpoint, &credit_memory, peer, offer, instance, limits)?;
+            RingSender::open(&self.io.endpoint, &credit_memory, peer, offer, instance, limits)?;
         self.prepare(offer.notify)?;
         insert_at(&mut self.senders, sender_index, sender);
         self.next_sender_index = (sender_index + 1) % MAX_RINGS;
@@ -115,7 +116,7 @@ impl Port {
     /// # Errors
     /// Errors in the answer; `Closed` if there is no such ring.
     pub fn connect(&mut self, id: ReceiverId, peer: Peer, answer: &RingAnswer) -> Result<()> {
-        receiver_mut(&mut self.receivers, id)?.connect(&self.endpoint, peer, answer)
+        receiver_mut(&mut self.receivers, id)?.connect(&self.io.endpoint, peer, answer)
     }
 }
 

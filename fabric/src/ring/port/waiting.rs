@@ -44,7 +44,7 @@ impl Port {
         self.return_all_credit(true);
         let longest = longest.min(self.max_sleep(short_sleep));
         let has_event = self.set_lanes_sleeping();
-        let outcome = if has_event { None } else { self.queue.wait_or_wake(longest) };
+        let outcome = if has_event { None } else { self.io.queue.wait_or_wake(longest) };
         self.clear_lanes_sleeping();
         self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping(false));
         match outcome {
@@ -200,7 +200,7 @@ impl Wait {
         if self.idle == 0 {
             port.return_all_credit(false);
         } else if !is_idle {
-            port.queue.pause();
+            port.io.queue.pause();
         }
         // Reading the clock costs as much as a step, and other rings may keep the port busy.
         let checks_clock = is_idle || self.steps.is_multiple_of(IDLE_POLLS);
