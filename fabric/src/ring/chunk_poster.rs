@@ -2,9 +2,7 @@
 //! complete.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use super::EndpointIo;
 use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
 use super::header::{ChunkHeader, HEADER_LEN};
 use super::memory::RegistrationScope;
@@ -12,6 +10,7 @@ use super::notice_sender::{LAST_NOTICE_TOKEN, NoticeSender};
 use super::notify::NotifyMode;
 use super::ring_offer::LaneOffer;
 use super::writer_state::Chunk;
+use super::{EndpointIo, SenderInstance};
 use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::{
     Access, Error, ErrorKind, HostMemory, MemoryRegion, Peer, PostOptions, RemoteMemory, Result,
@@ -27,33 +26,25 @@ const MAX_COPIED_WRITE: usize = 256;
 /// Tokens of a ring's writes: this, then generation and sender index, then the slot.
 const WRITE_TOKEN: u64 = 0x5269 << 48;
 
-/// Distinguishes the writes of one sender from those of others, also of earlier ones with the same
-/// index, whose completions may be late.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SenderInstance {
-    /// Index of the sender on its port.
-    pub(super) sender_index: u16,
-    /// Number of senders opened before, truncated.
-    pub(super) generation: u16,
-}
-
 impl SenderInstance {
-    pub(super) fn number(self) -> u32 {
+    fn number(self) -> u32 {
         u32::from(self.generation) << 16 | u32::from(self.sender_index)
+    }
+
+    fn from_number(number: u32) -> Self {
+        Self { sender_index: number as u16, generation: (number >> 16) as u16 }
     }
 
     /// The sender in the token of a last notice.
     pub(super) fn from_last_notice_token(token: u64) -> Option<Self> {
-        let instance = Self { sender_index: token as u16, generation: (token >> 16) as u16 };
-        (token >> 32 == LAST_NOTICE_TOKEN >> 32).then_some(instance)
+        (token >> 32 == LAST_NOTICE_TOKEN >> 32).then(|| Self::from_number(token as u32))
     }
 }
 
 /// Sender and slot in the token of a write.
 #[inline]
 pub(super) fn parse_write_token(token: u64) -> Option<(SenderInstance, u16)> {
-    let instance =
-        SenderInstance { sender_index: (token >> 16) as u16, generation: (token >> 32) as u16 };
+    let instance = SenderInstance::from_number((token >> 16) as u32);
     (token >> 48 == WRITE_TOKEN >> 48).then_some((instance, token as u16))
 }
 
@@ -69,8 +60,8 @@ pub(super) enum Posted {
 }
 
 /// State of a posted chunk.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Slot {
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
     /// Completions still expected.
     pending: u8,
     /// The notice to send after them.
@@ -197,11 +188,7 @@ impl ChunkPoster {
             instance,
             token: WRITE_TOKEN | u64::from(instance.number()) << 16,
             headers,
-            slots: vec![
-                Slot { pending: 0, immediate: 0, payload: 0, post_number: 0 };
-                SLOT_COUNT.into()
-            ]
-            .into(),
+            slots: vec![Slot::default(); SLOT_COUNT.into()].into(),
             free: (0..SLOT_COUNT).rev().collect(),
             pending_notices: VecDeque::with_capacity(SLOT_COUNT.into()),
             partial: None,
@@ -292,21 +279,29 @@ impl ChunkPoster {
         posted
     }
 
+    /// Posts a write of this slot. False if there is no room now.
+    fn write(
+        &self,
+        io: &mut EndpointIo,
+        slot: u16,
+        segments: &[LocalSegment<'_>],
+        target: RemoteTarget<'_>,
+        data: Option<u64>,
+    ) -> Result<bool> {
+        let mut options = PostOptions::token(self.token | u64::from(slot));
+        if self.mode == NotifyMode::Message {
+            options = options.flags(TransferFlags::DELIVERY_COMPLETE);
+        }
+        io.endpoint.try_write_segments(&mut io.queue, self.peer, segments, target, data, &options)
+    }
+
     /// Posts the flag of a chunk whose payload is in flight. False if there is no room now.
     fn post_flag(&mut self, io: &mut EndpointIo) -> Result<bool> {
         let Some((PartialChunk::Flag(offset), slot)) = self.partial else { return Ok(true) };
         let at = usize::from(slot) * SLOT_LEN + HEADER_LEN as usize;
         let flag = [LocalSegment { region: &self.headers, offset: at, length: FLAG_LEN as usize }];
         let target = RemoteTarget { memory: &self.ring, offset };
-        let options = PostOptions::token(self.token | u64::from(slot)).timeout(Duration::ZERO);
-        if !io.endpoint.try_write_segments(
-            &mut io.queue,
-            self.peer,
-            &flag,
-            target,
-            None,
-            &options,
-        )? {
+        if !self.write(io, slot, &flag, target, None)? {
             return Ok(false);
         }
         self.partial = None;
@@ -332,42 +327,23 @@ impl ChunkPoster {
         let both = &both[..1 + usize::from(body.is_some())];
         let flag_at = at + HEADER_LEN as usize;
         let flag = [LocalSegment { region: headers, offset: flag_at, length: FLAG_LEN as usize }];
-        let (only_header, only_body) = ([header], [body.unwrap_or(header)]);
-
         let ring = |offset| RemoteTarget { memory: &self.ring, offset };
+        let memory = self.remote_headers.as_ref().unwrap_or(&self.ring);
+        let header_target = RemoteTarget { memory, offset: chunk.header_at };
         // The write to post first, if there are two, and the one that completes the chunk.
-        let (first, last) = match (&self.remote_headers, chunk.flag_at, body) {
-            (Some(memory), ..) => {
-                let target = RemoteTarget { memory, offset: chunk.header_at };
-                match body {
-                    Some(_) => {
-                        (Some((&only_header[..], target)), (&only_body[..], ring(chunk.payload_at)))
-                    }
-                    None => (None, (&only_header[..], target)),
-                }
+        let (first, last) = match chunk.flag_at {
+            Some(at) => (Some((both, header_target)), (&flag[..], ring(at))),
+            None if self.remote_headers.is_some() && body.is_some() => {
+                (Some((&both[..1], header_target)), (&both[1..], ring(chunk.payload_at)))
             }
-            (None, Some(at), _) => (Some((both, ring(chunk.header_at))), (&flag[..], ring(at))),
-            (None, None, _) => (None, (both, ring(chunk.header_at))),
+            None => (None, (both, header_target)),
         };
-        let plain = PostOptions::token(self.token | u64::from(slot)).timeout(Duration::ZERO);
-        let options = match self.mode {
-            NotifyMode::Message => plain.flags(TransferFlags::DELIVERY_COMPLETE),
-            NotifyMode::Immediate | NotifyMode::Polling => plain,
-        };
-        let is_second_write = self.partial.is_some();
-        if !is_second_write {
+        if self.partial.is_none() {
             headers.write(at, &chunk.header.encode())?;
             headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
             self.slots[usize::from(slot)].pending = 0;
             if let Some((pieces, target)) = first {
-                if !io.endpoint.try_write_segments(
-                    &mut io.queue,
-                    self.peer,
-                    pieces,
-                    target,
-                    None,
-                    &options,
-                )? {
+                if !self.write(io, slot, pieces, target, None)? {
                     return Ok(false);
                 }
                 let rest = match chunk.flag_at {
@@ -379,14 +355,7 @@ impl ChunkPoster {
             }
         }
         let data = (self.mode == NotifyMode::Immediate).then_some(u64::from(chunk.immediate));
-        let is_posted = io.endpoint.try_write_segments(
-            &mut io.queue,
-            self.peer,
-            last.0,
-            last.1,
-            data,
-            &options,
-        )?;
+        let is_posted = self.write(io, slot, last.0, last.1, data)?;
         if is_posted
             && matches!(self.partial, Some((PartialChunk::Flag(_), partial)) if partial == slot)
         {
@@ -440,19 +409,23 @@ impl ChunkPoster {
         Ok(true)
     }
 
-    /// Sends the end notice with these bits. Some(true): a completion reports its arrival, as
-    /// requested. Some(false): there is no room now. None: it is sent.
+    /// Sends the end notice with these bits. If delivery is confirmed, a completion reports its
+    /// arrival, where the notify mode has one.
     pub(super) fn send_end_notice(
         &self,
         io: &mut EndpointIo,
         (bits, confirms_delivery): (u32, bool),
-    ) -> Result<Option<bool>> {
-        if confirms_delivery {
-            let number = self.instance.number();
-            return self.notice_sender.send_last_notice(io, bits, number);
-        }
-        let is_sent = self.notice_sender.send_notice(io, bits)?;
-        Ok((!is_sent).then_some(false))
+    ) -> Result<Posted> {
+        let has_completion = confirms_delivery && self.mode == NotifyMode::Immediate;
+        let is_sent = match has_completion {
+            true => self.notice_sender.send_last_notice(io, bits, self.instance.number())?,
+            false => self.notice_sender.send_notice(io, bits)?,
+        };
+        Ok(match (is_sent, has_completion) {
+            (false, _) => Posted::Full,
+            (true, true) => Posted::Sent,
+            (true, false) => Posted::Copied,
+        })
     }
 
     /// Incomplete chunks and unsent notices. A chunk whose first write has completed and whose

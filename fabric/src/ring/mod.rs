@@ -43,7 +43,7 @@ pub use header::{ChunkHeader, HEADER_LEN};
 pub use lanes::{LaneSet, default_lane_count};
 pub use memory::ChunkView;
 pub use notify::NotifyMode;
-pub use port::{Port, PortEvent, ReceiverId, RingEvent, SenderId};
+pub use port::{Port, PortEvent, RingEvent};
 pub use queue_budget::queue_entries;
 pub use reader_state::ProtocolError;
 pub use receiver::{ReceiverStatistics, RingOptions, RingReceiver};
@@ -70,4 +70,36 @@ pub use writer_state::{Chunk, Refused, WriterState};
 struct EndpointIo {
     endpoint: Endpoint,
     queue: CompletionQueue,
+}
+
+/// Distinguishes the writes of one sender from those of others, also of earlier ones with the same
+/// index, whose completions may be late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct SenderInstance {
+    /// Index of the sender on its port.
+    sender_index: u16,
+    /// Number of senders opened before, truncated.
+    generation: u16,
+}
+
+/// A notice from the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ReceivedNotice {
+    bits: u32,
+    /// Bytes of the write that carried it; 0 where the provider does not report them.
+    length: u64,
+    /// The credit in a message, behind the notice.
+    credit: Option<[u8; credit::LENGTH]>,
+}
+
+/// A ring that a port writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SenderId(u16);
+
+/// A ring that a port reads. An id is never reused, though its ring index may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReceiverId {
+    ring: u16,
+    /// The epoch in which it was created, unique on the port.
+    creation_epoch: u32,
 }

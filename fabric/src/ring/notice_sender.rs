@@ -29,8 +29,8 @@ pub(super) fn parse_credit_token(token: u64) -> Option<u32> {
 #[derive(Debug)]
 pub(super) struct NoticeSender {
     mode: NotifyMode,
-    /// Are messages to the peer tagged?
-    tagged: bool,
+    /// The tag of messages to the peer, if they have one.
+    tag: Option<u64>,
     peer: Peer,
     /// Target of writes that carry an immediate.
     credit_memory: RemoteMemory,
@@ -66,7 +66,8 @@ impl NoticeSender {
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let words = scope.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
-        Ok(Self { mode, tagged, peer, credit_memory, credit_offset, words })
+        let tag = tagged.then_some(NOTICE_TAG);
+        Ok(Self { mode, tag, peer, credit_memory, credit_offset, words })
     }
 
     /// Sends a notice; nothing is sent in polling mode. False if there is no room now.
@@ -75,28 +76,23 @@ impl NoticeSender {
         match self.mode {
             NotifyMode::Immediate => self.write(io, &[0; 8], 0, Some(bits.into())),
             NotifyMode::Message => {
-                let tag = self.tagged.then_some(NOTICE_TAG);
-                io.endpoint.try_inject(&io.queue, self.peer, &bits.to_le_bytes(), tag)
+                io.endpoint.try_inject(&io.queue, self.peer, &bits.to_le_bytes(), self.tag)
             }
             NotifyMode::Polling => Ok(true),
         }
     }
 
-    /// Sends the last notice before the endpoint is closed. A completion with [`LAST_NOTICE_TOKEN`]
-    /// and this number reports its arrival. None if the notify mode has no such completion, and the
-    /// notice was sent. False if there is no room now.
+    /// Sends the last notice before the endpoint is closed, as an immediate. A completion with
+    /// [`LAST_NOTICE_TOKEN`] and this number reports its arrival. False if there is no room now.
     pub(super) fn send_last_notice(
         &self,
         io: &mut EndpointIo,
         bits: u32,
         number: u32,
-    ) -> Result<Option<bool>> {
-        if self.mode != NotifyMode::Immediate {
-            return Ok((!self.send_notice(io, bits)?).then_some(false));
-        }
+    ) -> Result<bool> {
         let options = PostOptions::token(LAST_NOTICE_TOKEN | u64::from(number))
             .flags(TransferFlags::DELIVERY_COMPLETE);
-        self.write_words(io, (8, 0), Some(bits.into()), &options).map(Some)
+        self.write_words(io, (8, 0), Some(bits.into()), &options)
     }
 
     /// May a credit overtake an earlier one, which would then overwrite it in their common slot?
@@ -128,12 +124,7 @@ impl NoticeSender {
                 let mut bytes = [0; CREDIT_NOTICE_LEN];
                 bytes[..NOTICE_LEN].copy_from_slice(&bits.to_le_bytes());
                 bytes[NOTICE_LEN..].copy_from_slice(&credit);
-                io.endpoint.try_inject(
-                    &io.queue,
-                    self.peer,
-                    &bytes,
-                    self.tagged.then_some(NOTICE_TAG),
-                )
+                io.endpoint.try_inject(&io.queue, self.peer, &bytes, self.tag)
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Receives that are posted ahead for notices: for messages, and where immediates consume receives.
 
-use super::EndpointIo;
 use super::credit;
 use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, has_tags};
+use super::{EndpointIo, ReceivedNotice};
 use crate::{
     Access, Capabilities, Completion, CompletionKind, Domain, Endpoint, HostMemory, MemoryRegion,
     Result,
@@ -44,23 +44,14 @@ pub(super) fn immediate_receive_count(capabilities: &Capabilities) -> usize {
     capabilities.limits.receive_depth.clamp(1, most)
 }
 
-/// A notice from the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ReceivedNotice {
-    pub(super) bits: u32,
-    /// Bytes of the write that carried it; 0 where the provider does not report them.
-    pub(super) length: u64,
-    /// The credit in a message, behind the notice.
-    pub(super) credit: Option<[u8; credit::LENGTH]>,
-}
-
 impl PostedReceives {
     pub(super) fn new(domain: &Domain) -> Self {
         let uses_receives = domain.capabilities().immediates_consume_receives();
         let tagged = has_tags(domain.capabilities());
-        let has_bare_receives = uses_receives && tagged;
-        let missing_receives =
-            if has_bare_receives { immediate_receive_count(domain.capabilities()) } else { 0 };
+        let missing_receives = match uses_receives && tagged {
+            true => immediate_receive_count(domain.capabilities()),
+            false => 0,
+        };
         Self { messages: None, tagged, missing_receives, uses_receives, unposted: Vec::new() }
     }
 
@@ -131,7 +122,7 @@ impl PostedReceives {
                 let (bits, length) = (data as u32, completion.length as u64);
                 Ok(Some(ReceivedNotice { bits, length, credit: None }))
             }
-            (CompletionKind::Receive, _) if completion.token >> 32 == RECEIVE_TOKEN >> 32 => {
+            (CompletionKind::Receive, _) if Self::owns_token(completion.token) => {
                 self.message(completion)
             }
             _ => Ok(None),

@@ -126,7 +126,7 @@ pub struct ReaderState {
 }
 
 /// The credit returned to the writer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ReturnedCredit {
     /// The head that was last sent.
     head: u64,
@@ -140,7 +140,7 @@ struct ReturnedCredit {
 }
 
 /// The message that is being received.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PartialMessage {
     number: u64,
     /// Bytes that arrived.
@@ -182,11 +182,8 @@ impl ReaderState {
             sender_index: geometry.ring(),
             head: 0,
             returned: ReturnedCredit {
-                head: 0,
                 watermark: watermark.min(geometry.max_chunk_len()),
-                released: 0,
-                is_serialized: false,
-                is_in_flight: false,
+                ..ReturnedCredit::default()
             },
             awaits_header: false,
             next: 0,
@@ -196,7 +193,7 @@ impl ReaderState {
             taken: VecDeque::new(),
             max_chunks: geometry.max_chunks(),
             end_sequence: None,
-            message: PartialMessage { number: 0, received: 0, declared: None },
+            message: PartialMessage::default(),
             duplicates: 0,
             unmatched_notices: 0,
         }

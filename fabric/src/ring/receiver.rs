@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::EndpointIo;
 use super::credit_memory::credit_offset;
 use super::geometry::RingGeometry;
 use super::immediate::{Immediate, RingNotice};
@@ -14,6 +13,7 @@ use super::queue_budget::QueueBudget;
 use super::reader_state::ReaderState;
 use super::retries::CloseProgress;
 use super::ring_offer::{RingAnswer, RingOffer};
+use super::{EndpointIo, ReceiverId};
 use crate::{Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result, Waker};
 
 /// Options of a ring.
@@ -64,8 +64,7 @@ pub struct ReceiverStatistics {
 #[derive(Debug)]
 pub struct RingReceiver {
     reader: ReaderState,
-    /// The epoch in which it was created, unique on its port.
-    creation_epoch: u32,
+    id: ReceiverId,
     mode: NotifyMode,
     memory: Arc<RingMemory>,
     /// Sends credit, once the writer has answered the offer.
@@ -98,22 +97,22 @@ impl RingReceiver {
     pub(super) fn open(
         endpoint: &Endpoint,
         extra: &[RegistrationScope<'_>],
-        (ring, epoch): (u16, u32),
+        id: ReceiverId,
         (options, queue_budget): (&RingOptions, &QueueBudget),
         memory: impl Memory,
     ) -> Result<Self> {
-        let geometry = geometry_of(endpoint, ring, options, memory.kind())?;
+        let geometry = geometry_of(endpoint, id.ring, options, memory.kind())?;
         let registration_scopes: Vec<_> =
             std::iter::once(RegistrationScope::of(endpoint)).chain(extra.iter().copied()).collect();
         let quota = queue_budget.take(options.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks();
         let memory = RingMemory::new(&registration_scopes, geometry, memory, quota)?;
-        let mut reader = ReaderState::new(geometry, epoch, options.watermark)
+        let mut reader = ReaderState::new(geometry, id.creation_epoch, options.watermark)
             .resume_after(options.completed_messages);
         reader.limit_chunks(max_chunks);
         Ok(Self {
             reader,
-            creation_epoch: epoch,
+            id,
             mode: options.notify,
             memory: Arc::new(memory),
             writer: None,
@@ -145,10 +144,9 @@ impl RingReceiver {
         })
     }
 
-    /// Distinguishes it from earlier rings with the same index.
     #[inline]
-    pub(super) fn creation_epoch(&self) -> u32 {
-        self.creation_epoch
+    pub(super) fn id(&self) -> ReceiverId {
+        self.id
     }
 
     /// The writer, once it has answered.
@@ -165,11 +163,8 @@ impl RingReceiver {
     ) -> Result<()> {
         let operation = "connecting a ring";
         if answer.epoch != self.reader.epoch() {
-            let detail = format!(
-                "the answer has epoch {}, the ring epoch {}",
-                answer.epoch,
-                self.reader.epoch()
-            );
+            let (answered, epoch) = (answer.epoch, self.reader.epoch());
+            let detail = format!("the answer has epoch {answered}, the ring epoch {epoch}");
             return Err(Error::new(ErrorKind::VersionMismatch, operation, detail));
         }
         if answer.sender_index >= super::immediate::MAX_RINGS {
@@ -293,7 +288,7 @@ impl RingReceiver {
     /// Number in the completions of its credit: the ring's index, and above it the lower bits of
     /// the creation epoch.
     fn credit_number(&self) -> u32 {
-        self.creation_epoch << 16 | u32::from(self.reader.geometry().ring())
+        self.id.creation_epoch << 16 | u32::from(self.id.ring)
     }
 
     /// A credit with this number arrived, or was lost, if there is an error. False if it belongs to

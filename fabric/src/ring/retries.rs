@@ -59,16 +59,13 @@ impl Retries {
 
     /// The provider had no room for a notice to this peer. True if attempts end here.
     pub(super) fn refused(&mut self, peer: Peer, now: Instant) -> bool {
-        let index = self.peers.iter().position(|retry| retry.peer == peer);
-        let retry = match index {
-            Some(index) => &mut self.peers[index],
-            None => {
-                let (pause, next) = (Duration::ZERO, now);
-                self.peers.push(Retry { peer, since: now, pause, next, is_wanted: true });
-                let last = self.peers.len() - 1;
-                &mut self.peers[last]
-            }
-        };
+        let known = self.peers.iter().position(|retry| retry.peer == peer);
+        let index = known.unwrap_or_else(|| {
+            let (pause, next) = (Duration::ZERO, now);
+            self.peers.push(Retry { peer, since: now, pause, next, is_wanted: true });
+            self.peers.len() - 1
+        });
+        let retry = &mut self.peers[index];
         if now.saturating_duration_since(retry.since) >= RETRY_TIMEOUT {
             self.reached(peer);
             return true;

@@ -4,11 +4,10 @@ mod striping;
 
 use std::time::{Duration, Instant};
 
-use super::EndpointIo;
-use super::chunk_poster::{ChunkPoster, Posted, SenderInstance};
+use super::chunk_poster::{ChunkPoster, Posted};
 use super::credit::{self, Credit};
 use super::credit_memory::CreditSlot;
-use super::geometry::RingGeometry;
+use super::header::HEADER_LEN;
 use super::immediate::Immediate;
 use super::lanes::StripeTracker;
 use super::memory::RegistrationScope;
@@ -17,6 +16,7 @@ use super::queue_budget::{QueueBudget, QueueQuota};
 use super::retries::CloseProgress;
 use super::ring_offer::{RingAnswer, RingOffer};
 use super::writer_state::{Blocked, Chunk, Message, Refused, WriterState};
+use super::{EndpointIo, SenderInstance};
 use crate::{Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
 
 use striping::Planned;
@@ -114,15 +114,31 @@ impl RingSender {
         (max_payload, queue_budget): (u64, &QueueBudget),
     ) -> Result<(Self, RingAnswer)> {
         let geometry = offer.geometry()?;
+        let capabilities = endpoint.domain().capabilities();
+        let (epoch, sender_index) = (offer.epoch, instance.sender_index);
         // Credit notices use entries of the local queue.
         let quota = queue_budget.take(offer.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks().min(offer.max_chunks);
-        let Connected { chunk_poster, credit, answer } =
-            connect(endpoint, credit_memory, peer, offer, geometry, (instance, max_chunks))?;
-        let longest = max_payload.min(max_chunk_payload(endpoint, offer.notify)).max(1);
-        let writer = WriterState::new(geometry, offer.epoch, longest)
-            .with_sender_index(instance.sender_index);
-        let mut writer = writer.limit_chunks(max_chunks);
+        let Some(lane) = offer.lanes.first() else {
+            let detail = "the offer has no lanes";
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+        };
+        let (scope, mode) = (RegistrationScope::of(endpoint), (offer.notify, offer.tagged));
+        let chunk_poster = ChunkPoster::new(scope, peer, lane, mode, geometry, instance)?;
+        let credit = (offer.notify != NotifyMode::Message)
+            .then(|| CreditSlot::new(credit_memory, sender_index, epoch))
+            .transpose()?;
+        let (tagged, credit_memory) = (has_tags(capabilities), credit_memory.describe()?);
+        let answer = RingAnswer { sender_index, epoch, max_chunks, tagged, credit_memory };
+        // In polling mode providers may let the flag overtake a longer write.
+        let longest_write = match offer.notify {
+            NotifyMode::Polling => ordered_write_limit(capabilities),
+            NotifyMode::Immediate | NotifyMode::Message => capabilities.max_message_size as u64,
+        };
+        let longest = max_payload.min(longest_write.saturating_sub(HEADER_LEN)).max(1);
+        let mut writer = WriterState::new(geometry, epoch, longest)
+            .with_sender_index(sender_index)
+            .limit_chunks(max_chunks);
         if quota.is_limited() {
             writer = writer.limit_notices(max_chunks);
         }
@@ -169,11 +185,7 @@ impl RingSender {
         if message.length() == 0 {
             return self.push(io, message, part);
         }
-        let end = at.saturating_add(part.len() as u64);
-        if !message.is_written() && !(at..end).contains(&message.written()) {
-            return Err(not_in_part(message, at, end));
-        }
-        let most = end.saturating_sub(message.written());
+        let most = bytes_in_part(message, part, at)?;
         self.push_from(io, message, (part, at), most)
     }
 
@@ -195,18 +207,10 @@ impl RingSender {
             return Ok(Pushed::Busy);
         }
         self.committed(message, &chunk);
+        self.record_posted(0, &chunk);
         if posted == Posted::Copied {
             self.injected_to = self.writer.tail();
-        }
-        if self.stripe_tracker.is_some() {
-            self.record_posted(0, &chunk);
-            if posted == Posted::Copied {
-                self.lane_completed(
-                    0,
-                    self.chunk_poster.completed_to(),
-                    chunk.header.payload.into(),
-                );
-            }
+            self.lane_0_completed(chunk.header.payload);
         }
         Ok(Pushed::Posted(chunk.header.payload.into()))
     }
@@ -311,29 +315,24 @@ impl RingSender {
         is_new
     }
 
-    /// A write completed. False if it belongs to an earlier sender.
+    /// A write completed.
     #[inline]
-    pub(super) fn completed(&mut self, instance: SenderInstance, slot: u16) -> bool {
-        let is_ours = self.chunk_poster.instance() == instance;
-        if is_ours
-            && let Some(bytes) = self.chunk_poster.completed(slot)
-            && self.stripe_tracker.is_some()
-        {
-            self.lane_completed(0, self.chunk_poster.completed_to(), bytes.into());
+    pub(super) fn completed(&mut self, slot: u16) {
+        if let Some(bytes) = self.chunk_poster.completed(slot) {
+            self.lane_0_completed(bytes);
         }
-        is_ours
     }
 
-    /// A write failed. False if it belongs to an earlier sender.
-    pub(super) fn failed(&mut self, instance: SenderInstance, slot: u16, error: Error) -> bool {
-        let is_ours = self.chunk_poster.instance() == instance;
-        if is_ours {
-            self.chunk_poster.failed(slot);
-            self.lane_completed(0, self.chunk_poster.completed_to(), 0);
-            self.end = EndNotice::Sent;
-            self.fail(error);
-        }
-        is_ours
+    /// A chunk on the port's endpoint is complete.
+    #[inline]
+    fn lane_0_completed(&mut self, bytes: u32) {
+        self.lane_completed(0, self.chunk_poster.completed_to(), bytes.into());
+    }
+
+    /// A write failed.
+    pub(super) fn failed(&mut self, slot: u16, error: Error) {
+        self.chunk_poster.failed(slot);
+        self.lane_failed(0, self.chunk_poster.completed_to(), error);
     }
 
     /// An injected write of some ring was lost. True if it may have been a chunk of this ring,
@@ -391,10 +390,10 @@ impl RingSender {
         if self.is_end_notice_ready() {
             let notice = (self.writer.end_notice(), self.confirms_end_notice);
             self.end = match self.chunk_poster.send_end_notice(io, notice) {
-                Ok(Some(true)) => EndNotice::InFlight,
-                Ok(Some(false)) => return CloseProgress::Refused,
+                Ok(Posted::Sent) => EndNotice::InFlight,
+                Ok(Posted::Full) => return CloseProgress::Refused,
                 // Sent; or the connection is broken, and no reader can receive it.
-                Ok(None) | Err(_) => EndNotice::Sent,
+                Ok(Posted::Copied) | Err(_) => EndNotice::Sent,
             };
         }
         match self.end {
@@ -414,10 +413,8 @@ impl RingSender {
     }
 
     /// The end notice has arrived, or never will.
-    pub(super) fn end_notice_completed(&mut self, instance: SenderInstance) {
-        if self.chunk_poster.instance() == instance {
-            self.end = EndNotice::Sent;
-        }
+    pub(super) fn end_notice_completed(&mut self) {
+        self.end = EndNotice::Sent;
     }
 
     /// Does it need polling besides the completion queue, apart from end notices?
@@ -430,16 +427,17 @@ impl RingSender {
     /// happened.
     #[inline]
     pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<bool> {
+        let is_usable = self.broken.is_none();
         match self.mode {
             NotifyMode::Immediate => Ok(false),
             NotifyMode::Message => {
-                if self.broken.is_none() || self.end == EndNotice::Due {
+                if is_usable || self.end == EndNotice::Due {
                     self.chunk_poster.send_pending(io)?;
                 }
                 Ok(false)
             }
             NotifyMode::Polling => {
-                if self.broken.is_none() {
+                if is_usable {
                     self.chunk_poster.send_pending(io)?;
                 }
                 let credit = self.credit.as_ref().and_then(CreditSlot::read);
@@ -494,8 +492,7 @@ impl RingSender {
     #[must_use]
     pub fn unfinished(&self) -> usize {
         // Chunks on the port's own endpoint are counted twice, which does no harm.
-        let on_lanes =
-            self.stripe_tracker.as_ref().map_or(0, |stripe_tracker| stripe_tracker.unfinished());
+        let on_lanes = self.stripe_tracker.as_ref().map_or(0, |it| it.unfinished());
         self.chunk_poster.unfinished() + on_lanes
     }
 
@@ -506,66 +503,26 @@ impl RingSender {
     }
 }
 
-/// The most payload of one write. In polling mode providers may let the flag overtake a longer one.
-fn max_chunk_payload(endpoint: &Endpoint, mode: NotifyMode) -> u64 {
-    let capabilities = endpoint.domain().capabilities();
-    let most = match mode {
-        NotifyMode::Polling => ordered_write_limit(capabilities),
-        NotifyMode::Immediate | NotifyMode::Message => capabilities.max_message_size as u64,
-    };
-    most.saturating_sub(super::header::HEADER_LEN)
+/// The most bytes of the next chunk of a message, of which this part begins at byte `at`.
+#[inline]
+fn bytes_in_part(message: &Message, part: &RegionSlice, at: u64) -> Result<u64> {
+    let end = at.saturating_add(part.len() as u64);
+    match message.is_written() || (at..end).contains(&message.written()) {
+        true => Ok(end.saturating_sub(message.written())),
+        false => Err(not_in_part(message, part, at)),
+    }
 }
 
-struct Connected {
-    chunk_poster: ChunkPoster,
-    credit: Option<CreditSlot>,
-    answer: RingAnswer,
-}
-
-/// Opens lane 0 of the offer, and a credit slot.
-fn connect(
-    endpoint: &Endpoint,
-    credit_memory: &MemoryRegion,
-    peer: Peer,
-    offer: &RingOffer,
-    geometry: RingGeometry,
-    (instance, max_chunks): (SenderInstance, u64),
-) -> Result<Connected> {
-    let Some(lane) = offer.lanes.first() else {
-        let detail = "the offer has no lanes";
-        return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
-    };
-    let mode = (offer.notify, offer.tagged);
-    let chunk_poster =
-        ChunkPoster::new(RegistrationScope::of(endpoint), peer, lane, mode, geometry, instance)?;
-    let credit = match offer.notify {
-        NotifyMode::Immediate | NotifyMode::Polling => {
-            Some(CreditSlot::new(credit_memory, instance.sender_index, offer.epoch)?)
-        }
-        NotifyMode::Message => None,
-    };
-    let tagged = has_tags(endpoint.domain().capabilities());
-    let (sender_index, epoch) = (instance.sender_index, offer.epoch);
-    let answer = RingAnswer {
-        sender_index,
-        epoch,
-        max_chunks,
-        tagged,
-        credit_memory: credit_memory.describe()?,
-    };
-    Ok(Connected { chunk_poster, credit, answer })
+#[cold]
+fn not_in_part(message: &Message, part: &RegionSlice, at: u64) -> Error {
+    let (next, end) = (message.written(), at.saturating_add(part.len() as u64));
+    let detail = format!("byte {next} of the message is next, the part covers {at} to {end}");
+    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
 }
 
 #[cold]
 fn too_short(payload: &RegionSlice, header: &super::ChunkHeader) -> Error {
     let detail = format!("the payload has {} bytes, the message {}", payload.len(), header.length);
-    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
-}
-
-#[cold]
-fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
-    let detail =
-        format!("byte {} of the message is next, the part covers {at} to {end}", message.written());
     Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
 }
 

@@ -5,12 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
 use super::frame::{Frame, FramedStream, malformed};
 use super::writer::SLOT_LEN;
-use super::{OPERATION, RingWriter, provider_choice};
+use super::{OPERATION, RingWriter, provider_choice, wait_readable};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Policy, Result};
 
@@ -30,8 +27,7 @@ pub(super) fn connect(
     // silent for so long may be evicted.
     provider_choice::usable_providers(None, policy)?;
     let stream = open_stream(addresses, name, &deadline, timeout)?;
-    let named = |error: Error| error.with_peer(name);
-    run_handshake(policy, stream, &deadline, timeout).map_err(named)
+    run_handshake(policy, stream, &deadline, timeout).map_err(|error| error.with_peer(name))
 }
 
 fn open_stream(
@@ -96,9 +92,8 @@ fn run_handshake(
     deadline: &Deadline,
     timeout: Duration,
 ) -> Result<RingWriter> {
-    let failed = |error: std::io::Error| Error::from_io_error(OPERATION, &"the connection", &error);
-    let (local, peer) = (stream.local_addr(), stream.peer_addr());
-    let (local, peer) = (local.map_err(failed)?, peer.map_err(failed)?);
+    let local = stream.local_addr().map_err(failed)?;
+    let peer = stream.peer_addr().map_err(failed)?;
     let framed = FramedStream::new(stream).map_err(failed)?;
     let mut frames = HandshakeFrames { framed, deadline, timeout };
 
@@ -110,13 +105,13 @@ fn run_handshake(
     };
     let (provider, offer) =
         provider_choice::common_provider(usable, std::slice::from_ref(&provider))?;
-    let mut local_port = provider_choice::open(&offer)?;
-    let reader = local_port.addresses.insert(&address)?;
-    frames.framed.send(&Frame::Address(local_port.port.endpoint().address()?))?;
+    let (mut port, addresses) = provider_choice::open(&offer)?;
+    let reader = addresses.insert(&address)?;
+    frames.framed.send(&Frame::Address(port.endpoint().address()?))?;
     let Frame::Offer { offer, largest } = frames.receive("the ring offer")? else {
         return Err(unexpected_frame());
     };
-    let accepted = local_port.port.accept(reader, &offer, SLOT_LEN as u64);
+    let accepted = port.accept(reader, &offer, SLOT_LEN as u64);
     let (ring, answer) = accepted.inspect_err(|error| {
         let _ = frames.framed.send(&Frame::refusal(error));
     })?;
@@ -125,7 +120,11 @@ fn run_handshake(
         return Err(unexpected_frame());
     };
     let stream = frames.framed.into_stream()?;
-    RingWriter::start(local_port.port, ring, stream, peer, provider.name, largest)
+    RingWriter::start(port, ring, stream, (peer, provider.name), largest)
+}
+
+fn failed(error: std::io::Error) -> Error {
+    Error::from_io_error(OPERATION, &"the connection", &error)
 }
 
 fn unexpected_frame() -> Error {
@@ -154,24 +153,17 @@ impl HandshakeFrames<'_> {
                 }
                 Some(frame) => return Ok(frame),
                 None if self.deadline.has_passed() => {
-                    let timeout = self.timeout;
                     let detail = format!(
-                        "no answer within {timeout:?}, waiting for {what}: the listening program may not accept now"
+                        "no answer within {:?}, waiting for {what}: the listening program may not accept now",
+                        self.timeout
                     );
                     return Err(Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
                 }
-                None => self.wait()?,
+                None => {
+                    let socket = [self.framed.stream().as_fd()];
+                    wait_readable(socket, self.deadline.left()).map_err(failed)?;
+                }
             }
-        }
-    }
-
-    fn wait(&self) -> Result<()> {
-        let mut entries = [PollFd::new(self.framed.stream().as_fd(), PollFlags::POLLIN)];
-        let milliseconds = self.deadline.left().as_millis().saturating_add(1);
-        let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
-        match poll(&mut entries, timeout) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(Error::from_io_error(OPERATION, &"the connection", &error.into())),
         }
     }
 }

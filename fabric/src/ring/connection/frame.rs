@@ -28,7 +28,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 
 use super::super::ring_offer::{RingAnswer, RingOffer};
-use super::OPERATION;
+use super::{OPERATION, ProviderProtocol};
 use crate::{Address, Error, ErrorKind, Result};
 
 /// Version of the handshake.
@@ -43,16 +43,6 @@ const MAX_REASON_CHARS: usize = 400;
 pub(super) const MAX_PROVIDERS: usize = 64;
 /// TCP keepalive, to detect an unreachable machine: after 5 s of silence 5 probes, one a second.
 const KEEPALIVE: (u32, u32, u32) = (5, 1, 5);
-
-/// What both sides of a ring must have in common.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ProviderProtocol {
-    /// The provider; or its fabric, if that provider does not interoperate with other providers'
-    /// peers.
-    pub(super) name: String,
-    pub(super) protocol: u32,
-    pub(super) address_format: u32,
-}
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Frame {

@@ -11,16 +11,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-use super::super::port::ReceiverId;
 use super::super::receiver::RingOptions;
-use super::frame::{Frame, FramedStream, MAX_PROVIDERS, ProviderProtocol, malformed};
-use super::provider_choice::{self, LocalPort};
-use super::{OPERATION, RingReader, RingSetup};
+use super::super::{Port, ReceiverId};
+use super::frame::{Frame, FramedStream, MAX_PROVIDERS, malformed};
+use super::{OPERATION, ProviderProtocol, RingReader, RingSetup, provider_choice, wait_readable};
 use crate::waiting::Deadline;
-use crate::{Error, ErrorKind, Peer, Result};
+use crate::{AddressVector, Error, ErrorKind, Peer, Result};
 
 const ACCEPT: &str = "accepting a ring's writer";
 /// Concurrent handshakes.
@@ -61,20 +57,20 @@ struct Handshake {
     stage: Stage,
 }
 
+/// A ring of a writer, and its provider.
+#[derive(Debug)]
+struct EstablishedRing {
+    port: Box<Port>,
+    ring: ReceiverId,
+    provider: ProviderProtocol,
+}
+
 /// The frame expected next.
 #[derive(Debug)]
 enum Stage {
     Hello,
-    Address {
-        local_port: Box<LocalPort>,
-        provider: ProviderProtocol,
-    },
-    Answer {
-        local_port: Box<LocalPort>,
-        provider: ProviderProtocol,
-        ring: ReceiverId,
-        writer: Peer,
-    },
+    Address(Box<(Port, AddressVector)>, ProviderProtocol),
+    Answer(EstablishedRing, Peer),
     Finished,
 }
 
@@ -192,11 +188,15 @@ impl RingListener {
         let mut at = 0;
         while let Some(handshake) = self.handshakes.get_mut(at) {
             match handshake.advance(&self.setup) {
-                Ok(false) => at += 1,
-                Ok(true) => {
-                    let done = self.handshakes.remove(at);
-                    let from = done.from;
-                    match done.into_reader(&self.setup) {
+                Ok(None) => at += 1,
+                Ok(Some(established)) => {
+                    let Handshake { framed, from, .. } = self.handshakes.remove(at);
+                    let EstablishedRing { port, ring, provider } = established;
+                    let started = framed.into_stream().and_then(|stream| {
+                        let peer = (from, provider.name);
+                        RingReader::start(*port, ring, stream, peer, self.setup.largest)
+                    });
+                    match started {
                         Ok(reader) => return Some(reader),
                         Err(error) => self.record_refusal(from, &error),
                     }
@@ -243,17 +243,8 @@ impl RingListener {
         // A connection that cannot be accepted now would end every sleep at once.
         let listener = takes.then(|| self.listener.as_fd());
         let links = self.handshakes.iter().map(|it| it.framed.stream().as_fd());
-        let mut entries: Vec<_> = listener
-            .into_iter()
-            .chain(links)
-            .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN))
-            .collect();
-        let milliseconds = left.as_millis().saturating_add(1);
-        let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
-        match poll(&mut entries, timeout) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(Error::from_io_error(ACCEPT, &self.address, &error.into())),
-        }
+        wait_readable(listener.into_iter().chain(links), left)
+            .map_err(|error| Error::from_io_error(ACCEPT, &self.address, &error))
     }
 }
 
@@ -267,23 +258,20 @@ impl Handshake {
         matches!(self.stage, Stage::Hello)
     }
 
-    /// Answers the frames that have arrived. True if the ring is established.
-    fn advance(&mut self, setup: &RingSetup) -> Result<bool> {
+    /// Answers the frames that have arrived. Returns the ring once it is established.
+    fn advance(&mut self, setup: &RingSetup) -> Result<Option<EstablishedRing>> {
         while let Some(frame) = self.framed.next()? {
             self.stage = match (mem::replace(&mut self.stage, Stage::Finished), frame) {
                 (Stage::Hello, Frame::Hello { providers }) => self.choose(setup, &providers)?,
-                (Stage::Address { local_port, provider }, Frame::Address(address)) => {
-                    let writer = local_port.addresses.insert(&address)?;
-                    self.offer(setup, local_port, provider, writer)?
+                (Stage::Address(local, provider), Frame::Address(address)) => {
+                    let (port, addresses) = *local;
+                    let writer = addresses.insert(&address)?;
+                    self.offer(setup, Box::new(port), provider, writer)?
                 }
-                (
-                    Stage::Answer { mut local_port, provider, ring, writer },
-                    Frame::Answer(answer),
-                ) => {
-                    local_port.port.connect(ring, writer, &answer)?;
+                (Stage::Answer(mut established, writer), Frame::Answer(answer)) => {
+                    established.port.connect(established.ring, writer, &answer)?;
                     self.framed.send(&Frame::Ready)?;
-                    self.stage = Stage::Answer { local_port, provider, ring, writer };
-                    return Ok(true);
+                    return Ok(Some(established));
                 }
                 (_, Frame::Refused { reason, .. }) => {
                     let detail = format!("the writer refused the ring: {}", reason.escape_debug());
@@ -292,7 +280,7 @@ impl Handshake {
                 _ => return Err(malformed("unexpected frame in the handshake")),
             };
         }
-        Ok(false)
+        Ok(None)
     }
 
     fn choose(&mut self, setup: &RingSetup, offered: &[ProviderProtocol]) -> Result<Stage> {
@@ -301,44 +289,27 @@ impl Handshake {
         }
         let local = self.framed.stream().local_addr();
         let local = local.map_err(|error| Error::from_io_error(OPERATION, &self.from, &error))?;
-        let usable = provider_choice::usable_providers(
-            provider_choice::bind_address(local),
-            setup.provider_policy(),
-        )?;
+        let local = provider_choice::bind_address(local);
+        let usable = provider_choice::usable_providers(local, &setup.policy)?;
         let (provider, offer) = provider_choice::common_provider(usable, offered)?;
-        let local_port = Box::new(provider_choice::open(&offer)?);
-        let address = local_port.port.endpoint().address()?;
+        let local = Box::new(provider_choice::open(&offer)?);
+        let address = local.0.endpoint().address()?;
         self.framed.send(&Frame::Selected { provider: provider.clone(), address })?;
-        Ok(Stage::Address { local_port, provider })
+        Ok(Stage::Address(local, provider))
     }
 
     fn offer(
         &mut self,
         setup: &RingSetup,
-        mut local_port: Box<LocalPort>,
+        mut port: Box<Port>,
         provider: ProviderProtocol,
         writer: Peer,
     ) -> Result<Stage> {
-        let options = RingOptions::new(local_port.port.endpoint(), setup.bytes())?;
-        let ring = local_port.port.offer(&options)?;
-        let offer = local_port.port.ring_offer(ring)?;
-        self.framed.send(&Frame::Offer { offer, largest: setup.message_limit() })?;
-        Ok(Stage::Answer { local_port, provider, ring, writer })
-    }
-
-    fn into_reader(self, setup: &RingSetup) -> Result<RingReader> {
-        let Stage::Answer { local_port, provider, ring, .. } = self.stage else {
-            return Err(malformed("the handshake is incomplete"));
-        };
-        let stream = self.framed.into_stream()?;
-        RingReader::start(
-            local_port.port,
-            ring,
-            stream,
-            self.from,
-            provider.name,
-            setup.message_limit(),
-        )
+        let options = RingOptions::new(port.endpoint(), setup.capacity)?;
+        let ring = port.offer(&options)?;
+        let offer = port.ring_offer(ring)?;
+        self.framed.send(&Frame::Offer { offer, largest: setup.largest })?;
+        Ok(Stage::Answer(EstablishedRing { port, ring, provider }, writer))
     }
 }
 

@@ -85,8 +85,7 @@ impl ProgressThread {
     pub(super) fn start(
         mut port: Port,
         stream: TcpStream,
-        peer: SocketAddr,
-        provider: String,
+        (peer, provider): (SocketAddr, String),
     ) -> Result<Self> {
         let waker = port.parts().1.waker();
         let shared = Arc::new(Shared {
@@ -98,13 +97,11 @@ impl ProgressThread {
             is_in_long_sleep: AtomicBool::new(false),
             disconnected_at: OnceLock::new(),
         });
-        let run = {
-            let shared = Arc::clone(&shared);
-            move || shared.run(&stream)
-        };
-        let spawned = std::thread::Builder::new().name("fabricast-ring".into()).spawn(run);
-        let handle =
-            spawned.map_err(|error| Error::from_io_error(OPERATION, &"its thread", &error))?;
+        let running = Arc::clone(&shared);
+        let builder = std::thread::Builder::new().name("fabricast-ring".into());
+        let handle = builder
+            .spawn(move || running.run(&stream))
+            .map_err(|error| Error::from_io_error(OPERATION, &"its thread", &error))?;
         let thread = JoinOnDrop { shared: Arc::clone(&shared), handle: Some(handle) };
         Ok(Self { thread, shared, peer, provider })
     }
@@ -169,12 +166,9 @@ impl ProgressThread {
     pub(super) fn close(self) -> Result<()> {
         let Self { thread, shared, .. } = self;
         drop(thread);
-        match Arc::into_inner(shared) {
-            Some(shared) => {
-                shared.port.into_inner().unwrap_or_else(PoisonError::into_inner).close()
-            }
-            None => Ok(()),
-        }
+        Arc::into_inner(shared).map_or(Ok(()), |shared| {
+            shared.port.into_inner().unwrap_or_else(PoisonError::into_inner).close()
+        })
     }
 }
 
@@ -254,11 +248,8 @@ impl Shared {
             match self.port.try_lock() {
                 // An error occurs again in the user's next call, which reports it.
                 Ok(mut port) => {
-                    tick = if self.drive(&mut port, stream) {
-                        CHECK_INTERVAL
-                    } else {
-                        MAX_CHECK_INTERVAL
-                    }
+                    let is_ok = self.drive(&mut port, stream);
+                    tick = if is_ok { CHECK_INTERVAL } else { MAX_CHECK_INTERVAL };
                 }
                 Err(TryLockError::WouldBlock) => tick = (2 * tick).min(MAX_CHECK_INTERVAL),
                 Err(TryLockError::Poisoned(_)) => return,
@@ -279,10 +270,8 @@ impl Shared {
                 Ok(PortEvent::Idle) => {
                     self.watch(stream);
                     if last.elapsed() >= ACTIVE_PERIOD {
-                        sleep =
-                            Some(sleep.map_or(SLEEP_STEPS.0, |step: Duration| {
-                                (2 * step).min(SLEEP_STEPS.1)
-                            }));
+                        let longer = |step: Duration| (2 * step).min(SLEEP_STEPS.1);
+                        sleep = Some(sleep.map_or(SLEEP_STEPS.0, longer));
                     }
                 }
                 Ok(PortEvent::Ring | PortEvent::Other(_)) => (last, sleep) = (Instant::now(), None),
@@ -301,9 +290,7 @@ impl Shared {
         }
         match stream.read(&mut [0; 8]) {
             Err(error) if matches!(error.kind(), IoKind::WouldBlock | IoKind::Interrupted) => {}
-            Ok(_) | Err(_) => {
-                let _ = self.disconnected_at.set(Instant::now());
-            }
+            _ => drop(self.disconnected_at.set(Instant::now())),
         }
     }
 }

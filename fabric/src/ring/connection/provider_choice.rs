@@ -4,19 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::super::port::Port;
 use super::super::queue_budget::queue_entries;
-use super::OPERATION;
-use super::frame::{MAX_PROVIDERS, ProviderProtocol};
+use super::frame::MAX_PROVIDERS;
+use super::{OPERATION, ProviderProtocol};
 use crate::{
     AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
     Locality, Offer, Policy, Query, QueueOptions, Requirements, Result, Verdict, select,
 };
-
-/// A port, and the address vector for its peer.
-#[derive(Debug)]
-pub(super) struct LocalPort {
-    pub(super) port: Port,
-    pub(super) addresses: AddressVector,
-}
 
 /// The address to bind an endpoint to, if it is known yet.
 pub(super) fn bind_address(local: SocketAddr) -> Option<IpAddr> {
@@ -60,7 +53,9 @@ pub(super) fn usable_providers(
                 refused.push(reason);
                 continue;
             }
-            let wire = provider_protocol_of(offer.capabilities());
+            let Capabilities { protocol, address_format, .. } = *offer.capabilities();
+            let name = offer.capabilities().wire_name().to_owned();
+            let wire = ProviderProtocol { name, protocol, address_format };
             if found.len() < MAX_PROVIDERS && found.iter().all(|(known, _)| *known != wire) {
                 found.push((wire, offer));
             }
@@ -72,14 +67,6 @@ pub(super) fn usable_providers(
         return Err(Error::new(ErrorKind::NoProvider, OPERATION, detail));
     }
     Ok(found)
-}
-
-fn provider_protocol_of(capabilities: &Capabilities) -> ProviderProtocol {
-    ProviderProtocol {
-        name: capabilities.wire_name().to_owned(),
-        protocol: capabilities.protocol,
-        address_format: capabilities.address_format,
-    }
 }
 
 /// The best local provider that the peer has, too.
@@ -101,13 +88,13 @@ pub(super) fn common_provider(
     })
 }
 
-/// An endpoint of this offer, for one ring.
-pub(super) fn open(offer: &Offer) -> Result<LocalPort> {
+/// A port with an endpoint of this offer, for one ring, and the address vector for its peer.
+pub(super) fn open(offer: &Offer) -> Result<(Port, AddressVector)> {
     let domain = Domain::open(offer)?;
     let addresses = AddressVector::open(&domain)?;
     let size = queue_entries(domain.capabilities());
     let options = QueueOptions { size, ..QueueOptions::default() };
     let mut queue = CompletionQueue::open_with(&domain, options)?;
     let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
-    Ok(LocalPort { port: Port::new(endpoint, queue), addresses })
+    Ok((Port::new(endpoint, queue), addresses))
 }

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::super::memory::ChunkView;
-use super::super::port::{Port, ReceiverId};
 use super::super::receiver::ReceiverStatistics;
+use super::super::{Port, ReceiverId};
 use super::progress_thread::{ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Result};
@@ -42,11 +42,10 @@ impl RingReader {
         port: Port,
         ring: ReceiverId,
         stream: TcpStream,
-        peer: SocketAddr,
-        provider: String,
+        peer: (SocketAddr, String),
         largest: u64,
     ) -> Result<Self> {
-        let progress_thread = ProgressThread::start(port, stream, peer, provider)?;
+        let progress_thread = ProgressThread::start(port, stream, peer)?;
         Ok(Self { progress_thread, ring, largest, partial: Vec::new(), is_chunked: false })
     }
 

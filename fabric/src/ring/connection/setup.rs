@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
 use super::super::geometry::RingGeometry;
-use super::{OPERATION, RingListener, RingWriter, connector, provider_choice};
+use super::{OPERATION, RingListener, RingSetup, RingWriter, connector, provider_choice};
 use crate::{Error, ErrorKind, Policy, Result};
 
 const LISTEN: &str = "listening for a ring's writer";
@@ -53,26 +53,6 @@ pub fn listen(address: impl ToSocketAddrs + Display) -> Result<RingListener> {
 /// As [`RingSetup::connect`].
 pub fn connect(address: impl ToSocketAddrs + Display, timeout: Duration) -> Result<RingWriter> {
     RingSetup::new().connect(address, timeout)
-}
-
-/// Options of a ring between two programs.
-///
-/// ```
-/// use fabric::ring::RingSetup;
-/// let setup = RingSetup::new().policy("^sockets".parse()?).capacity(64 << 20).largest(1 << 20);
-/// let listener = setup.listen("127.0.0.1:0")?;
-/// assert_ne!(listener.address().port(), 0);
-/// // Addresses that other machines reach need consent.
-/// assert!(RingSetup::new().listen("0.0.0.0:0").is_err());
-/// assert!(RingSetup::new().insecure().listen("0.0.0.0:0").is_ok());
-/// # Ok::<(), fabric::Error>(())
-/// ```
-#[derive(Debug, Clone)]
-pub struct RingSetup {
-    policy: Policy,
-    capacity: u64,
-    largest: u64,
-    insecure: bool,
 }
 
 impl Default for RingSetup {
@@ -163,18 +143,6 @@ impl RingSetup {
         let addresses = self.addresses(OPERATION, &address)?;
         self.warn_if_insecure(addresses[0]);
         connector::connect(&self.policy, &addresses, &address.to_string(), timeout)
-    }
-
-    pub(super) fn provider_policy(&self) -> &Policy {
-        &self.policy
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.capacity
-    }
-
-    pub(super) fn message_limit(&self) -> u64 {
-        self.largest
     }
 
     /// Resolves an address and checks that it may be used: at least one.

@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::frame::{
-    Frame, FramedStream, MAX_FRAME_LEN, ProviderProtocol, VERSION, encode, take_frame,
-};
-use super::provider_choice::{self, LocalPort};
+use super::frame::{Frame, FramedStream, MAX_FRAME_LEN, VERSION, encode, take_frame};
 use super::writer::SLOT_LEN;
-use super::{RingReader, RingWriter};
-use crate::ring::{NotifyMode, ReceiverId, RingOptions};
+use super::{ProviderProtocol, RingReader, RingWriter, provider_choice};
+use crate::ring::{NotifyMode, Port, ReceiverId, RingOptions};
 use crate::{Address, ErrorKind, Policy};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -20,7 +17,7 @@ const LARGEST: u64 = 1 << 20;
 
 /// The reader's side of a ring, without a progress thread.
 struct Reading {
-    local_port: LocalPort,
+    port: Port,
     ring: ReceiverId,
     stream: TcpStream,
     writer: SocketAddr,
@@ -35,22 +32,22 @@ fn pair_by(notify: NotifyMode) -> (Reading, RingWriter) {
     let [from_writer, from_reader] =
         [from_writer, from_reader].map(|it| FramedStream::new(it).unwrap().into_stream().unwrap());
 
-    let [mut reader, mut writer] = [(), ()].map(|()| {
+    let [(mut reader, reader_peers), (mut writer, writer_peers)] = [(), ()].map(|()| {
         let here = Some(Ipv4Addr::LOCALHOST.into());
         let (_, offer) =
             provider_choice::usable_providers(here, &Policy::default()).unwrap().remove(0);
         provider_choice::open(&offer).unwrap()
     });
-    let to_reader = writer.addresses.insert(&reader.port.endpoint().address().unwrap()).unwrap();
-    let to_writer = reader.addresses.insert(&writer.port.endpoint().address().unwrap()).unwrap();
-    let options = RingOptions::new(reader.port.endpoint(), LARGEST).unwrap();
-    let ring = reader.port.offer(&RingOptions { notify, ..options }).unwrap();
-    let ring_offer = reader.port.ring_offer(ring).unwrap();
-    let (writing, answer) = writer.port.accept(to_reader, &ring_offer, SLOT_LEN as u64).unwrap();
-    reader.port.connect(ring, to_writer, &answer).unwrap();
+    let to_reader = writer_peers.insert(&reader.endpoint().address().unwrap()).unwrap();
+    let to_writer = reader_peers.insert(&writer.endpoint().address().unwrap()).unwrap();
+    let options = RingOptions::new(reader.endpoint(), LARGEST).unwrap();
+    let ring = reader.offer(&RingOptions { notify, ..options }).unwrap();
+    let ring_offer = reader.ring_offer(ring).unwrap();
+    let (writing, answer) = writer.accept(to_reader, &ring_offer, SLOT_LEN as u64).unwrap();
+    reader.connect(ring, to_writer, &answer).unwrap();
     let provider = "any".to_owned();
-    let writer = RingWriter::start(writer.port, writing, from_writer, address, provider, LARGEST);
-    (Reading { local_port: reader, ring, stream: from_reader, writer: peer }, writer.unwrap())
+    let writer = RingWriter::start(writer, writing, from_writer, (address, provider), LARGEST);
+    (Reading { port: reader, ring, stream: from_reader, writer: peer }, writer.unwrap())
 }
 
 /// Processor time of all progress threads of rings in this process.
@@ -70,11 +67,9 @@ fn time_of_threads() -> Duration {
 
 #[test]
 fn idle_ring_in_message_mode_uses_little_cpu() {
-    let (Reading { local_port, ring, stream, writer: peer }, mut writer) =
-        pair_by(NotifyMode::Message);
+    let (Reading { port, ring, stream, writer: peer }, mut writer) = pair_by(NotifyMode::Message);
     let provider = "any".to_owned();
-    let mut reader =
-        RingReader::start(local_port.port, ring, stream, peer, provider, LARGEST).unwrap();
+    let mut reader = RingReader::start(port, ring, stream, (peer, provider), LARGEST).unwrap();
     for message in [b"first", b"other"] {
         writer.send(message, TIMEOUT).unwrap();
         assert_eq!(reader.receive(TIMEOUT).unwrap(), message);
@@ -93,15 +88,15 @@ fn idle_ring_in_message_mode_uses_little_cpu() {
 
 #[test]
 fn writer_closes_in_time_after_only_tcp_disconnected() {
-    let (Reading { mut local_port, ring, stream, .. }, mut writer) = pair_by(NotifyMode::Immediate);
+    let (Reading { mut port, ring, stream, .. }, mut writer) = pair_by(NotifyMode::Immediate);
     let writing = std::thread::spawn(move || {
         writer.send(b"message", TIMEOUT).unwrap();
         writer.flush(TIMEOUT).unwrap();
         writer
     });
-    drop(local_port.port.receive(ring, TIMEOUT).unwrap());
+    drop(port.receive(ring, TIMEOUT).unwrap());
     while !writing.is_finished() {
-        let _ = local_port.port.wait(Duration::from_millis(1)).unwrap();
+        let _ = port.wait(Duration::from_millis(1)).unwrap();
     }
     let writer = writing.join().unwrap();
     // From now on the endpoint exists and does not answer.

@@ -4,9 +4,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::super::memory::RegistrationScope;
-use super::super::port::{Port, SenderId};
 use super::super::sender::{Pushed, SenderStatistics};
 use super::super::writer_state::Message;
+use super::super::{Port, SenderId};
 use super::progress_thread::{PortGuard, ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Access, ErrorKind, HostMemory, MemoryRegion, Result};
@@ -55,14 +55,13 @@ impl RingWriter {
         port: Port,
         ring: SenderId,
         stream: TcpStream,
-        peer: SocketAddr,
-        provider: String,
+        peer: (SocketAddr, String),
         largest: u64,
     ) -> Result<Self> {
         let memory = HostMemory::zeroed(SLOT_COUNT * SLOT_LEN)?;
         let region = RegistrationScope::of(port.endpoint()).register(memory, Access::WRITE)?;
         let staging = Staging { region, busy_to: [0; SLOT_COUNT], next: 0 };
-        let progress_thread = ProgressThread::start(port, stream, peer, provider)?;
+        let progress_thread = ProgressThread::start(port, stream, peer)?;
         Ok(Self { progress_thread, ring, largest, staging, unfinished: None })
     }
 

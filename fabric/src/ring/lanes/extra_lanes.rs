@@ -7,7 +7,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::super::chunk_poster::{ChunkPoster, SenderInstance};
+use super::super::SenderInstance;
+use super::super::chunk_poster::ChunkPoster;
 use super::super::geometry::MAX_CHUNKS;
 use super::super::memory::{RegistrationScope, RingMemory};
 use super::super::notify::NotifyMode;
@@ -81,9 +82,7 @@ impl ExtraLanes {
             |detail: &'static str| Err(Error::new(ErrorKind::NotSupported, OPERATION, detail));
         let all = &lane_set.lanes;
         let capabilities = || all.iter().map(|lane| lane.io.endpoint.domain().capabilities());
-        if capabilities()
-            .any(|capabilities| capabilities.registration.mr_mode.contains(MrMode::ENDPOINT))
-        {
+        if capabilities().any(|it| it.registration.mr_mode.contains(MrMode::ENDPOINT)) {
             return refuse(
                 "this provider binds memory to an endpoint (FI_MR_ENDPOINT). Use one lane",
             );
@@ -298,14 +297,13 @@ impl ExtraLanes {
     /// write.
     pub(in super::super) fn shut_down(mut self) -> Result<()> {
         self.lanes.iter().for_each(|one| one.lane.request_stop());
-        let hung = self.lanes.iter_mut().filter_map(|one| (!one.lane.shut_down()).then_some(()));
-        match hung.count() {
-            0 => Ok(()),
-            count => {
-                let detail = format!("{count} threads hang in the provider");
-                Err(Error::new(ErrorKind::DeadlineExceeded, "closing a port's lanes", detail))
-            }
+        let count =
+            self.lanes.iter_mut().filter_map(|it| (!it.lane.shut_down()).then_some(())).count();
+        if count == 0 {
+            return Ok(());
         }
+        let detail = format!("{count} threads hang in the provider");
+        Err(Error::new(ErrorKind::DeadlineExceeded, "closing a port's lanes", detail))
     }
 }
 

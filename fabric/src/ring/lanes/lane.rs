@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::super::chunk_poster::{ChunkPoster, SenderInstance, parse_write_token};
+use super::super::chunk_poster::{ChunkPoster, parse_write_token};
 use super::super::memory::RingMemory;
-use super::super::posted_receives::{PostedReceives, ReceivedNotice};
+use super::super::posted_receives::PostedReceives;
 use super::super::writer_state::Chunk;
+use super::super::{ReceivedNotice, SenderInstance};
 use super::LaneResources;
 use super::send_queue::LaneSendQueue;
 use crate::{Error, ErrorKind, Failure, MemoryRegion, Outcome, Result, Waker};
@@ -196,10 +197,10 @@ impl Drop for Lane {
 struct LaneThread {
     number: usize,
     resources: LaneResources,
-    /// Open rings, by sender instance.
-    send_queues: HashMap<u32, LaneSendQueue>,
+    /// Open rings.
+    send_queues: HashMap<SenderInstance, LaneSendQueue>,
     /// Rings with chunks to post.
-    writing: Vec<u32>,
+    writing: Vec<SenderInstance>,
     jobs: Receiver<LaneJob>,
     reporter: LaneReporter,
     /// A job that was taken just before sleeping.
@@ -298,26 +299,25 @@ impl LaneThread {
     fn begin(&mut self, job: LaneJob) {
         match job {
             LaneJob::Open(chunk_poster) => {
-                self.send_queues
-                    .insert(chunk_poster.instance().number(), LaneSendQueue::new(*chunk_poster));
+                let instance = chunk_poster.instance();
+                self.send_queues.insert(instance, LaneSendQueue::new(*chunk_poster));
             }
             LaneJob::Write { instance, chunk, payload } => {
-                let number = instance.number();
-                if let Some(send_queue) = self.send_queues.get_mut(&number)
+                if let Some(send_queue) = self.send_queues.get_mut(&instance)
                     && send_queue.push(chunk, payload)
                 {
-                    self.writing.push(number);
+                    self.writing.push(instance);
                 }
             }
             LaneJob::Stop(instance) => {
-                if let Some(send_queue) = self.send_queues.get_mut(&instance.number()) {
+                if let Some(send_queue) = self.send_queues.get_mut(&instance) {
                     send_queue.stop();
                 }
             }
             LaneJob::Close(instance) => {
-                if let Some(send_queue) = self.send_queues.get_mut(&instance.number()) {
+                if let Some(send_queue) = self.send_queues.get_mut(&instance) {
                     send_queue.close();
-                    self.forget(instance.number());
+                    self.forget(instance);
                 }
             }
         }
@@ -326,8 +326,8 @@ impl LaneThread {
     /// Posts as far as there is room; a ring without room does not block the others.
     fn write(&mut self) -> bool {
         let (mut has_written, mut at) = (false, 0);
-        while let Some(number) = self.writing.get(at).copied() {
-            let Some(send_queue) = self.send_queues.get_mut(&number) else {
+        while let Some(instance) = self.writing.get(at).copied() {
+            let Some(send_queue) = self.send_queues.get_mut(&instance) else {
                 self.writing.swap_remove(at);
                 continue;
             };
@@ -338,16 +338,16 @@ impl LaneThread {
                 at += 1;
             } else {
                 self.writing.swap_remove(at);
-                self.forget(number);
+                self.forget(instance);
             }
         }
         has_written
     }
 
     /// Removes a ring that is closed, once none of its chunks is in flight.
-    fn forget(&mut self, number: u32) {
-        if self.send_queues.get(&number).is_some_and(LaneSendQueue::is_stopped) {
-            self.send_queues.remove(&number);
+    fn forget(&mut self, instance: SenderInstance) {
+        if self.send_queues.get(&instance).is_some_and(LaneSendQueue::is_stopped) {
+            self.send_queues.remove(&instance);
         }
     }
 
@@ -359,12 +359,12 @@ impl LaneThread {
         if let Some(notice) = self.resources.posted_receives.handle_notice(&completion)? {
             self.reporter.report(LaneEvent::ReceivedNotice(notice));
         } else if let Some((instance, slot)) = parse_write_token(completion.token)
-            && let Some(send_queue) = self.send_queues.get_mut(&instance.number())
+            && let Some(send_queue) = self.send_queues.get_mut(&instance)
         {
             if let Some(event) = send_queue.completed(self.number, slot) {
                 self.reporter.report(event);
             }
-            self.forget(instance.number());
+            self.forget(instance);
         }
         Ok(())
     }
@@ -375,10 +375,10 @@ impl LaneThread {
         if let Some((instance, slot)) =
             parse_write_token(failure.token).filter(|_| failure.operation.is_some())
         {
-            if let Some(send_queue) = self.send_queues.get_mut(&instance.number()) {
+            if let Some(send_queue) = self.send_queues.get_mut(&instance) {
                 let event = send_queue.failed(self.number, slot, failure.error);
                 self.reporter.report(event);
-                self.forget(instance.number());
+                self.forget(instance);
             }
         } else if PostedReceives::owns_token(failure.token) && kind == ErrorKind::Truncated {
             // A peer sent a message that is too long for a notice.

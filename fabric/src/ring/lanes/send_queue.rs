@@ -148,7 +148,7 @@ impl LaneSendQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::chunk_poster::SenderInstance;
+    use super::super::super::SenderInstance;
     use super::super::super::geometry::{ChunkLayout, RingGeometry};
     use super::super::super::memory::RegistrationScope;
     use super::super::super::notify::NotifyMode;

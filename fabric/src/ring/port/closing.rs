@@ -1,5 +1,6 @@
 //! Closing rings, and the memory that has to outlive them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct QuarantinedMemory {
     rings: Vec<Arc<RingMemory>>,
-    #[allow(dead_code)] // kept alive
-    credit_memory: Option<MemoryRegion>,
+    _credit_memory: Option<MemoryRegion>,
 }
 
 impl QuarantinedMemory {
@@ -60,7 +60,7 @@ impl Port {
         let mut quarantine = std::mem::take(&mut self.quarantine);
         self.receivers.drain(..).for_each(|receiver| quarantine.add(receiver));
         self.senders.clear();
-        quarantine.credit_memory = self.credit_memory.take();
+        quarantine._credit_memory = self.credit_memory.take();
         quarantine
     }
 
@@ -79,9 +79,7 @@ impl Port {
         let closed = old.endpoint.close().and(lanes);
         while old.queue.poll().is_some() {}
         self.caller_outcomes.clear();
-        if let Some(events) = &mut self.events {
-            events.clear();
-        }
+        self.events.iter_mut().for_each(VecDeque::clear);
         self.posted_receives = PostedReceives::new(self.io.endpoint.domain());
         let capabilities = self.io.endpoint.domain().capabilities();
         self.queue_budget = QueueBudget::of(capabilities, self.io.queue.size());
@@ -175,9 +173,7 @@ impl Port {
     /// may still be in flight in the provider.
     pub fn forget(&mut self, id: ReceiverId) {
         let slot = self.receivers.get_mut(usize::from(id.ring));
-        let slot = slot.filter(|slot| {
-            slot.as_ref().is_some_and(|it| it.creation_epoch() == id.creation_epoch)
-        });
+        let slot = slot.filter(|slot| slot.as_ref().is_some_and(|it| it.id() == id));
         self.quarantine.add(slot.and_then(Option::take));
     }
 
@@ -185,7 +181,7 @@ impl Port {
     /// have died unnoticed. Does nothing if the ring is gone, even if another ring has its index.
     pub fn forget_if_closing(&mut self, id: ReceiverId) {
         let receiver = self.receivers.get(usize::from(id.ring)).and_then(Option::as_ref);
-        if receiver.is_some_and(|it| it.creation_epoch() == id.creation_epoch && it.is_closing()) {
+        if receiver.is_some_and(|it| it.id() == id && it.is_closing()) {
             self.forget(id);
         }
     }

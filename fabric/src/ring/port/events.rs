@@ -28,9 +28,8 @@ impl Port {
         let event = self.events.as_mut()?.pop_front()?;
         match event {
             RingEvent::Receiver(id) => {
-                let slot = self.receivers.get_mut(usize::from(id.ring));
-                if let Some(Some(receiver)) = slot
-                    && receiver.creation_epoch() == id.creation_epoch
+                if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(id.ring))
+                    && receiver.id() == id
                 {
                     receiver.set_event_queued(false);
                 }
@@ -49,28 +48,23 @@ impl Port {
 #[inline]
 pub(super) fn queue_sender_event(
     events: &mut Option<VecDeque<RingEvent>>,
-    sender_index: u16,
     sender: &mut RingSender,
 ) {
     if let Some(events) = events
         && sender.set_event_queued(true)
     {
-        events.push_back(RingEvent::Sender(SenderId(sender_index)));
+        events.push_back(RingEvent::Sender(SenderId(sender.instance().sender_index)));
     }
 }
 
 #[inline]
 pub(super) fn queue_receiver_event(
     events: &mut Option<VecDeque<RingEvent>>,
-    ring: u16,
     receiver: &mut RingReceiver,
 ) {
     if let Some(events) = events
         && receiver.set_event_queued(true)
     {
-        events.push_back(RingEvent::Receiver(ReceiverId {
-            ring,
-            creation_epoch: receiver.creation_epoch(),
-        }));
+        events.push_back(RingEvent::Receiver(receiver.id()));
     }
 }

@@ -8,7 +8,7 @@ use super::super::sender::Pushed;
 use super::super::writer_state::Message;
 use super::events::{queue_receiver_event, queue_sender_event};
 use super::opening::free_index;
-use super::{Port, PortEvent, ReceiverId, SenderId, sender_mut};
+use super::{Port, ReceiverId, SenderId, sender_mut, sender_of};
 use crate::{Address, Domain, Error, ErrorKind, Memory, Peer, RegionSlice, Result};
 
 impl Port {
@@ -125,24 +125,17 @@ impl Port {
             NotifyMode::Immediate => lanes.min(self.lanes()).saturating_sub(1),
             NotifyMode::Message | NotifyMode::Polling => 0,
         };
-        let sender_index = (free_index(&self.receivers, self.next_ring)?, self.next_epoch());
+        let ring = free_index(&self.receivers, self.next_ring)?;
+        self.epoch += 1;
+        let id = ReceiverId { ring, creation_epoch: self.epoch };
         let limits = (options, &self.queue_budget);
-        let registration_scopes = self
-            .extra_lanes
-            .as_ref()
-            .map(|lanes| lanes.registration_scopes(extra))
-            .unwrap_or_default();
-        let receiver = RingReceiver::open(
-            &self.io.endpoint,
-            &registration_scopes,
-            sender_index,
-            limits,
-            memory,
-        )?;
-        if let Some(lanes) = self.extra_lanes.as_ref().filter(|_| extra > 0) {
+        let lanes = self.extra_lanes.as_ref();
+        let scopes = lanes.map(|it| it.registration_scopes(extra)).unwrap_or_default();
+        let receiver = RingReceiver::open(&self.io.endpoint, &scopes, id, limits, memory)?;
+        if let Some(lanes) = lanes.filter(|_| extra > 0) {
             lanes.retain_memory(receiver.memory());
         }
-        self.insert_receiver(sender_index.0, receiver)
+        self.insert_receiver(receiver)
     }
 
     /// Inserts the addresses of a writer's [extra lanes](Self::lane_addresses), in their order.
@@ -235,17 +228,6 @@ impl Port {
         }
     }
 
-    /// Every other step handles a lane event, if there is one.
-    pub(super) fn progress_lanes(&mut self) -> Option<PortEvent> {
-        self.are_lanes_next = !self.are_lanes_next;
-        (self.are_lanes_next && self.handle_lane_event()).then_some(PortEvent::Ring)
-    }
-
-    /// Have the lanes pending jobs, for which no wake-up arrives?
-    pub(super) fn has_pending_lane_jobs(&self) -> bool {
-        self.extra_lanes.as_ref().is_some_and(|lanes| lanes.needs_polling())
-    }
-
     /// Makes the lanes wake the thread in the queue. True if an event was handled just now.
     pub(super) fn set_lanes_sleeping(&mut self) -> bool {
         let Some(lanes) = &self.extra_lanes else { return false };
@@ -255,12 +237,6 @@ impl Port {
         self.handle_lane_event()
     }
 
-    pub(super) fn clear_lanes_sleeping(&self) {
-        if let Some(lanes) = &self.extra_lanes {
-            lanes.set_sleeping(false);
-        }
-    }
-
     /// Handles one event of a lane. False if there is none.
     pub(super) fn handle_lane_event(&mut self) -> bool {
         let Some(lanes) = &mut self.extra_lanes else { return false };
@@ -268,19 +244,15 @@ impl Port {
         match event {
             LaneEvent::ReceivedNotice(notice) => self.handle_notice(notice),
             LaneEvent::Completed { lane, instance, bytes, completed_to } => {
-                if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index))
-                    && sender.instance() == instance
-                {
+                if let Some(sender) = sender_of(&mut self.senders, instance) {
                     sender.lane_completed(lane, completed_to, bytes);
-                    queue_sender_event(&mut self.events, instance.sender_index, sender);
+                    queue_sender_event(&mut self.events, sender);
                 }
             }
             LaneEvent::WriteFailed { lane, instance, completed_to, error } => {
-                if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index))
-                    && sender.instance() == instance
-                {
+                if let Some(sender) = sender_of(&mut self.senders, instance) {
                     sender.lane_failed(lane, completed_to, error);
-                    queue_sender_event(&mut self.events, instance.sender_index, sender);
+                    queue_sender_event(&mut self.events, sender);
                     self.needs_polling = true;
                 }
             }
@@ -295,17 +267,13 @@ impl Port {
         if let Some(lanes) = &mut self.extra_lanes {
             lanes.fail(error.clone());
         }
-        for (sender_index, sender) in (0..).zip(&mut self.senders) {
-            let Some(sender) = sender.as_mut().filter(|sender| sender.lanes() > 1) else {
-                continue;
-            };
+        for sender in self.senders.iter_mut().flatten().filter(|it| it.lanes() > 1) {
             sender.lane_failed(0, 0, error.clone());
-            queue_sender_event(&mut self.events, sender_index, sender);
+            queue_sender_event(&mut self.events, sender);
         }
-        for (ring, receiver) in (0..).zip(&mut self.receivers) {
-            let Some(receiver) = receiver.as_mut().filter(|it| it.lanes() > 1) else { continue };
+        for receiver in self.receivers.iter_mut().flatten().filter(|it| it.lanes() > 1) {
             receiver.fail(error.clone());
-            queue_receiver_event(&mut self.events, ring, receiver);
+            queue_receiver_event(&mut self.events, receiver);
         }
         self.needs_polling = true;
     }

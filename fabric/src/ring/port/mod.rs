@@ -14,19 +14,19 @@ pub use events::RingEvent;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::EndpointIo;
-use super::chunk_poster::{SenderInstance, parse_write_token};
+use super::chunk_poster::parse_write_token;
 use super::immediate::{Immediate, RingNotice};
 use super::lanes::ExtraLanes;
 use super::memory::ChunkView;
 use super::notice_sender::{NOTICE_TOKEN, parse_credit_token};
 use super::notify::NotifyMode;
-use super::posted_receives::{PostedReceives, ReceivedNotice};
+use super::posted_receives::PostedReceives;
 use super::queue_budget::QueueBudget;
 use super::receiver::RingReceiver;
 use super::retries::Retries;
 use super::sender::{Pushed, RingSender};
 use super::writer_state::Message;
+use super::{EndpointIo, ReceivedNotice, ReceiverId, SenderId, SenderInstance};
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
@@ -36,18 +36,6 @@ use events::{queue_receiver_event, queue_sender_event};
 /// Steps without an event after which a port is idle: credit is returned, and calls that wait may
 /// sleep.
 const IDLE_POLLS: u32 = 200;
-
-/// A ring that this port writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SenderId(u16);
-
-/// A ring that this port reads. An id is never reused, though its ring index may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ReceiverId {
-    ring: u16,
-    /// The epoch in which it was created, unique on the port.
-    creation_epoch: u32,
-}
 
 /// Outcome of one step.
 #[derive(Debug)]
@@ -192,10 +180,12 @@ impl Port {
 
     #[inline]
     fn progress_queue(&mut self) -> Result<PortEvent> {
-        if self.extra_lanes.is_some()
-            && let Some(progress) = self.progress_lanes()
-        {
-            return Ok(progress);
+        if self.extra_lanes.is_some() {
+            // Every other step handles a lane event, if there is one.
+            self.are_lanes_next = !self.are_lanes_next;
+            if self.are_lanes_next && self.handle_lane_event() {
+                return Ok(PortEvent::Ring);
+            }
         }
         match self.io.queue.poll() {
             Some(outcome) => self.dispatch(outcome),
@@ -220,9 +210,9 @@ impl Port {
             self.handle_notice(notice);
             self.posted_receives.refill(&mut self.io)?;
         } else if let Some((instance, slot)) = parse_write_token(completion.token) {
-            if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
-                sender.completed(instance, slot);
-                queue_sender_event(&mut self.events, instance.sender_index, sender);
+            if let Some(sender) = sender_of(&mut self.senders, instance) {
+                sender.completed(slot);
+                queue_sender_event(&mut self.events, sender);
                 if sender.needs_polling() || sender.is_end_notice_due() {
                     self.needs_polling = true;
                     self.send_pending_of(instance.sender_index);
@@ -240,8 +230,8 @@ impl Port {
 
     /// The end notice to a reader has arrived, or never will.
     fn end_notice_completed(&mut self, instance: SenderInstance) {
-        if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
-            sender.end_notice_completed(instance);
+        if let Some(sender) = sender_of(&mut self.senders, instance) {
+            sender.end_notice_completed();
             self.needs_polling = true;
         }
     }
@@ -253,7 +243,7 @@ impl Port {
         {
             // The next one may be sent.
             self.needs_polling |= receiver.is_closing();
-            queue_receiver_event(&mut self.events, number as u16, receiver);
+            queue_receiver_event(&mut self.events, receiver);
         }
     }
 
@@ -270,7 +260,7 @@ impl Port {
                             receiver.fail(error);
                         }
                         self.needs_polling |= receiver.is_closing();
-                        queue_receiver_event(&mut self.events, immediate.ring, receiver);
+                        queue_receiver_event(&mut self.events, receiver);
                     }
                     _ => self.unmatched_notices += 1,
                 }
@@ -279,7 +269,7 @@ impl Port {
                 match self.senders.get_mut(index) {
                     Some(Some(sender)) => {
                         sender.handle_notice(&immediate, notice.credit);
-                        queue_sender_event(&mut self.events, immediate.ring, sender);
+                        queue_sender_event(&mut self.events, sender);
                         // A closed sender may have waited for its last credit.
                         self.needs_polling |=
                             immediate.notice == RingNotice::ReaderClosed || sender.is_closing();
@@ -303,26 +293,16 @@ impl Port {
             };
         }
         if let Some((instance, slot)) = parse_write_token(failure.token) {
-            if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
-                sender.failed(instance, slot, failure.error.clone());
-                queue_sender_event(&mut self.events, instance.sender_index, sender);
+            if let Some(sender) = sender_of(&mut self.senders, instance) {
+                sender.failed(slot, failure.error.clone());
+                queue_sender_event(&mut self.events, sender);
                 self.needs_polling = true;
             }
-            return Ok(PortEvent::Ring);
-        }
-        if let Some(instance) = SenderInstance::from_last_notice_token(failure.token) {
+        } else if let Some(instance) = SenderInstance::from_last_notice_token(failure.token) {
             self.end_notice_completed(instance);
-            return Ok(PortEvent::Ring);
-        }
-        if let Some(number) = parse_credit_token(failure.token) {
+        } else if let Some(number) = parse_credit_token(failure.token) {
             self.credit_completed(number, Some(&failure.error));
-            return Ok(PortEvent::Ring);
-        }
-        if failure.token == NOTICE_TOKEN {
-            // Credit to a dead writer: the next credit finds out which one.
-            return Ok(PortEvent::Ring);
-        }
-        if PostedReceives::owns_token(failure.token) {
+        } else if PostedReceives::owns_token(failure.token) {
             // The receives of an endpoint fail when it is closed, or its only peer disconnects.
             if failure.error.kind() != ErrorKind::Truncated {
                 return Err(failure.error.clone());
@@ -331,25 +311,25 @@ impl Port {
             self.posted_receives.receive_failed(failure.token);
             self.unmatched_notices += 1;
             self.posted_receives.refill(&mut self.io)?;
-            return Ok(PortEvent::Ring);
+        } else if failure.token != NOTICE_TOKEN {
+            return Ok(PortEvent::Other(outcome));
         }
-        Ok(PortEvent::Other(outcome))
+        // A lost notice was credit to a dead writer: the next credit finds out which one.
+        Ok(PortEvent::Ring)
     }
 
     /// An injected write was lost; the provider does not report which. It may have been for a dead
     /// peer, so all rings continue.
     pub(super) fn handle_lost_injects(&mut self, error: &Error) -> PortEvent {
-        for (sender_index, sender) in (0..).zip(&mut self.senders) {
-            let Some(sender) = sender else { continue };
+        for sender in self.senders.iter_mut().flatten() {
             if sender.handle_lost_inject(error) {
                 self.needs_polling = true;
-                queue_sender_event(&mut self.events, sender_index, sender);
+                queue_sender_event(&mut self.events, sender);
             }
         }
-        for (ring, receiver) in (0..).zip(&mut self.receivers) {
-            let Some(receiver) = receiver else { continue };
+        for receiver in self.receivers.iter_mut().flatten() {
             receiver.handle_lost_inject(error);
-            queue_receiver_event(&mut self.events, ring, receiver);
+            queue_receiver_event(&mut self.events, receiver);
         }
         PortEvent::Ring
     }
@@ -363,10 +343,9 @@ impl Port {
         has_moved |= self.progress_close();
         if self.events.is_some() {
             // These get no notice.
-            for (ring, receiver) in (0..).zip(&mut self.receivers) {
-                let Some(receiver) = receiver else { continue };
+            for receiver in self.receivers.iter_mut().flatten() {
                 if receiver.notify() == NotifyMode::Polling || receiver.awaits_header() {
-                    queue_receiver_event(&mut self.events, ring, receiver);
+                    queue_receiver_event(&mut self.events, receiver);
                 }
             }
         }
@@ -380,15 +359,12 @@ impl Port {
         let Some(Some(sender)) = self.senders.get_mut(usize::from(sender_index)) else {
             return false;
         };
-        let has_moved = match sender.send_pending(&mut self.io) {
-            Ok(has_moved) => has_moved,
-            Err(error) => {
-                sender.fail(error);
-                true
-            }
-        };
+        let has_moved = sender.send_pending(&mut self.io).unwrap_or_else(|error| {
+            sender.fail(error);
+            true
+        });
         if has_moved {
-            queue_sender_event(&mut self.events, sender_index, sender);
+            queue_sender_event(&mut self.events, sender);
         }
         has_moved
     }
@@ -499,13 +475,12 @@ impl Port {
     /// The same for all rings. If credit cannot be sent, only that ring is broken.
     pub fn return_all_credit(&mut self, is_idle: bool) -> bool {
         let mut has_returned = false;
-        for (ring, receiver) in (0..).zip(&mut self.receivers) {
-            let Some(receiver) = receiver else { continue };
+        for receiver in self.receivers.iter_mut().flatten() {
             match receiver.return_credit(&mut self.io, is_idle) {
                 Ok(was_returned) => has_returned |= was_returned,
                 Err(error) => {
                     receiver.set_credit_error(error);
-                    queue_receiver_event(&mut self.events, ring, receiver);
+                    queue_receiver_event(&mut self.events, receiver);
                 }
             }
         }
@@ -534,9 +509,7 @@ impl Port {
     /// `Closed` if there is no such ring.
     pub fn receiver(&self, id: ReceiverId) -> Result<&RingReceiver> {
         let receiver = self.receivers.get(usize::from(id.ring)).and_then(Option::as_deref);
-        receiver
-            .filter(|it| it.creation_epoch() == id.creation_epoch && !it.is_closing())
-            .ok_or_else(no_ring)
+        receiver.filter(|it| it.id() == id && !it.is_closing()).ok_or_else(no_ring)
     }
 
     /// Number of receivers and senders, including those being closed.
@@ -567,6 +540,16 @@ impl Port {
     }
 }
 
+/// The sender with this index, unless that is a later instance.
+#[inline]
+fn sender_of(
+    senders: &mut [Option<Box<RingSender>>],
+    instance: SenderInstance,
+) -> Option<&mut RingSender> {
+    let sender = senders.get_mut(usize::from(instance.sender_index))?.as_deref_mut();
+    sender.filter(|sender| sender.instance() == instance)
+}
+
 /// A sender that is not being closed.
 #[inline]
 fn sender_mut(senders: &mut [Option<Box<RingSender>>], index: u16) -> Result<&mut RingSender> {
@@ -583,7 +566,7 @@ fn receiver_mut(
     id: ReceiverId,
 ) -> Result<&mut RingReceiver> {
     match receivers.get_mut(usize::from(id.ring)) {
-        Some(Some(it)) if it.creation_epoch() == id.creation_epoch && !it.is_closing() => Ok(it),
+        Some(Some(it)) if it.id() == id && !it.is_closing() => Ok(it),
         _ => Err(no_ring()),
     }
 }

@@ -1,6 +1,6 @@
 //! Opening rings.
 
-use super::super::chunk_poster::SenderInstance;
+use super::super::SenderInstance;
 use super::super::credit_memory;
 use super::super::immediate::MAX_RINGS;
 use super::super::notify::NotifyMode;
@@ -30,19 +30,15 @@ impl Port {
         self.offer_on_lanes(options, 1, HostMemory::zeroed(options.capacity as usize)?)
     }
 
-    pub(super) fn insert_receiver(
-        &mut self,
-        ring: u16,
-        receiver: RingReceiver,
-    ) -> Result<ReceiverId> {
+    pub(super) fn insert_receiver(&mut self, receiver: RingReceiver) -> Result<ReceiverId> {
         self.prepare(receiver.notify())?;
         receiver.set_waker(self.io.queue.waker());
         self.credit_memory()?;
-        let creation_epoch = receiver.creation_epoch();
-        insert_at(&mut self.receivers, ring, receiver);
-        self.next_ring = (ring + 1) % MAX_RINGS;
+        let id = receiver.id();
+        insert_at(&mut self.receivers, id.ring, receiver);
+        self.next_ring = (id.ring + 1) % MAX_RINGS;
         self.needs_polling = true;
-        Ok(ReceiverId { ring, creation_epoch })
+        Ok(id)
     }
 
     /// Prepares the port for rings of this notify mode.
@@ -52,18 +48,11 @@ impl Port {
     }
 
     fn credit_memory(&mut self) -> Result<MemoryRegion> {
-        match &self.credit_memory {
-            Some(credit_memory) => Ok(credit_memory.clone()),
-            None => Ok(self
-                .credit_memory
-                .insert(credit_memory::with_credits(&self.io.endpoint)?)
-                .clone()),
-        }
-    }
-
-    pub(super) fn next_epoch(&mut self) -> u32 {
-        self.epoch += 1;
-        self.epoch
+        let credit_memory = match self.credit_memory.take() {
+            Some(credit_memory) => credit_memory,
+            None => credit_memory::with_credits(&self.io.endpoint)?,
+        };
+        Ok(self.credit_memory.insert(credit_memory).clone())
     }
 
     /// The offer of a ring, for its writer.

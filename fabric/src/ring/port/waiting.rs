@@ -45,7 +45,7 @@ impl Port {
         let longest = longest.min(self.max_sleep(short_sleep));
         let has_event = self.set_lanes_sleeping();
         let outcome = if has_event { None } else { self.io.queue.wait_or_wake(longest) };
-        self.clear_lanes_sleeping();
+        self.extra_lanes.iter().for_each(|lanes| lanes.set_sleeping(false));
         self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping(false));
         match outcome {
             Some(outcome) => self.dispatch(outcome),
@@ -58,7 +58,7 @@ impl Port {
 
     /// How long no work without a wake-up is due.
     fn max_sleep(&self, short_sleep: Duration) -> Duration {
-        if self.needs_polling || self.has_pending_lane_jobs() {
+        if self.needs_polling || self.extra_lanes.as_ref().is_some_and(|it| it.needs_polling()) {
             return short_sleep;
         }
         // Long-pending credit may wait an eighth of its age once more.

@@ -1,9 +1,9 @@
 //! Chunks on extra lanes.
 
-use super::super::chunk_poster::SenderInstance;
+use super::super::SenderInstance;
 use super::super::lanes::{ExtraLanes, StripeTracker};
 use super::super::writer_state::{Chunk, Message};
-use super::{EndNotice, Pushed, RingSender, not_in_part};
+use super::{EndNotice, Pushed, RingSender, bytes_in_part, not_in_part};
 use crate::{Error, MemoryRegion, RegionSlice, Result};
 
 /// Outcome of planning a chunk.
@@ -23,15 +23,10 @@ impl RingSender {
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
-        let end = at.saturating_add(part.len() as u64);
-        let has_lane = self
-            .stripe_tracker
-            .as_ref()
-            .is_some_and(|stripe_tracker| lane < stripe_tracker.lanes());
-        if !has_lane || (!message.is_written() && !(at..end).contains(&message.written())) {
-            return Err(not_in_part(message, at, end));
+        if lane >= self.lanes() {
+            return Err(not_in_part(message, part, at));
         }
-        let most = end.saturating_sub(message.written());
+        let most = bytes_in_part(message, part, at)?;
         let (chunk, body) = match self.plan(message, (part, at), most)? {
             Planned::Chunk(chunk, body) => (chunk, body),
             Planned::NotPlanned(pushed) => return Ok(pushed),
@@ -54,7 +49,7 @@ impl RingSender {
     /// Lanes of the ring.
     #[must_use]
     pub fn lanes(&self) -> usize {
-        self.stripe_tracker.as_ref().map_or(1, |stripe_tracker| stripe_tracker.lanes())
+        self.stripe_tracker.as_ref().map_or(1, |it| it.lanes())
     }
 
     /// Stops writing. True the first time, if lanes have to be notified.
@@ -70,18 +65,20 @@ impl RingSender {
         stripe_tracker.pick_lane(bytes.min(self.writer.max_payload()))
     }
 
+    #[inline]
     pub(super) fn record_posted(&mut self, lane: usize, chunk: &Chunk) {
-        let now = self.now();
-        let span = (chunk.header.position, self.writer.tail());
         if let Some(stripe_tracker) = &mut self.stripe_tracker {
+            let now = self.start.elapsed().as_nanos() as u64;
+            let span = (chunk.header.position, self.writer.tail());
             stripe_tracker.posted(lane, span, chunk.header.payload.into(), now);
         }
     }
 
     /// A lane has completed a chunk, and all its chunks up to this position.
+    #[inline]
     pub(in super::super) fn lane_completed(&mut self, lane: usize, completed_to: u64, bytes: u64) {
-        let now = self.now();
         if let Some(stripe_tracker) = &mut self.stripe_tracker {
+            let now = self.start.elapsed().as_nanos() as u64;
             stripe_tracker.done(lane, completed_to, bytes, now);
         }
     }
@@ -91,10 +88,6 @@ impl RingSender {
         self.lane_completed(lane, completed_to, 0);
         self.end = EndNotice::Sent;
         self.fail(error);
-    }
-
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
     }
 
     /// Identifies the sender's chunks on the lanes.
