@@ -9,15 +9,15 @@
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use libfabric_sys as sys;
 
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::hazard::{HazardPointer, barrier_on_all_threads};
+use crate::lock::lock;
 use crate::offer::format_address_bytes;
+use crate::{Domain, Error, ErrorKind, Result};
 
 /// The address of an endpoint: opaque bytes, to be sent to peers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -125,8 +125,7 @@ impl PeerTable {
     }
 
     fn push(&self, address: u64) -> Option<u32> {
-        let mut index_by_address =
-            self.index_by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut index_by_address = lock(&self.index_by_address);
         let (next, indices) = &mut *index_by_address;
         // An address that is inserted again yields the same provider number and the same peer.
         // After one removal the peer is refused for all users that inserted it.
@@ -152,7 +151,7 @@ impl PeerTable {
     }
 
     fn find(&self, address: u64) -> Option<u32> {
-        let index_by_address = self.index_by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let index_by_address = lock(&self.index_by_address);
         let index = *index_by_address.1.get(&address)?;
         self.entry(index).is_some_and(|e| e.load(Ordering::Acquire) == address).then_some(index)
     }
@@ -164,19 +163,17 @@ impl AddressVector {
     /// # Errors
     /// The provider's error.
     pub fn open(domain: &Domain) -> Result<Self> {
-        let mut attributes = sys::fi_av_attr { type_: sys::FI_AV_TABLE, ..Default::default() };
-        let mut vector = ptr::null_mut();
-        // SAFETY: the domain is alive, `vector` receives the object.
+        let mut attributes = sys::fi_av_attr::default();
+        // SAFETY: the domain is alive; the object is owned here.
         let handle = unsafe {
-            let mut code =
-                sys::fi_av_open(domain.as_ptr(), &mut attributes, &mut vector, ptr::null_mut());
-            if code < 0 {
-                attributes.type_ = sys::FI_AV_MAP;
-                code =
-                    sys::fi_av_open(domain.as_ptr(), &mut attributes, &mut vector, ptr::null_mut());
-            }
-            domain.check("fi_av_open", code)?;
-            Handle::adopt("fi_av_open", vector)?
+            Handle::open("fi_av_open", &domain.capabilities().provider, |vector| {
+                let mut open = |form| {
+                    attributes.type_ = form;
+                    sys::fi_av_open(domain.as_ptr(), &mut attributes, vector, ptr::null_mut())
+                };
+                let code = open(sys::FI_AV_TABLE);
+                if code < 0 { open(sys::FI_AV_MAP) } else { code }
+            })?
         };
         Ok(Self(Arc::new(VectorInner {
             handle,
@@ -199,16 +196,15 @@ impl AddressVector {
         let least = min_address_length(format);
         let terminated = format != sys::FI_ADDR_STR || address.0.contains(&0);
         if address.0.len() < least || !terminated {
-            let detail = format!(
-                "the address has {} bytes, its format needs at least {least}",
-                address.0.len()
-            );
+            let length = address.0.len();
+            let detail =
+                format!("the address has {length} bytes, its format needs at least {least}");
             return Err(self.0.domain.error(ErrorKind::InvalidArgument, "fi_av_insert", detail));
         }
         let mut bytes = address.0.clone();
         // Some formats are unions of several lengths: the provider must not read past the end.
         bytes.resize(bytes.len().max(256), 0);
-        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = lock(&self.0.changes);
         self.finish_removals(&mut changes, None);
         let mut raw = sys::FI_ADDR_UNSPEC;
         // SAFETY: the bytes are at least as long as any address format.
@@ -249,7 +245,7 @@ impl AddressVector {
     /// # Errors
     /// `Closed` if the peer was removed before; the provider's error.
     pub fn remove(&self, peer: Peer) -> Result<()> {
-        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = lock(&self.0.changes);
         let raw = self.resolve("fi_av_remove", peer)?;
         if let Some(entry) = self.0.peers.entry(peer.index) {
             entry.store(REMOVED, Ordering::Release);
@@ -306,7 +302,7 @@ impl AddressVector {
     /// Where an endpoint publishes the peer that it posts to.
     pub(crate) fn add_hazard(&self) -> Arc<HazardPointer> {
         let hazard = Arc::new(HazardPointer::default());
-        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = lock(&self.0.changes);
         changes.hazards.retain(|hazard| Arc::strong_count(hazard) > 1);
         changes.hazards.push(Arc::clone(&hazard));
         hazard
@@ -318,7 +314,7 @@ impl AddressVector {
     /// `Closed` if the peer was removed; the provider's error.
     pub fn lookup(&self, peer: Peer) -> Result<Address> {
         // Prevents a removal at the same time.
-        let _changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changes = lock(&self.0.changes);
         let raw = self.resolve("fi_av_lookup", peer)?;
         let mut bytes = vec![0_u8; 256];
         let mut length = bytes.len();
@@ -365,11 +361,10 @@ impl AddressVector {
     fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
         if peer.vector == self.0.number
             && let Some(entry) = self.0.peers.entry(peer.index)
+            && let raw = entry.load(Ordering::Acquire)
+            && raw != REMOVED
         {
-            let raw = entry.load(Ordering::Acquire);
-            if raw != REMOVED {
-                return Ok(raw);
-            }
+            return Ok(raw);
         }
         Err(self.unknown_peer(operation, peer))
     }
@@ -386,9 +381,8 @@ impl AddressVector {
 
     /// The peer that sent what a completion reports.
     pub(crate) fn peer_of(&self, raw: u64) -> Option<Peer> {
-        (raw != sys::FI_ADDR_UNSPEC)
-            .then(|| self.0.peers.find(raw))?
-            .map(|index| Peer { index, vector: self.0.number })
+        let index = (raw != sys::FI_ADDR_UNSPEC).then(|| self.0.peers.find(raw))??;
+        Some(Peer { index, vector: self.0.number })
     }
 
     pub(crate) fn domain(&self) -> &Domain {

@@ -6,8 +6,8 @@
 
 use serde::Serialize;
 
-use crate::flags::{Caps, Mode, MrMode, Order, names};
-use crate::version::Version;
+use crate::flags::names;
+use crate::{Caps, Mode, MrMode, Order, Version};
 
 /// How an endpoint communicates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]

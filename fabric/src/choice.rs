@@ -8,17 +8,15 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use crate::capabilities::{Capabilities, EndpointKind};
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::{Caps, names};
-use crate::kind::MemoryKind;
-use crate::offer::Offer;
-use crate::query::{Query, merge};
+use crate::flags::names;
+use crate::query::merge;
 use crate::quirks::{
     ORPHANED_LOCK_REASON, PENALTIES, matches_provider, orphans_locks, separate_fabric,
 };
-use crate::version::Version;
+use crate::{
+    Capabilities, Caps, Domain, EndpointKind, Error, ErrorKind, MemoryKind, Offer, Query, Result,
+    Version,
+};
 
 /// Where the peers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -97,20 +95,18 @@ pub struct Policy {
     pub deny: Vec<String>,
 }
 
+const PARSE: &str = "parse provider policy";
+
 impl Policy {
     /// Refuses policies that no provider can satisfy.
     ///
     /// # Errors
     /// `InvalidArgument` if a required provider is also denied.
     pub fn check(&self) -> Result<()> {
-        match self.require.iter().find(|name| self.deny.contains(name)) {
-            Some(name) => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "parse provider policy",
-                format!("\"{name}\" is both required and denied"),
-            )),
-            None => Ok(()),
-        }
+        self.require.iter().find(|name| self.deny.contains(name)).map_or(Ok(()), |name| {
+            let detail = format!("\"{name}\" is both required and denied");
+            Err(Error::new(ErrorKind::InvalidArgument, PARSE, detail))
+        })
     }
 
     /// Names that match none of these providers or their layers: misspelt, or not installed.
@@ -148,13 +144,10 @@ impl FromStr for Policy {
                 _ => (&mut policy.prefer, item),
             };
             if name.is_empty() || name.contains(['^', '=']) {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "parse provider policy",
-                    format!(
-                        "\"{item}\" is not a provider name with an optional ^ (deny) or = (require)"
-                    ),
-                ));
+                let detail = format!(
+                    "\"{item}\" is not a provider name with an optional ^ (deny) or = (require)"
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, PARSE, detail));
             }
             list.push(name.to_owned());
         }
@@ -261,11 +254,8 @@ fn rank_for_version(
     need: &Requirements,
     policy: &Policy,
 ) -> (Choice, Vec<usize>) {
-    let mut judged: Vec<(usize, Candidate)> = offers
-        .iter()
-        .enumerate()
-        .map(|(index, facts)| (index, evaluate(running, facts, need, policy)))
-        .collect();
+    let evaluated = offers.iter().map(|facts| evaluate(running, facts, need, policy));
+    let mut judged: Vec<_> = evaluated.enumerate().collect();
     // A stable sort: among equals, the provider that libfabric lists first.
     judged.sort_by_key(|(_, c)| (c.verdict == Verdict::Refused, -c.score));
     if let Some((_, first)) = judged.first_mut()
@@ -273,8 +263,7 @@ fn rank_for_version(
     {
         first.verdict = Verdict::Taken;
     }
-    let order = judged.iter().map(|(index, _)| *index).collect();
-    let candidates = judged.into_iter().map(|(_, candidate)| candidate).collect();
+    let (order, candidates) = judged.into_iter().unzip();
     (Choice { candidates }, order)
 }
 
@@ -288,10 +277,9 @@ fn evaluate(
         Some(reason) => (Verdict::Refused, 0, vec![reason]),
         None => {
             let points = score_terms(facts, need, policy);
-            let score = points.iter().map(|(points, _)| points).sum();
-            let reasons =
-                points.into_iter().map(|(points, why)| format!("{why} ({points:+})")).collect();
-            (Verdict::Usable, score, reasons)
+            let score = points.iter().map(|(value, _)| value).sum();
+            let reasons = points.iter().map(|(value, why)| format!("{why} ({value:+})"));
+            (Verdict::Usable, score, reasons.collect())
         }
     };
     Candidate {
@@ -362,8 +350,7 @@ fn is_loopback(address: &str) -> bool {
 fn score_terms(facts: &Capabilities, need: &Requirements, policy: &Policy) -> Vec<(i64, String)> {
     let mut points = Vec::new();
     let mut add = |value: i64, why: String| points.push((value, why));
-    let preferred = policy.prefer.iter().position(|name| matches_offer(name, facts));
-    if let Some(place) = preferred {
+    if let Some(place) = policy.prefer.iter().position(|name| matches_offer(name, facts)) {
         let rank = (policy.prefer.len() - place) as i64;
         add(1000 * rank, "preferred by policy".to_owned());
     }
@@ -439,7 +426,8 @@ pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Of
     policy.check()?;
     // Providers without device memory are queried too, so that they are listed as refused, with
     // the reason.
-    let wanted = [need.caps | device_caps(need), need.caps];
+    let device = if need.memory.is_device() { Caps::DEVICE_MEMORY } else { Caps::empty() };
+    let wanted = [need.caps | device, need.caps];
     let (mut offers, failure) =
         merge(wanted.into_iter().map(|caps| query.clone().caps(caps).offers()));
     let candidates: Vec<&Offer> = offers.iter().collect();
@@ -455,15 +443,9 @@ pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Of
     {
         return Err(error);
     }
-    Err(Error::new(
-        ErrorKind::NoProvider,
-        "choose provider",
-        format!(
-            "all {} candidates were refused: {}",
-            choice.candidates.len(),
-            group_by_reason(&choice)
-        ),
-    ))
+    let (count, reasons) = (choice.candidates.len(), group_by_reason(&choice));
+    let detail = format!("all {count} candidates were refused: {reasons}");
+    Err(Error::new(ErrorKind::NoProvider, "choose provider", detail))
 }
 
 /// The real test is a registration. The first candidate that passes it is selected.
@@ -473,16 +455,14 @@ fn probe_device_memory(
     offers: &[&Offer],
     memory: MemoryKind,
 ) {
-    let mut found = false;
     for (candidate, at) in choice.candidates.iter_mut().zip(order) {
-        if candidate.verdict == Verdict::Refused || found {
+        if candidate.verdict == Verdict::Refused {
             continue;
         }
-        let probed = Domain::open(offers[*at]).and_then(|domain| domain.probe_memory(memory));
-        match probed {
+        match Domain::open(offers[*at]).and_then(|domain| domain.probe_memory(memory)) {
             Ok(()) => {
                 candidate.verdict = Verdict::Taken;
-                found = true;
+                return;
             }
             Err(error) => {
                 candidate.verdict = Verdict::Refused;
@@ -508,15 +488,9 @@ fn group_by_reason(choice: &Choice) -> String {
             providers.push(&candidate.provider);
         }
     }
-    let lines: Vec<String> = reasons
-        .iter()
-        .map(|(reason, providers)| format!("{}: {reason}", providers.join(", ")))
-        .collect();
-    lines.join(" | ")
-}
-
-fn device_caps(need: &Requirements) -> Caps {
-    if need.memory.is_device() { Caps::DEVICE_MEMORY } else { Caps::empty() }
+    let line =
+        |(reason, providers): (String, Vec<&str>)| format!("{}: {reason}", providers.join(", "));
+    reasons.into_iter().map(line).collect::<Vec<_>>().join(" | ")
 }
 
 #[cfg(test)]

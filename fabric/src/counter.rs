@@ -12,10 +12,9 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::waiting::{Backoff, Deadline};
+use crate::{Domain, Error, ErrorKind, Result};
 
 /// A counter (`fid_cntr`) of the operations of endpoints, or of the remote accesses to regions,
 /// that it is bound to. Cheap to clone.
@@ -66,17 +65,15 @@ impl Counter {
             wait_obj: sys::FI_WAIT_NONE,
             ..Default::default()
         };
-        let mut counter = ptr::null_mut();
-        // SAFETY: the domain is alive, `counter` receives the object.
+        // SAFETY: the domain is alive; the object is owned here.
         let handle = unsafe {
-            let code =
-                sys::fi_cntr_open(domain.as_ptr(), &mut attributes, &mut counter, ptr::null_mut());
-            domain.check("fi_cntr_open", code)?;
-            Handle::adopt("fi_cntr_open", counter)?
+            Handle::open("fi_cntr_open", &domain.capabilities().provider, |counter| {
+                sys::fi_cntr_open(domain.as_ptr(), &mut attributes, counter, ptr::null_mut())
+            })?
         };
         // SAFETY: the counter is alive.
         if !unsafe { sys::can_count(handle.as_ptr()) } {
-            let absent = Error::from_code("fi_cntr_read", i64::from(sys::FI_ENOSYS));
+            let absent = Error::from_code("fi_cntr_read", sys::FI_ENOSYS);
             return Err(domain.add_provider(absent));
         }
         Ok(Self(Arc::new(CounterInner { handle, domain: domain.clone() })))
@@ -126,11 +123,8 @@ impl Counter {
             progress();
             if !backoff.pause(&deadline) {
                 let detail = format!("{value} of {threshold} completions within {timeout:?}");
-                return Err(self.0.domain.error(
-                    ErrorKind::DeadlineExceeded,
-                    "fi_cntr_wait",
-                    detail,
-                ));
+                let kind = ErrorKind::DeadlineExceeded;
+                return Err(self.0.domain.error(kind, "fi_cntr_wait", detail));
             }
         }
     }

@@ -12,9 +12,9 @@ use libfabric_sys as sys;
 
 use crate::fork::ForkGeneration;
 use crate::handle::Handle;
-use crate::host_memory::Memory;
+use crate::lock::lock;
 use crate::quirks::deregisters_without_lock;
-use crate::version::Version;
+use crate::{Memory, Version};
 
 /// The owner of registered memory, which must not be freed while the registration exists.
 pub(crate) struct Keepalive(#[allow(dead_code)] Vec<Box<dyn Memory>>);
@@ -50,10 +50,6 @@ struct Locks {
     progress: Mutex<()>,
     /// Held during a registration or deregistration.
     deferred: Mutex<Vec<DeferredDeregistration>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl DeregistrationLock {

@@ -11,15 +11,12 @@ use std::sync::Arc;
 
 use libfabric_sys as sys;
 
-use crate::capabilities::Capabilities;
 use crate::deregistration::DeregistrationLock;
-use crate::error::{Error, ErrorKind, Result};
-use crate::event::{EventQueue, EventQueueShared};
-use crate::fabric::Fabric;
+use crate::event::EventQueueShared;
 use crate::handle::Handle;
-use crate::offer::Offer;
 use crate::quirks::caches_registrations;
-use crate::version::{Version, load_library};
+use crate::version::load_library;
+use crate::{Capabilities, Error, ErrorKind, EventQueue, Fabric, Offer, Result, Version};
 
 /// An open device or interface, from which endpoints, queues and registered memory are made.
 /// Cheap to clone; it is closed after all objects made from it.
@@ -84,39 +81,26 @@ impl Domain {
     ) -> Result<Self> {
         let capabilities = Arc::clone(&offer.capabilities);
         if capabilities.provider != fabric.provider() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_domain",
-                "the offer is of another provider than the fabric",
-            )
-            .with_provider(fabric.provider()));
+            let detail = "the offer is of another provider than the fabric";
+            return Err(fabric.error(ErrorKind::InvalidArgument, "fi_domain", detail));
         }
-        let mut domain = ptr::null_mut();
-        // SAFETY: fabric and offer are alive; `domain` receives the object.
+        // SAFETY: fabric and offer are alive; the object is owned here.
         let handle = unsafe {
-            let code =
-                sys::fi_domain(fabric.as_ptr(), offer.info.as_ptr(), &mut domain, ptr::null_mut());
-            Error::check("fi_domain", i64::from(code))
-                .map_err(|e| e.with_provider(&capabilities.provider))?;
-            Handle::adopt("fi_domain", domain)?
+            Handle::open("fi_domain", fabric.provider(), |domain| {
+                sys::fi_domain(fabric.as_ptr(), offer.info.as_ptr(), domain, ptr::null_mut())
+            })?
         };
         if let Some(events) = &registration_events {
             if !events.is_on(fabric) {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "fi_domain_bind",
-                    "the event queue belongs to another fabric",
-                )
-                .with_provider(&capabilities.provider));
+                let detail = "the event queue belongs to another fabric";
+                return Err(fabric.error(ErrorKind::InvalidArgument, "fi_domain_bind", detail));
             }
             // SAFETY: both objects are alive and of one provider; the domain keeps
             // the event queue.
             let code =
                 unsafe { sys::fi_bind(handle.as_fid(), events.as_fid(), sys::FABRICAST_REG_MR) };
-            Error::check("fi_domain_bind", i64::from(code)).map_err(|e| {
-                e.with_provider(&capabilities.provider)
-                    .with_detail("the provider does not register memory asynchronously")
-            })?;
+            let detail = "the provider does not register memory asynchronously";
+            fabric.check("fi_domain_bind", code).map_err(|e| e.with_detail(detail))?;
         }
         if caches_registrations(&capabilities.provider) {
             tracing::warn!(
@@ -176,7 +160,7 @@ impl Domain {
 
     /// As [`Error::check`], with the provider's name.
     pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<()> {
-        Error::check(operation, i64::from(code)).map(drop).map_err(|e| self.add_provider(e))
+        self.0.fabric.check(operation, code)
     }
 
     /// As [`Error::new`], with the provider's name.
@@ -186,7 +170,7 @@ impl Domain {
         operation: &'static str,
         detail: impl Into<Cow<'static, str>>,
     ) -> Error {
-        self.add_provider(Error::new(kind, operation, detail))
+        self.0.fabric.error(kind, operation, detail)
     }
 
     /// Adds the provider's name to an error.
@@ -216,8 +200,8 @@ pub fn probe_registration_cache() -> Result<()> {
             &mut object,
             ptr::null_mut(),
         );
-        Error::check("fi_open", i64::from(code))?;
-        Error::check("fi_close", i64::from(sys::fi_close(object)))?;
+        Error::check("fi_open", code)?;
+        Error::check("fi_close", sys::fi_close(object))?;
     }
     Ok(())
 }

@@ -155,15 +155,16 @@ impl Error {
     }
 
     /// An error that libfabric returned; the sign of the code does not matter.
-    pub(crate) fn from_code(operation: &'static str, code: i64) -> Self {
-        let code = i32::try_from(code.unsigned_abs()).unwrap_or(i32::MAX);
+    pub(crate) fn from_code(operation: &'static str, code: impl Into<i64>) -> Self {
+        let code = i32::try_from(code.into().unsigned_abs()).unwrap_or(i32::MAX);
         let mut error = Self::bare(operation, ErrorKind::from_code(code));
         error.0.code = Some(code);
         error
     }
 
     /// Ok for 0 and above, otherwise the error of the code.
-    pub(crate) fn check(operation: &'static str, code: i64) -> Result<i64> {
+    pub(crate) fn check(operation: &'static str, code: impl Into<i64>) -> Result<i64> {
+        let code = code.into();
         if code >= 0 { Ok(code) } else { Err(Self::from_code(operation, code)) }
     }
 
@@ -193,6 +194,11 @@ impl Error {
 
     pub(crate) fn with_peer(mut self, peer: impl Into<String>) -> Self {
         self.0.peer = Some(peer.into());
+        self
+    }
+
+    pub(crate) fn with_known_peer(mut self, peer: Option<String>) -> Self {
+        self.0.peer = peer.or(self.0.peer);
         self
     }
 

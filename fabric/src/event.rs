@@ -11,12 +11,10 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 
-use crate::capabilities::Threading;
-use crate::error::{Error, ErrorKind, Result};
-use crate::fabric::Fabric;
 use crate::handle::Handle;
-use crate::offer::{Info, Offer};
+use crate::offer::Info;
 use crate::waiting::{Backoff, Deadline};
+use crate::{Error, ErrorKind, Fabric, Offer, Result, Threading};
 
 /// Space for connection data: providers carry less, and longer data is refused.
 pub(crate) const MAX_CONNECTION_DATA: usize = 1024;
@@ -131,14 +129,11 @@ impl EventQueue {
     pub fn open(fabric: &Fabric) -> Result<Self> {
         let mut attributes =
             sys::fi_eq_attr { wait_obj: sys::FI_WAIT_UNSPEC, ..Default::default() };
-        let mut queue = ptr::null_mut();
-        // SAFETY: the fabric is alive, `queue` receives the object.
+        // SAFETY: the fabric is alive; the object is owned here.
         let handle = unsafe {
-            let code =
-                sys::fi_eq_open(fabric.as_ptr(), &mut attributes, &mut queue, ptr::null_mut());
-            Error::check("fi_eq_open", i64::from(code))
-                .map_err(|e| e.with_provider(fabric.provider()))?;
-            Handle::adopt("fi_eq_open", queue)?
+            Handle::open("fi_eq_open", fabric.provider(), |queue| {
+                sys::fi_eq_open(fabric.as_ptr(), &mut attributes, queue, ptr::null_mut())
+            })?
         };
         Ok(Self { shared: Arc::new(EventQueueShared { handle, fabric: fabric.clone() }) })
     }
@@ -194,12 +189,10 @@ impl EventQueue {
                 return Ok(event);
             }
             if !backoff.pause(&deadline) {
-                return Err(Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    "wait for event",
-                    format!("no event within {timeout:?}"),
-                )
-                .with_provider(self.shared.fabric.provider()));
+                let detail = format!("no event within {timeout:?}");
+                let kind = ErrorKind::DeadlineExceeded;
+                return Err(Error::new(kind, "wait for event", detail)
+                    .with_provider(self.shared.fabric.provider()));
             }
         }
     }

@@ -1,10 +1,12 @@
 //! A fabric: the network that domains, event queues and listeners belong to.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use libfabric_sys as sys;
 
 use crate::handle::Handle;
+use crate::{Error, ErrorKind, Result};
 
 /// A network that one provider reaches. Cheap to clone; closes with its last user.
 #[derive(Debug, Clone)]
@@ -19,6 +21,21 @@ struct FabricInner {
 impl Fabric {
     pub(crate) fn new(handle: Handle<sys::fid_fabric>, provider: String) -> Self {
         Self(Arc::new(FabricInner { handle, provider }))
+    }
+
+    /// As [`Error::check`], with the provider's name.
+    pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<()> {
+        Error::check(operation, code).map(drop).map_err(|e| e.with_provider(&self.0.provider))
+    }
+
+    /// As [`Error::new`], with the provider's name.
+    pub(crate) fn error(
+        &self,
+        kind: ErrorKind,
+        operation: &'static str,
+        detail: impl Into<Cow<'static, str>>,
+    ) -> Error {
+        Error::new(kind, operation, detail).with_provider(&self.0.provider)
     }
 
     /// Name of the provider.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfabric_sys as sys;
 
-use crate::error::{Error, Result};
 use crate::fork::ForkGeneration;
+use crate::{Error, Result};
 
 static FAILED_CLOSES: AtomicU64 = AtomicU64::new(0);
 
@@ -64,20 +64,31 @@ unsafe impl<T: Object> Send for Handle<T> {}
 unsafe impl<T: Object> Sync for Handle<T> {}
 
 impl<T: Object> Handle<T> {
+    /// Opens an object of this provider.
+    ///
+    /// # Safety
+    /// A call that returns 0 or more has stored null, or a live object that no other owner closes.
+    pub(crate) unsafe fn open(
+        operation: &'static str,
+        provider: &str,
+        call: impl FnOnce(&mut *mut T) -> i32,
+    ) -> Result<Self> {
+        let mut object = std::ptr::null_mut();
+        Error::check(operation, call(&mut object)).map_err(|e| e.with_provider(provider))?;
+        // SAFETY: by contract.
+        unsafe { Self::adopt(operation, object) }
+    }
+
     /// Takes ownership of the object that an open call stored.
     ///
     /// # Safety
     /// `object` must be null or a live object that no other owner closes.
     pub(crate) unsafe fn adopt(operation: &'static str, object: *mut T) -> Result<Self> {
-        NonNull::new(object)
-            .map(|object| Self { object, created_in: ForkGeneration::now() })
-            .ok_or_else(|| {
-                Error::new(
-                    crate::ErrorKind::Other,
-                    operation,
-                    "the provider reported success and returned no object",
-                )
-            })
+        let Some(object) = NonNull::new(object) else {
+            let detail = "the provider reported success and returned no object";
+            return Err(Error::new(crate::ErrorKind::Other, operation, detail));
+        };
+        Ok(Self { object, created_in: ForkGeneration::now() })
     }
 
     /// Is this a forked child, so that the object belongs to the parent? Then the child must
@@ -111,7 +122,7 @@ impl<T: Object> Handle<T> {
         if code < 0 {
             FAILED_CLOSES.fetch_add(1, Ordering::Relaxed);
         }
-        Error::check("fi_close", i64::from(code)).map(drop).map_err(|e| e.with_detail(T::NAME))
+        Error::check("fi_close", code).map(drop).map_err(|e| e.with_detail(T::NAME))
     }
 }
 

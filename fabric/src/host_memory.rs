@@ -7,8 +7,7 @@
 
 use std::ptr::NonNull;
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::kind::MemoryKind;
+use crate::{Error, ErrorKind, MemoryKind, Result};
 
 /// Memory that a registration can own.
 ///
@@ -137,11 +136,8 @@ impl HostMemory {
             )
         };
         if base == libc::MAP_FAILED {
-            return Err(Error::new(
-                ErrorKind::ResourceExhausted,
-                "mmap",
-                format!("{length} bytes: {}", std::io::Error::last_os_error()),
-            ));
+            let detail = format!("{length} bytes: {}", std::io::Error::last_os_error());
+            return Err(Error::new(ErrorKind::ResourceExhausted, "mmap", detail));
         }
         NonNull::new(base.cast())
             .map(|base| Self { base, length, origin: Origin::Mapping })
@@ -153,15 +149,12 @@ impl HostMemory {
     /// # Errors
     /// `InvalidArgument` for an empty vector.
     pub fn from_vec(bytes: Vec<u8>) -> Result<Self> {
-        let mut bytes = std::mem::ManuallyDrop::new(bytes);
-        let (length, capacity) = (bytes.len(), bytes.capacity());
-        if length == 0 {
-            drop(std::mem::ManuallyDrop::into_inner(bytes));
+        if bytes.is_empty() {
             return Err(Error::new(ErrorKind::InvalidArgument, "from_vec", "length is zero"));
         }
-        NonNull::new(bytes.as_mut_ptr())
-            .map(|base| Self { base, length, origin: Origin::Vector { capacity } })
-            .ok_or_else(|| Error::new(ErrorKind::Other, "from_vec", "null vector"))
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        let (base, capacity) = (NonNull::from(&mut bytes[..]), bytes.capacity());
+        Ok(Self { base: base.cast(), length: base.len(), origin: Origin::Vector { capacity } })
     }
 }
 

@@ -45,9 +45,9 @@
 //! - Every wait has a deadline. No value returned by libfabric causes a panic.
 //!
 //! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
-//! `kind`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`, `deregistration`,
-//! `fabric`, `offer`, `query`, `event`, `domain`, `address`, `counter`, `memory`, `queue`,
-//! `endpoint`, `choice`, `ring`.
+//! `kind`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
+//! `deregistration`, `fabric`, `offer`, `query`, `event`, `domain`, `address`, `counter`, `memory`,
+//! `queue`, `endpoint`, `choice`, `ring`.
 
 #![allow(clippy::len_without_is_empty, reason = "regions and slices of them are never empty")]
 
@@ -67,6 +67,7 @@ mod handle;
 mod hazard;
 mod host_memory;
 mod kind;
+mod lock;
 mod memory;
 mod offer;
 mod query;

@@ -9,18 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libfabric_sys as sys;
 
-use crate::capabilities::{
-    Capabilities, EndpointKind, ExecutionModel, ImmediateWidths, Nic, OperationLimits,
-    OrderGuarantees, Progress, RegistrationAttributes, Threading,
-};
-use crate::error::{Error, ErrorKind, Result};
-use crate::fabric::Fabric;
-use crate::flags::{Caps, Mode, MrMode, Order};
 use crate::handle::Handle;
 use crate::quirks::{
     breaks_atomics, cq_may_overrun, fabric_name_varies, lacks_write_data, undelivered_message_caps,
 };
-use crate::version::Version;
+use crate::{
+    Capabilities, Caps, EndpointKind, Error, ErrorKind, ExecutionModel, Fabric, ImmediateWidths,
+    Mode, MrMode, Nic, OperationLimits, Order, OrderGuarantees, Progress, RegistrationAttributes,
+    Result, Threading, Version,
+};
 
 /// An owned `fi_info`.
 pub(crate) struct Info {
@@ -85,11 +82,8 @@ impl Info {
     /// # Safety
     /// `info` must be null or an element that no other owner frees.
     pub(crate) unsafe fn adopt(info: *mut sys::fi_info) -> Option<Self> {
-        NonNull::new(info).map(Self::new)
-    }
-
-    pub(crate) fn new(element: NonNull<sys::fi_info>) -> Self {
-        Self { element, claimed: AtomicBool::new(false), fabric: None }
+        let element = NonNull::new(info)?;
+        Some(Self { element, claimed: AtomicBool::new(false), fabric: None })
     }
 
     /// The offer of a connection request to a listener of this fabric.
@@ -117,24 +111,17 @@ impl Info {
     /// Claims the half-open connection, if there is one: libfabric frees it at its first use.
     pub(crate) fn claim(&self, operation: &'static str) -> Result<()> {
         if self.is_request() && self.claimed.swap(true, Ordering::AcqRel) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                operation,
-                "this connection request was accepted or rejected already",
-            ));
+            let detail = "this connection request was accepted or rejected already";
+            return Err(Error::new(ErrorKind::InvalidArgument, operation, detail));
         }
         Ok(())
     }
-}
 
-impl Info {
     /// A copy with this destination address.
     pub(crate) fn towards(&self, address: &[u8]) -> Result<Self> {
-        let no_memory = || Error::from_code("fi_dupinfo", i64::from(sys::FI_ENOMEM));
-        // SAFETY: the element is alive.
-        let copy = NonNull::new(unsafe { sys::fi_dupinfo(self.as_ptr()) })
-            .map(Self::new)
-            .ok_or_else(no_memory)?;
+        let no_memory = || Error::from_code("fi_dupinfo", sys::FI_ENOMEM);
+        // SAFETY: the element is alive, and its copy is owned here.
+        let copy = unsafe { Self::adopt(sys::fi_dupinfo(self.as_ptr())) }.ok_or_else(no_memory)?;
         // Providers read a whole sockaddr union.
         let room = address.len().max(256);
         // SAFETY: the copy is owned; its strings and addresses are allocated with malloc, as
@@ -197,9 +184,7 @@ impl Offer {
     }
 
     pub(crate) fn set_reaches_other_machines(&mut self, reaches: bool) {
-        let mut capabilities = (*self.capabilities).clone();
-        capabilities.reaches_other_machines = reaches;
-        self.capabilities = Arc::new(capabilities);
+        Arc::make_mut(&mut self.capabilities).reaches_other_machines = reaches;
     }
 
     /// Every attribute, printed by libfabric.
@@ -232,13 +217,12 @@ impl Fabric {
     /// The provider's error.
     pub fn open(offer: &Offer) -> Result<Self> {
         let provider = offer.capabilities().provider.clone();
-        let mut fabric = ptr::null_mut();
-        // SAFETY: the offer's attributes are alive; `fabric` receives the object.
+        // SAFETY: the offer's attributes are alive; the object is owned here.
         let handle = unsafe {
             let attributes = (*offer.info.as_ptr()).fabric_attr;
-            let code = sys::fi_fabric(attributes, &mut fabric, ptr::null_mut());
-            Error::check("fi_fabric", i64::from(code)).map_err(|e| e.with_provider(&provider))?;
-            Handle::adopt("fi_fabric", fabric)?
+            Handle::open("fi_fabric", &provider, |fabric| {
+                sys::fi_fabric(attributes, fabric, ptr::null_mut())
+            })?
         };
         Ok(Self::new(handle, provider))
     }
@@ -267,9 +251,8 @@ unsafe fn printed(value: *const c_void, kind: u32, room: usize) -> String {
     let mut buffer = vec![0_u8; room];
     // SAFETY: by contract; the buffer's length is passed, libfabric terminates what it writes.
     unsafe { sys::fi_tostr_r(buffer.as_mut_ptr().cast(), room, value, kind) };
-    CStr::from_bytes_until_nul(&buffer)
-        .map(|text| text.to_string_lossy().into_owned())
-        .unwrap_or_default()
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
+    text.to_string_lossy().into_owned()
 }
 
 fn progress(number: u32) -> Progress {
@@ -288,6 +271,8 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
         let source = (!raw.src_addr.is_null() && raw.src_addrlen > 0)
             .then(|| format_address_bytes(raw.addr_format, raw.src_addr.cast(), raw.src_addrlen));
         let provider = string(fabric.prov_name).unwrap_or_default();
+        let protocol = (&raw const endpoint.protocol).cast();
+        let protocol_name = printed(protocol, sys::FI_TYPE_PROTOCOL, 256);
         let mut caps = Caps::from_bits_retain(raw.caps);
         if breaks_atomics(&provider, Version::running()) {
             caps.remove(Caps::ATOMIC);
@@ -307,13 +292,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
                 _ => EndpointKind::Rdm,
             },
             protocol: endpoint.protocol,
-            protocol_name: printed(
-                (&raw const endpoint.protocol).cast(),
-                sys::FI_TYPE_PROTOCOL,
-                256,
-            )
-            .trim()
-            .to_owned(),
+            protocol_name: protocol_name.trim().to_owned(),
             caps,
             mode: Mode::from_bits_retain(raw.mode | domain.mode | rx.mode | tx.mode),
             registration: RegistrationAttributes {

@@ -7,16 +7,17 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
-use std::os::raw::c_char;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use libfabric_sys as sys;
 
-use crate::capabilities::{EndpointKind, Progress, Threading};
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::{Caps, Mode, MrMode, Order};
-use crate::offer::{Info, Offer};
-use crate::version::{Version, load_library};
+use crate::flags::names;
+use crate::offer::Info;
+use crate::version::load_library;
+use crate::{
+    Caps, EndpointKind, Error, ErrorKind, Mode, MrMode, Offer, Order, Progress, Result, Threading,
+    Version,
+};
 
 /// A query to `fi_getinfo`. Unset fields are left to the providers.
 ///
@@ -173,15 +174,10 @@ impl Query {
     /// `NoProvider` if nothing matches; `NoLibrary` if libfabric is not installed.
     pub fn offers(&self) -> Result<Vec<Offer>> {
         load_library("fi_getinfo")?;
-        let alone = [MrMode::BASIC, MrMode::SCALABLE];
-        if self.mr_mode.intersects(MrMode::BASIC | MrMode::SCALABLE)
-            && !alone.contains(&self.mr_mode)
-        {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_getinfo",
-                "the deprecated registration modes BASIC and SCALABLE stand alone",
-            ));
+        let deprecated = [MrMode::BASIC, MrMode::SCALABLE];
+        if deprecated.iter().any(|mode| self.mr_mode.contains(*mode) && self.mr_mode != *mode) {
+            let detail = "the deprecated registration modes BASIC and SCALABLE stand alone";
+            return Err(Error::new(ErrorKind::InvalidArgument, "fi_getinfo", detail));
         }
         let wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         let orders = match self.required_order {
@@ -194,20 +190,14 @@ impl Query {
             merge(orders.into_iter().map(|order| self.getinfo(order, self.caps)));
         // Few providers report remote reach, so the query tests it: does the provider still
         // answer when remote communication is requested?
-        let far = self
-            .getinfo(
-                self.required_order.unwrap_or_default(),
-                self.caps | Caps::REMOTE_COMMUNICATION,
-            )
-            .unwrap_or_default();
+        let order = self.required_order.unwrap_or_default();
+        let far = self.getinfo(order, self.caps | Caps::REMOTE_COMMUNICATION).unwrap_or_default();
         for offer in &mut offers {
-            let reaches = far.iter().any(|f| f.is_duplicate_of(offer));
-            offer.set_reaches_other_machines(reaches);
+            offer.set_reaches_other_machines(far.iter().any(|f| f.is_duplicate_of(offer)));
         }
         if offers.is_empty() {
-            let error = failure
-                .unwrap_or_else(|| Error::from_code("fi_getinfo", i64::from(sys::FI_ENODATA)));
-            return Err(self.explain_no_match(error));
+            let no_data = || Error::from_code("fi_getinfo", sys::FI_ENODATA);
+            return Err(self.explain_no_match(failure.unwrap_or_else(no_data)));
         }
         Ok(offers)
     }
@@ -221,11 +211,7 @@ impl Query {
     }
 
     fn explain_no_match(&self, error: Error) -> Error {
-        let mut what = format!(
-            "no {:?} endpoint with {}",
-            self.kind,
-            crate::flags::names(&self.caps).join(", ")
-        );
+        let mut what = format!("no {:?} endpoint with {}", self.kind, names(&self.caps).join(", "));
         if let Some(provider) = &self.provider {
             what.push_str(&format!(" from provider \"{provider}\""));
         }
@@ -233,7 +219,7 @@ impl Query {
             what.push_str(&format!(" bound to {node}"));
         }
         if let Some(order) = self.required_order {
-            what.push_str(&format!(" that promises {}", crate::flags::names(&order).join(", ")));
+            what.push_str(&format!(" that promises {}", names(&order).join(", ")));
         }
         if let Ok(filter) = std::env::var("FI_PROVIDER") {
             what.push_str(&format!(" (FI_PROVIDER={filter} is set and filters all offers)"));
@@ -264,23 +250,19 @@ impl Query {
                 &mut list,
             )
         };
-        Error::check("fi_getinfo", i64::from(code))?;
+        Error::check("fi_getinfo", code)?;
         let mut offers = Vec::new();
         let mut entry = list;
         while !entry.is_null() {
             // SAFETY: `entry` is an element of the list returned above.
             let next = unsafe { (*entry).next };
             // SAFETY: as above; fi_dupinfo copies a single element.
-            if let Some(info) = NonNull::new(unsafe { sys::fi_dupinfo(entry) }) {
-                let info = Info::new(info);
+            if let Some(info) = unsafe { Info::adopt(sys::fi_dupinfo(entry)) } {
                 info.make_source_name_unique();
                 let mut offer = Offer::adopt(info, self.threading);
                 offer.reports_source = self.caps.contains(Caps::SOURCE);
-                let exact = self
-                    .provider
-                    .as_ref()
-                    .is_none_or(|name| *name == offer.capabilities().provider);
-                if exact {
+                let provider = &offer.capabilities().provider;
+                if self.provider.as_ref().is_none_or(|name| name == provider) {
                     offers.push(offer);
                 }
             }
@@ -293,9 +275,8 @@ impl Query {
 
     fn hints(&self, order: Order, caps: Caps) -> Result<Info> {
         // SAFETY: fi_dupinfo(NULL) allocates an empty element of the library's own size.
-        let info = NonNull::new(unsafe { sys::fi_dupinfo(ptr::null()) })
-            .map(Info::new)
-            .ok_or_else(|| Error::from_code("fi_allocinfo", i64::from(sys::FI_ENOMEM)))?;
+        let info = unsafe { Info::adopt(sys::fi_dupinfo(ptr::null())) }
+            .ok_or_else(|| Error::from_code("fi_allocinfo", sys::FI_ENOMEM))?;
         let kind = match self.kind {
             EndpointKind::Rdm => sys::FI_EP_RDM,
             EndpointKind::Msg => sys::FI_EP_MSG,
@@ -333,9 +314,8 @@ impl Query {
             (*raw.rx_attr).size = self.receive_depth;
             (*raw.tx_attr).msg_order = order.bits();
             (*raw.rx_attr).msg_order = order.bits();
-            let fabric = &mut *raw.fabric_attr;
             if let Some(name) = &self.provider {
-                fabric.prov_name = strdup("provider", name)?;
+                (*raw.fabric_attr).prov_name = libc::strdup(c_string("provider", name)?.as_ptr());
             }
         }
         Ok(info)
@@ -349,13 +329,11 @@ pub(crate) fn merge(
     let (mut offers, mut failure) = (Vec::<Offer>::new(), None);
     for list in lists {
         match list {
-            Ok(list) => {
-                for offer in list {
-                    if !offers.iter().any(|known| known.is_duplicate_of(&offer)) {
-                        offers.push(offer);
-                    }
+            Ok(list) => list.into_iter().for_each(|offer| {
+                if !offers.iter().any(|known| known.is_duplicate_of(&offer)) {
+                    offers.push(offer);
                 }
-            }
+            }),
             Err(error) => failure = failure.or(Some(error)),
         }
     }
@@ -364,21 +342,12 @@ pub(crate) fn merge(
 
 fn c_string(what: &'static str, text: &str) -> Result<CString> {
     CString::new(text).map_err(|_| {
-        Error::new(
-            ErrorKind::InvalidArgument,
-            "fi_getinfo",
-            format!("the {what} contains a zero byte"),
-        )
+        let detail = format!("the {what} contains a zero byte");
+        Error::new(ErrorKind::InvalidArgument, "fi_getinfo", detail)
     })
 }
 
-fn strdup(what: &'static str, text: &str) -> Result<*mut c_char> {
-    let text = c_string(what, text)?;
-    // SAFETY: a terminated string; the copy is owned by the fi_info it is put into.
-    Ok(unsafe { libc::strdup(text.as_ptr()) })
-}
-
-pub(crate) fn threading_number(level: Threading) -> u32 {
+fn threading_number(level: Threading) -> u32 {
     match level {
         Threading::Safe => sys::FI_THREAD_SAFE,
         Threading::Object => sys::FI_THREAD_FID,

@@ -4,8 +4,7 @@
 //! that knows providers by name. Everything else depends on
 //! [`Capabilities`](crate::Capabilities), which are corrected by it when an offer is read.
 
-use crate::flags::Caps;
-use crate::version::Version;
+use crate::{Caps, Version};
 
 /// Is this the whole name of the provider, or that of one of its layers?
 pub(crate) fn matches_provider(name: &str, provider: &str) -> bool {

@@ -14,12 +14,10 @@ use libfabric_sys as sys;
 use super::Endpoint;
 use super::post::{PostOptions, PostRequest};
 use super::rma::parts;
-use crate::address::Peer;
-use crate::domain::Domain;
-use crate::error::{ErrorKind, Result};
-use crate::flags::Access;
-use crate::memory::{RegionSlice, RemoteSlice};
-use crate::queue::{CompletionKind, CompletionQueue, OperationId};
+use crate::{
+    Access, CompletionKind, CompletionQueue, Domain, ErrorKind, OperationId, Peer, RegionSlice,
+    RemoteSlice, Result,
+};
 
 macro_rules! numbered {
     ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:ident),* $(,)? }) => {

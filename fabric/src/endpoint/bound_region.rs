@@ -1,9 +1,7 @@
 //! Regions that are bound to an endpoint.
 
 use super::Endpoint;
-use crate::error::Result;
-use crate::flags::MrMode;
-use crate::memory::MemoryRegion;
+use crate::{MemoryRegion, MrMode, Result};
 
 impl MemoryRegion {
     /// Binds the region to one endpoint (`fi_mr_bind` with an endpoint), as `MrMode::ENDPOINT`

@@ -18,13 +18,12 @@ use std::time::Duration;
 use libfabric_sys as sys;
 
 use super::{Endpoint, local_address};
-use crate::address::Address;
-use crate::error::{Error, ErrorKind, Result};
-use crate::event::{ConnectionRequest, Event, EventQueue, EventQueueShared, MAX_CONNECTION_DATA};
-use crate::fabric::Fabric;
+use crate::event::{EventQueueShared, MAX_CONNECTION_DATA};
 use crate::handle::Handle;
-use crate::offer::Offer;
 use crate::waiting::Deadline;
+use crate::{
+    Address, ConnectionRequest, Error, ErrorKind, Event, EventQueue, Fabric, Offer, Result,
+};
 
 /// Connection data that every provider with connected endpoints accepts: verbs has the smallest
 /// limit, 55 bytes, and less with shared connections. Used for providers that report no limit.
@@ -52,14 +51,11 @@ fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8
     if length <= limit {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Truncated,
-        operation,
-        format!(
-            "{length} bytes of connection data, the provider takes at most {limit}. Send the rest \
-             as a message once connected"
-        ),
-    ))
+    let detail = format!(
+        "{length} bytes of connection data, the provider takes at most {limit}. Send the rest \
+         as a message once connected"
+    );
+    Err(Error::new(ErrorKind::Truncated, operation, detail))
 }
 
 /// Waits for peers that connect (`fid_pep`). Their requests arrive on the event queue that it
@@ -123,8 +119,7 @@ fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8
 #[derive(Debug)]
 pub struct Listener {
     handle: Handle<sys::fid_pep>,
-    #[allow(dead_code)] // retained: bound to the listener
-    events: Arc<EventQueueShared>,
+    _events: Arc<EventQueueShared>,
     fabric: Fabric,
 }
 
@@ -134,34 +129,24 @@ impl Listener {
     /// # Errors
     /// The provider's error.
     pub fn open(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
-        let add_provider = |e: Error| e.with_provider(fabric.provider());
         let events = events.shared_handle();
         if !events.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
-            return Err(add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_passive_ep",
-                "offer and event queue must be of the fabric that listens",
-            )));
+            let detail = "offer and event queue must be of the fabric that listens";
+            return Err(fabric.error(ErrorKind::InvalidArgument, "fi_passive_ep", detail));
         }
-        let mut listener = ptr::null_mut();
-        // SAFETY: fabric and offer are alive; `listener` receives the object.
+        // SAFETY: fabric and offer are alive; the object is owned here.
         let handle = unsafe {
-            let code = sys::fi_passive_ep(
-                fabric.as_ptr(),
-                offer.info.as_ptr(),
-                &mut listener,
-                ptr::null_mut(),
-            );
-            Error::check("fi_passive_ep", i64::from(code)).map_err(add_provider)?;
-            Handle::adopt("fi_passive_ep", listener)?
+            Handle::open("fi_passive_ep", fabric.provider(), |listener| {
+                sys::fi_passive_ep(fabric.as_ptr(), offer.info.as_ptr(), listener, ptr::null_mut())
+            })?
         };
         // SAFETY: both objects are alive; the listener retains the queue.
         let code = unsafe { sys::fi_bind(handle.as_fid(), events.as_fid(), 0) };
-        Error::check("fi_pep_bind", i64::from(code)).map_err(add_provider)?;
+        fabric.check("fi_pep_bind", code)?;
         // SAFETY: the listener is alive and bound.
         let code = unsafe { sys::fi_listen(handle.as_ptr()) };
-        Error::check("fi_listen", i64::from(code)).map_err(add_provider)?;
-        Ok(Self { handle, events, fabric: fabric.clone() })
+        fabric.check("fi_listen", code)?;
+        Ok(Self { handle, _events: events, fabric: fabric.clone() })
     }
 
     /// The address to connect to.
@@ -191,9 +176,8 @@ impl Listener {
     /// that was already accepted or rejected. The provider's error.
     pub fn reject(&self, request: &ConnectionRequest, reason: &[u8]) -> Result<()> {
         let add_provider = |e: Error| e.with_provider(self.fabric.provider());
-        let refuse = |why: &'static str| {
-            add_provider(Error::new(ErrorKind::InvalidArgument, "fi_reject", why))
-        };
+        let refuse =
+            |why: &'static str| self.fabric.error(ErrorKind::InvalidArgument, "fi_reject", why);
         if !request.offer.info.is_request() {
             return Err(refuse("the offer is not that of a connection request"));
         }
@@ -216,7 +200,7 @@ impl Listener {
                 reason.len(),
             )
         };
-        Error::check("fi_reject", i64::from(code)).map(drop).map_err(add_provider)
+        self.fabric.check("fi_reject", code)
     }
 }
 
@@ -276,9 +260,7 @@ impl Endpoint {
             )
         };
         self.queue_binding.member.connects_to(to.display(&self.domain));
-        Error::check("fi_connect", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.domain.add_provider(e).with_peer(to.display(&self.domain)))
+        self.domain.check("fi_connect", code).map_err(|e| e.with_peer(to.display(&self.domain)))
     }
 
     /// Accepts the request that this endpoint was opened for. The event queue reports when the

@@ -7,7 +7,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::address::Address;
+use crate::Address;
 
 /// How long the kernel holds back an idle connection, in seconds.
 const DEFER_ACCEPT_SECONDS: libc::c_int = 3600;

@@ -12,11 +12,9 @@ use super::Endpoint;
 use super::post::{PostOptions, PostRequest};
 use super::rma::parts;
 use super::vectors::Vectors;
-use crate::address::Peer;
-use crate::error::Result;
-use crate::flags::{Access, TransferFlags};
-use crate::memory::RegionSlice;
-use crate::queue::{CompletionKind, CompletionQueue, OperationId};
+use crate::{
+    Access, CompletionKind, CompletionQueue, OperationId, Peer, RegionSlice, Result, TransferFlags,
+};
 
 impl Endpoint {
     /// Sends a message (`fi_send`).

@@ -40,20 +40,17 @@ use std::sync::Arc;
 
 use libfabric_sys as sys;
 
-use crate::address::{Address, AddressVector, Peer};
-use crate::capabilities::EndpointKind;
-use crate::counter::Counter;
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
-use crate::event::{EventQueue, EventQueueShared};
-use crate::flags::{Access, Caps};
+use crate::error::number::TOO_SMALL;
+use crate::event::EventQueueShared;
 use crate::handle::Handle;
 use crate::hazard::HazardPointer;
 use crate::memory::BoundRegistrations;
-use crate::offer::Offer;
-use crate::queue::{Completion, CompletionQueue, Member, QueueShared};
+use crate::queue::{Member, QueueShared};
 use crate::quirks::{injects_without_context, must_drain_before_close};
-use crate::version::Version;
+use crate::{
+    Access, Address, AddressVector, Caps, Completion, CompletionQueue, Counter, Domain,
+    EndpointKind, Error, ErrorKind, EventQueue, Offer, Peer, Result, Version,
+};
 
 /// An endpoint. A post takes `&mut` of the endpoint and of the queue that will report the
 /// outcome, so both have one user at a time, and neither needs a lock.
@@ -97,10 +94,8 @@ pub struct Endpoint {
     limits: Limits,
     /// Regions that are closed before the endpoint.
     bound: BoundRegistrations,
-    #[allow(dead_code)] // retained: bound to the endpoint
-    counters: Vec<Counter>,
-    #[allow(dead_code)] // retained: bound to the endpoint
-    events: Option<Arc<EventQueueShared>>,
+    _counters: Vec<Counter>,
+    _events: Option<Arc<EventQueueShared>>,
     domain: Domain,
 }
 
@@ -242,27 +237,22 @@ impl<'q> EndpointBuilder<'q> {
             return Err(refuse("a connection request already has a destination"));
         }
         self.offer.info.claim("fi_endpoint").map_err(|e| domain.add_provider(e))?;
-        let towards = match &self.destination {
-            Some(address) => Some(self.offer.info.towards(&address.0)?),
-            None => None,
-        };
+        let destination = self.destination.as_ref();
+        let towards = destination.map(|to| self.offer.info.towards(&to.0)).transpose()?;
         let info = towards.as_ref().unwrap_or(&self.offer.info).as_ptr();
-        let mut endpoint = ptr::null_mut();
-        // SAFETY: domain and offer are alive; `endpoint` receives the object.
-        let handle = unsafe {
-            let code = sys::fi_endpoint(domain.as_ptr(), info, &mut endpoint, ptr::null_mut());
-            Error::check("fi_endpoint", i64::from(code)).map_err(|e| {
-                let e = domain.add_provider(e);
-                let lost = !connectionless && self.destination.is_none();
-                if lost && e.kind() == ErrorKind::InvalidArgument {
-                    return e.with_detail(
-                        "the provider may need the address of the listener when the endpoint is opened. Set it with EndpointBuilder::towards",
-                    );
-                }
-                e
-            })?;
-            Handle::adopt("fi_endpoint", endpoint)?
+        // SAFETY: domain and offer are alive; the object is owned here.
+        let opened = unsafe {
+            Handle::open("fi_endpoint", &domain_facts.provider, |endpoint| {
+                sys::fi_endpoint(domain.as_ptr(), info, endpoint, ptr::null_mut())
+            })
         };
+        let lost = !connectionless && self.destination.is_none();
+        let handle = opened.map_err(|e| match e.kind() {
+            ErrorKind::InvalidArgument if lost => e.with_detail(
+                "the provider may need the address of the listener when the endpoint is opened. Set it with EndpointBuilder::towards",
+            ),
+            _ => e,
+        })?;
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
             // SAFETY: both objects are alive, and the endpoint below retains them.
             let code = unsafe { sys::fi_bind(handle.as_fid(), fid, flags) };
@@ -292,14 +282,13 @@ impl<'q> EndpointBuilder<'q> {
         }
         // SAFETY: the endpoint is alive and all objects that it needs are bound.
         let code = unsafe { sys::fi_enable(handle.as_fid()) };
-        Error::check("fi_enable", i64::from(code))
-            .map_err(|e| explain_enable(domain.add_provider(e)))?;
+        domain.check("fi_enable", code).map_err(explain_enable)?;
         if connectionless && let Ok(address) = local_address(handle.as_fid()) {
             idle_connections::defer_accept(&address);
         }
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count an endpoint that failed to open.
-        let destination = self.destination.as_ref().map(|address| address.display(&domain));
+        let destination = destination.map(|address| address.display(&domain));
         let destination = destination.or_else(|| self.offer.info.destination());
         let named = if connectionless { self.addresses.clone() } else { None };
         let (number, member) = queue.join(handle.as_fid(), named);
@@ -316,8 +305,8 @@ impl<'q> EndpointBuilder<'q> {
             bound: BoundRegistrations::new(),
             addresses: self.addresses,
             hazard,
-            counters: counters.into_iter().map(|(counter, _)| counter).collect(),
-            events: self.events,
+            _counters: counters.into_iter().map(|(counter, _)| counter).collect(),
+            _events: self.events,
             domain,
         })
     }
@@ -453,11 +442,8 @@ impl Endpoint {
 
     /// A second call does nothing.
     fn close_once(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.is_closed, true) {
-            return Ok(());
-        }
-        if self.handle.is_inherited() {
-            // In a forked child, endpoint, queue and memory belong to the parent.
+        // In a forked child, endpoint, queue and memory belong to the parent.
+        if std::mem::replace(&mut self.is_closed, true) || self.handle.is_inherited() {
             return Ok(());
         }
         self.queue_binding.member.begin_close();
@@ -474,12 +460,8 @@ impl Endpoint {
         } else {
             // The provider may still use all of it: the objects of the endpoint, and the memory
             // in its queues, must never be freed.
-            std::mem::forget((
-                self.queue_binding.clone(),
-                self.addresses.clone(),
-                self.events.clone(),
-            ));
-            std::mem::forget((self.counters.clone(), self.domain.clone()));
+            std::mem::forget((self.queue_binding.clone(), self.addresses.clone()));
+            std::mem::forget((self._events.clone(), self._counters.clone(), self.domain.clone()));
         }
         result
     }
@@ -520,13 +502,13 @@ fn local_address(fid: *mut sys::fid) -> Result<Address> {
         let mut length = bytes.len();
         // SAFETY: the buffer's length is passed.
         let code = unsafe { sys::fi_getname(fid, bytes.as_mut_ptr().cast(), &mut length) };
-        if code == -crate::error::number::TOO_SMALL && length > bytes.len() {
+        if code == -TOO_SMALL && length > bytes.len() {
             bytes.resize(length, 0);
             continue;
         }
-        Error::check("fi_getname", i64::from(code))?;
+        Error::check("fi_getname", code)?;
         bytes.truncate(length);
         return Ok(Address(bytes));
     }
-    Err(Error::from_code("fi_getname", i64::from(crate::error::number::TOO_SMALL)))
+    Err(Error::from_code("fi_getname", TOO_SMALL))
 }

@@ -9,11 +9,9 @@ use libfabric_sys as sys;
 use super::Endpoint;
 use super::post::{AGAIN, PostOptions};
 use super::vectors::Vectors;
-use crate::address::Peer;
-use crate::error::{ErrorKind, Result};
-use crate::flags::Access;
-use crate::memory::{MemoryRegion, RemoteMemory};
-use crate::queue::{CompletionKind, CompletionQueue};
+use crate::{
+    Access, CompletionKind, CompletionQueue, ErrorKind, MemoryRegion, Peer, RemoteMemory, Result,
+};
 
 /// A part of a region.
 #[derive(Debug, Clone, Copy)]

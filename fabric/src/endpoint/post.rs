@@ -13,12 +13,13 @@ use std::time::Duration;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use crate::address::Peer;
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::{Access, TransferFlags, names};
-use crate::memory::{RegionSlice, RemoteSlice};
-use crate::queue::{CompletionKind, CompletionQueue, OperationId, Slot};
+use crate::flags::names;
+use crate::queue::Slot;
 use crate::waiting::{Backoff, Deadline};
+use crate::{
+    Access, CompletionKind, CompletionQueue, Error, ErrorKind, OperationId, Peer, RegionSlice,
+    RemoteSlice, Result, TransferFlags,
+};
 
 /// How one operation is posted. A bare number is its token.
 ///
@@ -114,8 +115,7 @@ impl PostRequest {
         peer: Peer,
         options: &PostOptions,
     ) -> Self {
-        let PostOptions { token, timeout, .. } = *options;
-        Self { operation, kind, peer, token, timeout }
+        Self { operation, kind, peer, token: options.token, timeout: options.timeout }
     }
 }
 
@@ -131,11 +131,10 @@ impl Endpoint {
         match &self.addresses {
             Some(addresses) => addresses.protect(operation, peer, &self.hazard),
             None if peer == Peer::CONNECTED => Ok(sys::FI_ADDR_UNSPEC),
-            None => Err(self.refuse(
-                operation,
-                ErrorKind::InvalidArgument,
-                "a connected endpoint has one peer: Peer::CONNECTED".to_owned(),
-            )),
+            None => {
+                let detail = "a connected endpoint has one peer: Peer::CONNECTED";
+                Err(self.domain.error(ErrorKind::InvalidArgument, operation, detail))
+            }
         }
     }
 
@@ -152,11 +151,6 @@ impl Endpoint {
         self.hazard.clear();
     }
 
-    #[cold]
-    pub(super) fn refuse(&self, operation: &'static str, kind: ErrorKind, why: String) -> Error {
-        self.domain.error(kind, operation, why)
-    }
-
     /// An error with this reason, unless the condition holds.
     #[inline]
     pub(super) fn ensure(
@@ -166,7 +160,7 @@ impl Endpoint {
         kind: ErrorKind,
         why: impl FnOnce() -> String,
     ) -> Result<()> {
-        if is_so { Ok(()) } else { Err(self.refuse(operation, kind, why())) }
+        if is_so { Ok(()) } else { Err(self.domain.error(kind, operation, why())) }
     }
 
     #[inline]
@@ -383,10 +377,8 @@ impl Endpoint {
         code: isize,
         timeout: Duration,
     ) -> Error {
-        let mut error = self.domain.add_provider(Error::from_code(operation, code as i64));
-        if let Some(name) = self.queue_binding.member.name_of(peer) {
-            error = error.with_peer(name);
-        }
+        let error = self.domain.add_provider(Error::from_code(operation, code as i64));
+        let error = error.with_known_peer(self.name_of(peer));
         if code != AGAIN {
             return error;
         }

@@ -17,11 +17,10 @@ use libfabric_sys as sys;
 use super::Endpoint;
 use super::post::{PostOptions, PostRequest};
 use super::vectors::Vectors;
-use crate::address::Peer;
-use crate::error::Result;
-use crate::flags::{Access, TransferFlags};
-use crate::memory::{RegionSlice, RemoteSlice};
-use crate::queue::{CompletionKind, CompletionQueue, OperationId};
+use crate::{
+    Access, CompletionKind, CompletionQueue, OperationId, Peer, RegionSlice, RemoteSlice, Result,
+    TransferFlags,
+};
 
 /// The access that an operation needs to a peer's region.
 #[derive(Clone, Copy)]
@@ -173,21 +172,17 @@ impl Endpoint {
                         ),
                     };
                 }
+                let (data, data_flag) = match what {
+                    Transfer::WriteData(data) => (data, sys::FI_REMOTE_CQ_DATA),
+                    Transfer::Write | Transfer::Read => (0, 0),
+                };
                 let vectors = Vectors::raw(pointer, length, descriptor);
                 let range = sys::fi_rma_iov { addr: address, len: length, key };
-                let flags = flags | sys::FI_COMPLETION;
+                let message = vectors.rma(peer, &range, context, data);
+                let flags = flags | sys::FI_COMPLETION | data_flag;
                 match what {
-                    Transfer::Write => {
-                        sys::fi_writemsg(endpoint, &vectors.rma(peer, &range, context, 0), flags)
-                    }
-                    Transfer::WriteData(data) => sys::fi_writemsg(
-                        endpoint,
-                        &vectors.rma(peer, &range, context, data),
-                        flags | sys::FI_REMOTE_CQ_DATA,
-                    ),
-                    Transfer::Read => {
-                        sys::fi_readmsg(endpoint, &vectors.rma(peer, &range, context, 0), flags)
-                    }
+                    Transfer::Read => sys::fi_readmsg(endpoint, &message, flags),
+                    _ => sys::fi_writemsg(endpoint, &message, flags),
                 }
             },
         )

@@ -6,8 +6,7 @@ use libfabric_sys as sys;
 
 use super::Endpoint;
 use super::nonblocking::LocalSegment;
-use crate::error::{ErrorKind, Result};
-use crate::flags::Access;
+use crate::{Access, ErrorKind, Result};
 
 /// Slices in libfabric's form.
 pub(super) struct Vectors {
@@ -44,7 +43,6 @@ impl Vectors {
         endpoint.ensure(is_good, operation, ErrorKind::InvalidArgument, || {
             format!(
                 "1 to {limit} segments are needed, each inside a region of this domain with Access::WRITE"
-
             )
         })?;
         Ok(vectors)

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicU8, AtomicU64, fence};
 
 use super::MemoryRegion;
-use crate::error::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 const WORD: usize = size_of::<u64>();
 
@@ -32,21 +32,13 @@ impl MemoryRegion {
 
     #[cold]
     fn not_accessible(&self, operation: &'static str, offset: usize, length: usize) -> Error {
-        if self.0.extent.kind.is_device() {
-            return Error::new(
-                ErrorKind::InvalidArgument,
-                operation,
-                format!("the region is {} memory, which the CPU cannot access", self.0.extent.kind),
-            );
+        let (kind, total) = (self.0.extent.kind, self.0.extent.contiguous_length);
+        if kind.is_device() {
+            let detail = format!("the region is {kind} memory, which the CPU cannot access");
+            return Error::new(ErrorKind::InvalidArgument, operation, detail);
         }
-        Error::new(
-            ErrorKind::OutOfBounds,
-            operation,
-            format!(
-                "{length} bytes at {offset} of a region of {} bytes",
-                self.0.extent.contiguous_length
-            ),
-        )
+        let detail = format!("{length} bytes at {offset} of a region of {total} bytes");
+        Error::new(ErrorKind::OutOfBounds, operation, detail)
     }
 
     /// Copies bytes out of the region. If a peer or another thread writes at the same time, the
@@ -118,11 +110,8 @@ impl MemoryRegion {
 
 #[cold]
 fn not_aligned(offset: usize) -> Error {
-    Error::new(
-        ErrorKind::InvalidArgument,
-        "access word of region",
-        format!("offset {offset} is not aligned to 8 bytes"),
-    )
+    let detail = format!("offset {offset} is not aligned to 8 bytes");
+    Error::new(ErrorKind::InvalidArgument, "access word of region", detail)
 }
 
 /// The number of the `length` bytes that precede the first aligned word.

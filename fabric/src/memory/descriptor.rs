@@ -22,9 +22,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::Access;
-use crate::kind::MemoryKind;
+use crate::{Access, Error, ErrorKind, MemoryKind, Result};
 
 const MAGIC: [u8; 4] = *b"FcMR";
 const VERSION: u16 = 1;

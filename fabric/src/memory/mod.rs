@@ -35,11 +35,8 @@ use std::os::raw::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use crate::counter::Counter;
 use crate::deregistration::Keepalive;
-use crate::domain::Domain;
-use crate::flags::Access;
-use crate::kind::MemoryKind;
+use crate::{Access, Counter, Domain, MemoryKind};
 use bound::Registration;
 
 /// Memory that is registered with a domain. Cheap to clone. When the last clone, slice and

@@ -13,13 +13,9 @@ use libfabric_sys as sys;
 use super::registration::{RegistrationOptions, Source};
 use super::{Extent, MemoryRegion};
 use crate::deregistration::Keepalive;
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Event, EventQueue};
-use crate::flags::Access;
 use crate::handle::Handle;
-use crate::host_memory::Memory;
 use crate::waiting::Deadline;
+use crate::{Access, Domain, Error, ErrorKind, Event, EventQueue, Memory, Result};
 
 impl Domain {
     /// Starts a registration that completes on the event queue that the domain was opened with
@@ -120,11 +116,8 @@ impl PendingRegion {
     /// registration.
     pub fn finish(self, event: &Event) -> std::result::Result<MemoryRegion, Box<(Self, Error)>> {
         if !self.is_done_by(event) {
-            let error = Error::new(
-                ErrorKind::InvalidArgument,
-                "finish registration",
-                "the event belongs to another registration",
-            );
+            let detail = "the event belongs to another registration";
+            let error = Error::new(ErrorKind::InvalidArgument, "finish registration", detail);
             return Err(Box::new((self, error)));
         }
         let mut pending = ManuallyDrop::new(self);

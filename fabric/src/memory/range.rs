@@ -2,7 +2,7 @@
 //! answer with a bare EINVAL or a crash; so it is checked here.
 #![allow(unsafe_code)]
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// End of the address space of ordinary mappings: 47 bits on x86-64, 48 on aarch64. Larger page
 /// tables offer more on request: beyond this limit a range counts as user space if it is
@@ -11,26 +11,18 @@ const USER_SPACE_END: usize = 1 << if cfg!(target_arch = "aarch64") { 48 } else 
 
 /// Refuses ranges that are empty, wrap around or lie outside user space.
 pub(crate) fn check(operation: &'static str, base: usize, length: usize) -> Result<()> {
+    let refuse = |kind, detail: String| Err(Error::new(kind, operation, detail));
     if length == 0 {
-        return Err(Error::new(
-            ErrorKind::InvalidArgument,
-            operation,
-            "length is zero: a registration needs at least one byte",
-        ));
+        let detail = "length is zero: a registration needs at least one byte".to_owned();
+        return refuse(ErrorKind::InvalidArgument, detail);
     }
     let Some(end) = base.checked_add(length) else {
-        return Err(Error::new(
-            ErrorKind::OutOfBounds,
-            operation,
-            format!("range of {length} bytes at {base:#x} overflows the address space"),
-        ));
+        let detail = format!("range of {length} bytes at {base:#x} overflows the address space");
+        return refuse(ErrorKind::OutOfBounds, detail);
     };
     if base == 0 || (end > USER_SPACE_END && !is_mapped(base, length)) {
-        return Err(Error::new(
-            ErrorKind::OutOfBounds,
-            operation,
-            format!("range {base:#x}..{end:#x} is outside user space"),
-        ));
+        let detail = format!("range {base:#x}..{end:#x} is outside user space");
+        return refuse(ErrorKind::OutOfBounds, detail);
     }
     Ok(())
 }
@@ -40,15 +32,12 @@ pub(crate) fn check_mapped(operation: &'static str, base: usize, length: usize) 
     if is_mapped(base, length) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::NotMapped,
-        operation,
-        format!(
-            "range {base:#x}..{:#x} contains unmapped pages, and the provider demands \
-             allocated memory (FI_MR_ALLOCATED)",
-            base.wrapping_add(length)
-        ),
-    ))
+    let detail = format!(
+        "range {base:#x}..{:#x} contains unmapped pages, and the provider demands \
+         allocated memory (FI_MR_ALLOCATED)",
+        base.wrapping_add(length)
+    );
+    Err(Error::new(ErrorKind::NotMapped, operation, detail))
 }
 
 /// The system's page size in bytes.
@@ -75,9 +64,7 @@ fn is_mapped(base: usize, length: usize) -> bool {
         if code != 0 {
             return false;
         }
-        let Some(next) = at.checked_add(stretch) else {
-            break;
-        };
+        let Some(next) = at.checked_add(stretch) else { break };
         at = next;
     }
     true

@@ -4,20 +4,18 @@
 use std::ops::Range;
 use std::os::raw::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use libfabric_sys as sys;
 
 use super::bound::{BoundRegistrations, Registration};
 use super::descriptor::{RemoteKey, RemoteRegion};
 use super::{Extent, MemoryRegion, RegionInner, RegionSlice};
-use crate::counter::Counter;
 use crate::deregistration::Keepalive;
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::{Access, MrMode};
+use crate::error::number::TOO_SMALL;
 use crate::handle::Handle;
-use crate::kind::MemoryKind;
+use crate::lock::lock;
+use crate::{Access, Counter, Domain, Error, ErrorKind, MemoryKind, MrMode, Result};
 
 // SAFETY: the pointers name memory that `memory` (or the contract of an unsafe constructor)
 // keeps alive, and that is only accessed by raw copies.
@@ -145,11 +143,9 @@ impl MemoryRegion {
 
     fn registration(&self, operation: &'static str) -> Result<&Arc<Registration>> {
         self.0.registration.as_ref().ok_or_else(|| {
-            self.0.domain.add_provider(Error::new(
-                ErrorKind::InvalidArgument,
-                operation,
-                "the region is for local use and the provider needs no registration for that",
-            ))
+            let detail =
+                "the region is for local use and the provider needs no registration for that";
+            self.0.domain.error(ErrorKind::InvalidArgument, operation, detail)
         })
     }
 
@@ -161,11 +157,11 @@ impl MemoryRegion {
     ) -> Result<T> {
         match &*self.registration(operation)?.lock_handle() {
             Some(handle) => Ok(call(handle)),
-            None => Err(self.0.domain.add_provider(Error::new(
-                ErrorKind::Closed,
-                operation,
-                "the endpoint that the region is bound to is closed, and so is its registration",
-            ))),
+            None => {
+                let detail = "the endpoint that the region is bound to is closed, and so is its \
+                              registration";
+                Err(self.0.domain.error(ErrorKind::Closed, operation, detail))
+            }
         }
     }
 
@@ -177,12 +173,10 @@ impl MemoryRegion {
         // SAFETY: the registration is alive and finished.
         let key = self.with_handle("fi_mr_key", |region| unsafe { (*region.as_ptr()).key })?;
         if key == sys::FI_KEY_NOTAVAIL {
-            let why = if self.is_enabled() {
-                "the provider has raw keys only (FI_MR_RAW)"
-            } else {
-                "the region is not enabled yet"
+            let detail = match self.is_enabled() {
+                true => "the provider has raw keys only (FI_MR_RAW)",
+                false => "the region is not enabled yet",
             };
-            let detail = why;
             return Err(self.0.domain.error(ErrorKind::KeyUnavailable, "fi_mr_key", detail));
         }
         Ok(key)
@@ -201,7 +195,7 @@ impl MemoryRegion {
             let code = self.with_handle("fi_mr_raw_attr", |region| unsafe {
                 sys::fi_mr_raw_attr(region.as_fid(), &mut base, key.as_mut_ptr(), &mut size, 0)
             })?;
-            if code == -crate::error::number::TOO_SMALL && size > key.len() && size <= 1 << 16 {
+            if code == -TOO_SMALL && size > key.len() && size <= 1 << 16 {
                 key.resize(size, 0);
                 continue;
             }
@@ -226,15 +220,13 @@ impl MemoryRegion {
         let code = self.with_handle("fi_mr_bind", |region| unsafe {
             sys::fi_bind(region.as_fid(), counter.as_fid(), sys::FI_REMOTE_WRITE)
         })?;
-        Error::check("fi_mr_bind", i64::from(code)).map_err(|e| {
-            let e = self.0.domain.add_provider(e);
-            if e.kind() == ErrorKind::InvalidArgument {
+        self.0.domain.check("fi_mr_bind", code).map_err(|e| match e.kind() {
+            ErrorKind::InvalidArgument => {
                 e.with_detail("the provider does not count remote accesses to regions")
-            } else {
-                e
             }
+            _ => e,
         })?;
-        self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).push(counter.clone());
+        lock(&self.0.counters).push(counter.clone());
         Ok(())
     }
 
@@ -358,11 +350,9 @@ impl MemoryRegion {
     /// `OutOfBounds`.
     pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
         if range.start > range.end || range.end > self.0.extent.contiguous_length {
-            return Err(Error::new(
-                ErrorKind::OutOfBounds,
-                "slice region",
-                format!("{range:?} of a region of {} bytes", self.0.extent.contiguous_length),
-            ));
+            let length = self.0.extent.contiguous_length;
+            let detail = format!("{range:?} of a region of {length} bytes");
+            return Err(Error::new(ErrorKind::OutOfBounds, "slice region", detail));
         }
         Ok(RegionSlice { region: self.clone(), offset: range.start, length: range.len() })
     }

@@ -8,19 +8,20 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::raw::c_void;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfabric_sys as sys;
 
 use super::{Extent, MemoryRegion, range};
 use crate::deregistration::Keepalive;
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::{Access, Caps, MrMode, RegistrationFlags};
+use crate::error::number;
+use crate::flags::names;
 use crate::handle::Handle;
-use crate::host_memory::{HostMemory, Memory};
-use crate::kind::MemoryKind;
-use crate::version::Version;
+use crate::{
+    Access, Caps, Domain, Error, ErrorKind, HostMemory, Memory, MemoryKind, MrMode,
+    RegistrationFlags, Result, Version,
+};
 
 /// How to register: access, and all other fields of `struct fi_mr_attr`.
 ///
@@ -121,6 +122,9 @@ pub struct DmaBuf<'fd> {
     pub kind: MemoryKind,
 }
 
+/// The operation in errors.
+pub(super) const OPERATION: &str = "fi_mr_regattr";
+
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Regions that this process has registered so far. Registering pins pages, 0.5 s for each GiB
@@ -217,31 +221,30 @@ impl Domain {
         options: impl Into<RegistrationOptions>,
     ) -> Result<MemoryRegion> {
         let options = options.into();
-        let operation = "fi_mr_regattr";
         if !Version::has_dma_buf() {
             let detail = format!(
                 "dma-buf needs libfabric 1.20; headers are {}, the library is {}",
                 Version::headers(),
                 Version::running()
             );
-            return Err(self.error(ErrorKind::NotSupported, operation, detail));
+            return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
         }
         self.refuse_if_asynchronous()?;
         if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
             let detail = "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)";
-            return Err(self.error(ErrorKind::NotSupported, operation, detail));
+            return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
         }
-        range::check(operation, buffer.base as usize, buffer.length)
-            .map_err(|e| self.add_provider(e))?;
+        let add_provider = |e| self.add_provider(e);
+        range::check(OPERATION, buffer.base as usize, buffer.length).map_err(add_provider)?;
         if buffer.offset > buffer.base as u64 {
             let detail =
                 format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset);
-            return Err(self.error(ErrorKind::OutOfBounds, operation, detail));
+            return Err(self.error(ErrorKind::OutOfBounds, OPERATION, detail));
         }
         let extent = Extent::of(buffer.base, buffer.length, buffer.kind);
         // SAFETY: by contract.
         let (handle, enabled) =
-            unsafe { self.call(&Source::DmaBuf(buffer), &extent, &options, std::ptr::null_mut())? };
+            unsafe { self.call(&Source::DmaBuf(buffer), &extent, &options, ptr::null_mut())? };
         Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, None, enabled))
     }
 
@@ -271,18 +274,15 @@ impl Domain {
             return Ok(());
         }
         let detail = "this domain registers asynchronously: use register_asynchronously";
-        Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail))
+        Err(self.error(ErrorKind::InvalidArgument, OPERATION, detail))
     }
 
     pub(super) fn check_buffers(
         &self,
         memory: &[Box<dyn Memory>],
     ) -> Result<(Vec<sys::iovec>, Extent)> {
-        let operation = "fi_mr_regattr";
-        let refuse = |detail: String| self.error(ErrorKind::InvalidArgument, operation, detail);
-        let Some(first) = memory.first() else {
-            return Err(refuse("no buffer".to_owned()));
-        };
+        let refuse = |detail: String| self.error(ErrorKind::InvalidArgument, OPERATION, detail);
+        let Some(first) = memory.first() else { return Err(refuse("no buffer".to_owned())) };
         let limit = self.capabilities().registration.mr_iov_limit;
         if memory.len() > limit {
             return Err(refuse(format!("{} buffers, the provider takes {limit}", memory.len())));
@@ -302,8 +302,8 @@ impl Domain {
     }
 
     fn check_range(&self, base: *mut u8, length: usize, kind: MemoryKind) -> Result<()> {
-        let operation = "fi_mr_regattr";
         let base = base as usize;
+        let add_provider = |e| self.add_provider(e);
         if kind.is_device() {
             // Some providers accept a device registration that they cannot honour and then
             // treat the address as host memory: check the offer.
@@ -311,18 +311,18 @@ impl Domain {
                 let detail = format!(
                     "{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"
                 );
-                return Err(self.error(ErrorKind::NotSupported, operation, detail));
+                return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
             }
             // Device addresses mean nothing in the host's address space.
             if length == 0 || base.checked_add(length).is_none() {
-                range::check(operation, base, length).map_err(|e| self.add_provider(e))?;
+                range::check(OPERATION, base, length).map_err(add_provider)?;
             }
             return Ok(());
         }
-        range::check(operation, base, length).map_err(|e| self.add_provider(e))?;
-        if self.capabilities().registration.mr_mode.without_deprecated().contains(MrMode::ALLOCATED)
-        {
-            range::check_mapped(operation, base, length).map_err(|e| self.add_provider(e))?;
+        range::check(OPERATION, base, length).map_err(add_provider)?;
+        let mode = self.capabilities().registration.mr_mode.without_deprecated();
+        if mode.contains(MrMode::ALLOCATED) {
+            range::check_mapped(OPERATION, base, length).map_err(add_provider)?;
         }
         Ok(())
     }
@@ -346,7 +346,7 @@ impl Domain {
         self.refuse_if_asynchronous()?;
         // SAFETY: by contract.
         let (handle, enabled) =
-            unsafe { self.call(&Source::Vector(vector), &extent, options, std::ptr::null_mut())? };
+            unsafe { self.call(&Source::Vector(vector), &extent, options, ptr::null_mut())? };
         Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, memory, enabled))
     }
 
@@ -364,11 +364,11 @@ impl Domain {
         if options.offset != 0 {
             // Providers without this check would register another range.
             let detail = "offset is reserved and must be 0";
-            return Err(self.error(ErrorKind::InvalidArgument, "fi_mr_regattr", detail));
+            return Err(self.error(ErrorKind::InvalidArgument, OPERATION, detail));
         }
         if options.requested_key == Some(sys::FI_KEY_NOTAVAIL) {
             let detail = "this key means \"no key\" (FI_KEY_NOTAVAIL)";
-            return Err(self.error(ErrorKind::KeyUnavailable, "fi_mr_regattr", detail));
+            return Err(self.error(ErrorKind::KeyUnavailable, OPERATION, detail));
         }
         let capabilities = self.capabilities();
         let mode = capabilities.registration.mr_mode.without_deprecated();
@@ -396,7 +396,7 @@ impl Domain {
                 ..Default::default()
             };
             if options.authorization_key.is_empty() {
-                request.auth_key = std::ptr::null_mut();
+                request.auth_key = ptr::null_mut();
             }
             match source {
                 Source::Vector(vector) => {
@@ -413,7 +413,7 @@ impl Domain {
                     request.dmabuf_base = beginning.cast();
                 }
             }
-            let mut region = std::ptr::null_mut();
+            let mut region = ptr::null_mut();
             let registration_guard = self.deregistration_lock().lock_registration();
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
@@ -422,9 +422,9 @@ impl Domain {
             if code == 0 {
                 REGISTRATIONS.fetch_add(1, Ordering::Relaxed);
                 // SAFETY: just created, and owned here.
-                return Ok((unsafe { Handle::adopt("fi_mr_regattr", region)? }, enabled));
+                return Ok((unsafe { Handle::adopt(OPERATION, region)? }, enabled));
             }
-            let taken = code == -crate::error::number::NO_KEY;
+            let taken = code == -number::NO_KEY;
             if taken && options.requested_key.is_none() && chooses_key && attempts < 8 {
                 continue;
             }
@@ -435,13 +435,11 @@ impl Domain {
     /// libfabric answers many faults with a bare EINVAL or ENOSYS: adds the precondition that
     /// was probably violated.
     fn explain(&self, code: i32, extent: &Extent, options: &RegistrationOptions) -> Error {
-        let error = self.add_provider(Error::from_code("fi_mr_regattr", i64::from(code)));
+        let error = self.add_provider(Error::from_code(OPERATION, code));
         let mode = self.capabilities().registration.mr_mode.without_deprecated();
         let key_is_chosen = options.requested_key.is_some();
         match -code {
-            crate::error::number::NO_KEY => {
-                error.with_detail("the requested key is in use in this domain")
-            }
+            number::NO_KEY => error.with_detail("the requested key is in use in this domain"),
             sys::FI_EKEYREJECTED => error
                 .with_kind(ErrorKind::KeyUnavailable)
                 .with_detail("the requested key is out of the provider's range"),
@@ -449,9 +447,9 @@ impl Domain {
                 "libfabric was built without support for {} memory, or its runtime is missing",
                 extent.kind
             )),
-            crate::error::number::BAD_FLAGS => error.with_detail(format!(
+            number::BAD_FLAGS => error.with_detail(format!(
                 "flags {} are not supported for registrations",
-                crate::flags::names(&options.flags).join(", ")
+                names(&options.flags).join(", ")
             )),
             sys::FI_EINVAL if options.access.is_empty() => {
                 error.with_detail("no access is requested")
@@ -489,8 +487,7 @@ impl Domain {
     pub(crate) fn unmap_key(&self, key: u64) {
         // SAFETY: the key came from map_raw_key of this domain and is released once.
         let code = unsafe { sys::fi_mr_unmap_key(self.as_ptr().cast(), key) };
-        if code < 0 {
-            let error = self.add_provider(Error::from_code("fi_mr_unmap_key", i64::from(code)));
+        if let Err(error) = self.check("fi_mr_unmap_key", code) {
             tracing::error!(%error, "a mapped key could not be released");
         }
     }
@@ -498,17 +495,14 @@ impl Domain {
 
 /// Can peers access a region as soon as it is registered, or must it be bound first?
 fn starts_enabled(mode: MrMode, flags: RegistrationFlags) -> bool {
-    let wants_endpoint = mode.contains(MrMode::ENDPOINT);
-    let wants_counter =
-        mode.contains(MrMode::RMA_EVENT) && flags.contains(RegistrationFlags::RMA_EVENT);
-    !wants_endpoint && !wants_counter
+    let counts = mode.contains(MrMode::RMA_EVENT) && flags.contains(RegistrationFlags::RMA_EVENT);
+    !mode.contains(MrMode::ENDPOINT) && !counts
 }
 
 /// A key that a peer cannot guess, of the provider's key size.
 fn random_key(size: usize) -> Result<u64> {
-    let key = getrandom::u64().map_err(|error| {
-        Error::new(ErrorKind::Other, "fi_mr_regattr", format!("no random key: {error}"))
-    })?;
+    let no_key = |error| Error::new(ErrorKind::Other, OPERATION, format!("no random key: {error}"));
+    let key = getrandom::u64().map_err(no_key)?;
     Ok(match size {
         1..8 => key & ((1 << (8 * size)) - 1),
         // All ones means "no key".

@@ -11,9 +11,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use super::descriptor::{RemoteKey, RemoteRegion};
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::{Access, MrMode};
+use crate::{Access, Domain, Error, ErrorKind, MrMode, Result};
 
 /// A mapped raw key: released when the last user is gone.
 pub(crate) struct MappedKey {
@@ -74,21 +72,21 @@ impl Domain {
     /// `VersionMismatch` if the region needs another wire protocol than this domain's; the
     /// provider's error about a raw key.
     pub fn attach(&self, region: &RemoteRegion) -> Result<RemoteMemory> {
-        let ours = self.capabilities().protocol;
-        if region.protocol() != ours {
-            let detail = format!(
-                "the region needs wire protocol {}, this domain uses {ours}",
-                region.protocol()
-            );
-            return Err(self.error(ErrorKind::VersionMismatch, "attach remote region", detail));
+        let operation = "attach remote region";
+        let facts = self.capabilities();
+        let (theirs, ours) = (region.protocol(), facts.protocol);
+        if theirs != ours {
+            let detail =
+                format!("the region needs wire protocol {theirs}, this domain uses {ours}");
+            return Err(self.error(ErrorKind::VersionMismatch, operation, detail));
         }
         // Some providers would take a raw key in place of a plain one, or the reverse, for an
         // address.
-        let facts = self.capabilities();
         let takes_raw = facts.registration.mr_mode.contains(MrMode::RAW);
+        let key_size = facts.registration.mr_key_size;
         let (key, mapped_key) = match region.key() {
             RemoteKey::Plain(key) if !takes_raw => (*key, None),
-            RemoteKey::Raw(raw) if takes_raw && raw.len() == facts.registration.mr_key_size => {
+            RemoteKey::Raw(raw) if takes_raw && raw.len() == key_size => {
                 let key = self.map_raw_key(region.base(), raw)?;
                 (key, Some(Arc::new(MappedKey { domain: self.clone(), key })))
             }
@@ -98,15 +96,8 @@ impl Domain {
                     RemoteKey::Raw(raw) => format!("a raw key of {} bytes", raw.len()),
                 };
                 let ours = if takes_raw { "raw" } else { "plain" };
-                let detail = format!(
-                    "{form}, where keys are {ours}, of {} bytes",
-                    facts.registration.mr_key_size
-                );
-                return Err(self.error(
-                    ErrorKind::MalformedDescriptor,
-                    "attach remote region",
-                    detail,
-                ));
+                let detail = format!("{form}, where keys are {ours}, of {key_size} bytes");
+                return Err(self.error(ErrorKind::MalformedDescriptor, operation, detail));
             }
         };
         Ok(RemoteMemory { region: region.clone(), key, mapped_key })
@@ -148,11 +139,8 @@ impl RemoteMemory {
     #[inline]
     pub fn slice(&self, range: Range<u64>) -> Result<RemoteSlice> {
         if range.start > range.end || range.end > self.len() {
-            return Err(Error::new(
-                ErrorKind::OutOfBounds,
-                "slice remote region",
-                format!("{range:?} of a remote region of {} bytes", self.len()),
-            ));
+            let detail = format!("{range:?} of a remote region of {} bytes", self.len());
+            return Err(Error::new(ErrorKind::OutOfBounds, "slice remote region", detail));
         }
         Ok(self.part(range.start, range.end - range.start))
     }

@@ -25,7 +25,7 @@
 use std::fmt;
 
 use super::OperationId;
-use crate::error::Error;
+use crate::Error;
 
 /// The kind of a completed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

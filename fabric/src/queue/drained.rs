@@ -4,12 +4,12 @@
 //! thread that closes it reads them, and stores them for the queue's owner.
 #![allow(unsafe_code)]
 
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
 use super::{BATCH, CompletionQueue, QueueShared};
+use crate::lock::lock;
 
 /// An entry that was read ahead of its owner.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl QueueShared {
         const DRAIN_TIME: Duration = Duration::from_millis(5);
         let end = Instant::now() + DRAIN_TIME;
         // No code under this lock panics, so it cannot be poisoned.
-        let mut drained = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut drained = lock(&self.drained);
         while drained.len() < MAX_DRAINED {
             let mut tagged = [sys::fi_cq_tagged_entry::default(); BATCH];
             let mut plain = [sys::fi_cq_data_entry::default(); BATCH];
@@ -60,7 +60,7 @@ impl QueueShared {
 impl CompletionQueue {
     /// Takes the entries that were drained when an endpoint was closed.
     pub(super) fn take_drained(&mut self) -> bool {
-        let mut drained = self.shared.drained.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut drained = lock(&self.shared.drained);
         let count = drained.len().min(BATCH);
         for (to, from) in self.batch.iter_mut().zip(drained.drain(..count)) {
             *to = from.0;

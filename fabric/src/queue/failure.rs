@@ -2,17 +2,16 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
-use std::sync::PoisonError;
 
 use libfabric_sys as sys;
 
-use super::{CompletionKind, CompletionQueue, Failure, State};
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind};
+use super::{CompletionKind, CompletionQueue, Failure, ReadOutcome, State};
+use crate::lock::lock;
+use crate::{Domain, Error, ErrorKind};
 
 impl CompletionQueue {
     #[cold]
-    pub(super) fn read_failure(&mut self) -> FailureRead {
+    pub(super) fn read_failure(&mut self) -> ReadOutcome {
         // Newer libraries append fields: leave space for them.
         #[repr(C)]
         struct Roomy {
@@ -25,29 +24,29 @@ impl CompletionQueue {
         // SAFETY: the entry is at least as large as in the negotiated version.
         let got = unsafe { sys::fi_cq_readerr(queue, &mut roomy.entry, 0) };
         if got == -(sys::FI_EAGAIN as isize) || got == 0 {
-            return FailureRead::Nothing;
+            // The provider announced a failure but has none: do not loop.
+            return ReadOutcome::Done(None);
         }
         if got < 0 {
             let error = Error::from_code("fi_cq_readerr", got as i64);
-            let error = self.shared.domain.add_provider(error);
-            return FailureRead::Failure(Box::new(self.unsolicited(error)));
+            return ReadOutcome::Done(Some(Err(self.unsolicited(error))));
         }
         let entry = &roomy.entry;
         let text = self.failure_text(entry);
         let (code, provider_code, context, olen) =
             (entry.err, entry.prov_errno, entry.op_context, entry.olen);
         let add_provider = |domain: &Domain, operation| {
-            let mut error = Error::from_code(operation, i64::from(code))
-                .with_provider_text(provider_code, text.clone());
+            let mut error =
+                Error::from_code(operation, code).with_provider_text(provider_code, text.clone());
             if error.kind() == ErrorKind::Truncated {
                 error = error.with_detail(format!("{olen} bytes did not fit the buffer"));
             }
             domain.add_provider(error)
         };
         let domain = self.shared.domain.clone();
-        let Some(slot) = self.table().by_context(context) else {
+        let Some(slot) = self.table.by_context(context) else {
             let failure = self.unsolicited(add_provider(&domain, "progress"));
-            return FailureRead::Failure(Box::new(failure));
+            return ReadOutcome::Done(Some(Err(failure)));
         };
         let abandoned = slot.state == State::Abandoned;
         let (index, kind, token, operation) = (slot.index, slot.kind, slot.token, slot.id());
@@ -60,16 +59,13 @@ impl CompletionQueue {
             CompletionKind::Atomic => "fi_atomic",
             CompletionKind::RemoteWrite => "fi_writedata",
         };
-        self.table().release(index);
+        self.table.release(index);
         if abandoned {
-            return FailureRead::Abandoned;
+            return ReadOutcome::Retry;
         }
-        let mut error = add_provider(&domain, name);
-        if let Some(name) = self.name_of(member, peer) {
-            error = error.with_peer(name);
-        }
-        let operation = Some(operation);
-        FailureRead::Failure(Box::new(Failure { kind: Some(kind), operation, token, error }))
+        let error = add_provider(&domain, name).with_known_peer(self.name_of(member, peer));
+        let (kind, operation) = (Some(kind), Some(operation));
+        ReadOutcome::Done(Some(Err(Failure { kind, operation, token, error })))
     }
 
     /// The provider's own text for a failure. Layered providers look it up through an endpoint
@@ -77,7 +73,7 @@ impl CompletionQueue {
     /// call is skipped.
     fn failure_text(&self, entry: &sys::fi_cq_err_entry) -> Option<String> {
         let _open = self.members.iter().find_map(|member| {
-            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            let endpoint = lock(&member.endpoint);
             endpoint.is_some().then_some(endpoint)
         })?;
         let mut buffer = [0_u8; 256];
@@ -94,12 +90,4 @@ impl CompletionQueue {
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         }
     }
-}
-
-/// The result of reading a failure.
-pub(super) enum FailureRead {
-    Failure(Box<Failure>),
-    /// The failure of an abandoned operation.
-    Abandoned,
-    Nothing,
 }

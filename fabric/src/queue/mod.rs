@@ -18,7 +18,6 @@ mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, Outcome};
 use drained::{DrainedEntry, widened};
-use failure::FailureRead;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -27,21 +26,20 @@ use std::os::fd::RawFd;
 use std::os::raw::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use libfabric_sys as sys;
 
-use crate::address::{AddressVector, Peer};
-use crate::capabilities::EndpointKind;
-use crate::domain::Domain;
-use crate::error::{Error, ErrorKind, Result};
-use crate::flags::Caps;
 use crate::handle::Handle;
-use crate::memory::{MappedKey, MemoryRegion};
+use crate::lock::lock;
+use crate::memory::MappedKey;
 use crate::quirks::polling_blocks_peers;
-use crate::version::Version;
-use crate::waiting::{Backoff, PollPause, WaitStrategy};
+use crate::waiting::{Backoff, PollPause};
+use crate::{
+    AddressVector, Caps, Domain, EndpointKind, Error, ErrorKind, MemoryRegion, Peer, Result,
+    Version, WaitStrategy,
+};
 use table::Table;
 
 /// The result of a read that found nothing.
@@ -401,26 +399,17 @@ impl CompletionQueue {
             // Entries of closed endpoints may have arrived since the read: at the next empty
             // read, sweep exactly the endpoints that are known to be closed now.
             self.closed_endpoints_seen = self.shared.closed_endpoints.load(Ordering::Acquire);
-            for (number, member) in self.members.iter().enumerate() {
-                if member.closed.load(Ordering::Acquire) {
-                    self.closed_members.push(number as u32);
-                }
-            }
+            let members = (0..).zip(&self.members);
+            let closed = members.filter(|(_, member)| member.closed.load(Ordering::Acquire));
+            self.closed_members.extend(closed.map(|(number, _)| number));
             self.sweep_due = true;
             return ReadOutcome::Retry;
         }
         if code != FAILURE {
             let error = Error::from_code("fi_cq_read", code as i64);
-            return ReadOutcome::Done(Some(Err(
-                self.unsolicited(self.shared.domain.add_provider(error))
-            )));
+            return ReadOutcome::Done(Some(Err(self.unsolicited(error))));
         }
-        match self.read_failure() {
-            FailureRead::Failure(failure) => ReadOutcome::Done(Some(Err(*failure))),
-            FailureRead::Abandoned => ReadOutcome::Retry,
-            // The provider announced a failure but has none: do not loop.
-            FailureRead::Nothing => ReadOutcome::Done(None),
-        }
+        self.read_failure()
     }
 
     /// The buffer for the provider's entries, in the queue's format.
@@ -450,11 +439,6 @@ impl CompletionQueue {
                 *to = widened(from);
             }
         }
-    }
-
-    #[inline]
-    fn table(&mut self) -> &mut Table {
-        &mut self.table
     }
 
     /// None: the completion of an abandoned operation.
@@ -507,6 +491,7 @@ impl CompletionQueue {
     }
 
     fn unsolicited(&self, error: Error) -> Failure {
+        let error = self.shared.domain.add_provider(error);
         Failure { kind: None, operation: None, token: 0, error }
     }
 
@@ -515,28 +500,18 @@ impl CompletionQueue {
     fn sweep(&mut self) {
         self.sweep_due = false;
         for number in std::mem::take(&mut self.closed_members) {
-            for index in self.table().of_member(number) {
-                let Some(slot) = self.table().at(index) else {
-                    continue;
-                };
+            for index in self.table.of_member(number) {
+                let Some(slot) = self.table.at(index) else { continue };
                 let (state, kind, token, peer) = (slot.state, slot.kind, slot.token, slot.peer);
                 let operation = slot.id();
-                self.table().release(index);
+                self.table.release(index);
                 if state == State::InFlight {
-                    let mut error = self.shared.domain.add_provider(Error::new(
-                        ErrorKind::Closed,
-                        "closing an endpoint",
-                        "the operation was still in flight",
-                    ));
-                    if let Some(name) = self.name_of(number, peer) {
-                        error = error.with_peer(name);
-                    }
-                    self.ready.push_back(Err(Failure {
-                        kind: Some(kind),
-                        operation: Some(operation),
-                        token,
-                        error,
-                    }));
+                    let detail = "the operation was still in flight";
+                    let error =
+                        self.domain().error(ErrorKind::Closed, "closing an endpoint", detail);
+                    let error = error.with_known_peer(self.name_of(number, peer));
+                    let (kind, operation) = (Some(kind), Some(operation));
+                    self.ready.push_back(Err(Failure { kind, operation, token, error }));
                 }
             }
         }
@@ -627,32 +602,27 @@ impl CompletionQueue {
         peer: Peer,
         token: u64,
     ) -> Result<&mut Slot> {
-        match self.table().take() {
-            Some(slot) => {
-                slot.member = member;
-                slot.kind = kind;
-                slot.peer = peer;
-                slot.token = token;
-                Ok(slot)
-            }
-            None => Err(Error::new(
-                ErrorKind::ResourceExhausted,
-                "post operation",
-                "a million operations are in flight on this queue",
-            )),
-        }
+        let Some(slot) = self.table.take() else {
+            let detail = "a million operations are in flight on this queue";
+            return Err(Error::new(ErrorKind::ResourceExhausted, "post operation", detail));
+        };
+        slot.member = member;
+        slot.kind = kind;
+        slot.peer = peer;
+        slot.token = token;
+        Ok(slot)
     }
 
     /// Stores references in a slot in flight.
     pub(crate) fn keep(&mut self, id: OperationId, keep: impl FnOnce(&mut Slot)) {
-        if let Some(slot) = self.table().by_id(id) {
+        if let Some(slot) = self.table.by_id(id) {
             keep(slot);
         }
     }
 
     /// Frees the slot of an operation whose post failed.
     pub(crate) fn put_back(&mut self, id: OperationId) {
-        self.table().release(id.index);
+        self.table.release(id.index);
     }
 }
 
@@ -665,7 +635,7 @@ impl Drop for CompletionQueue {
         // Endpoints may outlive the queue's owner: then the memory of their operations must
         // live until they are closed. SAFETY: nothing uses the table after this.
         let table = unsafe { ManuallyDrop::take(&mut self.table) };
-        *self.shared.orphaned_table.lock().unwrap_or_else(PoisonError::into_inner) = Some(table);
+        *lock(&self.shared.orphaned_table) = Some(table);
     }
 }
 

@@ -1,14 +1,13 @@
 //! The state that a queue, its endpoints and wakers share.
 #![allow(unsafe_code)]
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use libfabric_sys as sys;
 
 use super::{Member, QueueShared, Waker};
-use crate::address::Peer;
-use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
+use crate::{ErrorKind, Peer, Result};
 
 impl Waker {
     /// Wakes a sleeping thread (`fi_cq_signal`). Its sleep ends early, without a result: it
@@ -22,8 +21,7 @@ impl Waker {
         self.0.wake_up.store(true, Ordering::SeqCst);
         if !self.0.can_signal {
             let detail = "the queue was opened without a descriptor to sleep on";
-            let error = Error::new(ErrorKind::NotSupported, "fi_cq_signal", detail);
-            return Err(self.0.domain.add_provider(error));
+            return Err(self.0.domain.error(ErrorKind::NotSupported, "fi_cq_signal", detail));
         }
         // SAFETY: the queue is alive, and libfabric lets any thread do this.
         let code = unsafe { sys::fi_cq_signal(self.0.handle.as_ptr()) };
@@ -67,7 +65,7 @@ impl Member {
 
     /// Called before the endpoint is closed.
     pub(crate) fn begin_close(&self) {
-        *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.endpoint) = None;
     }
 
     /// Called after the endpoint is closed: its buffers may be released.

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use libfabric_sys as sys;
 
 use super::{CompletionKind, MAX_RETAINED, OperationId, Retained, Slot, SlotInfo, State};
-use crate::address::Peer;
-use crate::memory::{MappedKey, MemoryRegion};
+use crate::memory::MappedKey;
+use crate::{MemoryRegion, Peer};
 
 /// The slot follows the scratch space, whose address is the context. The two are separate
 /// because the provider writes the scratch space at any time, while a slot is accessed by

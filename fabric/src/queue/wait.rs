@@ -8,15 +8,16 @@
 
 use std::os::fd::RawFd;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
 use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Outcome};
-use crate::error::{Error, ErrorKind, Result};
-use crate::waiting::{Backoff, Deadline, WaitStrategy};
+use crate::lock::lock;
+use crate::waiting::{Backoff, Deadline};
+use crate::{Error, ErrorKind, Result, WaitStrategy};
 
 /// Longest uninterrupted sleep on a file descriptor: layered providers have been seen to lose a
 /// wake-up.
@@ -62,15 +63,11 @@ impl CompletionQueue {
 
     fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
         self.poll_and_sleep(deadline, false).unwrap_or_else(|| {
-            let late = Error::new(
-                ErrorKind::DeadlineExceeded,
-                "wait for completion",
-                format!(
-                    "no completion within {timeout:?}, {} operations in flight",
-                    self.in_flight()
-                ),
-            );
-            Err(self.unsolicited(self.shared.domain.add_provider(late)))
+            let in_flight = self.in_flight();
+            let detail =
+                format!("no completion within {timeout:?}, {in_flight} operations in flight");
+            let kind = ErrorKind::DeadlineExceeded;
+            Err(self.unsolicited(Error::new(kind, "wait for completion", detail)))
         })
     }
 
@@ -212,26 +209,22 @@ impl CompletionQueue {
         if let Some(outcome) = self.take_ready(is_it) {
             return outcome.map_err(Error::from);
         }
-        let target = self.table().by_id(operation).map(|slot| (slot.member, slot.peer));
+        let target = self.table.by_id(operation).map(|slot| (slot.member, slot.peer));
         // A deadline error does not name the peer by itself.
-        let named = |queue: &Self, error: Error| match target
-            .and_then(|(member, peer)| queue.name_of(member, peer))
-        {
-            Some(peer) => error.with_peer(peer),
-            None => error,
+        let named = |queue: &Self, error: Error| {
+            error.with_known_peer(target.and_then(|(member, peer)| queue.name_of(member, peer)))
         };
         let deadline = Deadline::after(timeout);
         loop {
             // Its result may have arrived together with others.
-            if self.table().by_id(operation).is_none() {
-                return match self.take_ready(is_it) {
-                    Some(outcome) => outcome.map_err(Error::from),
-                    None => Err(Error::new(
-                        ErrorKind::InvalidArgument,
-                        "wait for operation",
-                        "it is not in flight: its outcome was already handed out",
-                    )),
-                };
+            if self.table.by_id(operation).is_none() {
+                return self.take_ready(is_it).map_or_else(
+                    || {
+                        let detail = "it is not in flight: its outcome was already handed out";
+                        Err(Error::new(ErrorKind::InvalidArgument, "wait for operation", detail))
+                    },
+                    |outcome| outcome.map_err(Error::from),
+                );
             }
             let outcome = self.wait_fresh(&deadline, timeout);
             if is_it(&outcome) {
@@ -254,12 +247,10 @@ impl CompletionQueue {
             // Results of other operations must not extend the wait without a bound.
             if deadline.has_passed() {
                 self.abandon(operation);
-                let error = self.shared.domain.add_provider(Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    "wait for operation",
-                    format!("no completion within {timeout:?}, other operations completed"),
-                ));
-                return Err(named(self, error));
+                let detail =
+                    format!("no completion within {timeout:?}, other operations completed");
+                let kind = ErrorKind::DeadlineExceeded;
+                return Err(named(self, self.domain().error(kind, "wait for operation", detail)));
             }
         }
     }
@@ -288,15 +279,13 @@ impl CompletionQueue {
     /// # Ok::<(), fabric::Error>(())
     /// ```
     pub fn abandon(&mut self, operation: OperationId) {
-        let Some(slot) = self.table().by_id(operation) else {
-            return;
-        };
+        let Some(slot) = self.table.by_id(operation) else { return };
         let (member, kind, context) = (slot.member, slot.kind, slot.context());
-        self.table().abandon(operation.index);
+        self.table.abandon(operation.index);
         if kind == CompletionKind::Receive
             && let Some(member) = self.members.get(member as usize)
         {
-            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            let endpoint = lock(&member.endpoint);
             if let Some(endpoint) = *endpoint {
                 // SAFETY: the endpoint is not closed while its lock is held; the context is a
                 // slot in flight. If the provider refuses, the operation stays quarantined.

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use super::super::SenderInstance;
 use super::super::chunk_poster::ChunkPoster;
@@ -17,6 +17,7 @@ use super::super::ring_offer::{LaneOffer, RingOffer};
 use super::super::writer_state::Chunk;
 use super::lane::{Lane, LaneEvent, LaneJob, PortWaker, RetainedMemory};
 use super::{LaneResources, LaneSet, OpenLane};
+use crate::lock::lock;
 use crate::{
     Address, AddressVector, Domain, Error, ErrorKind, MemoryRegion, MrMode, Peer, Result, Waker,
 };
@@ -162,7 +163,7 @@ impl ExtraLanes {
     }
 
     fn retained(&self) -> MutexGuard<'_, Vec<Arc<RingMemory>>> {
-        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.retained)
     }
 
     /// Keeps a ring's memory until no lane can write it.
