@@ -203,7 +203,11 @@ impl Capabilities {
     /// ones silently. 0 if writes carry none.
     #[must_use]
     pub fn immediate_mask(&self) -> u64 {
-        mask(self.immediates.write_data_size)
+        match self.immediates.write_data_size {
+            0 => 0,
+            bytes @ 1..8 => (1 << (8 * bytes)) - 1,
+            _ => u64::MAX,
+        }
     }
 
     /// Does the provider keep both orders that an ordered ring needs: write after write, and
@@ -254,14 +258,6 @@ impl Capabilities {
     #[must_use]
     pub fn layers(&self) -> usize {
         self.provider.split(';').count()
-    }
-}
-
-fn mask(bytes: usize) -> u64 {
-    match bytes {
-        0 => 0,
-        1..8 => (1 << (8 * bytes)) - 1,
-        _ => u64::MAX,
     }
 }
 

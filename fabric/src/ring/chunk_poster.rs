@@ -3,14 +3,13 @@
 
 use std::collections::VecDeque;
 
-use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
-use super::header::{ChunkHeader, HEADER_LEN};
+use super::geometry::FLAG_LEN;
 use super::memory::RegistrationScope;
 use super::notice_sender::{LAST_NOTICE_TOKEN, NoticeSender};
-use super::notify::NotifyMode;
-use super::ring_offer::LaneOffer;
-use super::writer_state::Chunk;
-use super::{EndpointIo, SenderInstance};
+use super::{
+    Chunk, ChunkHeader, ChunkLayout, EndpointIo, HEADER_LEN, LaneOffer, NotifyMode, RingGeometry,
+    SenderInstance,
+};
 use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::{
     Access, Error, ErrorKind, HostMemory, MemoryRegion, Peer, PostOptions, RemoteMemory, Result,

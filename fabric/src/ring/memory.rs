@@ -1,13 +1,13 @@
 //! The memory of a ring at its reader, and views into it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
-use super::header::{ChunkHeader, HEADER_LEN};
+use super::geometry::FLAG_LEN;
 use super::queue_budget::QueueQuota;
-use super::reader_state::HeaderLocation;
-use super::ring_offer::LaneOffer;
+use super::{
+    ArrivedChunk, ChunkHeader, ChunkLayout, HEADER_LEN, HeaderLocation, LaneOffer, RingGeometry,
+};
 use crate::{
     Access, Domain, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, RegionSlice,
     Result, Waker,
@@ -64,7 +64,8 @@ pub(super) struct RingMemory {
     is_asleep: AtomicBool,
     /// Its quota of the queue is returned once nothing more can arrive.
     quota: QueueQuota,
-    waker: OnceLock<Waker>,
+    /// The waker of the reader's queue.
+    waker: Waker,
 }
 
 impl RingMemory {
@@ -74,28 +75,22 @@ impl RingMemory {
         registration_scopes: &[RegistrationScope<'_>],
         geometry: RingGeometry,
         memory: impl Memory,
-        quota: QueueQuota,
+        (quota, waker): (QueueQuota, Waker),
     ) -> Result<Self> {
-        if (memory.len() as u64) < geometry.capacity() {
-            let detail = format!(
-                "the memory has {} bytes, the ring needs {}",
-                memory.len(),
-                geometry.capacity()
-            );
+        let (length, needed) = (memory.len(), geometry.capacity());
+        if (length as u64) < needed {
+            let detail = format!("the memory has {length} bytes, the ring needs {needed}");
             return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
         }
         let memory = Arc::new(memory);
-        let headers = match geometry.layout() {
-            ChunkLayout::SeparateHeader => {
-                Some(Arc::new(HostMemory::zeroed((geometry.max_chunks() * HEADER_LEN) as usize)?))
-            }
-            ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => None,
-        };
+        let header_bytes = (geometry.max_chunks() * HEADER_LEN) as usize;
+        let headers = (geometry.layout() == ChunkLayout::SeparateHeader)
+            .then(|| HostMemory::zeroed(header_bytes).map(Arc::new))
+            .transpose()?;
         let mut lanes = Vec::with_capacity(registration_scopes.len());
         for scope in registration_scopes {
             let region = scope.register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
-            let headers = headers.as_ref().map(Arc::clone);
-            let headers = headers.map(|memory| scope.register(memory, Access::REMOTE_WRITE));
+            let headers = headers.clone().map(|it| scope.register(it, Access::REMOTE_WRITE));
             lanes.push((region, headers.transpose()?));
         }
         if lanes.is_empty() {
@@ -111,17 +106,8 @@ impl RingMemory {
             // A reader that polls for flags needs zeroed memory.
             region.fill(0..geometry.capacity() as usize, 0)?;
         }
-        let (is_asleep, waker) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Self {
-            geometry,
-            region,
-            headers,
-            lane_regions: lanes,
-            released,
-            is_asleep,
-            quota,
-            waker,
-        })
+        let (lane_regions, is_asleep) = (lanes, AtomicBool::new(false));
+        Ok(Self { geometry, region, headers, lane_regions, released, is_asleep, quota, waker })
     }
 
     /// Where each lane writes the ring, and the credit memory that it notifies.
@@ -178,11 +164,6 @@ impl RingMemory {
         self.region.load_u64(offset as usize).unwrap_or(0)
     }
 
-    /// The waker of the reader's queue.
-    pub(super) fn set_waker(&self, waker: Waker) {
-        let _ = self.waker.set(waker);
-    }
-
     /// Set before the reader polls a last time and sleeps; cleared afterwards.
     pub(super) fn set_sleeping(&self, is_asleep: bool) {
         self.is_asleep.store(is_asleep, Ordering::SeqCst);
@@ -220,13 +201,8 @@ pub struct ChunkView {
 
 impl ChunkView {
     #[inline]
-    pub(super) fn new(
-        header: ChunkHeader,
-        is_last: bool,
-        offset: u64,
-        memory: Arc<RingMemory>,
-    ) -> Self {
-        Self { header, is_last, offset, memory }
+    pub(super) fn new(arrived: &ArrivedChunk, memory: Arc<RingMemory>) -> Self {
+        Self { header: arrived.header, is_last: arrived.is_last, offset: arrived.offset, memory }
     }
 
     /// The header: message, topic and offset in the message.
@@ -293,10 +269,8 @@ impl Drop for ChunkView {
         // After all uses of the bytes. Either the reader sees this bit before it sleeps, or it is
         // seen here to sleep.
         word.fetch_or(bit, Ordering::SeqCst);
-        if self.memory.is_asleep.load(Ordering::SeqCst)
-            && let Some(waker) = self.memory.waker.get()
-        {
-            waker.wake_best_effort();
+        if self.memory.is_asleep.load(Ordering::SeqCst) {
+            self.memory.waker.wake_best_effort();
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Sends notices without a chunk: credit, and the closing of either side.
 
-use super::EndpointIo;
-use super::credit::{self, Credit};
+use super::credit;
 use super::memory::RegistrationScope;
-use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, ordered_write_limit};
+use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, ordered_write_limit};
+use super::{Credit, EndpointIo, NotifyMode};
 use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::{
     Access, Caps, Domain, Error, ErrorKind, HostMemory, MemoryRegion, Peer, PostOptions,

@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::credit;
-use super::geometry::ChunkLayout;
-use super::header::HEADER_LEN;
+use super::{ChunkLayout, HEADER_LEN};
 use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 
 /// How the reader of a ring is notified of chunks, and the writer of credit.
@@ -94,13 +93,9 @@ impl NotifyMode {
             }
             _ => None,
         };
-        match lack {
-            None => Ok(()),
-            Some(lack) => {
-                let detail = format!("{} has {lack}", capabilities.provider);
-                Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
-            }
-        }
+        let Some(lack) = lack else { return Ok(()) };
+        let detail = format!("{} has {lack}", capabilities.provider);
+        Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
     }
 
     /// The layout of chunks for a ring in such memory.

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
-use super::credit::Credit;
-use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
-use super::header::{ChunkHeader, HEADER_LEN};
-use super::immediate::{Immediate, RingNotice, expand_truncated};
-use super::writer_state::Chunk;
+use super::geometry::FLAG_LEN;
+use super::immediate::expand_truncated;
+use super::{
+    Chunk, ChunkHeader, ChunkLayout, Credit, HEADER_LEN, Immediate, RingGeometry, RingNotice,
+};
 
 /// The part of the ring that a chunk and the bytes skipped before it occupy. To be
 /// [released](ReaderState::release) once.

@@ -4,17 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::credit_memory::credit_offset;
-use super::geometry::RingGeometry;
-use super::immediate::{Immediate, RingNotice};
-use super::memory::{ChunkView, RegistrationScope, RingMemory};
+use super::memory::{RegistrationScope, RingMemory};
 use super::notice_sender::NoticeSender;
-use super::notify::{NotifyMode, has_tags};
+use super::notify::has_tags;
 use super::queue_budget::QueueBudget;
-use super::reader_state::ReaderState;
 use super::retries::CloseProgress;
-use super::ring_offer::{RingAnswer, RingOffer};
-use super::{EndpointIo, ReceiverId};
-use crate::{Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result, Waker};
+use super::{
+    ChunkView, EndpointIo, Immediate, NotifyMode, ReaderState, ReceiverId, RingAnswer,
+    RingGeometry, RingNotice, RingOffer,
+};
+use crate::{Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result};
 
 /// Options of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,18 +94,17 @@ impl RingReceiver {
     /// `InvalidArgument` for an impossible capacity, `NotSupported` where the provider lacks a
     /// capability, `OutOfBounds` if the memory is too small; errors of registration.
     pub(super) fn open(
-        endpoint: &Endpoint,
+        io: &EndpointIo,
         extra: &[RegistrationScope<'_>],
         id: ReceiverId,
         (options, queue_budget): (&RingOptions, &QueueBudget),
         memory: impl Memory,
     ) -> Result<Self> {
-        let geometry = geometry_of(endpoint, id.ring, options, memory.kind())?;
-        let registration_scopes: Vec<_> =
-            std::iter::once(RegistrationScope::of(endpoint)).chain(extra.iter().copied()).collect();
+        let geometry = geometry_of(&io.endpoint, id.ring, options, memory.kind())?;
+        let scopes = [&[RegistrationScope::of(&io.endpoint)], extra].concat();
         let quota = queue_budget.take(options.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks();
-        let memory = RingMemory::new(&registration_scopes, geometry, memory, quota)?;
+        let memory = RingMemory::new(&scopes, geometry, memory, (quota, io.queue.waker()))?;
         let mut reader = ReaderState::new(geometry, id.creation_epoch, options.watermark)
             .resume_after(options.completed_messages);
         reader.limit_chunks(max_chunks);
@@ -222,20 +220,14 @@ impl RingReceiver {
         if self.mode == NotifyMode::Polling {
             self.reader.look(look, |offset| memory.read_flag(offset));
         }
-        let arrived = match self.reader.take(look) {
-            Ok(Some(arrived)) => arrived,
-            Ok(None) => return Ok(None),
-            Err(error) => {
-                let error = protocol_error(error);
-                self.fail(error.clone());
-                return Err(error);
-            }
+        let taken = self.reader.take(look).map_err(protocol_error);
+        let Some(arrived) = taken.inspect_err(|error| self.fail(error.clone()))? else {
+            return Ok(None);
         };
-        let (header, is_last) = (arrived.header, arrived.is_last);
         self.statistics.chunks += 1;
-        self.statistics.bytes += u64::from(header.payload);
-        self.statistics.messages += u64::from(is_last);
-        Ok(Some(ChunkView::new(header, is_last, arrived.offset, Arc::clone(&self.memory))))
+        self.statistics.bytes += u64::from(arrived.header.payload);
+        self.statistics.messages += u64::from(arrived.is_last);
+        Ok(Some(ChunkView::new(&arrived, Arc::clone(&self.memory))))
     }
 
     /// Returns credit if it is due: the watermark was passed, or the port is idle. True if it was
@@ -440,11 +432,6 @@ impl RingReceiver {
     /// Does dropping a view wake the thread that sleeps in the queue? Set only if there are views.
     pub(super) fn set_sleeping(&self, is_asleep: bool) {
         self.memory.set_sleeping(is_asleep && !self.reader.unreleased().is_empty());
-    }
-
-    /// The waker of the port's queue.
-    pub(super) fn set_waker(&self, waker: Waker) {
-        self.memory.set_waker(waker);
     }
 
     /// Did the end notice arrive, and was every chunk taken?

@@ -5,8 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::geometry::{ChunkLayout, RingGeometry};
-use super::notify::NotifyMode;
+use super::{ChunkLayout, NotifyMode, RingGeometry};
 use crate::{Error, ErrorKind, RemoteRegion, Result};
 
 /// More messages than any ring can have carried.
@@ -68,26 +67,16 @@ impl RingOffer {
     /// # Errors
     /// `MalformedDescriptor` if the offer describes no possible ring.
     pub fn geometry(&self) -> Result<RingGeometry> {
-        match RingGeometry::new(self.capacity, self.ring) {
-            // Bounded, since the reader counts messages on from this number.
-            Some(geometry)
-                if !self.lanes.is_empty()
-                    && self.completed_messages < MAX_MESSAGES
-                    && self.max_chunks > 0 =>
-            {
-                Ok(geometry.with_layout(self.layout))
-            }
-            _ => {
-                let detail = format!(
-                    "a ring of {} bytes with index {}, {} lanes, {} completed messages and {} chunks is impossible",
-                    self.capacity,
-                    self.ring,
-                    self.lanes.len(),
-                    self.completed_messages,
-                    self.max_chunks
-                );
-                Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail))
-            }
-        }
+        let Self { ring, capacity, completed_messages, max_chunks, .. } = *self;
+        let lanes = self.lanes.len();
+        // Bounded, since the reader counts messages on from this number.
+        let is_possible = lanes > 0 && completed_messages < MAX_MESSAGES && max_chunks > 0;
+        let geometry = RingGeometry::new(capacity, ring).filter(|_| is_possible);
+        geometry.map(|it| it.with_layout(self.layout)).ok_or_else(|| {
+            let detail = format!(
+                "a ring of {capacity} bytes with index {ring}, {lanes} lanes, {completed_messages} completed messages and {max_chunks} chunks is impossible"
+            );
+            Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail)
+        })
     }
 }

@@ -5,18 +5,17 @@ mod striping;
 use std::time::{Duration, Instant};
 
 use super::chunk_poster::{ChunkPoster, Posted};
-use super::credit::{self, Credit};
+use super::credit;
 use super::credit_memory::CreditSlot;
-use super::header::HEADER_LEN;
-use super::immediate::Immediate;
 use super::lanes::StripeTracker;
 use super::memory::RegistrationScope;
-use super::notify::{NotifyMode, has_tags, ordered_write_limit};
+use super::notify::{has_tags, ordered_write_limit};
 use super::queue_budget::{QueueBudget, QueueQuota};
 use super::retries::CloseProgress;
-use super::ring_offer::{RingAnswer, RingOffer};
-use super::writer_state::{Blocked, Chunk, Message, Refused, WriterState};
-use super::{EndpointIo, SenderInstance};
+use super::{
+    Blocked, Chunk, Credit, EndpointIo, HEADER_LEN, Immediate, Message, NotifyMode, Refused,
+    RingAnswer, RingOffer, SenderInstance, WriterState,
+};
 use crate::{Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
 
 use striping::Planned;

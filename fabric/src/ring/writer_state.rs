@@ -2,10 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::credit::Credit;
-use super::geometry::{ChunkLayout, RingGeometry};
-use super::header::{ChunkHeader, HEADER_LEN};
-use super::immediate::{Immediate, RingNotice, expand_truncated};
+use super::immediate::expand_truncated;
+use super::{ChunkHeader, ChunkLayout, Credit, HEADER_LEN, Immediate, RingGeometry, RingNotice};
 
 /// Would a write of `length` bytes at the tail overwrite bytes that the reader has not released?
 /// Compares local numbers only.

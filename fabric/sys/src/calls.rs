@@ -58,7 +58,7 @@ macro_rules! calls {
         $(
             #[doc = concat!("`", stringify!($name), "`.")]
             #[inline]
-            pub unsafe fn $name(object: *mut $first, $($argument: $type),*) -> $result {
+            pub unsafe extern "C" fn $name(object: *mut $first, $($argument: $type),*) -> $result {
                 match entry!(object.cast::<$object>(), $table => $kind.$entry) {
                     Some(call) => call(object, $($argument),*),
                     None => <$result>::ABSENT,
@@ -239,16 +239,7 @@ pub unsafe fn register_memory(
     request: *const fcs_mr_request,
     region: *mut *mut fid_mr,
 ) -> c_int {
-    fcs_mr_regattr(Some(fi_mr_regattr_from_c), domain.cast(), request, region)
-}
-
-unsafe extern "C" fn fi_mr_regattr_from_c(
-    domain: *mut fid,
-    attributes: *const fi_mr_attr,
-    flags: u64,
-    region: *mut *mut fid_mr,
-) -> c_int {
-    fi_mr_regattr(domain, attributes, flags, region)
+    fcs_mr_regattr(Some(fi_mr_regattr), domain.cast(), request, region)
 }
 
 /// `fi_mr_refresh`.
@@ -258,15 +249,7 @@ pub unsafe fn fi_mr_refresh(
     count: usize,
     flags: u64,
 ) -> c_int {
-    fcs_mr_refresh(Some(fi_control_from_c), region, vector, count, flags)
-}
-
-unsafe extern "C" fn fi_control_from_c(
-    object: *mut fid,
-    command: c_int,
-    argument: *mut c_void,
-) -> c_int {
-    fi_control(object, command, argument)
+    fcs_mr_refresh(Some(fi_control), region, vector, count, flags)
 }
 
 /// `fi_mr_raw_attr`.

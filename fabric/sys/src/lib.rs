@@ -82,10 +82,6 @@ pub const FI_KEY_NOTAVAIL: u64 = u64::MAX;
 pub const FABRICAST_MR_BASIC: i32 = 1;
 /// Deprecated registration mode "scalable".
 pub const FABRICAST_MR_SCALABLE: i32 = 2;
-/// All ordering bits of libfabric 1.0.
-pub const FABRICAST_ORDER_STRICT: u64 = 0x1FF;
-/// Registration of a dma-buf (libfabric 1.20 and newer).
-pub const FABRICAST_MR_DMABUF: u64 = 1 << 40;
 /// Binding a domain to an event queue for asynchronous registration.
 pub const FABRICAST_REG_MR: u64 = 1 << 59;
 /// Deprecated mode bit: local buffers must be registered.

@@ -27,7 +27,7 @@ use control::codec::{self, DecodeError};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 
-use super::super::ring_offer::{RingAnswer, RingOffer};
+use super::super::{RingAnswer, RingOffer};
 use super::{OPERATION, ProviderProtocol};
 use crate::{Address, Error, ErrorKind, Result};
 

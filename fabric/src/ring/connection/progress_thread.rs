@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::super::port::{Port, PortEvent};
+use super::super::{Port, PortEvent};
 use super::OPERATION;
 use crate::waiting::Backoff;
 use crate::{Error, ErrorKind, Result, Waker};

@@ -2,8 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::super::port::Port;
-use super::super::queue_budget::queue_entries;
+use super::super::{Port, queue_entries};
 use super::frame::MAX_PROVIDERS;
 use super::{OPERATION, ProviderProtocol};
 use crate::{

@@ -3,9 +3,7 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::super::memory::ChunkView;
-use super::super::receiver::ReceiverStatistics;
-use super::super::{Port, ReceiverId};
+use super::super::{ChunkView, Port, ReceiverId, ReceiverStatistics};
 use super::progress_thread::{ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Result};

@@ -4,9 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::super::memory::RegistrationScope;
-use super::super::sender::{Pushed, SenderStatistics};
-use super::super::writer_state::Message;
-use super::super::{Port, SenderId};
+use super::super::{Message, Port, Pushed, SenderId, SenderStatistics};
 use super::progress_thread::{PortGuard, ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Access, ErrorKind, HostMemory, MemoryRegion, Result};
@@ -98,17 +96,18 @@ impl RingWriter {
             }
             None => port.begin(self.ring, 0, length)?,
         };
-        let written = write(&mut port, self.ring, &mut self.staging, &mut begun, message, |why| {
+        let may_wait = |waiting_for: &str, written: u64| {
             self.progress_thread.check_peer(WRITE)?;
             if !deadline.has_passed() {
                 return Ok(());
             }
             let detail = format!(
-                "{} of {length} bytes were written within {timeout:?}, waiting for {}",
-                why.written, why.waiting_for
+                "{written} of {length} bytes were written within {timeout:?}, waiting for {waiting_for}"
             );
             Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, WRITE, detail))
-        });
+        };
+        let staging = &mut self.staging;
+        let written = write(&mut port, self.ring, staging, &mut begun, message, may_wait);
         if written.is_err() && begun.written() > 0 && !begun.is_written() {
             self.unfinished = Some(begun);
         }
@@ -190,20 +189,15 @@ impl RingWriter {
     }
 }
 
-/// The reason of a wait.
-struct WaitCause {
-    waiting_for: &'static str,
-    written: u64,
-}
-
-/// Writes the rest of a message. Before each wait, `may_wait` is called.
+/// Writes the rest of a message. Before each wait, `may_wait` is called with its reason and the
+/// bytes written.
 fn write(
     port: &mut PortGuard<'_>,
     ring: SenderId,
     staging: &mut Staging,
     message: &mut Message,
     bytes: &[u8],
-    may_wait: impl Fn(WaitCause) -> Result<()>,
+    may_wait: impl Fn(&str, u64) -> Result<()>,
 ) -> Result<()> {
     let mut idle = 0;
     while !message.is_written() {
@@ -211,9 +205,8 @@ fn write(
         while port.next_read(ring)?.is_some() {}
         let slot = staging.next;
         if port.sender(ring)?.completed_to() < staging.busy_to[slot] {
-            let cause =
-                WaitCause { waiting_for: "earlier chunks to complete", written: message.written() };
-            wait(port, &mut idle, cause, &may_wait)?;
+            may_wait("earlier chunks to complete", message.written())?;
+            port.progress(&mut idle, WAIT_SLICE)?;
             if let Some(broken) = port.sender(ring)?.broken() {
                 return Err(broken.clone());
             }
@@ -235,8 +228,8 @@ fn write(
                 Pushed::Blocked(_) => "the reader to release chunks",
                 Pushed::Busy => "room in the provider's queue",
             };
-            let cause = WaitCause { waiting_for, written: message.written() };
-            pushed = wait(port, &mut idle, cause, &may_wait);
+            pushed = may_wait(waiting_for, message.written())
+                .and_then(|()| port.progress(&mut idle, WAIT_SLICE));
             if pushed.is_err() {
                 break;
             }
@@ -248,14 +241,4 @@ fn write(
         pushed?;
     }
     Ok(())
-}
-
-fn wait(
-    port: &mut PortGuard<'_>,
-    idle: &mut u32,
-    cause: WaitCause,
-    may_wait: &impl Fn(WaitCause) -> Result<()>,
-) -> Result<()> {
-    may_wait(cause)?;
-    port.progress(idle, WAIT_SLICE)
 }

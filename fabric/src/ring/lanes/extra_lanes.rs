@@ -7,14 +7,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
 
-use super::super::SenderInstance;
 use super::super::chunk_poster::ChunkPoster;
-use super::super::geometry::MAX_CHUNKS;
 use super::super::memory::{RegistrationScope, RingMemory};
-use super::super::notify::NotifyMode;
 use super::super::posted_receives::PostedReceives;
-use super::super::ring_offer::{LaneOffer, RingOffer};
-use super::super::writer_state::Chunk;
+use super::super::{Chunk, LaneOffer, MAX_CHUNKS, NotifyMode, RingOffer, SenderInstance};
 use super::lane::{Lane, LaneEvent, LaneJob, PortWaker, RetainedMemory};
 use super::{LaneResources, LaneSet, OpenLane};
 use crate::lock::lock;

@@ -4,13 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::EndpointIo;
 use super::super::memory::RingMemory;
 use super::super::posted_receives::PostedReceives;
 use super::super::queue_budget::QueueBudget;
-use super::super::receiver::{ReceiverStatistics, RingReceiver};
 use super::super::retries::{CloseProgress, Retries};
-use super::super::sender::{RingSender, SenderStatistics};
+use super::super::{EndpointIo, ReceiverStatistics, RingReceiver, RingSender, SenderStatistics};
 use super::waiting::{Wait, deadline_exceeded};
 use super::{Port, ReceiverId, SenderId, receiver_mut, sender_mut};
 use crate::{CompletionQueue, Endpoint, MemoryRegion, Peer, Result};

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::receiver::RingReceiver;
-use super::super::sender::RingSender;
+use super::super::{RingReceiver, RingSender};
 use super::{Port, ReceiverId, SenderId};
 
 /// A ring that became ready.

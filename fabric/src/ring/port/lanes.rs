@@ -1,11 +1,9 @@
 //! Extra lanes: endpoints with a domain and a thread each, for large messages of all rings.
 
-use super::super::lanes::{ExtraLanes, LaneEvent, LaneSet};
-use super::super::notify::NotifyMode;
-use super::super::receiver::{RingOptions, RingReceiver};
-use super::super::ring_offer::{RingAnswer, RingOffer};
-use super::super::sender::Pushed;
-use super::super::writer_state::Message;
+use super::super::lanes::{ExtraLanes, LaneEvent};
+use super::super::{
+    LaneSet, Message, NotifyMode, Pushed, RingAnswer, RingOffer, RingOptions, RingReceiver,
+};
 use super::events::{queue_receiver_event, queue_sender_event};
 use super::opening::free_index;
 use super::{Port, ReceiverId, SenderId, sender_mut, sender_of};
@@ -131,7 +129,7 @@ impl Port {
         let limits = (options, &self.queue_budget);
         let lanes = self.extra_lanes.as_ref();
         let scopes = lanes.map(|it| it.registration_scopes(extra)).unwrap_or_default();
-        let receiver = RingReceiver::open(&self.io.endpoint, &scopes, id, limits, memory)?;
+        let receiver = RingReceiver::open(&self.io, &scopes, id, limits, memory)?;
         if let Some(lanes) = lanes.filter(|_| extra > 0) {
             lanes.retain_memory(receiver.memory());
         }

@@ -15,18 +15,15 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::chunk_poster::parse_write_token;
-use super::immediate::{Immediate, RingNotice};
 use super::lanes::ExtraLanes;
-use super::memory::ChunkView;
 use super::notice_sender::{NOTICE_TOKEN, parse_credit_token};
-use super::notify::NotifyMode;
 use super::posted_receives::PostedReceives;
 use super::queue_budget::QueueBudget;
-use super::receiver::RingReceiver;
 use super::retries::Retries;
-use super::sender::{Pushed, RingSender};
-use super::writer_state::Message;
-use super::{EndpointIo, ReceivedNotice, ReceiverId, SenderId, SenderInstance};
+use super::{
+    ChunkView, EndpointIo, Immediate, Message, NotifyMode, Pushed, ReceivedNotice, ReceiverId,
+    RingNotice, RingReceiver, RingSender, SenderId, SenderInstance,
+};
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };

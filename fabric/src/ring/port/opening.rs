@@ -1,12 +1,11 @@
 //! Opening rings.
 
-use super::super::SenderInstance;
 use super::super::credit_memory;
 use super::super::immediate::MAX_RINGS;
-use super::super::notify::NotifyMode;
-use super::super::receiver::{RingOptions, RingReceiver, geometry_of};
-use super::super::ring_offer::{RingAnswer, RingOffer};
-use super::super::sender::RingSender;
+use super::super::receiver::geometry_of;
+use super::super::{
+    NotifyMode, RingAnswer, RingOffer, RingOptions, RingReceiver, RingSender, SenderInstance,
+};
 use super::{Port, ReceiverId, SenderId, no_ring, receiver_mut};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
 
@@ -32,7 +31,6 @@ impl Port {
 
     pub(super) fn insert_receiver(&mut self, receiver: RingReceiver) -> Result<ReceiverId> {
         self.prepare(receiver.notify())?;
-        receiver.set_waker(self.io.queue.waker());
         self.credit_memory()?;
         let id = receiver.id();
         insert_at(&mut self.receivers, id.ring, receiver);

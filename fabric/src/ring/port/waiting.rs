@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::memory::ChunkView;
-use super::super::sender::Pushed;
-use super::super::writer_state::Message;
+use super::super::{ChunkView, Message, Pushed};
 use super::{IDLE_POLLS, Port, PortEvent, ReceiverId, SenderId};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, RegionSlice, Result};

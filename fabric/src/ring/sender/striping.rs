@@ -1,8 +1,7 @@
 //! Chunks on extra lanes.
 
-use super::super::SenderInstance;
 use super::super::lanes::{ExtraLanes, StripeTracker};
-use super::super::writer_state::{Chunk, Message};
+use super::super::{Chunk, Message, SenderInstance};
 use super::{EndNotice, Pushed, RingSender, bytes_in_part, not_in_part};
 use crate::{Error, MemoryRegion, RegionSlice, Result};
 
