@@ -54,11 +54,6 @@ impl Version {
         Self::running().min(Self::headers())
     }
 
-    /// Do endpoints report the inject limit of each kind of operation?
-    pub(crate) fn has_inject_size_option() -> bool {
-        Self::running() >= Self { major: 2, minor: 0 }
-    }
-
     /// Do the headers of this build describe dma-buf registration?
     #[must_use]
     pub fn has_dma_buf() -> bool {

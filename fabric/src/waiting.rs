@@ -78,14 +78,12 @@ impl PollPause {
     /// 80 to 210 ns give 0.62 to 0.65 µs.
     const SPACED: Duration = Duration::from_nanos(150);
 
-    /// One spin hint, which costs almost nothing.
-    pub(crate) fn minimal() -> Self {
-        Self { pauses: 1 }
-    }
-
-    /// Pauses that leave peers time to write. The duration of a spin hint differs tenfold
-    /// between processors, so it is measured.
-    pub(crate) fn spaced() -> Self {
+    /// One spin hint, which costs almost nothing; or pauses that leave peers time to write. The
+    /// duration of a spin hint differs tenfold between processors, so it is measured.
+    pub(crate) fn new(is_spaced: bool) -> Self {
+        if !is_spaced {
+            return Self { pauses: 1 };
+        }
         const SAMPLE: u32 = 32;
         let one_sample = || {
             let start = Instant::now();
@@ -176,7 +174,7 @@ mod tests {
 
     #[test]
     fn poll_pauses_are_short() {
-        let pace = PollPause::spaced();
+        let pace = PollPause::new(true);
         assert!((1..=100).contains(&pace.pauses), "{pace:?}");
         let shortest = (0..100)
             .map(|_| {

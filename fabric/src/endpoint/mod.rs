@@ -335,7 +335,8 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     // SAFETY: the endpoint is alive, and no other thread changes its tables now.
     let endpoint = unsafe { &*handle.as_ptr() };
     let has = |is_absent: bool, caps| !is_absent && capabilities.caps.contains(caps);
-    let inject_write_size = match Version::has_inject_size_option() {
+    // Since 2.0 endpoints report the inject limit of each kind of operation.
+    let inject_write_size = match Version::running() >= (Version { major: 2, minor: 0 }) {
         true => inject_write_size(handle, capabilities.inject_size),
         false => capabilities.inject_size,
     };

@@ -132,20 +132,22 @@ impl RemoteRegion {
             RemoteKey::Raw(bytes) => (RAW_KEY | bytes.len() as u16, bytes.clone()),
         };
         let total = FIXED_LENGTH + key.len() + CHECKSUM;
-        let mut out = Vec::with_capacity(total);
-        out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&(total as u16).to_le_bytes());
-        out.extend_from_slice(&self.protocol.to_le_bytes());
-        out.extend_from_slice(&self.kind.interface().to_le_bytes());
-        out.extend_from_slice(&self.kind.device().to_le_bytes());
         let read = u32::from(self.access.contains(Access::REMOTE_READ));
         let write = u32::from(self.access.contains(Access::REMOTE_WRITE)) << 1;
-        out.extend_from_slice(&(read | write).to_le_bytes());
-        out.extend_from_slice(&self.length.to_le_bytes());
-        out.extend_from_slice(&self.base.to_le_bytes());
-        out.extend_from_slice(&key_length.to_le_bytes());
-        out.extend_from_slice(&key);
+        let mut out = [
+            &MAGIC[..],
+            &VERSION.to_le_bytes(),
+            &(total as u16).to_le_bytes(),
+            &self.protocol.to_le_bytes(),
+            &self.kind.interface().to_le_bytes(),
+            &self.kind.device().to_le_bytes(),
+            &(read | write).to_le_bytes(),
+            &self.length.to_le_bytes(),
+            &self.base.to_le_bytes(),
+            &key_length.to_le_bytes(),
+            &key,
+        ]
+        .concat();
         let checksum = crc32fast::hash(&out);
         out.extend_from_slice(&checksum.to_le_bytes());
         out
@@ -163,11 +165,9 @@ impl RemoteRegion {
         }
         let version = u16::from_le_bytes(input.array("the version")?);
         if version != VERSION {
-            return Err(Error::new(
-                ErrorKind::VersionMismatch,
-                OPERATION,
-                format!("region descriptor of version {version}, this build supports {VERSION}"),
-            ));
+            let detail =
+                format!("region descriptor of version {version}, this build supports {VERSION}");
+            return Err(Error::new(ErrorKind::VersionMismatch, OPERATION, detail));
         }
         let total = usize::from(u16::from_le_bytes(input.array("the length")?));
         if bytes.len() < total {

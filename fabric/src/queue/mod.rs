@@ -294,11 +294,7 @@ impl CompletionQueue {
             next: 0,
             waiting: options.waiting,
             max_pause: Backoff::MAX_PAUSE,
-            pace: if polling_blocks_peers(&facts.provider, Version::running()) {
-                PollPause::spaced()
-            } else {
-                PollPause::minimal()
-            },
+            pace: PollPause::new(polling_blocks_peers(&facts.provider, Version::running())),
             wait_fd,
             reports_source: domain.offer().reports_source,
             needs_deregistration_lock: domain.deregistration_lock().is_needed(),

@@ -158,22 +158,22 @@ impl ChunkPoster {
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
         let refuse =
             |detail: String| Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
-        if ring.len() < geometry.capacity() {
+        let (offered, capacity) = (ring.len(), geometry.capacity());
+        if offered < capacity {
             return refuse(format!(
-                "the offered memory has {} bytes, the ring needs {}",
-                ring.len(),
-                geometry.capacity()
+                "the offered memory has {offered} bytes, the ring needs {capacity}"
             ));
         }
-        match (&remote_headers, geometry.layout()) {
-            (Some(headers), ChunkLayout::SeparateHeader) if headers.len() >= needed => {}
-            (None, ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag) => {}
-            (headers, layout) => {
-                let length = headers.as_ref().map_or(0, |memory| memory.len());
-                return refuse(format!(
-                    "the offer has {length} bytes of header memory, which does not fit layout {layout:?}"
-                ));
-            }
+        let (length, layout) = (remote_headers.as_ref().map(|it| it.len()), geometry.layout());
+        let fits = match layout {
+            ChunkLayout::SeparateHeader => length.is_some_and(|length| length >= needed),
+            ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => length.is_none(),
+        };
+        if !fits {
+            let length = length.unwrap_or(0);
+            return refuse(format!(
+                "the offer has {length} bytes of header memory, which does not fit layout {layout:?}"
+            ));
         }
         let headers = HostMemory::zeroed(usize::from(SLOT_COUNT) * SLOT_LEN)?;
         let headers = scope.register(headers, Access::WRITE)?;

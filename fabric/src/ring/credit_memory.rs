@@ -4,31 +4,21 @@
 //! for all rings.
 
 use super::credit::{self, Credit};
-use super::immediate::MAX_RINGS;
 use super::memory::RegistrationScope;
 use crate::{Access, Endpoint, HostMemory, MemoryRegion, Result};
 
 /// Bytes at the start whose contents are ignored: the target of notices without credit.
 pub(super) const SCRATCH_LEN: usize = 64;
 
-/// Memory for notices without credit.
-pub(super) fn without_credits(endpoint: &Endpoint) -> Result<MemoryRegion> {
-    remote_memory(endpoint, SCRATCH_LEN)
-}
-
-/// Memory for notices, with a credit slot for each sender of the port.
-pub(super) fn with_credits(endpoint: &Endpoint) -> Result<MemoryRegion> {
-    remote_memory(endpoint, SCRATCH_LEN + usize::from(MAX_RINGS) * credit::LENGTH)
+/// Memory for notices, with credit slots for this many senders of the port.
+pub(super) fn register(endpoint: &Endpoint, senders: u16) -> Result<MemoryRegion> {
+    let memory = HostMemory::zeroed(credit_offset(senders))?;
+    RegistrationScope::of(endpoint).register(memory, Access::REMOTE_WRITE)
 }
 
 /// Offset of the credit slot of this sender.
 pub(super) fn credit_offset(sender_index: u16) -> usize {
     SCRATCH_LEN + usize::from(sender_index) * credit::LENGTH
-}
-
-fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
-    let memory = HostMemory::zeroed(length)?;
-    RegistrationScope::of(endpoint).register(memory, Access::REMOTE_WRITE)
 }
 
 /// The credit slot of one sender.

@@ -95,10 +95,8 @@ impl RingGeometry {
     /// Chunks that may be in the ring at the same time.
     #[inline]
     pub fn max_chunks(&self) -> u64 {
-        match self.layout {
-            ChunkLayout::SeparateHeader => MAX_CHUNKS_SEPARATE_HEADER,
-            ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => MAX_CHUNKS,
-        }
+        let is_separate = self.layout == ChunkLayout::SeparateHeader;
+        if is_separate { MAX_CHUNKS_SEPARATE_HEADER } else { MAX_CHUNKS }
     }
 
     /// Offset of a position in the ring.
@@ -131,10 +129,7 @@ impl RingGeometry {
     /// Bytes from the start of a chunk to its payload.
     #[inline]
     pub fn payload_offset(&self) -> u64 {
-        match self.layout {
-            ChunkLayout::SeparateHeader => 0,
-            ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => HEADER_LEN,
-        }
+        if self.layout == ChunkLayout::SeparateHeader { 0 } else { HEADER_LEN }
     }
 
     /// Bytes that a chunk with this payload occupies. An empty chunk occupies a granule, so that it

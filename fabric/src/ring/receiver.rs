@@ -183,13 +183,9 @@ impl RingReceiver {
 
     /// The ring's memory, unless it is drained: writes may still be in flight.
     pub(super) fn into_quarantined(self) -> Option<Arc<RingMemory>> {
-        (!self.is_drained()).then_some(self.memory)
-    }
-
-    /// Did the end notice arrive, and every chunk before it? In polling mode there is no end
-    /// notice, and a broken ring's cannot be trusted.
-    fn is_drained(&self) -> bool {
-        self.mode != NotifyMode::Polling && self.broken().is_none() && self.is_end_of_stream()
+        // In polling mode there is no end notice, and a broken ring's cannot be trusted.
+        let has_end_notice = self.mode != NotifyMode::Polling && self.broken().is_none();
+        (!has_end_notice || !self.is_end_of_stream()).then_some(self.memory)
     }
 
     /// Takes a notice for this ring.

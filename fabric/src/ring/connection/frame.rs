@@ -67,11 +67,7 @@ impl Frame {
 /// Encodes a frame.
 pub(super) fn encode(frame: &Frame) -> Vec<u8> {
     let body = codec::encode(VERSION, frame);
-    let mut bytes = Vec::with_capacity(FRAME_HEADER_LEN + body.len());
-    bytes.extend_from_slice(&MAGIC);
-    bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&body);
-    bytes
+    [&MAGIC, &(body.len() as u32).to_le_bytes(), &body[..]].concat()
 }
 
 /// Takes the first frame off these bytes, if it is complete.

@@ -4,8 +4,8 @@
 //! order of chunks, credit and closing remain with the port.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, MutexGuard};
 
 use super::super::chunk_poster::ChunkPoster;
 use super::super::memory::{RegistrationScope, RingMemory};
@@ -110,14 +110,8 @@ impl ExtraLanes {
             let peers = PeerCache::default();
             lanes.push(ExtraLane { lane, domain, addresses, address, credit_memory, peers });
         }
-        Ok(Self {
-            lanes,
-            events,
-            port_waker,
-            retained,
-            pending_jobs: VecDeque::new(),
-            broken: None,
-        })
+        let pending_jobs = VecDeque::new();
+        Ok(Self { lanes, events, port_waker, retained, pending_jobs, broken: None })
     }
 
     /// The number of lanes; 0 after one failed.
@@ -158,19 +152,15 @@ impl ExtraLanes {
         self.lanes.iter().map(|one| &one.credit_memory)
     }
 
-    fn retained(&self) -> MutexGuard<'_, Vec<Arc<RingMemory>>> {
-        lock(&self.retained)
-    }
-
     /// Keeps a ring's memory until no lane can write it.
     pub(in super::super) fn retain_memory(&self, memory: Arc<RingMemory>) {
         self.sweep();
-        self.retained().push(memory);
+        lock(&self.retained).push(memory);
     }
 
     /// Frees memory that only the lanes hold: its ring closed when nothing was in flight.
     pub(in super::super) fn sweep(&self) {
-        self.retained().retain(|memory| Arc::strong_count(memory) > 1);
+        lock(&self.retained).retain(|memory| Arc::strong_count(memory) > 1);
     }
 
     /// The most peer addresses that a lane holds.
@@ -239,14 +229,11 @@ impl ExtraLanes {
             })
     }
 
-    /// Stops writing to a ring.
-    pub(in super::super) fn stop(&mut self, instance: SenderInstance) {
-        (1..=self.lanes.len()).for_each(|number| self.queue_job(number, LaneJob::Stop(instance)));
-    }
-
-    /// Closes a ring.
-    pub(in super::super) fn close(&mut self, instance: SenderInstance) {
-        (1..=self.lanes.len()).for_each(|number| self.queue_job(number, LaneJob::Close(instance)));
+    /// Stops writing to a ring, and closes it if requested.
+    pub(in super::super) fn stop(&mut self, instance: SenderInstance, is_closed: bool) {
+        for number in 1..=self.lanes.len() {
+            self.queue_job(number, LaneJob::Stop { instance, is_closed });
+        }
     }
 
     fn queue_job(&mut self, lane: usize, job: LaneJob) {

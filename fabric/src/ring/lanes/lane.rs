@@ -44,10 +44,8 @@ pub(super) enum LaneJob {
     /// Write a chunk of a ring, with payload from an offset of a region.
     Write { instance: SenderInstance, chunk: Chunk, payload: Option<(MemoryRegion, usize)> },
     /// No more chunks of the ring follow. Earlier ones are still written, if that takes less than a
-    /// second.
-    Stop(SenderInstance),
-    /// The same, and no event of the ring is wanted any more.
-    Close(SenderInstance),
+    /// second. If the ring is closed, no event of it is wanted any more.
+    Stop { instance: SenderInstance, is_closed: bool },
 }
 
 /// An event of a lane.
@@ -55,12 +53,10 @@ pub(super) enum LaneJob {
 pub(in super::super) enum LaneEvent {
     /// A notice arrived.
     ReceivedNotice(ReceivedNotice),
-    /// A chunk with this payload is locally complete, and so are all chunks on this lane that end
-    /// at or below the position.
-    Completed { lane: usize, instance: SenderInstance, bytes: u64, completed_to: u64 },
-    /// A chunk was not written, and no later one of its ring will be. Source memory of chunks that
-    /// end at or below the position may be reused.
-    WriteFailed { lane: usize, instance: SenderInstance, completed_to: u64, error: Error },
+    /// A chunk with so many bytes of payload is locally complete, and so are all chunks on this
+    /// lane that end at or below the position. Or it was not written, and no later one of its ring
+    /// will be; source memory of chunks that end at or below the position may be reused.
+    Written { lane: usize, instance: SenderInstance, completed_to: u64, bytes: Result<u64> },
     /// The lane has stopped.
     LaneFailed(Error),
 }
@@ -245,16 +241,11 @@ impl LaneThread {
         loop {
             let LaneResources { io, posted_receives, .. } = &mut self.resources;
             posted_receives.refill(io)?;
-            let has_worked = self.do_jobs();
-            let outcome = self.resources.io.queue.poll();
-            let has_outcome = outcome.is_some();
-            if let Some(outcome) = outcome {
-                self.dispatch(outcome)?;
-            }
+            let has_worked = self.step()?;
             if self.reporter.shared.is_stopped.load(Ordering::Acquire) {
                 return self.drain();
             }
-            if has_worked || has_outcome {
+            if has_worked {
                 idle = 0;
                 continue;
             }
@@ -271,19 +262,24 @@ impl LaneThread {
     fn drain(&mut self) -> Result<()> {
         let mut idle = 0;
         for _ in 0..MAX_DRAIN_POLLS {
-            let has_worked = self.do_jobs();
-            let outcome = self.resources.io.queue.poll();
-            let is_done = self.send_queues.values().all(LaneSendQueue::is_idle);
-            idle = if has_worked || outcome.is_some() { 0 } else { idle + 1 };
-            if let Some(outcome) = outcome {
-                self.dispatch(outcome)?;
-            } else if is_done && idle > MIN_DRAIN_POLLS {
-                return Ok(());
-            } else if idle > MIN_DRAIN_POLLS {
+            idle = if self.step()? { 0 } else { idle + 1 };
+            if idle > MIN_DRAIN_POLLS {
+                if self.send_queues.values().all(LaneSendQueue::is_idle) {
+                    return Ok(());
+                }
                 std::thread::sleep(RETRY_PAUSE);
             }
         }
         Ok(())
+    }
+
+    /// Does all jobs, and handles one completion. True if anything was done.
+    fn step(&mut self) -> Result<bool> {
+        let has_worked = self.do_jobs();
+        match self.resources.io.queue.poll() {
+            Some(outcome) => self.dispatch(outcome).map(|()| true),
+            None => Ok(has_worked),
+        }
     }
 
     /// Does all jobs, and posts as far as there is room. True if anything was done.
@@ -300,7 +296,8 @@ impl LaneThread {
         match job {
             LaneJob::Open(chunk_poster) => {
                 let instance = chunk_poster.instance();
-                self.send_queues.insert(instance, LaneSendQueue::new(*chunk_poster));
+                let send_queue = LaneSendQueue::new(self.number, *chunk_poster);
+                self.send_queues.insert(instance, send_queue);
             }
             LaneJob::Write { instance, chunk, payload } => {
                 if let Some(send_queue) = self.send_queues.get_mut(&instance)
@@ -309,14 +306,9 @@ impl LaneThread {
                     self.writing.push(instance);
                 }
             }
-            LaneJob::Stop(instance) => {
+            LaneJob::Stop { instance, is_closed } => {
                 if let Some(send_queue) = self.send_queues.get_mut(&instance) {
-                    send_queue.stop();
-                }
-            }
-            LaneJob::Close(instance) => {
-                if let Some(send_queue) = self.send_queues.get_mut(&instance) {
-                    send_queue.close();
+                    send_queue.stop(is_closed);
                     self.forget(instance);
                 }
             }
@@ -331,9 +323,8 @@ impl LaneThread {
                 self.writing.swap_remove(at);
                 continue;
             };
-            let (lane, reporter) = (self.number, &self.reporter);
-            let report = |event| reporter.report(event);
-            has_written |= send_queue.write(&mut self.resources.io, lane, report);
+            let report = |event| self.reporter.report(event);
+            has_written |= send_queue.write(&mut self.resources.io, report);
             if send_queue.has_waiting() {
                 at += 1;
             } else {
@@ -361,7 +352,7 @@ impl LaneThread {
         } else if let Some((instance, slot)) = parse_write_token(completion.token)
             && let Some(send_queue) = self.send_queues.get_mut(&instance)
         {
-            if let Some(event) = send_queue.completed(self.number, slot) {
+            if let Some(event) = send_queue.completed(slot) {
                 self.reporter.report(event);
             }
             self.forget(instance);
@@ -376,7 +367,7 @@ impl LaneThread {
             parse_write_token(failure.token).filter(|_| failure.operation.is_some())
         {
             if let Some(send_queue) = self.send_queues.get_mut(&instance) {
-                let event = send_queue.failed(self.number, slot, failure.error);
+                let event = send_queue.failed(slot, failure.error);
                 self.reporter.report(event);
                 self.forget(instance);
             }

@@ -76,7 +76,7 @@ impl LaneSet {
             let addresses = AddressVector::open(domain)?;
             let builder = Endpoint::builder(domain).addresses(&addresses);
             let endpoint = builder.queue(&mut queue).open()?;
-            let credit_memory = credit_memory::without_credits(&endpoint)?;
+            let credit_memory = credit_memory::register(&endpoint, 0)?;
             let io = EndpointIo { endpoint, queue };
             lanes.push(OpenLane { io, addresses, credit_memory });
         }

@@ -7,7 +7,7 @@ use super::super::EndpointIo;
 use super::super::chunk_poster::{ChunkPoster, Posted};
 use super::super::writer_state::Chunk;
 use super::lane::LaneEvent;
-use crate::{Error, ErrorKind, MemoryRegion};
+use crate::{Error, ErrorKind, MemoryRegion, Result};
 
 /// How long chunks of a stopped ring wait for room in the provider, which never has any for a dead
 /// peer.
@@ -16,6 +16,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The send queue of one ring on one lane.
 #[derive(Debug)]
 pub(super) struct LaneSendQueue {
+    lane: usize,
     chunk_poster: ChunkPoster,
     /// Chunks to be posted.
     waiting: VecDeque<(Chunk, Option<(MemoryRegion, usize)>)>,
@@ -27,9 +28,9 @@ pub(super) struct LaneSendQueue {
 }
 
 impl LaneSendQueue {
-    pub(super) fn new(chunk_poster: ChunkPoster) -> Self {
-        let waiting = VecDeque::new();
-        Self { chunk_poster, waiting, is_broken: false, is_closed: false, stop_deadline: None }
+    pub(super) fn new(lane: usize, chunk_poster: ChunkPoster) -> Self {
+        let (waiting, stop_deadline) = (VecDeque::new(), None);
+        Self { lane, chunk_poster, waiting, is_broken: false, is_closed: false, stop_deadline }
     }
 
     /// Queues a chunk. True if it is the only one.
@@ -43,15 +44,10 @@ impl LaneSendQueue {
         self.waiting.len() == 1
     }
 
-    /// No more chunks follow.
-    pub(super) fn stop(&mut self) {
+    /// No more chunks follow. If the ring is closed, no event is wanted any more.
+    pub(super) fn stop(&mut self, is_closed: bool) {
+        self.is_closed |= is_closed;
         self.stop_deadline.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
-    }
-
-    /// Stops, and no event is wanted any more.
-    pub(super) fn close(&mut self) {
-        self.is_closed = true;
-        self.stop();
     }
 
     pub(super) fn has_waiting(&self) -> bool {
@@ -68,12 +64,7 @@ impl LaneSendQueue {
     }
 
     /// Posts as far as there is room. True if anything was posted.
-    pub(super) fn write(
-        &mut self,
-        io: &mut EndpointIo,
-        lane: usize,
-        report: impl Fn(LaneEvent),
-    ) -> bool {
+    pub(super) fn write(&mut self, io: &mut EndpointIo, report: impl Fn(LaneEvent)) -> bool {
         let mut has_written = false;
         while let Some((chunk, payload)) = self.waiting.front() {
             let body = payload.as_ref().map(|(region, from)| (region, *from));
@@ -81,17 +72,17 @@ impl LaneSendQueue {
                 Ok(Posted::Full) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
                     let detail = "the provider had no room within 1 s after the ring was closed";
                     let error = Error::new(ErrorKind::Closed, "writing to a ring", detail);
-                    report(self.write_failed(lane, error));
+                    report(self.write_failed(error));
                     break;
                 }
                 Ok(Posted::Full) => break,
                 Ok(Posted::Sent) => {}
                 Ok(Posted::Copied) => {
                     let bytes = chunk.header.payload.into();
-                    report(self.done(lane, bytes));
+                    report(self.event(Ok(bytes)));
                 }
                 Err(error) => {
-                    report(self.write_failed(lane, error));
+                    report(self.write_failed(error));
                     break;
                 }
             }
@@ -102,47 +93,35 @@ impl LaneSendQueue {
     }
 
     /// A write of this slot completed.
-    pub(super) fn completed(&mut self, lane: usize, slot: u16) -> Option<LaneEvent> {
+    pub(super) fn completed(&mut self, slot: u16) -> Option<LaneEvent> {
         match self.chunk_poster.completed(slot) {
-            Some(bytes) => Some(self.done(lane, bytes.into())),
+            Some(bytes) => Some(self.event(Ok(bytes.into()))),
             // It may be the first write of a chunk whose second is never posted: then no other
             // event reports that the memory is free.
-            None => (self.is_broken && self.is_idle()).then(|| self.done(lane, 0)),
+            None => (self.is_broken && self.is_idle()).then(|| self.event(Ok(0))),
         }
     }
 
     /// A write of this slot failed.
-    pub(super) fn failed(&mut self, lane: usize, slot: u16, error: Error) -> LaneEvent {
+    pub(super) fn failed(&mut self, slot: u16, error: Error) -> LaneEvent {
         self.chunk_poster.failed(slot);
-        self.write_failed(lane, error)
+        self.write_failed(error)
     }
 
-    fn done(&self, lane: usize, bytes: u64) -> LaneEvent {
-        LaneEvent::Completed {
-            lane,
-            instance: self.chunk_poster.instance(),
-            bytes,
-            completed_to: self.completed_to(),
-        }
-    }
-
-    fn write_failed(&mut self, lane: usize, error: Error) -> LaneEvent {
+    fn write_failed(&mut self, error: Error) -> LaneEvent {
         self.is_broken = true;
         self.waiting.clear();
-        LaneEvent::WriteFailed {
-            lane,
-            instance: self.chunk_poster.instance(),
-            completed_to: self.completed_to(),
-            error,
-        }
+        self.event(Err(error))
     }
 
-    fn completed_to(&self) -> u64 {
-        match self.is_broken && self.is_idle() {
+    fn event(&self, bytes: Result<u64>) -> LaneEvent {
+        let completed_to = match self.is_broken && self.is_idle() {
             // Chunks that were not posted never will be.
             true => u64::MAX,
             false => self.chunk_poster.completed_to(),
-        }
+        };
+        let (lane, instance) = (self.lane, self.chunk_poster.instance());
+        LaneEvent::Written { lane, instance, completed_to, bytes }
     }
 }
 
@@ -191,19 +170,19 @@ mod tests {
             chunk
         });
 
-        let mut send_queue = LaneSendQueue::new(chunk_poster);
+        let mut send_queue = LaneSendQueue::new(1, chunk_poster);
         let slot = send_queue.chunk_poster.begin_partial_chunk(&chunks[0]).unwrap();
         assert_eq!(chunks.map(|chunk| send_queue.push(chunk, None)), [true, false]);
-        send_queue.close();
+        send_queue.stop(true);
         let error = Error::new(ErrorKind::Closed, "test", "the ring is closed");
         // Its header may still be read.
-        match send_queue.write_failed(1, error) {
-            LaneEvent::WriteFailed { completed_to: 0, .. } => {}
+        match send_queue.write_failed(error) {
+            LaneEvent::Written { completed_to: 0, bytes: Err(_), .. } => {}
             event => panic!("{event:?}"),
         }
         assert!(!send_queue.is_stopped() && send_queue.chunk_poster.unfinished() == 1);
-        match send_queue.completed(1, slot) {
-            Some(LaneEvent::Completed { lane: 1, bytes: 0, completed_to: u64::MAX, .. }) => {}
+        match send_queue.completed(slot) {
+            Some(LaneEvent::Written { lane: 1, bytes: Ok(0), completed_to: u64::MAX, .. }) => {}
             event => panic!("{event:?}"),
         }
         assert!(send_queue.is_stopped());

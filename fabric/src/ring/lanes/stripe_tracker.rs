@@ -17,11 +17,6 @@ const MAX_IN_FLIGHT: u64 = 4;
 /// alone. With two the stripe of lane 0 would be missed.
 const EXTRA_LANES_ALONE: usize = 3;
 
-/// The first lane that carries stripes.
-fn first_striped_lane(lanes: usize) -> usize {
-    usize::from(lanes > EXTRA_LANES_ALONE)
-}
-
 /// The chunks of a ring by lane; lane 0 is the port's endpoint.
 #[derive(Debug)]
 pub(in super::super) struct StripeTracker {
@@ -34,8 +29,8 @@ impl StripeTracker {
     /// Tracks this many lanes, for chunks of at most `longest` bytes.
     pub(in super::super) fn new(lanes: usize, longest: u64) -> Self {
         let in_flight = vec![VecDeque::with_capacity(MAX_IN_FLIGHT as usize * 2); lanes];
-        let scheduler =
-            LaneScheduler::new(lanes, first_striped_lane(lanes), MAX_IN_FLIGHT * longest);
+        let first = usize::from(lanes > EXTRA_LANES_ALONE);
+        let scheduler = LaneScheduler::new(lanes, first, MAX_IN_FLIGHT * longest);
         Self { scheduler, in_flight }
     }
 

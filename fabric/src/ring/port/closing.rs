@@ -219,7 +219,7 @@ impl Port {
             if ending == CloseProgress::Complete && sender.is_closing() && !sender.expects_credit()
             {
                 if let (Some(lanes), true) = (&mut self.extra_lanes, sender.lanes() > 1) {
-                    lanes.close(sender.instance());
+                    lanes.stop(sender.instance(), true);
                 }
                 *slot = None;
                 has_moved = true;

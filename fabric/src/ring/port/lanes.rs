@@ -222,7 +222,7 @@ impl Port {
             (&mut self.extra_lanes, sender_mut(&mut self.senders, id.0))
             && sender.stop()
         {
-            lanes.stop(sender.instance());
+            lanes.stop(sender.instance(), false);
         }
     }
 
@@ -241,17 +241,14 @@ impl Port {
         let Some(event) = lanes.next() else { return false };
         match event {
             LaneEvent::ReceivedNotice(notice) => self.handle_notice(notice),
-            LaneEvent::Completed { lane, instance, bytes, completed_to } => {
+            LaneEvent::Written { lane, instance, completed_to, bytes } => {
                 if let Some(sender) = sender_of(&mut self.senders, instance) {
-                    sender.lane_completed(lane, completed_to, bytes);
+                    self.needs_polling |= bytes.is_err();
+                    match bytes {
+                        Ok(bytes) => sender.lane_completed(lane, completed_to, bytes),
+                        Err(error) => sender.lane_failed(lane, completed_to, error),
+                    }
                     queue_sender_event(&mut self.events, sender);
-                }
-            }
-            LaneEvent::WriteFailed { lane, instance, completed_to, error } => {
-                if let Some(sender) = sender_of(&mut self.senders, instance) {
-                    sender.lane_failed(lane, completed_to, error);
-                    queue_sender_event(&mut self.events, sender);
-                    self.needs_polling = true;
                 }
             }
             LaneEvent::LaneFailed(error) => self.handle_lane_failure(error),

@@ -12,7 +12,7 @@ mod waiting;
 pub use events::RingEvent;
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::chunk_poster::parse_write_token;
 use super::lanes::ExtraLanes;
@@ -29,6 +29,7 @@ use crate::{
 };
 use closing::QuarantinedMemory;
 use events::{queue_receiver_event, queue_sender_event};
+use waiting::deadline_exceeded;
 
 /// Steps without an event after which a port is idle: credit is returned, and calls that wait may
 /// sleep.
@@ -521,19 +522,18 @@ impl Port {
         self.unmatched_notices
     }
 
+    /// No progress within a timeout, with the provider and the ring's peer.
     #[cold]
-    fn error_with_sender_peer(&self, error: Error, id: SenderId) -> Error {
-        self.with_peer_name(error, self.sender(id).ok().map(RingSender::peer))
-    }
-
-    /// Adds provider and peer to an error.
-    #[cold]
-    fn with_peer_name(&self, error: Error, peer: Option<Peer>) -> Error {
-        let error = self.io.endpoint.domain().add_provider(error);
-        match peer.and_then(|peer| self.io.endpoint.name_of(peer)) {
-            Some(name) => error.with_peer(name),
-            None => error,
-        }
+    fn deadline_error(
+        &self,
+        operation: &'static str,
+        timeout: Duration,
+        detail: String,
+        peer: Option<Peer>,
+    ) -> Error {
+        let endpoint = &self.io.endpoint;
+        let error = endpoint.domain().add_provider(deadline_exceeded(operation, timeout, &detail));
+        error.with_known_peer(peer.and_then(|peer| endpoint.name_of(peer)))
     }
 }
 
@@ -575,9 +575,6 @@ fn no_ring() -> Error {
 
 #[cold]
 fn end_of_stream() -> Error {
-    Error::new(
-        ErrorKind::Closed,
-        "reading a ring",
-        "the writer closed the ring, and every message was read",
-    )
+    let detail = "the writer closed the ring, and every message was read";
+    Error::new(ErrorKind::Closed, "reading a ring", detail)
 }

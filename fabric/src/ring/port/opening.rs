@@ -48,7 +48,7 @@ impl Port {
     fn credit_memory(&mut self) -> Result<MemoryRegion> {
         let credit_memory = match self.credit_memory.take() {
             Some(credit_memory) => credit_memory,
-            None => credit_memory::with_credits(&self.io.endpoint)?,
+            None => credit_memory::register(&self.io.endpoint, MAX_RINGS)?,
         };
         Ok(self.credit_memory.insert(credit_memory).clone())
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::{ChunkView, Message, Pushed};
+use super::super::{ChunkView, Message, Pushed, RingSender};
 use super::{IDLE_POLLS, Port, PortEvent, ReceiverId, SenderId};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, RegionSlice, Result};
@@ -112,8 +112,8 @@ impl Port {
                     "{written} of {length} bytes of message {} are written, waiting for {waits_for}",
                     message.number()
                 );
-                let error = deadline_exceeded("writing to a ring", timeout, detail);
-                return Err(self.error_with_sender_peer(error, id));
+                let peer = self.sender(id).ok().map(RingSender::peer);
+                return Err(self.deadline_error("writing to a ring", timeout, detail, peer));
             }
         }
     }
@@ -133,15 +133,16 @@ impl Port {
                 return Err(broken.clone());
             }
             if !wait.progress(self)? {
-                let writer = self.sender(id)?.writer();
+                let sender = self.sender(id)?;
+                let writer = sender.writer();
                 let detail = format!(
                     "{} of {} bytes are released, {} chunks are not",
                     writer.known_head(),
                     writer.tail(),
                     writer.unread()
                 );
-                let error = deadline_exceeded("flushing a ring", timeout, detail);
-                return Err(self.error_with_sender_peer(error, id));
+                let peer = Some(sender.peer());
+                return Err(self.deadline_error("flushing a ring", timeout, detail, peer));
             }
         }
     }
@@ -163,8 +164,8 @@ impl Port {
                     reader.completed_messages(),
                     reader.received()
                 );
-                let error = deadline_exceeded("reading a ring", timeout, detail);
-                return Err(self.with_peer_name(error, self.receiver(id)?.peer()));
+                let peer = self.receiver(id)?.peer();
+                return Err(self.deadline_error("reading a ring", timeout, detail, peer));
             }
         }
     }
