@@ -37,7 +37,6 @@ struct DomainInner {
     /// Deferred deregistrations, which must be closed before the domain.
     deregistration_lock: DeregistrationLock,
     handle: Handle<sys::fid_domain>,
-    capabilities: Arc<Capabilities>,
     offer: Offer,
     /// The event queue of asynchronous registrations. Declared after the handle, because
     /// providers keep a bare pointer to it.
@@ -79,7 +78,7 @@ impl Domain {
         offer: &Offer,
         registration_events: Option<Arc<EventQueueShared>>,
     ) -> Result<Self> {
-        let capabilities = Arc::clone(&offer.capabilities);
+        let capabilities = offer.capabilities();
         if capabilities.provider != fabric.provider() {
             let detail = "the offer is of another provider than the fabric";
             return Err(fabric.error(ErrorKind::InvalidArgument, "fi_domain", detail));
@@ -112,7 +111,6 @@ impl Domain {
         Ok(Self(Arc::new(DomainInner {
             deregistration_lock: DeregistrationLock::of(&capabilities.provider),
             handle,
-            capabilities,
             offer: offer.clone(),
             registration_events,
             fabric: fabric.clone(),
@@ -126,7 +124,7 @@ impl Domain {
     /// The facts of the offer this domain was opened from.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
-        &self.0.capabilities
+        self.0.offer.capabilities()
     }
 
     /// The offer this domain was opened from.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use libfabric_sys as sys;
 
 use crate::handle::Handle;
-use crate::offer::Info;
+use crate::offer::{Info, string};
 use crate::waiting::{Backoff, Deadline};
 use crate::{Error, ErrorKind, Fabric, Offer, Result, Threading};
 
@@ -216,7 +216,7 @@ impl EventQueue {
                 buffer.as_mut_ptr().cast(),
                 buffer.len(),
             );
-            (!text.is_null()).then(|| std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned())
+            string(text)
         };
         Error::from_code("connection management", i64::from(entry.err))
             .with_provider(self.shared.fabric.provider())

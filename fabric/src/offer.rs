@@ -238,7 +238,7 @@ fn without_port(address: Option<&str>) -> Option<&str> {
 ///
 /// # Safety
 /// `text` must be null or a terminated string that outlives the call.
-unsafe fn string(text: *const c_char) -> Option<String> {
+pub(crate) unsafe fn string(text: *const c_char) -> Option<String> {
     // SAFETY: by contract.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }

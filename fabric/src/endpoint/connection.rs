@@ -10,7 +10,6 @@
 //! length. So each call queries the limit and refuses longer data.
 #![allow(unsafe_code)]
 
-use std::os::raw::c_void;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,17 +30,9 @@ const MIN_CONNECTION_DATA: usize = 32;
 
 /// How many bytes of connection data an endpoint or listener takes.
 fn connection_data_limit(fid: *mut sys::fid) -> usize {
-    let (mut limit, mut length) = (0_usize, size_of::<usize>());
-    // SAFETY: the caller's object is alive; the option is a `size_t`, whose length is passed.
-    let code = unsafe {
-        sys::fi_getopt(
-            fid,
-            sys::FI_OPT_ENDPOINT as i32,
-            sys::FI_OPT_CM_DATA_SIZE as i32,
-            ptr::from_mut(&mut limit).cast(),
-            &mut length,
-        )
-    };
+    let (mut limit, option) = (0, sys::FI_OPT_CM_DATA_SIZE as i32);
+    // SAFETY: the caller's object is alive.
+    let code = unsafe { sys::size_option(fid, option, &mut limit) };
     // More than this would not fit the peer's event queue.
     if code == 0 { limit.min(MAX_CONNECTION_DATA) } else { MIN_CONNECTION_DATA }
 }
@@ -193,12 +184,7 @@ impl Listener {
         // here.
         let code = unsafe {
             let handle = (*request.offer.info.as_ptr()).handle;
-            sys::fi_reject(
-                self.handle.as_ptr(),
-                handle,
-                reason.as_ptr().cast::<c_void>(),
-                reason.len(),
-            )
+            sys::fi_reject(self.handle.as_ptr(), handle, reason.as_ptr().cast(), reason.len())
         };
         self.fabric.check("fi_reject", code)
     }
@@ -255,7 +241,7 @@ impl Endpoint {
             sys::fi_connect(
                 self.handle.as_ptr(),
                 address.as_ptr().cast(),
-                data.as_ptr().cast::<c_void>(),
+                data.as_ptr().cast(),
                 data.len(),
             )
         };
@@ -272,9 +258,8 @@ impl Endpoint {
     pub fn start_accepting(&mut self, data: &[u8]) -> Result<()> {
         self.check_connection_data("fi_accept", data)?;
         // SAFETY: endpoint and data are valid for the call.
-        let code = unsafe {
-            sys::fi_accept(self.handle.as_ptr(), data.as_ptr().cast::<c_void>(), data.len())
-        };
+        let code =
+            unsafe { sys::fi_accept(self.handle.as_ptr(), data.as_ptr().cast(), data.len()) };
         self.domain.check("fi_accept", code)
     }
 

@@ -16,7 +16,6 @@
 #![allow(unsafe_code)]
 
 mod atomic;
-mod bound_region;
 mod connection;
 mod idle_connections;
 #[cfg(test)]
@@ -49,7 +48,7 @@ use crate::queue::{Member, QueueShared};
 use crate::quirks::{injects_without_context, must_drain_before_close};
 use crate::{
     Access, Address, AddressVector, Caps, Completion, CompletionQueue, Counter, Domain,
-    EndpointKind, Error, ErrorKind, EventQueue, Offer, Peer, Result, Version,
+    EndpointKind, Error, ErrorKind, EventQueue, MemoryRegion, MrMode, Offer, Peer, Result, Version,
 };
 
 /// An endpoint. A post takes `&mut` of the endpoint and of the queue that will report the
@@ -358,7 +357,7 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
 fn inject_write_size(handle: &Handle<sys::fid_ep>, most: usize) -> usize {
     let mut size = 0;
     // SAFETY: the endpoint is alive, and `size` receives the answer.
-    let code = unsafe { sys::inject_rma_size(handle.as_fid(), &mut size) };
+    let code = unsafe { sys::size_option(handle.as_fid(), sys::INJECT_RMA_SIZE, &mut size) };
     if code == 0 { size.min(most) } else { most }
 }
 
@@ -478,6 +477,37 @@ impl Drop for Endpoint {
             // Its buffers are quarantined: the provider may still use them.
             tracing::error!(%error, "an endpoint could not be closed");
         }
+    }
+}
+
+impl MemoryRegion {
+    /// Binds the region to one endpoint (`fi_mr_bind` with an endpoint), as `MrMode::ENDPOINT`
+    /// requires before `enable` and before any post.
+    ///
+    /// From then on no other endpoint accepts the region. Its registration ends when the
+    /// endpoint is closed, if not earlier: then peers cannot access it, and nothing can be
+    /// posted with it. Its bytes stay until the region is dropped.
+    ///
+    /// # Errors
+    /// The provider's error.
+    pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
+        // SAFETY: the endpoint is open.
+        unsafe { self.bind_to(&endpoint.domain, endpoint.as_fid(), &endpoint.bound) }
+    }
+
+    /// Binds the region to this endpoint, where the provider requires that, and enables it;
+    /// does nothing for a region that is not registered.
+    ///
+    /// # Errors
+    /// The provider's error.
+    pub fn enable_for(&self, endpoint: &Endpoint) -> Result<()> {
+        if !self.is_registered() || self.is_enabled() {
+            return Ok(());
+        }
+        if self.domain().capabilities().registration.mr_mode.contains(MrMode::ENDPOINT) {
+            self.bind_endpoint(endpoint)?;
+        }
+        self.enable()
     }
 }
 

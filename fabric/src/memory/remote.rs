@@ -19,12 +19,6 @@ pub(crate) struct MappedKey {
     key: u64,
 }
 
-impl fmt::Debug for MappedKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapping").finish_non_exhaustive()
-    }
-}
-
 impl Drop for MappedKey {
     fn drop(&mut self) {
         if !self.domain.is_inherited() {

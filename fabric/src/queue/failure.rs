@@ -1,12 +1,11 @@
 //! Reading the error entries of a queue.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
-
 use libfabric_sys as sys;
 
 use super::{CompletionKind, CompletionQueue, Failure, ReadOutcome, State};
 use crate::lock::lock;
+use crate::offer::string;
 use crate::{Domain, Error, ErrorKind};
 
 impl CompletionQueue {
@@ -87,7 +86,7 @@ impl CompletionQueue {
                 buffer.as_mut_ptr().cast(),
                 buffer.len(),
             );
-            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            string(text)
         }
     }
 }

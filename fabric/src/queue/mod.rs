@@ -11,7 +11,6 @@
 mod completion;
 mod drained;
 mod failure;
-mod read;
 mod shared;
 mod table;
 mod wait;
@@ -234,7 +233,6 @@ impl CompletionQueue {
     /// The provider's error.
     pub fn open_with(domain: &Domain, options: QueueOptions) -> Result<Self> {
         let mut attributes = sys::fi_cq_attr { size: options.size, ..Default::default() };
-        let mut queue = ptr::null_mut();
         // Not every provider supports tags, or waiting on a file descriptor.
         let waits: &[u32] = match options.waiting {
             WaitStrategy::Busy => &[sys::FI_WAIT_NONE],
@@ -249,22 +247,22 @@ impl CompletionQueue {
             }
             _ => [sys::FI_CQ_FORMAT_TAGGED, sys::FI_CQ_FORMAT_DATA],
         };
-        let mut code = -sys::FI_ENOSYS;
-        'open: for format in formats {
-            for wait in waits {
-                (attributes.format, attributes.wait_obj) = (format, *wait);
-                // SAFETY: the domain is alive, `queue` receives the object.
-                code = unsafe {
-                    sys::fi_cq_open(domain.as_ptr(), &mut attributes, &mut queue, ptr::null_mut())
-                };
-                if code >= 0 {
-                    break 'open;
+        let forms = formats.iter().flat_map(|format| waits.iter().map(|wait| (*format, *wait)));
+        // SAFETY: the domain is alive; the object is owned here.
+        let handle = unsafe {
+            Handle::open("fi_cq_open", &facts.provider, |queue| {
+                let mut code = -sys::FI_ENOSYS;
+                for (format, wait) in forms {
+                    (attributes.format, attributes.wait_obj) = (format, wait);
+                    code =
+                        sys::fi_cq_open(domain.as_ptr(), &mut attributes, queue, ptr::null_mut());
+                    if code >= 0 {
+                        break;
+                    }
                 }
-            }
-        }
-        domain.check("fi_cq_open", code)?;
-        // SAFETY: just opened, and owned here.
-        let handle = unsafe { Handle::adopt("fi_cq_open", queue)? };
+                code
+            })?
+        };
         let untagged = (attributes.format == sys::FI_CQ_FORMAT_DATA)
             .then(|| Box::new([sys::fi_cq_data_entry::default(); BATCH]));
         let mut wait_fd = None;
@@ -406,6 +404,35 @@ impl CompletionQueue {
             return ReadOutcome::Done(Some(Err(self.unsolicited(error))));
         }
         self.read_failure()
+    }
+
+    #[inline]
+    fn read(&mut self) -> isize {
+        if self.needs_deregistration_lock {
+            return self.read_with_lock();
+        }
+        self.read_entries()
+    }
+
+    #[cold]
+    fn read_with_lock(&mut self) -> isize {
+        let shared = Arc::clone(&self.shared);
+        let _guard = shared.domain.deregistration_lock().lock_progress();
+        self.read_entries()
+    }
+
+    #[inline]
+    fn read_entries(&mut self) -> isize {
+        let queue = self.shared.handle.as_ptr();
+        let buffer = self.buffer();
+        // SAFETY: the buffers have space for BATCH entries of the queue's format.
+        unsafe {
+            if self.reports_source {
+                sys::fi_cq_readfrom(queue, buffer, BATCH, self.sources.as_mut_ptr())
+            } else {
+                sys::fi_cq_read(queue, buffer, BATCH)
+            }
+        }
     }
 
     /// The buffer for the provider's entries, in the queue's format.

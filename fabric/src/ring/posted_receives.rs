@@ -5,8 +5,7 @@ use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, has_tags};
 use super::{EndpointIo, ReceivedNotice};
 use crate::{
-    Access, Capabilities, Completion, CompletionKind, Domain, Endpoint, HostMemory, MemoryRegion,
-    Result,
+    Access, Capabilities, Completion, CompletionKind, Domain, HostMemory, MemoryRegion, Result,
 };
 
 /// Messages that may have arrived and not been handled: the chunks in flight of two rings. Beyond
@@ -55,25 +54,25 @@ impl PostedReceives {
         Self { messages: None, tagged, missing_receives, uses_receives, unposted: Vec::new() }
     }
 
-    /// Prepares for a ring in this notify mode.
-    pub(super) fn prepare_for(&mut self, endpoint: &Endpoint, mode: NotifyMode) -> Result<()> {
+    /// Prepares for a ring in this notify mode, and posts missing receives.
+    pub(super) fn prepare_for(&mut self, io: &mut EndpointIo, mode: NotifyMode) -> Result<()> {
         // An immediate consumes the next receive, and so does a message: then every receive needs a
         // buffer.
         let is_shared = self.uses_receives && !self.tagged;
         if self.messages.is_some() || !(is_shared || mode == NotifyMode::Message) {
-            return Ok(());
+            return self.refill(io);
         }
-        let capabilities = endpoint.domain().capabilities();
+        let capabilities = io.endpoint.domain().capabilities();
         let most = match is_shared {
             true => immediate_receive_count(capabilities),
             false => capabilities.limits.receive_depth.min(MESSAGE_RECEIVES.into()),
         };
         let count = u16::try_from(most).unwrap_or(u16::MAX).max(1);
         let memory = HostMemory::zeroed(usize::from(count) * RECEIVE_LEN)?;
-        let region = RegistrationScope::of(endpoint).register(memory, Access::RECEIVE)?;
+        let region = RegistrationScope::of(&io.endpoint).register(memory, Access::RECEIVE)?;
         self.messages = Some(region);
         self.unposted = (0..count).rev().collect();
-        Ok(())
+        self.refill(io)
     }
 
     /// Posts missing receives as far as there is room.

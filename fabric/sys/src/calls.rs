@@ -219,12 +219,13 @@ pub unsafe fn wait_descriptor(object: *mut fid, descriptor: *mut c_int) -> c_int
     fi_control(object, FI_GETWAIT as c_int, descriptor.cast())
 }
 
-/// `fi_getopt` of `FI_OPT_INJECT_RMA_SIZE`, which the loaded library may know even if the
-/// headers do not name it.
-pub unsafe fn inject_rma_size(endpoint: *mut fid, size: *mut usize) -> c_int {
-    const INJECT_RMA_SIZE: c_int = 18;
+/// `FI_OPT_INJECT_RMA_SIZE`, which the loaded library may know even if the headers do not name it.
+pub const INJECT_RMA_SIZE: c_int = 18;
+
+/// `fi_getopt` of an endpoint's option that is a `size_t`.
+pub unsafe fn size_option(endpoint: *mut fid, option: c_int, size: *mut usize) -> c_int {
     let mut length = size_of::<usize>();
-    fi_getopt(endpoint, FI_OPT_ENDPOINT as c_int, INJECT_RMA_SIZE, size.cast(), &mut length)
+    fi_getopt(endpoint, FI_OPT_ENDPOINT as c_int, option, size.cast(), &mut length)
 }
 
 /// Can the counter be read? The two calls that read it cannot report that they are absent.

@@ -100,8 +100,7 @@ impl ExtraLanes {
             let OpenLane { mut io, addresses, credit_memory } = opened;
             let (domain, address) = (io.endpoint.domain().clone(), io.endpoint.address()?);
             let mut posted_receives = PostedReceives::new(&domain);
-            posted_receives.prepare_for(&io.endpoint, NotifyMode::Immediate)?;
-            posted_receives.refill(&mut io)?;
+            posted_receives.prepare_for(&mut io, NotifyMode::Immediate)?;
             let (held, retained) = (credit_memory.clone(), RetainedMemory::clone(&retained));
             let resources =
                 LaneResources { io, posted_receives, _credit_memory: held, _retained: retained };

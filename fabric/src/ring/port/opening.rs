@@ -3,9 +3,7 @@
 use super::super::credit_memory;
 use super::super::immediate::MAX_RINGS;
 use super::super::receiver::geometry_of;
-use super::super::{
-    NotifyMode, RingAnswer, RingOffer, RingOptions, RingReceiver, RingSender, SenderInstance,
-};
+use super::super::{RingAnswer, RingOffer, RingOptions, RingReceiver, RingSender, SenderInstance};
 use super::{Port, ReceiverId, SenderId, no_ring, receiver_mut};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
 
@@ -30,19 +28,13 @@ impl Port {
     }
 
     pub(super) fn insert_receiver(&mut self, receiver: RingReceiver) -> Result<ReceiverId> {
-        self.prepare(receiver.notify())?;
+        self.posted_receives.prepare_for(&mut self.io, receiver.notify())?;
         self.credit_memory()?;
         let id = receiver.id();
         insert_at(&mut self.receivers, id.ring, receiver);
         self.next_ring = (id.ring + 1) % MAX_RINGS;
         self.needs_polling = true;
         Ok(id)
-    }
-
-    /// Prepares the port for rings of this notify mode.
-    fn prepare(&mut self, mode: NotifyMode) -> Result<()> {
-        self.posted_receives.prepare_for(&self.io.endpoint, mode)?;
-        self.posted_receives.refill(&mut self.io)
     }
 
     fn credit_memory(&mut self) -> Result<MemoryRegion> {
@@ -91,7 +83,7 @@ impl Port {
         let limits = (max_payload, &self.queue_budget);
         let (sender, answer) =
             RingSender::open(&self.io.endpoint, &credit_memory, peer, offer, instance, limits)?;
-        self.prepare(offer.notify)?;
+        self.posted_receives.prepare_for(&mut self.io, offer.notify)?;
         insert_at(&mut self.senders, sender_index, sender);
         self.next_sender_index = (sender_index + 1) % MAX_RINGS;
         self.needs_polling = true;
