@@ -209,14 +209,8 @@ impl AddressVector {
         let mut raw = sys::FI_ADDR_UNSPEC;
         // SAFETY: the bytes are at least as long as any address format.
         let inserted = unsafe {
-            sys::fi_av_insert(
-                self.0.handle.as_ptr(),
-                bytes.as_ptr().cast(),
-                1,
-                &mut raw,
-                0,
-                ptr::null_mut(),
-            )
+            let (vector, bytes) = (self.0.handle.as_ptr(), bytes.as_ptr().cast());
+            sys::fi_av_insert(vector, bytes, 1, &mut raw, 0, ptr::null_mut())
         };
         let operation = "fi_av_insert";
         self.0.domain.check(operation, inserted)?;

@@ -189,15 +189,8 @@ pub fn probe_registration_cache() -> Result<()> {
     // SAFETY: a terminated name, no attributes; `object` receives the opened object and is
     // closed at once.
     unsafe {
-        let code = sys::fi_open(
-            Version::api_version().packed(),
-            c"mr_cache".as_ptr(),
-            ptr::null_mut(),
-            0,
-            0,
-            &mut object,
-            ptr::null_mut(),
-        );
+        let (version, none) = (Version::api_version().packed(), ptr::null_mut());
+        let code = sys::fi_open(version, c"mr_cache".as_ptr(), none, 0, 0, &mut object, none);
         Error::check("fi_open", code)?;
         Error::check("fi_close", sys::fi_close(object))?;
     }

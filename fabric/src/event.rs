@@ -183,7 +183,7 @@ impl EventQueue {
         let deadline = Deadline::after(timeout);
         // Connection events take many microseconds, and some providers make progress only while
         // the queue is read: so short sleeps instead of one long one.
-        let mut backoff = Backoff::sleeping();
+        let mut backoff = Backoff::sleeping(Backoff::MAX_PAUSE);
         loop {
             if let Some(event) = self.poll()? {
                 return Ok(event);

@@ -238,18 +238,12 @@ impl Query {
         let service = service.map(|s| c_string("service", s)).transpose()?;
         let pointer = |s: &Option<CString>| s.as_ref().map_or(ptr::null(), |s| s.as_ptr());
         let mut list: *mut sys::fi_info = ptr::null_mut();
+        let (version, node, service) =
+            (Version::api_version().packed(), pointer(&node), pointer(&service));
         // SAFETY: all pointers are valid for the call or null; `list` receives an owned list,
         // which is freed below.
-        let code = unsafe {
-            sys::fi_getinfo(
-                Version::api_version().packed(),
-                pointer(&node),
-                pointer(&service),
-                flags,
-                hints.as_ptr(),
-                &mut list,
-            )
-        };
+        let code =
+            unsafe { sys::fi_getinfo(version, node, service, flags, hints.as_ptr(), &mut list) };
         Error::check("fi_getinfo", code)?;
         let mut offers = Vec::new();
         let mut entry = list;

@@ -122,13 +122,8 @@ impl Backoff {
     }
 
     /// Starts with sleeping: for waits that are known to be long.
-    pub(crate) fn sleeping() -> Self {
-        Self { step: Self::SPINS + Self::YIELDS, max_pause: Self::MAX_PAUSE }
-    }
-
-    /// The same with another longest pause.
-    pub(crate) fn with_max_pause(self, max_pause: Duration) -> Self {
-        Self { max_pause, ..self }
+    pub(crate) fn sleeping(max_pause: Duration) -> Self {
+        Self { step: Self::SPINS + Self::YIELDS, max_pause }
     }
 
     /// Pauses; false once the deadline has passed.

@@ -12,7 +12,7 @@
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{PostOptions, PostRequest};
+use super::post::PostOptions;
 use super::rma::parts;
 use crate::{
     Access, CompletionKind, CompletionQueue, Domain, ErrorKind, OperationId, Peer, RegionSlice,
@@ -159,15 +159,10 @@ impl Domain {
         form: AtomicForm,
     ) -> Option<usize> {
         let mut attributes = sys::fi_atomic_attr { count: 0, size: 0 };
+        let (datatype, operation, form) = (datatype.number(), operation.number(), form.flags());
         // SAFETY: the domain is alive, the output is valid.
         let code = unsafe {
-            sys::fi_query_atomic(
-                self.as_ptr(),
-                datatype.number(),
-                operation.number(),
-                &mut attributes,
-                form.flags(),
-            )
+            sys::fi_query_atomic(self.as_ptr(), datatype, operation, &mut attributes, form)
         };
         (code == 0).then_some(attributes.count)
     }
@@ -299,7 +294,8 @@ impl Endpoint {
         let (address, key) = request.remote.address();
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.post(
-            PostRequest::new(operation, CompletionKind::Atomic, to, &options),
+            (operation, CompletionKind::Atomic, to),
+            &options,
             queue,
             |slot| {
                 let slices = [Some(request.operand), with, result];

@@ -9,7 +9,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{PostOptions, PostRequest};
+use super::post::PostOptions;
 use super::rma::parts;
 use super::vectors::Vectors;
 use crate::{
@@ -69,7 +69,8 @@ impl Endpoint {
         let (pointer, length, descriptor) = parts(local);
         let flags = options.flags.bits();
         self.post(
-            PostRequest::new(operation, CompletionKind::Send, to, &options),
+            (operation, CompletionKind::Send, to),
+            &options,
             queue,
             |slot| slot.keep_region(local.as_region()),
             #[allow(unsafe_code)]
@@ -168,7 +169,8 @@ impl Endpoint {
         let (operation, call) = self.receive_call(into, tag_and_ignore)?;
         self.check_no_flags(operation, &options)?;
         self.post(
-            PostRequest::new(operation, CompletionKind::Receive, Peer::ANY, &options),
+            (operation, CompletionKind::Receive, Peer::ANY),
+            &options,
             queue,
             |slot| into.into_iter().for_each(|into| slot.keep_region(into.as_region())),
             call,

@@ -96,29 +96,6 @@ impl From<u64> for PostOptions {
     }
 }
 
-/// One operation that is being posted.
-#[derive(Clone, Copy)]
-pub(super) struct PostRequest {
-    operation: &'static str,
-    kind: CompletionKind,
-    /// The peer that it is directed to.
-    peer: Peer,
-    token: u64,
-    timeout: Duration,
-}
-
-impl PostRequest {
-    #[inline]
-    pub(super) fn new(
-        operation: &'static str,
-        kind: CompletionKind,
-        peer: Peer,
-        options: &PostOptions,
-    ) -> Self {
-        Self { operation, kind, peer, token: options.token, timeout: options.timeout }
-    }
-}
-
 pub(super) const AGAIN: isize = -(sys::FI_EAGAIN as isize);
 /// The peer was removed while the post waited: not a provider error.
 const REMOVED: isize = isize::MIN;
@@ -136,12 +113,6 @@ impl Endpoint {
                 Err(self.domain.error(ErrorKind::InvalidArgument, operation, detail))
             }
         }
-    }
-
-    /// Is a peer that was resolved earlier still in the vector?
-    #[cold]
-    fn check_not_removed(&self, operation: &'static str, peer: Peer) -> Result<()> {
-        if peer == Peer::ANY { Ok(()) } else { self.resolve(operation, peer).map(drop) }
     }
 
     /// The provider's call has returned, so the peer may be removed. A post that failed before
@@ -294,13 +265,14 @@ impl Endpoint {
     #[inline]
     pub(super) fn post(
         &mut self,
-        posting: PostRequest,
+        (operation, kind, peer): (&'static str, CompletionKind, Peer),
+        options: &PostOptions,
         queue: &mut CompletionQueue,
         keep: impl FnOnce(&mut Slot) + Copy,
         call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize + Copy,
     ) -> Result<OperationId> {
-        let member = self.check_queue(posting.operation, queue)?;
-        let slot = queue.take(member, posting.kind, posting.peer, posting.token)?;
+        let member = self.check_queue(operation, queue)?;
+        let slot = queue.take(member, kind, peer, options.token)?;
         let (id, context) = (slot.id(), slot.context());
         let code = call(self.handle.as_ptr(), context);
         if code == 0 {
@@ -308,8 +280,7 @@ impl Endpoint {
             keep(slot);
             return Ok(id);
         }
-        let PostRequest { operation, peer, timeout, .. } = posting;
-        self.retry_post(operation, peer, timeout, queue, id, keep, (code, context), call)
+        self.retry_post(operation, peer, options.timeout, queue, id, keep, (code, context), call)
     }
 
     /// The slow path of `post`, after the first call failed.
@@ -332,7 +303,9 @@ impl Endpoint {
         if code == AGAIN {
             code = Self::retry_until_timeout(queue, timeout, || {
                 // The peer may have been removed in the meantime.
-                removal_error = self.check_not_removed(operation, peer).err();
+                let may_be_removed = peer != Peer::ANY;
+                removal_error =
+                    may_be_removed.then(|| self.resolve(operation, peer).err()).flatten();
                 if removal_error.is_some() { REMOVED } else { call(endpoint, context) }
             });
         }

@@ -15,7 +15,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{PostOptions, PostRequest};
+use super::post::PostOptions;
 use super::vectors::Vectors;
 use crate::{
     Access, CompletionKind, CompletionQueue, OperationId, Peer, RegionSlice, RemoteSlice, Result,
@@ -148,7 +148,8 @@ impl Endpoint {
         let (address, key) = remote.address();
         let flags = options.flags.bits();
         self.post(
-            PostRequest::new(operation, kind, with, &options),
+            (operation, kind, with),
+            &options,
             queue,
             |slot| {
                 slot.keep_region(local.as_region());

@@ -471,14 +471,8 @@ impl Domain {
         let mut mapped = 0;
         // SAFETY: the key's buffer and length match; `mapped` receives the result.
         let code = unsafe {
-            sys::fi_mr_map_raw(
-                self.as_ptr().cast(),
-                base,
-                raw.as_mut_ptr(),
-                raw.len(),
-                &mut mapped,
-                0,
-            )
+            let (domain, size) = (self.as_ptr().cast(), raw.len());
+            sys::fi_mr_map_raw(domain, base, raw.as_mut_ptr(), size, &mut mapped, 0)
         };
         self.check("fi_mr_map_raw", code)?;
         Ok(mapped)

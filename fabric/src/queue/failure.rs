@@ -6,7 +6,7 @@ use libfabric_sys as sys;
 use super::{CompletionKind, CompletionQueue, Failure, ReadOutcome, State};
 use crate::lock::lock;
 use crate::offer::string;
-use crate::{Domain, Error, ErrorKind};
+use crate::{Error, ErrorKind};
 
 impl CompletionQueue {
     #[cold]
@@ -32,20 +32,17 @@ impl CompletionQueue {
         }
         let entry = &roomy.entry;
         let text = self.failure_text(entry);
-        let (code, provider_code, context, olen) =
-            (entry.err, entry.prov_errno, entry.op_context, entry.olen);
-        let add_provider = |domain: &Domain, operation| {
-            let mut error =
-                Error::from_code(operation, code).with_provider_text(provider_code, text.clone());
+        let domain = &self.shared.domain;
+        let failed = |operation| {
+            let mut error = Error::from_code(operation, entry.err)
+                .with_provider_text(entry.prov_errno, text.clone());
             if error.kind() == ErrorKind::Truncated {
-                error = error.with_detail(format!("{olen} bytes did not fit the buffer"));
+                error = error.with_detail(format!("{} bytes did not fit the buffer", entry.olen));
             }
             domain.add_provider(error)
         };
-        let domain = self.shared.domain.clone();
-        let Some(slot) = self.table.by_context(context) else {
-            let failure = self.unsolicited(add_provider(&domain, "progress"));
-            return ReadOutcome::Done(Some(Err(failure)));
+        let Some(slot) = self.table.by_context(entry.op_context) else {
+            return ReadOutcome::Done(Some(Err(self.unsolicited(failed("progress")))));
         };
         let abandoned = slot.state == State::Abandoned;
         let (index, kind, token, operation) = (slot.index, slot.kind, slot.token, slot.id());
@@ -62,7 +59,7 @@ impl CompletionQueue {
         if abandoned {
             return ReadOutcome::Retry;
         }
-        let error = add_provider(&domain, name).with_known_peer(self.name_of(member, peer));
+        let error = failed(name).with_known_peer(self.name_of(member, peer));
         let (kind, operation) = (Some(kind), Some(operation));
         ReadOutcome::Done(Some(Err(Failure { kind, operation, token, error })))
     }

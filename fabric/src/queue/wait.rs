@@ -79,7 +79,7 @@ impl CompletionQueue {
             WaitStrategy::Adaptive { spin } => Instant::now().checked_add(spin),
             WaitStrategy::Block => Some(Instant::now()),
         };
-        let mut backoff = Backoff::sleeping().with_max_pause(self.max_pause);
+        let mut backoff = Backoff::sleeping(self.max_pause);
         let (mut empty_wakeups, mut polls) = (0, 0_u32);
         loop {
             if let Some(outcome) = self.poll_fresh() {

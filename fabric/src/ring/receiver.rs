@@ -1,5 +1,6 @@
 //! The reader of a ring, on an endpoint.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use super::notify::has_tags;
 use super::queue_budget::QueueBudget;
 use super::retries::CloseProgress;
 use super::{
-    ChunkView, EndpointIo, Immediate, NotifyMode, ReaderState, ReceiverId, RingAnswer,
+    ChunkView, EndpointIo, Immediate, NotifyMode, ReaderState, ReceiverId, RingAnswer, RingEvent,
     RingGeometry, RingNotice, RingOffer,
 };
 use crate::{Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result};
@@ -264,11 +265,8 @@ impl RingReceiver {
         let credit = (self.reader.credit_notice(), self.reader.last_credit());
         let is_sent = notice_sender.send_credit(io, credit, number)?;
         self.is_credit_unsent = !is_sent;
-        if is_sent {
-            self.unsent_since = None;
-        } else {
-            self.unsent_since.get_or_insert_with(Instant::now);
-        }
+        let since = self.unsent_since.take();
+        self.unsent_since = (!is_sent).then(|| since.unwrap_or_else(Instant::now));
         self.statistics.credits += u64::from(is_sent);
         Ok(is_sent)
     }
@@ -381,10 +379,19 @@ impl RingReceiver {
         })
     }
 
-    /// Records whether it is in the port's list of events. True if that changed.
+    /// Queues an event, once until it was returned.
     #[inline]
-    pub(super) fn set_event_queued(&mut self, is_queued: bool) -> bool {
-        std::mem::replace(&mut self.is_event_queued, is_queued) != is_queued
+    pub(super) fn queue_event(&mut self, events: &mut Option<VecDeque<RingEvent>>) {
+        if let Some(events) = events
+            && !std::mem::replace(&mut self.is_event_queued, true)
+        {
+            events.push_back(RingEvent::Receiver(self.id));
+        }
+    }
+
+    #[inline]
+    pub(super) fn event_returned(&mut self) {
+        self.is_event_queued = false;
     }
 
     /// Marks the ring broken; the first cause stays.

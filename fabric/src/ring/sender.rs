@@ -2,6 +2,7 @@
 
 mod striping;
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::chunk_poster::{ChunkPoster, Posted};
@@ -14,7 +15,7 @@ use super::queue_budget::{QueueBudget, QueueQuota};
 use super::retries::CloseProgress;
 use super::{
     Blocked, Chunk, Credit, EndpointIo, HEADER_LEN, Immediate, Message, NotifyMode, Refused,
-    RingAnswer, RingOffer, SenderInstance, WriterState,
+    RingAnswer, RingEvent, RingOffer, SenderId, SenderInstance, WriterState,
 };
 use crate::{Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
 
@@ -445,10 +446,19 @@ impl RingSender {
         }
     }
 
-    /// Records whether it is in the port's list of events. True if that changed.
+    /// Queues an event, once until it was returned.
     #[inline]
-    pub(super) fn set_event_queued(&mut self, is_queued: bool) -> bool {
-        std::mem::replace(&mut self.is_event_queued, is_queued) != is_queued
+    pub(super) fn queue_event(&mut self, events: &mut Option<VecDeque<RingEvent>>) {
+        if let Some(events) = events
+            && !std::mem::replace(&mut self.is_event_queued, true)
+        {
+            events.push_back(RingEvent::Sender(SenderId(self.instance().sender_index)));
+        }
+    }
+
+    #[inline]
+    pub(super) fn event_returned(&mut self) {
+        self.is_event_queued = false;
     }
 
     /// Marks the ring broken; the first cause stays.

@@ -21,16 +21,14 @@ pub(crate) fn preserve_signal_handlers<T>(task: impl FnOnce() -> T) -> T {
     let before: Vec<_> = (1..=libc::SIGRTMAX())
         .filter_map(|signal| Some((signal, handler(signal, None)?)))
         .collect();
-    let mask = {
-        // SAFETY: the set is filled before it is used; the calls have no other precondition.
-        unsafe {
-            let mut held: sigset_t = mem::zeroed();
-            libc::sigfillset(&mut held);
-            for fault in FAULTS {
-                libc::sigdelset(&mut held, fault);
-            }
-            set_mask(libc::SIG_BLOCK, &held)
+    // SAFETY: the set is filled before it is used; the calls have no other precondition.
+    let mask = unsafe {
+        let mut held: sigset_t = mem::zeroed();
+        libc::sigfillset(&mut held);
+        for fault in FAULTS {
+            libc::sigdelset(&mut held, fault);
         }
+        set_mask(libc::SIG_BLOCK, &held)
     };
     let result = task();
     let loaded = LoadedCode::loaded();

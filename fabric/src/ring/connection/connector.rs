@@ -94,32 +94,33 @@ fn run_handshake(
 ) -> Result<RingWriter> {
     let local = stream.local_addr().map_err(failed)?;
     let peer = stream.peer_addr().map_err(failed)?;
-    let framed = FramedStream::new(stream).map_err(failed)?;
-    let mut frames = HandshakeFrames { framed, deadline, timeout };
+    let mut framed = FramedStream::new(stream).map_err(failed)?;
+    let receive = |framed: &mut _, what| receive(framed, what, deadline, timeout);
 
     let usable = provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
     let providers = usable.iter().map(|(wire, _)| wire.clone()).collect();
-    frames.framed.send(&Frame::Hello { providers })?;
-    let Frame::Selected { provider, address } = frames.receive("the choice of a provider")? else {
+    framed.send(&Frame::Hello { providers })?;
+    let Frame::Selected { provider, address } = receive(&mut framed, "the choice of a provider")?
+    else {
         return Err(unexpected_frame());
     };
     let (provider, offer) =
         provider_choice::common_provider(usable, std::slice::from_ref(&provider))?;
     let (mut port, addresses) = provider_choice::open(&offer)?;
     let reader = addresses.insert(&address)?;
-    frames.framed.send(&Frame::Address(port.endpoint().address()?))?;
-    let Frame::Offer { offer, largest } = frames.receive("the ring offer")? else {
+    framed.send(&Frame::Address(port.endpoint().address()?))?;
+    let Frame::Offer { offer, largest } = receive(&mut framed, "the ring offer")? else {
         return Err(unexpected_frame());
     };
     let accepted = port.accept(reader, &offer, SLOT_LEN as u64);
     let (ring, answer) = accepted.inspect_err(|error| {
-        let _ = frames.framed.send(&Frame::refusal(error));
+        let _ = framed.send(&Frame::refusal(error));
     })?;
-    frames.framed.send(&Frame::Answer(answer))?;
-    let Frame::Ready = frames.receive("the reader to be ready")? else {
+    framed.send(&Frame::Answer(answer))?;
+    let Frame::Ready = receive(&mut framed, "the reader to be ready")? else {
         return Err(unexpected_frame());
     };
-    let stream = frames.framed.into_stream()?;
+    let stream = framed.into_stream()?;
     RingWriter::start(port, ring, stream, (peer, provider.name), largest)
 }
 
@@ -131,38 +132,34 @@ fn unexpected_frame() -> Error {
     malformed("unexpected frame in the handshake")
 }
 
-/// The frames of one handshake.
-struct HandshakeFrames<'a> {
-    framed: FramedStream,
-    deadline: &'a Deadline,
+/// Waits for the next frame of the reader, or its refusal.
+fn receive(
+    framed: &mut FramedStream,
+    what: &str,
+    deadline: &Deadline,
     timeout: Duration,
-}
-
-impl HandshakeFrames<'_> {
-    fn receive(&mut self, what: &str) -> Result<Frame> {
-        loop {
-            match self.framed.next()? {
-                Some(Frame::Refused { is_provider_error, reason }) => {
-                    let kind = match is_provider_error {
-                        true => ErrorKind::NoProvider,
-                        false => ErrorKind::ConnectionRefused,
-                    };
-                    let detail =
-                        format!("the reader refused the connection: {}", reason.escape_debug());
-                    return Err(Error::new(kind, OPERATION, detail));
-                }
-                Some(frame) => return Ok(frame),
-                None if self.deadline.has_passed() => {
-                    let detail = format!(
-                        "no answer within {:?}, waiting for {what}: the listening program may not accept now",
-                        self.timeout
-                    );
-                    return Err(Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
-                }
-                None => {
-                    let socket = [self.framed.stream().as_fd()];
-                    wait_readable(socket, self.deadline.left()).map_err(failed)?;
-                }
+) -> Result<Frame> {
+    loop {
+        match framed.next()? {
+            Some(Frame::Refused { is_provider_error, reason }) => {
+                let kind = match is_provider_error {
+                    true => ErrorKind::NoProvider,
+                    false => ErrorKind::ConnectionRefused,
+                };
+                let detail =
+                    format!("the reader refused the connection: {}", reason.escape_debug());
+                return Err(Error::new(kind, OPERATION, detail));
+            }
+            Some(frame) => return Ok(frame),
+            None if deadline.has_passed() => {
+                let detail = format!(
+                    "no answer within {timeout:?}, waiting for {what}: the listening program may not accept now"
+                );
+                return Err(Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
+            }
+            None => {
+                let socket = [framed.stream().as_fd()];
+                wait_readable(socket, deadline.left()).map_err(failed)?;
             }
         }
     }

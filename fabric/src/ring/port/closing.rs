@@ -8,27 +8,13 @@ use super::super::memory::RingMemory;
 use super::super::posted_receives::PostedReceives;
 use super::super::queue_budget::QueueBudget;
 use super::super::retries::{CloseProgress, Retries};
-use super::super::{EndpointIo, ReceiverStatistics, RingReceiver, RingSender, SenderStatistics};
+use super::super::{EndpointIo, ReceiverStatistics, RingSender, SenderStatistics};
 use super::waiting::{Wait, deadline_exceeded};
 use super::{Port, ReceiverId, SenderId, receiver_mut, sender_mut};
 use crate::{CompletionQueue, Endpoint, MemoryRegion, Peer, Result};
 
 /// How long closing a port continues to send end notices.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Memory of rings that peers may still write to. To be dropped after the endpoint is closed.
-#[derive(Debug, Default)]
-pub(super) struct QuarantinedMemory {
-    rings: Vec<Arc<RingMemory>>,
-    _credit_memory: Option<MemoryRegion>,
-}
-
-impl QuarantinedMemory {
-    /// Adds the memory of a ring, unless it is drained.
-    fn add(&mut self, receiver: Option<Box<RingReceiver>>) {
-        self.rings.extend(receiver.and_then(|receiver| receiver.into_quarantined()));
-    }
-}
 
 impl Port {
     /// Closes the endpoint and then frees all memory. Pending end notices are sent first, for at
@@ -53,13 +39,12 @@ impl Port {
         closed
     }
 
-    /// Drops all rings and returns their memory.
-    fn quarantine_rings(&mut self) -> QuarantinedMemory {
-        let mut quarantine = std::mem::take(&mut self.quarantine);
-        self.receivers.drain(..).for_each(|receiver| quarantine.add(receiver));
+    /// Drops all rings and returns their memory, to be dropped after the endpoint is closed.
+    fn quarantine_rings(&mut self) -> (Vec<Arc<RingMemory>>, Option<MemoryRegion>) {
         self.senders.clear();
-        quarantine._credit_memory = self.credit_memory.take();
-        quarantine
+        let receivers = self.receivers.drain(..).flatten();
+        self.quarantine.extend(receivers.filter_map(|it| it.into_quarantined()));
+        (std::mem::take(&mut self.quarantine), self.credit_memory.take())
     }
 
     /// Closes the endpoint and continues with another one of the same domain, and with its queue,
@@ -94,7 +79,7 @@ impl Port {
     /// [replace](Self::replace_endpoint) its endpoint when this grows.
     #[must_use]
     pub fn quarantined_bytes(&self) -> u64 {
-        self.quarantine.rings.iter().map(|memory| memory.capacity()).sum()
+        self.quarantine.iter().map(|memory| memory.capacity()).sum()
     }
 
     /// Quotas of the queue that closed rings still hold, since notices may follow: of writers
@@ -106,7 +91,7 @@ impl Port {
             sender.is_closing() && sender.is_end_notice_sent() && sender.expects_credit()
         };
         let senders = self.senders.iter().flatten().filter(|sender| holds_quota(sender));
-        let limited = self.quarantine.rings.iter().filter(|memory| memory.quota().is_limited());
+        let limited = self.quarantine.iter().filter(|memory| memory.quota().is_limited());
         limited.count() + senders.count()
     }
 
@@ -172,7 +157,7 @@ impl Port {
     pub fn forget(&mut self, id: ReceiverId) {
         let slot = self.receivers.get_mut(usize::from(id.ring));
         let slot = slot.filter(|slot| slot.as_ref().is_some_and(|it| it.id() == id));
-        self.quarantine.add(slot.and_then(Option::take));
+        self.quarantine.extend(slot.and_then(Option::take).and_then(|it| it.into_quarantined()));
     }
 
     /// Abandons a ring as [`forget`](Self::forget) does if it is still being closed: its writer may
@@ -249,7 +234,7 @@ impl Port {
                 _ => {}
             }
             if ending == CloseProgress::Complete {
-                self.quarantine.add(slot.take());
+                self.quarantine.extend(slot.take().and_then(|it| it.into_quarantined()));
                 has_moved = true;
                 if let Some(lanes) = &self.extra_lanes {
                     lanes.sweep();
@@ -267,7 +252,7 @@ impl Port {
         for slot in &mut self.receivers {
             let of_peer = slot.as_mut().filter(|it| it.is_closing() && it.peer() == Some(peer));
             if of_peer.is_some_and(|receiver| receiver.abandon_end_notice()) {
-                self.quarantine.add(slot.take());
+                self.quarantine.extend(slot.take().and_then(|it| it.into_quarantined()));
             }
         }
         // The next step removes rings that have ended.

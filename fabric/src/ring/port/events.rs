@@ -1,8 +1,5 @@
 //! Ready events of rings: for applications with many rings, most of them idle.
 
-use std::collections::VecDeque;
-
-use super::super::{RingReceiver, RingSender};
 use super::{Port, ReceiverId, SenderId};
 
 /// A ring that became ready.
@@ -30,40 +27,15 @@ impl Port {
                 if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(id.ring))
                     && receiver.id() == id
                 {
-                    receiver.set_event_queued(false);
+                    receiver.event_returned();
                 }
             }
             RingEvent::Sender(id) => {
                 if let Some(Some(sender)) = self.senders.get_mut(usize::from(id.0)) {
-                    sender.set_event_queued(false);
+                    sender.event_returned();
                 }
             }
         }
         Some(event)
-    }
-}
-
-/// Queues an event, once per ring.
-#[inline]
-pub(super) fn queue_sender_event(
-    events: &mut Option<VecDeque<RingEvent>>,
-    sender: &mut RingSender,
-) {
-    if let Some(events) = events
-        && sender.set_event_queued(true)
-    {
-        events.push_back(RingEvent::Sender(SenderId(sender.instance().sender_index)));
-    }
-}
-
-#[inline]
-pub(super) fn queue_receiver_event(
-    events: &mut Option<VecDeque<RingEvent>>,
-    receiver: &mut RingReceiver,
-) {
-    if let Some(events) = events
-        && receiver.set_event_queued(true)
-    {
-        events.push_back(RingEvent::Receiver(receiver.id()));
     }
 }

@@ -4,7 +4,6 @@ use super::super::lanes::{ExtraLanes, LaneEvent};
 use super::super::{
     LaneSet, Message, NotifyMode, Pushed, RingAnswer, RingOffer, RingOptions, RingReceiver,
 };
-use super::events::{queue_receiver_event, queue_sender_event};
 use super::opening::free_index;
 use super::{Port, ReceiverId, SenderId, sender_mut, sender_of};
 use crate::{Address, Domain, Error, ErrorKind, Memory, Peer, RegionSlice, Result};
@@ -248,7 +247,7 @@ impl Port {
                         Ok(bytes) => sender.lane_completed(lane, completed_to, bytes),
                         Err(error) => sender.lane_failed(lane, completed_to, error),
                     }
-                    queue_sender_event(&mut self.events, sender);
+                    sender.queue_event(&mut self.events);
                 }
             }
             LaneEvent::LaneFailed(error) => self.handle_lane_failure(error),
@@ -264,11 +263,11 @@ impl Port {
         }
         for sender in self.senders.iter_mut().flatten().filter(|it| it.lanes() > 1) {
             sender.lane_failed(0, 0, error.clone());
-            queue_sender_event(&mut self.events, sender);
+            sender.queue_event(&mut self.events);
         }
         for receiver in self.receivers.iter_mut().flatten().filter(|it| it.lanes() > 1) {
             receiver.fail(error.clone());
-            queue_receiver_event(&mut self.events, receiver);
+            receiver.queue_event(&mut self.events);
         }
         self.needs_polling = true;
     }

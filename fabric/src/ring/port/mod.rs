@@ -12,10 +12,12 @@ mod waiting;
 pub use events::RingEvent;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::chunk_poster::parse_write_token;
 use super::lanes::ExtraLanes;
+use super::memory::RingMemory;
 use super::notice_sender::{NOTICE_TOKEN, parse_credit_token};
 use super::posted_receives::PostedReceives;
 use super::queue_budget::QueueBudget;
@@ -27,8 +29,6 @@ use super::{
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
-use closing::QuarantinedMemory;
-use events::{queue_receiver_event, queue_sender_event};
 use waiting::deadline_exceeded;
 
 /// Steps without an event after which a port is idle: credit is returned, and calls that wait may
@@ -105,7 +105,8 @@ pub struct Port {
     /// Target of notices without a chunk, and of credit.
     credit_memory: Option<MemoryRegion>,
     generation: u16,
-    quarantine: QuarantinedMemory,
+    /// Memory of rings that peers may still write to.
+    quarantine: Vec<Arc<RingMemory>>,
     /// Index of the next ring, if it is free. Indexes are used round robin, since a notice has only
     /// four bits of the epoch.
     next_ring: u16,
@@ -140,7 +141,7 @@ impl Port {
             retries: Retries::default(),
             credit_memory: None,
             generation: 0,
-            quarantine: QuarantinedMemory::default(),
+            quarantine: Vec::new(),
             next_ring: 0,
             next_sender_index: 0,
             epoch: 0,
@@ -210,7 +211,7 @@ impl Port {
         } else if let Some((instance, slot)) = parse_write_token(completion.token) {
             if let Some(sender) = sender_of(&mut self.senders, instance) {
                 sender.completed(slot);
-                queue_sender_event(&mut self.events, sender);
+                sender.queue_event(&mut self.events);
                 if sender.needs_polling() || sender.is_end_notice_due() {
                     self.needs_polling = true;
                     self.send_pending_of(instance.sender_index);
@@ -241,7 +242,7 @@ impl Port {
         {
             // The next one may be sent.
             self.needs_polling |= receiver.is_closing();
-            queue_receiver_event(&mut self.events, receiver);
+            receiver.queue_event(&mut self.events);
         }
     }
 
@@ -258,7 +259,7 @@ impl Port {
                             receiver.fail(error);
                         }
                         self.needs_polling |= receiver.is_closing();
-                        queue_receiver_event(&mut self.events, receiver);
+                        receiver.queue_event(&mut self.events);
                     }
                     _ => self.unmatched_notices += 1,
                 }
@@ -267,7 +268,7 @@ impl Port {
                 match self.senders.get_mut(index) {
                     Some(Some(sender)) => {
                         sender.handle_notice(&immediate, notice.credit);
-                        queue_sender_event(&mut self.events, sender);
+                        sender.queue_event(&mut self.events);
                         // A closed sender may have waited for its last credit.
                         self.needs_polling |=
                             immediate.notice == RingNotice::ReaderClosed || sender.is_closing();
@@ -293,7 +294,7 @@ impl Port {
         if let Some((instance, slot)) = parse_write_token(failure.token) {
             if let Some(sender) = sender_of(&mut self.senders, instance) {
                 sender.failed(slot, failure.error.clone());
-                queue_sender_event(&mut self.events, sender);
+                sender.queue_event(&mut self.events);
                 self.needs_polling = true;
             }
         } else if let Some(instance) = SenderInstance::from_last_notice_token(failure.token) {
@@ -322,12 +323,12 @@ impl Port {
         for sender in self.senders.iter_mut().flatten() {
             if sender.handle_lost_inject(error) {
                 self.needs_polling = true;
-                queue_sender_event(&mut self.events, sender);
+                sender.queue_event(&mut self.events);
             }
         }
         for receiver in self.receivers.iter_mut().flatten() {
             receiver.handle_lost_inject(error);
-            queue_receiver_event(&mut self.events, receiver);
+            receiver.queue_event(&mut self.events);
         }
         PortEvent::Ring
     }
@@ -343,7 +344,7 @@ impl Port {
             // These get no notice.
             for receiver in self.receivers.iter_mut().flatten() {
                 if receiver.notify() == NotifyMode::Polling || receiver.awaits_header() {
-                    queue_receiver_event(&mut self.events, receiver);
+                    receiver.queue_event(&mut self.events);
                 }
             }
         }
@@ -362,7 +363,7 @@ impl Port {
             true
         });
         if has_moved {
-            queue_sender_event(&mut self.events, sender);
+            sender.queue_event(&mut self.events);
         }
         has_moved
     }
@@ -478,7 +479,7 @@ impl Port {
                 Ok(was_returned) => has_returned |= was_returned,
                 Err(error) => {
                     receiver.set_credit_error(error);
-                    queue_receiver_event(&mut self.events, receiver);
+                    receiver.queue_event(&mut self.events);
                 }
             }
         }
