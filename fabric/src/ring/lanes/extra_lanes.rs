@@ -188,11 +188,10 @@ impl ExtraLanes {
             && peers.len() <= self.lanes.len()
             && offer.notify == NotifyMode::Immediate;
         if !is_possible {
+            let (addresses, offered, here) =
+                (peers.len() + 1, offer.lanes.len(), self.lanes.len() + 1);
             let detail = format!(
-                "{} peer addresses for {} offered lanes, {} lanes here, notified by {}",
-                peers.len() + 1,
-                offer.lanes.len(),
-                self.lanes.len() + 1,
+                "{addresses} peer addresses for {offered} offered lanes, {here} lanes here, notified by {}",
                 offer.notify.name()
             );
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));

@@ -109,11 +109,8 @@ impl Port {
         let mut wait = Wait::new(timeout);
         while self.senders.get(usize::from(id.0)).is_some_and(Option::is_some) {
             if !wait.progress(self)? {
-                return Err(deadline_exceeded(
-                    "closing a ring",
-                    timeout,
-                    "the reader may not have received the end notice",
-                ));
+                let detail = "the reader may not have received the end notice";
+                return Err(deadline_exceeded("closing a ring", timeout, detail));
             }
         }
         Ok(statistics)

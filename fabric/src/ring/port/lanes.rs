@@ -160,11 +160,9 @@ impl Port {
         max_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
         if extra.len() >= self.lanes() || offer.lanes.len() != extra.len() + 1 {
+            let (addresses, offered, here) = (extra.len(), offer.lanes.len(), self.lanes());
             let detail = format!(
-                "{} addresses of extra lanes for a ring of {} lanes, {} lanes here",
-                extra.len(),
-                offer.lanes.len(),
-                self.lanes()
+                "{addresses} addresses of extra lanes for a ring of {offered} lanes, {here} lanes here"
             );
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }

@@ -107,10 +107,10 @@ impl Port {
                 Pushed::Busy => "room in the provider's queue",
             };
             if !wait.progress(self)? {
-                let (written, length) = (message.written(), message.length());
+                let (written, length, number) =
+                    (message.written(), message.length(), message.number());
                 let detail = format!(
-                    "{written} of {length} bytes of message {} are written, waiting for {waits_for}",
-                    message.number()
+                    "{written} of {length} bytes of message {number} are written, waiting for {waits_for}"
                 );
                 let peer = self.sender(id).ok().map(RingSender::peer);
                 return Err(self.deadline_error("writing to a ring", timeout, detail, peer));
@@ -135,12 +135,9 @@ impl Port {
             if !wait.progress(self)? {
                 let sender = self.sender(id)?;
                 let writer = sender.writer();
-                let detail = format!(
-                    "{} of {} bytes are released, {} chunks are not",
-                    writer.known_head(),
-                    writer.tail(),
-                    writer.unread()
-                );
+                let (head, tail, unread) = (writer.known_head(), writer.tail(), writer.unread());
+                let detail =
+                    format!("{head} of {tail} bytes are released, {unread} chunks are not");
                 let peer = Some(sender.peer());
                 return Err(self.deadline_error("flushing a ring", timeout, detail, peer));
             }
@@ -159,11 +156,9 @@ impl Port {
             }
             if !wait.progress(self)? {
                 let reader = self.receiver(id)?.reader();
-                let detail = format!(
-                    "{} messages arrived, and {} bytes of the next one",
-                    reader.completed_messages(),
-                    reader.received()
-                );
+                let (messages, bytes) = (reader.completed_messages(), reader.received());
+                let detail =
+                    format!("{messages} messages arrived, and {bytes} bytes of the next one");
                 let peer = self.receiver(id)?.peer();
                 return Err(self.deadline_error("reading a ring", timeout, detail, peer));
             }
