@@ -25,25 +25,15 @@ const MAX_COPIED_WRITE: usize = 256;
 /// Tokens of a ring's writes: this, then generation and sender index, then the slot.
 const WRITE_TOKEN: u64 = 0x5269 << 48;
 
-impl SenderInstance {
-    fn number(self) -> u32 {
-        u32::from(self.generation) << 16 | u32::from(self.sender_index)
-    }
-
-    fn from_number(number: u32) -> Self {
-        Self { sender_index: number as u16, generation: (number >> 16) as u16 }
-    }
-
-    /// The sender in the token of a last notice.
-    pub(super) fn from_last_notice_token(token: u64) -> Option<Self> {
-        (token >> 32 == LAST_NOTICE_TOKEN >> 32).then(|| Self::from_number(token as u32))
-    }
+/// The sender in the token of a last notice.
+pub(super) fn parse_last_notice_token(token: u64) -> Option<SenderInstance> {
+    (token >> 32 == LAST_NOTICE_TOKEN >> 32).then_some(SenderInstance(token as u32))
 }
 
 /// Sender and slot in the token of a write.
 #[inline]
 pub(super) fn parse_write_token(token: u64) -> Option<(SenderInstance, u16)> {
-    let instance = SenderInstance::from_number((token >> 16) as u32);
+    let instance = SenderInstance((token >> 16) as u32);
     (token >> 48 == WRITE_TOKEN >> 48).then_some((instance, token as u16))
 }
 
@@ -185,7 +175,7 @@ impl ChunkPoster {
             remote_headers,
             notice_sender,
             instance,
-            token: WRITE_TOKEN | u64::from(instance.number()) << 16,
+            token: WRITE_TOKEN | u64::from(instance.0) << 16,
             headers,
             slots: vec![Slot::default(); SLOT_COUNT.into()].into(),
             free: (0..SLOT_COUNT).rev().collect(),
@@ -279,6 +269,7 @@ impl ChunkPoster {
     }
 
     /// Posts a write of this slot. False if there is no room now.
+    #[inline]
     fn write(
         &self,
         io: &mut EndpointIo,
@@ -417,7 +408,7 @@ impl ChunkPoster {
     ) -> Result<Posted> {
         let has_completion = confirms_delivery && self.mode == NotifyMode::Immediate;
         let is_sent = match has_completion {
-            true => self.notice_sender.send_last_notice(io, bits, self.instance.number())?,
+            true => self.notice_sender.send_last_notice(io, bits, self.instance.0)?,
             false => self.notice_sender.send_notice(io, bits)?,
         };
         Ok(match (is_sent, has_completion) {

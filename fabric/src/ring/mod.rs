@@ -75,11 +75,18 @@ struct EndpointIo {
 /// Distinguishes the writes of one sender from those of others, also of earlier ones with the same
 /// index, whose completions may be late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct SenderInstance {
-    /// Index of the sender on its port.
-    sender_index: u16,
-    /// Number of senders opened before, truncated.
-    generation: u16,
+struct SenderInstance(u32);
+
+impl SenderInstance {
+    /// From the index of the sender on its port, and the number of senders opened before, truncated.
+    fn new(sender_index: u16, generation: u16) -> Self {
+        Self(u32::from(generation) << 16 | u32::from(sender_index))
+    }
+
+    #[inline]
+    fn sender_index(self) -> u16 {
+        self.0 as u16
+    }
 }
 
 /// A notice from the queue.

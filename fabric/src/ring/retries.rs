@@ -50,8 +50,7 @@ impl Retries {
 
     /// May a notice be sent to this peer now? If not, a ring waits until then.
     pub(super) fn allows(&mut self, peer: Peer, now: Instant) -> bool {
-        let retry = self.peers.iter_mut().find(|retry| retry.peer == peer);
-        retry.is_none_or(|retry| {
+        self.peers.iter_mut().find(|retry| retry.peer == peer).is_none_or(|retry| {
             retry.is_wanted = true;
             now >= retry.next
         })

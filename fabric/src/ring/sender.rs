@@ -115,7 +115,7 @@ impl RingSender {
     ) -> Result<(Self, RingAnswer)> {
         let geometry = offer.geometry()?;
         let capabilities = endpoint.domain().capabilities();
-        let (epoch, sender_index) = (offer.epoch, instance.sender_index);
+        let (epoch, sender_index) = (offer.epoch, instance.sender_index());
         // Credit notices use entries of the local queue.
         let quota = queue_budget.take(offer.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks().min(offer.max_chunks);
@@ -452,7 +452,7 @@ impl RingSender {
         if let Some(events) = events
             && !std::mem::replace(&mut self.is_event_queued, true)
         {
-            events.push_back(RingEvent::Sender(SenderId(self.instance().sender_index)));
+            events.push_back(RingEvent::Sender(SenderId(self.instance().sender_index())));
         }
     }
 

@@ -175,9 +175,8 @@ impl RingListener {
     /// Refuses the handshakes whose time is over.
     fn refuse_expired(&mut self) {
         let now = Instant::now();
-        while let Some(late) =
-            self.handshakes.iter().position(|it| it.age(now) >= HANDSHAKE_TIMEOUT)
-        {
+        let is_late = |it: &Handshake| it.age(now) >= HANDSHAKE_TIMEOUT;
+        while let Some(late) = self.handshakes.iter().position(is_late) {
             let detail = format!("the handshake took longer than {HANDSHAKE_TIMEOUT:?}");
             self.refuse(late, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
         }

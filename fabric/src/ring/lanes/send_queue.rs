@@ -157,8 +157,7 @@ mod tests {
         let ring_offer =
             LaneOffer { ring: place.clone(), headers: Some(place.clone()), credit_memory: place };
         let geometry = RingGeometry::new(RING, 0).unwrap().with_layout(ChunkLayout::SeparateHeader);
-        let (instance, mode) =
-            (SenderInstance { sender_index: 0, generation: 1 }, (NotifyMode::Immediate, false));
+        let (instance, mode) = (SenderInstance::new(0, 1), (NotifyMode::Immediate, false));
         let scope = RegistrationScope::of(&endpoint);
         let chunk_poster =
             ChunkPoster::new(scope, peer, &ring_offer, mode, geometry, instance).unwrap();

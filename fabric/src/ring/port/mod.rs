@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::chunk_poster::parse_write_token;
+use super::chunk_poster::{parse_last_notice_token, parse_write_token};
 use super::lanes::ExtraLanes;
 use super::memory::RingMemory;
 use super::notice_sender::{NOTICE_TOKEN, parse_credit_token};
@@ -214,10 +214,10 @@ impl Port {
                 sender.queue_event(&mut self.events);
                 if sender.needs_polling() || sender.is_end_notice_due() {
                     self.needs_polling = true;
-                    self.send_pending_of(instance.sender_index);
+                    self.send_pending_of(instance.sender_index());
                 }
             }
-        } else if let Some(instance) = SenderInstance::from_last_notice_token(completion.token) {
+        } else if let Some(instance) = parse_last_notice_token(completion.token) {
             self.end_notice_completed(instance);
         } else if let Some(number) = parse_credit_token(completion.token) {
             self.credit_completed(number, None);
@@ -297,7 +297,7 @@ impl Port {
                 sender.queue_event(&mut self.events);
                 self.needs_polling = true;
             }
-        } else if let Some(instance) = SenderInstance::from_last_notice_token(failure.token) {
+        } else if let Some(instance) = parse_last_notice_token(failure.token) {
             self.end_notice_completed(instance);
         } else if let Some(number) = parse_credit_token(failure.token) {
             self.credit_completed(number, Some(&failure.error));
@@ -544,7 +544,7 @@ fn sender_of(
     senders: &mut [Option<Box<RingSender>>],
     instance: SenderInstance,
 ) -> Option<&mut RingSender> {
-    let sender = senders.get_mut(usize::from(instance.sender_index))?.as_deref_mut();
+    let sender = senders.get_mut(usize::from(instance.sender_index()))?.as_deref_mut();
     sender.filter(|sender| sender.instance() == instance)
 }
 

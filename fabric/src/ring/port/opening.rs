@@ -79,7 +79,7 @@ impl Port {
             (free_index(&self.senders, self.next_sender_index)?, self.credit_memory()?);
         // It wraps after 65536 senders, when no write of an earlier one is in flight.
         self.generation = self.generation.wrapping_add(1);
-        let instance = SenderInstance { sender_index, generation: self.generation };
+        let instance = SenderInstance::new(sender_index, self.generation);
         let limits = (max_payload, &self.queue_budget);
         let (sender, answer) =
             RingSender::open(&self.io.endpoint, &credit_memory, peer, offer, instance, limits)?;
