@@ -77,7 +77,7 @@ fn demonstration_with_too_short_time() {
 
 #[test]
 fn demonstration_on_a_missing_device() {
-    let why = "fabricast: emulated:99: open failed: no such device: there are 2\n";
+    let why = "fabricast: open emulated:99 failed: no such device: there are 2\n";
     TestNode::new().fails(&["demo", "--memory", "emulated:99"], 3, why);
 }
 
