@@ -83,7 +83,7 @@ fn demonstration_on_a_missing_device() {
 
 #[test]
 fn policy_that_contradicts_itself() {
-    let why = "error: invalid value '=shm,^shm' for '--policy <POLICY>': parse provider policy: invalid argument: \"shm\" is \
+    let why = "error: invalid value '=shm,^shm' for '--policy <POLICY>': parse provider policy failed: invalid argument: \"shm\" is \
                both required and denied";
     TestNode::new().fails(&["info", "--policy", "=shm,^shm"], 2, &(why.to_owned() + MORE));
 }
