@@ -253,11 +253,13 @@ impl<R> Destination<R> {
     /// The next `count` entries are not needed by this destination.
     pub(super) fn skip(&mut self, count: u64) {
         self.next += count;
+        // A message in progress includes the skipped entries when it is written.
+        if self.in_progress.is_some() {
+            return;
+        }
         match self.unacknowledged.back_mut() {
             Some((_, unacknowledged)) => unacknowledged.entry = self.next,
-            // A message in progress includes the skipped entries when it is written.
-            None if self.in_progress.is_none() => self.delivered = self.next,
-            None => {}
+            None => self.delivered = self.next,
         }
     }
 }
