@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use ipc::{Caller, Layout, MappedWords, Owner, Participant, Segment};
 
 use crate::error::Result;
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::pool::Pool;
 use crate::settings::SharedSettings;
 
@@ -79,8 +79,8 @@ impl Topic {
     /// messages of an earlier topic may exist.
     pub(crate) fn create(number: u32, name: &str, settings: &SharedSettings) -> Result<Self> {
         let count = TopicWords::<MappedWords>::required_words(settings);
-        let segment = Segment::create(LAYOUT, count * size_of::<u64>())
-            .map_err(|cause| error_mapping::from_segment("create a topic", cause).on(name))?;
+        let segment =
+            Segment::create(LAYOUT, count * size_of::<u64>()).during("create a topic").on(name)?;
         let words = TopicWords::format(segment.words(), number, name, settings)?;
         segment.mark_ready();
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
@@ -88,9 +88,7 @@ impl Topic {
 
     /// Maps a topic of another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
-        let segment = Segment::open(file, LAYOUT);
-        let segment =
-            segment.map_err(|cause| error_mapping::from_segment("open a topic", cause))?;
+        let segment = Segment::open(file, LAYOUT).during("open a topic")?;
         let words = TopicWords::attach(segment.words())?;
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
     }
@@ -122,7 +120,7 @@ impl Topic {
     /// No later messages are retained for this role; earlier ones stay.
     pub(crate) fn halt(&self, caller: &Caller<'_>, role: Participant) -> Result<()> {
         let halted = self.local().halt(caller, role);
-        halted.map_err(|cause| self.queue_error("stop retaining messages for other nodes", cause))
+        halted.during("stop retaining messages for other nodes").on(self.name())
     }
 
     /// Ends the replication in the name of this role. Its remaining messages were
@@ -133,11 +131,9 @@ impl Topic {
         role: Participant,
         local: &Pool,
     ) -> Result<()> {
-        let dispose = |words| {
-            self.dispose(caller, local.control(), words);
-        };
+        let dispose = |words| _ = self.dispose(caller, local.control(), words);
         let expelled = self.local().remove_participant(caller, role, dispose);
-        expelled.map(drop).map_err(|cause| self.queue_error("stop replicating a topic", cause))
+        expelled.map(drop).during("stop replicating a topic").on(self.name())
     }
 
     /// The local subscription in the name of this role: the existing one, from its oldest
@@ -148,15 +144,15 @@ impl Topic {
         role: Participant,
         local: &Pool,
     ) -> Result<ipc::Subscriber> {
-        let refused = |cause| self.queue_error("replicate a topic", cause);
-        let dispose = |words| {
-            self.dispose(caller, local.control(), words);
-        };
-        if let Some(resumed) = self.local().resume(caller, role, dispose).map_err(refused)? {
+        let operation = "replicate a topic";
+        let dispose = |words| _ = self.dispose(caller, local.control(), words);
+        let resumed =
+            self.local().resume(caller, role, dispose).during(operation).on(self.name())?;
+        if let Some(resumed) = resumed {
             return Ok(resumed);
         }
         // The creation or end of a subscription was interrupted.
         self.stop_replication(caller, role, local)?;
-        self.local().subscribe_as(caller, role).map_err(refused)
+        self.local().subscribe_as(caller, role).during(operation).on(self.name())
     }
 }

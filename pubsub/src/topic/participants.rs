@@ -25,7 +25,6 @@ pub(crate) struct TopicParticipants {
 pub(crate) struct SubscriberInfo {
     /// Its process; None for an invalid number.
     pub(crate) participant: Option<Participant>,
-    pub(crate) subscription_id: SubscriptionId,
     /// The position that it reads next.
     pub(crate) cursor: u64,
     /// Unread messages, and held ones.
@@ -38,9 +37,20 @@ pub(crate) struct SubscriberInfo {
 impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn participants(&self) -> TopicParticipants {
         let publishers = publishers::slots(self.words()).filter_map(|slot| slot.seen());
+        let seen = |subscription_id: SubscriptionId| {
+            let slot = SubscriberSlot::find(self.words(), Direction::Local, subscription_id);
+            let (unread, held) = self.local().backlog_of(subscription_id);
+            SubscriberInfo {
+                participant: subscription_id.who(),
+                cursor: self.local().progress_of(subscription_id).0,
+                unread,
+                held,
+                missed: slot.map_or(0, |slot| slot.missed()),
+            }
+        };
         TopicParticipants {
             publishers: publishers.collect(),
-            subscribers: self.subscriptions(Direction::Local),
+            subscribers: self.local().subscription_ids().map(seen).collect(),
         }
     }
 
@@ -91,29 +101,5 @@ impl<W: Words + Clone> TopicWords<W> {
             .chain(subscription_ids.filter_map(|subscription_id| subscription_id.who()))
             .chain(self.writer())
             .collect()
-    }
-
-    /// All subscriptions of one of the queues.
-    pub(crate) fn subscriptions(&self, direction: Direction) -> Vec<SubscriberInfo> {
-        let queue = self.queue(direction);
-        let seen = |subscription_id: SubscriptionId| {
-            let (cursor, _) = queue.progress_of(subscription_id);
-            let missed = SubscriberSlot::find(
-                self.words(),
-                subscription_id,
-                direction == Direction::Inbound,
-            )
-            .map_or(0, |slot| slot.missed());
-            let (unread, held) = queue.backlog_of(subscription_id);
-            SubscriberInfo {
-                participant: subscription_id.who(),
-                subscription_id,
-                cursor,
-                unread,
-                held,
-                missed,
-            }
-        };
-        queue.subscription_ids().map(seen).collect()
     }
 }

@@ -25,6 +25,19 @@ const SETTINGS: SharedSettings = SharedSettings {
     type_name: None,
 };
 
+impl<W: ipc::Words + Clone> TopicWords<W> {
+    /// The position of the oldest message, and its holders.
+    pub(crate) fn blocking_subscribers(
+        &self,
+        direction: Direction,
+    ) -> Option<(u64, Vec<ipc::SubscriptionId>)> {
+        let holders = self.holders(direction);
+        let oldest = holders.iter().map(|(_, position)| *position).min()?;
+        let of_oldest = holders.into_iter().filter(|(_, position)| *position == oldest);
+        Some((oldest, of_oldest.map(|(subscription_id, _)| subscription_id).collect()))
+    }
+}
+
 fn caller(place: u32) -> Caller<'static> {
     Caller::new(Participant::new(place, 1).unwrap(), &AlwaysAlive)
 }
