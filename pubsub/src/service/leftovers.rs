@@ -63,8 +63,7 @@ pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
         Err(error) => return Err(failed(error)),
     };
     if found.uid() != Credentials::of_this_process().user {
-        let reason = "it belongs to another user";
-        return Ok(Condition::Unknown(socket, reason.to_owned()));
+        return Ok(Condition::Unknown(socket, "it belongs to another user".to_owned()));
     }
     // Where others may write, any user may have created it.
     election::check(OPERATION, directory)?;
