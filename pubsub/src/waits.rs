@@ -134,11 +134,8 @@ impl Node {
                 Err(error) => Err(error),
             }
         })?;
-        match (topic, unknown) {
-            (Some(topic), _) => Ok(topic),
-            (None, Some(error)) => Err(error),
-            (None, None) => Err(Error::new("open a topic", ErrorKind::NotFound, "").on(name)),
-        }
+        let not_found = || Error::new("open a topic", ErrorKind::NotFound, "").on(name);
+        topic.ok_or_else(|| unknown.unwrap_or_else(not_found))
     }
 }
 

@@ -231,17 +231,6 @@ impl MembershipState {
         }
     }
 
-    #[inline]
-    fn check(&self) -> Result<()> {
-        if !self.is_closed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        match &lock(&self.state).closed {
-            None => Ok(()),
-            Some(reason) => Err(Error::new("use a node", ErrorKind::Closed, reason.clone())),
-        }
-    }
-
     /// Calls the service, and waits for the answer.
     pub(super) fn call(
         &self,
@@ -514,7 +503,13 @@ impl ServiceClient for Membership {
     }
 
     fn check(&self) -> Result<()> {
-        self.shared.check()
+        if !self.shared.is_closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match &lock(&self.shared.state).closed {
+            None => Ok(()),
+            Some(reason) => Err(Error::new("use a node", ErrorKind::Closed, reason.clone())),
+        }
     }
 }
 

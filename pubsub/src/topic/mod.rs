@@ -56,6 +56,39 @@ pub(crate) struct TopicWords<W> {
     tracked_origins: Mutex<Vec<OriginId>>,
 }
 
+/// A publisher of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PublisherInfo {
+    /// Its process.
+    pub(crate) participant: Participant,
+    /// Its identifier among all publishers that the topic ever had on this node.
+    pub(crate) id: u64,
+    /// Sequence of its last message; 0 before the first.
+    sequence: u64,
+    /// Messages that it published.
+    pub(crate) messages: u64,
+    /// Bytes of these messages.
+    pub(crate) bytes: u64,
+    /// Messages that were dropped for lack of room.
+    pub(crate) dropped: u64,
+    /// Since when it waits for room; None while it does not.
+    pub(crate) waits_since: Option<u64>,
+}
+
+/// A subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SubscriberInfo {
+    /// Its process; None for an invalid number.
+    participant: Option<Participant>,
+    /// The position that it reads next.
+    cursor: u64,
+    /// Unread messages, and held ones.
+    unread: u32,
+    pub(crate) held: u32,
+    /// Missed messages, as the subscriber reports itself.
+    missed: u64,
+}
+
 /// One process's view of a topic.
 #[derive(Debug)]
 pub(crate) struct Topic {

@@ -49,7 +49,7 @@ impl PollBackoff {
 
 /// An object with work to do when streams of this process progress, which it detects only by
 /// polling.
-pub(crate) trait StreamPoller: Send + Sync {
+pub(crate) trait StreamPoller: Send + Sync + std::fmt::Debug {
     /// Polls. False if it needs no further polls of this pool.
     fn poll_streams(&self, pool: &Pool) -> bool;
 }
@@ -67,7 +67,7 @@ struct StreamWrite {
 }
 
 /// Streams of this process that use a pool.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Streams {
     /// Registered sync words.
     words: Mutex<Vec<(u64, Memory)>>,
@@ -75,12 +75,6 @@ pub(super) struct Streams {
     /// A stream may use its block as long as this process lives.
     has_unsignalled: AtomicBool,
     stream_pollers: Mutex<Vec<Weak<dyn StreamPoller>>>,
-}
-
-impl std::fmt::Debug for Streams {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Streams({} messages)", lock(&self.stream_writes).len())
-    }
 }
 
 impl Pool {

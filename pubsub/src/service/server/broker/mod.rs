@@ -47,7 +47,7 @@ pub(super) struct Broker {
 
 impl Broker {
     pub(super) fn new(registry: Registry) -> Self {
-        Self { clients: BTreeMap::new(), registry, growth: Growth::new() }
+        Self { clients: BTreeMap::new(), registry, growth: Growth::default() }
     }
 
     pub(super) fn registry(&self) -> &Registry {
