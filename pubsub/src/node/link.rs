@@ -341,15 +341,8 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
 
 /// Whether the service would give the same answer again.
 fn is_final(reason: &Error) -> bool {
-    use ErrorKind as Kind;
-    matches!(
-        reason.kind(),
-        Kind::Closed
-            | Kind::Denied
-            | Kind::InvalidArgument
-            | Kind::Malformed
-            | Kind::VersionMismatch
-    )
+    use ErrorKind::{Closed, Denied, InvalidArgument, Malformed, VersionMismatch};
+    matches!(reason.kind(), Closed | Denied | InvalidArgument | Malformed | VersionMismatch)
 }
 
 /// Finds the next service, or becomes it, and returns all pools and topics to it. None if this

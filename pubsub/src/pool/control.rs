@@ -70,11 +70,8 @@ impl<W: Words + Clone> PoolControl<W> {
 
     fn sync_words(max_blocks: u32) -> Range<usize> {
         let notes = max_blocks as usize * sample_info::WORDS;
-        sync_words::range_of(
-            max_blocks,
-            Self::first_sample_info(max_blocks) + notes,
-            sync_words::page(),
-        )
+        let before = Self::first_sample_info(max_blocks) + notes;
+        sync_words::range_of(max_blocks, before, sync_words::page())
     }
 
     /// Formats zeroed words.

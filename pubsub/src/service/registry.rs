@@ -248,11 +248,9 @@ impl Registry {
         requested: u64,
     ) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
-        let taken = self
-            .topics()
-            .filter(|other| other.settings().place == settings.place)
-            .map(|other| other.settings().reserves(other.reserved_publishers()))
-            .fold(Reserve::default(), Reserve::and);
+        let others = self.topics().filter(|other| other.settings().place == settings.place);
+        let reserves = others.map(|it| it.settings().reserves(it.reserved_publishers()));
+        let taken = reserves.fold(Reserve::default(), Reserve::and);
         let bytes = settings.bytes_for(requested);
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {

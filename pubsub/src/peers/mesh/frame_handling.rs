@@ -82,11 +82,8 @@ impl Mesh {
                 return Err(CloseReason::Closed(GoodbyeReason::SelfConnection));
             }
             if self.log.allows(now) {
-                tracing::warn!(
-                    %node,
-                    label = hello.label,
-                    "another service has the node id of this service"
-                );
+                let label = hello.label;
+                tracing::warn!(%node, label, "another service has the node id of this service");
             }
             return Err(CloseReason::Closed(GoodbyeReason::IdentityConflict));
         }
@@ -144,11 +141,9 @@ impl Mesh {
                 Step::Replace(old) => {
                     self.close_connection(old, CloseReason::Closed(GoodbyeReason::Replaced), now)
                 }
-                Step::Refuse(duplicate) => self.close_connection(
-                    duplicate,
-                    CloseReason::Closed(GoodbyeReason::Duplicate),
-                    now,
-                ),
+                Step::Refuse(on) => {
+                    self.close_connection(on, CloseReason::Closed(GoodbyeReason::Duplicate), now)
+                }
                 Step::Establish { on, session } => self.establish(on, session, now),
             }
         }
@@ -197,12 +192,9 @@ impl Mesh {
         if std::mem::replace(&mut link.wants_peers, true) {
             return;
         }
-        let others: Vec<_> = self
-            .connections
-            .iter()
-            .filter(|(other, link)| **other != connection && link.number.is_some())
-            .filter_map(|(_, link)| link.reachable_address())
-            .collect();
+        let others = self.connections.iter().filter(|(other, _)| **other != connection);
+        let others = others.filter(|(_, link)| link.number.is_some());
+        let others: Vec<_> = others.filter_map(|(_, link)| link.reachable_address()).collect();
         for some in others.chunks(ADDRESSES_PER_FRAME) {
             self.send(connection, &Frame::PeerList { others: some.to_vec() }, now);
         }

@@ -285,12 +285,11 @@ impl Mesh {
     // ------------------------------------------------------------------- time
 
     pub(super) fn tick(&mut self, now: Duration) {
-        let ended: Vec<_> = self
+        let ended = self
             .connections
             .iter_mut()
-            .filter_map(|(connection, link)| Some((*connection, link.session.tick(now).err()?)))
-            .collect();
-        for (connection, reason) in ended {
+            .filter_map(|(connection, link)| Some((*connection, link.session.tick(now).err()?)));
+        for (connection, reason) in ended.collect::<Vec<_>>() {
             self.close_connection(connection, reason, now);
         }
         self.departed.tick(now);
