@@ -29,13 +29,21 @@ impl<T, E: During> During for std::result::Result<T, E> {
 /// A result whose error gets a subject.
 pub(crate) trait On {
     /// As [`Error::on`].
-    fn on(self, subject: impl fmt::Display) -> Self;
+    fn on(self, name: impl fmt::Display) -> Self;
+
+    /// As [`Error::at`].
+    fn at(self, subject: impl fmt::Display) -> Self;
 }
 
 impl<T> On for Result<T> {
     #[inline]
-    fn on(self, subject: impl fmt::Display) -> Self {
-        self.map_err(|error| error.on(subject))
+    fn on(self, name: impl fmt::Display) -> Self {
+        self.map_err(|error| error.on(name))
+    }
+
+    #[inline]
+    fn at(self, subject: impl fmt::Display) -> Self {
+        self.map_err(|error| error.at(subject))
     }
 }
 

@@ -56,7 +56,7 @@ impl Publisher {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with their number;
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
-        let operation = "wait for subscribers";
+        let operation = "wait for subscribers of topic";
         let interruption = self.interruption();
         let found = poll_until(ipc::deadline(timeout), || {
             self.check(operation)?;
@@ -134,7 +134,7 @@ impl Node {
                 Err(error) => Err(error),
             }
         })?;
-        let not_found = || Error::new("open a topic", ErrorKind::NotFound, "").on(name);
+        let not_found = || Error::new("open topic", ErrorKind::NotFound, "").on(name);
         topic.ok_or_else(|| unknown.unwrap_or_else(not_found))
     }
 }

@@ -227,7 +227,7 @@ impl HostBuffer {
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
         self.pinned_if_possible(device)?.ok_or_else(|| {
             let detail = "the device cannot register memory that can only be read";
-            Error::new("pin a segment", ErrorKind::Failed, detail)
+            Error::new("pin segment", ErrorKind::Failed, detail)
         })
     }
 

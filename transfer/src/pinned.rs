@@ -47,7 +47,7 @@ pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Resul
     match device.register(PinnedReadOnlySegment(segment.clone())) {
         Ok(memory) => Ok(Some(memory)),
         Err(error) if error.kind() == gpu::ErrorKind::NotSupported => Ok(None),
-        Err(error) => Err(Error::of_device("pin a segment", error)),
+        Err(error) => Err(Error::of_device("pin segment", error)),
     }
 }
 
@@ -73,5 +73,5 @@ pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Resul
 pub fn pin(segment: &Segment, device: &Device) -> Result<Memory> {
     device
         .register(PinnedSegment(segment.clone()))
-        .map_err(|error| Error::of_device("pin a segment", error))
+        .map_err(|error| Error::of_device("pin segment", error))
 }

@@ -94,7 +94,7 @@ impl<T> StreamCopies<T> {
 }
 
 fn of_device(error: gpu::Error) -> Error {
-    Error::of_device("copy", error)
+    Error::of_device("copy memory", error)
 }
 
 #[cfg(test)]

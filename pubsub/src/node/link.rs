@@ -39,7 +39,7 @@ const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Between two attempts of a dedicated process to take over the node.
 const TAKE_OVER_INTERVAL: Duration = Duration::from_secs(1);
 
-const REJOINING: &str = "rejoin a node after its service exited";
+const REJOINING: &str = "rejoin node";
 
 pub(super) fn send_request(
     operation: &'static str,
@@ -173,7 +173,7 @@ fn request_take_over(
     }
     sent.take_over_requested_at = Some(Instant::now());
     if has_priority {
-        send_request("take over a node", channel, &Request::TakeOver, &[])?;
+        send_request("take over node", channel, &Request::TakeOver, &[])?;
     }
     Ok(Some(TAKE_OVER_INTERVAL))
 }
@@ -184,7 +184,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
     // No message reports a death, and the slot of a dead process may stay free for ever.
     shared.roster().drop_unused_pidfds();
     for request in shared.requests() {
-        if send_request("send to the service", channel, &request, &[]).is_err() {
+        if send_request("send to service of node", channel, &request, &[]).is_err() {
             return Next::Lost;
         }
     }
@@ -200,8 +200,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
         Err(_) => return Next::Lost,
     }
     if let Some(since) = shared.leaving_since() {
-        if !sent.leave_sent && send_request("leave a node", channel, &Request::Leave, &[]).is_err()
-        {
+        if !sent.leave_sent && send_request("leave node", channel, &Request::Leave, &[]).is_err() {
             return Next::Lost;
         }
         sent.leave_sent = true;
@@ -269,7 +268,7 @@ fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
 /// continue: the request for a topic fails, and the service watches other processes. Everything
 /// else is sent again when this process rejoins.
 fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> bool {
-    let operation = "receive from the service";
+    let operation = "receive from service of node";
     let ChannelError::DescriptorsLost { bytes, .. } = &error else { return false };
     let notice = protocol::decode(operation, bytes);
     let error = error.during(operation);
@@ -293,7 +292,7 @@ fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> boo
 
 /// Handles a message of the service.
 fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) -> Result<Next> {
-    let operation = "read a message of the service";
+    let operation = "read message from service of node";
     let Message { bytes, descriptors } = message;
     let only =
         |descriptors| protocol::exactly(operation, descriptors).map(|[one]: [OwnedFd; 1]| one);
@@ -317,12 +316,12 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
         Notice::PoolGrown { pool } => shared.on_pool_grown(pool),
         Notice::Topic { request, number } => shared.on_topic(request, number, only(descriptors)?),
         Notice::Refused { request, reason } => {
-            let reason = reason.into_error("call the service of the node");
+            let reason = reason.into_error("call service of node");
             shared.on_answer(request, Err(reason));
         }
         Notice::Rows { request, rows, is_last } => shared.on_rows(request, rows, is_last),
         Notice::Rejected { reason } => {
-            let reason = reason.into_error("remain a member of a node");
+            let reason = reason.into_error("remain member of node");
             if !is_final(&reason) {
                 return Ok(Next::Refused);
             }

@@ -220,8 +220,7 @@ impl MembershipState {
         state.closed = Some(reason.to_string());
         self.is_closed.store(true, Ordering::Release);
         for (_, pending) in state.pending.drain() {
-            let error =
-                Error::new("call the service of the node", ErrorKind::Closed, reason.to_string());
+            let error = Error::new("call service of node", ErrorKind::Closed, reason.to_string());
             let _ = pending.answer.send(Err(error));
         }
         // Wakes waiting threads: they fail now.
@@ -388,7 +387,7 @@ impl MembershipState {
     /// its descriptors.
     pub(super) fn handover_requests(&self) -> Result<Vec<(Request, Vec<OwnedFd>)>> {
         let copy = |file: BorrowedFd<'_>| -> Result<_> {
-            Ok(vec![file.try_clone_to_owned().during("hand over to a new service")?])
+            Ok(vec![file.try_clone_to_owned().during("hand over to new service of node")?])
         };
         let mut requests = Vec::new();
         let mut state = lock(&self.state);
@@ -437,7 +436,7 @@ impl MembershipInner {
         let answer = self.with_pools(Arc::clone(&topic)).on(topic.name())?;
         if topic.number() != number {
             let detail = "the service sent another topic than it announced";
-            return Err(Error::new("open a topic", ErrorKind::Malformed, detail));
+            return Err(Error::new("open topic", ErrorKind::Malformed, detail));
         }
         self.topics.insert(number, OpenTopic { topic, handles: 1, granted: 1 });
         Ok(answer)
@@ -449,7 +448,7 @@ impl MembershipInner {
             let Some(pool) = self.pools.get(&id) else {
                 let reason = self.unusable_pools.get(&id);
                 let reason = reason.map_or("its pools were not sent", String::as_str);
-                return Err(Error::new("map the memory of a topic", ErrorKind::NoDevice, reason));
+                return Err(Error::new("map memory of topic", ErrorKind::NoDevice, reason));
             };
             pool.ensure_mapped()?;
             Ok(Arc::clone(pool))
@@ -471,7 +470,7 @@ impl ServiceClient for Membership {
     }
 
     fn admit(&self, number: u32, publisher: u64) -> Result<()> {
-        let operation = "create a publisher";
+        let operation = "create publisher of topic";
         let request = |request| Request::AdmitPublisher { request, number, publisher };
         match self.shared.call(operation, request)? {
             Answer::Admitted => Ok(()),
@@ -508,7 +507,7 @@ impl ServiceClient for Membership {
         }
         match &lock(&self.shared.state).closed {
             None => Ok(()),
-            Some(reason) => Err(Error::new("use a node", ErrorKind::Closed, reason.clone())),
+            Some(reason) => Err(Error::new("use node", ErrorKind::Closed, reason.clone())),
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::service::{ServiceProcess, describe_process};
 ///
 /// [`DeadlineExceeded`]: ErrorKind::DeadlineExceeded
 pub fn report(directory: &Path) -> Result<Vec<Row>> {
-    let operation = "report on a node";
+    let operation = "report on node";
     election::check(operation, directory)?;
     let end = Instant::now() + REPORT_TIMEOUT;
     loop {
@@ -34,9 +34,9 @@ pub fn report(directory: &Path) -> Result<Vec<Row>> {
                     && Instant::now() < end => {}
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
                 let silent = unresponsive_service_error(operation, directory).unwrap_or(error);
-                return Err(silent.on(directory.display()));
+                return Err(silent.at(directory.display()));
             }
-            done => return done.on(directory.display()),
+            done => return done.at(directory.display()),
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }

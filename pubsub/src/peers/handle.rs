@@ -154,7 +154,7 @@ impl Peers {
         interests: impl IntoIterator<Item = Interest>,
     ) -> Result<()> {
         let interests = collect_interests(interests);
-        self.command("set the interests of this node", |mesh, now| {
+        self.command("set interests of node", |mesh, now| {
             interests.map(|interests| mesh.set_interests(interests, now))
         })
     }
@@ -162,7 +162,7 @@ impl Peers {
     /// Sends the interests of this node to a peer from now on, after the messages already queued,
     /// unless the session ended.
     pub(crate) fn announce_interests(&self, node: NodeId, session: SessionId) -> Result<()> {
-        self.command("send to a node", |mesh, now| {
+        self.command("send to node", |mesh, now| {
             mesh.announce_interests(node, session, now);
             Ok(())
         })
@@ -171,7 +171,7 @@ impl Peers {
     /// Sends a control message. It arrives once and in order, unless the session ends. Never
     /// blocks: if the queue is full, the session is closed.
     pub(crate) fn send(&self, node: NodeId, session: SessionId, message: Vec<u8>) -> Result<()> {
-        self.command("send to a node", |mesh, now| {
+        self.command("send to node", |mesh, now| {
             mesh.send_control_message(node, session, message, now)
         })
     }

@@ -62,7 +62,7 @@ impl Interest {
         if !self.publishes && !self.subscribes {
             return Err(malformed("interest without publisher or subscriber"));
         }
-        let checked = self.settings.check("read the interests of a node");
+        let checked = self.settings.check("read interests of node");
         checked.map_err(|error| malformed(error.detail()))
     }
 }
@@ -83,7 +83,7 @@ pub(super) type Interests = BTreeMap<String, Arc<Interest>>;
 pub(super) fn collect_interests(
     interests: impl IntoIterator<Item = Interest>,
 ) -> Result<Interests> {
-    let operation = "set the interests of this node";
+    let operation = "set interests of node";
     let refuse = |kind, detail| Err(Error::new(operation, kind, detail));
     let mut all = Interests::new();
     for mut interest in interests {

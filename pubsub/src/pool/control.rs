@@ -52,7 +52,7 @@ pub(crate) const GRANULE: u64 = 256;
 pub(super) type AllocResult<T> = std::result::Result<T, AllocatorError>;
 
 fn malformed(detail: &'static str) -> Error {
-    Error::new("open a pool", ErrorKind::Malformed, detail)
+    Error::new("open pool", ErrorKind::Malformed, detail)
 }
 
 fn part<W: Words>(words: W, first: usize, count: usize) -> Result<WordRange<W>> {
@@ -79,7 +79,7 @@ impl<W: Words + Clone> PoolControl<W> {
         let [place, low, high] = id.place.words();
         let count = Allocator::<W>::required_words(max_blocks);
         let allocator = part(words.clone(), ALLOCATOR, count)?;
-        Allocator::format_zeroed(allocator, max_blocks, GRANULE).during("create a pool").on(id)?;
+        Allocator::format_zeroed(allocator, max_blocks, GRANULE).during("create pool").on(id)?;
         words.store(MAX_BLOCKS, u64::from(max_blocks), Relaxed);
         words.store(LIMIT, limit, Relaxed);
         words.store(DIRECTION, id.direction as u64, Relaxed);
@@ -99,7 +99,7 @@ impl<W: Words + Clone> PoolControl<W> {
         }
         let count = Allocator::<W>::required_words(max_blocks);
         let allocator =
-            Allocator::attach(part(words.clone(), ALLOCATOR, count)?).during("open a pool")?;
+            Allocator::attach(part(words.clone(), ALLOCATOR, count)?).during("open pool")?;
         let bell = part(words.clone(), BELL, Doorbell::<W>::WORDS)?;
         let bell = Doorbell::new(bell).ok_or_else(|| malformed("the doorbell is truncated"))?;
         let mut control = Self {
@@ -167,7 +167,7 @@ impl<W: Words + Clone> PoolControl<W> {
         length: u64,
         name: u64,
     ) -> Result<()> {
-        let operation = "admit a piece to a pool";
+        let operation = "admit piece to pool";
         let admitted = self.admitted();
         if number < admitted {
             return Ok(());

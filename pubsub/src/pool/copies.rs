@@ -107,7 +107,7 @@ impl Pool {
     /// Host memory is not registered for devices: data of a device is copied by way of a buffer.
     pub(super) fn copy_to_host(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
         const BOUNCE_BYTES: u64 = 1 << 20;
-        let operation = "copy into a message";
+        let operation = "copy into message of pool";
         let device = from.memory().mapped_for();
         let cached = lock(&self.copies.bounce_buffer).take();
         let cached = cached.filter(|(stream, _)| stream.device().name() == device.name());

@@ -98,7 +98,7 @@ impl SharedLocation {
             Self::Host => Device::open(HOST_DEVICE),
             Self::Device(uuid) => Device::find(Uuid(uuid)),
         }
-        .map_err(|cause| device_error("find the device of a pool", cause))
+        .map_err(|cause| device_error("find device of pool", cause))
     }
 }
 
@@ -150,7 +150,7 @@ impl Pool {
     pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
         let words = PoolControl::<MappedWords>::required_words(max_blocks);
         let segment =
-            Segment::create(LAYOUT, words * size_of::<u64>()).during("create a pool").on(id)?;
+            Segment::create(LAYOUT, words * size_of::<u64>()).during("create pool").on(id)?;
         let control = PoolControl::format(segment.words(), id, limit, max_blocks)?;
         segment.mark_ready();
         let pool = Self::over(segment, control)?;
@@ -169,7 +169,7 @@ impl Pool {
     /// Stores a pool of another process for those that use it, even if this process does not see
     /// its device, or cannot map it now.
     pub(crate) fn keep(control_segment: OwnedFd) -> Result<Self> {
-        let segment = Segment::open(control_segment, LAYOUT).during("open a pool")?;
+        let segment = Segment::open(control_segment, LAYOUT).during("open pool")?;
         let control = PoolControl::attach(segment.words())?;
         Self::over(segment, control)
     }
@@ -199,7 +199,7 @@ impl Pool {
     #[cold]
     fn create_mapping(&self) -> Result<&Mapping> {
         let device = self.id.place.device()?;
-        let memory = device.importer(self.limit).during("reserve a pool's addresses").on(self.id)?;
+        let memory = device.importer(self.limit).during("reserve addresses of pool").on(self.id)?;
         Ok(self.mapping.get_or_init(|| Mapping { device, memory }))
     }
 
@@ -216,7 +216,7 @@ impl Pool {
         };
         let same =
             identity(self.control_segment()).and_then(|own| Ok(own == identity(control_segment)?));
-        same.during("compare pool control segments").on(self.id)
+        same.during("compare control segment of pool").on(self.id)
     }
 
     pub(crate) fn control_segment(&self) -> BorrowedFd<'_> {
@@ -246,8 +246,8 @@ impl Pool {
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
         let made = self.mapping()?.device.allocate_shared(at_least, &[]);
         let exported = made.and_then(|memory| memory.export_piece(0));
-        let (memory, length) = exported.during("create a piece of a pool").on(self.id)?;
-        let name = getrandom::u64().during("name a piece of a pool")?.max(1);
+        let (memory, length) = exported.during("create piece of pool").on(self.id)?;
+        let name = getrandom::u64().during("name piece of pool")?.max(1);
         Ok(Piece { memory, length, name })
     }
 
@@ -267,7 +267,7 @@ impl Pool {
     /// Duplicates a piece for another process.
     pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
         let copied = lock(&self.pieces).get(number).map(Piece::try_clone).transpose();
-        copied.during("duplicate a piece of a pool").on(self.id)
+        copied.during("duplicate piece of pool").on(self.id)
     }
 
     /// The number of pieces that this process has.
@@ -297,10 +297,10 @@ impl Pool {
                         (ErrorKind::WouldBlock, "this process has not received that piece yet")
                     }
                 };
-                return Err(Error::new("map a message", kind, detail).on(self.id));
+                return Err(Error::new("map message of pool", kind, detail).on(self.id));
             };
             let mapped = memory.add(piece.memory.as_fd(), piece.length);
-            mapped.during("map a piece of a pool").on(self.id)?;
+            mapped.during("map piece of pool").on(self.id)?;
             pieces.is_mapped();
         }
         Ok(())
@@ -308,7 +308,7 @@ impl Pool {
 
     /// Admits a piece to the allocator once all processes have it.
     pub(crate) fn admit_piece(&self, caller: &Caller<'_>, number: usize) -> Result<()> {
-        let operation = "admit a piece to a pool";
+        let operation = "admit piece to pool";
         let found = lock(&self.pieces).get(number).map(|piece| (piece.length, piece.name));
         let Some((length, name)) = found else {
             let detail = format!("piece {number} is not mapped");
@@ -353,27 +353,27 @@ impl Pool {
     /// Allocates a block owned by the caller.
     pub(crate) fn allocate(&self, caller: &Caller<'_>, bytes: u64) -> Result<(Block, BlockRange)> {
         let allocated = self.control.allocate(caller, Owner::participant(caller.me), bytes);
-        allocated.during("allocate in a pool").on(self.id)
+        allocated.during("allocate in pool").on(self.id)
     }
 
     /// Frees a block of the caller.
     pub(crate) fn free(&self, caller: &Caller<'_>, block: Block) -> Result<()> {
         let freed = self.control.free(caller, block, Owner::participant(caller.me));
-        freed.during("free in a pool").on(self.id)
+        freed.during("free in pool").on(self.id)
     }
 
     /// Frees all blocks of a participant that is dead or leaves; returns their number.
     pub(crate) fn reclaim(&self, caller: &Caller<'_>, participant: Participant) -> Result<usize> {
-        self.control.reclaim(caller, participant).during("reclaim in a pool").on(self.id)
+        self.control.reclaim(caller, participant).during("reclaim in pool").on(self.id)
     }
 
     /// The participants that own blocks.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
-        self.control.owners(caller).during("read pool statistics").on(self.id)
+        self.control.owners(caller).during("read statistics of pool").on(self.id)
     }
 
     pub(crate) fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
-        self.control.statistics(caller).during("read pool statistics").on(self.id)
+        self.control.statistics(caller).during("read statistics of pool").on(self.id)
     }
 
     // -------------------------------------------------------------- bytes
@@ -383,7 +383,7 @@ impl Pool {
     #[inline]
     pub(crate) fn slice(&self, place: BlockRange, length: u64) -> Result<Slice> {
         if length > place.length {
-            let operation = "find a message in its pool";
+            let operation = "find message in pool";
             let detail = format!("{length} bytes exceed the block of {}", place.length);
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
         }
@@ -395,7 +395,7 @@ impl Pool {
     fn slice_slowly(&self, place: BlockRange, length: u64) -> Result<Slice> {
         self.map_until(place.offset.saturating_add(place.length))?;
         let slice = self.mapping()?.memory.memory().slice(place.offset, length);
-        slice.during("find a message in its pool").on(self.id)
+        slice.during("find message in pool").on(self.id)
     }
 
     /// Copies bytes into a part of the pool.
@@ -403,7 +403,7 @@ impl Pool {
         if self.id.place == SharedLocation::Host {
             return bytes::write(to, bytes);
         }
-        self.stream()?.upload(to, bytes, longest).during("write a message").on(self.id)
+        self.stream()?.upload(to, bytes, longest).during("write message to pool").on(self.id)
     }
 
     /// Copies bytes out of a part of the pool.
@@ -411,7 +411,7 @@ impl Pool {
         if self.id.place == SharedLocation::Host {
             return bytes::read(from, bytes);
         }
-        self.stream()?.download(from, bytes, longest).during("read a message").on(self.id)
+        self.stream()?.download(from, bytes, longest).during("read message of pool").on(self.id)
     }
 
     /// Copies other memory into a part of the pool, and waits for completion.
@@ -422,14 +422,17 @@ impl Pool {
         let stream = self.stream()?;
         let begun = self.wait_for_default_stream(stream, from);
         let copied = begun.and_then(|()| stream.copy(to, from));
-        copied.and_then(|()| stream.synchronize(longest)).during("copy into a message").on(self.id)
+        copied
+            .and_then(|()| stream.synchronize(longest))
+            .during("copy into message of pool")
+            .on(self.id)
     }
 
     fn stream(&self) -> Result<&Stream> {
         if let Some(stream) = self.stream.get() {
             return Ok(stream);
         }
-        let stream = self.mapping()?.device.stream().during("create a stream").on(self.id)?;
+        let stream = self.mapping()?.device.stream().during("create stream of pool").on(self.id)?;
         Ok(self.stream.get_or_init(|| stream))
     }
 }

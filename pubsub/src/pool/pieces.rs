@@ -85,7 +85,7 @@ impl Pieces {
                     self.mapped
                 );
                 let kind = ErrorKind::InvalidArgument;
-                return Err(Error::new("store a piece of a pool", kind, detail));
+                return Err(Error::new("store piece of pool", kind, detail));
             }
         }
         self.all.push(piece);

@@ -28,7 +28,7 @@ use crate::settings::Reliability;
 use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
 
-const LOAN_MEMORY: &str = "loan memory";
+const LOAN_MEMORY: &str = "loan memory for topic";
 
 /// Publishes messages of one topic.
 ///
@@ -186,7 +186,7 @@ impl PublisherState {
     /// stream writes it and it is not published, the block stays the caller's.
     #[inline]
     fn attempt(&self, filled: Entry, is_retry: bool) -> Result<Option<Sent>> {
-        let operation = "publish";
+        let operation = "publish to topic";
         let TopicContext { node, topic, local, .. } = &self.context;
         let control = local.control();
         let mut sequencer = lock(&self.sequencer);
@@ -253,12 +253,12 @@ impl PublisherState {
         let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
         let queue = self.context.topic.local();
         let mut spin = lock(&self.sequencer).spin;
-        let look = || match self.context.node.check("publish") {
+        let look = || match self.context.node.check("publish to topic") {
             Err(error) => Some(Err(error)),
             Ok(()) if queue.has_room() => self.attempt(filled, true).transpose(),
             Ok(()) => None,
         };
-        let sent = self.wait("publish", deadline, look, |end, look| {
+        let sent = self.wait("publish to topic", deadline, look, |end, look| {
             queue.wait_for_room_with(&mut spin, end, look)
         });
         lock(&self.sequencer).spin = spin;
@@ -295,7 +295,7 @@ impl Drop for PublisherState {
 
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        context.node.check("create a publisher")?;
+        context.node.check("create publisher of topic")?;
         let id = context.topic.claim(context.node.me)?;
         // The slot comes first: then the order of failures of both processes does not matter.
         let admitted = context.node.service.admit(context.topic.number(), id);
@@ -532,7 +532,7 @@ impl Publisher {
         let mut loan = self.borrow(length, Borrower::Transient, || deadline)?;
         fill(&mut loan)?;
         let interruption = self.state.context.node.interruption();
-        loan.publish_by(Some(deadline))?.into_sent("publish", &interruption)
+        loan.publish_by(Some(deadline))?.into_sent("publish to topic", &interruption)
     }
 
     /// Waits until all subscribers have released all messages that it has published so far. For
@@ -545,7 +545,7 @@ impl Publisher {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn flush(&self, timeout: Duration) -> Result<()> {
-        let operation = "flush";
+        let operation = "flush topic";
         let state = &*self.state;
         state.check(operation)?;
         let queue = state.context.topic.local();

@@ -14,7 +14,7 @@ use crate::pool::{InFlightCopies, PollBackoff};
 use crate::settings::SharedLocation;
 use crate::topic::Entry;
 
-const OPERATION: &str = "publish in stream order";
+const OPERATION: &str = "publish in stream order to topic";
 /// Longest wait before a waiting publisher polls streams.
 pub(super) const STREAM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 

@@ -36,7 +36,7 @@ use crate::error_mapping::{During, On};
 use crate::node_options::NodeOptions;
 use crate::wake::WakeFd;
 
-const SERVING: &str = "serve a node";
+const SERVING: &str = "serve node";
 
 /// The service of a node; dropping it ends it.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ fn listen(path: &Path) -> Result<ChannelListener> {
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(path);
     }
-    ChannelListener::bind(path).during(SERVING).on(path.display())
+    ChannelListener::bind(path).during(SERVING).at(path.display())
 }
 
 impl Drop for ServiceThread {

@@ -113,7 +113,7 @@ impl Topic {
     pub(crate) fn create(number: u32, name: &str, settings: &SharedSettings) -> Result<Self> {
         let count = TopicWords::<MappedWords>::required_words(settings);
         let segment =
-            Segment::create(LAYOUT, count * size_of::<u64>()).during("create a topic").on(name)?;
+            Segment::create(LAYOUT, count * size_of::<u64>()).during("create topic").on(name)?;
         let words = TopicWords::format(segment.words(), number, name, settings)?;
         segment.mark_ready();
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
@@ -121,7 +121,7 @@ impl Topic {
 
     /// Maps a topic of another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
-        let segment = Segment::open(file, LAYOUT).during("open a topic")?;
+        let segment = Segment::open(file, LAYOUT).during("open topic")?;
         let words = TopicWords::attach(segment.words())?;
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
     }
@@ -153,7 +153,7 @@ impl Topic {
     /// No later messages are retained for this role; earlier ones stay.
     pub(crate) fn halt(&self, caller: &Caller<'_>, role: Participant) -> Result<()> {
         let halted = self.local().halt(caller, role);
-        halted.during("stop retaining messages for other nodes").on(self.name())
+        halted.during("stop retaining messages of topic").on(self.name())
     }
 
     /// Ends the replication in the name of this role. Its remaining messages were
@@ -166,7 +166,7 @@ impl Topic {
     ) -> Result<()> {
         let dispose = |words| _ = self.dispose(caller, local.control(), words);
         let expelled = self.local().remove_participant(caller, role, dispose);
-        expelled.map(drop).during("stop replicating a topic").on(self.name())
+        expelled.map(drop).during("stop replicating topic").on(self.name())
     }
 
     /// The local subscription in the name of this role: the existing one, from its oldest
@@ -177,7 +177,7 @@ impl Topic {
         role: Participant,
         local: &Pool,
     ) -> Result<ipc::Subscriber> {
-        let operation = "replicate a topic";
+        let operation = "replicate topic";
         let dispose = |words| _ = self.dispose(caller, local.control(), words);
         let resumed =
             self.local().resume(caller, role, dispose).during(operation).on(self.name())?;

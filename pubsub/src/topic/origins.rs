@@ -6,7 +6,7 @@
 //! then.
 //!
 //! Without a free slot, the slot of an inactive origin is reused. If that origin becomes active
-//! again, it may deliver a message again that it had no acknowledgement for; none is lost.
+//! again, it may deliver message to topic again that it had no acknowledgement for; none is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -255,7 +255,7 @@ impl<W: Words + Clone> TopicWords<W> {
                 slot.record(number, NO_POSITION);
                 Ok(Delivery::NoSubscribers)
             }
-            Err(cause) => Err(cause.during("deliver a message").on(self.name())),
+            Err(cause) => Err(cause.during("deliver message to topic").on(self.name())),
         }
     }
 
@@ -289,7 +289,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let tracked_origins = lock(&self.tracked_origins);
         Origin::make(self.words(), origin, &tracked_origins).ok_or_else(|| {
             let detail = format!("table of origins full: {MAX_ORIGINS}");
-            Error::new("deliver a message", ErrorKind::TooMany, detail).on(self.name())
+            Error::new("deliver message to topic", ErrorKind::TooMany, detail).on(self.name())
         })
     }
 
@@ -302,7 +302,7 @@ impl<W: Words + Clone> TopicWords<W> {
     ) -> Result<()> {
         // The process that takes the lock of a dead one finishes its delivery.
         let searched = self.inbound().find_entries(caller, |_| {});
-        searched.during("reclaim after a replication writer").on(self.name())?;
+        searched.during("reclaim after replication writer of topic").on(self.name())?;
         Origin::all(self.words()).for_each(|slot| slot.mark_disposed(self.inbound()));
         self.inbound_handoff(inbound).recover(caller)?;
         self.words().store(WRITER, writer, Release);

@@ -46,7 +46,7 @@ impl<W: Words + Clone> TopicWords<W> {
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
             let dispose = |words| _ = self.dispose(caller, control, words);
             let expelled = queue.remove_participant(caller, dead, dispose);
-            expelled.during("reclaim after a participant").on(self.name())?;
+            expelled.during("reclaim after participant of topic").on(self.name())?;
         }
         Ok(())
     }
@@ -171,7 +171,7 @@ impl<W: Words + Clone> TopicWords<W> {
         match self.queue(direction).evict(caller, subscription_id, dispose) {
             // Or it has ended its subscription itself.
             Ok(()) | Err(QueueError::NotSubscribed) => Ok(()),
-            Err(cause) => Err(cause.during("evict a subscriber").on(self.name())),
+            Err(cause) => Err(cause.during("evict subscriber of topic").on(self.name())),
         }
     }
 }

@@ -50,10 +50,9 @@ impl<W: Words + Clone> TopicWords<W> {
         name: &str,
         settings: &SharedSettings,
     ) -> Result<Self> {
-        let operation = "create a topic";
-        let invalid = |detail: String| {
-            Error::new(operation, ErrorKind::InvalidArgument, detail).on(name.escape_debug())
-        };
+        let operation = "create topic";
+        let invalid =
+            |detail: String| Error::new(operation, ErrorKind::InvalidArgument, detail).on(name);
         if name.is_empty() || name.len() > MAX_TOPIC_NAME {
             let detail = format!("a name of {} bytes: 1 to {MAX_TOPIC_NAME}", name.len());
             return Err(invalid(detail));
@@ -137,7 +136,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let number = u32::try_from(word(layout::NUMBER)).unwrap_or(u32::MAX);
         let owner = Owner::other(number).ok_or_else(|| malformed("topic number out of range"))?;
         let [local, inbound] = Self::queues(&words, &settings)?
-            .map(|part| TopicQueue::attach(part).during("open a topic").on(&name));
+            .map(|part| TopicQueue::attach(part).during("open topic").on(&name));
         let (local, inbound, tracked_origins) = (local?, inbound?, Mutex::default());
         Ok(Self { words, number, name, settings, owner, local, inbound, tracked_origins })
     }
@@ -265,5 +264,5 @@ impl<W: Words + Clone> TopicWords<W> {
 }
 
 fn malformed(detail: &'static str) -> Error {
-    Error::new("open a topic", ErrorKind::Malformed, detail)
+    Error::new("open topic", ErrorKind::Malformed, detail)
 }

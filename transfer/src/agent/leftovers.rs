@@ -58,7 +58,7 @@ pub enum Condition {
 pub fn clean(directory: &Path, dry_run: bool) -> Result<Vec<Leftovers>> {
     const OPERATION: &str = "clean up after agents";
     let failed = |cause: &dyn ToString| {
-        Error::new(OPERATION, ErrorKind::Failed, cause.to_string()).with(directory.display())
+        Error::new(OPERATION, ErrorKind::Failed, cause.to_string()).at(directory)
     };
     let names = names_in(directory).map_err(|error| failed(&error))?;
     if names.is_empty() {

@@ -275,7 +275,7 @@ pub(super) fn register_or_evict(
     if outcome.as_ref().is_err_and(has_no_room) && evict_unused() {
         outcome = register();
     }
-    outcome.map_err(|error| Error::of_fabric("register a region", error))
+    outcome.map_err(|error| Error::of_fabric("register region", error))
 }
 
 #[cfg(test)]

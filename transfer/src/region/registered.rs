@@ -15,7 +15,7 @@ use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::path::{ExportObstacle, Exportability, MemoryType};
 
-pub(crate) const REGISTER: &str = "register a region";
+pub(crate) const REGISTER: &str = "register region";
 
 /// Memory that can be registered.
 #[derive(Debug, Clone)]
@@ -128,7 +128,7 @@ impl Buffer {
     /// The descriptor and the length of a piece, for a peer with these rights. Without the right to
     /// write, host memory is exported read-only; devices do not support that.
     pub(crate) fn export(&self, number: u32, rights: Rights) -> Result<(OwnedFd, u64)> {
-        let operation = "export a region";
+        let operation = "export region";
         match self {
             Self::Device(memory) => memory
                 .export_piece(number as usize)

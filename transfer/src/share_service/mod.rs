@@ -122,7 +122,9 @@ impl ShareService {
                 };
                 server.serve(&mut &*thread_state);
             })
-            .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
+            .map_err(|error| {
+                Error::new(operation, ErrorKind::Failed, error.to_string()).at(path)
+            })?;
         Ok(Self { state, accepting: Some(accepting), fork_generation: ForkGeneration::current() })
     }
 

@@ -80,7 +80,7 @@ pub(super) struct Streams {
 impl Pool {
     /// The sync word of a block, as memory for streams.
     pub(crate) fn sync_word(&self, block: Block) -> Result<Slice> {
-        let operation = "register a pool's control segment for a device";
+        let operation = "register control segment of pool";
         let (at, range) =
             (self.control().sync_word_offset(block), self.control().sync_words_range());
         if !range.contains(&at) {
@@ -109,8 +109,8 @@ impl Pool {
         if of_stream.implementation == of_pool.implementation {
             return Ok(());
         }
-        let detail = format!("the stream belongs to {of_stream}");
-        Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id()))
+        let detail = format!("the stream belongs to {of_stream}, and the topic to {of_pool}");
+        Err(Error::new(operation, ErrorKind::InvalidArgument, detail))
     }
 
     /// Makes the stream signal a published message that it writes until this point. The message is

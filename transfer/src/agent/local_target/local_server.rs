@@ -136,7 +136,7 @@ fn admit(
     channel: &Channel,
     message: Message,
 ) -> Result<Arc<LocalInitiator>, Error> {
-    let operation = "accept a local initiator";
+    let operation = "accept local initiator";
     let failed = |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
     local_target.remove_departed();
     if lock(&local_target.initiators).len() >= MAX_LOCAL_INITIATORS {

@@ -57,7 +57,7 @@ pub(crate) struct LocalTarget {
 
 impl LocalTarget {
     pub(crate) fn new(label: String, admission: Admission) -> Result<Self> {
-        let operation = "start an agent";
+        let operation = "start agent";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
         let identity = random(operation)?;
         let doorbell_segment =
@@ -105,7 +105,7 @@ impl LocalTarget {
 
     /// Maps the doorbell of another agent.
     pub(super) fn open_doorbell(file: OwnedFd) -> Result<Doorbell<MappedWords>> {
-        let operation = "open a local session";
+        let operation = "open local session";
         let wrong =
             |why: &dyn ToString| Error::new(operation, ErrorKind::Malformed, why.to_string());
         let segment = Segment::open(file, DOORBELL_LAYOUT).map_err(|error| wrong(&error))?;
@@ -125,7 +125,7 @@ impl LocalTarget {
         &self,
         make: impl FnOnce(u64, u64) -> Arc<RegisteredRegion>,
     ) -> Result<Arc<RegisteredRegion>> {
-        let operation = "register a region";
+        let operation = "register region";
         let ticket: [u8; 16] = random(operation)?;
         let mut regions = lock(&self.regions);
         let Some(number) = self.region_table.insert_after(regions.last) else {

@@ -21,7 +21,7 @@ use super::io::RailIo;
 use super::session::{CloseReason, Session};
 use crate::error::{Error, ErrorKind};
 
-const CONNECT: &str = "connect to an agent";
+const CONNECT: &str = "connect to agent";
 
 /// A region that the agent uses.
 #[derive(Debug, Clone, Copy)]
