@@ -67,6 +67,15 @@ impl fmt::Display for PublisherId {
     }
 }
 
+/// Bytes as words; zeros fill the last one.
+pub(crate) fn bytes_to_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks(size_of::<u64>()).map(|some| {
+        let mut word = [0; size_of::<u64>()];
+        word[..some.len()].copy_from_slice(some);
+        u64::from_le_bytes(word)
+    })
+}
+
 /// An identity as words.
 pub(crate) fn id_to_words(id: &[u8; 16]) -> [u64; 2] {
     let number = u128::from_le_bytes(*id);

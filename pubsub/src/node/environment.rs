@@ -4,9 +4,9 @@ use std::env::VarError;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::network_options::NetworkOptions;
+use crate::node_options::{NodeOptions, ServiceMode};
 
 const OPERATION: &str = "read environment variable";
 const PREFIX: &str = "FABRICAST_";
@@ -223,15 +223,11 @@ fn seconds(text: &str) -> Read<Duration> {
 fn size(text: &str) -> Read<u64> {
     let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
     let short = short.unwrap_or(text);
-    let (digits, shift) = match short.strip_suffix(['K', 'k']) {
-        Some(digits) => (digits, 10),
-        None => match short.strip_suffix(['M', 'm']) {
-            Some(digits) => (digits, 20),
-            None => short.strip_suffix(['G', 'g']).map_or((text, 0), |digits| (digits, 30)),
-        },
-    };
-    let number: Option<u64> =
-        digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let scaled = |(unit, shift)| Some((short.strip_suffix(unit)?, shift));
+    let (digits, shift) = units.into_iter().find_map(scaled).unwrap_or((text, 0));
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse::<u64>().ok().filter(|_| is_number);
     let bytes = number.and_then(|number| number.checked_mul(1 << shift));
     bytes.ok_or_else(|| "a number with an optional K, M or G is expected".to_owned())
 }

@@ -4,24 +4,26 @@ mod connector;
 mod environment;
 mod link;
 mod membership;
-mod options;
 mod query;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, DoorbellWatcher, ForkGeneration, Liveness, Participant, PidFd};
-use std::os::fd::AsFd;
 
-use self::connector::{HandshakeResult, LocalService, ServiceConnector, Welcome, describe_process};
+use self::connector::{LocalService, ServiceConnector};
 use self::membership::{Answer, MembershipInner, unexpected_answer};
 use crate::context::{NodeContext, Retry, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::{During, On};
 use crate::interruption::Interruption;
+use crate::node_options::{NodeOptions, ServiceMode};
 use crate::node_segment::NodeSegment;
 use crate::report::Row;
+use crate::service::describe_process;
 use crate::service::election::{self, MemberLock, PriorityLock};
 use crate::service::protocol::{MAX_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
@@ -29,7 +31,6 @@ use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
 pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
-pub use self::options::{NodeOptions, ServiceMode};
 pub use self::query::report;
 
 /// A process's membership in a node; opens topics.
@@ -95,6 +96,15 @@ struct Link {
     service: PidFd,
 }
 
+/// What a service answers to a process that it accepts.
+struct Welcome {
+    participant: u32,
+    node_segment: OwnedFd,
+    /// Its end is the service's, whatever descriptors children keep open.
+    service: PidFd,
+    pidfds: Vec<(Participant, PidFd)>,
+}
+
 const JOINING: &str = "join node";
 /// Between two attempts to join.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -115,7 +125,7 @@ impl JoinedNode {
             let detail = "the service assigned an invalid participant number";
             return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
         };
-        let pidfd = PidFd::of_this_process().map_err(|error| Error::of(JOINING, error))?;
+        let pidfd = PidFd::of_this_process().during(JOINING)?;
         for (participant, pidfd) in welcome.pidfds {
             node_segment.roster().add_pidfd(participant, pidfd);
         }
@@ -133,12 +143,6 @@ impl JoinedNode {
         node_segment.roster().leave(me);
         Ok(None)
     }
-}
-
-/// Takes the priority lock, unless another process holds it.
-fn take_priority(options: &NodeOptions, service: &LocalService, end: Instant) -> Result<()> {
-    let acquire_priority = || service.acquire_priority(JOINING, options);
-    acquire_exclusive(end, acquire_priority, || PriorityLock::holder(JOINING, &options.directory))
 }
 
 /// Takes an exclusive lock; fails if another process holds it.
@@ -191,34 +195,28 @@ impl Node {
         }
         options.budgets.check()?;
         election::prepare(JOINING, &options.directory)?;
-        let failed = |error: std::io::Error| Error::of(JOINING, error);
         let end = ipc::deadline(options.service_timeout);
         let service = LocalService::default();
         if options.service == ServiceMode::Dedicated {
-            take_priority(&options, &service, end)
-                .map_err(|error| error.at(options.directory.display()))?;
+            let acquire = || service.acquire_priority(JOINING, &options);
+            let holder = || PriorityLock::holder(JOINING, &options.directory);
+            acquire_exclusive(end, acquire, holder).at(options.directory.display())?;
         }
         loop {
             let (end_at, serves) = (|| end, || true);
             let connector = ServiceConnector::new(JOINING, &options, &service, &end_at, &serves);
-            let pidfd = PidFd::of_this_process().map_err(failed)?;
+            let pidfd = PidFd::of_this_process().during(JOINING)?;
             let hello = Request::Hello { label: options.label.clone() };
             let (channel, answered) = connector.handshake(|channel| {
                 link::send_request(JOINING, channel, &hello, &[pidfd.as_fd()])
             })?;
             let refused = match answered {
-                HandshakeResult::Welcome(welcome) => {
-                    match JoinedNode::new(&options, channel, welcome)? {
-                        Some(joined) => return Self::start(options, service, joined),
-                        None => None,
-                    }
-                }
-                HandshakeResult::Refused(reason) if reason.kind() == ErrorKind::Failed => {
-                    Some(reason)
-                }
-                HandshakeResult::Refused(reason) => {
-                    return Err(reason.at(options.directory.display()));
-                }
+                Ok(welcome) => match JoinedNode::new(&options, channel, welcome)? {
+                    Some(joined) => return Self::start(options, service, joined),
+                    None => None,
+                },
+                Err(reason) if reason.kind() == ErrorKind::Failed => Some(reason),
+                Err(reason) => return Err(reason.at(options.directory.display())),
             };
             if Instant::now() >= end {
                 let detail = "its services exit before this process has joined";
@@ -231,38 +229,29 @@ impl Node {
     }
 
     fn start(options: NodeOptions, service: LocalService, joined: JoinedNode) -> Result<Self> {
-        let failed = |error: std::io::Error| Error::of(JOINING, error);
         let JoinedNode { link, node_segment, me, member_lock } = joined;
-        let bell = WakeFd::new().map_err(|error| {
-            node_segment.roster().leave(me);
-            failed(error)
-        })?;
-        let (waiting, interruptible) = (options.waiting, options.interruptible);
         let (roster, publish_doorbell) =
             (Arc::clone(node_segment.roster()), Arc::clone(node_segment.publish_doorbell()));
+        let bell = WakeFd::new().during(JOINING).inspect_err(|_| _ = roster.leave(me))?;
+        let (waiting, interruptible) = (options.waiting, options.interruptible);
         let shared =
             Arc::new(MembershipState::new(options, node_segment, me, bell, service, member_lock));
         let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
             let shared = Arc::clone(&shared);
             move || link::run(&shared, link)
         });
-        let thread = thread.map_err(|error| {
-            shared.roster().leave(me);
-            failed(error)
-        })?;
-        let membership = Arc::new(Membership::new(shared, thread));
-        let service = Arc::clone(&membership) as _;
+        let thread = thread.during(JOINING).inspect_err(|_| _ = roster.leave(me))?;
         let fork_generation = ForkGeneration::current();
-        let watch = DoorbellWatcher::new();
+        let membership = Arc::new(Membership { shared, thread: Some(thread), fork_generation });
         let context = NodeContext {
             me,
             roster,
-            service,
+            service: Arc::clone(&membership) as _,
             fork_generation,
             publish_doorbell,
             waiting,
             interruptible,
-            watch,
+            watch: DoorbellWatcher::new(),
         };
         Ok(Self { membership, context: Arc::new(context) })
     }
@@ -277,7 +266,7 @@ impl Node {
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
         // A child would fail later, since it does not find the device, with a misleading error.
         self.context.check_not_forked("open topic")?;
-        let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
+        let shared = SharedSettings::of(settings).on(name)?;
         self.open_topic(name, Some(shared), self.answer_timeout())
     }
 
@@ -317,7 +306,7 @@ impl Node {
         self.context.check(operation)?;
         let request = |request| Request::Open { request, name: name.into(), settings };
         let answer = self.membership.shared.call_within(operation, timeout, request);
-        match answer.map_err(|error| error.on(name))? {
+        match answer.on(name)? {
             Answer::Topic { topic, local, inbound } => {
                 Ok(Topic { context: TopicContext::new(&self.context, topic, local, inbound) })
             }

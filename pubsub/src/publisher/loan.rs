@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use gpu::{DeviceName, Slice};
 use ipc::{Block, BlockRange};
 
-use super::{Loan, OutgoingMessage, PublisherState};
+use super::{Loan, PublisherState};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::During;
 use crate::interruption::Interruption;
 use crate::loan_limit::Borrower;
 use crate::pool::{InFlightCopies, borrow_mut};
 use crate::settings::{MAX_METADATA, SharedLocation};
+use crate::topic::Entry;
 
 /// Result of publishing a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,9 +161,7 @@ impl Loan {
     /// neither published nor reused before the device has finished.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.state.context.node.check_not_forked("write message to topic")?;
-        let part = self.slice.slice(offset, bytes.len() as u64);
-        let part =
-            part.map_err(|cause| error_mapping::from_device("write message to topic", cause))?;
+        let part = self.slice.slice(offset, bytes.len() as u64).during("write message to topic")?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -204,13 +203,17 @@ impl Loan {
         Ok(())
     }
 
-    pub(super) fn outgoing(&self) -> OutgoingMessage {
-        OutgoingMessage {
+    /// Its entry, filled now and without a sequence.
+    pub(super) fn entry(&self) -> Entry {
+        Entry {
             block: self.block,
             offset: self.offset,
             length: self.length(),
+            publisher: self.state.id,
+            sequence: 0,
+            published_at: clock::now(),
             metadata: self.metadata,
-            filled: clock::now(),
+            has_origin: false,
             sync_point: None,
         }
     }
@@ -257,7 +260,7 @@ impl Loan {
     /// Does not wait without a deadline.
     pub(super) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
-        match self.state.publish_by(self.outgoing(), deadline) {
+        match self.state.publish_by(self.entry(), deadline) {
             Ok(Some(sent)) => {
                 self.is_owned = false;
                 Ok(Attempt::Sent(sent))

@@ -48,10 +48,15 @@ impl ServiceProcess {
 
 impl fmt::Display for ServiceProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.number {
-            0 => f.write_str("a process in another PID namespace"),
-            number => write!(f, "process {number}"),
-        }
+        f.write_str(&describe_process(self.number))
+    }
+}
+
+/// Describes the holder of a lock.
+pub(crate) fn describe_process(process: u32) -> String {
+    match process {
+        0 => "a process in another PID namespace".to_owned(),
+        number => format!("process {number}"),
     }
 }
 

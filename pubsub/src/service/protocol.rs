@@ -151,6 +151,16 @@ pub(crate) fn decode<T: Serialize + DeserializeOwned>(
     })
 }
 
+/// The descriptors of a message that has this many.
+pub(crate) fn exactly<const N: usize>(
+    operation: &'static str,
+    descriptors: Vec<OwnedFd>,
+) -> Result<[OwnedFd; N]> {
+    descriptors
+        .try_into()
+        .map_err(|_| Error::new(operation, ErrorKind::Malformed, "wrong number of descriptors"))
+}
+
 /// The pidfds of a message with their participants; invalid numbers are skipped.
 pub(crate) fn pidfds(
     participants: &[u32],

@@ -6,7 +6,7 @@ use gpu::Slice;
 
 use super::Sample;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::During;
 use crate::ids::PublisherId;
 use crate::pool::{DeliveryPath, Metadata, Pool, SampleInfo, Times, borrow};
 use crate::settings::{MemoryLocation, SharedLocation};
@@ -104,8 +104,7 @@ impl Sample {
     /// [`Poisoned`](ErrorKind::Poisoned) if it will never be written.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let operation = "read message of topic";
-        let part = self.slice.slice(offset, bytes.len() as u64);
-        let part = part.map_err(|cause| error_mapping::from_device(operation, cause))?;
+        let part = self.slice.slice(offset, bytes.len() as u64).during(operation)?;
         if !bytes.is_empty() {
             self.shared.context.node.check_not_forked(operation)?;
             self.await_ready(operation)?;

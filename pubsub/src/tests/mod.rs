@@ -214,7 +214,7 @@ impl TestNode {
 
     /// The number of publishers that wait at this moment.
     fn waiting(&self) -> usize {
-        let publishers = self.topic.participants().publishers;
+        let publishers = self.topic.publishers();
         publishers.into_iter().filter(|seen| seen.waits_since.is_some()).count()
     }
 }
