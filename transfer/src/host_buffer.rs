@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use gpu::{Device, Implementation, Memory};
 use ipc::{Layout, ReadOnlySegment, Segment};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::lock;
 use crate::pinned::{pin, pin_read_only};
 use crate::private_memory::{PinnedPrivateMemory, PrivateMemory};
@@ -74,16 +74,17 @@ impl HostBuffer {
     /// [`Failed`](ErrorKind::Failed) if there is not enough memory.
     pub fn new(length: u64) -> Result<Self> {
         let operation = "allocate host memory";
-        let failed =
-            |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
-        let bytes = usize::try_from(length).map_err(|error| failed(&error))?;
+        let bytes = usize::try_from(length).map_err(failed(operation))?;
         if bytes == 0 {
-            return Err(failed(&"0 bytes"));
+            return Err(failed(operation)("0 bytes"));
         }
-        let segment = Segment::create(LAYOUT, bytes).map_err(|error| failed(&error))?;
+        let segment = Segment::create(LAYOUT, bytes).map_err(failed(operation))?;
         segment.mark_ready();
-        let body = Backing::Shared(segment);
-        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
+        Ok(Self::of(Backing::Shared(segment), length))
+    }
+
+    fn of(body: Backing, length: u64) -> Self {
+        Self(Arc::new(Inner { body, length, pinned: Mutex::default() }))
     }
 
     /// Wraps existing memory: the bytes of a vector, which [`into_vec`](Self::into_vec) returns.
@@ -138,10 +139,9 @@ impl HostBuffer {
 
     fn private(length: usize, make: impl FnOnce() -> PrivateMemory) -> Result<Self> {
         if length == 0 {
-            return Err(Error::new("wrap caller memory", ErrorKind::Failed, "0 bytes"));
+            return Err(failed("wrap caller memory")("0 bytes"));
         }
-        let body = Backing::PrivateMemory(Arc::new(make()));
-        Ok(Self(Arc::new(Inner { body, length: length as u64, pinned: Mutex::default() })))
+        Ok(Self::of(Backing::PrivateMemory(Arc::new(make())), length as u64))
     }
 
     /// The vector that the buffer was [made of](Self::from_vec).
@@ -153,7 +153,7 @@ impl HostBuffer {
         let Inner { body, length, pinned } = Arc::try_unwrap(self.0).map_err(Self)?;
         // Devices release it first.
         drop(pinned);
-        let again = |body| Self(Arc::new(Inner { body, length, pinned: Mutex::default() }));
+        let again = |body| Self::of(body, length);
         let Backing::PrivateMemory(memory) = body else { return Err(again(body)) };
         let memory =
             Arc::try_unwrap(memory).map_err(|memory| again(Backing::PrivateMemory(memory)))?;
@@ -178,21 +178,19 @@ impl HostBuffer {
         if length == 0 || length > available {
             return Err(wrong(format!("{length} bytes described, {available} available")));
         }
-        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
+        Ok(Self::of(body, length))
     }
 
     /// A descriptor for another process, read-only unless `is_writable`.
     pub(crate) fn export(&self, is_writable: bool) -> Result<OwnedFd> {
-        let failed = |cause: &dyn ToString| {
-            Error::new("export host memory", ErrorKind::Failed, cause.to_string())
-        };
+        let operation = "export host memory";
         match &self.0.body {
-            Backing::ReadOnly(_) => Err(failed(&"the memory belongs to another process")),
-            Backing::PrivateMemory(_) => Err(failed(&"other processes cannot map it")),
+            Backing::ReadOnly(_) => Err(failed(operation)("the memory belongs to another process")),
+            Backing::PrivateMemory(_) => Err(failed(operation)("other processes cannot map it")),
             Backing::Shared(segment) if is_writable => {
-                segment.as_fd().try_clone_to_owned().map_err(|error| failed(&error))
+                segment.as_fd().try_clone_to_owned().map_err(failed(operation))
             }
-            Backing::Shared(segment) => segment.read_only().map_err(|error| failed(&error)),
+            Backing::Shared(segment) => segment.read_only().map_err(failed(operation)),
         }
     }
 
@@ -225,10 +223,8 @@ impl HostBuffer {
 
     /// Pins the memory for a device.
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
-        self.pinned_if_possible(device)?.ok_or_else(|| {
-            let detail = "the device cannot register memory that can only be read";
-            Error::new("pin a segment", ErrorKind::Failed, detail)
-        })
+        let detail = "the device cannot register memory that can only be read";
+        self.pinned_if_possible(device)?.ok_or(detail).map_err(failed("pin a segment"))
     }
 
     /// As [`pinned_for`](Self::pinned_for), or None if the memory is read-only and the device
@@ -244,7 +240,7 @@ impl HostBuffer {
             Backing::ReadOnly(segment) => pin_read_only(segment, device)?,
             Backing::PrivateMemory(memory) => {
                 let pinned = device.register(PinnedPrivateMemory(Arc::clone(memory)));
-                Some(pinned.map_err(|error| Error::of_device("pin caller memory", error))?)
+                Some(pinned.during("pin caller memory")?)
             }
         };
         pinned.extend(memory.clone().map(|memory| (implementation, memory)));

@@ -53,6 +53,11 @@ pub use share_service::{MAX_NAME_LENGTH, ShareClient, ShareService};
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;
 
+/// The time until `end`.
+fn remaining(end: std::time::Instant) -> std::time::Duration {
+    end.saturating_duration_since(std::time::Instant::now())
+}
+
 /// A poisoned mutex is used anyway: no critical section of this crate leaves its data half changed.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

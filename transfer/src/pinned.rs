@@ -4,7 +4,7 @@
 use gpu::{Device, HostMapping, Memory};
 use ipc::{ReadOnlySegment, Segment};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Result};
 
 /// A segment's body, mapped as long as this exists.
 #[derive(Debug)]
@@ -45,9 +45,8 @@ unsafe impl HostMapping for PinnedReadOnlySegment {
 /// read-only memory.
 pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Result<Option<Memory>> {
     match device.register(PinnedReadOnlySegment(segment.clone())) {
-        Ok(memory) => Ok(Some(memory)),
         Err(error) if error.kind() == gpu::ErrorKind::NotSupported => Ok(None),
-        Err(error) => Err(Error::of_device("pin a segment", error)),
+        pinned => pinned.map(Some).during("pin a segment"),
     }
 }
 
@@ -71,7 +70,5 @@ pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Resul
 /// # Errors
 /// Errors of the device, for example if the segment is pinned already.
 pub fn pin(segment: &Segment, device: &Device) -> Result<Memory> {
-    device
-        .register(PinnedSegment(segment.clone()))
-        .map_err(|error| Error::of_device("pin a segment", error))
+    device.register(PinnedSegment(segment.clone())).during("pin a segment")
 }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, Weak};
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
 use super::{RAIL_TIMEOUT, RailHandle, RailOptions, memory};
-use crate::error::{Error, Result};
+use crate::error::{Context, Result};
 use crate::lock;
 use crate::path::metrics::Count;
 use crate::region::{Buffer, Rights};
@@ -270,12 +270,12 @@ pub(super) fn register_or_evict(
 ) -> Result<MemoryRegion> {
     use fabric::ErrorKind::{ResourceExhausted, WouldBlock};
     let mut outcome = register();
-    let has_no_room =
-        |error: &fabric::Error| matches!(error.kind(), ResourceExhausted | WouldBlock);
-    if outcome.as_ref().is_err_and(has_no_room) && evict_unused() {
+    if matches!(&outcome, Err(error) if [ResourceExhausted, WouldBlock].contains(&error.kind()))
+        && evict_unused()
+    {
         outcome = register();
     }
-    outcome.map_err(|error| Error::of_fabric("register a region", error))
+    outcome.during("register a region")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Instant;
 use fabric::{MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Memory, Slice};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Result};
 use crate::host_buffer::HostBuffer;
 use crate::stream_copies::StreamCopies;
 
@@ -78,7 +78,7 @@ impl Slot {
 }
 
 pub(super) fn part(memory: &Memory, offset: u64, length: u64) -> Result<Slice> {
-    memory.slice(offset, length).map_err(|error| Error::of_device(COPY, error))
+    memory.slice(offset, length).during(COPY)
 }
 
 /// Local slots, and copies of devices, which are identified by numbers.

@@ -12,7 +12,7 @@ use gpu::{Block, CopyMethod, Device, DeviceName, Slice};
 
 use self::block_list_pool::BlockListPool;
 use self::copy_queue::CopyQueue;
-use super::operations::OperationContext;
+use super::OperationContext;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;

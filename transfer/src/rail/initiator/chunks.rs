@@ -2,6 +2,7 @@
 
 use gpu::Block;
 
+use super::{ChunkRange, Pipeline};
 use crate::blocks::BlockQueue;
 use crate::path::Operation;
 
@@ -20,14 +21,6 @@ pub(super) enum Stage {
     Read,
     /// A local device copies it out of a local slot.
     DrainSlot,
-}
-
-/// The direction of a transfer, and the ends that the fabric cannot access.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pipeline {
-    pub(super) operation: Operation,
-    pub(super) stages_locally: bool,
-    pub(super) stages_remotely: bool,
 }
 
 impl Pipeline {
@@ -50,14 +43,6 @@ impl Pipeline {
             Stage::RequestDrain | Stage::DrainSlot => None,
         }
     }
-}
-
-/// The byte range of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ChunkRange {
-    pub(super) local: u64,
-    pub(super) remote: u64,
-    pub(super) length: u64,
 }
 
 /// The rest of a transfer, and its chunks in flight.
