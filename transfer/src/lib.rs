@@ -10,7 +10,7 @@
 //!   when the data has arrived.
 //!
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
-//! `refusal`, `path`, `operations`, `pinned`, `private_memory`, `host_buffer`, `stream_copies`,
+//! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_buffer`, `stream_copies`,
 //! `tensor`, `wire`, `handle`, `share`, `socket_server`, `share_service`, `region`, `rail`,
 //! `agent`.
 

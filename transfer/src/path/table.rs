@@ -149,14 +149,9 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
             Locality::SameProcess => match_devices(facts),
             _ => Some(Reason::OtherProcess),
         },
-        Path::CudaIpc => (!facts.remote.is_device())
-            .then_some(Reason::NoDeviceMemory)
-            .or_else(|| no_shared_memory(&facts.locality))
-            .or_else(|| export_obstacle(facts))
-            .or_else(|| match_devices(facts)),
-        Path::SharedMemory => (facts.remote.is_device())
-            .then_some(Reason::NoHostMemory)
-            .or_else(|| no_shared_memory(&facts.locality))
+        Path::CudaIpc if !facts.remote.is_device() => Some(Reason::NoDeviceMemory),
+        Path::SharedMemory if facts.remote.is_device() => Some(Reason::NoHostMemory),
+        Path::CudaIpc | Path::SharedMemory => no_shared_memory(&facts.locality)
             .or_else(|| export_obstacle(facts))
             .or_else(|| match_devices(facts)),
         Path::FabricDirect => check_fabric(facts, |provider, local, remote| {

@@ -195,21 +195,23 @@ impl RailHandle {
         if !memory::can_be_registered(buffer) {
             return Ok(None);
         }
-        match rights {
-            Some(_) => {
-                let options = memory::access(rights).into();
-                self.register_with(&Arc::new(buffer.clone()), &options).map(Some)
-            }
-            None => self.register_local(buffer).map(Some),
-        }
+        let cached = match rights {
+            Some(_) => None,
+            None => lock(&self.shared.registration_cache).options.clone(),
+        };
+        let region = match cached {
+            Some(options) => self.register_local(buffer, &options),
+            None => self.register_with(buffer.clone().into(), &memory::access(rights).into()),
+        };
+        region.map(Some)
     }
 
     /// Registers local-only memory, unless it is cached.
-    fn register_local(&self, buffer: &Buffer) -> Result<MemoryRegion> {
-        let Some(options) = lock(&self.shared.registration_cache).options.clone() else {
-            let options = memory::access(None).into();
-            return self.register_with(&Arc::new(buffer.clone()), &options);
-        };
+    fn register_local(
+        &self,
+        buffer: &Buffer,
+        options: &RegistrationOptions,
+    ) -> Result<MemoryRegion> {
         let _one_at_a_time = lock(&self.shared.registration_lock);
         let key = BufferKey::of(buffer);
         let has_room = {
@@ -222,21 +224,21 @@ impl RailHandle {
             registration_cache.make_room(buffer.length())
         };
         if !has_room {
-            return self.register_with(&Arc::new(buffer.clone()), &options);
+            return self.register_with(buffer.clone().into(), options);
         }
         let buffer = cache_handle(key, buffer.clone());
-        let region = self.register_with(&buffer, &options)?;
+        let region = self.register_with(Arc::clone(&buffer), options)?;
         lock(&self.shared.registration_cache).insert(key, region.clone(), buffer);
         Ok(region)
     }
 
     fn register_with(
         &self,
-        buffer: &Arc<Buffer>,
+        buffer: Arc<Buffer>,
         options: &RegistrationOptions,
     ) -> Result<MemoryRegion> {
         let register = || {
-            let region = memory::register(&self.domain, Arc::clone(buffer), options.clone());
+            let region = memory::register(&self.domain, Arc::clone(&buffer), options.clone());
             region.and_then(|region| self.enable(region))
         };
         register_or_evict(register, || lock(&self.shared.registration_cache).evict_unused())
