@@ -214,7 +214,7 @@ impl Agent {
         let token = context.token;
         route.count(bytes);
         if let Some(after) = after {
-            let blocks = self.local_copies.copy_blocks(blocks);
+            let blocks = self.local_copies.block_lists().copy_blocks(blocks);
             let transfer = Some(DeferredTransfer { operation, route: route.clone(), blocks, by });
             self.peers.defer(DeferredOperation { context, after, transfer });
             return Ok(token);
@@ -259,7 +259,7 @@ impl Agent {
                 Some(error) => Err(Box::new((context, error))),
                 None => self.move_bytes(operation, &route, blocks.all(), by, context),
             };
-            self.local_copies.recycle(blocks);
+            self.local_copies.block_lists().recycle(blocks);
             if let Err(failed) = begun {
                 let (context, error) = *failed;
                 self.peers.complete(context, Err(error), &mut self.operations);

@@ -80,16 +80,6 @@ impl Drop for CachedRegistration {
     }
 }
 
-impl CachedRegistration {
-    /// Do only caches have handles to the memory?
-    fn is_unreferenced(&self) -> bool {
-        !match &*self.buffer {
-            Buffer::Host(buffer) => buffer.is_shared(),
-            Buffer::Device(memory) => memory.is_shared(),
-        }
-    }
-}
-
 /// The cache of local-only registrations of a rail.
 #[derive(Debug)]
 pub(super) struct RegistrationCache {
@@ -121,7 +111,10 @@ impl RegistrationCache {
 
     /// Drops entries whose memory has no other handles.
     pub(super) fn release(&mut self) {
-        self.cached.retain(|_, cached| !cached.is_unreferenced());
+        self.cached.retain(|_, cached| match &*cached.buffer {
+            Buffer::Host(buffer) => buffer.is_shared(),
+            Buffer::Device(memory) => memory.is_shared(),
+        });
     }
 
     fn lookup(&mut self, key: BufferKey) -> Option<MemoryRegion> {

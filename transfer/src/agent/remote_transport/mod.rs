@@ -247,7 +247,7 @@ impl RemoteTransport {
                 .filter(is_of_rail)
                 .any(|link| !matches!(link.state, LinkState::Down(_)))
             || self.open_results.iter().any(has_waiter)
-            || self.remote_sessions.has_sessions_on(rail)
+            || self.remote_sessions.sessions_on(rail).next().is_some()
     }
 
     fn is_up(&self, link: u32) -> bool {
@@ -516,8 +516,9 @@ impl RemoteTransport {
         for (token, count) in std::mem::take(&mut self.stripes_by_rail[rail]) {
             (0..count).for_each(|_| self.stripe_done(token, Err(cause())));
         }
-        let sessions = self.remote_sessions.sessions_on(rail).into_iter();
+        let sessions: Vec<_> = self.remote_sessions.sessions_on(rail).collect();
         sessions
+            .into_iter()
             .map(move |session| RailEvent::SessionClosed { session, lost: Some(cause().reason()) })
     }
 

@@ -70,15 +70,10 @@ impl RemoteSessions {
         self.by_session.contains_key(&(rail, session))
     }
 
-    /// Are sessions open by this rail?
-    pub(super) fn has_sessions_on(&self, rail: usize) -> bool {
-        self.by_session.keys().any(|(by, _)| *by == rail)
-    }
-
     /// All sessions by a rail.
-    pub(super) fn sessions_on(&self, rail: usize) -> Vec<u64> {
-        let by_it = self.by_session.keys().filter(|(by, _)| *by == rail);
-        by_it.map(|(_, session)| *session).collect()
+    pub(super) fn sessions_on(&self, rail: usize) -> impl Iterator<Item = u64> {
+        let by_it = self.by_session.keys().filter(move |(by, _)| *by == rail);
+        by_it.map(|(_, session)| *session)
     }
 
     /// A session closed cleanly, or was lost for this reason.

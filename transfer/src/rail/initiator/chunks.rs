@@ -123,6 +123,8 @@ impl TransferChunks {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn cancelled_transfer_ends_with_its_chunks_in_flight() {
-        let blocks = BlockQueue::from_iter([Block { to: 0, from: 0, length: 10 }]);
+        let blocks = VecDeque::from([Block { to: 0, from: 0, length: 10 }]).into();
         let mut chunks = TransferChunks::new(pipeline(Operation::Put, false, false), blocks, 4);
         chunks.begin().unwrap();
         chunks.begin().unwrap();

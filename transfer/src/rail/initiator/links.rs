@@ -311,7 +311,7 @@ impl InitiatorRole {
     /// Sends `Bye` for a closed session when no chunk of it is in flight: the target frees its
     /// memory soon after. Without `Bye` the target detects a loss, and frees the memory much later.
     pub(super) fn send_bye_when_idle(&mut self, io: &mut RailIo, session: u64) {
-        if self.has_chunks_in(session) {
+        if self.in_flight.values().any(|in_flight| in_flight.session == session) {
             return;
         }
         if let Some(peer) = self.closing_sessions.remove(&session) {

@@ -11,7 +11,7 @@ impl InitiatorRole {
     pub(in crate::rail) fn handle(&mut self, io: &mut RailIo, session: u64, message: Message) {
         let mut links = self.links.iter_mut();
         let found = links.find(|(_, link)| link.session.id() == session);
-        let Some((number, link)) = found.map(|(number, link)| (*number, link)) else { return };
+        let Some((&number, link)) = found else { return };
         match message {
             Message::Welcome { credit_limit, .. } if !link.is_connected() => {
                 self.handle_welcome(io, number, credit_limit)

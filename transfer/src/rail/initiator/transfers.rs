@@ -15,7 +15,7 @@ use crate::path::Operation;
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
 use crate::rail::session::{CHECK_INTERVAL, CloseReason};
-use crate::rail::staging::{SLOT_LENGTH, Slot, part};
+use crate::rail::staging::{SLOT_LENGTH, part};
 use crate::rail::target::POLLING_TIME;
 use crate::rail::{Chunk, LocalSide, RAIL_TIMEOUT, RailEvent, RailRequest, RailTransfer};
 
@@ -388,13 +388,9 @@ impl InitiatorRole {
     /// Abandons the local slots if a lost peer has chunks in them: the queue keeps their memory.
     /// The next chunk allocates new slots.
     pub(super) fn abandon_slots(&self, io: &mut RailIo, link: u32) {
-        let mut parts = self.in_flight.values().filter(|in_flight| in_flight.link == link);
-        let staging = io.staging();
-        let in_slot = |slot: &Slot| staging.has_slot(slot);
-        if parts.any(|in_flight| in_flight.local.as_ref().is_some_and(in_slot)) {
-            // Chunks of other peers in these slots continue.
-            staging.abandon_slots();
-        }
+        let lost = self.in_flight.values().filter(|in_flight| in_flight.link == link);
+        // Chunks of other peers in these slots continue.
+        io.staging().abandon_slots(lost.filter_map(|in_flight| in_flight.local.as_ref()));
     }
 
     /// Ends completed transfers.
@@ -462,10 +458,6 @@ impl InitiatorRole {
 
     pub(super) fn has_transfers_with(&self, number: u32, region: u64) -> bool {
         self.transfers.values().any(|transfer| transfer.uses(number, region))
-    }
-
-    pub(super) fn has_chunks_in(&self, session: u64) -> bool {
-        self.in_flight.values().any(|in_flight| in_flight.session == session)
     }
 
     // ------------------------------------------------------------------- the thread
