@@ -23,7 +23,7 @@ impl NodeId {
     /// If the system gives no random bytes.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|cause| Error::of("create a node id", cause))?;
+        getrandom::fill(&mut bytes).map_err(|cause| Error::of("create node id", cause))?;
         // Version and variant bits of a random UUID.
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;

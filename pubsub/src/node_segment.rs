@@ -46,7 +46,7 @@ impl NodeSegment {
     /// The segment of a new node.
     pub(crate) fn create(identity: NodeId) -> Result<Self> {
         let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>())
-            .map_err(|error| Error::of("create the node segment", error))?;
+            .map_err(|error| Error::of("create segment of node", error))?;
         let words = segment.words();
         for (at, half) in id_to_words(&identity.0).into_iter().enumerate() {
             words.store(IDENTITY + at, half, Relaxed);
@@ -57,7 +57,7 @@ impl NodeSegment {
 
     /// Maps a segment received from another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
-        let operation = "open the node segment";
+        let operation = "open segment of node";
         let segment = Segment::open(file, LAYOUT)
             .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
         Self::from_segment(segment)
@@ -70,7 +70,7 @@ impl NodeSegment {
             (roster, PublishDoorbell::new(&words, PUBLISH_DOORBELL))
         else {
             let detail = "it is too small";
-            return Err(Error::new("open the node segment", ErrorKind::Malformed, detail));
+            return Err(Error::new("open segment of node", ErrorKind::Malformed, detail));
         };
         Ok(Self {
             segment,

@@ -73,7 +73,7 @@ impl FromStr for TypeName {
                  are possible",
                 text.escape_debug()
             );
-            return Err(Error::new("parse a type name", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new("parse type name", ErrorKind::InvalidArgument, detail));
         }
         let mut bytes = [0; Self::MAX_LEN];
         bytes[..length].copy_from_slice(text.as_bytes());

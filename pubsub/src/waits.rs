@@ -55,7 +55,7 @@ impl Publisher {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with their number;
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
-        let operation = "wait for subscribers";
+        let operation = "wait for subscribers of topic";
         let interruption = self.interruption();
         let found = poll_until(ipc::deadline(timeout), || {
             self.check(operation)?;
@@ -140,7 +140,7 @@ impl Node {
         match (topic, unknown) {
             (Some(topic), _) => Ok(topic),
             (None, Some(error)) => Err(error),
-            (None, None) => Err(Error::new("open a topic", ErrorKind::NotFound, "").on(name)),
+            (None, None) => Err(Error::new("open topic", ErrorKind::NotFound, "").on(name)),
         }
     }
 }

@@ -49,6 +49,7 @@ errors::define! {
     /// An error: the operation, the peer, and the cause.
     pub struct Error {
         peer: Option<String>,
+        is_path: bool,
         detail: String,
         cause: Option<Arc<dyn StdError + Send + Sync>>,
     }
@@ -82,7 +83,7 @@ impl Error {
             }
             other => Self::caused_by(operation, other),
         };
-        error.with(path.display())
+        error.at(path)
     }
 
     /// The cause, in a few words.
@@ -100,7 +101,13 @@ impl Error {
     }
 
     pub(crate) fn with(mut self, peer: impl fmt::Display) -> Self {
-        self.0.peer = Some(peer.to_string());
+        (self.0.peer, self.0.is_path) = (Some(peer.to_string()), false);
+        self
+    }
+
+    /// Names the path of a socket, card or directory in place of a peer.
+    pub(crate) fn at(mut self, path: &Path) -> Self {
+        (self.0.peer, self.0.is_path) = (Some(path.display().to_string()), true);
         self
     }
 
@@ -179,8 +186,12 @@ impl<T, E: Cause> Context<T> for std::result::Result<T, E> {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        let peer = inner.peer.as_deref();
-        errors::write(f, inner.operation, peer, inner.kind.label(), &inner.detail, self.source())
+        let object = inner.peer.as_ref().map(|peer| match inner.is_path {
+            true => format!("at {peer}"),
+            false => format!("(peer {peer})"),
+        });
+        let object = object.as_deref();
+        errors::write(f, inner.operation, object, inner.kind.label(), &inner.detail, self.source())
     }
 }
 

@@ -198,7 +198,7 @@ impl HostBuffer {
     /// Pins the memory for a device.
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
         let detail = "the device cannot register memory that can only be read";
-        self.pinned_if_possible(device)?.ok_or(detail).map_err(failed("pin a segment"))
+        self.pinned_if_possible(device)?.ok_or(detail).map_err(failed("pin segment"))
     }
 
     /// As [`pinned_for`](Self::pinned_for), or None if the memory is read-only and the device
@@ -209,7 +209,7 @@ impl HostBuffer {
         if let Some(memory) = pinned.get(&implementation) {
             return Ok(Some(memory.clone()));
         }
-        let operation = if self.is_private() { "pin caller memory" } else { "pin a segment" };
+        let operation = if self.is_private() { "pin caller memory" } else { "pin segment" };
         let memory = match device.register(Pinned(Arc::clone(&self.0.body))) {
             Err(error) if self.is_read_only() && error.kind() == gpu::ErrorKind::NotSupported => {
                 return Ok(None);

@@ -126,7 +126,7 @@ impl Operations {
     pub(super) fn collect(&mut self, token: Token) -> Option<Result<Done>> {
         let unknown = || {
             let detail = format!("{token} was collected already, or belongs to another agent");
-            Some(Err(Error::new("query an operation", ErrorKind::Unknown, detail)))
+            Some(Err(Error::new("query operation", ErrorKind::Unknown, detail)))
         };
         let Some(slot) = self.slot(token) else { return unknown() };
         match std::mem::replace(&mut slot.state, State::Free) {

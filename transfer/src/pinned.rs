@@ -78,5 +78,5 @@ unsafe impl HostMapping for Pinned {
 /// Errors of the device, for example if the segment is pinned already.
 pub fn pin(segment: &Segment, device: &Device) -> Result<Memory> {
     let pinned = Pinned(Arc::new(Backing::Shared(segment.clone())));
-    device.register(pinned).during("pin a segment")
+    device.register(pinned).during("pin segment")
 }

@@ -106,7 +106,7 @@ impl SharedBuffer {
     /// # Errors
     /// If descriptors run out, or the process forked.
     pub fn handle(&self) -> Result<Handle> {
-        let operation = "make a handle";
+        let operation = "make handle";
         check_fork(self.fork_generation, operation)?;
         let copies = self.descriptors.iter().map(|descriptor| descriptor.try_clone());
         let descriptors = copies.collect::<io::Result<_>>().map_err(failed(operation))?;
@@ -182,7 +182,7 @@ impl Opener {
     /// [`WrongMemory`](ErrorKind::WrongMemory) if the descriptors are not those of the described
     /// memory.
     pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<OpenedBuffer> {
-        let operation = "open a handle";
+        let operation = "open handle";
         check_fork(self.fork_generation, operation)?;
         let metadata = &handle.metadata;
         metadata.tensor.check(operation, metadata.length)?;

@@ -9,7 +9,7 @@ use gpu::{Device, Point, Stream};
 use crate::error::{Context, Error, Result};
 use crate::remaining;
 
-const COPY: &str = "copy";
+const COPY: &str = "copy memory";
 
 /// A stream and its copies in flight.
 #[derive(Debug)]

@@ -246,7 +246,7 @@ impl<'a> ServiceConnector<'a> {
             (None, None) => "no process serves the node, or its service keeps exiting".to_owned(),
         };
         let error = Error::new(self.operation, ErrorKind::DeadlineExceeded, detail);
-        error.on(self.options.directory.display())
+        error.at(self.options.directory.display())
     }
 
     /// Connects to the service of the node, once there is one.
@@ -291,7 +291,7 @@ impl<'a> ServiceConnector<'a> {
                 }
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Closed && !self.is_late() => {}
-                Err(error) => return Err(error.on(self.options.directory.display())),
+                Err(error) => return Err(error.at(self.options.directory.display())),
             }
             std::thread::sleep(PAUSE);
         }
@@ -375,7 +375,7 @@ pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Optio
             let Some(found) = ChannelListener::non_socket_kind(&path) else { return Ok(None) };
             let error = ChannelError::NotASocket { path, found };
             Err(Error::because(operation, ErrorKind::InvalidArgument, error)
-                .on(directory.display()))
+                .at(directory.display()))
         }
         // Its backlog is full: the service is busy, or about to end.
         Err(ChannelError::DeadlineExceeded { .. } | ChannelError::Closed) => Ok(None),
@@ -387,7 +387,7 @@ pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Optio
                 }
                 _ => ErrorKind::Failed,
             };
-            Err(Error::because(operation, kind, error).on(path.display()))
+            Err(Error::because(operation, kind, error).at(path.display()))
         }
     }
 }

@@ -8,7 +8,7 @@ use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::network_options::NetworkOptions;
 
-const OPERATION: &str = "read the environment";
+const OPERATION: &str = "read environment variable";
 const PREFIX: &str = "FABRICAST_";
 /// The value of an optional variable that means unset.
 const NONE: &str = "none";
@@ -160,7 +160,7 @@ fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
     let name = name.escape_debug().to_string();
     let detail =
         format!("{name} is unknown; the nearest variable is {near}. Correct its name, or unset it");
-    Err(Error::new(OPERATION, ErrorKind::InvalidArgument, detail).on(name))
+    Err(Error::new(OPERATION, ErrorKind::InvalidArgument, detail).at(name))
 }
 
 /// The variables of a process.
@@ -171,7 +171,7 @@ impl Variables<'_> {
     fn set<T>(&self, name: &str, value: &mut T, read: impl Fn(&str) -> Read<T>) -> Result<()> {
         let name = format!("{PREFIX}{name}");
         let refused = |reason: &str| {
-            Err(Error::new(OPERATION, ErrorKind::InvalidArgument, reason).on(name.as_str()))
+            Err(Error::new(OPERATION, ErrorKind::InvalidArgument, reason).at(name.as_str()))
         };
         match (self.0)(&name) {
             Ok(text) if text.is_empty() => Ok(()),
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "read the environment (FABRICAST_DIRECTRY) failed: invalid argument: \
+            "read environment variable FABRICAST_DIRECTRY failed: invalid argument: \
              FABRICAST_DIRECTRY is unknown; the nearest variable is \
              FABRICAST_DIRECTORY. Correct its name, or unset it"
         );

@@ -40,7 +40,7 @@ const TAKE_OVER_INTERVAL: Duration = Duration::from_secs(1);
 /// Pieces of a pool in one message.
 const MAX_PIECES_PER_MESSAGE: usize = 32;
 
-const REJOINING: &str = "rejoin a node after its service exited";
+const REJOINING: &str = "rejoin node";
 
 pub(super) fn send_request(
     operation: &'static str,
@@ -188,7 +188,7 @@ fn request_take_over(
     }
     sent.take_over_requested_at = Some(Instant::now());
     if has_priority {
-        send_request("take over a node", channel, &Request::TakeOver, &[])?;
+        send_request("take over node", channel, &Request::TakeOver, &[])?;
     }
     Ok(Some(TAKE_OVER_INTERVAL))
 }
@@ -199,7 +199,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
     // No message reports a death, and the slot of a dead process may stay free for ever.
     shared.roster().drop_unused_pidfds();
     for request in shared.requests() {
-        if send_request("send to the service", channel, &request, &[]).is_err() {
+        if send_request("send to service of node", channel, &request, &[]).is_err() {
             return Next::Lost;
         }
     }
@@ -215,8 +215,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
         Err(_) => return Next::Lost,
     }
     if let Some(since) = shared.leaving_since() {
-        if !sent.leave_sent && send_request("leave a node", channel, &Request::Leave, &[]).is_err()
-        {
+        if !sent.leave_sent && send_request("leave node", channel, &Request::Leave, &[]).is_err() {
             return Next::Lost;
         }
         sent.leave_sent = true;
@@ -286,7 +285,7 @@ fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
 /// continue: the request for a topic fails, and the service watches other processes. Everything
 /// else is sent again when this process rejoins.
 fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> bool {
-    let operation = "receive from the service";
+    let operation = "receive from service of node";
     let ChannelError::DescriptorsLost { bytes, .. } = &error else { return false };
     let notice = protocol::decode(operation, bytes);
     let error = channel_error(operation, error);
@@ -310,7 +309,7 @@ fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> boo
 
 /// Handles a message of the service.
 fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) -> Result<Next> {
-    let operation = "read a message of the service";
+    let operation = "read message from service of node";
     let Message { bytes, descriptors } = message;
     let only = |descriptors: Vec<OwnedFd>| -> Result<OwnedFd> {
         let [one] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| {
@@ -339,12 +338,12 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
         Notice::PoolGrown { pool } => shared.on_pool_grown(pool),
         Notice::Topic { request, number } => shared.on_topic(request, number, only(descriptors)?),
         Notice::Refused { request, reason } => {
-            let reason = reason.into_error("call the service of the node");
+            let reason = reason.into_error("call service of node");
             shared.on_answer(request, Err(reason));
         }
         Notice::Rows { request, rows, is_last } => shared.on_rows(request, rows, is_last),
         Notice::Rejected { reason } => {
-            let reason = reason.into_error("remain a member of a node");
+            let reason = reason.into_error("remain member of node");
             if !is_final(&reason) {
                 return Ok(Next::Refused);
             }

@@ -173,7 +173,7 @@ fn blocked_topics_are_reported_periodically() {
     let made = Topic::create(5, "it", &settings).unwrap();
     let report_request = |number| Request::Report { request: number };
     let topic = std::thread::scope(|scope| {
-        let answer = scope.spawn(|| shared.call("open a topic", report_request));
+        let answer = scope.spawn(|| shared.call("open topic", report_request));
         while shared.requests().is_empty() {
             std::thread::yield_now();
         }

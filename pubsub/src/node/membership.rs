@@ -229,8 +229,7 @@ impl MembershipState {
         state.closed = Some(reason.to_string());
         self.is_closed.store(true, Ordering::Release);
         for (_, pending) in state.pending.drain() {
-            let error =
-                Error::new("call the service of the node", ErrorKind::Closed, reason.to_string());
+            let error = Error::new("call service of node", ErrorKind::Closed, reason.to_string());
             let _ = pending.answer.send(Err(error));
         }
         // Wakes waiting threads: they fail now.
@@ -247,7 +246,7 @@ impl MembershipState {
         }
         match &lock(&self.state).closed {
             None => Ok(()),
-            Some(reason) => Err(Error::new("use a node", ErrorKind::Closed, reason.clone())),
+            Some(reason) => Err(Error::new("use node", ErrorKind::Closed, reason.clone())),
         }
     }
 
@@ -415,7 +414,7 @@ impl MembershipState {
 
     /// All that the next service needs, and the unanswered requests.
     pub(super) fn handover_state(&self) -> Result<HandoverState> {
-        let operation = "hand over to a new service";
+        let operation = "hand over to new service of node";
         let failed = |error: std::io::Error| Error::of(operation, error);
         let mut state = lock(&self.state);
         // The next service inspects the topics itself, and pending requests are sent again.
@@ -454,7 +453,7 @@ impl MembershipState {
 
 impl MembershipInner {
     fn use_topic(&mut self, number: u32, segment: OwnedFd) -> Result<Answer> {
-        let operation = "open a topic";
+        let operation = "open topic";
         if let Some(used) = self.topics.get(&number) {
             let topic = Arc::clone(&used.topic);
             let answer = self.with_pools(topic)?;
@@ -480,7 +479,7 @@ impl MembershipInner {
             let Some(pool) = self.pools.get(&id) else {
                 let reason = self.unusable_pools.get(&id);
                 let reason = reason.map_or("its pools were not sent", String::as_str);
-                return Err(Error::new("map the memory of a topic", ErrorKind::NoDevice, reason));
+                return Err(Error::new("map memory of topic", ErrorKind::NoDevice, reason));
             };
             pool.ensure_mapped()?;
             Ok(Arc::clone(pool))
@@ -508,7 +507,7 @@ impl ServiceClient for Membership {
     }
 
     fn admit(&self, number: u32, publisher: u64) -> Result<()> {
-        let operation = "create a publisher";
+        let operation = "create publisher of topic";
         let request = |request| Request::AdmitPublisher { request, number, publisher };
         match self.shared.call(operation, request)? {
             Answer::Admitted => Ok(()),

@@ -95,7 +95,7 @@ struct Link {
     service: PidFd,
 }
 
-const JOINING: &str = "join a node";
+const JOINING: &str = "join node";
 /// Between two attempts to join.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -147,7 +147,7 @@ fn acquire_exclusive(
     acquire: impl Fn() -> Result<bool>,
     holder: impl Fn() -> Result<Option<u32>>,
 ) -> Result<()> {
-    let operation = "serve a node";
+    let operation = "serve node";
     while !acquire()? {
         if let Some(process) = holder()? {
             let detail = format!("{} already serves the node", describe_process(process));
@@ -196,7 +196,7 @@ impl Node {
         let service = LocalService::default();
         if options.service == ServiceMode::Dedicated {
             take_priority(&options, &service, end)
-                .map_err(|error| error.on(options.directory.display()))?;
+                .map_err(|error| error.at(options.directory.display()))?;
         }
         loop {
             let (end_at, serves) = (|| end, || true);
@@ -217,14 +217,14 @@ impl Node {
                     Some(reason)
                 }
                 HandshakeResult::Refused(reason) => {
-                    return Err(reason.on(options.directory.display()));
+                    return Err(reason.at(options.directory.display()));
                 }
             };
             if Instant::now() >= end {
                 let detail = "its services exit before this process has joined";
                 let error =
                     refused.unwrap_or_else(|| Error::new(JOINING, ErrorKind::Closed, detail));
-                return Err(error.on(options.directory.display()));
+                return Err(error.at(options.directory.display()));
             }
             std::thread::sleep(PAUSE);
         }
@@ -276,7 +276,7 @@ impl Node {
     /// if the device of its memory does not exist; [`InvalidArgument`](ErrorKind::InvalidArgument).
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
         // A child would fail later, since it does not find the device, with a misleading error.
-        self.context.check_not_forked("open a topic")?;
+        self.context.check_not_forked("open topic")?;
         let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
         self.open_topic(name, Some(shared), self.answer_timeout())
     }
@@ -313,7 +313,7 @@ impl Node {
         settings: Option<SharedSettings>,
         timeout: Duration,
     ) -> Result<Topic> {
-        let operation = "open a topic";
+        let operation = "open topic";
         self.context.check(operation)?;
         let request = |request| Request::Open { request, name: name.into(), settings };
         let answer = self.membership.shared.call_within(operation, timeout, request);
@@ -331,7 +331,7 @@ impl Node {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed).
     pub fn report(&self) -> Result<Vec<Row>> {
-        let operation = "report on a node";
+        let operation = "report on node";
         self.context.check(operation)?;
         match self.membership.shared.call(operation, |request| Request::Report { request })? {
             Answer::Rows(rows) => Ok(rows),
@@ -345,7 +345,7 @@ impl Node {
     /// [`Closed`](ErrorKind::Closed) if its service was lost, and no other one started in time;
     /// [`Forked`](ErrorKind::Forked).
     pub fn check(&self) -> Result<()> {
-        self.context.check("use a node")
+        self.context.check("use node")
     }
 
     /// The node's identity in hexadecimal digits; all members and services of the node share it.

@@ -22,7 +22,7 @@ use crate::service::protocol::{self, Notice, Request};
 ///
 /// [`DeadlineExceeded`]: ErrorKind::DeadlineExceeded
 pub fn report(directory: &Path) -> Result<Vec<Row>> {
-    let operation = "report on a node";
+    let operation = "report on node";
     election::check(operation, directory)?;
     let end = Instant::now() + REPORT_TIMEOUT;
     loop {
@@ -33,9 +33,9 @@ pub fn report(directory: &Path) -> Result<Vec<Row>> {
                     && Instant::now() < end => {}
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
                 let silent = unresponsive_service_error(operation, directory).unwrap_or(error);
-                return Err(silent.on(directory.display()));
+                return Err(silent.at(directory.display()));
             }
-            done => return done.map_err(|error| error.on(directory.display())),
+            done => return done.map_err(|error| error.at(directory.display())),
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }

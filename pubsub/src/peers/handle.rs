@@ -171,7 +171,7 @@ impl Peers {
         &self,
         interests: impl IntoIterator<Item = Interest>,
     ) -> Result<()> {
-        self.check_not_forked("set the interests of this node")?;
+        self.check_not_forked("set interests of node")?;
         let interests = collect_interests(interests)?;
         lock(&self.shared.mesh).set_interests(interests, self.shared.now());
         self.shared.bell.ring();
@@ -181,7 +181,7 @@ impl Peers {
     /// Sends the interests of this node to a peer from now on, after the messages already queued,
     /// unless the session ended.
     pub(crate) fn announce_interests(&self, node: NodeId, session: SessionId) -> Result<()> {
-        self.check_not_forked("send to a node")?;
+        self.check_not_forked("send to node")?;
         lock(&self.shared.mesh).announce_interests(node, session, self.shared.now());
         self.shared.bell.ring();
         Ok(())
@@ -190,7 +190,7 @@ impl Peers {
     /// Sends a control message. It arrives once and in order, unless the session ends. Never
     /// blocks: if the queue is full, the session is closed.
     pub(crate) fn send(&self, node: NodeId, session: SessionId, message: Vec<u8>) -> Result<()> {
-        self.check_not_forked("send to a node")?;
+        self.check_not_forked("send to node")?;
         let sent =
             lock(&self.shared.mesh).send_control_message(node, session, message, self.shared.now());
         self.shared.bell.ring();

@@ -95,9 +95,7 @@ impl Interest {
         if !self.publishes && !self.subscribes {
             return Err(malformed("interest without publisher or subscriber"));
         }
-        self.settings
-            .check("read the interests of a node")
-            .map_err(|error| malformed(error.detail()))
+        self.settings.check("read interests of node").map_err(|error| malformed(error.detail()))
     }
 }
 
@@ -117,7 +115,7 @@ pub(super) type Interests = BTreeMap<String, Arc<Interest>>;
 pub(super) fn collect_interests(
     interests: impl IntoIterator<Item = Interest>,
 ) -> Result<Interests> {
-    let operation = "set the interests of this node";
+    let operation = "set interests of node";
     let refuse = |kind, detail| Err(Error::new(operation, kind, detail));
     let mut all = Interests::new();
     for mut interest in interests {

@@ -53,7 +53,7 @@ pub(super) type AllocResult<T> = std::result::Result<T, AllocatorError>;
 
 fn part<W: Words>(words: W, first: usize, count: usize) -> Result<WordRange<W>> {
     WordRange::new(words, first, count).ok_or_else(|| {
-        Error::new("open a pool", ErrorKind::Malformed, "the control segment is truncated")
+        Error::new("open pool", ErrorKind::Malformed, "the control segment is truncated")
     })
 }
 
@@ -77,7 +77,7 @@ impl<W: Words + Clone> PoolControl<W> {
 
     /// Formats zeroed words.
     pub(crate) fn format(words: W, id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "create a pool";
+        let operation = "create pool";
         let [place, low, high] = id.place.words();
         let count = Allocator::<W>::required_words(max_blocks);
         let allocator = part(words.clone(), ALLOCATOR, count)?;
@@ -94,7 +94,7 @@ impl<W: Words + Clone> PoolControl<W> {
     }
 
     pub(crate) fn attach(words: W) -> Result<Self> {
-        let operation = "open a pool";
+        let operation = "open pool";
         let malformed = |detail| Error::new(operation, ErrorKind::Malformed, detail);
         let max_blocks = u32::try_from(words.load(MAX_BLOCKS, Relaxed));
         let max_blocks =
@@ -123,7 +123,7 @@ impl<W: Words + Clone> PoolControl<W> {
     }
 
     pub(crate) fn id(&self) -> Result<PoolId> {
-        let operation = "open a pool";
+        let operation = "open pool";
         let direction = match self.words.load(DIRECTION, Relaxed) {
             0 => Direction::Local,
             1 => Direction::Inbound,
@@ -176,7 +176,7 @@ impl<W: Words + Clone> PoolControl<W> {
         length: u64,
         name: u64,
     ) -> Result<()> {
-        let operation = "admit a piece to a pool";
+        let operation = "admit piece to pool";
         let admitted = self.admitted();
         if number < admitted {
             return Ok(());

@@ -107,7 +107,8 @@ impl Pool {
     /// Host memory is not registered for devices: data of a device is copied by way of a buffer.
     pub(super) fn copy_to_host(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
         const BOUNCE_BYTES: u64 = 1 << 20;
-        let on = |cause| error_mapping::from_device("copy into a message", cause).on(self.id());
+        let on =
+            |cause| error_mapping::from_device("copy into message of pool", cause).on(self.id());
         let device = from.memory().mapped_for();
         let cached = lock(&self.copies.bounce_buffer).take();
         let cached = cached.filter(|(stream, _)| stream.device().name() == device.name());

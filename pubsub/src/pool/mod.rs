@@ -88,7 +88,7 @@ impl fmt::Display for PoolId {
 impl SharedLocation {
     /// The device of the memory, as this process sees it.
     pub(crate) fn device(self) -> Result<Device> {
-        let operation = "find the device of a pool";
+        let operation = "find device of pool";
         match self {
             Self::Host => Device::open(HOST_DEVICE),
             Self::Device(uuid) => Device::find(Uuid(uuid)),
@@ -121,7 +121,7 @@ struct Mapping {
 
 impl Mapping {
     fn new(id: PoolId, limit: u64) -> Result<Self> {
-        let operation = "reserve a pool's addresses";
+        let operation = "reserve addresses of pool";
         let device = id.place.device()?;
         let memory = device
             .importer(limit)
@@ -154,7 +154,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// A new pool without pieces.
     pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "create a pool";
+        let operation = "create pool";
         let words = PoolControl::<MappedWords>::required_words(max_blocks);
         let segment = Segment::create(LAYOUT, words * size_of::<u64>())
             .map_err(|cause| error_mapping::from_segment(operation, cause).on(id))?;
@@ -182,7 +182,7 @@ impl Pool {
 
     fn attach(control_segment: OwnedFd) -> Result<(Segment, PoolControl<MappedWords>)> {
         let segment = Segment::open(control_segment, LAYOUT)
-            .map_err(|cause| error_mapping::from_segment("open a pool", cause))?;
+            .map_err(|cause| error_mapping::from_segment("open pool", cause))?;
         let control = PoolControl::attach(segment.words())?;
         Ok((segment, control))
     }
@@ -228,7 +228,7 @@ impl Pool {
         };
         let same =
             identity(self.control_segment()).and_then(|own| Ok(own == identity(control_segment)?));
-        same.map_err(|cause| Error::of("compare pool control segments", cause).on(self.id))
+        same.map_err(|cause| Error::of("compare control segment of pool", cause).on(self.id))
     }
 
     pub(crate) fn control_segment(&self) -> BorrowedFd<'_> {
@@ -258,7 +258,7 @@ impl Pool {
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
         let made = self.mapping()?.device.allocate_shared(at_least, &[]);
         let (memory, length) = made.and_then(|memory| memory.export_piece(0)).map_err(|cause| {
-            error_mapping::from_device("create a piece of a pool", cause).on(self.id)
+            error_mapping::from_device("create piece of pool", cause).on(self.id)
         })?;
         Ok(Piece { memory, length, name: pieces::random_name()? })
     }
@@ -279,7 +279,7 @@ impl Pool {
     /// Duplicates a piece for another process.
     pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
         let copied = lock(&self.pieces).get(number).map(Piece::try_clone).transpose();
-        copied.map_err(|cause| Error::of("duplicate a piece of a pool", cause).on(self.id))
+        copied.map_err(|cause| Error::of("duplicate piece of pool", cause).on(self.id))
     }
 
     /// The number of pieces that this process has.
@@ -299,7 +299,7 @@ impl Pool {
     /// Maps pieces up to this offset.
     #[cold]
     fn map_until(&self, end: u64) -> Result<()> {
-        let operation = "map a message";
+        let operation = "map message of pool";
         let memory = &self.mapping()?.memory;
         let mut pieces = lock(&self.pieces);
         while memory.memory().length() < end {
@@ -313,7 +313,7 @@ impl Pool {
             };
             let mapped = memory.add(piece.memory.as_fd(), piece.length);
             mapped.map_err(|cause| {
-                error_mapping::from_device("map a piece of a pool", cause).on(self.id)
+                error_mapping::from_device("map piece of pool", cause).on(self.id)
             })?;
             pieces.is_mapped();
         }
@@ -322,7 +322,7 @@ impl Pool {
 
     /// Admits a piece to the allocator once all processes have it.
     pub(crate) fn admit_piece(&self, caller: &Caller<'_>, number: usize) -> Result<()> {
-        let operation = "admit a piece to a pool";
+        let operation = "admit piece to pool";
         let found = lock(&self.pieces).get(number).map(|piece| (piece.length, piece.name));
         let Some((length, name)) = found else {
             let detail = format!("piece {number} is not mapped");
@@ -369,34 +369,34 @@ impl Pool {
         let owner = Owner::participant(caller.me);
         let allocated = self.control.allocate(caller, owner, bytes);
         allocated
-            .map_err(|cause| error_mapping::from_allocator("allocate in a pool", cause).on(self.id))
+            .map_err(|cause| error_mapping::from_allocator("allocate in pool", cause).on(self.id))
     }
 
     /// Frees a block of the caller.
     pub(crate) fn free(&self, caller: &Caller<'_>, block: Block) -> Result<()> {
         let freed = self.control.free(caller, block, Owner::participant(caller.me));
-        freed.map_err(|cause| error_mapping::from_allocator("free in a pool", cause).on(self.id))
+        freed.map_err(|cause| error_mapping::from_allocator("free in pool", cause).on(self.id))
     }
 
     /// Frees all blocks of a participant that is dead or leaves; returns their number.
     pub(crate) fn reclaim(&self, caller: &Caller<'_>, participant: Participant) -> Result<usize> {
         let reclaimed = self.control.reclaim(caller, participant);
         reclaimed
-            .map_err(|cause| error_mapping::from_allocator("reclaim in a pool", cause).on(self.id))
+            .map_err(|cause| error_mapping::from_allocator("reclaim in pool", cause).on(self.id))
     }
 
     /// The participants that own blocks.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
         let owners = self.control.owners(caller);
         owners.map_err(|cause| {
-            error_mapping::from_allocator("read pool statistics", cause).on(self.id)
+            error_mapping::from_allocator("read statistics of pool", cause).on(self.id)
         })
     }
 
     pub(crate) fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
         let statistics = self.control.statistics(caller);
         statistics.map_err(|cause| {
-            error_mapping::from_allocator("read pool statistics", cause).on(self.id)
+            error_mapping::from_allocator("read statistics of pool", cause).on(self.id)
         })
     }
 
@@ -407,7 +407,7 @@ impl Pool {
     #[inline]
     pub(crate) fn slice(&self, place: BlockRange, length: u64) -> Result<Slice> {
         if length > place.length {
-            let operation = "find a message in its pool";
+            let operation = "find message in pool";
             let detail = format!("{length} bytes exceed the block of {}", place.length);
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
         }
@@ -419,9 +419,7 @@ impl Pool {
     fn slice_slowly(&self, place: BlockRange, length: u64) -> Result<Slice> {
         self.map_until(place.offset.saturating_add(place.length))?;
         let slice = self.mapping()?.memory.memory().slice(place.offset, length);
-        slice.map_err(|cause| {
-            error_mapping::from_device("find a message in its pool", cause).on(self.id)
-        })
+        slice.map_err(|cause| error_mapping::from_device("find message in pool", cause).on(self.id))
     }
 
     /// Copies bytes into a part of the pool.
@@ -430,7 +428,8 @@ impl Pool {
             return bytes::write(to, bytes);
         }
         let written = self.stream()?.upload(to, bytes, longest);
-        written.map_err(|cause| error_mapping::from_device("write a message", cause).on(self.id))
+        written
+            .map_err(|cause| error_mapping::from_device("write message to pool", cause).on(self.id))
     }
 
     /// Copies bytes out of a part of the pool.
@@ -439,12 +438,12 @@ impl Pool {
             return bytes::read(from, bytes);
         }
         let read = self.stream()?.download(from, bytes, longest);
-        read.map_err(|cause| error_mapping::from_device("read a message", cause).on(self.id))
+        read.map_err(|cause| error_mapping::from_device("read message of pool", cause).on(self.id))
     }
 
     /// Copies other memory into a part of the pool, and waits for completion.
     pub(crate) fn copy(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
-        let operation = "copy into a message";
+        let operation = "copy into message of pool";
         let on = |cause| error_mapping::from_device(operation, cause).on(self.id);
         if self.id.place == SharedLocation::Host {
             return self.copy_to_host(to, from, longest);
@@ -460,8 +459,9 @@ impl Pool {
             return Ok(stream);
         }
         let stream = self.mapping()?.device.stream();
-        let stream = stream
-            .map_err(|cause| error_mapping::from_device("create a stream", cause).on(self.id))?;
+        let stream = stream.map_err(|cause| {
+            error_mapping::from_device("create stream of pool", cause).on(self.id)
+        })?;
         Ok(self.stream.get_or_init(|| stream))
     }
 }

@@ -23,7 +23,7 @@ impl Piece {
 
 /// A unique name.
 pub(super) fn random_name() -> Result<u64> {
-    let drawn = getrandom::u64().map_err(|cause| Error::of("name a piece of a pool", cause))?;
+    let drawn = getrandom::u64().map_err(|cause| Error::of("name piece of pool", cause))?;
     Ok(drawn.max(1))
 }
 
@@ -90,7 +90,7 @@ impl Pieces {
                     self.all.len(),
                     self.mapped
                 );
-                let operation = "store a piece of a pool";
+                let operation = "store piece of pool";
                 return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
             }
         }

@@ -28,7 +28,7 @@ use crate::settings::Reliability;
 use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
 
-const LOAN_MEMORY: &str = "loan memory";
+const LOAN_MEMORY: &str = "loan memory for topic";
 
 /// Publishes messages of one topic.
 ///
@@ -215,7 +215,7 @@ impl PublisherState {
     /// Publishes; None if there is no room.
     #[inline]
     fn attempt(&self, outgoing: OutgoingMessage, is_retry: bool) -> Result<Option<Sent>> {
-        let operation = "publish";
+        let operation = "publish to topic";
         let TopicContext { node, topic, local, .. } = &self.context;
         let control = local.control();
         let mut sequencer = lock(&self.sequencer);
@@ -298,12 +298,12 @@ impl PublisherState {
         let mut spin = lock(&self.sequencer).spin;
         self.begin_wait();
         let look = || {
-            if let Err(error) = self.context.node.check("publish") {
+            if let Err(error) = self.context.node.check("publish to topic") {
                 return Some(Err(error));
             }
             if queue.has_room() { self.attempt(outgoing, true).transpose() } else { None }
         };
-        let sent = self.wait("publish", deadline, look, |end, look| {
+        let sent = self.wait("publish to topic", deadline, look, |end, look| {
             queue.wait_for_room_with(&mut spin, end, look)
         });
         let sent = sent.transpose();
@@ -342,7 +342,7 @@ impl Drop for PublisherState {
 
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        context.node.check("create a publisher")?;
+        context.node.check("create publisher of topic")?;
         let id = context.topic.claim(context.node.me)?;
         // The slot comes first: then the order of failures of both processes does not matter.
         let admitted = context.node.service.admit(context.topic.number(), id);
@@ -576,7 +576,7 @@ impl Publisher {
         let mut loan = self.borrow(length, Borrower::Transient, || deadline)?;
         fill(&mut loan)?;
         let interruption = self.state.context.node.interruption();
-        loan.publish_by(Some(deadline))?.into_sent("publish", &interruption)
+        loan.publish_by(Some(deadline))?.into_sent("publish to topic", &interruption)
     }
 
     /// Waits until all subscribers have released all messages that it has published so far. For
@@ -589,7 +589,7 @@ impl Publisher {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn flush(&self, timeout: Duration) -> Result<()> {
-        let operation = "flush";
+        let operation = "flush topic";
         let state = &*self.state;
         state.check(operation)?;
         let queue = state.context.topic.local();

@@ -13,7 +13,7 @@ use crate::loan_limit::Borrower;
 use crate::pool::{InFlightCopies, PollBackoff};
 use crate::settings::SharedLocation;
 
-const OPERATION: &str = "publish in stream order";
+const OPERATION: &str = "publish in stream order to topic";
 /// Longest wait before a waiting publisher polls streams.
 pub(super) const STREAM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 

@@ -61,7 +61,7 @@ fn directory_error(operation: &'static str, directory: &Path, error: io::Error) 
         io::ErrorKind::PermissionDenied => ErrorKind::Denied,
         _ => ErrorKind::Failed,
     };
-    Error::because(operation, kind, error).on(directory.display())
+    Error::because(operation, kind, error).at(directory.display())
 }
 
 /// Rejects a directory that other users may write to. A missing directory is accepted here.
@@ -83,7 +83,7 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::new(operation, ErrorKind::Denied, detail).on(directory.display()))
+    Err(Error::new(operation, ErrorKind::Denied, detail).at(directory.display()))
 }
 
 /// A file, by device and inode.
@@ -106,7 +106,7 @@ pub(crate) type LeaderLock = RecordLock<false>;
 pub(crate) type PriorityLock = RecordLock<true>;
 
 fn failed(operation: &'static str, directory: &Path) -> impl Fn(io::Error) -> Error + Copy {
-    move |error| Error::of(operation, error).on(directory.display())
+    move |error| Error::of(operation, error).at(directory.display())
 }
 
 fn open(directory: &Path, name: &str) -> io::Result<File> {

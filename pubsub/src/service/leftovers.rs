@@ -30,7 +30,7 @@ pub enum Condition {
 /// # Errors
 /// [`Denied`](ErrorKind::Denied); [`Failed`](ErrorKind::Failed) if it cannot be read.
 pub fn check_directory(directory: &Path) -> Result<()> {
-    election::check("read the directory of a node", directory)
+    election::check("read directory of node", directory)
 }
 
 /// Removes files that processes left in the directory of a dead node; a dry run only lists them. No
@@ -54,8 +54,8 @@ pub fn check_directory(directory: &Path) -> Result<()> {
 /// [`Failed`](ErrorKind::Failed) if the directory cannot be read; [`Denied`](ErrorKind::Denied) if
 /// others may write to it.
 pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
-    const OPERATION: &str = "clean up after a node";
-    let failed = |error: std::io::Error| Error::of(OPERATION, error).on(directory.display());
+    const OPERATION: &str = "clean up after node";
+    let failed = |error: std::io::Error| Error::of(OPERATION, error).at(directory.display());
     let socket = socket_path(directory);
     let found = match fs::symlink_metadata(&socket) {
         Ok(found) => found,
@@ -81,7 +81,7 @@ pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
         return Ok(Condition::Alive(socket, reason.to_owned()));
     }
     let _alone = DirectoryLock::take(directory).map_err(|error| {
-        Error::because(OPERATION, ErrorKind::Failed, error).on(directory.display())
+        Error::because(OPERATION, ErrorKind::Failed, error).at(directory.display())
     })?;
     if !ChannelListener::is_stale(&socket) {
         let reason = match ChannelListener::non_socket_kind(&socket) {

@@ -36,7 +36,7 @@ use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
 use crate::wake::WakeFd;
 
-const SERVING: &str = "serve a node";
+const SERVING: &str = "serve node";
 
 /// Options of a service.
 #[derive(Debug, Clone)]
@@ -136,7 +136,7 @@ fn listen(path: &Path) -> Result<ChannelListener> {
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(path);
     }
-    ChannelListener::bind(path).map_err(|error| Error::of(SERVING, error).on(path.display()))
+    ChannelListener::bind(path).map_err(|error| Error::of(SERVING, error).at(path.display()))
 }
 
 impl Drop for ServiceThread {

@@ -35,7 +35,7 @@ impl ServiceProcess {
     /// # Errors
     /// [`Failed`](crate::ErrorKind::Failed) if the lock of the service cannot be read.
     pub fn of(directory: &Path) -> Result<Option<Self>> {
-        let number = LeaderLock::holder("find the process that serves a node", directory)?;
+        let number = LeaderLock::holder("find service of node", directory)?;
         Ok(number.map(|number| Self { number, is_stopped: is_stopped(number) }))
     }
 

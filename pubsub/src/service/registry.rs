@@ -125,7 +125,7 @@ impl Registry {
         settings: Option<SharedSettings>,
         number: impl FnOnce() -> u32,
     ) -> Result<u32> {
-        let operation = "open a topic";
+        let operation = "open topic";
         if name.is_empty() || name.len() > MAX_TOPIC_NAME || name.chars().any(char::is_control) {
             let detail =
                 format!("a name has 1 to {MAX_TOPIC_NAME} bytes and no control characters in it");
@@ -234,7 +234,7 @@ impl Registry {
     /// Reserves memory for the loans of another publisher of a topic, as long as it exists. Those
     /// of the first publisher were reserved with the topic. Idempotent.
     pub(super) fn admit_publisher(&self, number: u32, owner: Participant, id: u64) -> Result<()> {
-        let operation = "create a publisher";
+        let operation = "create publisher of topic";
         let removed = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
         let topic = &self.topics.get(&number).ok_or_else(removed)?.topic;
         let slot = topic.publisher(id);
@@ -304,7 +304,7 @@ impl Registry {
 
     /// Restores a pool of an earlier service.
     pub(super) fn restore_pool(&mut self, id: PoolId, control_segment: OwnedFd) -> Result<()> {
-        let operation = "restore a pool";
+        let operation = "restore pool";
         if let Some(pool) = self.pools.get(&id) {
             if pool.has_control_segment(control_segment.as_fd())? {
                 return Ok(());
@@ -337,7 +337,7 @@ impl Registry {
     ) -> Result<(usize, Option<usize>)> {
         let Some(pool) = self.pools.get(&id) else {
             let detail = "its pool was not returned";
-            return Err(Error::new("restore a piece of a pool", ErrorKind::Malformed, detail));
+            return Err(Error::new("restore piece of pool", ErrorKind::Malformed, detail));
         };
         let (mut has, mut replaced) = (first as usize, None);
         for (number, piece) in (first as usize..).zip(pieces) {
@@ -353,7 +353,7 @@ impl Registry {
 
     /// Restores a topic of an earlier service. A topic that is restored already stays.
     pub(super) fn restore_topic(&mut self, number: u32, segment: OwnedFd) -> Result<()> {
-        let operation = "restore a topic";
+        let operation = "restore topic";
         if self.topics.contains_key(&number) {
             return Ok(());
         }
@@ -405,7 +405,7 @@ impl Registry {
         }
         if held < admitted || pool.statistics(caller)?.total > pool.length() {
             let detail = "a piece of the pool is held by processes that have not rejoined";
-            return Err(Error::new("grow a pool", ErrorKind::NotFound, detail).on(id));
+            return Err(Error::new("grow pool", ErrorKind::NotFound, detail).on(id));
         }
         // Doubles the pool, so that many loans need few pieces.
         let generous = pool.length().clamp(MIN_PIECE, MAX_PIECE).max(bytes);
@@ -453,14 +453,14 @@ impl Registry {
     pub(super) fn control_segment(&self, id: PoolId) -> Result<OwnedFd> {
         let control_segment =
             self.pools.get(&id).map(|pool| pool.control_segment().try_clone_to_owned());
-        sendable("send a pool", control_segment)
+        sendable("send pool", control_segment)
     }
 
     /// Duplicates the descriptor of a topic's segment.
     pub(super) fn segment(&self, number: u32) -> Result<OwnedFd> {
         let segment =
             self.topics.get(&number).map(|entry| entry.topic.segment().try_clone_to_owned());
-        sendable("send a topic", segment)
+        sendable("send topic", segment)
     }
 }
 

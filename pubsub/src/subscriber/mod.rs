@@ -180,7 +180,7 @@ fn end(context: &TopicContext, subscription_ids: [SubscriptionId; 2]) {
 
 impl Subscriber {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        let operation = "subscribe";
+        let operation = "subscribe to topic";
         context.node.check(operation)?;
         let topic = &context.topic;
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
@@ -351,7 +351,7 @@ impl Subscriber {
 
     #[inline]
     fn take_next(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
-        self.shared.context.node.check_not_forked("pull")?;
+        self.shared.context.node.check_not_forked("pull from topic")?;
         for _ in 0..2 {
             let direction = self.next;
             self.next = match direction {
@@ -378,7 +378,7 @@ impl Subscriber {
     /// [`TooManySamples`](ErrorKind::TooManySamples), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn pull(&mut self, timeout: Duration) -> Result<Sample> {
-        self.pull_in_time("pull", timeout, None)
+        self.pull_in_time("pull from topic", timeout, None)
     }
 
     fn pull_in_time(
@@ -456,7 +456,7 @@ impl Subscriber {
             }
             None => "its process was removed from the node, or left it".to_owned(),
         };
-        Err(Error::new("pull", ErrorKind::Evicted, detail).on(self.topic()))
+        Err(Error::new("pull from topic", ErrorKind::Evicted, detail).on(self.topic()))
     }
 
     fn evicted(&self) -> Option<Duration> {
@@ -477,7 +477,7 @@ impl Subscriber {
             "it holds {held} and may hold {}. Drop samples, or increase the depth of the topic",
             self.max_samples
         );
-        Err(Error::new("pull", ErrorKind::TooManySamples, detail).on(self.topic()))
+        Err(Error::new("pull from topic", ErrorKind::TooManySamples, detail).on(self.topic()))
     }
 
     fn has_more(&self, direction: Direction) -> bool {
@@ -546,7 +546,7 @@ impl Subscriber {
             Err(_) if !self.shared.is_subscription_active(direction) => Ok(None),
             Err(cause) => {
                 self.shared.release(direction, position);
-                let error = Error::because("pull", ErrorKind::Malformed, cause);
+                let error = Error::because("pull from topic", ErrorKind::Malformed, cause);
                 Err(error.on(self.topic()))
             }
         }

@@ -85,7 +85,7 @@ impl Sample {
     /// release deadline. A process that breaks the rules can write at any time.
     #[allow(unsafe_code)]
     pub unsafe fn bytes(&self) -> Result<&[u8]> {
-        let operation = "access bytes";
+        let operation = "access message bytes of topic";
         if self.pool().id().place != SharedLocation::Host {
             let detail = "the memory is on a device";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
@@ -103,7 +103,7 @@ impl Sample {
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more,
     /// [`Poisoned`](ErrorKind::Poisoned) if it will never be written.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let operation = "read a message";
+        let operation = "read message of topic";
         let part = self.slice.slice(offset, bytes.len() as u64);
         let part = part.map_err(|cause| error_mapping::from_device(operation, cause))?;
         if !bytes.is_empty() {

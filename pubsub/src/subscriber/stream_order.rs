@@ -15,7 +15,7 @@ use crate::lock::lock;
 use crate::pool::{Direction, PollBackoff, Pool, Readiness, StreamPoller};
 use crate::topic::{Entry, Topic};
 
-const OPERATION: &str = "pull in stream order";
+const OPERATION: &str = "pull in stream order from topic";
 /// How long the end of a subscription waits for streams that hold messages.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Back-off between later polls of streams.
@@ -130,7 +130,7 @@ impl Sample {
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more.
     pub fn readiness(&self) -> Result<Readiness> {
-        let operation = "check a message";
+        let operation = "check message of topic";
         let Some(sync_point) = self.entry.sync_point else { return Ok(Readiness::Ready) };
         let found = self.pool().control().readiness(self.entry.block, sync_point);
         // Afterwards: a state that was read while it was held is valid.
@@ -180,7 +180,7 @@ impl Sample {
     /// another message. If the device fails the call, the message is held as long as its subscriber
     /// exists.
     pub fn release_on(mut self, stream: &Stream) -> Result<()> {
-        let operation = "release in stream order";
+        let operation = "release stream-ordered message of topic";
         self.shared.context.node.check_not_forked(operation)?;
         let (direction, block) = (self.direction, self.entry.block);
         let control = self.pool().control();

@@ -94,7 +94,7 @@ impl ServiceClient for FakeService {
 
     fn check(&self) -> Result<()> {
         if self.is_closed.load(Acquire) {
-            return Err(Error::new("use a node", ErrorKind::Closed, "the node is closed"));
+            return Err(Error::new("use node", ErrorKind::Closed, "the node is closed"));
         }
         Ok(())
     }

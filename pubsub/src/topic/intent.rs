@@ -93,7 +93,7 @@ impl<W: Words + Clone> BlockHandoff<'_, W> {
 
     /// After a death: frees a block that was transferred and not delivered. Idempotent.
     pub(super) fn recover(&self, caller: &Caller<'_>) -> Result<()> {
-        let operation = "reclaim after a publisher";
+        let operation = "reclaim after publisher of topic";
         let Some(block) = self.intent.block() else { return Ok(()) };
         // Otherwise it still belongs to the dead process, and is freed with its blocks; or it was
         // delivered, read and freed.

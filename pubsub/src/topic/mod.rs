@@ -80,7 +80,7 @@ impl Topic {
     pub(crate) fn create(number: u32, name: &str, settings: &SharedSettings) -> Result<Self> {
         let count = TopicWords::<MappedWords>::required_words(settings);
         let segment = Segment::create(LAYOUT, count * size_of::<u64>())
-            .map_err(|cause| error_mapping::from_segment("create a topic", cause).on(name))?;
+            .map_err(|cause| error_mapping::from_segment("create topic", cause).on(name))?;
         let words = TopicWords::format(segment.words(), number, name, settings)?;
         segment.mark_ready();
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
@@ -89,8 +89,7 @@ impl Topic {
     /// Maps a topic of another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
         let segment = Segment::open(file, LAYOUT);
-        let segment =
-            segment.map_err(|cause| error_mapping::from_segment("open a topic", cause))?;
+        let segment = segment.map_err(|cause| error_mapping::from_segment("open topic", cause))?;
         let words = TopicWords::attach(segment.words())?;
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
     }
@@ -122,7 +121,7 @@ impl Topic {
     /// No later messages are retained for this role; earlier ones stay.
     pub(crate) fn halt(&self, caller: &Caller<'_>, role: Participant) -> Result<()> {
         let halted = self.local().halt(caller, role);
-        halted.map_err(|cause| self.queue_error("stop retaining messages for other nodes", cause))
+        halted.map_err(|cause| self.queue_error("stop retaining messages of topic", cause))
     }
 
     /// Ends the replication in the name of this role. Its remaining messages were
@@ -137,7 +136,7 @@ impl Topic {
             self.dispose(caller, local.control(), words);
         };
         let expelled = self.local().remove_participant(caller, role, dispose);
-        expelled.map(drop).map_err(|cause| self.queue_error("stop replicating a topic", cause))
+        expelled.map(drop).map_err(|cause| self.queue_error("stop replicating topic", cause))
     }
 
     /// The local subscription in the name of this role: the existing one, from its oldest
@@ -148,7 +147,7 @@ impl Topic {
         role: Participant,
         local: &Pool,
     ) -> Result<ipc::Subscriber> {
-        let refused = |cause| self.queue_error("replicate a topic", cause);
+        let refused = |cause| self.queue_error("replicate topic", cause);
         let dispose = |words| {
             self.dispose(caller, local.control(), words);
         };

@@ -257,7 +257,7 @@ impl<W: Words + Clone> TopicWords<W> {
                 Ok(Delivery::NoSubscribers)
             }
             Err(cause) => {
-                Err(error_mapping::from_queue("deliver a message", cause).on(self.name()))
+                Err(error_mapping::from_queue("deliver message to topic", cause).on(self.name()))
             }
         }
     }
@@ -292,7 +292,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let tracked_origins = lock(&self.tracked_origins);
         Origin::make(self.words(), origin, &tracked_origins).ok_or_else(|| {
             let detail = format!("table of origins full: {MAX_ORIGINS}");
-            Error::new("deliver a message", ErrorKind::TooMany, detail).on(self.name())
+            Error::new("deliver message to topic", ErrorKind::TooMany, detail).on(self.name())
         })
     }
 
@@ -302,7 +302,7 @@ impl<W: Words + Clone> TopicWords<W> {
         caller: &Caller<'_>,
         inbound: &PoolControl<W>,
     ) -> Result<()> {
-        let operation = "reclaim after a replication writer";
+        let operation = "reclaim after replication writer of topic";
         // The process that takes the lock of a dead one finishes its delivery.
         let searched = self.inbound().find_entries(caller, |_| {});
         searched.map_err(|cause| error_mapping::from_queue(operation, cause).on(self.name()))?;

@@ -86,7 +86,7 @@ pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherSl
     let Some(slot) = all.into_iter().find(free) else {
         let detail =
             format!("the topic has {PUBLISHER_SLOTS} publishers on this node, the maximum");
-        return Err(Error::new("create a publisher", ErrorKind::TooMany, detail));
+        return Err(Error::new("create publisher of topic", ErrorKind::TooMany, detail));
     };
     // First: a reader of the following stores sees that they are not the last publisher's.
     words.store(slot.at(NUMBER), 0, Release);

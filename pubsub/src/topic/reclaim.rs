@@ -48,7 +48,8 @@ impl<W: Words + Clone> TopicWords<W> {
             let expelled = queue.remove_participant(caller, dead, |words| {
                 self.dispose(caller, control, words);
             });
-            expelled.map_err(|cause| self.queue_error("reclaim after a participant", cause))?;
+            expelled
+                .map_err(|cause| self.queue_error("reclaim after participant of topic", cause))?;
         }
         Ok(())
     }
@@ -197,7 +198,7 @@ impl<W: Words + Clone> TopicWords<W> {
         match self.queue(direction).evict(caller, subscription_id, dispose) {
             // Or it has ended its subscription itself.
             Ok(()) | Err(QueueError::NotSubscribed) => Ok(()),
-            Err(cause) => Err(self.queue_error("evict a subscriber", cause)),
+            Err(cause) => Err(self.queue_error("evict subscriber of topic", cause)),
         }
     }
 }

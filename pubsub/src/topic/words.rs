@@ -48,10 +48,9 @@ impl<W: Words + Clone> TopicWords<W> {
         name: &str,
         settings: &SharedSettings,
     ) -> Result<Self> {
-        let operation = "create a topic";
-        let invalid = |detail: String| {
-            Error::new(operation, ErrorKind::InvalidArgument, detail).on(name.escape_debug())
-        };
+        let operation = "create topic";
+        let invalid =
+            |detail: String| Error::new(operation, ErrorKind::InvalidArgument, detail).on(name);
         if name.is_empty() || name.len() > MAX_TOPIC_NAME {
             let detail = format!("a name of {} bytes: 1 to {MAX_TOPIC_NAME}", name.len());
             return Err(invalid(detail));
@@ -144,7 +143,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let owner = Owner::other(number).ok_or_else(|| malformed("topic number out of range"))?;
         let [local, inbound] = Self::queues(&words, &settings)?.map(|part| {
             TopicQueue::attach(part)
-                .map_err(|cause| error_mapping::from_queue("open a topic", cause).on(&name))
+                .map_err(|cause| error_mapping::from_queue("open topic", cause).on(&name))
         });
         let (local, inbound) = (local?, inbound?);
         let tracked_origins = Mutex::default();
@@ -282,5 +281,5 @@ impl<W: Words + Clone> TopicWords<W> {
 }
 
 fn malformed(detail: &'static str) -> Error {
-    Error::new("open a topic", ErrorKind::Malformed, detail)
+    Error::new("open topic", ErrorKind::Malformed, detail)
 }

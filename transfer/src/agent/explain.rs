@@ -9,7 +9,7 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
 use crate::region::{Buffer, Region, RegionDescriptor};
 
-pub(super) const EXPLAIN: &str = "explain a path";
+pub(super) const EXPLAIN: &str = "explain path";
 
 /// Memory at one end of a transfer, as far as the choice of a path depends on it: of a region, or
 /// hypothetical memory.

@@ -57,7 +57,7 @@ pub enum Condition {
 /// [`Failed`](crate::ErrorKind::Failed) if the directory cannot be read.
 pub fn clean(directory: &Path, dry_run: bool) -> Result<Vec<Leftovers>> {
     const OPERATION: &str = "clean up after agents";
-    let of_directory = |error: Error| error.with(directory.display());
+    let of_directory = |error: Error| error.at(directory);
     let names = names_in(directory).map_err(failed(OPERATION)).map_err(of_directory)?;
     if names.is_empty() {
         return Ok(Vec::new());

@@ -17,7 +17,7 @@ use crate::remaining;
 use crate::share::check_device;
 use crate::wire::malformed;
 
-pub(super) const OPEN: &str = "open a region";
+pub(super) const OPEN: &str = "open region";
 
 /// Receives each piece of a region: descriptor, length, and the bytes of all pieces.
 type PieceSink<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;

@@ -58,9 +58,9 @@ pub use route::Route;
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest pause while operations are in flight.
 const BUSY_PAUSE: Duration = Duration::from_micros(200);
-const START: &str = "start an agent";
-const CLOSE: &str = "close an agent";
-const CONNECT: &str = "connect to an agent";
+const START: &str = "start agent";
+const CLOSE: &str = "close agent";
+const CONNECT: &str = "connect to agent";
 const JOIN: &str = "join two regions";
 
 /// Identifies a peer of an agent.
@@ -184,7 +184,7 @@ impl Agent {
     /// # Errors
     /// [`TooMany`](ErrorKind::TooMany) regions; errors of the device.
     pub fn register(&self, memory: impl Into<Buffer>, rights: Rights) -> Result<Region> {
-        check_fork(self.fork_generation, "register a region")?;
+        check_fork(self.fork_generation, "register region")?;
         self.local_target.register(memory.into(), rights)
     }
 
@@ -207,7 +207,7 @@ impl Agent {
     /// # Errors
     /// Errors of the device.
     pub fn register_local(&self, memory: impl Into<Buffer>) -> Result<Region> {
-        check_fork(self.fork_generation, "register a region")?;
+        check_fork(self.fork_generation, "register region")?;
         self.local_target.register_local(memory.into())
     }
 
@@ -234,7 +234,7 @@ impl Agent {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with the peer that may still copy: do not
     /// reuse the memory yet. No *new* operation starts. To wait longer, withdraw it again.
     pub fn withdraw(&mut self, region: &Region, timeout: Duration) -> Result<()> {
-        let operation = "withdraw a region";
+        let operation = "withdraw region";
         check_fork(self.fork_generation, operation)?;
         let number = region.0.descriptor.number;
         self.local_target.withdraw(number);
@@ -330,7 +330,7 @@ impl Agent {
     /// operations end with errors. Copies on a device cannot be cancelled: it waits up to ten
     /// seconds more for them, and leaks their memory after that.
     pub fn disconnect(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
-        let operation = "disconnect a peer";
+        let operation = "disconnect";
         let end = ipc::deadline(timeout);
         while self.is_busy_with(peer.0) && Instant::now() < end {
             if !self.progress() {

@@ -88,7 +88,7 @@ pub(super) struct TargetSegment {
 
 impl TargetSegment {
     pub(super) fn create() -> Result<Self> {
-        let operation = "accept a local initiator";
+        let operation = "accept local initiator";
         let length = (QUEUE_WORD + Notices::required_words(setup())) * size_of::<u64>();
         let segment = Segment::create(LAYOUT, length).map_err(failed(operation))?;
         let queue = notices(operation, &segment, true)?;
@@ -156,7 +156,7 @@ impl Drop for InitiatorSegment {
 
 impl InitiatorSegment {
     pub(super) fn open(file: OwnedFd) -> Result<Self> {
-        let operation = "open a local session";
+        let operation = "open local session";
         let segment = Segment::open(file, LAYOUT).map_err(failed(operation))?;
         let queue = notices(operation, &segment, false)?;
         let (words, fork_generation) = (segment.words(), ForkGeneration::current());
@@ -197,7 +197,7 @@ impl InitiatorSegment {
 
     /// Sends a notice. False if the queue is full.
     pub(super) fn send_notice(&self, notice: &Notice, pidfd: &PidFd) -> Result<bool> {
-        let operation = "send a notice";
+        let operation = "send notice";
         let liveness = OtherSide { name: target(), pidfd };
         let caller = Caller { timeout: LOCK_TIMEOUT, ..Caller::new(initiator(), &liveness) };
         match self.queue.publish(&caller, (*notice).into(), |_| {}) {

@@ -102,9 +102,11 @@ impl RailIo {
     ) -> Result<Self> {
         let facts = domain.capabilities();
         if !facts.caps.contains(Caps::MESSAGE) {
-            let detail = "rails need messages without tags (FI_MSG), which this provider lacks or \
-             loses";
-            return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
+            let detail = format!(
+                "rails need messages without tags (FI_MSG), which provider {} lacks or loses",
+                facts.provider
+            );
+            return Err(Error::new(START, ErrorKind::Failed, detail));
         }
         let addresses = AddressVector::open(domain).during(START)?;
         let options = QueueOptions { size: 1024, waiting: WaitStrategy::Block };

@@ -16,7 +16,7 @@ use crate::notice::Notice;
 use crate::refusal::Refusal;
 use crate::wire::{self, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH};
 
-const OPERATION: &str = "read a message";
+const OPERATION: &str = "read message";
 const VERSION: u8 = 2;
 /// Maximum length of a message.
 pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;

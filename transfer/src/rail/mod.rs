@@ -50,7 +50,7 @@ pub(crate) use memory::can_be_registered;
 pub(crate) use registration_cache::CacheLimits;
 use registration_cache::RegistrationCache;
 
-const START: &str = "start a rail";
+const START: &str = "start rail";
 /// A rail answers at once, unless its provider hangs.
 const RAIL_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -270,7 +270,7 @@ pub(super) fn register_or_evict(
     {
         outcome = register();
     }
-    outcome.during("register a region")
+    outcome.during("register region")
 }
 
 #[cfg(test)]

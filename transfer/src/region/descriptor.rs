@@ -30,7 +30,7 @@ use crate::path::{ExportObstacle, Exportability, MemoryType};
 use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const FORMAT: DescriptorFormat =
-    DescriptorFormat { magic: *b"FcRG", version: 1, operation: "decode a region" };
+    DescriptorFormat { magic: *b"FcRG", version: 1, operation: "decode region" };
 /// A bound for the claims of a peer, far above the keys of any fabric.
 const MAX_KEY_LENGTH: usize = 2048;
 const MAX_KEYS: usize = 16;
@@ -149,7 +149,7 @@ impl RegionDescriptor {
     pub fn encode(&self) -> Result<Vec<u8>> {
         if self.rights == Rights::NONE {
             let detail = "the region is local-only. Register it with rights for peers";
-            return Err(Error::new("encode a region", ErrorKind::NotAllowed, detail));
+            return Err(Error::new("encode region", ErrorKind::NotAllowed, detail));
         }
         let mut bytes = FORMAT.begin();
         bytes.extend(self.agent);
@@ -170,7 +170,7 @@ impl RegionDescriptor {
             put_length_prefixed(&mut bytes, &key.bytes);
         }
         FORMAT.seal(bytes).ok_or_else(|| {
-            Error::new("encode a region", ErrorKind::Failed, "the fabric keys are too long")
+            Error::new("encode region", ErrorKind::Failed, "the fabric keys are too long")
         })
     }
 

@@ -15,7 +15,7 @@ use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::path::{ExportObstacle, Exportability, MemoryType};
 
-pub(crate) const REGISTER: &str = "register a region";
+pub(crate) const REGISTER: &str = "register region";
 
 /// Memory that can be registered.
 #[derive(Debug, Clone)]
@@ -123,7 +123,7 @@ impl Buffer {
     /// write, host memory is exported read-only; devices do not support that.
     pub(crate) fn export(&self, number: u32, rights: Rights) -> Result<(OwnedFd, u64)> {
         match self {
-            Self::Device(memory) => memory.export_piece(number as usize).during("export a region"),
+            Self::Device(memory) => memory.export_piece(number as usize).during("export region"),
             Self::Host(buffer) => Ok((buffer.export(rights.write)?, buffer.length())),
         }
     }

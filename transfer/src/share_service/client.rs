@@ -13,7 +13,7 @@ use crate::handle::Handle;
 use crate::share::{OpenedBuffer, Opener, check_fork};
 use crate::{lock, remaining};
 
-const CONNECT: &str = "connect";
+const CONNECT: &str = "connect to share service";
 const REQUEST: &str = "request shared memory";
 /// Shortest and longest pause between attempts to connect while no service listens.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
@@ -129,7 +129,7 @@ impl ShareClient {
     }
 
     fn with_path(&self, error: Error) -> Error {
-        error.with(self.path.display())
+        error.at(&self.path)
     }
 
     fn failed(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {

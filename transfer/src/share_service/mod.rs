@@ -123,7 +123,7 @@ impl ShareService {
                 };
                 server.serve(&mut &*thread_state);
             })
-            .map_err(failed(operation))?;
+            .map_err(|error| failed(operation)(error).at(path))?;
         Ok(Self { state, accepting: Some(accepting), fork_generation: ForkGeneration::current() })
     }
 

@@ -369,7 +369,7 @@ impl Mesh {
         message: Vec<u8>,
         now: Duration,
     ) -> Result<()> {
-        let refuse = |kind, detail| Err(Error::new("send to a node", kind, detail).on(node));
+        let refuse = |kind, detail| Err(Error::new("send to node", kind, detail).at(node));
         if message.len() > MAX_CONTROL_MESSAGE_LENGTH {
             let length = message.len();
             let detail =

@@ -86,7 +86,7 @@ impl std::fmt::Debug for Streams {
 impl Pool {
     /// The sync word of a block, as memory for streams.
     pub(crate) fn sync_word(&self, block: Block) -> Result<Slice> {
-        let operation = "register a pool's control segment for a device";
+        let operation = "register control segment of pool";
         let on = |cause| error_mapping::from_device(operation, cause).on(self.id());
         let (at, range) =
             (self.control().sync_word_offset(block), self.control().sync_words_range());
@@ -116,8 +116,8 @@ impl Pool {
         if of_stream.implementation == of_pool.implementation {
             return Ok(());
         }
-        let detail = format!("the stream belongs to {of_stream}");
-        Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id()))
+        let detail = format!("the stream belongs to {of_stream}, and the topic to {of_pool}");
+        Err(Error::new(operation, ErrorKind::InvalidArgument, detail))
     }
 
     /// Makes the stream signal a published message that it writes until this point. The message is

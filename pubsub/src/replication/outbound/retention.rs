@@ -236,7 +236,7 @@ impl<W: OutboundTransport> Outbound<W> {
             let destination = &self.destinations[index];
             if blocks(destination) && destination.in_flight_entries().start == lowest {
                 let detail = "the node does not read, and blocks all other nodes";
-                let error = Error::new("write to a node", ErrorKind::DeadlineExceeded, detail);
+                let error = Error::new("write to node", ErrorKind::DeadlineExceeded, detail);
                 self.disconnect_failed(index, error, wire);
             }
         }

@@ -13,7 +13,7 @@ use crate::service::connection::Connection;
 use crate::service::protocol::{self, Notice, Refusal, Request};
 use crate::wake::WakeFd;
 
-pub(super) const RECEIVING: &str = "accept a process";
+pub(super) const RECEIVING: &str = "accept process";
 /// Maximum number of connections without a first message.
 pub(super) const MAX_PENDING_CLIENTS: usize = 64;
 /// Time for the first message.

@@ -65,7 +65,7 @@ const MAX_SLEEP: Duration = Duration::from_secs(5);
 /// Messages of one process that are handled before those of the next.
 const MAX_MESSAGES_PER_TURN: usize = 64;
 
-const SERVING: &str = "serve a node";
+const SERVING: &str = "serve node";
 
 /// The node segment, and the service's participant in it.
 #[derive(Debug)]

@@ -246,10 +246,7 @@ impl Service {
             return;
         };
         let Some(stored) = served_node.node_segment.network() else { return };
-        match protocol::decode::<NetworkOptions>(
-            "read the network options of the last service",
-            &stored,
-        ) {
+        match protocol::decode::<NetworkOptions>("read network options of last service", &stored) {
             Ok(network) => {
                 let listen = network.listen.map(tracing::field::display);
                 let peers = network.peers.join(", ");

@@ -13,7 +13,7 @@ use crate::host_buffer::HostBuffer;
 const COPY_STEP: u64 = 1 << 20;
 /// A step takes a device tens of microseconds.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(2);
-const COPY: &str = "copy by the CPU";
+const COPY: &str = "copy by CPU";
 
 /// The memory at one end of a copy.
 #[derive(Debug, Clone)]

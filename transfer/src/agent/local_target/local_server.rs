@@ -125,7 +125,7 @@ fn admit(
     channel: &Channel,
     message: Message,
 ) -> Result<Arc<LocalInitiator>, Error> {
-    let operation = "accept a local initiator";
+    let operation = "accept local initiator";
     local_target.remove_departed();
     if lock(&local_target.initiators).len() >= MAX_LOCAL_INITIATORS {
         let detail = format!("the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum");

@@ -103,7 +103,7 @@ impl LocalTarget {
 
     /// Maps the doorbell of another agent.
     pub(super) fn open_doorbell(file: OwnedFd) -> Result<Doorbell<MappedWords>> {
-        let wrong = |cause: String| malformed("open a local session", cause);
+        let wrong = |cause: String| malformed("open local session", cause);
         let segment = Segment::open(file, DOORBELL_LAYOUT);
         let words = segment.map_err(|error| wrong(error.to_string()))?.words();
         Doorbell::new(words).ok_or_else(|| wrong("the doorbell segment is too short".to_owned()))

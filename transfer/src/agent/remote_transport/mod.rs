@@ -452,8 +452,7 @@ impl RemoteTransport {
     pub(super) fn send_notice(&mut self, mut context: OperationContext) {
         let (token, notice) = (context.token, context.notice.take());
         let Some(link) = self.notice_link(context.peer) else {
-            let lost =
-                Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
+            let lost = Error::new("notify", ErrorKind::Closed, "no rail is connected to the peer");
             return self.done.push_back((context, Err(lost)));
         };
         let operation =

@@ -20,7 +20,7 @@ use crate::rail::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey, fir
 use crate::rail::{LinkTarget, RailEvent, RailRequest};
 use crate::share::random;
 
-const OPEN: &str = "open a region";
+const OPEN: &str = "open region";
 /// Maximum of regions that are reopened at a time: there may be thousands, and unacknowledged
 /// messages are limited.
 const MAX_PENDING_OPENS: usize = 128;
@@ -300,7 +300,7 @@ impl InitiatorRole {
             // The address stays in use until `Bye` was sent.
             io.retain_address(peer);
         }
-        let left = Error::new("disconnect a peer", ErrorKind::Closed, "the peer was disconnected");
+        let left = Error::new("disconnect", ErrorKind::Closed, "the peer was disconnected");
         self.close_link(io, number, CloseReason::Left, left);
         self.lost_links.remove(&number);
         if let Some((session, _)) = session {
@@ -352,12 +352,12 @@ impl InitiatorRole {
         let (unacknowledged, unsent) = link.notices.into_rest();
         for token in unacknowledged {
             let detail = format!("{cause}; whether the notice arrived is unknown");
-            let error = Error::new("notify a peer", ErrorKind::Closed, detail);
+            let error = Error::new("notify", ErrorKind::Closed, detail);
             io.report_done(token, Err(error));
         }
         for (token, notice) in unsent {
             if close_reason == CloseReason::Left {
-                io.report_done(token, Err(closed("notify a peer")));
+                io.report_done(token, Err(closed("notify")));
             } else {
                 let request =
                     RailRequest { link: number, token, notice: Some(notice), bytes: None };

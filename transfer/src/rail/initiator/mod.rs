@@ -24,7 +24,7 @@ use super::staging::Slot;
 use crate::error::{Error, ErrorKind};
 use crate::path::Operation;
 
-const CONNECT: &str = "connect to an agent";
+const CONNECT: &str = "connect to agent";
 
 /// A region that the agent uses.
 #[derive(Debug, Clone, Copy)]

@@ -22,11 +22,11 @@ impl InitiatorRole {
                     ErrorKind::Stale => CloseReason::Bye,
                     _ => CloseReason::Lost,
                 };
-                let error = refusal.into_error("connect to an agent");
+                let error = refusal.into_error("connect to agent");
                 self.close_link(io, number, close_reason, error);
             }
             Message::Refused { request, refusal } => {
-                self.open_answered(io, number, request, Err(refusal.into_error("open a region")));
+                self.open_answered(io, number, request, Err(refusal.into_error("open region")));
             }
             Message::Opened { request } => match link.pending_opens.get(&request) {
                 Some(open) if open.wanted.stages && link.chunks.slot_length().is_none() => {
@@ -38,7 +38,7 @@ impl InitiatorRole {
             Message::Staging { request, slots, slot_length, memory }
                 if link.pending_opens.contains_key(&request) =>
             {
-                let attached = io.attach(&memory).during("open a region");
+                let attached = io.attach(&memory).during("open region");
                 let outcome =
                     attached.and_then(|memory| link.chunks.add_slots(memory, slots, slot_length));
                 self.open_answered(io, number, request, outcome);

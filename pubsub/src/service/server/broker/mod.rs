@@ -296,7 +296,7 @@ impl Broker {
     ) -> Result<()> {
         if !self.uses_topic(member, number) {
             let detail = "this process does not use the topic";
-            return Err(Error::new("create a publisher", ErrorKind::NotFound, detail));
+            return Err(Error::new("create publisher of topic", ErrorKind::NotFound, detail));
         }
         self.registry.admit_publisher(number, member, publisher)
     }
