@@ -107,7 +107,7 @@ impl Reply {
 
     /// Is it a refusal, after which no pieces follow?
     pub(super) fn is_refusal(bytes: &[u8]) -> bool {
-        let read = wire::decode("read a reply", VERSION, bytes);
+        let read = wire::decode("read reply", VERSION, bytes);
         matches!(read, Ok(Self::Refused(refusal)) if refusal.is_short())
     }
 
