@@ -95,6 +95,8 @@ pub struct CompletionQueue {
     /// Closed members, whose last entries may still be in the queue.
     closed_members: Vec<u32>,
     sweep_due: bool,
+    /// A read of the queue itself failed since [`complete`](Self::complete) reset this.
+    is_broken: bool,
     /// Requested entries; 0: the provider's default.
     size: usize,
 }
@@ -300,6 +302,7 @@ impl CompletionQueue {
             closed_endpoints_seen: 0,
             closed_members: Vec::new(),
             sweep_due: false,
+            is_broken: false,
             size: options.size,
         })
     }
@@ -400,6 +403,7 @@ impl CompletionQueue {
             return ReadOutcome::Retry;
         }
         if code != FAILURE {
+            self.is_broken = true;
             let error = Error::from_code("fi_cq_read", code as i64);
             return ReadOutcome::Done(Some(Err(self.unsolicited(error))));
         }
@@ -530,8 +534,7 @@ impl CompletionQueue {
                 self.table.release(index);
                 if state == State::InFlight {
                     let detail = "the operation was still in flight";
-                    let error =
-                        self.domain().error(ErrorKind::Closed, "closing an endpoint", detail);
+                    let error = self.domain().error(ErrorKind::Closed, "close endpoint", detail);
                     let error = error.with_known_peer(self.name_of(number, peer));
                     let (kind, operation) = (Some(kind), Some(operation));
                     self.ready.push_back(Err(Failure { kind, operation, token, error }));

@@ -146,8 +146,7 @@ impl ChunkPoster {
         let needed = geometry.max_chunks() * HEADER_LEN;
         let remote_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
-        let refuse =
-            |detail: String| Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
+        let refuse = |detail: String| Err(Error::new(ErrorKind::OutOfBounds, "open ring", detail));
         let (offered, capacity) = (ring.len(), geometry.capacity());
         if offered < capacity {
             return refuse(format!(

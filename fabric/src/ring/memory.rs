@@ -80,7 +80,7 @@ impl RingMemory {
         let (length, needed) = (memory.len(), geometry.capacity());
         if (length as u64) < needed {
             let detail = format!("the memory has {length} bytes, the ring needs {needed}");
-            return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::OutOfBounds, "open ring", detail));
         }
         let memory = Arc::new(memory);
         let header_bytes = (geometry.max_chunks() * HEADER_LEN) as usize;
@@ -95,7 +95,7 @@ impl RingMemory {
         }
         if lanes.is_empty() {
             let detail = "no endpoint was given";
-            return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::InvalidArgument, "open ring", detail));
         }
         let (region, headers) = lanes.remove(0);
         let words = geometry.max_chunks().div_ceil(64);
@@ -249,7 +249,7 @@ impl ChunkView {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         if offset.checked_add(into.len()).is_none_or(|end| end > self.len()) {
             let detail = format!("{} bytes at {offset} exceed chunk of {}", into.len(), self.len());
-            return Err(Error::new(ErrorKind::OutOfBounds, "reading from a ring", detail));
+            return Err(Error::new(ErrorKind::OutOfBounds, "read from ring", detail));
         }
         self.memory.region.read(self.offset as usize + offset, into)
     }

@@ -95,7 +95,7 @@ impl NotifyMode {
         };
         let Some(lack) = lack else { return Ok(()) };
         let detail = format!("{} has {lack}", capabilities.provider);
-        Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
+        Err(Error::new(ErrorKind::NotSupported, "open ring", detail))
     }
 
     /// The layout of chunks for a ring in such memory.
@@ -106,7 +106,7 @@ impl NotifyMode {
         match self {
             Self::Polling if memory.is_device() => {
                 let detail = "a processor cannot poll device memory. Use immediates or messages";
-                Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
+                Err(Error::new(ErrorKind::NotSupported, "open ring", detail))
             }
             Self::Polling => Ok(ChunkLayout::TrailingFlag),
             // Header and payload share one write only where two pieces can be gathered.

@@ -76,7 +76,7 @@ impl RingOffer {
             let detail = format!(
                 "a ring of {capacity} bytes with index {ring}, {lanes} lanes, {completed_messages} completed messages and {max_chunks} chunks is impossible"
             );
-            Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail)
+            Error::new(ErrorKind::MalformedDescriptor, "open ring", detail)
         })
     }
 }

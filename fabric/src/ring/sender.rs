@@ -121,7 +121,7 @@ impl RingSender {
         let max_chunks = quota.max_chunks().min(offer.max_chunks);
         let Some(lane) = offer.lanes.first() else {
             let detail = "the offer has no lanes";
-            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
         };
         let (scope, mode) = (RegistrationScope::of(endpoint), (offer.notify, offer.tagged));
         let chunk_poster = ChunkPoster::new(scope, peer, lane, mode, geometry, instance)?;
@@ -299,7 +299,7 @@ impl RingSender {
         if self.writer.is_reader_closed(immediate) {
             self.is_reader_closed = true;
             let detail = "the reader closed the ring";
-            self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
+            self.fail(Error::new(ErrorKind::Closed, "write to ring", detail));
             if self.end == EndNotice::NotDue {
                 self.end = EndNotice::Due;
             }
@@ -526,18 +526,18 @@ fn bytes_in_part(message: &Message, part: &RegionSlice, at: u64) -> Result<u64> 
 fn not_in_part(message: &Message, part: &RegionSlice, at: u64) -> Error {
     let (next, end) = (message.written(), at.saturating_add(part.len() as u64));
     let detail = format!("byte {next} of the message is next, the part covers {at} to {end}");
-    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
+    Error::new(ErrorKind::OutOfBounds, "write to ring", detail)
 }
 
 #[cold]
 fn too_short(payload: &RegionSlice, header: &super::ChunkHeader) -> Error {
     let detail = format!("the payload has {} bytes, the message {}", payload.len(), header.length);
-    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
+    Error::new(ErrorKind::OutOfBounds, "write to ring", detail)
 }
 
 #[cold]
 fn stale() -> Error {
     let detail = "another message is partly written or was written first, or the message \
                   belongs to another ring. Begin it again";
-    Error::new(ErrorKind::InvalidArgument, "writing to a ring", detail)
+    Error::new(ErrorKind::InvalidArgument, "write to ring", detail)
 }

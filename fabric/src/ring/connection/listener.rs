@@ -18,7 +18,7 @@ use super::{OPERATION, ProviderProtocol, RingReader, RingSetup, provider_choice,
 use crate::waiting::Deadline;
 use crate::{AddressVector, Error, ErrorKind, Peer, Result};
 
-const ACCEPT: &str = "accepting a ring's writer";
+const ACCEPT: &str = "accept writer of ring";
 /// Concurrent handshakes.
 const MAX_HANDSHAKES: usize = 16;
 /// Time limit of a handshake.

@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Policy;
 
-const OPERATION: &str = "connecting a ring";
+const OPERATION: &str = "connect ring";
 
 /// Options of a ring between two programs.
 ///

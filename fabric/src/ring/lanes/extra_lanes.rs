@@ -18,7 +18,7 @@ use crate::{
     Address, AddressVector, Domain, Error, ErrorKind, MemoryRegion, MrMode, Peer, Result, Waker,
 };
 
-const OPERATION: &str = "opening a port's lanes";
+const OPERATION: &str = "open lanes of port";
 
 /// The lanes of a port without its own endpoint, numbered from 1.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl PeerCache {
                 "a lane has {} peer addresses, the maximum. Replace the endpoint",
                 Self::MAX_PEERS
             );
-            return Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::ResourceExhausted, "open ring", detail));
         }
         let peer = insert(address)?;
         self.0.insert(address.clone(), peer);
@@ -194,7 +194,7 @@ impl ExtraLanes {
                 "{addresses} peer addresses for {offered} offered lanes, {here} lanes here, notified by {}",
                 offer.notify.name()
             );
-            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
         }
         let mut chunk_posters = Vec::with_capacity(peers.len());
         for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(extra) {
@@ -285,7 +285,7 @@ impl ExtraLanes {
             return Ok(());
         }
         let detail = format!("{count} threads hang in the provider");
-        Err(Error::new(ErrorKind::DeadlineExceeded, "closing a port's lanes", detail))
+        Err(Error::new(ErrorKind::DeadlineExceeded, "close lanes of port", detail))
     }
 }
 

@@ -110,7 +110,7 @@ impl Port {
         while self.senders.get(usize::from(id.0)).is_some_and(Option::is_some) {
             if !wait.progress(self)? {
                 let detail = "the reader may not have received the end notice";
-                return Err(deadline_exceeded("closing a ring", timeout, detail));
+                return Err(deadline_exceeded("close ring", timeout, detail));
             }
         }
         Ok(statistics)

@@ -571,11 +571,11 @@ fn receiver_mut(
 
 #[cold]
 fn no_ring() -> Error {
-    Error::new(ErrorKind::Closed, "using a ring", "the port has no such ring")
+    Error::new(ErrorKind::Closed, "use ring", "the port has no such ring")
 }
 
 #[cold]
 fn end_of_stream() -> Error {
     let detail = "the writer closed the ring, and every message was read";
-    Error::new(ErrorKind::Closed, "reading a ring", detail)
+    Error::new(ErrorKind::Closed, "read from ring", detail)
 }

@@ -113,7 +113,7 @@ impl Port {
                     "{written} of {length} bytes of message {number} are written, waiting for {waits_for}"
                 );
                 let peer = self.sender(id).ok().map(RingSender::peer);
-                return Err(self.deadline_error("writing to a ring", timeout, detail, peer));
+                return Err(self.deadline_error("write to ring", timeout, detail, peer));
             }
         }
     }
@@ -139,7 +139,7 @@ impl Port {
                 let detail =
                     format!("{head} of {tail} bytes are released, {unread} chunks are not");
                 let peer = Some(sender.peer());
-                return Err(self.deadline_error("flushing a ring", timeout, detail, peer));
+                return Err(self.deadline_error("flush ring", timeout, detail, peer));
             }
         }
     }
@@ -160,7 +160,7 @@ impl Port {
                 let detail =
                     format!("{messages} messages arrived, and {bytes} bytes of the next one");
                 let peer = self.receiver(id)?.peer();
-                return Err(self.deadline_error("reading a ring", timeout, detail, peer));
+                return Err(self.deadline_error("read from ring", timeout, detail, peer));
             }
         }
     }
