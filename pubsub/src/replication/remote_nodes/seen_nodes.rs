@@ -16,7 +16,7 @@ const MAX_NODES_OF_TOPIC: usize = 64;
 
 /// As seen by this service; data of an earlier service is lost with it.
 #[derive(Debug, Default)]
-pub(in crate::replication) struct SeenNodes {
+pub(crate) struct SeenNodes {
     labels: BTreeMap<NodeId, String>,
     /// The last instances of their services.
     instances: BTreeMap<NodeId, ServiceInstance>,
@@ -28,7 +28,7 @@ pub(in crate::replication) struct SeenNodes {
 
 impl SeenNodes {
     /// Stores the label of a connected node.
-    pub(in crate::replication) fn set_label(
+    pub(crate) fn set_label(
         &mut self,
         node: NodeId,
         label: String,
@@ -42,7 +42,7 @@ impl SeenNodes {
 
     /// A node connects. True if its service instance is the previous one: only the session was
     /// lost.
-    pub(in crate::replication) fn returns(
+    pub(crate) fn returns(
         &mut self,
         node: NodeId,
         instance: ServiceInstance,
@@ -55,7 +55,7 @@ impl SeenNodes {
     }
 
     /// Whether one more log line about a connected or disconnected node is allowed.
-    pub(in crate::replication) fn may_log(
+    pub(crate) fn may_log(
         &mut self,
         node: NodeId,
         now: Duration,
@@ -68,17 +68,12 @@ impl SeenNodes {
     }
 
     /// The last known label of a node; empty if unknown.
-    pub(in crate::replication) fn label(&self, node: NodeId) -> &str {
+    pub(crate) fn label(&self, node: NodeId) -> &str {
         self.labels.get(&node).map_or("", String::as_str)
     }
 
     /// A node was given up, and missed messages of a topic.
-    pub(in crate::replication) fn record_given_up(
-        &mut self,
-        topic: u32,
-        node: NodeId,
-        messages: u64,
-    ) {
+    pub(crate) fn record_given_up(&mut self, topic: u32, node: NodeId, messages: u64) {
         let nodes = self.given_up.entry(topic).or_default();
         if nodes.len() < MAX_NODES_OF_TOPIC || nodes.contains_key(&node) {
             *nodes.entry(node).or_default() += messages;
@@ -86,12 +81,12 @@ impl SeenNodes {
     }
 
     /// Forgets a removed topic with its missed messages.
-    pub(in crate::replication) fn forget_topic(&mut self, topic: u32) {
+    pub(crate) fn forget_topic(&mut self, topic: u32) {
         self.given_up.remove(&topic);
     }
 
     /// A row for each node that missed messages of these topics.
-    pub(in crate::replication) fn rows<'a>(
+    pub(crate) fn rows<'a>(
         &self,
         topics: impl Iterator<Item = (u32, &'a str)>,
     ) -> impl Iterator<Item = Row> {

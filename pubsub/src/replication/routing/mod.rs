@@ -1,11 +1,11 @@
 //! The topics of this node, and which of them go to other nodes: the [`plan`] decides, and
 //! [`reconcile`] follows it.
 
-pub(in crate::replication) mod incompatible_topics;
-pub(in crate::replication) mod plan;
-pub(in crate::replication) mod provider_mismatch;
-pub(in crate::replication) mod reconcile;
-pub(in crate::replication) mod work_queue;
+pub(crate) mod incompatible_topics;
+pub(crate) mod plan;
+pub(crate) mod provider_mismatch;
+pub(crate) mod reconcile;
+pub(crate) mod work_queue;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::replication::{
 use crate::report::Row;
 use crate::settings::SharedSettings;
 
-pub(in crate::replication) struct Routing {
+pub(crate) struct Routing {
     service_context: Arc<ServiceContext>,
     /// How long a disconnected node is waited for.
     lost_after: Duration,

@@ -47,7 +47,7 @@ impl RoutedTopic {
 
 /// State of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::replication) enum DestinationState {
+pub(crate) enum DestinationState {
     /// Connected; nothing is sent yet.
     Idle,
     /// Published messages are sent to it, since then.
@@ -83,7 +83,7 @@ struct RemoteNode {
 }
 
 #[derive(Debug)]
-pub(in crate::replication) struct RoutingPlan {
+pub(crate) struct RoutingPlan {
     grace: Duration,
     /// Whether anything can be sent; while not, all nodes count as disconnected.
     can_send: bool,
@@ -102,7 +102,7 @@ pub(super) fn are_compatible(ours: &SharedSettings, theirs: &SharedSettings) -> 
 }
 
 /// The range of all keys of a topic.
-pub(in crate::replication) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeId)> {
+pub(crate) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeId)> {
     (number, NodeId([0; 16]))..=(number, NodeId([u8::MAX; 16]))
 }
 
@@ -243,7 +243,7 @@ impl RoutingPlan {
     }
 
     /// The destinations of a topic, with their states. Messages are retained if there is any.
-    pub(in crate::replication) fn destinations(
+    pub(crate) fn destinations(
         &self,
         topic: u32,
     ) -> impl Iterator<Item = (NodeId, DestinationState)> {

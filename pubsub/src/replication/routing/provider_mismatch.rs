@@ -11,17 +11,14 @@ use crate::replication::routing::Routing;
 
 /// Two providers that do not interoperate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::replication) struct ProviderMismatch {
+pub(crate) struct ProviderMismatch {
     pub(super) local: String,
     pub(super) remote: String,
 }
 
 impl ProviderMismatch {
     /// None as long as messages may be exchanged, as far as is known.
-    pub(in crate::replication) fn of(
-        ours: Option<&Provider>,
-        theirs: Option<&Provider>,
-    ) -> Option<Self> {
+    pub(crate) fn of(ours: Option<&Provider>, theirs: Option<&Provider>) -> Option<Self> {
         let (ours, theirs) = (ours?, theirs?);
         (ours != theirs).then(|| Self { local: ours.to_string(), remote: theirs.to_string() })
     }
@@ -37,11 +34,7 @@ impl fmt::Display for ProviderMismatch {
 
 impl Routing {
     /// The provider of this node, or of another one, changed.
-    pub(in crate::replication) fn compare_providers(
-        &mut self,
-        node: NodeId,
-        remote_nodes: &mut RemoteNodes,
-    ) {
+    pub(crate) fn compare_providers(&mut self, node: NodeId, remote_nodes: &mut RemoteNodes) {
         let provider_mismatch = remote_nodes.provider_mismatch(node);
         if self.incompatible_topics.provider_mismatch(node) == provider_mismatch.as_ref() {
             return;

@@ -370,12 +370,12 @@ fn subscription_ids(topic: &Topic) -> impl Iterator<Item = ipc::SubscriptionId> 
         .filter(|subscription_id| subscription_id.who().is_some_and(Participant::is_role))
 }
 
-pub(in crate::replication) fn has_backlog(topic: &Topic) -> bool {
+pub(crate) fn has_backlog(topic: &Topic) -> bool {
     !is_delivered(topic, topic.local().position())
 }
 
 /// Whether all messages before a position were delivered to other nodes, or given up.
-pub(in crate::replication) fn is_delivered(topic: &Topic, position: u64) -> bool {
+pub(crate) fn is_delivered(topic: &Topic, position: u64) -> bool {
     subscription_ids(topic)
         .all(|subscription_id| topic.local().oldest_unreleased(subscription_id) >= position)
 }

@@ -1,6 +1,6 @@
 //! Messages of other nodes, published at this node.
 
-pub(in crate::replication) mod room_wait;
+pub(crate) mod room_wait;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

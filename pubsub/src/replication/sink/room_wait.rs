@@ -8,35 +8,35 @@ const WAITS: u64 = u64::MAX;
 
 /// Set by a sink, read by the service.
 #[derive(Debug)]
-pub(in crate::replication) struct RoomWait {
+pub(crate) struct RoomWait {
     began: Instant,
     /// `NO`, `WAITS`, or the time of the last refused message in nanoseconds from 1.
     state: AtomicU64,
 }
 
 impl RoomWait {
-    pub(in crate::replication) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { began: Instant::now(), state: AtomicU64::new(NO) }
     }
 
     /// A message waits for capacity.
-    pub(in crate::replication) fn set_waiting(&self) {
+    pub(crate) fn set_waiting(&self) {
         self.state.store(WAITS, Ordering::Release);
     }
 
     /// There is capacity, or no message waits any more.
-    pub(in crate::replication) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.state.store(NO, Ordering::Release);
     }
 
     /// A message was dropped for lack of capacity. It may have been the last one.
-    pub(in crate::replication) fn record_refusal(&self) {
+    pub(crate) fn record_refusal(&self) {
         let passed = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(WAITS);
         self.state.store(passed.clamp(NO + 1, WAITS - 1), Ordering::Release);
     }
 
     /// Whether a message waits; a refused message counts for `holds`.
-    pub(in crate::replication) fn is_waiting(&self, holds: Duration) -> bool {
+    pub(crate) fn is_waiting(&self, holds: Duration) -> bool {
         match self.state.load(Ordering::Acquire) {
             NO => false,
             WAITS => true,

@@ -1,9 +1,9 @@
 //! The messages of a topic, as replication reads them.
 
-pub(in crate::replication) mod last_sequences;
-pub(in crate::replication) mod lost_publishers;
-pub(in crate::replication) mod publish_listener;
-pub(in crate::replication) mod start_sequences;
+pub(crate) mod last_sequences;
+pub(crate) mod lost_publishers;
+pub(crate) mod publish_listener;
+pub(crate) mod start_sequences;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

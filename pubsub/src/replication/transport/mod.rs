@@ -2,7 +2,7 @@
 
 mod buffers;
 mod copy_threads;
-pub(in crate::replication) mod host_memory;
+pub(crate) mod host_memory;
 
 use fabric::RegionSlice;
 use fabric::ring::{ChunkHeader, ChunkView, Message, Port, Pushed, ReceiverId, SenderId};

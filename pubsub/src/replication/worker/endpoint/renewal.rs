@@ -30,7 +30,7 @@ use crate::replication::worker::{CONNECT, RENEW};
 
 /// Why an endpoint is renewed, or the rings of a node restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::replication::worker) enum RenewalReason {
+pub(crate) enum RenewalReason {
     WriteIncomplete,
     LaneEnded,
     QuarantineLimit,

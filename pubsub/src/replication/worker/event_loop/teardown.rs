@@ -83,7 +83,7 @@ impl WorkerLoop {
     }
 
     /// Closes the endpoint.
-    pub(in crate::replication::worker) fn close(mut self) {
+    pub(crate) fn close(mut self) {
         for index in 0..self.topics.outbound_end() {
             self.stop_sending(index);
         }

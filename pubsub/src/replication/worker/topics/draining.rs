@@ -7,7 +7,7 @@ use crate::replication::ClockReading;
 use crate::replication::transport::Transport;
 
 #[derive(Default)]
-pub(in crate::replication::worker) struct Draining {
+pub(crate) struct Draining {
     /// With writes in flight, which read memory of the source.
     outbound: Vec<OutboundTopic>,
     /// With copies in progress, which write memory of the sink.

@@ -24,7 +24,7 @@ pub(crate) enum TopicSlot {
     In(usize),
 }
 
-pub(in crate::replication::worker) struct TopicTable {
+pub(crate) struct TopicTable {
     outbound: TopicSlab<OutboundTopic>,
     inbound: TopicSlab<InboundTopic>,
     indices: HashMap<WorkerTopicKey, usize>,
