@@ -30,6 +30,7 @@ mod routing;
 #[cfg(test)]
 mod simulated_tests;
 mod sink;
+mod slab;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -75,7 +76,7 @@ use self::routing::Routing;
 use self::source::lost_publishers;
 use self::source::publish_listener::PublishListener;
 use self::workers::{PoolEvent, WorkerPool};
-use crate::error::Result;
+use crate::error::{Error, Result};
 pub use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::network_options::NetworkOptions;
@@ -145,6 +146,65 @@ impl LocalTopic {
         let activity = |topic: &Self| (topic.publishes, topic.subscribes);
         Arc::ptr_eq(&self.topic, &others.topic) && activity(self) == activity(others)
     }
+}
+
+/// A reading of both clocks, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ClockReading {
+    /// The monotonic clock.
+    monotonic: u64,
+    /// The realtime clock.
+    realtime: u64,
+}
+
+/// Result of one turn of a topic.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Something moved: there may be more.
+    has_moved: bool,
+    /// A device copies; its end sends no notification.
+    is_copying: bool,
+    /// A retry is needed without a notification: the sink or the provider's queue is full.
+    is_waiting: bool,
+}
+
+/// Why a turn of a topic failed.
+#[derive(Debug)]
+pub(crate) enum TurnFailure {
+    /// The connection to a node: a new one may succeed.
+    Connection(Error),
+    /// The source, the sink, or a device.
+    Topic(Error),
+}
+
+impl From<Error> for TurnFailure {
+    fn from(error: Error) -> Self {
+        Self::Topic(error)
+    }
+}
+
+/// Positions of a ring, in its epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RingProgress {
+    /// End of the written bytes.
+    tail: u64,
+    /// Up to here the provider has completed the writes.
+    left: u64,
+    /// Up to here the reader has acknowledged.
+    read: u64,
+}
+
+/// Options of an outbound topic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OutboundOptions {
+    /// Bytes of a staged piece.
+    piece: u64,
+    /// Slots that the topic may use.
+    slots: usize,
+    /// Messages retained for lagging destinations; None: all.
+    max_retained: Option<usize>,
+    /// Timeout of a device's copy and of a provider's completion, in nanoseconds.
+    timeout: u64,
 }
 
 pub(crate) struct Replicator {

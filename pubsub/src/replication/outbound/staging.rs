@@ -6,36 +6,7 @@
 
 use std::ops::Range;
 
-/// A slot with a piece in it.
-#[derive(Debug)]
-pub(super) struct StagedPiece<T> {
-    pub(super) piece_index: u64,
-    /// The number of its message's entry.
-    pub(super) entry: u64,
-    pub(super) slot: u32,
-    /// Order of its copy among the topic's copies; set by `put`.
-    pub(super) order: u64,
-    pub(super) state: CopyState<T>,
-    /// Writes from it that the provider has not completed.
-    pub(super) pending_writes: u32,
-    /// Writes from it were abandoned, but may continue: the slot must not be reused.
-    pub(super) is_quarantined: bool,
-}
-
-#[derive(Debug)]
-pub(super) enum CopyState<T> {
-    /// Being copied since this time.
-    Copying(T, u64),
-    Ready,
-}
-
-/// The pieces that a destination will need: from this one on.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PieceDemand {
-    pub(super) from: u64,
-    /// It has no credit now.
-    pub(super) is_blocked: bool,
-}
+use super::{PieceDemand, StagedPiece};
 
 /// Priority of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,10 +59,7 @@ impl<T> StagingArea<T> {
 
     /// Whether a device reads this entry.
     pub(super) fn is_copying(&self, entry: u64) -> bool {
-        let is_of_entry = |item: &StagedPiece<T>| item.entry == entry;
-        self.items
-            .iter()
-            .any(|item| is_of_entry(item) && matches!(item.state, CopyState::Copying(..)))
+        self.items.iter().any(|item| item.entry == entry && item.is_copying())
     }
 
     pub(super) fn items(&mut self) -> &mut [StagedPiece<T>] {
@@ -105,9 +73,7 @@ impl<T> StagingArea<T> {
 
     /// The piece whose copy began first, among copies in progress.
     pub(super) fn oldest_copy(&mut self) -> Option<&mut StagedPiece<T>> {
-        let copies =
-            self.items.iter_mut().filter(|item| matches!(item.state, CopyState::Copying(..)));
-        copies.min_by_key(|item| item.order)
+        self.items.iter_mut().filter(|item| item.is_copying()).min_by_key(|item| item.order)
     }
 
     /// A write from a piece has ended, as far as is known; `may_go_on` if it may still continue.
@@ -131,17 +97,24 @@ impl<T> StagingArea<T> {
     }
 
     fn is_free(item: &StagedPiece<T>) -> bool {
-        item.pending_writes == 0 && matches!(item.state, CopyState::Ready)
+        item.pending_writes == 0 && !item.is_copying()
+    }
+
+    /// Removes the first slot without writes and copies that meets a condition.
+    fn take_free(
+        &mut self,
+        is_wanted: impl Fn(&Self, &StagedPiece<T>) -> bool,
+    ) -> Option<StagedPiece<T>> {
+        let mut items = self.items.iter();
+        let index = items.position(|item| Self::is_free(item) && is_wanted(self, item))?;
+        Some(self.items.swap_remove(index))
     }
 
     /// Removes a slot that no destination needs.
     pub(super) fn unneeded(&mut self, demands: &[PieceDemand]) -> Option<StagedPiece<T>> {
-        let is_unneeded = |item: &StagedPiece<T>| {
-            Self::is_free(item)
-                && self.priority(item.piece_index, demands) == PiecePriority::Unneeded
-        };
-        let index = self.items.iter().position(is_unneeded)?;
-        Some(self.items.swap_remove(index))
+        self.take_free(|all, item| {
+            all.priority(item.piece_index, demands) == PiecePriority::Unneeded
+        })
     }
 
     /// Removes the slot of lowest priority, if below this one.
@@ -160,16 +133,13 @@ impl<T> StagingArea<T> {
 
     /// Removes one of the pieces of released entries.
     pub(super) fn outside_entries(&mut self, entries: &Range<u64>) -> Option<StagedPiece<T>> {
-        let index = self
-            .items
-            .iter()
-            .position(|item| Self::is_free(item) && !entries.contains(&item.entry))?;
-        Some(self.items.swap_remove(index))
+        self.take_free(|_, item| !entries.contains(&item.entry))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::CopyState;
     use super::*;
 
     fn staging(serials: &[u64]) -> StagingArea<()> {
