@@ -24,6 +24,6 @@ impl NetworkOptions {
     /// assert!(error.detail().contains("carrier-pigeon"));
     /// ```
     pub fn check_provider(&self) -> Result<()> {
-        worker::check_provider(&self.policy()?, self.source)
+        worker::choose_provider(&self.policy()?, self.source).map(drop)
     }
 }

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use crate::ids::NodeId;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::routing::plan::of_topic;
-use crate::replication::sink::TopicSink;
-use crate::replication::sink::room_wait::RoomWait;
+use crate::replication::sink::{RoomWait, TopicSink};
 use crate::replication::source::start_sequences::{ReplicationStart, StartSequences};
-use crate::replication::workers::WorkerPool;
-use crate::replication::{Command, ConnectionMessage, LocalTopic, ServiceContext, key};
+use crate::replication::{
+    Command, ConnectionMessage, ControlMessage, LocalTopic, RemoteNodes, ServiceContext,
+    WorkerPool, key,
+};
 use crate::settings::SharedLocation;
 use crate::topic::{OriginId, Topic};
 
@@ -137,10 +136,9 @@ impl ReceivedTopics {
             SharedLocation::Host => None,
             SharedLocation::Device(_) => local.inbound.device().cloned(),
         };
-        let start_sequences = self.announced_starts.remove(&(number, node));
-        let start_sequences =
-            start_sequences.filter(|start_sequences| start_sequences.topic == theirs);
-        let start = ReplicationStart::new(start_sequences, topic.inbound().position());
+        let announced = self.announced_starts.remove(&(number, node));
+        let announced = announced.filter(|start| start.topic == theirs);
+        let start = ReplicationStart::new(announced, topic.inbound().position());
         let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
         let received = ReceivedTopic {
             topic: Arc::clone(topic),

@@ -345,19 +345,18 @@ impl Drop for WorkerPool {
 }
 
 #[cfg(test)]
-impl WorkerPool {
-    pub(super) fn start_with(&mut self, start_workers: StartWorkers) {
-        self.start_workers = start_workers;
-    }
-
-    pub(super) fn is_opening(&self) -> bool {
-        self.start.is_some()
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
+
+    impl WorkerPool {
+        pub(crate) fn start_with(&mut self, start_workers: StartWorkers) {
+            self.start_workers = start_workers;
+        }
+
+        pub(crate) fn is_opening(&self) -> bool {
+            self.start.is_some()
+        }
+    }
 
     #[test]
     fn loopback_address_is_reached_from_the_same_machine_only() {

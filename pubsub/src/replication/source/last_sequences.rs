@@ -9,11 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::routing::plan::RoutingPlan;
 use crate::replication::routing::reconcile::is_delivered;
 use crate::replication::source::start_sequences::ReplicationStart;
+use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{PUBLISHER_SLOTS, RemoteHeartbeat, Topic};
 
 /// As many as can publish in a topic of a node.

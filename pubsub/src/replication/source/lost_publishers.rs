@@ -7,12 +7,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::ids::NodeId;
-use crate::ids::PublisherId;
+use crate::ids::{NodeId, PublisherId};
 use crate::pool::Direction;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::routing::plan::RoutingPlan;
+use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{LostPublisher, Topic};
 
 /// As many as the receiver's topic is sure to remember.

@@ -61,10 +61,7 @@ impl ReplicationStart {
     /// The sequence of a publisher's first message for this node, 0 if unknown. It holds for
     /// subscribers that subscribed at or before the returned position of arrivals.
     pub(crate) fn first_of(&self, publisher: u64) -> (u64, u64) {
-        let first = self
-            .start_sequences
-            .as_ref()
-            .and_then(|start_sequences| start_sequences.first_of(publisher));
+        let first = self.start_sequences.as_ref().and_then(|start| start.first_of(publisher));
         (first.unwrap_or(0), self.since)
     }
 }

@@ -19,7 +19,7 @@ use fabric::Policy;
 pub use doorbell::Announcer;
 use doorbell::Doorbell;
 use endpoint::WorkerEndpoint;
-pub(crate) use endpoint::check as check_provider;
+pub(crate) use endpoint::choose_provider;
 use event_loop::WorkerLoop;
 
 use super::{
