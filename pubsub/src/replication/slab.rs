@@ -1,6 +1,5 @@
 //! Items by index; indices are reused.
 
-#[derive(Debug)]
 pub(super) struct Slab<T>(Vec<Option<Box<T>>>);
 
 impl<T> Slab<T> {

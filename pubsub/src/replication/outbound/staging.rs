@@ -100,23 +100,6 @@ impl<T> StagingArea<T> {
         item.pending_writes == 0 && !item.is_copying()
     }
 
-    /// Removes the first slot without writes and copies that meets a condition.
-    fn take_free(
-        &mut self,
-        is_wanted: impl Fn(&Self, &StagedPiece<T>) -> bool,
-    ) -> Option<StagedPiece<T>> {
-        let mut items = self.items.iter();
-        let index = items.position(|item| Self::is_free(item) && is_wanted(self, item))?;
-        Some(self.items.swap_remove(index))
-    }
-
-    /// Removes a slot that no destination needs.
-    pub(super) fn unneeded(&mut self, demands: &[PieceDemand]) -> Option<StagedPiece<T>> {
-        self.take_free(|all, item| {
-            all.priority(item.piece_index, demands) == PiecePriority::Unneeded
-        })
-    }
-
     /// Removes the slot of lowest priority, if below this one.
     pub(super) fn victim(
         &mut self,
@@ -133,7 +116,9 @@ impl<T> StagingArea<T> {
 
     /// Removes one of the pieces of released entries.
     pub(super) fn outside_entries(&mut self, entries: &Range<u64>) -> Option<StagedPiece<T>> {
-        self.take_free(|_, item| !entries.contains(&item.entry))
+        let is_outside = |item: &StagedPiece<T>| !entries.contains(&item.entry);
+        let index = self.items.iter().position(|item| Self::is_free(item) && is_outside(item))?;
+        Some(self.items.swap_remove(index))
     }
 }
 
@@ -180,7 +165,10 @@ mod tests {
         staging.items().iter_mut().for_each(|item| item.state = CopyState::Copying((), 0));
         // Removing an item changes the indices of others.
         staging.items()[0].state = CopyState::Ready;
-        assert_eq!(staging.unneeded(&[demand(4)]).map(|item| item.piece_index), Some(3));
+        assert_eq!(
+            staging.victim(&[demand(4)], PiecePriority::Blocked).map(|item| item.piece_index),
+            Some(3)
+        );
         let mut order = Vec::new();
         while let Some(item) = staging.oldest_copy() {
             item.state = CopyState::Ready;
@@ -194,9 +182,19 @@ mod tests {
         let mut staging = staging(&[3, 4, 5]);
         staging.items()[1].pending_writes = 1;
         let demands = [demand(5)];
-        assert_eq!(staging.unneeded(&demands).map(|item| item.piece_index), Some(3));
-        assert!(staging.unneeded(&demands).is_none(), "a write from piece 4 is pending");
+        assert_eq!(
+            staging.victim(&demands, PiecePriority::Blocked).map(|item| item.piece_index),
+            Some(3)
+        );
+        assert!(
+            staging.victim(&demands, PiecePriority::Blocked).is_none(),
+            "a write from piece 4 is pending"
+        );
         staging.write_finished(4, true);
-        assert!(staging.unneeded(&demands).is_some_and(|item| item.is_quarantined));
+        assert!(
+            staging
+                .victim(&demands, PiecePriority::Blocked)
+                .is_some_and(|item| item.is_quarantined)
+        );
     }
 }

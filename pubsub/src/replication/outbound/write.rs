@@ -224,7 +224,8 @@ impl<W: OutboundTransport> Outbound<W> {
             let is_blocked = destination.blocked_since.is_some();
             demands.push(PieceDemand { from: self.cursor(destination), is_blocked });
         }
-        while let Some(item) = self.staging.unneeded(&demands) {
+        // Pieces that no destination needs.
+        while let Some(item) = self.staging.victim(&demands, PiecePriority::Blocked) {
             wire.release_slot(item.slot, item.is_quarantined);
         }
         let mut has_moved = false;

@@ -26,10 +26,16 @@ type PublisherSequences = Vec<(u64, u64)>;
 pub(crate) struct LastSequences {
     /// The topic's number at its node.
     pub(crate) topic: u64,
-    pub(crate) publishers: PublisherSequences,
+    publishers: PublisherSequences,
 }
 
 impl LastSequences {
+    /// What is invalid in them.
+    pub(crate) fn validation_error(&self) -> Option<&'static str> {
+        let is_valid = (1..=MAX_PUBLISHERS).contains(&self.publishers.len());
+        (!is_valid).then_some("last sequences: none, or too many")
+    }
+
     /// Records the last sequences of another node, given where its messages start for this node.
     pub(crate) fn record(self, node: NodeId, topic: &Topic, start: Option<&ReplicationStart>) {
         let at = topic.inbound().position();

@@ -23,10 +23,15 @@ pub(crate) struct StartSequences {
     /// Number of publishers that it ever had.
     serial: u64,
     /// Its publishers, each with its last sequence.
-    pub(crate) publishers: Vec<(u64, u64)>,
+    publishers: Vec<(u64, u64)>,
 }
 
 impl StartSequences {
+    /// What is invalid in them.
+    pub(crate) fn validation_error(&self) -> Option<&'static str> {
+        (self.publishers.len() > MAX_PUBLISHERS).then_some("too many publishers")
+    }
+
     /// The current state of a topic.
     pub(crate) fn of(topic: &Topic) -> Self {
         let Published { serial, publishers } = topic.published();

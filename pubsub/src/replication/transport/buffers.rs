@@ -18,7 +18,6 @@ const MAX_BATCH_BUFFERS: usize = 64;
 const SLOT: Layout = Layout::new("replication slot", 1);
 
 /// Items that are in use or free.
-#[derive(Debug)]
 struct BufferSlab<T> {
     items: Slab<T>,
     free: Vec<u32>,
@@ -62,12 +61,6 @@ struct LaneRegistrations<M> {
     regions: Vec<Option<MemoryRegion>>,
 }
 
-impl<M> std::fmt::Debug for LaneRegistrations<M> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LaneRegistrations").field("regions", &self.regions).finish_non_exhaustive()
-    }
-}
-
 impl<M: fabric::Memory> LaneRegistrations<M> {
     fn new(memory: M) -> Self {
         Self { memory: Arc::new(memory), regions: Vec::new() }
@@ -94,7 +87,6 @@ impl<M: fabric::Memory> LaneRegistrations<M> {
 }
 
 /// Host memory that small messages are collected in, and written from.
-#[derive(Debug)]
 pub(super) struct BatchBuffers(BufferSlab<MemoryRegion>);
 
 impl BatchBuffers {
@@ -125,14 +117,12 @@ impl BatchBuffers {
 }
 
 /// Host memory that devices copy to, and that is written from.
-#[derive(Debug)]
 struct Slot {
     memory: LaneRegistrations<SegmentMemory>,
     pinned: Memory,
 }
 
 /// Staging slots; each serves one kind of device.
-#[derive(Debug)]
 pub(super) struct StagingSlots {
     slabs: HashMap<Implementation, BufferSlab<Slot>>,
     length: usize,
@@ -209,7 +199,6 @@ fn missing(object: &str) -> Error {
 }
 
 /// A registered range of a memory.
-#[derive(Debug)]
 struct RegisteredRange {
     end: u64,
     start: u64,
@@ -218,7 +207,7 @@ struct RegisteredRange {
 
 /// Memory of sources that messages are written from directly. Each range is registered once; memory
 /// that grows gets more ranges.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct RegistrationCache {
     memories: HashMap<usize, Vec<RegisteredRange>>,
 }

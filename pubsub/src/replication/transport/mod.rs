@@ -307,9 +307,9 @@ impl InboundTransport for RingInput<'_> {
     ) -> Result<Option<CopyHandle>> {
         let to = match to {
             PayloadLocation::Host(slice) => {
+                let part = || host_memory::part(chunk, from, length);
                 if length >= copy_threads::MIN_COPY_LENGTH
-                    && let Some(number) =
-                        self.copy_threads.submit_chunk(chunk, from, length, slice, at)?
+                    && let Some(number) = self.copy_threads.submit(part, slice, at)?
                 {
                     return Ok(Some(CopyHandle::CopyThread(number)));
                 }
