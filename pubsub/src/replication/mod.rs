@@ -294,7 +294,7 @@ impl Replicator {
             tracing::warn!(%error, "cannot send interests to other nodes");
         }
         self.routing.check_compatibility(&self.remote_nodes);
-        self.update(Instant::now());
+        self.routing.update(Instant::now(), &mut self.remote_nodes, &mut self.worker_pool);
     }
 
     /// Whether messages of the topic are or will be retained for other nodes.
@@ -330,11 +330,6 @@ impl Replicator {
         self.manage_workers(now);
         self.received_topics.reap_sinks();
         self.routing.send_idle_publishers(&self.remote_nodes);
-        self.update(now);
-    }
-
-    /// Reconciles all topics that are due.
-    fn update(&mut self, now: Instant) {
         self.routing.update(now, &mut self.remote_nodes, &mut self.worker_pool);
     }
 

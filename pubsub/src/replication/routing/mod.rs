@@ -196,7 +196,7 @@ impl Routing {
     pub(super) fn workers_stopped(&mut self) {
         for (number, replicated) in &mut self.replicated_topics {
             self.publish_listener.stop_listening(*number);
-            replicated.worker_stopped();
+            replicated.stop_source(true);
         }
         self.enqueue_all();
     }

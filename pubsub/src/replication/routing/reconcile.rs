@@ -212,13 +212,9 @@ impl TopicReplication {
         }
     }
 
-    /// Its worker ends, and its source with it: another worker continues.
-    pub(super) fn worker_stopped(&mut self) {
-        self.stop_source(true);
-    }
-
-    /// A source that was running ends. True if there was one.
-    fn stop_source(&mut self, resumes: bool) -> bool {
+    /// A source that was running ends; another one `resumes` there if its worker ended. True if
+    /// there was one.
+    pub(super) fn stop_source(&mut self, resumes: bool) -> bool {
         let State::Replicating(Replicating { source, .. }) = &self.state else { return false };
         self.state = State::Stopping { source: Weak::clone(source), resumes };
         true

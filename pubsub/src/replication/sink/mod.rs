@@ -153,13 +153,6 @@ impl TopicSink {
             tracing::warn!(%error, "cannot free the block of an abandoned message");
         }
     }
-
-    fn first(&self, operation: &'static str) -> Result<(Block, u64)> {
-        self.begun.front().copied().ok_or_else(|| {
-            let detail = "a message was finished before it began";
-            Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name())
-        })
-    }
 }
 
 impl Sink for TopicSink {
@@ -209,7 +202,11 @@ impl Sink for TopicSink {
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome> {
-        let (block, offset) = self.first("publish a message of another node")?;
+        let Some((block, offset)) = self.begun.front().copied() else {
+            let (operation, detail) =
+                ("publish a message of another node", "a message was finished before it began");
+            return Err(Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name()));
+        };
         note_stages(&self.pool.control().sample_info(block), header, stages, clock::now());
         let entry = Entry {
             block,

@@ -253,15 +253,16 @@ impl Worker {
             let detail = "chunks of at least 4 KiB, rings of at least 64 KiB, at least one slot";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        let (endpoint, provider) = WorkerEndpoint::open(&options, local, workers)?;
+        let (mut endpoint, provider) = WorkerEndpoint::open(&options, local, workers)?;
         let address = endpoint.address().to_vec();
         let (commands, ordered) = unbounded();
         let bell = Arc::new(WakeFd::new().map_err(|error| Error::of(operation, error))?);
         let (sender, events) = unbounded();
         let reported = WorkerEvents { sender: Some(sender), bell: Arc::clone(&bell) };
         let (finish, finished) = bounded::<()>(1);
-        let mut worker_loop = WorkerLoop::new(options, endpoint, ordered, reported);
-        let doorbell = worker_loop.doorbell();
+        let doorbell = Arc::new(Doorbell::new(endpoint.waker()));
+        let mut worker_loop =
+            WorkerLoop::new(options, endpoint, ordered, reported, Arc::clone(&doorbell));
         let thread =
             std::thread::Builder::new().name("fabricast-repl".to_owned()).spawn(move || {
                 // Dropped at the end of the thread, for any reason.

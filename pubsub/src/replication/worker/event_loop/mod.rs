@@ -72,14 +72,15 @@ fn is_due(next: &mut u64, now: u64, interval: u64) -> bool {
 impl WorkerLoop {
     pub(super) fn new(
         options: WorkerOptions,
-        mut endpoint: WorkerEndpoint,
+        endpoint: WorkerEndpoint,
         commands: Receiver<Command>,
         events: WorkerEvents,
+        doorbell: Arc<Doorbell>,
     ) -> Self {
         let start = Instant::now();
         let now = read_clock(start);
         Self {
-            doorbell: Arc::new(Doorbell::new(endpoint.waker())),
+            doorbell,
             endpoint,
             commands,
             events,
@@ -93,10 +94,6 @@ impl WorkerLoop {
             is_stopping: false,
             options,
         }
-    }
-
-    pub(super) fn doorbell(&self) -> Arc<Doorbell> {
-        Arc::clone(&self.doorbell)
     }
 
     pub(super) fn run(&mut self) {
