@@ -285,7 +285,7 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn free_memory(&self) -> Result<u64> {
-        self.driver("free memory")?.free_memory().map_err(|error| error.on(self.0.name))
+        self.driver("query free memory")?.free_memory().map_err(|error| error.on(self.0.name))
     }
 
     /// Sets the limit of all allocations of this process together, in bytes.
@@ -313,7 +313,7 @@ impl Device {
     /// # Errors
     /// If the other device has another implementation.
     pub fn peer_access_to(&self, peer: DeviceName) -> Result<PeerAccess> {
-        let operation = "peer access";
+        let operation = "query peer access";
         let driver = self.driver(operation)?;
         if peer == self.0.name {
             return Ok(PeerAccess::Same);

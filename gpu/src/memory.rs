@@ -262,7 +262,7 @@ impl Memory {
     /// As for [all](Self::export_pieces); [`OutOfBounds`](ErrorKind::OutOfBounds) if there is
     /// no such piece.
     pub fn export_piece(&self, number: usize) -> Result<(OwnedFd, u64)> {
-        let operation = "export";
+        let operation = "export memory";
         self.0.device.driver(operation)?;
         let exported = match &self.0.kind {
             Kind::AddressRange(address_range) => address_range.export(number),
@@ -286,7 +286,7 @@ impl Memory {
     /// # Errors
     /// [`NotSupported`](ErrorKind::NotSupported) if it cannot be exported in pieces.
     pub fn pieces(&self) -> Result<Pieces> {
-        let operation = "export";
+        let operation = "export memory";
         self.0.device.driver(operation)?;
         match &self.0.kind {
             Kind::AddressRange(address_range) => {
@@ -480,7 +480,7 @@ impl Device {
     /// # Errors
     /// [`OverBudget`](ErrorKind::OverBudget), [`OutOfMemory`](ErrorKind::OutOfMemory).
     pub fn allocate(&self, length: u64) -> Result<Memory> {
-        let operation = "allocate";
+        let operation = "allocate memory";
         let driver = self.driver(operation)?;
         let on = |error: Error| error.on(self.name());
         if length == 0 {
@@ -555,7 +555,7 @@ impl Device {
     /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the handle is unknown to the driver, was
     /// made by this process, or claims more than the allocation has.
     pub fn open_legacy_handle(&self, handle: &LegacyHandle) -> Result<Memory> {
-        let operation = "open a legacy handle";
+        let operation = "open legacy handle";
         let driver = self.driver(operation)?;
         let on = |error: Error| error.on(self.name());
         let LegacyHandle { bytes, offset, length } = *handle;

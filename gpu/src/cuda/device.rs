@@ -58,10 +58,10 @@ impl Device {
         let count = count()?;
         if number >= count {
             let detail = format!("there are {count}");
-            return Err(Error::new("open", ErrorKind::NoSuchDevice, detail).on(name));
+            return Err(Error::new("open", ErrorKind::NoSuchDevice, detail).of(name));
         }
         let functions = library::driver()?;
-        let context = Context::retain(functions, number).map_err(|error| error.on(name))?;
+        let context = Context::retain(functions, number).map_err(|error| error.of(name))?;
         let properties = properties_of(&context)?;
         context.kernels.load_all(&context);
         Ok(Self { context, properties })
@@ -148,7 +148,7 @@ impl DeviceDriver for Device {
     }
 
     fn free_memory(&self) -> Result<u64> {
-        let operation = "free memory";
+        let operation = "query free memory";
         let functions = self.context.make_current(operation)?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: two valid numbers.
@@ -158,7 +158,7 @@ impl DeviceDriver for Device {
 
     fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
         const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
-        let operation = "peer access";
+        let operation = "query peer access";
         if peer == self.context.number {
             return Ok(PeerAccess::Same);
         }
@@ -201,7 +201,7 @@ impl DeviceDriver for Device {
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
-        let operation = "free";
+        let operation = "free memory";
         let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         self.context.check(operation, unsafe { (functions.memory_free)(address) })
@@ -229,7 +229,7 @@ impl DeviceDriver for Device {
     }
 
     unsafe fn legacy_close(&self, address: Address) -> Result<()> {
-        let operation = "close a legacy handle";
+        let operation = "close legacy handle";
         let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         self.context.check(operation, unsafe { (functions.ipc_memory_close)(address) })

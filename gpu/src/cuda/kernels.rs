@@ -106,7 +106,7 @@ impl Kernels {
         if let Some(loaded) = slot_of.get() {
             return Ok(loaded.function);
         }
-        let operation = "load a kernel";
+        let operation = "load kernel";
         let (text, name) = kernel.source();
         let functions = context.make_current(operation)?;
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
@@ -161,7 +161,7 @@ impl Kernels {
                 ptr::null_mut(),
             )
         };
-        context.check("launch a kernel", code)
+        context.check("launch kernel", code)
     }
 
     /// Must be called before the context is released.
@@ -176,7 +176,7 @@ impl Kernels {
 
 impl LoadedKernel {
     fn unload(self, context: &Context) {
-        if let Ok(functions) = context.make_current("unload a kernel") {
+        if let Ok(functions) = context.make_current("unload kernel") {
             // SAFETY: loaded by this object; no kernel of it runs any more.
             let _ = unsafe { (functions.module_unload)(self.module) };
         }

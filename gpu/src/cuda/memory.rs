@@ -66,7 +66,7 @@ pub(super) fn granularity(context: &Context) -> Result<u64> {
 }
 
 pub(super) fn allocate(context: &Context, length: u64) -> Result<Address> {
-    let operation = "allocate";
+    let operation = "allocate memory";
     let functions = context.make_current(operation)?;
     let mut address = 0;
     // SAFETY: one valid number.
@@ -93,7 +93,7 @@ impl Drop for Physical {
 
 impl Physical {
     pub(super) fn create(context: &Arc<Context>, length: u64) -> Result<Self> {
-        let operation = "allocate";
+        let operation = "allocate memory";
         let functions = context.make_current(operation)?;
         let wanted = shareable(context);
         let mut handle = 0;
@@ -111,7 +111,7 @@ impl Physical {
         descriptor: BorrowedFd<'_>,
         length: u64,
     ) -> Result<(Self, u32)> {
-        let operation = "import";
+        let operation = "import memory";
         let functions = context.make_current(operation)?;
         let mut handle = 0;
         // SAFETY: the driver takes the number of a file descriptor as a pointer, and keeps no
@@ -148,7 +148,7 @@ impl Physical {
 
 impl PhysicalMemory for Physical {
     fn export(&self) -> Result<OwnedFd> {
-        let operation = "export";
+        let operation = "export memory";
         let functions = self.context.make_current(operation)?;
         let mut number: c_int = -1;
         // SAFETY: space for a file descriptor's number.
@@ -203,7 +203,7 @@ impl AddressRangeDriver for AddressRange {
     }
 
     fn map(&self, offset: u64, physical: &dyn PhysicalMemory, devices: &[u32]) -> Result<()> {
-        let operation = "map";
+        let operation = "map memory";
         let physical: &Physical = driver::downcast(operation, physical)?;
         let functions = self.context.make_current(operation)?;
         let (at, length) = (self.address + offset, physical.length as usize);
@@ -226,7 +226,7 @@ impl AddressRangeDriver for AddressRange {
     }
 
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
-        let operation = "unmap";
+        let operation = "unmap memory";
         let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.unmap)(self.address + offset, length as usize) };
@@ -260,7 +260,7 @@ pub(super) fn legacy_export(context: &Context, address: Address) -> Result<[u8; 
 /// Address and length of the whole allocation.
 pub(super) fn legacy_open(context: &Context, handle: [u8; 64]) -> Result<(Address, u64)> {
     const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
-    let operation = "open a legacy handle";
+    let operation = "open legacy handle";
     let functions = context.make_current(operation)?;
     let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
     let (mut address, mut base, mut length) = (0, 0, 0);
@@ -468,7 +468,7 @@ impl AccumulatorPool {
 }
 
 pub(super) fn free_accumulator(context: &Context, address: Address) {
-    if let Ok(functions) = context.make_current("free") {
+    if let Ok(functions) = context.make_current("free memory") {
         // SAFETY: owned, and no operation on it is left.
         let _ = unsafe { (functions.memory_free)(address) };
     }

@@ -50,7 +50,7 @@ impl Stream {
     pub(super) unsafe fn adopt(context: &Arc<Context>, handle: u64) -> Result<Self> {
         /// The driver's number for the per-thread default stream.
         const OF_EACH_THREAD: u64 = 2;
-        let operation = "adopt a stream";
+        let operation = "adopt stream";
         if handle == OF_EACH_THREAD {
             let detail = "the per-thread default stream differs in each thread";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
@@ -82,7 +82,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if !self.is_adopted
-            && let Ok(functions) = self.context.make_current("close a stream")
+            && let Ok(functions) = self.context.make_current("close stream")
         {
             // SAFETY: owned, and all operations are done.
             let _ = unsafe { (functions.stream_destroy)(self.raw) };
@@ -101,7 +101,7 @@ impl StreamDriver for Stream {
         if length == 0 {
             return Ok(());
         }
-        let operation = "copy";
+        let operation = "copy memory";
         let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.copy)(to, from, length as usize, self.raw) };
@@ -112,7 +112,7 @@ impl StreamDriver for Stream {
         if length == 0 {
             return Ok(());
         }
-        let operation = "fill";
+        let operation = "fill memory";
         let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.fill_bytes)(to, byte, length as usize, self.raw) };
@@ -144,7 +144,7 @@ impl StreamDriver for Stream {
         if count == 0 {
             return Ok(());
         }
-        let functions = self.context.make_current("copy a list")?;
+        let functions = self.context.make_current("copy list")?;
         let (config, mut lanes) = copy_launch(count, bytes);
         let (mut list, mut count) = (list, count);
         let mut arguments =
@@ -161,7 +161,7 @@ impl StreamDriver for Stream {
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
         /// Includes a system-wide barrier before the write.
         const DEFAULT: u32 = 0;
-        let operation = "write a word";
+        let operation = "write word";
         let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.stream_write_word)(self.raw, to, value, DEFAULT) };
@@ -170,7 +170,7 @@ impl StreamDriver for Stream {
 
     unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()> {
         const AT_LEAST: u32 = 0;
-        let operation = "wait for a word";
+        let operation = "wait for word";
         let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.stream_wait_for_word)(self.raw, at, min_value, AT_LEAST) };
@@ -178,7 +178,7 @@ impl StreamDriver for Stream {
     }
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
-        let operation = "record an event";
+        let operation = "record event";
         let event: &Event = driver::downcast(operation, event)?;
         let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive.
@@ -186,7 +186,7 @@ impl StreamDriver for Stream {
     }
 
     fn wait(&self, event: &dyn EventDriver) -> Result<()> {
-        let operation = "wait for an event";
+        let operation = "wait for event";
         let event: &Event = driver::downcast(operation, event)?;
         let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive; the driver keeps the point, not the event.
@@ -238,7 +238,7 @@ impl EventDriver for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.make_current("close an event") {
+        if let Ok(functions) = self.context.make_current("close event") {
             // SAFETY: owned. The driver releases it after it is reached.
             let _ = unsafe { (functions.event_destroy)(self.raw) };
         }

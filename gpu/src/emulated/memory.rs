@@ -89,7 +89,7 @@ fn unmap(address: u64, length: u64) -> Result<()> {
     // SAFETY: a mapping of this process that is no longer used.
     match unsafe { libc::munmap(address as *mut libc::c_void, length as usize) } {
         0 => Ok(()),
-        _ => Err(Error::system("free", "munmap")),
+        _ => Err(Error::system("free memory", "munmap")),
     }
 }
 
@@ -98,7 +98,7 @@ const RESERVED: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESE
 
 pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -> Result<u64> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let address = map("allocate", ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
+    let address = map("allocate memory", ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
     KnownAllocation::new(device, allocator, address, length).remember();
     Ok(address)
 }
@@ -107,7 +107,7 @@ pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -
 pub(super) fn free(address: u64) -> Result<u64> {
     let Some(found) = allocations().remove(&address) else {
         return Err(Error::new(
-            "free",
+            "free memory",
             ErrorKind::InvalidArgument,
             "the address was not allocated",
         ));
@@ -289,7 +289,7 @@ impl Physical {
         is_exportable: bool,
         page: u64,
     ) -> Result<Self> {
-        let operation = "allocate";
+        let operation = "allocate memory";
         let offset = page;
         let file = File::from(memory_file(operation, offset + length)?);
         let mut words = [0; HEADER_WORDS];
@@ -313,7 +313,7 @@ impl Physical {
     }
 
     fn import_with_pages(descriptor: BorrowedFd<'_>, length: u64, page: u64) -> Result<Self> {
-        let operation = "import";
+        let operation = "import memory";
         let least = length.saturating_add(size_of::<[u64; HEADER_WORDS]>() as u64);
         let file = checked(operation, descriptor, least)?;
         let size = file.metadata().map_err(|_| Error::system(operation, "fstat"))?.len();
@@ -345,7 +345,7 @@ impl Physical {
 
 impl PhysicalMemory for Physical {
     fn export(&self) -> Result<OwnedFd> {
-        let operation = "export";
+        let operation = "export memory";
         if !self.0.is_exportable {
             let detail = "the memory was created without a shareable handle";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
@@ -379,7 +379,7 @@ impl AddressRangeDriver for AddressRange {
     }
 
     fn map(&self, offset: u64, physical: &dyn PhysicalMemory, _devices: &[u32]) -> Result<()> {
-        let operation = "map";
+        let operation = "map memory";
         let physical: &Physical = driver::downcast(operation, physical)?;
         let Pages { file, resident, offset: first, length, is_exportable, .. } = &*physical.0;
         if !self.is_inside(offset, *length) {
@@ -396,7 +396,7 @@ impl AddressRangeDriver for AddressRange {
     }
 
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
-        let operation = "unmap";
+        let operation = "unmap memory";
         if !self.is_inside(offset, length) {
             return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
         }

@@ -296,7 +296,7 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
                             let detail = "a device or copy thread did not copy a message in within \
                                           the timeout";
                             let kind = ErrorKind::DeadlineExceeded;
-                            return Err(Error::new("copy a message in", kind, detail).into());
+                            return Err(Error::new("copy message in", kind, detail).into());
                         }
                         return Ok(());
                     }
@@ -478,7 +478,7 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
     }
 }
 
-const READ: &str = "read a message of another node";
+const READ: &str = "read message from node";
 
 fn violation(detail: &'static str) -> TurnFailure {
     TurnFailure::Connection(Error::new(READ, ErrorKind::Malformed, detail))

@@ -532,7 +532,7 @@ impl<W: OutboundTransport> Outbound<W> {
                 if now.monotonic - since > self.options.timeout {
                     let detail = "the device did not copy a message out within the timeout";
                     let kind = ErrorKind::DeadlineExceeded;
-                    return Err(Error::new("copy a message out", kind, detail));
+                    return Err(Error::new("copy message out", kind, detail));
                 }
                 break;
             }

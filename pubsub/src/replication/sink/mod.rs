@@ -157,7 +157,7 @@ impl TopicSink {
 
 impl Sink for TopicSink {
     fn begin(&mut self, header: &MessageHeader) -> Result<Option<PayloadLocation>> {
-        let operation = "take a message of another node";
+        let operation = "take message of another node for topic";
         let largest = self.topic.settings().largest;
         if header.length > largest {
             let length = counted(header.length, "byte");
@@ -203,8 +203,10 @@ impl Sink for TopicSink {
 
     fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome> {
         let Some((block, offset)) = self.begun.front().copied() else {
-            let (operation, detail) =
-                ("publish a message of another node", "a message was finished before it began");
+            let (operation, detail) = (
+                "publish message of another node to topic",
+                "a message was finished before it began",
+            );
             return Err(Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name()));
         };
         note_stages(&self.pool.control().sample_info(block), header, stages, clock::now());

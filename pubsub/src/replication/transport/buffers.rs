@@ -154,7 +154,7 @@ impl StagingSlots {
         let implementation = device.name().implementation;
         let slab = self.slabs.entry(implementation).or_insert_with(BufferSlab::new);
         let taken = slab.take((is_first, self.max_count), || {
-            let operation = "create a staging slot";
+            let operation = "create staging slot";
             let (segment, pinned) = SegmentMemory::create(SLOT, self.length, device, operation)?;
             let mut memory = LaneRegistrations::new(segment);
             memory.get(0, port).map_err(|error| Error::of(operation, error))?;
@@ -180,7 +180,7 @@ impl StagingSlots {
     /// The slot as a lane's registered region.
     pub(super) fn region(&mut self, slot: u32, lane: usize, port: &Port) -> Result<&MemoryRegion> {
         let region = self.get(slot)?.memory.get(lane, port);
-        region.map_err(|error| Error::of("write from a slot", error))
+        region.map_err(|error| Error::of("write from staging slot", error))
     }
 
     /// The slot as the device's pinned memory.
@@ -191,11 +191,7 @@ impl StagingSlots {
 
 #[cold]
 fn missing(object: &str) -> Error {
-    Error::new(
-        "use shared memory of a worker",
-        ErrorKind::Closed,
-        format!("{object} does not exist"),
-    )
+    Error::new("use shared memory of worker", ErrorKind::Closed, format!("{object} does not exist"))
 }
 
 /// A registered range of a memory.
@@ -221,7 +217,7 @@ impl RegistrationCache {
         lane: usize,
         port: &Port,
     ) -> Result<RegionSlice> {
-        let operation = "write a message from where it lies";
+        let operation = "write message without copying";
         let (memory, from) = (slice.memory(), slice.offset() + at);
         let until = slice.offset() + slice.length();
         let ranges = self.memories.entry(memory.identity()).or_default();
@@ -262,7 +258,7 @@ pub(super) struct CopyStreams(HashMap<DeviceName, gpu::Stream>);
 impl CopyStreams {
     /// Begins a copy by a device. The returned point is done when the copy is.
     pub(super) fn copy(&mut self, on: &Device, to: &Slice, from: &Slice) -> Result<gpu::Point> {
-        let from_device = |error| Error::of("copy a message", error);
+        let from_device = |error| Error::of("copy message", error);
         let stream = match self.0.entry(on.name()) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {

@@ -81,7 +81,7 @@ fn is_host(memory: &Memory) -> bool {
     memory.device().is_none_or(|device| device.implementation == Implementation::Emulated)
 }
 
-const IN: &str = "copy a message in";
+const IN: &str = "copy message in";
 
 #[cold]
 fn refuse(operation: &'static str) -> Error {
@@ -147,7 +147,7 @@ pub(crate) fn gather(from: &Slice, length: usize, to: &MemoryRegion, at: usize) 
         && at.checked_add(length).is_some_and(|end| end <= to.len())
         && !to.kind().is_device();
     if !is_inside || !is_host(from.memory()) {
-        return Err(refuse("copy a message out"));
+        return Err(refuse("copy message out"));
     }
     let target = to.as_ptr().wrapping_add(at).cast();
     // SAFETY: as in `unload`.

@@ -23,8 +23,8 @@ use crate::replication::transport::buffers::{
 /// Shorter messages use only the first lane of their ring: striping them is not worth waking a
 /// thread.
 pub(super) const MIN_STRIPED_LENGTH: u64 = 1 << 20;
-const WRITE: &str = "write to a node";
-const READ: &str = "read from a node";
+const WRITE: &str = "write to node";
+const READ: &str = "read from node";
 
 /// Port, completion queue and registered memory of a worker; all its topics write through it.
 pub(super) struct Transport {
@@ -85,7 +85,7 @@ impl Transport {
 
     /// Closes the endpoint, and then releases all memory.
     pub(super) fn close(self) -> Result<()> {
-        self.port.close().map_err(|error| Error::of("close an endpoint", error))
+        self.port.close().map_err(|error| Error::of("close endpoint", error))
     }
 
     fn start(region: &fabric::MemoryRegion, length: usize) -> Result<RegionSlice> {
@@ -102,11 +102,11 @@ fn write_failed(error: fabric::Error) -> Error {
 }
 
 fn copy_out_failed(error: gpu::Error) -> Error {
-    Error::of("copy a message out", error)
+    Error::of("copy message out", error)
 }
 
 fn copy_in_failed(error: gpu::Error) -> Error {
-    Error::of("copy a message in", error)
+    Error::of("copy message in", error)
 }
 
 impl OutboundTransport for Transport {
@@ -319,7 +319,7 @@ impl InboundTransport for RingInput<'_> {
         };
         let (Some(pinned), Some(slice)) = (self.pinned, chunk.slice()) else {
             let detail = "the sink returned device memory, but the topic has no device";
-            return Err(Error::new("copy a message in", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new("copy message in", ErrorKind::InvalidArgument, detail));
         };
         let start = (slice.offset() + from) as u64;
         let piece = pinned.slice(start, length as u64).map_err(copy_in_failed)?;

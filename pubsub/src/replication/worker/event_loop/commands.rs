@@ -68,7 +68,7 @@ impl WorkerLoop {
                     self.endpoint.cancel_renewal(node);
                     let detail = "the node disconnected";
                     self.disconnect_node(node, true, || {
-                        Error::new(CONNECT, ErrorKind::Closed, detail).on(node)
+                        Error::new(CONNECT, ErrorKind::Closed, detail).at(node)
                     });
                 }
                 Command::NodeReturned(node) => self.handle_fault(node, RenewalReason::NodeReturned),
@@ -87,7 +87,7 @@ impl WorkerLoop {
         let is_duplicate = self.topics.index_of(name).is_some();
         if is_duplicate {
             let detail = "the worker has the topic already";
-            let error = Error::new("add a topic to a worker", ErrorKind::InvalidArgument, detail);
+            let error = Error::new("add topic to worker", ErrorKind::InvalidArgument, detail);
             let (key, node, side) = match name {
                 WorkerTopicKey::Out(key) => (key, None, Side::Writer),
                 WorkerTopicKey::In(key, origin) => (key, Some(origin), Side::Reader),

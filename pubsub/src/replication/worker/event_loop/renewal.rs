@@ -7,14 +7,14 @@ use crate::replication::worker::endpoint::RenewalReason;
 use crate::replication::worker::topics::table::TopicSlot;
 use crate::replication::{NodeId, Side, WorkerEvent};
 
-const RENEW_RINGS: &str = "restart the rings of a node";
+const RENEW_RINGS: &str = "restart rings of node";
 
 impl WorkerLoop {
     /// Handles a fault of a node: restarts its connections, or all connections.
     pub(super) fn handle_fault(&mut self, node: NodeId, why: RenewalReason) {
         let (now, is_only_node) = (self.now.monotonic, self.topics.is_only_node(node));
         if self.endpoint.record_fault(node, why, is_only_node, now) && !self.renew_if_due() {
-            let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why.text()).on(node);
+            let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why.text()).at(node);
             self.disconnect_node(node, false, reason);
         }
     }
@@ -61,7 +61,8 @@ impl WorkerLoop {
 
     /// Disconnects all rings before the endpoint is closed.
     fn disconnect_all_rings(&mut self, why: RenewalReason) {
-        let reason = |node| Error::new(RENEW, ErrorKind::Closed, why.text()).on(node);
+        let reason =
+            |node| Error::new("renew endpoint for node", ErrorKind::Closed, why.text()).at(node);
         for index in 0..self.topics.outbound_end() {
             let Some(topic) = self.topics.outbound(index) else { continue };
             for node in topic.nodes() {
