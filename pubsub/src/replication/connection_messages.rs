@@ -75,12 +75,9 @@ impl Provider {
 /// As many of the further lanes' addresses as a message has space for, beside `from`.
 pub(crate) fn fit_addresses(from: &[u8], lane_addresses: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut left = MAX_TOTAL_ADDRESS_LENGTH.saturating_sub(from.len());
-    let fits = |address: &Vec<u8>| match left.checked_sub(address.len()) {
-        Some(less) => {
-            left = less;
-            true
-        }
-        None => false,
+    let fits = |address: &Vec<u8>| {
+        let less = left.checked_sub(address.len());
+        less.map(|less| left = less).is_some()
     };
     lane_addresses.into_iter().take_while(fits).collect()
 }

@@ -4,9 +4,9 @@ use control::codec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::replication::source::last_sequences::{self, LastSequences};
+use crate::replication::source::last_sequences::LastSequences;
 use crate::replication::source::lost_publishers;
-use crate::replication::source::start_sequences::{self, StartSequences};
+use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::{ConnectionMessage, Provider};
 
 /// The longest message, in bytes: the maximum of lanes, each with its descriptors, and their
@@ -53,15 +53,12 @@ impl ControlMessage {
         match self {
             Self::Provider(provider) => provider.validation_error(),
             Self::ConnectionMessage { message, .. } => message.validation_error(),
-            Self::StartSequences { start_sequences, .. } => (start_sequences.publishers.len()
-                > start_sequences::MAX_PUBLISHERS)
-                .then_some("too many publishers"),
-            Self::PublisherLost { publishers, .. } => (!(1..=lost_publishers::MAX_PUBLISHERS)
-                .contains(&publishers.len()))
-            .then_some("lost publishers: none, or too many"),
-            Self::LastSequences { last, .. } => (!(1..=last_sequences::MAX_PUBLISHERS)
-                .contains(&last.publishers.len()))
-            .then_some("last sequences: none, or too many"),
+            Self::StartSequences { start_sequences, .. } => start_sequences.validation_error(),
+            Self::PublisherLost { publishers, .. } => {
+                let is_valid = (1..=lost_publishers::MAX_PUBLISHERS).contains(&publishers.len());
+                (!is_valid).then_some("lost publishers: none, or too many")
+            }
+            Self::LastSequences { last, .. } => last.validation_error(),
         }
     }
 }
@@ -83,6 +80,7 @@ mod tests {
 
     use super::*;
     use crate::peers::VERSION;
+    use crate::replication::source::{last_sequences, start_sequences};
     use crate::replication::{
         MAX_LANES, MAX_PAYLOAD_LENGTH, MAX_REASON_LENGTH, TopicParameters, fit_addresses,
     };

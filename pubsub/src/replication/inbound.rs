@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use fabric::ring::ChunkHeader;
 
-use super::{ClockReading, FinishOutcome, Progress, Sink, StageDurations};
+use super::{ClockReading, FinishOutcome, Progress, Sink, StageDurations, TurnFailure};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::message_header::{
     MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
@@ -63,16 +63,7 @@ pub struct InboundCounters {
     pub lanes: u64,
 }
 
-/// Why an inbound topic failed.
-#[derive(Debug)]
-pub(crate) enum InboundFailure {
-    /// The ring, or its writer: a new connection may succeed.
-    Ring(Error),
-    /// The sink, or a device.
-    Topic(Error),
-}
-
-type InboundResult<T> = std::result::Result<T, InboundFailure>;
+type InboundResult<T> = std::result::Result<T, TurnFailure>;
 
 /// A pending step; steps run in order.
 enum PendingStep<C, T> {
@@ -189,7 +180,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
     pub(crate) fn drain(
         &mut self,
         intake: &mut impl InboundTransport<Chunk = C, PayloadLocation = P, CopyHandle = T>,
-        sink: &mut (impl Sink<P> + ?Sized),
+        sink: &mut dyn Sink<P>,
     ) -> bool {
         while let Some(step) = self.steps.front() {
             if let PendingStep::Copy(copy_handle, ..) = step
@@ -214,7 +205,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         &mut self,
         now: ClockReading,
         intake: &mut I,
-        sink: &mut (impl Sink<P> + ?Sized),
+        sink: &mut dyn Sink<P>,
     ) -> InboundResult<Progress> {
         let mut progress = Progress::default();
         if self.is_draining {
@@ -249,15 +240,12 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
             return Err(violation("message is longer than the topic allows"));
         }
         self.last = Some(header.position);
-        if header.position < self.next {
-            return Ok(false);
-        }
-        Ok(true)
+        Ok(header.position >= self.next)
     }
 
-    fn release_chunk(&mut self, chunk: C) {
+    fn release_chunk(&mut self, chunk: Option<C>) {
         if !self.steps.is_empty() {
-            self.steps.push_back(PendingStep::ReleaseChunk(chunk));
+            self.steps.extend(chunk.map(PendingStep::ReleaseChunk));
         }
     }
 
@@ -269,7 +257,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
             return Err(violation("message does not begin with its header"));
         }
         let decoded = MessageHeader::decode_from(length, |from, into| chunk.read(from, into));
-        let (header, has_trailer) = decoded.map_err(InboundFailure::Ring)?.map_err(violation)?;
+        let (header, has_trailer) = decoded.map_err(TurnFailure::Connection)?.map_err(violation)?;
         let trailer = if has_trailer { TRAILER_LENGTH as u64 } else { 0 };
         let whole = header.prefix() as u64 + header.length + trailer;
         if length != header.prefix() || whole != ring.length || header.length == 0 {
@@ -290,29 +278,25 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
 }
 
 /// One turn of an inbound topic, with its transport and sink.
-struct InboundTurn<'a, I: InboundTransport, S: ?Sized> {
+struct InboundTurn<'a, I: InboundTransport> {
     topic: &'a mut Inbound<I::Chunk, I::PayloadLocation, I::CopyHandle>,
     now: ClockReading,
     intake: &'a mut I,
-    sink: &'a mut S,
+    sink: &'a mut dyn Sink<I::PayloadLocation>,
 }
 
-impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, I, S> {
+impl<I: InboundTransport> InboundTurn<'_, I> {
     /// Runs pending steps.
     fn run_steps(&mut self, progress: &mut Progress) -> InboundResult<()> {
         while let Some(step) = self.topic.steps.front_mut() {
             match step {
                 PendingStep::Copy(copy_handle, since, _) => {
-                    if !self.intake.is_copied(copy_handle).map_err(InboundFailure::Topic)? {
+                    if !self.intake.is_copied(copy_handle)? {
                         if self.now.monotonic - *since > self.topic.timeout {
                             let detail = "a device or copy thread did not copy a message in within \
                                           the timeout";
                             let kind = ErrorKind::DeadlineExceeded;
-                            return Err(InboundFailure::Topic(Error::new(
-                                "copy message in",
-                                kind,
-                                detail,
-                            )));
+                            return Err(Error::new("copy message in", kind, detail).into());
                         }
                         return Ok(());
                     }
@@ -323,7 +307,7 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
                     stages.copy_in = done - times.begun;
                     stages.after_copy = self.now.monotonic - done;
                     stages.after_arrival = self.now.monotonic - times.arrived;
-                    match self.sink.finish(header, stages).map_err(InboundFailure::Topic)? {
+                    match self.sink.finish(header, stages)? {
                         FinishOutcome::Retry => {
                             self.topic.queue_full_since.get_or_insert(self.now.monotonic);
                             return Ok(());
@@ -361,7 +345,7 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
                 long.payload = Some(payload);
             }
         }
-        let Some(chunk) = self.intake.take().map_err(InboundFailure::Ring)? else {
+        let Some(chunk) = self.intake.take().map_err(TurnFailure::Connection)? else {
             return Ok(false);
         };
         let header = *chunk.header();
@@ -381,14 +365,14 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
             Some(RingMessageKind::Long) => {
                 self.topic.read_prefix(&chunk)?;
                 // Nothing of this chunk is needed any more.
-                self.topic.release_chunk(chunk);
+                self.topic.release_chunk(Some(chunk));
                 Ok(true)
             }
         }
     }
 
     fn allocate(&mut self, header: &MessageHeader) -> InboundResult<Option<I::PayloadLocation>> {
-        let payload = self.sink.begin(header).map_err(InboundFailure::Topic)?;
+        let payload = self.sink.begin(header)?;
         if payload.is_none() {
             self.topic.no_memory_since.get_or_insert(self.now.monotonic);
         } else {
@@ -405,12 +389,12 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
         let length = batch.chunk.header().payload as usize;
         let Batch { chunk, at, arrived } = batch;
         if at == length {
-            self.topic.release_chunk(chunk);
+            self.topic.release_chunk(Some(chunk));
             return Ok(true);
         }
         let left = length - at;
         let decoded = MessageHeader::decode_from(left, |from, into| chunk.read(at + from, into));
-        let (header, has_trailer) = decoded.map_err(InboundFailure::Ring)?.map_err(violation)?;
+        let (header, has_trailer) = decoded.map_err(TurnFailure::Connection)?.map_err(violation)?;
         if has_trailer || header.length > left as u64 || header.batch_length() > left {
             return Err(violation("message extends beyond its batch"));
         }
@@ -429,12 +413,9 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
         if header.length > 0 {
             let from = at + header.prefix();
             let copy = self.intake.copy_in(&next.chunk, from, header.length as usize, &payload, 0);
-            if let Some(copy_handle) = copy.map_err(InboundFailure::Topic)? {
-                self.topic.steps.push_back(PendingStep::Copy(
-                    copy_handle,
-                    self.now.monotonic,
-                    None,
-                ));
+            if let Some(copy_handle) = copy? {
+                let step = PendingStep::Copy(copy_handle, self.now.monotonic, None);
+                self.topic.steps.push_back(step);
                 times.done = None;
             }
         }
@@ -461,37 +442,27 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
             if long.has_trailer
                 && let Some(byte) = long.trailer.get_mut(index..=index)
             {
-                chunk.read(at as usize, byte).map_err(InboundFailure::Ring)?;
+                chunk.read(at as usize, byte).map_err(TurnFailure::Connection)?;
             }
         }
-        let mut copy_handle = None;
-        if let Some(payload) = &long.payload
+        let (mut chunk, mut is_done) = (Some(chunk), true);
+        if let (Some(payload), Some(received)) = (&long.payload, &chunk)
             && of_payload > 0
         {
             long.copy_begun.get_or_insert(self.now.monotonic);
-            let copy = self.intake.copy_in(&chunk, 0, of_payload as usize, payload, from);
-            copy_handle = copy.map_err(InboundFailure::Topic)?;
+            let copy = self.intake.copy_in(received, 0, of_payload as usize, payload, from)?;
+            if let Some(copy_handle) = copy {
+                is_done = false;
+                // The last chunk is kept until its message is published.
+                let copied = chunk.take_if(|_| !is_last);
+                let step = PendingStep::Copy(copy_handle, self.now.monotonic, copied);
+                self.topic.steps.push_back(step);
+            }
         }
-        let is_done = copy_handle.is_none();
-        match (copy_handle, is_last) {
-            (Some(copy_handle), true) => {
-                self.topic.steps.push_back(PendingStep::Copy(copy_handle, self.now.monotonic, None))
-            }
-            (Some(copy_handle), false) => {
-                self.topic.steps.push_back(PendingStep::Copy(
-                    copy_handle,
-                    self.now.monotonic,
-                    Some(chunk),
-                ));
-                self.topic.long = Some(long);
-                return Ok(());
-            }
-            (None, true) => {}
-            (None, false) => {
-                self.topic.release_chunk(chunk);
-                self.topic.long = Some(long);
-                return Ok(());
-            }
+        if !is_last {
+            self.topic.release_chunk(chunk);
+            self.topic.long = Some(long);
+            return Ok(());
         }
         if long.payload.is_some() {
             let copy_out = if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 };
@@ -509,6 +480,6 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
 
 const READ: &str = "read message from node";
 
-fn violation(detail: &'static str) -> InboundFailure {
-    InboundFailure::Ring(Error::new(READ, ErrorKind::Malformed, detail))
+fn violation(detail: &'static str) -> TurnFailure {
+    TurnFailure::Connection(Error::new(READ, ErrorKind::Malformed, detail))
 }

@@ -46,27 +46,20 @@ const NOT_A_HEADER: &str = "not a message header, or another version of it";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingMessageKind {
     /// Small messages, one after the other.
-    Batch,
+    Batch = 0,
     /// One message.
-    Long,
+    Long = 1,
 }
 
 impl RingMessageKind {
     /// The number in the ring's topic field.
     pub fn number(self) -> u32 {
-        match self {
-            Self::Batch => 0,
-            Self::Long => 1,
-        }
+        self as u32
     }
 
     /// None for an unknown number.
     pub fn of(number: u32) -> Option<Self> {
-        match number {
-            0 => Some(Self::Batch),
-            1 => Some(Self::Long),
-            _ => None,
-        }
+        [Self::Batch, Self::Long].into_iter().find(|kind| kind.number() == number)
     }
 }
 

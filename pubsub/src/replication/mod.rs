@@ -21,7 +21,6 @@ mod control_messages;
 mod inbound;
 mod message_header;
 mod outbound;
-mod provider_check;
 mod received_topics;
 mod remote_nodes;
 mod report;
@@ -30,6 +29,7 @@ mod routing;
 #[cfg(test)]
 mod simulated_tests;
 mod sink;
+mod slab;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -75,7 +75,7 @@ use self::routing::Routing;
 use self::source::lost_publishers;
 use self::source::publish_listener::PublishListener;
 use self::workers::{PoolEvent, WorkerPool};
-use crate::error::Result;
+use crate::error::{Error, Result};
 pub use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::network_options::NetworkOptions;
@@ -145,6 +145,65 @@ impl LocalTopic {
         let activity = |topic: &Self| (topic.publishes, topic.subscribes);
         Arc::ptr_eq(&self.topic, &others.topic) && activity(self) == activity(others)
     }
+}
+
+/// A reading of both clocks, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ClockReading {
+    /// The monotonic clock.
+    monotonic: u64,
+    /// The realtime clock.
+    realtime: u64,
+}
+
+/// Result of one turn of a topic.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Something moved: there may be more.
+    has_moved: bool,
+    /// A device copies; its end sends no notification.
+    is_copying: bool,
+    /// A retry is needed without a notification: the sink or the provider's queue is full.
+    is_waiting: bool,
+}
+
+/// Why a turn of a topic failed.
+#[derive(Debug)]
+pub(crate) enum TurnFailure {
+    /// The connection to a node: a new one may succeed.
+    Connection(Error),
+    /// The source, the sink, or a device.
+    Topic(Error),
+}
+
+impl From<Error> for TurnFailure {
+    fn from(error: Error) -> Self {
+        Self::Topic(error)
+    }
+}
+
+/// Positions of a ring, in its epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RingProgress {
+    /// End of the written bytes.
+    tail: u64,
+    /// Up to here the provider has completed the writes.
+    left: u64,
+    /// Up to here the reader has acknowledged.
+    read: u64,
+}
+
+/// Options of an outbound topic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OutboundOptions {
+    /// Bytes of a staged piece.
+    piece: u64,
+    /// Slots that the topic may use.
+    slots: usize,
+    /// Messages retained for lagging destinations; None: all.
+    max_retained: Option<usize>,
+    /// Timeout of a device's copy and of a provider's completion, in nanoseconds.
+    timeout: u64,
 }
 
 pub(crate) struct Replicator {
@@ -235,7 +294,7 @@ impl Replicator {
             tracing::warn!(%error, "cannot send interests to other nodes");
         }
         self.routing.check_compatibility(&self.remote_nodes);
-        self.update(Instant::now());
+        self.routing.update(Instant::now(), &mut self.remote_nodes, &mut self.worker_pool);
     }
 
     /// Whether messages of the topic are or will be retained for other nodes.
@@ -271,11 +330,6 @@ impl Replicator {
         self.manage_workers(now);
         self.received_topics.reap_sinks();
         self.routing.send_idle_publishers(&self.remote_nodes);
-        self.update(now);
-    }
-
-    /// Reconciles all topics that are due.
-    fn update(&mut self, now: Instant) {
         self.routing.update(now, &mut self.remote_nodes, &mut self.worker_pool);
     }
 
@@ -404,5 +458,29 @@ impl Replicator {
             self.workers_stopped();
             self.routing.set_can_send(false);
         }
+    }
+}
+
+impl NetworkOptions {
+    /// Refuses a [provider](Self::provider) that is not available or lacks a required capability,
+    /// and a machine without a suitable one. The [source](Self::source) address is checked, if set;
+    /// otherwise any address suffices. The actual address is known only once another node connects,
+    /// so replication may still fail: then the service logs and
+    /// [reports](crate::Row::ReplicationError) the cause. A service with such options serves its
+    /// node all the same, and retries.
+    ///
+    /// # Errors
+    /// Of the kind [`NoProvider`](crate::ErrorKind::NoProvider), with the reason.
+    ///
+    /// ```
+    /// use pubsub::{ErrorKind, NetworkOptions};
+    /// let provider = Some("carrier-pigeon".into());
+    /// let network = NetworkOptions { provider, ..NetworkOptions::default() };
+    /// let error = network.check_provider().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::NoProvider);
+    /// assert!(error.detail().contains("carrier-pigeon"));
+    /// ```
+    pub fn check_provider(&self) -> Result<()> {
+        worker::choose_provider(&self.policy()?, self.source).map(drop)
     }
 }

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use crate::ids::NodeId;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::routing::plan::of_topic;
-use crate::replication::sink::TopicSink;
-use crate::replication::sink::room_wait::RoomWait;
+use crate::replication::sink::{RoomWait, TopicSink};
 use crate::replication::source::start_sequences::{ReplicationStart, StartSequences};
-use crate::replication::workers::WorkerPool;
-use crate::replication::{Command, ConnectionMessage, LocalTopic, ServiceContext, key};
+use crate::replication::{
+    Command, ConnectionMessage, ControlMessage, LocalTopic, RemoteNodes, ServiceContext,
+    WorkerPool, key,
+};
 use crate::settings::SharedLocation;
 use crate::topic::{OriginId, Topic};
 
@@ -30,22 +29,19 @@ struct ReceivedTopic {
     sink: Weak<()>,
 }
 
-impl ReceivedTopic {
-    /// Its worker knows that the sink is to end, or ends itself.
-    fn drain(self, worker_ended: bool, forgets: bool) -> DrainingSink {
-        let forget = forgets.then_some(self.origin);
-        DrainingSink { topic: self.topic, worker_ended, forget, sink: self.sink }
-    }
-}
-
 /// A sink that may still be running, though its worker knows that it is to end.
 struct DrainingSink {
-    topic: Arc<Topic>,
+    received: ReceivedTopic,
     /// Its worker ends, too: its successor is another thread.
     worker_ended: bool,
-    /// The node's topic was replaced by another one: forget this origin at the end.
-    forget: Option<OriginId>,
-    sink: Weak<()>,
+    /// The node's topic was replaced by another one: forget its origin at the end.
+    forgets: bool,
+}
+
+impl ReceivedTopic {
+    fn is_running(&self) -> bool {
+        self.sink.strong_count() > 0
+    }
 }
 
 /// A writer's connection is unknown, or not known any more.
@@ -111,8 +107,8 @@ impl ReceivedTopics {
         let topic = &local.topic;
         let number = topic.number();
         // Only one thread may deliver to a topic.
-        let is_running = |it: &DrainingSink| it.worker_ended && it.topic.number() == number;
-        if self.draining_sinks.iter().any(|it| is_running(it) && it.sink.strong_count() > 0) {
+        let mut ended = self.draining_sinks.iter().filter(|it| it.worker_ended);
+        if ended.any(|it| it.received.topic.number() == number && it.received.is_running()) {
             return false;
         }
         let origin = OriginId { node: node.0, topic: theirs };
@@ -137,10 +133,9 @@ impl ReceivedTopics {
             SharedLocation::Host => None,
             SharedLocation::Device(_) => local.inbound.device().cloned(),
         };
-        let start_sequences = self.announced_starts.remove(&(number, node));
-        let start_sequences =
-            start_sequences.filter(|start_sequences| start_sequences.topic == theirs);
-        let start = ReplicationStart::new(start_sequences, topic.inbound().position());
+        let announced = self.announced_starts.remove(&(number, node));
+        let announced = announced.filter(|start| start.topic == theirs);
+        let start = ReplicationStart::new(announced, topic.inbound().position());
         let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
         let received = ReceivedTopic {
             topic: Arc::clone(topic),
@@ -233,15 +228,15 @@ impl ReceivedTopics {
     ) {
         if let Some(received) = self.received.remove(&(number, node)) {
             worker_pool.tell(number, Command::StopInbound(key(number), node));
-            self.draining_sinks.push(received.drain(false, forgets));
+            self.draining_sinks.push(DrainingSink { received, worker_ended: false, forgets });
         }
     }
 
     /// The workers end: writers to them are asked to restart.
     pub(super) fn workers_stopped(&mut self, remote_nodes: &RemoteNodes) {
-        for ((_, node), known) in std::mem::take(&mut self.received) {
-            request_restart(remote_nodes, node, known.topic.name(), known.connection);
-            self.draining_sinks.push(known.drain(true, false));
+        for ((_, node), received) in std::mem::take(&mut self.received) {
+            request_restart(remote_nodes, node, received.topic.name(), received.connection);
+            self.draining_sinks.push(DrainingSink { received, worker_ended: true, forgets: false });
         }
         self.draining_sinks.iter_mut().for_each(|sink| sink.worker_ended = true);
     }
@@ -252,10 +247,10 @@ impl ReceivedTopics {
 
     /// Removes ended sinks.
     pub(super) fn reap_sinks(&mut self) {
-        self.draining_sinks.retain(|draining| {
-            let is_running = draining.sink.strong_count() > 0;
-            if let Some(origin) = draining.forget.filter(|_| !is_running) {
-                draining.topic.remove_origin(&origin);
+        self.draining_sinks.retain(|DrainingSink { received, forgets, .. }| {
+            let is_running = received.is_running();
+            if *forgets && !is_running {
+                received.topic.remove_origin(&received.origin);
             }
             is_running
         });

@@ -1,49 +1,13 @@
 //! Report of peers and replicated topics.
 
-use std::time::{Instant, SystemTime};
-
-use crossbeam_channel::Receiver;
+use std::time::SystemTime;
 
 use super::{Replicator, number};
 use crate::error::ErrorKind;
 use crate::peers::{PeerReport, PeerState};
-use crate::replication::{Counters, TopicKey, Worker};
+use crate::replication::TopicKey;
 use crate::report::{RingPath, Row};
 use crate::settings::SharedSettings;
-
-/// Counters of a worker, polled.
-#[derive(Debug, Default)]
-pub(super) struct PolledCounters {
-    pending: Option<Receiver<Counters>>,
-    last: Counters,
-}
-
-impl PolledCounters {
-    /// Receives a pending answer until `end`.
-    pub(super) fn take_answer(&mut self, end: Instant) {
-        use crossbeam_channel::RecvTimeoutError;
-        let Some(pending) = &self.pending else { return };
-        match pending.recv_deadline(end) {
-            Ok(counters) => (self.last, self.pending) = (counters, None),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => self.pending = None,
-        }
-    }
-
-    /// Requests counters, unless a request is pending. True if it sent a request.
-    pub(super) fn request(&mut self, worker: &Worker) -> bool {
-        self.take_answer(Instant::now());
-        let is_new = self.pending.is_none();
-        if is_new {
-            self.pending = worker.request_counters().ok();
-        }
-        is_new
-    }
-
-    pub(super) fn last(&self) -> &Counters {
-        &self.last
-    }
-}
 
 /// How long a peer has been connected, or why it is not.
 fn describe_peer(peer: &PeerReport, now: SystemTime) -> String {

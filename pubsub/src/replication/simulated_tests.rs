@@ -15,10 +15,10 @@ use self::simulation::{
     SimChunk, SimInboundState, SimLane, SimPayload, SimRingInput, SimTransport, Speeds,
     transfer_time,
 };
-use super::{MessageHeader, NodeId};
-use crate::replication::inbound::{Inbound, InboundFailure};
+use super::{MessageHeader, NodeId, OutboundOptions, TurnFailure};
+use crate::replication::inbound::Inbound;
 use crate::replication::message_header::{MAX_PREFIX_LENGTH, RingMessageKind};
-use crate::replication::outbound::{Outbound, OutboundOptions};
+use crate::replication::outbound::Outbound;
 
 const MIB: u64 = 1 << 20;
 const SPEEDS: Speeds = Speeds { out: 10_000, wire: 4_000, into: 8_000, latency: 2_000 };
@@ -553,8 +553,8 @@ fn hostile(
     let now = wire.clock();
     let mut reading = SimRingInput { intake: &mut intake, wire: &mut wire, ring: None };
     match inbound.advance(now, &mut reading, &mut sink) {
-        Err(InboundFailure::Ring(error)) => error.to_string(),
-        Err(InboundFailure::Topic(error)) => panic!("{error}"),
+        Err(TurnFailure::Connection(error)) => error.to_string(),
+        Err(TurnFailure::Topic(error)) => panic!("{error}"),
         Ok(_) => format!("{} published", sink.published.lock().unwrap().len()),
     }
 }

@@ -95,23 +95,3 @@ pub trait Sink<P = PayloadLocation>: Send {
     /// writer sends them again.
     fn abandon(&mut self);
 }
-
-/// A reading of both clocks, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ClockReading {
-    /// The monotonic clock.
-    pub(crate) monotonic: u64,
-    /// The realtime clock.
-    pub(crate) realtime: u64,
-}
-
-/// Result of one turn of a topic.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
-    /// Something moved: there may be more.
-    pub(crate) has_moved: bool,
-    /// A device copies; its end sends no notification.
-    pub(crate) is_copying: bool,
-    /// A retry is needed without a notification: the sink or the provider's queue is full.
-    pub(crate) is_waiting: bool,
-}

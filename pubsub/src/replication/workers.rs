@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 
 use super::{RetryBackoff, key};
 use crate::error::{Error, ErrorKind, Result};
 use crate::network_options::NetworkOptions;
 use crate::peers::is_local_address;
-use crate::replication::report::PolledCounters;
 use crate::replication::{
     Command, Counters, Provider, Worker, WorkerEvent, WorkerOptions, Workers,
 };
@@ -40,6 +39,35 @@ struct WorkerStart {
     outcome: Receiver<Result<Workers>>,
     /// It exceeded its timeout: nothing waits for it any more.
     is_late: bool,
+}
+
+/// Counters of a worker, polled.
+#[derive(Debug, Default)]
+struct PolledCounters {
+    pending: Option<Receiver<Counters>>,
+    last: Counters,
+}
+
+impl PolledCounters {
+    /// Receives a pending answer until `end`.
+    fn take_answer(&mut self, end: Instant) {
+        let Some(pending) = &self.pending else { return };
+        match pending.recv_deadline(end) {
+            Ok(counters) => (self.last, self.pending) = (counters, None),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => self.pending = None,
+        }
+    }
+
+    /// Requests counters, unless a request is pending. True if it sent a request.
+    fn request(&mut self, worker: &Worker) -> bool {
+        self.take_answer(Instant::now());
+        let is_new = self.pending.is_none();
+        if is_new {
+            self.pending = worker.request_counters().ok();
+        }
+        is_new
+    }
 }
 
 /// A change of the pool that concerns other parts of replication.
@@ -324,7 +352,7 @@ impl WorkerPool {
             count.take_answer(end);
         }
         let providers = workers.into_iter().map(Worker::provider);
-        providers.zip(self.counters.iter().map(PolledCounters::last))
+        providers.zip(self.counters.iter().map(|polled| &polled.last))
     }
 }
 
@@ -345,19 +373,18 @@ impl Drop for WorkerPool {
 }
 
 #[cfg(test)]
-impl WorkerPool {
-    pub(super) fn start_with(&mut self, start_workers: StartWorkers) {
-        self.start_workers = start_workers;
-    }
-
-    pub(super) fn is_opening(&self) -> bool {
-        self.start.is_some()
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
+
+    impl WorkerPool {
+        pub(crate) fn start_with(&mut self, start_workers: StartWorkers) {
+            self.start_workers = start_workers;
+        }
+
+        pub(crate) fn is_opening(&self) -> bool {
+            self.start.is_some()
+        }
+    }
 
     #[test]
     fn loopback_address_is_reached_from_the_same_machine_only() {

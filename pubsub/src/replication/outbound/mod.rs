@@ -15,10 +15,10 @@ use std::ops::Range;
 
 use fabric::ring::{Message, Pushed};
 
-use super::{ClockReading, NodeId, Progress, Source};
+use self::staging::StagingArea;
+use super::message_header::{MessageHeader, RingMessageKind};
+use super::{ClockReading, NodeId, OutboundOptions, Progress, RingProgress, Source, TurnFailure};
 use crate::error::{Error, ErrorKind, Result};
-use crate::replication::message_header::{MessageHeader, RingMessageKind};
-use crate::replication::outbound::staging::{CopyState, PieceDemand, StagingArea};
 
 /// Bytes of a batch buffer, which collects small messages.
 pub(crate) const BATCH_BUFFER_LENGTH: usize = 16 << 10;
@@ -32,17 +32,6 @@ const CHUNKS_PER_TURN: usize = 32;
 /// Copies begun before the completion of earlier ones is polled: beginning one takes some
 /// microseconds, and earlier ones may be sent meanwhile.
 const COPIES_PER_TURN: usize = 8;
-
-/// Positions of a ring, in its epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RingProgress {
-    /// End of the written bytes.
-    pub(crate) tail: u64,
-    /// Up to here the provider has completed the writes.
-    pub(crate) left: u64,
-    /// Up to here the reader has acknowledged.
-    pub(crate) read: u64,
-}
 
 /// Where a message's next bytes are written from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,19 +101,6 @@ pub(crate) trait OutboundTransport {
     fn is_copied(&mut self, copy_handle: &Self::CopyHandle) -> Result<bool>;
 }
 
-/// Options of an outbound topic.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OutboundOptions {
-    /// Bytes of a staged piece.
-    pub(crate) piece: u64,
-    /// Slots that the topic may use.
-    pub(crate) slots: usize,
-    /// Messages retained for lagging destinations; None: all.
-    pub(crate) max_retained: Option<usize>,
-    /// Timeout of a device's copy and of a provider's completion, in nanoseconds.
-    pub(crate) timeout: u64,
-}
-
 /// Counters of a destination.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DestinationCounters {
@@ -171,10 +147,68 @@ enum WriteSource {
     Piece(u64),
 }
 
+impl WriteSource {
+    /// A write has ended, as far as is known; `may_go_on` if it may still continue.
+    fn finish<W: OutboundTransport>(
+        self,
+        staging: &mut StagingArea<W::CopyHandle>,
+        wire: &mut W,
+        may_go_on: bool,
+    ) {
+        match self {
+            Self::BatchBuffer(batch_buffer) => wire.release_batch_buffer(batch_buffer, may_go_on),
+            Self::Piece(piece_index) => staging.write_finished(piece_index, may_go_on),
+        }
+    }
+}
+
+/// A ring message that begins with a batch buffer: a batch lies there as a whole, of a long message
+/// the header and the metadata.
 #[derive(Debug)]
-enum MessageInProgress {
-    Batch { message: Message, batch_buffer: u32, length: usize, messages: u64 },
-    Long { message: Message, batch_buffer: u32, prefix: usize },
+struct MessageInProgress {
+    message: Message,
+    batch_buffer: u32,
+    /// Bytes of the batch buffer.
+    length: usize,
+    /// Number of messages of a batch; None for a long message.
+    batched: Option<u64>,
+}
+
+/// A slot with a piece in it.
+#[derive(Debug)]
+struct StagedPiece<T> {
+    piece_index: u64,
+    /// The number of its message's entry.
+    entry: u64,
+    slot: u32,
+    /// Order of its copy among the topic's copies; set by `put`.
+    order: u64,
+    state: CopyState<T>,
+    /// Writes from it that the provider has not completed.
+    pending_writes: u32,
+    /// Writes from it were abandoned, but may continue: the slot must not be reused.
+    is_quarantined: bool,
+}
+
+#[derive(Debug)]
+enum CopyState<T> {
+    /// Being copied since this time.
+    Copying(T, u64),
+    Ready,
+}
+
+impl<T> StagedPiece<T> {
+    fn is_copying(&self) -> bool {
+        matches!(self.state, CopyState::Copying(..))
+    }
+}
+
+/// The pieces that a destination will need: from this one on.
+#[derive(Debug, Clone, Copy)]
+struct PieceDemand {
+    from: u64,
+    /// It has no credit now.
+    is_blocked: bool,
 }
 
 /// What a ring message acknowledges.
@@ -238,14 +272,6 @@ struct RetiringRing<R> {
     since: Option<u64>,
     /// The entries whose writes may be in flight.
     entries: Range<u64>,
-}
-
-/// Why a topic or a connection failed.
-enum OutboundFailure {
-    /// Failure of the topic.
-    Topic(Error),
-    /// Failure of the connection to one node.
-    Peer(Error),
 }
 
 /// A topic at the node that has its messages.
@@ -348,25 +374,14 @@ impl<W: OutboundTransport> Outbound<W> {
         destination.unacknowledged.clear();
         (destination.credit, destination.left, destination.blocked_since) = (0, 0, None);
         destination.is_busy = false;
-        match destination.in_progress.take() {
+        if let Some(in_progress) = destination.in_progress.take()
+            && in_progress.message.written() == 0
+        {
             // Nothing of this batch buffer was written.
-            Some(MessageInProgress::Batch { batch_buffer, .. }) => {
-                wire.release_batch_buffer(batch_buffer, false)
-            }
-            Some(MessageInProgress::Long { message, batch_buffer, .. })
-                if message.written() == 0 =>
-            {
-                wire.release_batch_buffer(batch_buffer, false);
-            }
-            _ => {}
+            wire.release_batch_buffer(in_progress.batch_buffer, false);
         }
         for (_, source) in destination.in_flight_writes.drain(..) {
-            match source {
-                WriteSource::BatchBuffer(batch_buffer) => {
-                    wire.release_batch_buffer(batch_buffer, true)
-                }
-                WriteSource::Piece(piece_index) => self.staging.write_finished(piece_index, true),
-            }
+            source.finish(&mut self.staging, wire, true);
         }
     }
 
@@ -402,12 +417,6 @@ impl<W: OutboundTransport> Outbound<W> {
         let timeout = self.options.timeout;
         let is_late = |since: u64| now.monotonic.saturating_sub(since) > timeout;
         self.retiring.iter().any(|retiring| retiring.since.is_some_and(is_late))
-    }
-
-    /// Disconnects all, before the endpoint is closed.
-    pub(crate) fn disconnect_all(&mut self, wire: &mut W) {
-        let nodes: Vec<_> = self.destinations.iter().map(|destination| destination.node).collect();
-        nodes.into_iter().for_each(|node| self.disconnect(node, wire));
     }
 
     /// Forgets retiring rings after the endpoint was closed; none is connected, and no write is in
@@ -473,7 +482,7 @@ impl<W: OutboundTransport> Outbound<W> {
     pub(crate) fn advance(
         &mut self,
         now: ClockReading,
-        source: &mut (impl Source<W::PayloadLocation> + ?Sized),
+        source: &mut dyn Source<W::PayloadLocation>,
         wire: &mut W,
     ) -> Result<Progress> {
         let mut progress = Progress::default();
@@ -494,16 +503,15 @@ impl<W: OutboundTransport> Outbound<W> {
         for index in (0..count).map(|offset| (offset + turn) % count) {
             match self.write(index, now, wire, &mut progress) {
                 Ok(()) => {}
-                Err(OutboundFailure::Peer(error)) => self.disconnect_failed(index, error, wire),
-                Err(OutboundFailure::Topic(error)) => return Err(error),
+                Err(TurnFailure::Connection(error)) => self.disconnect_failed(index, error, wire),
+                Err(TurnFailure::Topic(error)) => return Err(error),
             }
         }
         if self.next_piece > 0 {
             progress.has_moved |= self.stage_more(now, wire, &mut progress)?;
         }
         progress.is_waiting |= !self.retiring.is_empty();
-        progress.is_copying =
-            self.staging.items().iter().any(|item| matches!(item.state, CopyState::Copying(..)));
+        progress.is_copying = self.staging.items().iter().any(StagedPiece::is_copying);
         progress.is_copying |= source.is_write_pending();
         Ok(progress)
     }
@@ -523,11 +531,8 @@ impl<W: OutboundTransport> Outbound<W> {
             if !wire.is_copied(copy_handle)? {
                 if now.monotonic - since > self.options.timeout {
                     let detail = "the device did not copy a message out within the timeout";
-                    return Err(Error::new(
-                        "copy message out",
-                        ErrorKind::DeadlineExceeded,
-                        detail,
-                    ));
+                    let kind = ErrorKind::DeadlineExceeded;
+                    return Err(Error::new("copy message out", kind, detail));
                 }
                 break;
             }
@@ -554,12 +559,7 @@ impl<W: OutboundTransport> Outbound<W> {
             pop_through(&mut destination.in_flight_writes, ring_progress.left)
         {
             has_moved = true;
-            match source {
-                WriteSource::BatchBuffer(batch_buffer) => {
-                    wire.release_batch_buffer(batch_buffer, false)
-                }
-                WriteSource::Piece(piece_index) => self.staging.write_finished(piece_index, false),
-            }
+            source.finish(&mut self.staging, wire, false);
         }
         destination.left = ring_progress.left;
         // A reader may claim to have read more than was completed. The claim is wrong, and the

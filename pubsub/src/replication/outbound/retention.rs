@@ -25,21 +25,39 @@ impl<R> Destination<R> {
     /// The entries that the local provider may still read.
     pub(super) fn in_flight_entries(&self) -> Range<u64> {
         let end = match &self.in_progress {
-            Some(MessageInProgress::Long { .. }) => self.next + 1,
+            Some(MessageInProgress { batched: None, .. }) => self.next + 1,
             // These messages were copied already.
-            Some(MessageInProgress::Batch { messages, .. }) => self.next.saturating_sub(*messages),
+            Some(MessageInProgress { batched: Some(count), .. }) => {
+                self.next.saturating_sub(*count)
+            }
             None => self.next,
         };
         self.left_to().min(end)..end
+    }
+
+    /// The next `count` entries are missed by this destination.
+    pub(super) fn skip_missed(&mut self, count: u64) {
+        self.counters.missed += count;
+        self.skip(count);
+    }
+
+    /// The next `count` entries are not needed by this destination.
+    pub(super) fn skip(&mut self, count: u64) {
+        self.next += count;
+        // A message in progress includes the skipped entries when it is written.
+        if self.in_progress.is_some() {
+            return;
+        }
+        match self.unacknowledged.back_mut() {
+            Some((_, unacknowledged)) => unacknowledged.entry = self.next,
+            None => self.delivered = self.next,
+        }
     }
 }
 
 impl<W: OutboundTransport> Outbound<W> {
     /// Reports the position of each destination to the source.
-    pub(super) fn report_delivered(
-        &mut self,
-        source: &mut (impl Source<W::PayloadLocation> + ?Sized),
-    ) {
+    pub(super) fn report_delivered(&mut self, source: &mut dyn Source<W::PayloadLocation>) {
         if self.options.max_retained.is_some() {
             return;
         }
@@ -58,7 +76,7 @@ impl<W: OutboundTransport> Outbound<W> {
     /// Releases the messages that all destinations have.
     pub(super) fn release(
         &mut self,
-        source: &mut (impl Source<W::PayloadLocation> + ?Sized),
+        source: &mut dyn Source<W::PayloadLocation>,
         wire: &mut W,
     ) -> bool {
         let lowest = self.destinations.iter().map(|destination| destination.delivered).min();
@@ -94,7 +112,7 @@ impl<W: OutboundTransport> Outbound<W> {
     pub(super) fn read_source(
         &mut self,
         now: ClockReading,
-        source: &mut (impl Source<W::PayloadLocation> + ?Sized),
+        source: &mut dyn Source<W::PayloadLocation>,
         wire: &mut W,
     ) -> Result<bool> {
         let mut has_moved = false;
@@ -127,16 +145,10 @@ impl<W: OutboundTransport> Outbound<W> {
             let pieces = if is_staged { header.length.div_ceil(self.options.piece) } else { 0 };
             let piece_index = self.next_piece;
             self.next_piece += pieces;
-            let (copy_begun, is_dropped) = (None, false);
             self.taken_to = header.position + 1;
-            self.entries.push_back(Entry {
-                header,
-                payload,
-                piece_index,
-                pieces,
-                copy_begun,
-                is_dropped,
-            });
+            let (copy_begun, is_dropped) = (None, false);
+            let entry = Entry { header, payload, piece_index, pieces, copy_begun, is_dropped };
+            self.entries.push_back(entry);
             has_moved = true;
         }
         self.full_since = None;
@@ -160,7 +172,7 @@ impl<W: OutboundTransport> Outbound<W> {
 
     /// Drops the oldest entries while the limit is reached. Otherwise publishers of this node could
     /// publish nothing that replaces them. True if any was dropped.
-    fn drain(&mut self, source: &mut (impl Source<W::PayloadLocation> + ?Sized)) -> bool {
+    fn drain(&mut self, source: &mut dyn Source<W::PayloadLocation>) -> bool {
         let most = self.options.max_retained.unwrap_or(usize::MAX);
         let mut has_moved = false;
         while self.entries.len() - self.dropped >= most {
@@ -171,7 +183,7 @@ impl<W: OutboundTransport> Outbound<W> {
         has_moved
     }
 
-    fn drop_entry(&mut self, number: u64, source: &mut (impl Source<W::PayloadLocation> + ?Sized)) {
+    fn drop_entry(&mut self, number: u64, source: &mut dyn Source<W::PayloadLocation>) {
         let Some(entry) = self.entries.get_mut((number - self.first) as usize) else { return };
         entry.is_dropped = true;
         let position = entry.header.position;
@@ -239,27 +251,6 @@ impl<W: OutboundTransport> Outbound<W> {
                 let error = Error::new("write to node", ErrorKind::DeadlineExceeded, detail);
                 self.disconnect_failed(index, error, wire);
             }
-        }
-    }
-}
-
-impl<R> Destination<R> {
-    /// The next `count` entries are missed by this destination.
-    pub(super) fn skip_missed(&mut self, count: u64) {
-        self.counters.missed += count;
-        self.skip(count);
-    }
-
-    /// The next `count` entries are not needed by this destination.
-    pub(super) fn skip(&mut self, count: u64) {
-        self.next += count;
-        // A message in progress includes the skipped entries when it is written.
-        if self.in_progress.is_some() {
-            return;
-        }
-        match self.unacknowledged.back_mut() {
-            Some((_, unacknowledged)) => unacknowledged.entry = self.next,
-            None => self.delivered = self.next,
         }
     }
 }

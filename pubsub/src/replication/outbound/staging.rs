@@ -6,36 +6,7 @@
 
 use std::ops::Range;
 
-/// A slot with a piece in it.
-#[derive(Debug)]
-pub(super) struct StagedPiece<T> {
-    pub(super) piece_index: u64,
-    /// The number of its message's entry.
-    pub(super) entry: u64,
-    pub(super) slot: u32,
-    /// Order of its copy among the topic's copies; set by `put`.
-    pub(super) order: u64,
-    pub(super) state: CopyState<T>,
-    /// Writes from it that the provider has not completed.
-    pub(super) pending_writes: u32,
-    /// Writes from it were abandoned, but may continue: the slot must not be reused.
-    pub(super) is_quarantined: bool,
-}
-
-#[derive(Debug)]
-pub(super) enum CopyState<T> {
-    /// Being copied since this time.
-    Copying(T, u64),
-    Ready,
-}
-
-/// The pieces that a destination will need: from this one on.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PieceDemand {
-    pub(super) from: u64,
-    /// It has no credit now.
-    pub(super) is_blocked: bool,
-}
+use super::{PieceDemand, StagedPiece};
 
 /// Priority of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,10 +59,7 @@ impl<T> StagingArea<T> {
 
     /// Whether a device reads this entry.
     pub(super) fn is_copying(&self, entry: u64) -> bool {
-        let is_of_entry = |item: &StagedPiece<T>| item.entry == entry;
-        self.items
-            .iter()
-            .any(|item| is_of_entry(item) && matches!(item.state, CopyState::Copying(..)))
+        self.items.iter().any(|item| item.entry == entry && item.is_copying())
     }
 
     pub(super) fn items(&mut self) -> &mut [StagedPiece<T>] {
@@ -105,9 +73,7 @@ impl<T> StagingArea<T> {
 
     /// The piece whose copy began first, among copies in progress.
     pub(super) fn oldest_copy(&mut self) -> Option<&mut StagedPiece<T>> {
-        let copies =
-            self.items.iter_mut().filter(|item| matches!(item.state, CopyState::Copying(..)));
-        copies.min_by_key(|item| item.order)
+        self.items.iter_mut().filter(|item| item.is_copying()).min_by_key(|item| item.order)
     }
 
     /// A write from a piece has ended, as far as is known; `may_go_on` if it may still continue.
@@ -131,17 +97,7 @@ impl<T> StagingArea<T> {
     }
 
     fn is_free(item: &StagedPiece<T>) -> bool {
-        item.pending_writes == 0 && matches!(item.state, CopyState::Ready)
-    }
-
-    /// Removes a slot that no destination needs.
-    pub(super) fn unneeded(&mut self, demands: &[PieceDemand]) -> Option<StagedPiece<T>> {
-        let is_unneeded = |item: &StagedPiece<T>| {
-            Self::is_free(item)
-                && self.priority(item.piece_index, demands) == PiecePriority::Unneeded
-        };
-        let index = self.items.iter().position(is_unneeded)?;
-        Some(self.items.swap_remove(index))
+        item.pending_writes == 0 && !item.is_copying()
     }
 
     /// Removes the slot of lowest priority, if below this one.
@@ -160,16 +116,15 @@ impl<T> StagingArea<T> {
 
     /// Removes one of the pieces of released entries.
     pub(super) fn outside_entries(&mut self, entries: &Range<u64>) -> Option<StagedPiece<T>> {
-        let index = self
-            .items
-            .iter()
-            .position(|item| Self::is_free(item) && !entries.contains(&item.entry))?;
+        let is_outside = |item: &StagedPiece<T>| !entries.contains(&item.entry);
+        let index = self.items.iter().position(|item| Self::is_free(item) && is_outside(item))?;
         Some(self.items.swap_remove(index))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::CopyState;
     use super::*;
 
     fn staging(serials: &[u64]) -> StagingArea<()> {
@@ -210,7 +165,10 @@ mod tests {
         staging.items().iter_mut().for_each(|item| item.state = CopyState::Copying((), 0));
         // Removing an item changes the indices of others.
         staging.items()[0].state = CopyState::Ready;
-        assert_eq!(staging.unneeded(&[demand(4)]).map(|item| item.piece_index), Some(3));
+        assert_eq!(
+            staging.victim(&[demand(4)], PiecePriority::Blocked).map(|item| item.piece_index),
+            Some(3)
+        );
         let mut order = Vec::new();
         while let Some(item) = staging.oldest_copy() {
             item.state = CopyState::Ready;
@@ -224,9 +182,19 @@ mod tests {
         let mut staging = staging(&[3, 4, 5]);
         staging.items()[1].pending_writes = 1;
         let demands = [demand(5)];
-        assert_eq!(staging.unneeded(&demands).map(|item| item.piece_index), Some(3));
-        assert!(staging.unneeded(&demands).is_none(), "a write from piece 4 is pending");
+        assert_eq!(
+            staging.victim(&demands, PiecePriority::Blocked).map(|item| item.piece_index),
+            Some(3)
+        );
+        assert!(
+            staging.victim(&demands, PiecePriority::Blocked).is_none(),
+            "a write from piece 4 is pending"
+        );
         staging.write_finished(4, true);
-        assert!(staging.unneeded(&demands).is_some_and(|item| item.is_quarantined));
+        assert!(
+            staging
+                .victim(&demands, PiecePriority::Blocked)
+                .is_some_and(|item| item.is_quarantined)
+        );
     }
 }

@@ -2,16 +2,17 @@
 
 use fabric::ring::Pushed;
 
-use super::staging::{CopyState, PieceDemand, PiecePriority, StagedPiece};
+use super::staging::PiecePriority;
 use super::{
-    BATCH_BUFFER_LENGTH, CHUNKS_PER_TURN, COPIES_PER_TURN, Destination, MessageInProgress,
-    Outbound, OutboundFailure, OutboundTransport, Part, UnacknowledgedMessage, WriteSource,
+    BATCH_BUFFER_LENGTH, CHUNKS_PER_TURN, COPIES_PER_TURN, CopyState, Destination,
+    MessageInProgress, Outbound, OutboundTransport, Part, PieceDemand, StagedPiece,
+    UnacknowledgedMessage, WriteSource,
 };
 use crate::error::Result;
 use crate::replication::message_header::{
     MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
 };
-use crate::replication::{ClockReading, Progress};
+use crate::replication::{ClockReading, Progress, TurnFailure};
 
 impl<W: OutboundTransport> Outbound<W> {
     pub(super) fn write(
@@ -20,7 +21,7 @@ impl<W: OutboundTransport> Outbound<W> {
         now: ClockReading,
         wire: &mut W,
         progress: &mut Progress,
-    ) -> std::result::Result<(), OutboundFailure> {
+    ) -> std::result::Result<(), TurnFailure> {
         for _ in 0..CHUNKS_PER_TURN {
             let Some(ring) = self.destinations[index].ring else { break };
             if self.destinations[index].in_progress.is_none()
@@ -30,41 +31,33 @@ impl<W: OutboundTransport> Outbound<W> {
             }
             let destination = &mut self.destinations[index];
             let Some(in_progress) = &mut destination.in_progress else { break };
-            let (message, part, at, source) = match in_progress {
-                MessageInProgress::Batch { message, batch_buffer, length, .. } => {
-                    let part = Part::BatchBuffer { batch_buffer: *batch_buffer, length: *length };
-                    (message, part, 0, Some(WriteSource::BatchBuffer(*batch_buffer)))
-                }
-                MessageInProgress::Long { message, batch_buffer, prefix }
-                    if message.written() == 0 =>
-                {
-                    let part = Part::BatchBuffer { batch_buffer: *batch_buffer, length: *prefix };
-                    (message, part, 0, Some(WriteSource::BatchBuffer(*batch_buffer)))
-                }
-                MessageInProgress::Long { message, prefix, .. } => {
-                    let number = (destination.next - self.first) as usize;
-                    let Some(entry) = self.entries.get(number) else { break };
-                    let prefix = *prefix as u64;
-                    if entry.pieces == 0 {
-                        (message, Part::Direct(&entry.payload), prefix, None)
-                    } else {
-                        let piece = self.options.piece;
-                        let number = ((message.written() - prefix) / piece).min(entry.pieces - 1);
-                        let piece_index = entry.piece_index + number;
-                        let from = number * piece;
-                        let mut length = piece.min(entry.header.length - from);
-                        if number + 1 == entry.pieces {
-                            length += TRAILER_LENGTH as u64;
-                        }
-                        let ready = self.staging.find(piece_index);
-                        let ready = ready.filter(|item| matches!(item.state, CopyState::Ready));
-                        let Some(item) = ready else { break };
-                        let part = Part::Slot { slot: item.slot, length: length as usize };
-                        (message, part, prefix + from, Some(WriteSource::Piece(piece_index)))
+            let MessageInProgress { message, batch_buffer, length, batched } = in_progress;
+            let prefix = *length as u64;
+            let (part, at, source) = if message.written() == 0 {
+                let part = Part::BatchBuffer { batch_buffer: *batch_buffer, length: *length };
+                (part, 0, Some(WriteSource::BatchBuffer(*batch_buffer)))
+            } else {
+                let Some(entry) = self.entries.get((destination.next - self.first) as usize) else {
+                    break;
+                };
+                if entry.pieces == 0 {
+                    (Part::Direct(&entry.payload), prefix, None)
+                } else {
+                    let piece = self.options.piece;
+                    let number = ((message.written() - prefix) / piece).min(entry.pieces - 1);
+                    let piece_index = entry.piece_index + number;
+                    let from = number * piece;
+                    let mut length = piece.min(entry.header.length - from);
+                    if number + 1 == entry.pieces {
+                        length += TRAILER_LENGTH as u64;
                     }
+                    let ready = self.staging.find(piece_index).filter(|item| !item.is_copying());
+                    let Some(item) = ready else { break };
+                    let part = Part::Slot { slot: item.slot, length: length as usize };
+                    (part, prefix + from, Some(WriteSource::Piece(piece_index)))
                 }
             };
-            let pushed = wire.push(ring, message, part, at).map_err(OutboundFailure::Peer)?;
+            let pushed = wire.push(ring, message, part, at).map_err(TurnFailure::Connection)?;
             destination.is_busy = pushed == Pushed::Busy;
             match pushed {
                 Pushed::Posted(_) | Pushed::Written => {}
@@ -81,7 +74,7 @@ impl<W: OutboundTransport> Outbound<W> {
                 }
             }
             progress.has_moved = true;
-            let is_written = message.is_written();
+            let (is_written, batched) = (message.is_written(), *batched);
             destination.end_blocked(now);
             // A ring that just broke may still have the write in flight.
             let ring_progress = wire.ring_progress(ring);
@@ -95,18 +88,16 @@ impl<W: OutboundTransport> Outbound<W> {
                 destination.in_flight_writes.push_back((tail, source));
             }
             if is_written {
-                let (messages, is_copied) = match destination.in_progress.take() {
-                    Some(MessageInProgress::Batch { messages, .. }) => (messages, true),
-                    _ => {
-                        destination.next += 1;
-                        (1, false)
-                    }
+                destination.in_progress = None;
+                destination.next += u64::from(batched.is_none());
+                let unacknowledged = UnacknowledgedMessage {
+                    entry: destination.next,
+                    messages: batched.unwrap_or(1),
+                    is_copied: batched.is_some(),
                 };
-                let unacknowledged =
-                    UnacknowledgedMessage { entry: destination.next, messages, is_copied };
                 destination.unacknowledged.push_back((tail, unacknowledged));
             }
-            ring_progress.map_err(OutboundFailure::Peer)?;
+            ring_progress.map_err(TurnFailure::Connection)?;
         }
         Ok(())
     }
@@ -119,7 +110,7 @@ impl<W: OutboundTransport> Outbound<W> {
         ring: W::Ring,
         now: ClockReading,
         wire: &mut W,
-    ) -> std::result::Result<bool, OutboundFailure> {
+    ) -> std::result::Result<bool, TurnFailure> {
         let (first, end) = (self.first, self.end());
         let destination = &mut self.destinations[index];
         // Entries that it has from an earlier connection, and dropped ones.
@@ -142,11 +133,8 @@ impl<W: OutboundTransport> Outbound<W> {
             .any(|(_, source)| matches!(source, WriteSource::BatchBuffer(_)));
         let Some(batch_buffer) = wire.take_batch_buffer(is_first) else { return Ok(false) };
         let filled = self.fill(index, ring, batch_buffer, now, wire);
-        if filled.is_err() {
-            // Nothing was written from it.
-            wire.release_batch_buffer(batch_buffer, false);
-        }
-        filled.map(|()| true)
+        // Nothing was written from it.
+        filled.inspect_err(|_| wire.release_batch_buffer(batch_buffer, false)).map(|()| true)
     }
 
     /// Fills a batch buffer with the next message or messages.
@@ -157,63 +145,57 @@ impl<W: OutboundTransport> Outbound<W> {
         batch_buffer: u32,
         now: ClockReading,
         wire: &mut W,
-    ) -> std::result::Result<(), OutboundFailure> {
+    ) -> std::result::Result<(), TurnFailure> {
         let (first, end) = (self.first, self.end());
         let destination = &mut self.destinations[index];
         let entry_of = |number: u64| &self.entries[(number - first) as usize];
-        let limit =
-            wire.max_single_chunk(ring).map_err(OutboundFailure::Peer)?.min(BATCH_BUFFER_LENGTH);
+        let limit = wire.max_single_chunk(ring).map_err(TurnFailure::Connection)?;
+        let limit = limit.min(BATCH_BUFFER_LENGTH);
         let mut bytes = [0; MAX_PREFIX_LENGTH];
         let entry = entry_of(destination.next);
-        if !entry.is_small(limit) {
+        let (kind, length, ring_length, payloads, batched);
+        if entry.is_small(limit) {
+            let (mut at, mut next, mut sum) = (0, destination.next, 0);
+            while next < end {
+                let entry = entry_of(next);
+                let header = MessageHeader { posted: now.realtime, ..entry.header };
+                let taken = header.batch_length();
+                if entry.is_dropped || !entry.is_small(limit) || at + taken > limit {
+                    break;
+                }
+                let prefix = header.encode(false, &mut bytes);
+                wire.write_batch_buffer(batch_buffer, at, &bytes[..prefix])?;
+                let length = header.length as usize;
+                if length > 0 {
+                    wire.gather(batch_buffer, at + prefix, &entry.payload, length)?;
+                }
+                let filled = prefix + length;
+                if filled < taken {
+                    let nothing = &[0; 8][..taken - filled];
+                    wire.write_batch_buffer(batch_buffer, at + filled, nothing)?;
+                }
+                at += taken;
+                next += 1;
+                sum += header.length;
+            }
+            (kind, length, ring_length) = (RingMessageKind::Batch, at, at as u64);
+            (payloads, batched) = (sum, Some(next - destination.next));
+        } else {
             let header = MessageHeader { posted: now.realtime, ..entry.header };
             let is_staged = entry.pieces > 0;
             let prefix = header.encode(is_staged, &mut bytes);
-            wire.write_batch_buffer(batch_buffer, 0, &bytes[..prefix])
-                .map_err(OutboundFailure::Topic)?;
+            wire.write_batch_buffer(batch_buffer, 0, &bytes[..prefix])?;
             let trailer = if is_staged { TRAILER_LENGTH } else { 0 };
-            let length = (prefix + trailer) as u64 + header.length;
-            let message =
-                wire.begin(ring, RingMessageKind::Long, length).map_err(OutboundFailure::Peer)?;
-            destination.in_progress =
-                Some(MessageInProgress::Long { message, batch_buffer, prefix });
-            destination.counters.bytes += header.length;
-            return Ok(());
+            (kind, length) = (RingMessageKind::Long, prefix);
+            ring_length = (prefix + trailer) as u64 + header.length;
+            (payloads, batched) = (header.length, None);
         }
-        let (mut at, mut next, mut payloads) = (0, destination.next, 0);
-        while next < end {
-            let entry = entry_of(next);
-            let header = MessageHeader { posted: now.realtime, ..entry.header };
-            let taken = header.batch_length();
-            if entry.is_dropped || !entry.is_small(limit) || at + taken > limit {
-                break;
-            }
-            let prefix = header.encode(false, &mut bytes);
-            wire.write_batch_buffer(batch_buffer, at, &bytes[..prefix])
-                .map_err(OutboundFailure::Topic)?;
-            let length = header.length as usize;
-            if length > 0 {
-                wire.gather(batch_buffer, at + prefix, &entry.payload, length)
-                    .map_err(OutboundFailure::Topic)?;
-            }
-            let filled = prefix + length;
-            if filled < taken {
-                let nothing = &[0; 8][..taken - filled];
-                wire.write_batch_buffer(batch_buffer, at + filled, nothing)
-                    .map_err(OutboundFailure::Topic)?;
-            }
-            at += taken;
-            next += 1;
-            payloads += header.length;
-        }
-        let message =
-            wire.begin(ring, RingMessageKind::Batch, at as u64).map_err(OutboundFailure::Peer)?;
-        let messages = next - destination.next;
-        destination.next = next;
-        destination.counters.bytes += payloads;
-        destination.counters.batches += 1;
+        let message = wire.begin(ring, kind, ring_length).map_err(TurnFailure::Connection)?;
         destination.in_progress =
-            Some(MessageInProgress::Batch { message, batch_buffer, length: at, messages });
+            Some(MessageInProgress { message, batch_buffer, length, batched });
+        destination.next += batched.unwrap_or(0);
+        destination.counters.bytes += payloads;
+        destination.counters.batches += u64::from(batched.is_some());
         Ok(())
     }
 
@@ -221,8 +203,8 @@ impl<W: OutboundTransport> Outbound<W> {
     fn cursor(&self, destination: &Destination<W::Ring>) -> u64 {
         let Some(entry) = self.entry(destination.next) else { return self.next_piece };
         match &destination.in_progress {
-            Some(MessageInProgress::Long { message, prefix, .. }) if entry.pieces > 0 => {
-                let payload = message.written().saturating_sub(*prefix as u64);
+            Some(MessageInProgress { message, length, batched: None, .. }) if entry.pieces > 0 => {
+                let payload = message.written().saturating_sub(*length as u64);
                 entry.piece_index + (payload / self.options.piece).min(entry.pieces - 1)
             }
             _ => entry.piece_index,
@@ -242,7 +224,8 @@ impl<W: OutboundTransport> Outbound<W> {
             let is_blocked = destination.blocked_since.is_some();
             demands.push(PieceDemand { from: self.cursor(destination), is_blocked });
         }
-        while let Some(item) = self.staging.unneeded(&demands) {
+        // Pieces that no destination needs.
+        while let Some(item) = self.staging.victim(&demands, PiecePriority::Blocked) {
             wire.release_slot(item.slot, item.is_quarantined);
         }
         let mut has_moved = false;
@@ -253,27 +236,20 @@ impl<W: OutboundTransport> Outbound<W> {
         'all: for distance in 0..ahead {
             for index in (0..count).map(|offset| (offset + turn) % count) {
                 let piece_index = demands[index].from + distance;
-                if piece_index >= self.next_piece || self.staging.has(piece_index) {
-                    continue;
-                }
-                if demands[index].is_blocked && distance > 0 {
+                if piece_index >= self.next_piece
+                    || self.staging.has(piece_index)
+                    || demands[index].is_blocked && distance > 0
+                {
                     continue;
                 }
                 if budget == 0 {
                     break 'all;
                 }
                 let below = if distance == 0 { PiecePriority::Now } else { PiecePriority::Soon };
-                match self.copy(piece_index, &demands, below, now, wire) {
-                    Ok(begun) => {
-                        has_moved |= begun;
-                        budget -= usize::from(begun);
-                        progress.is_waiting |= !begun && distance == 0;
-                    }
-                    Err(error) => {
-                        self.demands = demands;
-                        return Err(error);
-                    }
-                }
+                let has_begun = self.copy(piece_index, &demands, below, now, wire)?;
+                has_moved |= has_begun;
+                budget -= usize::from(has_begun);
+                progress.is_waiting |= !has_begun && distance == 0;
             }
         }
         self.demands = demands;
@@ -306,13 +282,8 @@ impl<W: OutboundTransport> Outbound<W> {
         let Some(slot) = slot else { return Ok(false) };
         let offset = (piece_index - entry.piece_index) * self.options.piece;
         let length = self.options.piece.min(entry.header.length - offset);
-        let copy_handle = match wire.copy_out(slot, &entry.payload, offset, length) {
-            Ok(copy_handle) => copy_handle,
-            Err(error) => {
-                wire.release_slot(slot, true);
-                return Err(error);
-            }
-        };
+        let copied = wire.copy_out(slot, &entry.payload, offset, length);
+        let copy_handle = copied.inspect_err(|_| wire.release_slot(slot, true))?;
         entry.copy_begun.get_or_insert(now.monotonic);
         self.staging.put(StagedPiece {
             piece_index,

@@ -16,9 +16,8 @@ use self::seen_nodes::SeenNodes;
 use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
 use crate::peers::{Peers, ServiceInstance, SessionId};
-use crate::replication::Provider;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::routing::provider_mismatch::ProviderMismatch;
+use crate::replication::routing::ProviderMismatch;
+use crate::replication::{ControlMessage, Provider};
 
 /// How often a node may change its provider while it is connected: each change reconciles all
 /// topics, and logs a line.
@@ -82,8 +81,8 @@ impl RemoteNodes {
     /// Whether one more log line about a connected or disconnected node is allowed.
     fn may_log_node(&mut self, now: Instant, node: NodeId) -> bool {
         let since = now.saturating_duration_since(self.began);
-        let is_connected = |node: &NodeId| self.nodes.contains_key(node);
-        self.seen_nodes.may_log(node, since, is_connected) && self.log.allows(since)
+        self.seen_nodes.may_log(node, since, |node| self.nodes.contains_key(node))
+            && self.log.allows(since)
     }
 
     pub(super) fn is_connected(&self, node: NodeId) -> bool {
@@ -119,9 +118,7 @@ impl RemoteNodes {
             self.send(node, &ControlMessage::Provider(ours.clone()));
         }
         self.unannounced.push((node, session));
-        let is_connected = |node: &NodeId| self.nodes.contains_key(node);
-        self.seen_nodes.set_label(node, label, is_connected);
-        self.seen_nodes.returns(node, instance, is_connected)
+        self.seen_nodes.connects(node, label, instance, |node| self.nodes.contains_key(node))
     }
 
     pub(super) fn disconnect(&mut self, now: Instant, node: NodeId, reason: &impl fmt::Display) {
@@ -191,12 +188,16 @@ impl RemoteNodes {
 }
 
 #[cfg(test)]
-impl RemoteNodes {
-    pub(super) fn provider(&self) -> Option<&Provider> {
-        self.provider.as_ref()
-    }
+mod tests {
+    use super::*;
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+    impl RemoteNodes {
+        pub(crate) fn provider(&self) -> Option<&Provider> {
+            self.provider.as_ref()
+        }
+
+        pub(crate) fn is_empty(&self) -> bool {
+            self.nodes.is_empty()
+        }
     }
 }

@@ -9,76 +9,72 @@ use crate::log_limit::LogLimit;
 use crate::peers::ServiceInstance;
 use crate::report::Row;
 
-/// Limit of labels of disconnected nodes.
-const MAX_LABELS: usize = 1024;
+/// Limit of known nodes, unless more are connected.
+const MAX_NODES: usize = 1024;
 /// Limit of reported nodes that missed messages of a topic.
 const MAX_NODES_OF_TOPIC: usize = 64;
 
+/// What outlasts a session of a node.
+#[derive(Debug)]
+struct SeenNode {
+    label: String,
+    /// The last instance of its service.
+    instance: Option<ServiceInstance>,
+    /// It may connect and disconnect repeatedly.
+    log: LogLimit,
+}
+
 /// As seen by this service; data of an earlier service is lost with it.
 #[derive(Debug, Default)]
-pub(in crate::replication) struct SeenNodes {
-    labels: BTreeMap<NodeId, String>,
-    /// The last instances of their services.
-    instances: BTreeMap<NodeId, ServiceInstance>,
-    /// Log limits per node: a node may connect and disconnect repeatedly.
-    logs: BTreeMap<NodeId, LogLimit>,
+pub(crate) struct SeenNodes {
+    nodes: BTreeMap<NodeId, SeenNode>,
     /// Messages missed by each given up node, by topic.
     given_up: BTreeMap<u32, BTreeMap<NodeId, u64>>,
 }
 
 impl SeenNodes {
-    /// Stores the label of a connected node.
-    pub(in crate::replication) fn set_label(
-        &mut self,
-        node: NodeId,
-        label: String,
-        is_connected: impl Fn(&NodeId) -> bool,
-    ) {
-        if self.labels.len() >= MAX_LABELS {
-            self.labels.retain(|node, _| is_connected(node));
+    fn node(&mut self, node: NodeId, is_connected: impl Fn(&NodeId) -> bool) -> &mut SeenNode {
+        if self.nodes.len() >= MAX_NODES && !self.nodes.contains_key(&node) {
+            self.nodes.retain(|node, _| is_connected(node));
         }
-        self.labels.insert(node, label);
+        self.nodes.entry(node).or_insert_with(|| SeenNode {
+            label: String::new(),
+            instance: None,
+            log: LogLimit::short(),
+        })
     }
 
     /// A node connects. True if its service instance is the previous one: only the session was
     /// lost.
-    pub(in crate::replication) fn returns(
+    pub(crate) fn connects(
         &mut self,
         node: NodeId,
+        label: String,
         instance: ServiceInstance,
         is_connected: impl Fn(&NodeId) -> bool,
     ) -> bool {
-        if self.instances.len() >= MAX_LABELS {
-            self.instances.retain(|node, _| is_connected(node));
-        }
-        self.instances.insert(node, instance) == Some(instance)
+        let seen = self.node(node, is_connected);
+        seen.label = label;
+        seen.instance.replace(instance) == Some(instance)
     }
 
     /// Whether one more log line about a connected or disconnected node is allowed.
-    pub(in crate::replication) fn may_log(
+    pub(crate) fn may_log(
         &mut self,
         node: NodeId,
         now: Duration,
         is_connected: impl Fn(&NodeId) -> bool,
     ) -> bool {
-        if self.logs.len() >= MAX_LABELS {
-            self.logs.retain(|node, _| is_connected(node));
-        }
-        self.logs.entry(node).or_insert_with(LogLimit::short).allows(now)
+        self.node(node, is_connected).log.allows(now)
     }
 
     /// The last known label of a node; empty if unknown.
-    pub(in crate::replication) fn label(&self, node: NodeId) -> &str {
-        self.labels.get(&node).map_or("", String::as_str)
+    pub(crate) fn label(&self, node: NodeId) -> &str {
+        self.nodes.get(&node).map_or("", |seen| &seen.label)
     }
 
     /// A node was given up, and missed messages of a topic.
-    pub(in crate::replication) fn record_given_up(
-        &mut self,
-        topic: u32,
-        node: NodeId,
-        messages: u64,
-    ) {
+    pub(crate) fn record_given_up(&mut self, topic: u32, node: NodeId, messages: u64) {
         let nodes = self.given_up.entry(topic).or_default();
         if nodes.len() < MAX_NODES_OF_TOPIC || nodes.contains_key(&node) {
             *nodes.entry(node).or_default() += messages;
@@ -86,12 +82,12 @@ impl SeenNodes {
     }
 
     /// Forgets a removed topic with its missed messages.
-    pub(in crate::replication) fn forget_topic(&mut self, topic: u32) {
+    pub(crate) fn forget_topic(&mut self, topic: u32) {
         self.given_up.remove(&topic);
     }
 
     /// A row for each node that missed messages of these topics.
-    pub(in crate::replication) fn rows<'a>(
+    pub(crate) fn rows<'a>(
         &self,
         topics: impl Iterator<Item = (u32, &'a str)>,
     ) -> impl Iterator<Item = Row> {
@@ -115,7 +111,7 @@ mod tests {
     fn given_up_node_is_reported_until_the_topic_is_removed() {
         let node = |number: u8| NodeId([number; 16]);
         let mut seen_nodes = SeenNodes::default();
-        seen_nodes.set_label(node(1), "one".to_owned(), |_| true);
+        seen_nodes.connects(node(1), "one".to_owned(), ServiceInstance::new(0), |_| true);
         for number in [1, 2, 1] {
             seen_nodes.record_given_up(7, node(number), 5);
         }
@@ -139,7 +135,7 @@ mod tests {
     #[test]
     fn returned_service_instance_is_distinguished_from_the_next() {
         let (node, mut seen_nodes) = (NodeId([1; 16]), SeenNodes::default());
-        let mut returns = |run| seen_nodes.returns(node, run, |_| true);
+        let mut returns = |run| seen_nodes.connects(node, String::new(), run, |_| true);
         let [first, second] = [0, 1].map(ServiceInstance::new);
         assert!(first != second && !returns(first));
         assert!(returns(first) && !returns(second) && returns(second));
@@ -148,15 +144,14 @@ mod tests {
     #[test]
     fn data_of_disconnected_nodes_is_bounded() {
         let mut seen_nodes = SeenNodes::default();
-        for number in 0..2 * MAX_LABELS {
+        for number in 0..2 * MAX_NODES {
             let mut bytes = [0; 16];
             bytes[..8].copy_from_slice(&number.to_le_bytes());
             let first = NodeId([0; 16]);
-            seen_nodes.set_label(NodeId(bytes), number.to_string(), |node| *node == first);
-            seen_nodes.record_given_up(7, NodeId(bytes), 1);
-            seen_nodes.returns(NodeId(bytes), ServiceInstance::new(0), |node| *node == first);
-            assert!(seen_nodes.labels.len() <= MAX_LABELS && seen_nodes.label(first) == "0");
-            assert!(seen_nodes.instances.len() <= MAX_LABELS);
+            let (node, instance) = (NodeId(bytes), ServiceInstance::new(0));
+            seen_nodes.connects(node, number.to_string(), instance, |node| *node == first);
+            seen_nodes.record_given_up(7, node, 1);
+            assert!(seen_nodes.nodes.len() <= MAX_NODES && seen_nodes.label(first) == "0");
         }
         assert_eq!(seen_nodes.given_up[&7].len(), MAX_NODES_OF_TOPIC);
     }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::NodeId;
 use crate::peers::Interest;
+use crate::replication::routing::ProviderMismatch;
 use crate::replication::routing::plan::are_compatible;
-use crate::replication::routing::provider_mismatch::ProviderMismatch;
 use crate::replication::{LocalTopic, Side};
 use crate::report::Row;
 use crate::settings::{SharedLocation, SharedSettings};
@@ -36,22 +36,6 @@ impl<'a> LocalUse<'a> {
     }
 }
 
-/// Why sending a topic to a node, or receiving it, failed.
-#[derive(Debug, Default, Clone)]
-struct TransferFailures {
-    remote: Option<String>,
-    local: Option<String>,
-}
-
-impl TransferFailures {
-    fn of(&mut self, side: Side) -> &mut Option<String> {
-        match side {
-            Side::Writer => &mut self.remote,
-            Side::Reader => &mut self.local,
-        }
-    }
-}
-
 type Key = (String, NodeId);
 
 /// Interests of other nodes, and what is incompatible.
@@ -62,8 +46,8 @@ pub(super) struct IncompatibleTopics {
     changed: BTreeSet<Key>,
     /// Nodes with another provider.
     provider_mismatch: BTreeMap<NodeId, ProviderMismatch>,
-    /// Topics that could not be sent to a connected node, or received from it.
-    failed: BTreeMap<NodeId, BTreeMap<String, TransferFailures>>,
+    /// Why topics could not be sent to a connected node, or received from it: by [`Side`] here.
+    failed: BTreeMap<NodeId, BTreeMap<String, [Option<String>; 2]>>,
     /// Differences logged already, until the node loses interest in the topic.
     logged: BTreeMap<Key, (SharedSettings, SharedSettings)>,
 }
@@ -79,9 +63,8 @@ impl IncompatibleTopics {
 
     /// Removes a node's interest in a topic.
     pub(super) fn remove_interest(&mut self, node: NodeId, topic: &str) {
-        if let Some(remote_interests) = self.remote_interests.get_mut(&node)
-            && remote_interests.remove(topic).is_some()
-        {
+        let of_node = self.remote_interests.get_mut(&node);
+        if of_node.is_some_and(|of_node| of_node.remove(topic).is_some()) {
             self.failed.remove(&node);
             self.changed.insert((topic.to_owned(), node));
         }
@@ -90,14 +73,14 @@ impl IncompatibleTopics {
     /// Records that sending a topic to a connected node, or receiving it, failed.
     pub(super) fn record_failure(&mut self, topic: &str, (node, side): (NodeId, Side), why: &str) {
         let of_node = self.failed.entry(node).or_default();
-        *of_node.entry(topic.to_owned()).or_default().of(side) = Some(why.to_owned());
+        of_node.entry(topic.to_owned()).or_default()[side as usize] = Some(why.to_owned());
     }
 
     /// The topic is sent, or received, again.
     pub(super) fn clear_failure(&mut self, topic: &str, (node, side): (NodeId, Side)) {
         let of_node = self.failed.get_mut(&node);
         if let Some(failures) = of_node.and_then(|of_node| of_node.get_mut(topic)) {
-            *failures.of(side) = None;
+            failures[side as usize] = None;
         }
     }
 
@@ -109,12 +92,12 @@ impl IncompatibleTopics {
     pub(super) fn set_provider_mismatch(
         &mut self,
         node: NodeId,
-        provider_mismatch: Option<ProviderMismatch>,
+        mismatch: Option<ProviderMismatch>,
     ) {
-        match provider_mismatch {
-            Some(provider_mismatch) => drop(self.provider_mismatch.insert(node, provider_mismatch)),
-            None => drop(self.provider_mismatch.remove(&node)),
-        }
+        match mismatch {
+            Some(mismatch) => self.provider_mismatch.insert(node, mismatch),
+            None => self.provider_mismatch.remove(&node),
+        };
     }
 
     /// Forgets a node that disconnected, or that will send all its interests again.
@@ -127,10 +110,7 @@ impl IncompatibleTopics {
 
     /// A topic of this node was created, changed or removed.
     pub(super) fn local_topic_changed(&mut self, topic: &str) {
-        let nodes = self
-            .remote_interests
-            .iter()
-            .filter(|(_, remote_interests)| remote_interests.contains_key(topic));
+        let nodes = self.remote_interests.iter().filter(|(_, of_node)| of_node.contains_key(topic));
         self.changed.extend(nodes.map(|(node, _)| (topic.to_owned(), *node)));
     }
 
@@ -142,11 +122,8 @@ impl IncompatibleTopics {
     ) -> Vec<(Key, SharedSettings, SharedSettings)> {
         let mut new = Vec::new();
         for key in std::mem::take(&mut self.changed) {
-            let Some(remote) = self
-                .remote_interests
-                .get(&key.1)
-                .and_then(|remote_interests| remote_interests.get(&key.0))
-            else {
+            let of_node = self.remote_interests.get(&key.1);
+            let Some(remote) = of_node.and_then(|of_node| of_node.get(&key.0)) else {
                 self.logged.remove(&key);
                 continue;
             };
@@ -188,11 +165,7 @@ impl IncompatibleTopics {
     /// subscribing nodes. The memory that it uses there does not matter here.
     pub(super) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
         let mut all: Vec<(SharedSettings, (usize, usize))> = Vec::new();
-        for remote in self
-            .remote_interests
-            .values()
-            .filter_map(|remote_interests| remote_interests.get(topic))
-        {
+        for remote in self.remote_interests.values().filter_map(|of_node| of_node.get(topic)) {
             let (publishes, subscribes) = (remote.publishes.into(), remote.subscribes.into());
             match all.iter_mut().find(|(settings, _)| are_compatible(settings, &remote.settings)) {
                 Some((settings, (most, more))) => {
@@ -234,10 +207,8 @@ impl IncompatibleTopics {
         &self,
         local: impl Fn(&str) -> Option<LocalUse<'a>>,
     ) -> impl Iterator<Item = Row> {
-        let remote_interests = self.remote_interests.iter();
-        let all = remote_interests.flat_map(|(node, remote_interests)| {
-            remote_interests.values().map(move |remote| (*node, remote))
-        });
+        let all = self.remote_interests.iter();
+        let all = all.flat_map(|(node, of_node)| of_node.values().map(move |it| (*node, it)));
         all.filter_map(move |(node, remote)| self.row(node, &local(&remote.topic)?, remote))
     }
 
@@ -249,18 +220,17 @@ impl IncompatibleTopics {
             local.push(ours.settings.replicated_settings().to_string());
             remote.push(theirs.settings.replicated_settings().to_string());
         }
-        if let Some(provider_mismatch) = self.provider_mismatch.get(&node) {
+        if let Some(mismatch) = self.provider_mismatch.get(&node) {
             differs.push(Row::PROVIDER.to_owned());
-            local.push(provider_mismatch.local.clone());
-            remote.push(provider_mismatch.remote.clone());
+            local.push(mismatch.local.clone());
+            remote.push(mismatch.remote.clone());
         }
         let (mut is_wanted_remotely, mut is_wanted_locally) = ours.wanted(theirs);
         if differs.is_empty() {
-            let failures = self.failed.get(&node)?.get(&theirs.topic)?;
-            is_wanted_remotely &= failures.remote.is_some();
-            is_wanted_locally &= failures.local.is_some();
-            let why = if is_wanted_remotely { &failures.remote } else { &failures.local };
-            remote.extend(why.clone());
+            let [not_sent, not_received] = self.failed.get(&node)?.get(&theirs.topic)?;
+            is_wanted_remotely &= not_sent.is_some();
+            is_wanted_locally &= not_received.is_some();
+            remote.extend(if is_wanted_remotely { not_sent } else { not_received }.clone());
         }
         (is_wanted_remotely || is_wanted_locally).then(|| Row::IncompatibleTopic {
             topic: theirs.topic.clone(),

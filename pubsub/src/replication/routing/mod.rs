@@ -1,13 +1,13 @@
 //! The topics of this node, and which of them go to other nodes: the [`plan`] decides, and
 //! [`reconcile`] follows it.
 
-pub(in crate::replication) mod incompatible_topics;
-pub(in crate::replication) mod plan;
-pub(in crate::replication) mod provider_mismatch;
-pub(in crate::replication) mod reconcile;
-pub(in crate::replication) mod work_queue;
+pub(crate) mod incompatible_topics;
+pub(crate) mod plan;
+pub(crate) mod reconcile;
+pub(crate) mod work_queue;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,18 +17,38 @@ use self::reconcile::TopicReplication;
 use self::work_queue::ReconcileQueue;
 use crate::ids::NodeId;
 use crate::peers::{Interest, InterestChange};
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::remote_nodes::seen_nodes::SeenNodes;
-use crate::replication::source::publish_listener::PublishListener;
-use crate::replication::workers::WorkerPool;
 use crate::replication::{
-    Command, LocalTopic, POLL_INTERVAL, ServiceContext, Side, WorkerEvent, key, number,
+    Command, ControlMessage, LocalTopic, POLL_INTERVAL, Provider, PublishListener, RemoteNodes,
+    ServiceContext, Side, WorkerEvent, WorkerPool, key, number,
 };
 use crate::report::Row;
 use crate::settings::SharedSettings;
 
-pub(in crate::replication) struct Routing {
+/// Two providers that do not interoperate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ProviderMismatch {
+    local: String,
+    remote: String,
+}
+
+impl ProviderMismatch {
+    /// None as long as messages may be exchanged, as far as is known.
+    pub(crate) fn of(ours: Option<&Provider>, theirs: Option<&Provider>) -> Option<Self> {
+        let (ours, theirs) = (ours?, theirs?);
+        (ours != theirs).then(|| Self { local: ours.to_string(), remote: theirs.to_string() })
+    }
+}
+
+impl fmt::Display for ProviderMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local, remote } = self;
+        write!(f, "no messages can be exchanged: its provider is {remote}, ")?;
+        write!(f, "the provider of this node is {local}; choose one for both")
+    }
+}
+
+pub(crate) struct Routing {
     service_context: Arc<ServiceContext>,
     /// How long a disconnected node is waited for.
     lost_after: Duration,
@@ -176,7 +196,7 @@ impl Routing {
     pub(super) fn workers_stopped(&mut self) {
         for (number, replicated) in &mut self.replicated_topics {
             self.publish_listener.stop_listening(*number);
-            replicated.worker_stopped();
+            replicated.stop_source(true);
         }
         self.enqueue_all();
     }
@@ -346,15 +366,64 @@ impl Routing {
         let is_local = |name: &str| self.names.contains_key(name);
         rows.extend(self.incompatible_topics.remote_only_topics(is_local));
     }
+
+    /// The provider of this node, or of another one, changed.
+    pub(crate) fn compare_providers(&mut self, node: NodeId, remote_nodes: &mut RemoteNodes) {
+        let mismatch = remote_nodes.provider_mismatch(node);
+        if self.incompatible_topics.provider_mismatch(node) == mismatch.as_ref() {
+            return;
+        }
+        let may_log = remote_nodes.may_log(Instant::now());
+        match &mismatch {
+            _ if !may_log => {}
+            Some(ProviderMismatch { local, remote }) => {
+                tracing::warn!(
+                    %node,
+                    label = remote_nodes.label(node),
+                    local,
+                    remote,
+                    "provider mismatch: no messages are exchanged with this node. Start both with \
+                     the same provider"
+                );
+            }
+            None => tracing::info!(%node, "provider mismatch resolved"),
+        }
+        self.plan.set_incompatible(node, mismatch.is_some());
+        self.incompatible_topics.set_provider_mismatch(node, mismatch);
+        self.enqueue_all();
+    }
 }
 
 #[cfg(test)]
-impl Routing {
-    pub(super) fn plan(&self) -> &RoutingPlan {
-        &self.plan
+mod tests {
+    use super::*;
+
+    impl Routing {
+        pub(crate) fn plan(&self) -> &RoutingPlan {
+            &self.plan
+        }
+
+        pub(crate) fn reconciliations(&self) -> u64 {
+            self.reconciliations
+        }
     }
 
-    pub(super) fn reconciliations(&self) -> u64 {
-        self.reconciliations
+    fn provider(name: &str, protocol: u32) -> Provider {
+        Provider { name: name.to_owned(), protocol, format: 2 }
+    }
+
+    #[test]
+    fn mismatch_needs_two_known_and_different_providers() {
+        let (ours, other) = (provider("tcp", 25), provider("net", 25));
+        for same in [None, Some(&ours)] {
+            assert_eq!(ProviderMismatch::of(Some(&ours), same), None);
+            assert_eq!(ProviderMismatch::of(same, Some(&ours)), None);
+        }
+        assert_eq!(ProviderMismatch::of(None, Some(&other)), None, "the local provider is unknown");
+        assert!(ProviderMismatch::of(Some(&provider("net", 26)), Some(&other)).is_some());
+        let text = ProviderMismatch::of(Some(&ours), Some(&other)).unwrap().to_string();
+        let words =
+            "is net (protocol 25, addresses 2), the provider of this node is tcp (protocol 25, ";
+        assert!(text.contains(words) && text.ends_with("choose one for both"), "{text}");
     }
 }

@@ -47,7 +47,7 @@ impl RoutedTopic {
 
 /// State of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::replication) enum DestinationState {
+pub(crate) enum DestinationState {
     /// Connected; nothing is sent yet.
     Idle,
     /// Published messages are sent to it, since then.
@@ -66,7 +66,7 @@ impl DestinationState {
 
 #[derive(Debug)]
 struct Destination {
-    destination_state: DestinationState,
+    state: DestinationState,
     /// Backoff since the connection broke last.
     broken: Option<RetryBackoff>,
 }
@@ -83,7 +83,7 @@ struct RemoteNode {
 }
 
 #[derive(Debug)]
-pub(in crate::replication) struct RoutingPlan {
+pub(crate) struct RoutingPlan {
     grace: Duration,
     /// Whether anything can be sent; while not, all nodes count as disconnected.
     can_send: bool,
@@ -102,7 +102,7 @@ pub(super) fn are_compatible(ours: &SharedSettings, theirs: &SharedSettings) -> 
 }
 
 /// The range of all keys of a topic.
-pub(in crate::replication) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeId)> {
+pub(crate) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeId)> {
     (number, NodeId([0; 16]))..=(number, NodeId([u8::MAX; 16]))
 }
 
@@ -140,13 +140,13 @@ impl RoutingPlan {
         let grace = self.grace;
         let of_node = self.topics.values_mut().filter_map(|nodes| nodes.get_mut(&node));
         for destination in of_node {
-            let since = match destination.destination_state {
+            let since = match destination.state {
                 DestinationState::WaitingForReturn { since, .. } => since,
                 _ => now,
             };
             let until = (now + grace).min(since + longest);
-            let destination_state = DestinationState::WaitingForReturn { since, until };
-            *destination = Destination { destination_state, broken: None };
+            let state = DestinationState::WaitingForReturn { since, until };
+            *destination = Destination { state, broken: None };
         }
     }
 
@@ -200,10 +200,10 @@ impl RoutingPlan {
     /// The connection to a destination broke, though its node is connected.
     pub(super) fn connection_broke(&mut self, now: Instant, topic: u32, node: NodeId) {
         let Some(destination) = self.destination(topic, node) else { return };
-        let DestinationState::Sending { since } = destination.destination_state else { return };
+        let DestinationState::Sending { since } = destination.state else { return };
         let backoff = RetryBackoff::after(destination.broken, now, RECONNECT_BACKOFF);
         destination.broken = Some(backoff);
-        destination.destination_state = DestinationState::Broken { since, until: backoff.until() };
+        destination.state = DestinationState::Broken { since, until: backoff.until() };
     }
 
     /// A topic cannot be sent to a node, for a reason other than the connection.
@@ -221,7 +221,7 @@ impl RoutingPlan {
     ) -> bool {
         let Some(destination) = self.destination(topic, node) else { return false };
         let (DestinationState::Sending { since } | DestinationState::Broken { since, .. }) =
-            destination.destination_state
+            destination.state
         else {
             return false;
         };
@@ -243,12 +243,12 @@ impl RoutingPlan {
     }
 
     /// The destinations of a topic, with their states. Messages are retained if there is any.
-    pub(in crate::replication) fn destinations(
+    pub(crate) fn destinations(
         &self,
         topic: u32,
     ) -> impl Iterator<Item = (NodeId, DestinationState)> {
         let nodes = self.topics.get(&topic).into_iter().flatten();
-        nodes.map(|(node, destination)| (*node, destination.destination_state))
+        nodes.map(|(node, destination)| (*node, destination.state))
     }
 
     /// The topic is removed with its records, or is not replicated for a while.
@@ -275,7 +275,7 @@ impl RoutingPlan {
                 .and_then(|remote| remote.subscribes.get(name))
                 .is_some_and(|theirs| are_compatible(&local.settings, theirs))
         };
-        let destination = |destination_state| Destination { destination_state, broken: None };
+        let destination = |state| Destination { state, broken: None };
         let nodes = self.topics.entry(number).or_default();
         // Destinations that an earlier service of this node promised to retain messages for.
         for node in &local.recorded {
@@ -286,23 +286,21 @@ impl RoutingPlan {
         for node in remotes.keys().filter(|node| wants(node)) {
             nodes.entry(*node).or_insert_with(|| destination(DestinationState::Idle));
         }
-        nodes.retain(|node, Destination { destination_state, .. }| {
+        nodes.retain(|node, Destination { state, .. }| {
             if wants(node) {
-                match *destination_state {
+                match *state {
                     DestinationState::Broken { until, .. } if now < until => {}
                     DestinationState::Broken { since, .. } => {
-                        *destination_state = DestinationState::Sending { since }
+                        *state = DestinationState::Sending { since }
                     }
                     DestinationState::Sending { .. } => {}
-                    _ if local.has_messages => {
-                        *destination_state = DestinationState::Sending { since: now }
-                    }
-                    _ => *destination_state = DestinationState::Idle,
+                    _ if local.has_messages => *state = DestinationState::Sending { since: now },
+                    _ => *state = DestinationState::Idle,
                 }
                 return true;
             }
             let remote = connected(node);
-            let (since, until) = match (*destination_state, remote) {
+            let (since, until) = match (*state, remote) {
                 (DestinationState::WaitingForReturn { since, until }, Some(remote)) => {
                     match remote.interests_at {
                         None => (since, until.max(remote.appeared + INTERESTS_TIMEOUT)),
@@ -317,7 +315,7 @@ impl RoutingPlan {
                 (_, None) => (now, now + grace),
             };
             let until = until.min(since + grace + INTERESTS_TIMEOUT);
-            *destination_state = DestinationState::WaitingForReturn { since, until };
+            *state = DestinationState::WaitingForReturn { since, until };
             now < until
         });
         if nodes.is_empty() {
@@ -327,8 +325,8 @@ impl RoutingPlan {
 
     /// When a topic has to be updated at the latest, without any event.
     pub(super) fn deadline(&self, now: Instant, number: u32) -> Option<Instant> {
-        let states = self.destinations(number).map(|(_, destination_state)| destination_state);
-        let states = states.filter_map(|destination_state| match destination_state {
+        let states = self.destinations(number).map(|(_, state)| state);
+        let states = states.filter_map(|state| match state {
             DestinationState::Broken { until, .. }
             | DestinationState::WaitingForReturn { until, .. } => Some(until),
             DestinationState::Idle | DestinationState::Sending { .. } => None,

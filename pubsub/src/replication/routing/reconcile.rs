@@ -14,8 +14,6 @@ use ipc::{Caller, Participant};
 use crate::error::Result;
 use crate::ids::NodeId;
 use crate::pool::Pool;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::remote_nodes::seen_nodes::SeenNodes;
 use crate::replication::routing::Routing;
 use crate::replication::routing::incompatible_topics::LocalUse;
@@ -23,10 +21,9 @@ use crate::replication::routing::plan::{DestinationState, RoutedTopic, RoutingPl
 use crate::replication::source::last_sequences::ReportedSequences;
 use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::source::{DeliveredPositions, TopicSource, lost_publishers};
-use crate::replication::workers::WorkerPool;
 use crate::replication::{
-    Command, LocalTopic, POLL_INTERVAL, RetryBackoff, ServiceContext, TopicOptions,
-    TopicParameters, key,
+    Command, ControlMessage, LocalTopic, POLL_INTERVAL, RemoteNodes, RetryBackoff, ServiceContext,
+    TopicOptions, TopicParameters, WorkerPool, key,
 };
 use crate::settings::Reliability;
 use crate::topic::Topic;
@@ -61,7 +58,11 @@ enum State {
     Replicating(Replicating),
     /// Its source may still be running. The next subscriber in the role's name must not start
     /// before it ends.
-    Stopping(Stopping),
+    Stopping {
+        source: Weak<AtomicBool>,
+        /// The next source continues where this one stops.
+        resumes: bool,
+    },
 }
 
 /// A topic whose messages a worker sends.
@@ -99,10 +100,10 @@ impl Replicating {
         // be known.
         let is_open = self.gate.load(Ordering::Acquire) || !is_reliable;
         let mut has_new = false;
-        for (node, destination_state) in wanted {
-            let connects = destination_state.is_sending();
+        for (node, state) in wanted {
+            let connects = state.is_sending();
             let is_new = match self.announced.get(node) {
-                None => is_open || *destination_state != DestinationState::Idle,
+                None => is_open || *state != DestinationState::Idle,
                 Some(is_connected) => connects && !is_connected,
             };
             if is_new {
@@ -128,17 +129,11 @@ impl Replicating {
             is_wanted
         });
         // The worker knows all destinations of retained messages: it may begin.
-        if !is_reliable || wanted.values().any(|destination_state| destination_state.is_sending()) {
+        if !is_reliable || wanted.values().any(|state| state.is_sending()) {
             has_new |= !self.gate.swap(true, Ordering::AcqRel);
         }
         has_new
     }
-}
-
-struct Stopping {
-    source: Weak<AtomicBool>,
-    /// The next source continues where this one stops.
-    resumes: bool,
 }
 
 impl TopicReplication {
@@ -213,26 +208,21 @@ impl TopicReplication {
             State::Idle => false,
             State::Inherited => is_owed(&self.local_topic.topic),
             State::Replicating(_) => has_backlog(&self.local_topic.topic),
-            State::Stopping(_) => true,
+            State::Stopping { .. } => true,
         }
     }
 
-    /// Its worker ends, and its source with it: another worker continues.
-    pub(super) fn worker_stopped(&mut self) {
-        match &mut self.state {
-            State::Replicating(Replicating { source, .. }) => {
-                let source = Weak::clone(source);
-                self.state = State::Stopping(Stopping { source, resumes: true });
-            }
-            State::Stopping(_) | State::Idle | State::Inherited => {}
-        }
+    /// A source that was running ends; another one `resumes` there if its worker ended. True if
+    /// there was one.
+    pub(super) fn stop_source(&mut self, resumes: bool) -> bool {
+        let State::Replicating(Replicating { source, .. }) = &self.state else { return false };
+        self.state = State::Stopping { source: Weak::clone(source), resumes };
+        true
     }
 
     /// The worker failed on this topic, and has ended it.
     pub(super) fn source_failed(&mut self, now: Instant) {
-        if let State::Replicating(Replicating { source, .. }) = &self.state {
-            let source = Weak::clone(source);
-            self.state = State::Stopping(Stopping { source, resumes: false });
+        if self.stop_source(false) {
             (self.is_given_up, self.gives_up_destinations) = (true, true);
             self.back_off(now);
         }
@@ -311,10 +301,7 @@ impl TopicReplication {
         let (topic, role) = (&self.local_topic.topic, service_context.role);
         let is_halted = matches!(self.state, State::Inherited)
             && topic.local().subscriptions_of(role).next().is_some()
-            && !topic
-                .local()
-                .subscription_ids()
-                .any(|subscription_id| subscription_id.who() == Some(role));
+            && !topic.local().subscription_ids().any(|id| id.who() == Some(role));
         if is_halted {
             topic.finish_giving_up();
             for node in topic.destinations() {
@@ -327,10 +314,9 @@ impl TopicReplication {
 
     /// When the topic needs a pass at the latest, without any event.
     fn deadline(&self, now: Instant, interval: Duration) -> Option<Instant> {
-        let backoff =
-            self.backoff.filter(|backoff| !backoff.is_over(now)).map(|backoff| backoff.until());
+        let backoff = self.backoff.filter(|it| !it.is_over(now)).map(|it| it.until());
         match &self.state {
-            State::Stopping(_) => Some(now + interval),
+            State::Stopping { .. } => Some(now + interval),
             State::Idle | State::Inherited => backoff,
             // Retained messages of a topic without publishers.
             State::Replicating(_) if !self.local_topic.publishes && self.has_backlog() => {
@@ -364,20 +350,17 @@ fn give_up(
 
 /// The subscriptions of services that replicate it.
 fn subscription_ids(topic: &Topic) -> impl Iterator<Item = ipc::SubscriptionId> {
-    topic
-        .local()
-        .subscription_ids()
-        .filter(|subscription_id| subscription_id.who().is_some_and(Participant::is_role))
+    let all = topic.local().subscription_ids();
+    all.filter(|id| id.who().is_some_and(Participant::is_role))
 }
 
-pub(in crate::replication) fn has_backlog(topic: &Topic) -> bool {
+pub(crate) fn has_backlog(topic: &Topic) -> bool {
     !is_delivered(topic, topic.local().position())
 }
 
 /// Whether all messages before a position were delivered to other nodes, or given up.
-pub(in crate::replication) fn is_delivered(topic: &Topic, position: u64) -> bool {
-    subscription_ids(topic)
-        .all(|subscription_id| topic.local().oldest_unreleased(subscription_id) >= position)
+pub(crate) fn is_delivered(topic: &Topic, position: u64) -> bool {
+    subscription_ids(topic).all(|id| topic.local().oldest_unreleased(id) >= position)
 }
 
 /// Whether messages are retained for other nodes, even while no worker replicates them.
@@ -484,13 +467,11 @@ impl Routing {
             State::Idle if wanted.is_empty() => false,
             State::Inherited if wanted.is_empty() => self.finish_stopping(replicated),
             State::Idle | State::Inherited => self.start_replicating(now, replicated, worker_pool),
-            State::Replicating(replication) if wanted.is_empty() => {
-                let source = Weak::clone(&replication.source);
-                replicated.state = State::Stopping(Stopping { source, resumes: false });
+            State::Replicating(_) if wanted.is_empty() => {
                 topic.set_replicated(false);
                 self.publish_listener.stop_listening(topic.number());
                 worker_pool.tell(topic.number(), Command::StopOutbound(key(topic.number())));
-                true
+                replicated.stop_source(false)
             }
             State::Replicating(replication) => {
                 if replication.update_destinations(topic, wanted, remote_nodes, worker_pool) {
@@ -498,12 +479,12 @@ impl Routing {
                 }
                 false
             }
-            State::Stopping(stopping) => {
-                stopping.resumes &= !wanted.is_empty();
-                if stopping.source.strong_count() > 0 {
+            State::Stopping { source, resumes } => {
+                *resumes &= !wanted.is_empty();
+                if source.strong_count() > 0 {
                     return false;
                 }
-                if stopping.resumes {
+                if *resumes {
                     replicated.state = State::Inherited;
                     return true;
                 }

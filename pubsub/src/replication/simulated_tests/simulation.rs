@@ -11,10 +11,10 @@ use fabric::ring::{
 };
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::replication::ClockReading;
 use crate::replication::inbound::{Chunk, InboundTransport};
 use crate::replication::message_header::RingMessageKind;
-use crate::replication::outbound::{BATCH_BUFFER_LENGTH, OutboundTransport, Part, RingProgress};
+use crate::replication::outbound::{BATCH_BUFFER_LENGTH, OutboundTransport, Part};
+use crate::replication::{ClockReading, RingProgress};
 
 pub(super) type Bytes = Arc<Mutex<Vec<u8>>>;
 

@@ -1,9 +1,8 @@
 //! Messages of other nodes, published at this node.
 
-pub(in crate::replication) mod room_wait;
-
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ipc::{Block, Words};
@@ -13,7 +12,6 @@ use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::pool::{DeliveryPath, Pool, SampleInfo, Stage};
-use crate::replication::sink::room_wait::RoomWait;
 use crate::replication::source::payload_location;
 use crate::replication::source::start_sequences::ReplicationStart;
 use crate::replication::{FinishOutcome, MessageHeader, PayloadLocation, Sink, StageDurations};
@@ -23,6 +21,48 @@ use crate::topic::{Delivery, Entry, OriginId, Topic};
 
 /// Interval of reports of waiting arrivals.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+const NO: u64 = 0;
+const WAITS: u64 = u64::MAX;
+
+/// Whether messages of another node wait for capacity. Set by a sink, read by the service.
+#[derive(Debug)]
+pub(crate) struct RoomWait {
+    began: Instant,
+    /// `NO`, `WAITS`, or the time of the last refused message in nanoseconds from 1.
+    state: AtomicU64,
+}
+
+impl RoomWait {
+    pub(crate) fn new() -> Self {
+        Self { began: Instant::now(), state: AtomicU64::new(NO) }
+    }
+
+    /// A message waits for capacity.
+    pub(crate) fn set_waiting(&self) {
+        self.state.store(WAITS, Ordering::Release);
+    }
+
+    /// There is capacity, or no message waits any more.
+    pub(crate) fn clear(&self) {
+        self.state.store(NO, Ordering::Release);
+    }
+
+    /// A message was dropped for lack of capacity. It may have been the last one.
+    pub(crate) fn record_refusal(&self) {
+        let passed = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(WAITS);
+        self.state.store(passed.clamp(NO + 1, WAITS - 1), Ordering::Release);
+    }
+
+    /// Whether a message waits; a refused message counts for `holds`.
+    pub(crate) fn is_waiting(&self, holds: Duration) -> bool {
+        match self.state.load(Ordering::Acquire) {
+            NO => false,
+            WAITS => true,
+            refused => self.began.elapsed() < Duration::from_nanos(refused) + holds,
+        }
+    }
+}
 
 /// Publishes the messages of one node's topic at this node.
 pub(super) struct TopicSink {
@@ -100,9 +140,8 @@ impl TopicSink {
     /// Reports waiting at once, and again each second: a subscriber may block it.
     fn report_no_room(&mut self) {
         let now = Instant::now();
-        if self.last_reported.is_none_or(|last_reported| {
-            now.saturating_duration_since(last_reported) >= REPORT_INTERVAL
-        }) {
+        let is_due = |last| now.saturating_duration_since(last) >= REPORT_INTERVAL;
+        if self.last_reported.is_none_or(is_due) {
             self.last_reported = Some(now);
             self.service_context.note_waiting_arrivals(self.topic.number());
         }
@@ -113,13 +152,6 @@ impl TopicSink {
         if let Err(error) = self.pool.free(&self.service_context.caller(), block) {
             tracing::warn!(%error, "cannot free the block of an abandoned message");
         }
-    }
-
-    fn first(&self, operation: &'static str) -> Result<(Block, u64)> {
-        self.begun.front().copied().ok_or_else(|| {
-            let detail = "a message was finished before it began";
-            Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name())
-        })
     }
 }
 
@@ -170,7 +202,13 @@ impl Sink for TopicSink {
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome> {
-        let (block, offset) = self.first("publish message of another node to topic")?;
+        let Some((block, offset)) = self.begun.front().copied() else {
+            let (operation, detail) = (
+                "publish message of another node to topic",
+                "a message was finished before it began",
+            );
+            return Err(Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name()));
+        };
         note_stages(&self.pool.control().sample_info(block), header, stages, clock::now());
         let entry = Entry {
             block,
@@ -272,5 +310,17 @@ mod tests {
             ..Times::default()
         };
         assert_eq!(sample_info.times(), expected);
+    }
+
+    #[test]
+    fn refused_message_counts_for_a_while_waiting_one_until_cleared() {
+        let (room_wait, long) = (RoomWait::new(), Duration::from_secs(3600));
+        assert!(!room_wait.is_waiting(long));
+        room_wait.set_waiting();
+        assert!(room_wait.is_waiting(Duration::ZERO));
+        room_wait.record_refusal();
+        assert!(room_wait.is_waiting(long) && !room_wait.is_waiting(Duration::ZERO));
+        room_wait.clear();
+        assert!(!room_wait.is_waiting(long));
     }
 }

@@ -9,35 +9,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::routing::plan::RoutingPlan;
 use crate::replication::routing::reconcile::is_delivered;
 use crate::replication::source::start_sequences::ReplicationStart;
+use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{PUBLISHER_SLOTS, RemoteHeartbeat, Topic};
 
 /// As many as can publish in a topic of a node.
-pub(in crate::replication) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
+pub(crate) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
 
 /// Publishers, each with its last sequence.
 type PublisherSequences = Vec<(u64, u64)>;
 
 /// The last sequence of each publisher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::replication) struct LastSequences {
+pub(crate) struct LastSequences {
     /// The topic's number at its node.
-    pub(in crate::replication) topic: u64,
-    pub(in crate::replication) publishers: PublisherSequences,
+    pub(crate) topic: u64,
+    publishers: PublisherSequences,
 }
 
 impl LastSequences {
+    /// What is invalid in them.
+    pub(crate) fn validation_error(&self) -> Option<&'static str> {
+        let is_valid = (1..=MAX_PUBLISHERS).contains(&self.publishers.len());
+        (!is_valid).then_some("last sequences: none, or too many")
+    }
+
     /// Records the last sequences of another node, given where its messages start for this node.
-    pub(in crate::replication) fn record(
-        self,
-        node: NodeId,
-        topic: &Topic,
-        start: Option<&ReplicationStart>,
-    ) {
+    pub(crate) fn record(self, node: NodeId, topic: &Topic, start: Option<&ReplicationStart>) {
         let at = topic.inbound().position();
         let mut is_new = false;
         for (publisher, last) in self.publishers {
@@ -70,7 +70,7 @@ impl Snapshot {
 
 /// Finds publishers that have become idle; polled once a second.
 #[derive(Debug, Default)]
-pub(in crate::replication) struct IdlePublishers {
+pub(crate) struct IdlePublishers {
     before: Option<Snapshot>,
     /// Nothing has happened since all were found idle.
     are_all_idle: bool,
@@ -80,7 +80,7 @@ pub(in crate::replication) struct IdlePublishers {
 impl IdlePublishers {
     /// Publishers that have become idle since the last call, if all their messages were delivered
     /// or given up.
-    pub(in crate::replication) fn poll(&mut self, topic: &Topic) -> PublisherSequences {
+    pub(crate) fn poll(&mut self, topic: &Topic) -> PublisherSequences {
         let now = (topic.local().position(), topic.drops());
         let is_as_before = |before: &Snapshot| (before.position, before.drops) == now;
         if self.are_all_idle && self.before.as_ref().is_some_and(is_as_before) {
@@ -103,14 +103,14 @@ impl IdlePublishers {
 
 /// Last sequences that were reported to subscribing nodes.
 #[derive(Debug, Default)]
-pub(in crate::replication) struct ReportedSequences {
+pub(crate) struct ReportedSequences {
     /// By index in the table of publishers.
     publishers: BTreeMap<u64, (u64, u64)>,
     nodes: BTreeSet<NodeId>,
 }
 
 impl ReportedSequences {
-    pub(in crate::replication) fn forget(&mut self, node: NodeId) {
+    pub(crate) fn forget(&mut self, node: NodeId) {
         self.nodes.remove(&node);
     }
 
@@ -130,7 +130,7 @@ impl ReportedSequences {
 
     /// Sends changed last sequences to the destinations of a topic; all of them to destinations
     /// that have none yet.
-    pub(in crate::replication) fn send(
+    pub(crate) fn send(
         &mut self,
         topic: &Topic,
         changes: PublisherSequences,
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     impl LastSequences {
-        pub(in crate::replication) fn at(publishers: Vec<(u64, u64)>) -> Self {
+        pub(crate) fn at(publishers: Vec<(u64, u64)>) -> Self {
             Self { topic: 3, publishers }
         }
     }

@@ -7,16 +7,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::ids::NodeId;
-use crate::ids::PublisherId;
+use crate::ids::{NodeId, PublisherId};
 use crate::pool::Direction;
-use crate::replication::control_messages::ControlMessage;
-use crate::replication::remote_nodes::RemoteNodes;
 use crate::replication::routing::plan::RoutingPlan;
+use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{LostPublisher, Topic};
 
 /// As many as the receiver's topic is sure to remember.
-pub(in crate::replication) const MAX_PUBLISHERS: usize = 15;
+pub(crate) const MAX_PUBLISHERS: usize = 15;
 
 /// The first lost publisher to report, and the nodes to report it to, perhaps none. Returns None if
 /// there is nothing to report, or not yet. `lost` and `sent` are counts; each destination comes
@@ -36,11 +34,7 @@ fn due(
 }
 
 /// Reports the publishers of a topic that died here to its destinations.
-pub(in crate::replication) fn report(
-    topic: &Topic,
-    plan: &RoutingPlan,
-    remote_nodes: &RemoteNodes,
-) {
+pub(crate) fn report(topic: &Topic, plan: &RoutingPlan, remote_nodes: &RemoteNodes) {
     let lost = topic.publishers_lost(Direction::Local);
     if lost == topic.losses_sent() {
         return;
@@ -64,7 +58,7 @@ pub(in crate::replication) fn report(
 }
 
 /// Records lost publishers that another node reports.
-pub(in crate::replication) fn record(topic: &Topic, node: NodeId, publishers: Vec<u64>) {
+pub(crate) fn record(topic: &Topic, node: NodeId, publishers: Vec<u64>) {
     for publisher in publishers {
         let lost = LostPublisher { node: node.0, publisher };
         if topic.record_loss(Direction::Inbound, lost) {

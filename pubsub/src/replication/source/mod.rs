@@ -1,9 +1,9 @@
 //! The messages of a topic, as replication reads them.
 
-pub(in crate::replication) mod last_sequences;
-pub(in crate::replication) mod lost_publishers;
-pub(in crate::replication) mod publish_listener;
-pub(in crate::replication) mod start_sequences;
+pub(crate) mod last_sequences;
+pub(crate) mod lost_publishers;
+pub(crate) mod publish_listener;
+pub(crate) mod start_sequences;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,9 +83,13 @@ impl TopicSource {
             _alive: alive,
         })
     }
-}
 
-impl TopicSource {
+    fn release_position(&self, position: u64) {
+        let (caller, at) =
+            (self.service_context.caller(), (Direction::Local, self.subscription_id));
+        self.topic.release_in(&caller, at, position, self.pool.control());
+    }
+
     /// Whether a message is written. An invalid entry is detected later.
     fn readiness(&self, entry: &Entry) -> Readiness {
         let Some(sync_point) = entry.sync_point else { return Readiness::Ready };
@@ -117,9 +121,7 @@ impl TopicSource {
                         sequence,
                         "a message that was never written is not replicated"
                     );
-                    let caller = self.service_context.caller();
-                    let subscription_id = (Direction::Local, self.subscription_id);
-                    self.topic.release_in(&caller, subscription_id, position, self.pool.control());
+                    self.release_position(position);
                 }
             }
         }
@@ -180,20 +182,16 @@ impl Source for TopicSource {
     }
 
     fn release(&mut self, through: u64) {
-        let (caller, at) =
-            (self.service_context.caller(), (Direction::Local, self.subscription_id));
         while let Some(position) = self.held.front().copied().filter(|it| *it <= through) {
             self.held.pop_front();
-            self.topic.release_in(&caller, at, position, self.pool.control());
+            self.release_position(position);
         }
     }
 
     fn release_one(&mut self, position: u64) {
         if let Ok(index) = self.held.binary_search(&position) {
             self.held.remove(index);
-            let (caller, at) =
-                (self.service_context.caller(), (Direction::Local, self.subscription_id));
-            self.topic.release_in(&caller, at, position, self.pool.control());
+            self.release_position(position);
         }
     }
 }

@@ -101,7 +101,7 @@ impl Shared {
     }
 }
 
-pub(in crate::replication) struct PublishListener {
+pub(crate) struct PublishListener {
     shared: Arc<Shared>,
     bell: Arc<PublishDoorbell>,
     thread: Option<JoinHandle<()>>,
@@ -109,10 +109,7 @@ pub(in crate::replication) struct PublishListener {
 
 impl PublishListener {
     /// Rings the service's bell when publishers have become [idle](Self::take_idle).
-    pub(in crate::replication) fn start(
-        bell: Arc<PublishDoorbell>,
-        service: Arc<WakeFd>,
-    ) -> Result<Self> {
+    pub(crate) fn start(bell: Arc<PublishDoorbell>, service: Arc<WakeFd>) -> Result<Self> {
         let shared = Arc::new(Shared {
             topics: Mutex::default(),
             idle: Mutex::default(),
@@ -128,7 +125,7 @@ impl PublishListener {
     }
 
     /// Listens for a replicated topic from now on, existing messages included.
-    pub(in crate::replication) fn listen(&self, topic: &Arc<Topic>, announcer: Announcer) {
+    pub(crate) fn listen(&self, topic: &Arc<Topic>, announcer: Announcer) {
         let mut listened = ListenedTopic {
             topic: Arc::clone(topic),
             announcer,
@@ -143,18 +140,18 @@ impl PublishListener {
         topics.insert(topic_key(topic.number()), listened);
     }
 
-    pub(in crate::replication) fn stop_listening(&self, number: u32) {
+    pub(crate) fn stop_listening(&self, number: u32) {
         lock(&self.shared.topics).remove(&topic_key(number));
     }
 
     /// Publishers of each topic that have become idle since the last call, with their last
     /// sequences.
-    pub(in crate::replication) fn take_idle(&self) -> BTreeMap<u32, Vec<(u64, u64)>> {
+    pub(crate) fn take_idle(&self) -> BTreeMap<u32, Vec<(u64, u64)>> {
         std::mem::take(&mut *lock(&self.shared.idle))
     }
 
     /// Announces a topic again: it may be sendable only now.
-    pub(in crate::replication) fn announce_again(&self, number: u32) {
+    pub(crate) fn announce_again(&self, number: u32) {
         if let Some(listened) = lock(&self.shared.topics).get(&topic_key(number)) {
             listened.announcer.announce_waiter();
         }

@@ -11,30 +11,35 @@ use serde::{Deserialize, Serialize};
 use crate::topic::{Published, Topic};
 
 /// As many as can publish in a topic of a node.
-pub(in crate::replication) const MAX_PUBLISHERS: usize = 256;
+pub(crate) const MAX_PUBLISHERS: usize = 256;
 /// Sequence number of a publisher's first message.
 const FIRST: u64 = 1;
 
 /// State of a topic's publishers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::replication) struct StartSequences {
+pub(crate) struct StartSequences {
     /// The topic's number at its node.
-    pub(in crate::replication) topic: u64,
+    pub(crate) topic: u64,
     /// Number of publishers that it ever had.
     serial: u64,
     /// Its publishers, each with its last sequence.
-    pub(in crate::replication) publishers: Vec<(u64, u64)>,
+    publishers: Vec<(u64, u64)>,
 }
 
 impl StartSequences {
+    /// What is invalid in them.
+    pub(crate) fn validation_error(&self) -> Option<&'static str> {
+        (self.publishers.len() > MAX_PUBLISHERS).then_some("too many publishers")
+    }
+
     /// The current state of a topic.
-    pub(in crate::replication) fn of(topic: &Topic) -> Self {
+    pub(crate) fn of(topic: &Topic) -> Self {
         let Published { serial, publishers } = topic.published();
         Self { topic: u64::from(topic.number()), serial, publishers }
     }
 
     /// The first sequence of a publisher that counts, if known.
-    pub(in crate::replication) fn first_of(&self, publisher: u64) -> Option<u64> {
+    pub(crate) fn first_of(&self, publisher: u64) -> Option<u64> {
         let known = self.publishers.iter().find(|(id, _)| *id == publisher);
         match known {
             Some((_, last)) => Some(last.saturating_add(1)),
@@ -46,7 +51,7 @@ impl StartSequences {
 
 /// Where the messages of a node's topic start for this node.
 #[derive(Debug, Clone, Default)]
-pub(in crate::replication) struct ReplicationStart {
+pub(crate) struct ReplicationStart {
     /// If the node has sent them.
     start_sequences: Option<StartSequences>,
     /// The position of the next arrival when receiving began.
@@ -54,17 +59,14 @@ pub(in crate::replication) struct ReplicationStart {
 }
 
 impl ReplicationStart {
-    pub(in crate::replication) fn new(start_sequences: Option<StartSequences>, since: u64) -> Self {
+    pub(crate) fn new(start_sequences: Option<StartSequences>, since: u64) -> Self {
         Self { start_sequences, since }
     }
 
     /// The sequence of a publisher's first message for this node, 0 if unknown. It holds for
     /// subscribers that subscribed at or before the returned position of arrivals.
-    pub(in crate::replication) fn first_of(&self, publisher: u64) -> (u64, u64) {
-        let first = self
-            .start_sequences
-            .as_ref()
-            .and_then(|start_sequences| start_sequences.first_of(publisher));
+    pub(crate) fn first_of(&self, publisher: u64) -> (u64, u64) {
+        let first = self.start_sequences.as_ref().and_then(|start| start.first_of(publisher));
         (first.unwrap_or(0), self.since)
     }
 }
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     impl StartSequences {
-        pub(in crate::replication) fn at(serial: u64, publishers: Vec<(u64, u64)>) -> Self {
+        pub(crate) fn at(serial: u64, publishers: Vec<(u64, u64)>) -> Self {
             Self { topic: 3, serial, publishers }
         }
     }

@@ -10,51 +10,46 @@ use ipc::Layout;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::outbound::BATCH_BUFFER_LENGTH;
+use crate::replication::slab::Slab;
 use crate::replication::transport::host_memory::{MappedSpan, SegmentMemory};
 
 /// Limit of batch buffers of all topics of a worker.
 const MAX_BATCH_BUFFERS: usize = 64;
 const SLOT: Layout = Layout::new("replication slot", 1);
 
-/// Items by index; indices are reused.
-#[derive(Debug)]
+/// Items that are in use or free.
 struct BufferSlab<T> {
-    items: Vec<Option<T>>,
-    vacant: Vec<u32>,
+    items: Slab<T>,
     free: Vec<u32>,
 }
 
 impl<T> BufferSlab<T> {
     fn new() -> Self {
-        Self { items: Vec::new(), vacant: Vec::new(), free: Vec::new() }
-    }
-
-    fn put(&mut self, item: T) -> u32 {
-        if let Some(index) = self.vacant.pop() {
-            self.items[index as usize] = Some(item);
-            return index;
-        }
-        self.items.push(Some(item));
-        self.items.len() as u32 - 1
-    }
-
-    fn get(&self, index: u32) -> Option<&T> {
-        self.items.get(index as usize)?.as_ref()
+        Self { items: Slab::new(), free: Vec::new() }
     }
 
     /// Returns an item to the free ones; drops it if it is quarantined, since it may still be in
     /// use.
     fn release(&mut self, index: u32, is_quarantined: bool) {
-        if is_quarantined {
-            self.items[index as usize] = None;
-            self.vacant.push(index);
-        } else {
-            self.free.push(index);
+        match is_quarantined {
+            true => drop(self.items.take(index as usize)),
+            false => self.free.push(index),
         }
     }
 
-    fn count(&self) -> usize {
-        self.items.len() - self.vacant.len()
+    /// Takes a free item, or a new one below the limit or if it is the caller's first.
+    fn take<E>(
+        &mut self,
+        (is_first, max_count): (bool, usize),
+        make: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<Option<u32>, E> {
+        if let Some(index) = self.free.pop() {
+            return Ok(Some(index));
+        }
+        if self.items.iter().count() >= max_count && !is_first {
+            return Ok(None);
+        }
+        Ok(Some(self.items.put(make()?) as u32))
     }
 }
 
@@ -64,12 +59,6 @@ impl<T> BufferSlab<T> {
 struct LaneRegistrations<M> {
     memory: Arc<M>,
     regions: Vec<Option<MemoryRegion>>,
-}
-
-impl<M> std::fmt::Debug for LaneRegistrations<M> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LaneRegistrations").field("regions", &self.regions).finish_non_exhaustive()
-    }
 }
 
 impl<M: fabric::Memory> LaneRegistrations<M> {
@@ -98,7 +87,6 @@ impl<M: fabric::Memory> LaneRegistrations<M> {
 }
 
 /// Host memory that small messages are collected in, and written from.
-#[derive(Debug)]
 pub(super) struct BatchBuffers(BufferSlab<MemoryRegion>);
 
 impl BatchBuffers {
@@ -108,22 +96,15 @@ impl BatchBuffers {
 
     /// A free buffer, or a new one below the limit or if it is the caller's first.
     pub(super) fn take(&mut self, is_first: bool, endpoint: &Endpoint) -> Option<u32> {
-        if let Some(batch_buffer) = self.0.free.pop() {
-            return Some(batch_buffer);
-        }
-        if self.0.count() >= MAX_BATCH_BUFFERS && !is_first {
-            return None;
-        }
-        let made = fabric::HostMemory::zeroed(BATCH_BUFFER_LENGTH)
-            .and_then(|memory| endpoint.domain().register(memory, Access::WRITE))
-            .and_then(|region| region.enable_for(endpoint).map(|()| region));
-        match made {
-            Ok(region) => Some(self.0.put(region)),
-            Err(error) => {
-                tracing::warn!(%error, "no memory for a batch buffer");
-                None
-            }
-        }
+        let taken = self.0.take((is_first, MAX_BATCH_BUFFERS), || {
+            let memory = fabric::HostMemory::zeroed(BATCH_BUFFER_LENGTH)?;
+            let region = endpoint.domain().register(memory, Access::WRITE)?;
+            region.enable_for(endpoint).map(|()| region)
+        });
+        taken.unwrap_or_else(|error: fabric::Error| {
+            tracing::warn!(%error, "no memory for a batch buffer");
+            None
+        })
     }
 
     pub(super) fn release(&mut self, batch_buffer: u32, is_quarantined: bool) {
@@ -131,19 +112,17 @@ impl BatchBuffers {
     }
 
     pub(super) fn get(&self, batch_buffer: u32) -> Result<&MemoryRegion> {
-        self.0.get(batch_buffer).ok_or_else(|| missing("batch buffer"))
+        self.0.items.get(batch_buffer as usize).ok_or_else(|| missing("batch buffer"))
     }
 }
 
 /// Host memory that devices copy to, and that is written from.
-#[derive(Debug)]
 struct Slot {
     memory: LaneRegistrations<SegmentMemory>,
     pinned: Memory,
 }
 
 /// Staging slots; each serves one kind of device.
-#[derive(Debug)]
 pub(super) struct StagingSlots {
     slabs: HashMap<Implementation, BufferSlab<Slot>>,
     length: usize,
@@ -174,17 +153,14 @@ impl StagingSlots {
     ) -> Result<Option<u32>> {
         let implementation = device.name().implementation;
         let slab = self.slabs.entry(implementation).or_insert_with(BufferSlab::new);
-        if let Some(index) = slab.free.pop() {
-            return Ok(Some(slot_id(implementation, index)));
-        }
-        if slab.count() >= self.max_count && !is_first {
-            return Ok(None);
-        }
-        let operation = "create staging slot";
-        let (segment, pinned) = SegmentMemory::create(SLOT, self.length, device, operation)?;
-        let mut memory = LaneRegistrations::new(segment);
-        memory.get(0, port).map_err(|error| Error::of(operation, error))?;
-        Ok(Some(slot_id(implementation, slab.put(Slot { memory, pinned }))))
+        let taken = slab.take((is_first, self.max_count), || {
+            let operation = "create staging slot";
+            let (segment, pinned) = SegmentMemory::create(SLOT, self.length, device, operation)?;
+            let mut memory = LaneRegistrations::new(segment);
+            memory.get(0, port).map_err(|error| Error::of(operation, error))?;
+            Ok::<_, Error>(Slot { memory, pinned })
+        })?;
+        Ok(taken.map(|index| slot_id(implementation, index)))
     }
 
     pub(super) fn release(&mut self, slot: u32, is_quarantined: bool) {
@@ -194,25 +170,22 @@ impl StagingSlots {
         }
     }
 
-    fn get(&self, slot: u32) -> Result<&Slot> {
+    fn get(&mut self, slot: u32) -> Result<&mut Slot> {
         let (implementation, index) = parse_slot_id(slot);
-        let slab = self.slabs.get(&implementation);
-        slab.and_then(|slab| slab.get(index)).ok_or_else(|| missing("staging slot"))
+        let slab = self.slabs.get_mut(&implementation);
+        let slot = slab.and_then(|slab| slab.items.get_mut(index as usize));
+        slot.ok_or_else(|| missing("staging slot"))
     }
 
     /// The slot as a lane's registered region.
     pub(super) fn region(&mut self, slot: u32, lane: usize, port: &Port) -> Result<&MemoryRegion> {
-        let (implementation, index) = parse_slot_id(slot);
-        let slab = self.slabs.get_mut(&implementation);
-        let slot = slab.and_then(|slab| slab.items.get_mut(index as usize)?.as_mut());
-        let slot = slot.ok_or_else(|| missing("staging slot"))?;
-        slot.memory.get(lane, port).map_err(|error| Error::of("write from staging slot", error))
+        let region = self.get(slot)?.memory.get(lane, port);
+        region.map_err(|error| Error::of("write from staging slot", error))
     }
 
     /// The slot as the device's pinned memory.
-    pub(super) fn pinned(&self, slot: u32, length: u64) -> Result<Slice> {
-        let slot = self.get(slot)?;
-        slot.pinned.slice(0, length).map_err(|error| Error::of("copy message out", error))
+    pub(super) fn pinned(&mut self, slot: u32, length: u64) -> Result<Slice> {
+        self.get(slot)?.pinned.slice(0, length).map_err(super::copy_out_failed)
     }
 }
 
@@ -222,7 +195,6 @@ fn missing(object: &str) -> Error {
 }
 
 /// A registered range of a memory.
-#[derive(Debug)]
 struct RegisteredRange {
     end: u64,
     start: u64,
@@ -231,16 +203,12 @@ struct RegisteredRange {
 
 /// Memory of sources that messages are written from directly. Each range is registered once; memory
 /// that grows gets more ranges.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct RegistrationCache {
     memories: HashMap<usize, Vec<RegisteredRange>>,
 }
 
 impl RegistrationCache {
-    pub(super) fn new() -> Self {
-        Self { memories: HashMap::new() }
-    }
-
     /// The bytes from `at` of a slice, up to the end of one registration, as a region of a lane.
     pub(super) fn part(
         &mut self,
@@ -253,8 +221,8 @@ impl RegistrationCache {
         let (memory, from) = (slice.memory(), slice.offset() + at);
         let until = slice.offset() + slice.length();
         let ranges = self.memories.entry(memory.identity()).or_default();
-        let mut index = ranges.iter().position(|one| (one.start..one.end).contains(&from));
-        if index.is_none() {
+        let known = ranges.iter().position(|one| (one.start..one.end).contains(&from));
+        if known.is_none() {
             let start = ranges.last().map_or(0, |last| last.end);
             let end = memory.length();
             let held = ranges.first().map(|first| first.span.memory.memory());
@@ -264,11 +232,10 @@ impl RegistrationCache {
                 let detail = "the CPU cannot access the memory";
                 return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
             };
-            index = Some(ranges.len());
             ranges.push(RegisteredRange { start, end, span: LaneRegistrations::new(span) });
         }
-        let registered = index.and_then(|index| ranges.get_mut(index));
-        let registered = registered.ok_or_else(|| missing("memory"))?;
+        let newest = ranges.len() - 1;
+        let registered = &mut ranges[known.unwrap_or(newest)];
         let range = (from - registered.start) as usize
             ..(until.min(registered.end) - registered.start) as usize;
         let region =

@@ -12,7 +12,6 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use fabric::RegionSlice;
-use fabric::ring::ChunkView;
 use gpu::Slice;
 
 use crate::error::Result;
@@ -65,34 +64,20 @@ impl CopyThreads {
     }
 
     /// Begins to copy a part of a chunk, which has to be kept until [`is_done`](Self::is_done).
-    /// None if the caller has to copy: there are no threads, or their queue is full.
-    pub(super) fn submit_chunk(
+    /// None if the caller has to copy: there are no threads, their queue is full, or the chunk lies
+    /// in device memory.
+    pub(super) fn submit(
         &mut self,
-        chunk: &ChunkView,
-        from: usize,
-        length: usize,
+        part: impl FnOnce() -> Result<Option<RegionSlice>>,
         to: &Slice,
         at: u64,
     ) -> Result<Option<u64>> {
-        if self.is_full() {
+        // The previous piece of the next slot may not be copied.
+        if self.thread_count == 0 || !self.is_done(self.next - MAX_COPY_JOBS as u64) {
             return Ok(None);
         }
-        match host_memory::part(chunk, from, length)? {
-            Some(from) => self.submit(from, to, at),
-            None => Ok(None),
-        }
-    }
-
-    /// Whether there are no threads, or the previous piece of the next slot is not copied.
-    fn is_full(&self) -> bool {
-        self.thread_count == 0 || !self.is_done(self.next - MAX_COPY_JOBS as u64)
-    }
-
-    fn submit(&mut self, from: RegionSlice, to: &Slice, at: u64) -> Result<Option<u64>> {
+        let Some(from) = part()? else { return Ok(None) };
         host_memory::check_range(from.len(), to, at)?;
-        if self.is_full() {
-            return Ok(None);
-        }
         if self.jobs.is_none() {
             self.start();
         }
@@ -206,9 +191,9 @@ mod tests {
         let mut copy_threads = CopyThreads::of(8);
         let (piece, mut begun, mut refused) = (4096, Vec::new(), 0);
         for at in (0..LENGTH).step_by(piece) {
-            let part = || from.slice(at..at + piece).unwrap();
+            let part = || Ok(Some(from.slice(at..at + piece).unwrap()));
             let number = loop {
-                match copy_threads.submit(part(), &to.whole(), at as u64).unwrap() {
+                match copy_threads.submit(part, &to.whole(), at as u64).unwrap() {
                     Some(number) => break number,
                     None => refused += 1,
                 }
@@ -231,7 +216,7 @@ mod tests {
         let mut copy_threads = CopyThreads::of(2);
         let mut begun = 0;
         for at in (0..LENGTH).step_by(MIN_COPY_LENGTH) {
-            let part = from.slice(at..at + MIN_COPY_LENGTH).unwrap();
+            let part = || Ok(Some(from.slice(at..at + MIN_COPY_LENGTH).unwrap()));
             begun +=
                 usize::from(copy_threads.submit(part, &to.whole(), at as u64).unwrap().is_some());
         }
@@ -243,12 +228,12 @@ mod tests {
     #[test]
     fn one_lane_has_no_threads_and_no_copy_exceeds_the_target() {
         let (from, to) = (region(), memory());
-        let part = |length| from.slice(0..length).unwrap();
-        assert_eq!(CopyThreads::of(1).submit(part(MIN_COPY_LENGTH), &to.whole(), 0).unwrap(), None);
+        let part = || Ok(Some(from.slice(0..MIN_COPY_LENGTH).unwrap()));
+        assert_eq!(CopyThreads::of(1).submit(part, &to.whole(), 0).unwrap(), None);
         let mut copy_threads = CopyThreads::of(2);
         assert!(copy_threads.threads.is_empty(), "threads start with the first piece");
         for at in [LENGTH as u64 - MIN_COPY_LENGTH as u64 + 1, u64::MAX] {
-            let error = copy_threads.submit(part(MIN_COPY_LENGTH), &to.whole(), at).unwrap_err();
+            let error = copy_threads.submit(part, &to.whole(), at).unwrap_err();
             assert_eq!(error.kind(), crate::error::ErrorKind::InvalidArgument);
         }
         assert!(copy_threads.threads.is_empty());

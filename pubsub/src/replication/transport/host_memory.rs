@@ -12,7 +12,7 @@ use nix::libc;
 use crate::error::{Error, ErrorKind, Result};
 
 /// A range of memory that the CPU reaches.
-pub(in crate::replication) struct MappedSpan {
+pub(crate) struct MappedSpan {
     /// One shared handle for all ranges of it.
     memory: Arc<Memory>,
     offset: u64,
@@ -21,17 +21,13 @@ pub(in crate::replication) struct MappedSpan {
 
 impl MappedSpan {
     /// None if the CPU does not reach it.
-    pub(in crate::replication) fn new(
-        memory: Arc<Memory>,
-        offset: u64,
-        length: u64,
-    ) -> Option<Self> {
+    pub(crate) fn new(memory: Arc<Memory>, offset: u64, length: u64) -> Option<Self> {
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory.length());
         (is_inside && is_host(&memory)).then_some(Self { memory, offset, length })
     }
 
     /// The memory that contains the range.
-    pub(in crate::replication) fn memory(&self) -> Arc<Memory> {
+    pub(crate) fn memory(&self) -> Arc<Memory> {
         Arc::clone(&self.memory)
     }
 }
@@ -49,11 +45,11 @@ unsafe impl fabric::Memory for MappedSpan {
 }
 
 /// The body of a segment of this process.
-pub(in crate::replication) struct SegmentMemory(Segment);
+pub(crate) struct SegmentMemory(Segment);
 
 impl SegmentMemory {
     /// A new segment, also pinned for a device.
-    pub(in crate::replication) fn create(
+    pub(crate) fn create(
         layout: Layout,
         length: usize,
         device: &Device,
@@ -95,14 +91,14 @@ fn refuse(operation: &'static str) -> Error {
 
 /// Checks that a range lies inside memory that the CPU reaches.
 #[inline]
-pub(in crate::replication) fn check_range(length: usize, to: &Slice, at: u64) -> Result<()> {
+pub(crate) fn check_range(length: usize, to: &Slice, at: u64) -> Result<()> {
     let is_inside = at.checked_add(length as u64).is_some_and(|end| end <= to.length());
     if is_inside && is_host(to.memory()) { Ok(()) } else { Err(refuse(IN)) }
 }
 
 /// Copies bytes of a chunk to memory that the CPU reaches.
 #[inline]
-pub(in crate::replication) fn unload(
+pub(crate) fn unload(
     view: &ChunkView,
     from: usize,
     length: usize,
@@ -123,11 +119,7 @@ pub(in crate::replication) fn unload(
 
 /// Bytes of a chunk; they keep its memory alive, but not its space in the ring. None for device
 /// memory.
-pub(in crate::replication) fn part(
-    view: &ChunkView,
-    from: usize,
-    length: usize,
-) -> Result<Option<RegionSlice>> {
+pub(crate) fn part(view: &ChunkView, from: usize, length: usize) -> Result<Option<RegionSlice>> {
     if from.checked_add(length).is_none_or(|end| end > view.len()) {
         return Err(refuse(IN));
     }
@@ -140,7 +132,7 @@ pub(in crate::replication) fn part(
 }
 
 /// Copies such bytes, as [`unload`] does.
-pub(in crate::replication) fn unload_part(from: &RegionSlice, to: &Slice, at: u64) -> Result<()> {
+pub(crate) fn unload_part(from: &RegionSlice, to: &Slice, at: u64) -> Result<()> {
     check_range(from.len(), to, at)?;
     let target = (to.address() + at) as *mut libc::c_void;
     // SAFETY: as in `unload`; the slice of a region keeps its memory, too.
@@ -150,12 +142,7 @@ pub(in crate::replication) fn unload_part(from: &RegionSlice, to: &Slice, at: u6
 
 /// Copies the start of a range that the CPU reaches to a region of this process.
 #[inline]
-pub(in crate::replication) fn gather(
-    from: &Slice,
-    length: usize,
-    to: &MemoryRegion,
-    at: usize,
-) -> Result<()> {
+pub(crate) fn gather(from: &Slice, length: usize, to: &MemoryRegion, at: usize) -> Result<()> {
     let is_inside = from.length() >= length as u64
         && at.checked_add(length).is_some_and(|end| end <= to.len())
         && !to.kind().is_device();

@@ -2,18 +2,20 @@
 
 mod buffers;
 mod copy_threads;
-pub(in crate::replication) mod host_memory;
+pub(crate) mod host_memory;
 
 use fabric::RegionSlice;
-use fabric::ring::{ChunkHeader, ChunkView, Message, Port, Pushed, ReceiverId, SenderId};
+use fabric::ring::{
+    ChunkHeader, ChunkView, Message, Port, Pushed, ReceiverId, RingSender, SenderId,
+};
 use gpu::{Memory, Point};
 
 use self::copy_threads::CopyThreads;
-use super::PayloadLocation;
+use super::{PayloadLocation, RingProgress};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::inbound::{Chunk, InboundTransport};
 use crate::replication::message_header::RingMessageKind;
-use crate::replication::outbound::{OutboundTransport, Part, RingProgress};
+use crate::replication::outbound::{OutboundTransport, Part};
 use crate::replication::transport::buffers::{
     BatchBuffers, CopyStreams, RegistrationCache, StagingSlots,
 };
@@ -45,7 +47,7 @@ impl Transport {
             port,
             batch_buffers: BatchBuffers::new(),
             slots: StagingSlots::new(piece + super::TRAILER_LENGTH, slots),
-            registrations: RegistrationCache::new(),
+            registrations: RegistrationCache::default(),
             out: CopyStreams::default(),
             into: CopyStreams::default(),
             closed: Vec::new(),
@@ -87,8 +89,24 @@ impl Transport {
     }
 
     fn start(region: &fabric::MemoryRegion, length: usize) -> Result<RegionSlice> {
-        region.slice(0..length).map_err(|error| Error::of(WRITE, error))
+        region.slice(0..length).map_err(write_failed)
     }
+
+    fn sender(&self, ring: SenderId) -> Result<&RingSender> {
+        self.port.sender(ring).map_err(write_failed)
+    }
+}
+
+fn write_failed(error: fabric::Error) -> Error {
+    Error::of(WRITE, error)
+}
+
+fn copy_out_failed(error: gpu::Error) -> Error {
+    Error::of("copy message out", error)
+}
+
+fn copy_in_failed(error: gpu::Error) -> Error {
+    Error::of("copy message in", error)
 }
 
 impl OutboundTransport for Transport {
@@ -101,7 +119,7 @@ impl OutboundTransport for Transport {
     }
 
     fn begin(&self, ring: SenderId, form: RingMessageKind, length: u64) -> Result<Message> {
-        self.port.begin(ring, form.number(), length).map_err(|error| Error::of(WRITE, error))
+        self.port.begin(ring, form.number(), length).map_err(write_failed)
     }
 
     #[inline]
@@ -112,13 +130,12 @@ impl OutboundTransport for Transport {
         part: Part<'_, PayloadLocation>,
         at: u64,
     ) -> Result<Pushed> {
-        let of_fabric = |error| Error::of(WRITE, error);
         let lane = match part {
             Part::BatchBuffer { .. } => 0,
             _ if message.length() < MIN_STRIPED_LENGTH => 0,
             _ => {
                 let left = message.length() - message.written();
-                match self.port.pick_lane(ring, left).map_err(of_fabric)? {
+                match self.port.pick_lane(ring, left).map_err(write_failed)? {
                     Some(lane) => lane,
                     None => return Ok(Pushed::Busy),
                 }
@@ -138,14 +155,14 @@ impl OutboundTransport for Transport {
             }
         };
         // Positions suffice here: drop the acknowledgements of single messages.
-        while self.port.next_read(ring).map_err(of_fabric)?.is_some() {}
-        self.port.push_on_lane(lane, ring, message, &part, at).map_err(of_fabric)
+        while self.port.next_read(ring).map_err(write_failed)?.is_some() {}
+        self.port.push_on_lane(lane, ring, message, &part, at).map_err(write_failed)
     }
 
     fn ring_progress(&self, ring: SenderId) -> Result<RingProgress> {
-        let sender = self.port.sender(ring).map_err(|error| Error::of(WRITE, error))?;
+        let sender = self.sender(ring)?;
         if let Some(broken) = sender.broken() {
-            return Err(Error::of(WRITE, broken.clone()));
+            return Err(write_failed(broken.clone()));
         }
         let writer = sender.writer();
         Ok(RingProgress {
@@ -166,8 +183,7 @@ impl OutboundTransport for Transport {
     }
 
     fn max_single_chunk(&self, ring: SenderId) -> Result<usize> {
-        let sender = self.port.sender(ring).map_err(|error| Error::of(WRITE, error))?;
-        Ok(sender.writer().max_single_chunk() as usize)
+        Ok(self.sender(ring)?.writer().max_single_chunk() as usize)
     }
 
     fn take_batch_buffer(&mut self, is_first: bool) -> Option<u32> {
@@ -179,10 +195,7 @@ impl OutboundTransport for Transport {
     }
 
     fn write_batch_buffer(&mut self, batch_buffer: u32, at: usize, bytes: &[u8]) -> Result<()> {
-        self.batch_buffers
-            .get(batch_buffer)?
-            .write(at, bytes)
-            .map_err(|error| Error::of(WRITE, error))
+        self.batch_buffers.get(batch_buffer)?.write(at, bytes).map_err(write_failed)
     }
 
     fn gather(
@@ -205,10 +218,7 @@ impl OutboundTransport for Transport {
     }
 
     fn write_slot(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<()> {
-        self.slots
-            .region(slot, 0, &self.port)?
-            .write(at, bytes)
-            .map_err(|error| Error::of(WRITE, error))
+        self.slots.region(slot, 0, &self.port)?.write(at, bytes).map_err(write_failed)
     }
 
     fn copy_out(
@@ -220,33 +230,29 @@ impl OutboundTransport for Transport {
     ) -> Result<Point> {
         let to = self.slots.pinned(slot, length)?;
         let from = from.slice();
-        let piece =
-            from.slice(offset, length).map_err(|error| Error::of("copy message out", error))?;
+        let piece = from.slice(offset, length).map_err(copy_out_failed)?;
         self.out.copy(from.memory().mapped_for(), &to, &piece)
     }
 
     fn is_copied(&mut self, copy_handle: &Point) -> Result<bool> {
-        copy_handle.is_done().map_err(|error| Error::of("copy message out", error))
+        copy_handle.is_done().map_err(copy_out_failed)
     }
 }
 
-/// A chunk received by a ring.
-pub(super) struct ReceivedChunk(ChunkView);
-
-impl Chunk for ReceivedChunk {
+impl Chunk for ChunkView {
     #[inline]
     fn header(&self) -> &ChunkHeader {
-        self.0.header()
+        ChunkView::header(self)
     }
 
     #[inline]
     fn is_last(&self) -> bool {
-        self.0.is_last()
+        ChunkView::is_last(self)
     }
 
     #[inline]
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
-        self.0.read(at, into).map_err(|error| Error::of(READ, error))
+        ChunkView::read(self, at, into).map_err(|error| Error::of(READ, error))
     }
 }
 
@@ -275,25 +281,25 @@ impl RingInput<'_> {
 }
 
 impl InboundTransport for RingInput<'_> {
-    type Chunk = ReceivedChunk;
+    type Chunk = ChunkView;
     type PayloadLocation = PayloadLocation;
     type CopyHandle = CopyHandle;
 
     #[inline]
-    fn take(&mut self) -> Result<Option<ReceivedChunk>> {
+    fn take(&mut self) -> Result<Option<ChunkView>> {
         let Some(ring) = self.ring else { return Ok(None) };
         let view = self.port.take(ring).map_err(|error| match error.kind() {
             fabric::ErrorKind::Closed => Error::because(READ, ErrorKind::Closed, error),
             _ => Error::of(READ, error),
         })?;
         self.has_taken |= view.is_some();
-        Ok(view.map(ReceivedChunk))
+        Ok(view)
     }
 
     #[inline]
     fn copy_in(
         &mut self,
-        chunk: &ReceivedChunk,
+        chunk: &ChunkView,
         from: usize,
         length: usize,
         to: &PayloadLocation,
@@ -301,33 +307,30 @@ impl InboundTransport for RingInput<'_> {
     ) -> Result<Option<CopyHandle>> {
         let to = match to {
             PayloadLocation::Host(slice) => {
+                let part = || host_memory::part(chunk, from, length);
                 if length >= copy_threads::MIN_COPY_LENGTH
-                    && let Some(number) =
-                        self.copy_threads.submit_chunk(&chunk.0, from, length, slice, at)?
+                    && let Some(number) = self.copy_threads.submit(part, slice, at)?
                 {
                     return Ok(Some(CopyHandle::CopyThread(number)));
                 }
-                return host_memory::unload(&chunk.0, from, length, slice, at).map(|()| None);
+                return host_memory::unload(chunk, from, length, slice, at).map(|()| None);
             }
             PayloadLocation::Device(slice) => slice,
         };
-        let from_device = |error| Error::of("copy message in", error);
-        let (Some(pinned), Some(slice)) = (self.pinned, chunk.0.slice()) else {
+        let (Some(pinned), Some(slice)) = (self.pinned, chunk.slice()) else {
             let detail = "the sink returned device memory, but the topic has no device";
             return Err(Error::new("copy message in", ErrorKind::InvalidArgument, detail));
         };
         let start = (slice.offset() + from) as u64;
-        let piece = pinned.slice(start, length as u64).map_err(from_device)?;
-        let target = to.slice(at, length as u64).map_err(from_device)?;
+        let piece = pinned.slice(start, length as u64).map_err(copy_in_failed)?;
+        let target = to.slice(at, length as u64).map_err(copy_in_failed)?;
         let copy = self.into.copy(to.memory().mapped_for(), &target, &piece);
         copy.map(|point| Some(CopyHandle::Device(point)))
     }
 
     fn is_copied(&mut self, copy_handle: &CopyHandle) -> Result<bool> {
         match copy_handle {
-            CopyHandle::Device(point) => {
-                point.is_done().map_err(|error| Error::of("copy message in", error))
-            }
+            CopyHandle::Device(point) => point.is_done().map_err(copy_in_failed),
             CopyHandle::CopyThread(number) => Ok(self.copy_threads.is_done(*number)),
         }
     }

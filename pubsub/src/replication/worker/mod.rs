@@ -3,7 +3,6 @@
 mod doorbell;
 mod endpoint;
 mod event_loop;
-mod events;
 mod ready_queue;
 mod topics;
 
@@ -14,20 +13,18 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use fabric::Policy;
 
 pub use doorbell::Announcer;
 use doorbell::Doorbell;
 use endpoint::WorkerEndpoint;
-pub(crate) use endpoint::check as check_provider;
+pub(crate) use endpoint::choose_provider;
 use event_loop::WorkerLoop;
-pub use events::WorkerEvent;
-use events::WorkerEvents;
 
 use super::{
     ConnectionMessage, DestinationCounters, InboundCounters, MAX_PREFIX_LENGTH, NodeId, Provider,
-    Sink, Source, TopicParameters,
+    Side, Sink, Source, TopicParameters,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::wake::WakeFd;
@@ -168,6 +165,57 @@ pub enum Command {
     Stop,
 }
 
+/// An event of a worker: the topic by its key here, and the other node.
+#[derive(Debug)]
+pub enum WorkerEvent {
+    /// A connection message about a topic, for a node's worker.
+    ControlMessage { key: TopicKey, node: NodeId, terms: ConnectionMessage },
+    /// Messages of a topic flow; `side` is the local side.
+    Connected { key: TopicKey, node: NodeId, side: Side },
+    /// The connection ended. No message is lost: [`AddDestination`](Command::AddDestination)
+    /// starts a new one.
+    Disconnected { key: TopicKey, node: NodeId, side: Side, reason: Error },
+    /// A node blocks a topic, as requested by [`ReportLagging`](Command::ReportLagging).
+    Lagging { key: TopicKey, node: NodeId },
+    /// A topic cannot be sent, not to a node (None: to none), or not be received, and a retry would
+    /// fail, too: a source, a sink or a device failed, or the nodes are incompatible.
+    Failed { key: TopicKey, node: Option<NodeId>, side: Side, error: Error },
+}
+
+/// The worker's end of its events. The receiver is woken when it is dropped, for any reason.
+#[derive(Debug)]
+struct WorkerEvents {
+    /// Dropped before the bell rings for the last time, so that the receiver sees the end.
+    sender: Option<Sender<WorkerEvent>>,
+    bell: Arc<WakeFd>,
+}
+
+impl WorkerEvents {
+    fn send(&self, event: WorkerEvent) {
+        // The receiver may have been dropped.
+        let _ = self.sender.as_ref().map(|sender| sender.send(event));
+        self.bell.ring();
+    }
+}
+
+impl Drop for WorkerEvents {
+    fn drop(&mut self) {
+        self.sender = None;
+        self.bell.ring();
+    }
+}
+
+/// A writer's connect request.
+#[derive(Debug, Clone)]
+struct ConnectRequest {
+    connection: u64,
+    facts: TopicParameters,
+    /// The address of its endpoint.
+    from: Vec<u8>,
+    /// Addresses of further lanes that it could write from.
+    lane_addresses: Vec<Vec<u8>>,
+}
+
 /// How a topic is received: from the first position that this node lacks.
 #[allow(missing_debug_implementations)]
 pub struct InboundTopicOptions {
@@ -205,14 +253,16 @@ impl Worker {
             let detail = "chunks of at least 4 KiB, rings of at least 64 KiB, at least one slot";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        let (endpoint, provider) = WorkerEndpoint::open(&options, local, workers)?;
+        let (mut endpoint, provider) = WorkerEndpoint::open(&options, local, workers)?;
         let address = endpoint.address().to_vec();
         let (commands, ordered) = unbounded();
-        let (bell, events, receiver) = events::channel()?;
+        let bell = Arc::new(WakeFd::new().map_err(|error| Error::of(operation, error))?);
+        let (sender, events) = unbounded();
+        let reported = WorkerEvents { sender: Some(sender), bell: Arc::clone(&bell) };
         let (finish, finished) = bounded::<()>(1);
+        let doorbell = Arc::new(Doorbell::new(endpoint.waker()));
         let mut worker_loop =
-            WorkerLoop::new(options, endpoint, ordered, WorkerEvents::new(events, &bell));
-        let doorbell = worker_loop.doorbell();
+            WorkerLoop::new(options, endpoint, ordered, reported, Arc::clone(&doorbell));
         let thread =
             std::thread::Builder::new().name("fabricast-repl".to_owned()).spawn(move || {
                 // Dropped at the end of the thread, for any reason.
@@ -221,7 +271,7 @@ impl Worker {
                 worker_loop.close();
             });
         let thread = Some(thread.map_err(|error| Error::of(operation, error))?);
-        Ok(Self { commands, doorbell, events: receiver, bell, finished, provider, address, thread })
+        Ok(Self { commands, doorbell, events, bell, finished, provider, address, thread })
     }
 
     /// The provider of its endpoint.
@@ -274,8 +324,8 @@ impl Worker {
         self.bell.silence();
         match self.events.try_recv() {
             Ok(event) => Ok(Some(event)),
-            Err(crossbeam_channel::TryRecvError::Empty) => Ok(None),
-            Err(crossbeam_channel::TryRecvError::Disconnected) => Err(ended()),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(ended()),
         }
     }
 

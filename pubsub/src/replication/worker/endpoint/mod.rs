@@ -17,7 +17,7 @@ use fabric::{
 use self::node_faults::NodeFaults;
 use self::renewal::Renewal;
 pub(super) use self::renewal::RenewalReason;
-pub(crate) use self::selection::check;
+pub(crate) use self::selection::choose as choose_provider;
 use super::{Counters, NodeId, Provider, WorkerOptions};
 use crate::error::{Error, Result};
 use crate::replication::transport::Transport;

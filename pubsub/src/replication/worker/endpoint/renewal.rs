@@ -17,7 +17,6 @@
 //! others one every half minute.
 
 use std::collections::HashMap;
-use std::fmt;
 
 use fabric::ring::Port;
 use fabric::{AddressVector, MrMode};
@@ -26,11 +25,11 @@ use super::WorkerEndpoint;
 use super::node_faults::FaultRemedy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::NodeId;
-use crate::replication::worker::{CONNECT, RENEW};
+use crate::replication::worker::RENEW;
 
 /// Why an endpoint is renewed, or the rings of a node restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::replication::worker) enum RenewalReason {
+pub(crate) enum RenewalReason {
     WriteIncomplete,
     LaneEnded,
     QuarantineLimit,
@@ -56,16 +55,10 @@ impl RenewalReason {
     }
 }
 
-impl fmt::Display for RenewalReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.text())
-    }
-}
-
 /// Limits of quarantined memory, in rings of the largest size: for one node, and in all.
 const QUARANTINED_RING_LIMITS: (u64, u64) = (8, 32);
 /// Number of addresses that triggers a renewal, and its hard limit.
-const ADDRESS_LIMITS: (usize, usize) = (512, 4096);
+pub(super) const ADDRESS_LIMITS: (usize, usize) = (512, 4096);
 /// Minimum age of an endpoint in nanoseconds, unless a provider hangs.
 const MIN_ENDPOINT_AGE: u64 = 5_000_000_000;
 const MIN_AGE_AFTER_RETURN: u64 = 1_000_000_000;
@@ -139,15 +132,6 @@ impl Renewal {
         };
         *self = Self { last: now, count: self.count + 1, quick_returns, ..Self::default() };
     }
-}
-
-/// Fails if the address limit is reached.
-pub(super) fn check_address_limit(addresses: usize) -> Result<()> {
-    if addresses < ADDRESS_LIMITS.1 {
-        return Ok(());
-    }
-    let detail = format!("the limit of {addresses} addresses is reached");
-    Err(Error::new(CONNECT, ErrorKind::TooMany, detail))
 }
 
 impl WorkerEndpoint {
@@ -323,7 +307,7 @@ mod tests {
             (ConnectionStalled, NodeReturned),
         ] {
             renewal.request_renewal(why);
-            assert_eq!(renewal.pending_reason, Some(reason), "{why}");
+            assert_eq!(renewal.pending_reason, Some(reason), "{why:?}");
         }
     }
 

@@ -6,13 +6,13 @@ use gpu::Device;
 use ipc::Layout;
 
 use super::WorkerEndpoint;
-use super::renewal::check_address_limit;
+use super::renewal::ADDRESS_LIMITS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::{MAX_LANES, fit_addresses};
 use crate::replication::transport::MIN_STRIPED_LENGTH;
 use crate::replication::transport::host_memory::SegmentMemory;
-use crate::replication::worker::topics::{ConnectRequest, RingMemory};
-use crate::replication::worker::{CONNECT, MIN_RING_SIZE, WorkerOptions};
+use crate::replication::worker::topics::RingMemory;
+use crate::replication::worker::{CONNECT, ConnectRequest, MIN_RING_SIZE, WorkerOptions};
 use crate::replication::{MAX_PREFIX_LENGTH, NodeId, TopicParameters};
 
 const RING: Layout = Layout::new("replication ring", 1);
@@ -24,7 +24,11 @@ impl WorkerEndpoint {
         if let Some(peer) = self.fabric_peers.get(&address) {
             return Ok(*peer);
         }
-        check_address_limit(self.fabric_peers.len())?;
+        let addresses = self.fabric_peers.len();
+        if addresses >= ADDRESS_LIMITS.1 {
+            let detail = format!("the limit of {addresses} addresses is reached");
+            return Err(Error::new(CONNECT, ErrorKind::TooMany, detail));
+        }
         let address = Address(address);
         let peer = self.addresses.insert(&address).map_err(of_fabric)?;
         self.fabric_peers.insert(address.0, peer);

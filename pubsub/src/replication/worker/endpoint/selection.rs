@@ -28,17 +28,12 @@ pub(super) fn choose_lane_count(
     wanted.min((cores + 1).saturating_sub(workers)).max(1)
 }
 
-/// Fails if no provider could start a worker at this address, or on this machine if the address is
-/// not known.
-pub(crate) fn check(policy: &Policy, local: Option<IpAddr>) -> Result<()> {
-    choose(policy, local).map(drop)
-}
-
-/// The best provider that reaches other machines; at a loopback address, one that would elsewhere.
+/// The best provider that reaches other machines from this address, or from this machine if the
+/// address is not known; at a loopback address, one that would elsewhere.
 /// Providers that never leave the machine are refused, even if both nodes are on one and they are
 /// named: of two nodes connected by shm of libfabric 1.17, one crashed in it as soon as a topic was
 /// replicated.
-pub(super) fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
+pub(crate) fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
     policy.check().map_err(|error| Error::of(START, error))?;
     let is_named = !policy.require.is_empty();
     let may_be_local = local.is_none_or(|local| local.is_loopback());

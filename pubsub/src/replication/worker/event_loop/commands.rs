@@ -2,28 +2,15 @@
 
 use super::{WorkerLoop, nanoseconds};
 use crate::error::{Error, ErrorKind};
-use crate::replication::outbound::OutboundOptions;
 use crate::replication::transport::MIN_STRIPED_LENGTH;
+use crate::replication::worker::CONNECT;
 use crate::replication::worker::endpoint::RenewalReason;
 use crate::replication::worker::topics::table::{TopicSlot, WorkerTopicKey};
 use crate::replication::worker::topics::{InboundTopic, OutboundTopic};
-use crate::replication::{
-    Command, Counters, NodeId, Side, TopicKey, TopicOptions, WorkerEvent, WorkerOptions,
-};
+use crate::replication::{Command, Counters, OutboundOptions, Side, TopicKey, WorkerEvent};
 
 /// Commands handled in one turn.
 const COMMANDS_PER_TURN: usize = 64;
-
-/// Options of an outbound topic.
-fn outbound_options(
-    options: &WorkerOptions,
-    topic: &TopicOptions,
-    lanes: usize,
-) -> OutboundOptions {
-    let lanes = if topic.facts.largest < MIN_STRIPED_LENGTH { 1 } else { lanes };
-    let (timeout, max_retained) = (nanoseconds(options.timeout), topic.max_retained);
-    OutboundOptions { piece: options.chunk, slots: options.slots_for(lanes), max_retained, timeout }
-}
 
 impl WorkerLoop {
     pub(super) fn process_commands(&mut self) -> bool {
@@ -33,11 +20,17 @@ impl WorkerLoop {
             has_any = true;
             match command {
                 Command::AddOutbound(key, options, source) => {
-                    if self.is_duplicate(WorkerTopicKey::Out(key), key, None) {
+                    if self.is_duplicate(WorkerTopicKey::Out(key)) {
                         continue;
                     }
+                    let is_striped = options.facts.largest >= MIN_STRIPED_LENGTH;
                     let lanes = self.endpoint.transport().port().lanes();
-                    let outbound = outbound_options(&self.options, &options, lanes);
+                    let outbound = OutboundOptions {
+                        piece: self.options.chunk,
+                        slots: self.options.slots_for(if is_striped { lanes } else { 1 }),
+                        max_retained: options.max_retained,
+                        timeout: nanoseconds(self.options.timeout),
+                    };
                     let topic = OutboundTopic::new(key, options.facts, source, outbound);
                     self.topics.add_outbound(topic);
                 }
@@ -57,7 +50,7 @@ impl WorkerLoop {
                     }
                 }
                 Command::AddInbound(key, origin, options) => {
-                    if self.is_duplicate(WorkerTopicKey::In(key, origin), key, Some(origin)) {
+                    if self.is_duplicate(WorkerTopicKey::In(key, origin)) {
                         continue;
                     }
                     let timeout = nanoseconds(self.options.timeout);
@@ -65,13 +58,19 @@ impl WorkerLoop {
                 }
                 Command::StopInbound(key, origin) => {
                     if let Some(index) = self.topics.index_of(WorkerTopicKey::In(key, origin)) {
-                        self.stop_receiving(index, false);
+                        self.stop_receiving(index);
                     }
                 }
                 Command::ControlMessage(key, node, message) => {
                     self.handle_control_message(key, node, message)
                 }
-                Command::NodeLost(node) => self.lose_node(node),
+                Command::NodeLost(node) => {
+                    self.endpoint.cancel_renewal(node);
+                    let detail = "the node disconnected";
+                    self.disconnect_node(node, true, || {
+                        Error::new(CONNECT, ErrorKind::Closed, detail).at(node)
+                    });
+                }
                 Command::NodeReturned(node) => self.handle_fault(node, RenewalReason::NodeReturned),
                 Command::ReportLagging(key) => self.report_lagging(key),
                 Command::GetCounters(reply) => {
@@ -84,12 +83,15 @@ impl WorkerLoop {
         has_any
     }
 
-    fn is_duplicate(&mut self, name: WorkerTopicKey, key: TopicKey, node: Option<NodeId>) -> bool {
+    fn is_duplicate(&mut self, name: WorkerTopicKey) -> bool {
         let is_duplicate = self.topics.index_of(name).is_some();
         if is_duplicate {
             let detail = "the worker has the topic already";
             let error = Error::new("add topic to worker", ErrorKind::InvalidArgument, detail);
-            let side = if node.is_some() { Side::Reader } else { Side::Writer };
+            let (key, node, side) = match name {
+                WorkerTopicKey::Out(key) => (key, None, Side::Writer),
+                WorkerTopicKey::In(key, origin) => (key, Some(origin), Side::Reader),
+            };
             self.events.send(WorkerEvent::Failed { key, node, side, error });
         }
         is_duplicate

@@ -5,9 +5,8 @@ use fabric::ring::RingEvent;
 use super::WorkerLoop;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::{ConnectionMessage, MAX_REASON_LENGTH};
-use crate::replication::worker::CONNECT;
-use crate::replication::worker::topics::ConnectRequest;
 use crate::replication::worker::topics::table::{TopicSlot, WorkerTopicKey};
+use crate::replication::worker::{CONNECT, ConnectRequest};
 use crate::replication::{NodeId, Side, TopicKey, WorkerEvent};
 use crate::text::shortened;
 
@@ -79,7 +78,7 @@ impl WorkerLoop {
                         self.events.send(WorkerEvent::Connected { key, node, side });
                         self.ready(TopicSlot::In(index));
                     }
-                    Err(error) => self.disconnect_inbound_ring(index, error),
+                    Err(error) => self.disconnect_inbound_ring(index, false, error),
                 }
             }
             ConnectionMessage::StallCheck { connection, chunks, read } => {
@@ -189,12 +188,12 @@ impl WorkerLoop {
         }
     }
 
-    /// Closes a ring that is not usable any more.
-    pub(super) fn disconnect_inbound_ring(&mut self, index: usize, reason: Error) {
+    /// Closes a ring that is not usable any more, or whose writer is gone.
+    pub(super) fn disconnect_inbound_ring(&mut self, index: usize, is_gone: bool, reason: Error) {
         if reason.kind() != ErrorKind::Closed {
             self.request_restart(index, &reason.to_string());
         }
-        self.close_inbound_ring(index, false);
+        self.close_inbound_ring(index, is_gone);
         if let Some(topic) = self.topics.inbound(index) {
             let ((key, node), side) = (topic.id(), Side::Reader);
             self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
@@ -222,16 +221,18 @@ impl WorkerLoop {
         self.ready(TopicSlot::In(index));
     }
 
-    /// Ends all connections with a node.
-    pub(super) fn lose_node(&mut self, node: NodeId) {
-        self.endpoint.cancel_renewal(node);
-        self.disconnect_writers(node, || disconnected(node));
+    /// Ends all connections with a node, which may be gone.
+    pub(super) fn disconnect_node(
+        &mut self,
+        node: NodeId,
+        is_gone: bool,
+        reason: impl Fn() -> Error,
+    ) {
+        for index in self.topics.outbound_to(node) {
+            self.disconnect_writer(index, node, Some(reason()));
+        }
         for index in self.topics.inbound_from(node) {
-            self.close_inbound_ring(index, true);
-            if let Some(topic) = self.topics.inbound(index) {
-                let ((key, node), side, reason) = (topic.id(), Side::Reader, disconnected(node));
-                self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
-            }
+            self.disconnect_inbound_ring(index, is_gone, reason());
         }
     }
 
@@ -252,13 +253,8 @@ impl WorkerLoop {
             let Some(topic) = self.topics.inbound(index) else { continue };
             if topic.is_answer_late(now, timeout) {
                 let (_, node) = topic.id();
-                self.disconnect_inbound_ring(index, late(node));
+                self.disconnect_inbound_ring(index, false, late(node));
             }
         }
     }
-}
-
-#[cold]
-fn disconnected(node: NodeId) -> Error {
-    Error::new(CONNECT, ErrorKind::Closed, "the node disconnected").at(node)
 }

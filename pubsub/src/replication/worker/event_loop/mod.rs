@@ -13,13 +13,10 @@ use crossbeam_channel::Receiver;
 
 use super::doorbell::{Announcement, Doorbell};
 use super::endpoint::{RenewalReason, WorkerEndpoint};
-use super::events::WorkerEvents;
 use super::ready_queue::ReadyQueue;
-use super::topics::draining::Draining;
 use super::topics::table::{TopicSlot, TopicTable, WorkerTopicKey};
-use super::{Command, WorkerEvent, WorkerOptions, nanoseconds};
-use crate::replication::inbound::InboundFailure;
-use crate::replication::{ClockReading, Progress, Side};
+use super::{Command, WorkerEvent, WorkerEvents, WorkerOptions, nanoseconds};
+use crate::replication::{ClockReading, Progress, Side, TurnFailure};
 
 /// Idle rounds after which all credit is returned to writers.
 const QUIET_ROUNDS: u32 = 16;
@@ -41,7 +38,6 @@ pub(super) struct WorkerLoop {
     events: WorkerEvents,
     doorbell: Arc<Doorbell>,
     topics: TopicTable,
-    draining: Draining,
     ready_queue: ReadyQueue,
     announced: Vec<Announcement>,
     start: Instant,
@@ -76,20 +72,20 @@ fn is_due(next: &mut u64, now: u64, interval: u64) -> bool {
 impl WorkerLoop {
     pub(super) fn new(
         options: WorkerOptions,
-        mut endpoint: WorkerEndpoint,
+        endpoint: WorkerEndpoint,
         commands: Receiver<Command>,
         events: WorkerEvents,
+        doorbell: Arc<Doorbell>,
     ) -> Self {
         let start = Instant::now();
         let now = read_clock(start);
         Self {
-            doorbell: Arc::new(Doorbell::new(endpoint.waker())),
+            doorbell,
             endpoint,
             commands,
             events,
             // Connection numbers differ from those of an earlier worker.
             topics: TopicTable::new(now.realtime),
-            draining: Draining::default(),
             ready_queue: ReadyQueue::new(nanoseconds(options.spin)),
             announced: Vec::new(),
             start,
@@ -98,10 +94,6 @@ impl WorkerLoop {
             is_stopping: false,
             options,
         }
-    }
-
-    pub(super) fn doorbell(&self) -> Arc<Doorbell> {
-        Arc::clone(&self.doorbell)
     }
 
     pub(super) fn run(&mut self) {
@@ -220,14 +212,15 @@ impl WorkerLoop {
         let Some(topic) = self.topics.inbound(index) else { return Progress::default() };
         let progress = match topic.advance(self.now, self.endpoint.transport()) {
             Ok(progress) => progress,
-            Err(InboundFailure::Ring(reason)) => {
-                self.disconnect_inbound_ring(index, reason);
+            Err(TurnFailure::Connection(reason)) => {
+                self.disconnect_inbound_ring(index, false, reason);
                 Progress { has_moved: true, ..Progress::default() }
             }
-            Err(InboundFailure::Topic(error)) => {
+            Err(TurnFailure::Topic(error)) => {
                 let (key, node) = topic.id();
                 self.report_failure(key, node, Side::Reader, error);
-                self.stop_receiving(index, true);
+                self.request_restart(index, "the reader failed");
+                self.stop_receiving(index);
                 return Progress::default();
             }
         };

@@ -14,23 +14,15 @@ impl WorkerLoop {
     pub(super) fn handle_fault(&mut self, node: NodeId, why: RenewalReason) {
         let (now, is_only_node) = (self.now.monotonic, self.topics.is_only_node(node));
         if self.endpoint.record_fault(node, why, is_only_node, now) && !self.renew_if_due() {
-            self.restart_rings(node, why);
-        }
-    }
-
-    /// Restarts all rings with a node.
-    fn restart_rings(&mut self, node: NodeId, why: RenewalReason) {
-        let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why.text()).at(node);
-        self.disconnect_writers(node, reason);
-        for index in self.topics.inbound_from(node) {
-            self.disconnect_inbound_ring(index, reason());
+            let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why.text()).at(node);
+            self.disconnect_node(node, false, reason);
         }
     }
 
     /// Renews the endpoint if it is due. True if so.
     pub(super) fn renew_if_due(&mut self) -> bool {
         let now = self.now;
-        let due = match self.topics.is_overdue(now) || self.draining.is_overdue(now) {
+        let due = match self.topics.is_overdue(now) {
             true => Some((RenewalReason::WriteIncomplete, None)),
             false => {
                 let is_only_node = |node| self.topics.is_only_node(node);
@@ -51,7 +43,8 @@ impl WorkerLoop {
             None => tracing::info!(why = why.text(), "the endpoint is renewed"),
         }
         if !self.endpoint.can_be_renewed() {
-            let detail = format!("{why}; memory is bound to the endpoint (FI_MR_ENDPOINT)");
+            let detail =
+                format!("{}; memory is bound to the endpoint (FI_MR_ENDPOINT)", why.text());
             return Err(Error::new(RENEW, ErrorKind::Failed, detail));
         }
         let for_node = node.map(|node| (node, self.topics.is_only_node(node)));
@@ -59,7 +52,6 @@ impl WorkerLoop {
         self.endpoint.renew(why, for_node, self.now.monotonic)?;
         self.doorbell.set_waker(self.endpoint.waker());
         self.topics.forget_rings();
-        self.draining.forget_rings();
         (0..self.topics.outbound_end()).for_each(|index| self.ready(TopicSlot::Out(index)));
         // Some have requests to be answered.
         (0..self.topics.inbound_end()).for_each(|index| self.ready(TopicSlot::In(index)));
@@ -75,9 +67,6 @@ impl WorkerLoop {
             let Some(topic) = self.topics.outbound(index) else { continue };
             for node in topic.nodes() {
                 self.disconnect_writer(index, node, Some(reason(node)));
-            }
-            if let Some(topic) = self.topics.outbound(index) {
-                topic.disconnect_all(self.endpoint.transport());
             }
         }
         for index in 0..self.topics.inbound_end() {

@@ -29,13 +29,6 @@ impl WorkerLoop {
         self.ready(TopicSlot::Out(index));
     }
 
-    /// Ends all connections to a node.
-    pub(super) fn disconnect_writers(&mut self, node: NodeId, reason: impl Fn() -> Error) {
-        for index in self.topics.outbound_to(node) {
-            self.disconnect_writer(index, node, Some(reason()));
-        }
-    }
-
     /// Removes the index entries of closed rings.
     fn forget_closed_senders(&mut self) {
         for ring in self.endpoint.transport().take_closed() {
@@ -48,49 +41,39 @@ impl WorkerLoop {
         for node in topic.nodes() {
             self.disconnect_writer(index, node, None);
         }
-        let Some(topic) = self.topics.take_outbound(index) else { return };
         self.ready_queue.remove(TopicSlot::Out(index));
-        self.draining.close_outbound(*topic, self.now, self.endpoint.transport());
+        self.topics.close_outbound(index, self.now, self.endpoint.transport());
         self.forget_closed_senders();
     }
 
-    pub(super) fn stop_receiving(&mut self, index: usize, has_failed: bool) {
-        if has_failed {
-            self.request_restart(index, "the reader failed");
-        }
+    pub(super) fn stop_receiving(&mut self, index: usize) {
         self.close_inbound_ring(index, false);
-        let Some(topic) = self.topics.take_inbound(index) else { return };
         self.ready_queue.remove(TopicSlot::In(index));
-        self.draining.close_inbound(*topic, self.endpoint.transport());
+        self.topics.close_inbound(index, self.endpoint.transport());
     }
 
     /// Drops topics without writes or copies in progress.
     pub(super) fn release_drained(&mut self) {
-        self.draining.release(self.now, self.endpoint.transport());
+        self.topics.release_drained(self.now, self.endpoint.transport());
         self.forget_closed_senders();
     }
 
-    /// Waits until all topics are drained, up to a timeout.
-    fn finish(&mut self) {
-        let end = Instant::now() + DRAIN_TIMEOUT;
-        self.release_drained();
-        while !self.draining.is_empty() && Instant::now() < end {
-            self.endpoint.wait(COPY_POLL_INTERVAL);
-            self.now = read_clock(self.start);
-            self.release_drained();
-        }
-        self.draining.leak_inbound();
-    }
-
-    /// Closes the endpoint.
-    pub(in crate::replication::worker) fn close(mut self) {
+    /// Waits until all topics are drained, up to a timeout, and closes the endpoint.
+    pub(crate) fn close(mut self) {
         for index in 0..self.topics.outbound_end() {
             self.stop_sending(index);
         }
         for index in 0..self.topics.inbound_end() {
-            self.stop_receiving(index, false);
+            self.stop_receiving(index);
         }
-        self.finish();
+        let end = Instant::now() + DRAIN_TIMEOUT;
+        self.release_drained();
+        while !self.topics.is_drained() && Instant::now() < end {
+            self.endpoint.wait(COPY_POLL_INTERVAL);
+            self.now = read_clock(self.start);
+            self.release_drained();
+        }
+        self.topics.leak_inbound();
         self.endpoint.close();
     }
 }

@@ -1,6 +1,5 @@
 //! The topics of a worker, and their connections.
 
-pub(super) mod draining;
 mod stall_detection;
 pub(super) mod table;
 
@@ -10,15 +9,18 @@ use fabric::ring::{ChunkView, NotifyMode, Port, ReceiverId, SenderId};
 use gpu::{Device, Memory};
 
 use self::stall_detection::{MAX_DOUBLINGS, SendProgress, StallSuspicion, StallVerdict};
-use super::events::WorkerEvents;
 use super::ready_queue::ReadyState;
-use super::{Counters, InboundTopicOptions, NodeId, TopicKey, TopicParameters, WorkerEvent};
+use super::{
+    ConnectRequest, Counters, InboundTopicOptions, NodeId, TopicKey, TopicParameters, WorkerEvent,
+    WorkerEvents,
+};
 use crate::error::{Error, Result};
-use crate::replication::inbound::{Inbound, InboundFailure};
-use crate::replication::outbound::{Outbound, OutboundOptions};
-use crate::replication::transport::{CopyHandle, ReceivedChunk, Transport};
+use crate::replication::inbound::Inbound;
+use crate::replication::outbound::Outbound;
+use crate::replication::transport::{CopyHandle, Transport};
 use crate::replication::{
-    ClockReading, ConnectionMessage, PayloadLocation, Progress, Sink, Source,
+    ClockReading, ConnectionMessage, OutboundOptions, PayloadLocation, Progress, Sink, Source,
+    TurnFailure,
 };
 
 /// State of a connection to a node, at the writer.
@@ -122,11 +124,6 @@ impl OutboundTopic {
         self.connections.remove(&node).is_some()
     }
 
-    /// Closes what is left of disconnected rings before the endpoint is closed.
-    pub(super) fn disconnect_all(&mut self, transport: &mut Transport) {
-        self.outbound.disconnect_all(transport);
-    }
-
     /// Removes a node that does not want the messages any more.
     pub(super) fn remove(&mut self, node: NodeId, transport: &mut Transport) {
         self.outbound.remove(node, transport);
@@ -178,17 +175,6 @@ impl OutboundTopic {
     }
 }
 
-/// A writer's connect request.
-#[derive(Debug, Clone)]
-pub(super) struct ConnectRequest {
-    pub(super) connection: u64,
-    pub(super) facts: TopicParameters,
-    /// The address of its endpoint.
-    pub(super) from: Vec<u8>,
-    /// Addresses of further lanes that it could write from.
-    pub(super) lane_addresses: Vec<Vec<u8>>,
-}
-
 /// A ring, and its memory if that is pinned for a device.
 pub(super) type RingMemory = (ReceiverId, Option<Memory>);
 
@@ -220,7 +206,7 @@ pub(super) struct InboundTopic {
     origin: NodeId,
     sink: Box<dyn Sink>,
     device: Option<Device>,
-    inbound: Inbound<ReceivedChunk, PayloadLocation, CopyHandle>,
+    inbound: Inbound<ChunkView, PayloadLocation, CopyHandle>,
     ring: Option<InboundRing>,
     /// A request to be answered once the last connection is drained.
     request: Option<ConnectRequest>,
@@ -269,7 +255,7 @@ impl InboundTopic {
         &mut self,
         now: ClockReading,
         transport: &mut Transport,
-    ) -> std::result::Result<Progress, InboundFailure> {
+    ) -> std::result::Result<Progress, TurnFailure> {
         let ring = self.ring.as_ref();
         let pinned = ring.and_then(|ring| ring.pinned.as_ref());
         let mut reading = transport.input(ring.map(|ring| ring.id), pinned);

@@ -23,22 +23,15 @@ const IN_FLIGHT_ALLOWANCE: Duration = Duration::from_millis(200);
 /// Counts of a connection at the writer, and since when they have not changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SendProgress {
-    known: RingCounts,
+    /// Chunks written, and the position acknowledged by the reader.
+    known: (u64, u64),
     since: u64,
     reported: u64,
 }
 
-/// Chunks written, and the position acknowledged by the reader.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct RingCounts {
-    chunks: u64,
-    read: u64,
-}
-
 impl SendProgress {
     /// Whether a stall check is due. `waits`: data waits to be acknowledged or written.
-    pub(super) fn poll(&mut self, now: u64, (chunks, read): (u64, u64), waits: bool) -> bool {
-        let known = RingCounts { chunks, read };
+    pub(super) fn poll(&mut self, now: u64, known: (u64, u64), waits: bool) -> bool {
         if known != self.known || !waits {
             *self = Self { known, since: now, reported: 0 };
             return false;

@@ -1,10 +1,13 @@
 //! The topics of a worker by index, by key and by ring.
 
 use std::collections::HashMap;
+use std::mem;
 
 use fabric::ring::RingEvent;
 
 use super::{InboundTopic, OutboundTopic};
+use crate::replication::slab::Slab;
+use crate::replication::transport::Transport;
 use crate::replication::worker::ready_queue::ReadyState;
 use crate::replication::{ClockReading, NodeId, TopicKey};
 
@@ -24,9 +27,13 @@ pub(crate) enum TopicSlot {
     In(usize),
 }
 
-pub(in crate::replication::worker) struct TopicTable {
-    outbound: TopicSlab<OutboundTopic>,
-    inbound: TopicSlab<InboundTopic>,
+pub(crate) struct TopicTable {
+    outbound: Slab<OutboundTopic>,
+    inbound: Slab<InboundTopic>,
+    /// Closed topics with writes in flight, which read memory of the source.
+    draining_outbound: Vec<OutboundTopic>,
+    /// Closed topics with copies in progress, which write memory of the sink.
+    draining_inbound: Vec<InboundTopic>,
     indices: HashMap<WorkerTopicKey, usize>,
     /// By the event of their rings.
     rings: HashMap<RingEvent, TopicSlot>,
@@ -37,8 +44,10 @@ impl TopicTable {
     /// Connection numbers follow this one.
     pub(crate) fn new(last_connection: u64) -> Self {
         Self {
-            outbound: TopicSlab::new(),
-            inbound: TopicSlab::new(),
+            outbound: Slab::new(),
+            inbound: Slab::new(),
+            draining_outbound: Vec::new(),
+            draining_inbound: Vec::new(),
             indices: HashMap::new(),
             rings: HashMap::new(),
             last_connection,
@@ -55,16 +64,44 @@ impl TopicTable {
         self.indices.insert(key, self.inbound.put(topic));
     }
 
-    pub(crate) fn take_outbound(&mut self, index: usize) -> Option<Box<OutboundTopic>> {
-        let topic = self.outbound.take(index)?;
+    /// Closes a topic that is not sent any more.
+    pub(crate) fn close_outbound(
+        &mut self,
+        index: usize,
+        now: ClockReading,
+        transport: &mut Transport,
+    ) {
+        let Some(mut topic) = self.outbound.take(index) else { return };
         self.indices.remove(&WorkerTopicKey::Out(topic.key));
-        Some(topic)
+        topic.outbound.close(transport);
+        if !topic.outbound.is_quiescent(now, transport) {
+            self.draining_outbound.push(*topic);
+        }
     }
 
-    pub(crate) fn take_inbound(&mut self, index: usize) -> Option<Box<InboundTopic>> {
-        let topic = self.inbound.take(index)?;
+    /// Closes a topic that is not received any more.
+    pub(crate) fn close_inbound(&mut self, index: usize, transport: &mut Transport) {
+        let Some(mut topic) = self.inbound.take(index) else { return };
         self.indices.remove(&WorkerTopicKey::In(topic.key, topic.origin));
-        Some(topic)
+        topic.inbound.disconnect();
+        if !topic.drain(transport) {
+            self.draining_inbound.push(*topic);
+        }
+    }
+
+    /// Drops closed topics without writes or copies in progress.
+    pub(crate) fn release_drained(&mut self, now: ClockReading, transport: &mut Transport) {
+        self.draining_outbound.retain_mut(|topic| !topic.outbound.is_quiescent(now, transport));
+        self.draining_inbound.retain_mut(|topic| !topic.drain(transport));
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        self.draining_outbound.is_empty() && self.draining_inbound.is_empty()
+    }
+
+    /// Gives up waiting: a device that hangs may still write, so its memory is leaked.
+    pub(crate) fn leak_inbound(&mut self) {
+        mem::take(&mut self.draining_inbound).into_iter().for_each(mem::forget);
     }
 
     pub(crate) fn index_of(&self, key: WorkerTopicKey) -> Option<usize> {
@@ -77,25 +114,25 @@ impl TopicTable {
     }
 
     pub(crate) fn outbound(&mut self, index: usize) -> Option<&mut OutboundTopic> {
-        self.outbound.get(index)
+        self.outbound.get_mut(index)
     }
 
     pub(crate) fn inbound(&mut self, index: usize) -> Option<&mut InboundTopic> {
-        self.inbound.get(index)
+        self.inbound.get_mut(index)
     }
 
     /// Indices of outbound topics are below this one.
     pub(crate) fn outbound_end(&self) -> usize {
-        self.outbound.0.len()
+        self.outbound.end()
     }
 
     /// Indices of inbound topics are below this one.
     pub(crate) fn inbound_end(&self) -> usize {
-        self.inbound.0.len()
+        self.inbound.end()
     }
 
     pub(crate) fn outbound_topics(&mut self) -> impl Iterator<Item = &mut OutboundTopic> {
-        self.outbound.0.iter_mut().flatten().map(|topic| &mut **topic)
+        self.outbound.iter_mut()
     }
 
     pub(crate) fn inbound_topics(&self) -> impl Iterator<Item = &InboundTopic> {
@@ -114,13 +151,13 @@ impl TopicTable {
 
     pub(crate) fn ready(&mut self, slot: TopicSlot) -> Option<&mut ReadyState> {
         match slot {
-            TopicSlot::Out(index) => self.outbound.get(index).map(|topic| &mut topic.ready),
-            TopicSlot::In(index) => self.inbound.get(index).map(|topic| &mut topic.ready),
+            TopicSlot::Out(index) => self.outbound.get_mut(index).map(|topic| &mut topic.ready),
+            TopicSlot::In(index) => self.inbound.get_mut(index).map(|topic| &mut topic.ready),
         }
     }
 
     /// Since when the sink of a topic has no memory or queue space, if so.
-    pub(crate) fn waiting_since(&mut self, slot: TopicSlot) -> Option<u64> {
+    pub(crate) fn waiting_since(&self, slot: TopicSlot) -> Option<u64> {
         let TopicSlot::In(index) = slot else { return None };
         self.inbound.get(index)?.inbound.waiting_since()
     }
@@ -141,7 +178,8 @@ impl TopicTable {
     /// Forgets all rings after the endpoint was closed.
     pub(crate) fn forget_rings(&mut self) {
         self.rings.clear();
-        self.outbound_topics().for_each(|topic| topic.outbound.forget_rings());
+        let topics = self.outbound.iter_mut().chain(&mut self.draining_outbound);
+        topics.for_each(|topic| topic.outbound.forget_rings());
     }
 
     /// Whether no node but this one is connected.
@@ -154,45 +192,7 @@ impl TopicTable {
 
     /// Whether the completion of a write is overdue.
     pub(crate) fn is_overdue(&self, now: ClockReading) -> bool {
-        self.outbound.iter().any(|topic| topic.outbound.is_overdue(now))
-    }
-}
-
-/// Items by index; indices are reused.
-#[derive(Debug)]
-struct TopicSlab<T>(Vec<Option<Box<T>>>);
-
-impl<T> TopicSlab<T> {
-    fn new() -> Self {
-        Self(Vec::new())
-    }
-
-    fn put(&mut self, item: T) -> usize {
-        let item = Some(Box::new(item));
-        if let Some(index) = self.0.iter().position(Option::is_none) {
-            self.0[index] = item;
-            return index;
-        }
-        self.0.push(item);
-        self.0.len() - 1
-    }
-
-    fn take(&mut self, index: usize) -> Option<Box<T>> {
-        self.0.get_mut(index)?.take()
-    }
-
-    fn get(&mut self, index: usize) -> Option<&mut T> {
-        self.0.get_mut(index)?.as_deref_mut()
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().flatten().map(|item| &**item)
-    }
-
-    /// Indices of the items that meet a condition.
-    fn find(&self, is_wanted: impl Fn(&T) -> bool) -> Vec<usize> {
-        let found = self.0.iter().enumerate();
-        let found = found.filter(|(_, item)| item.as_deref().is_some_and(&is_wanted));
-        found.map(|(index, _)| index).collect()
+        let mut topics = self.outbound.iter().chain(&self.draining_outbound);
+        topics.any(|topic| topic.outbound.is_overdue(now))
     }
 }
