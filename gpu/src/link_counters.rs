@@ -72,7 +72,7 @@ const NOT_SUPPORTED: Code = 3;
 
 /// A value, or the reason why there is none, as the library fills it in.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Field {
     number: c_uint,
     scope: c_uint,
@@ -201,16 +201,8 @@ impl LinkCounters {
 
     /// Two values, each named by number and scope.
     fn fields(&self, asked: [(c_uint, c_uint); 2]) -> Result<[Option<u64>; 2]> {
-        let mut fields = asked.map(|(number, scope)| Field {
-            number,
-            scope,
-            timestamp: 0,
-            latency: 0,
-            value_type: 0,
-            // Initialised to an error: the library leaves unknown fields unchanged.
-            code: 0,
-            value: 0,
-        });
+        // Zeros are no value: the library leaves unknown fields unchanged.
+        let mut fields = asked.map(|(number, scope)| Field { number, scope, ..Field::default() });
         // SAFETY: as many fields as the count says.
         let code = unsafe {
             let count = fields.len() as c_int;

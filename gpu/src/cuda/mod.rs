@@ -119,12 +119,22 @@ impl Context {
         Ok(entered)
     }
 
+    /// Calls a function of the driver while the context is current.
+    fn call(&self, operation: &'static str, call: impl FnOnce(&Functions) -> Code) -> Result<()> {
+        let functions = self.make_current(operation)?;
+        self.check(operation, call(&functions))
+    }
+
     /// True if done, false if not yet.
-    fn is_ready(&self, operation: &'static str, code: Code) -> Result<bool> {
-        if code == NOT_READY {
-            return Ok(false);
+    fn is_ready(
+        &self,
+        operation: &'static str,
+        query: impl FnOnce(&Functions) -> Code,
+    ) -> Result<bool> {
+        match query(&*self.make_current(operation)?) {
+            NOT_READY => Ok(false),
+            code => self.check(operation, code).map(|()| true),
         }
-        self.check(operation, code).map(|()| true)
     }
 
     fn attribute(&self, attribute: Attribute) -> Result<i32> {
@@ -134,11 +144,6 @@ impl Context {
             (self.functions.device_attribute)(&raw mut value, attribute as u32, self.device)
         };
         self.check("read properties", code).map(|()| value)
-    }
-
-    /// Can it register memory whose pages are read-only?
-    fn can_register_read_only(&self) -> bool {
-        self.has(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
     }
 
     fn has(&self, attribute: Attribute) -> bool {

@@ -33,7 +33,7 @@ pub(crate) use memory::attributes;
 
 use crate::device_name::DeviceName;
 use crate::driver::{
-    self, AddressRangeDriver, DeviceDriver, EventDriver, Imported, PhysicalMemory, PinnedBuffer,
+    AddressRangeDriver, DeviceDriver, EventDriver, Imported, Mapped, PhysicalMemory, PinnedBuffer,
     StreamDriver,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -203,7 +203,7 @@ impl DeviceDriver for Device {
         })
     }
 
-    fn retain(&self, address: u64) -> Result<driver::Mapping> {
+    fn retain(&self, address: u64) -> Result<Mapped> {
         memory::retain(address).ok_or_else(|| {
             let detail = format!("nothing is mapped at {address:#x}");
             Error::new("query mapped memory", ErrorKind::InvalidArgument, detail)
@@ -223,7 +223,8 @@ impl DeviceDriver for Device {
 
     unsafe fn unregister(&self, address: u64) -> Result<()> {
         stream::wait_until_no_stream_waits();
-        memory::unregister(address)
+        memory::unregister(address);
+        Ok(())
     }
 
     fn check_context(&self, _: &'static str) -> Result<()> {
