@@ -144,10 +144,11 @@ fn host(range: CallerRange<'_>) -> CallerMemory<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ffi::Argument as _;
 
     fn range(bytes: *const u8, length: usize) -> CallerRange<'static> {
         // SAFETY: used only while the bytes are valid.
-        unsafe { CallerRange::from_c(c"test", "pointer", bytes.cast(), length) }.unwrap()
+        unsafe { CallerRange::from_c((c"test", "pointer"), bytes.cast(), length) }.unwrap()
     }
 
     #[test]
@@ -195,7 +196,7 @@ mod tests {
     #[test]
     fn empty_range_is_host_memory() {
         // SAFETY: no bytes are read.
-        let range = unsafe { CallerRange::from_c(c"test", "pointer", std::ptr::null(), 0) };
+        let range = unsafe { CallerRange::from_c((c"test", "pointer"), std::ptr::null(), 0) };
         let found = find(MemoryLocation::Host, c"test", range.unwrap()).unwrap();
         assert!(matches!(found, CallerMemory::Host([])));
     }

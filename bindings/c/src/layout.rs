@@ -15,8 +15,26 @@ use pubsub::{
 };
 
 use crate::failure::{Failure, Result};
-use crate::ffi::{Layout, Plain, Text, WithDefaults};
+use crate::ffi::{Layout, Text, WithDefaults};
 use crate::network::network;
+
+macro_rules! layouts {
+    ($($type:ty: $min_size:literal),* $(,)?) => {$(
+        // SAFETY: as declared, of numbers and addresses, without gaps.
+        unsafe impl Layout for $type {
+            const MIN_SIZE: usize = $min_size;
+        }
+    )*};
+}
+
+layouts! {
+    RawNodeOptions: 120,
+    RawTopicSettings<'_>: 40,
+    RawSent: 24,
+    RawCounters: 24,
+    RawEvent: 32,
+    RawSampleInfo: 128,
+}
 
 /// A time of a structure, which must not be negative.
 fn time(operation: &'static CStr, name: &str, nanoseconds: i64) -> Result<Duration> {
@@ -51,13 +69,6 @@ pub(crate) struct RawNodeOptions {
     lost_after: i64,
     insecure: u32,
     workers: u32,
-}
-
-// SAFETY: numbers and addresses, without gaps.
-unsafe impl Plain for RawNodeOptions {}
-// SAFETY: as declared.
-unsafe impl Layout for RawNodeOptions {
-    const MIN_SIZE: usize = 120;
 }
 
 impl WithDefaults for RawNodeOptions {
@@ -145,13 +156,6 @@ pub(crate) struct RawTopicSettings<'a> {
     type_name: Text<'a>,
 }
 
-// SAFETY: numbers and addresses, without gaps.
-unsafe impl Plain for RawTopicSettings<'_> {}
-// SAFETY: as declared.
-unsafe impl Layout for RawTopicSettings<'_> {
-    const MIN_SIZE: usize = 40;
-}
-
 impl WithDefaults for RawTopicSettings<'_> {
     fn defaults(size: usize) -> Self {
         Self::of(size, &TopicSettings::default(), (Text::of(c"host"), Text::default()))
@@ -213,13 +217,6 @@ pub(crate) struct RawSent {
     dropped: u64,
 }
 
-// SAFETY: numbers.
-unsafe impl Plain for RawSent {}
-// SAFETY: as declared.
-unsafe impl Layout for RawSent {
-    const MIN_SIZE: usize = 24;
-}
-
 impl RawSent {
     pub(crate) fn of(sent: &Sent) -> Self {
         Self {
@@ -239,13 +236,6 @@ pub(crate) struct RawCounters {
     dropped: u64,
     missed_by_nodes: u64,
     evicted: u64,
-}
-
-// SAFETY: numbers.
-unsafe impl Plain for RawCounters {}
-// SAFETY: as declared.
-unsafe impl Layout for RawCounters {
-    const MIN_SIZE: usize = 24;
 }
 
 impl RawCounters {
@@ -276,38 +266,27 @@ pub(crate) struct RawEvent {
     node: [u8; 40],
 }
 
-impl Default for RawEvent {
-    fn default() -> Self {
-        Self { kind: 0, missed: 0, publisher: 0, held_for: 0, node: [0; 40] }
-    }
-}
-
-// SAFETY: numbers.
-unsafe impl Plain for RawEvent {}
-// SAFETY: as declared.
-unsafe impl Layout for RawEvent {
-    const MIN_SIZE: usize = 32;
-}
-
 impl RawEvent {
+    const EMPTY: Self = Self { kind: 0, missed: 0, publisher: 0, held_for: 0, node: [0; 40] };
+
     pub(crate) fn of(event: Option<Event>) -> Self {
         match event {
-            None => Self::default(),
-            Some(Event::Gap { missed }) => Self { kind: 1, missed, ..Self::default() },
+            None => Self::EMPTY,
+            Some(Event::Gap { missed }) => Self { kind: 1, missed, ..Self::EMPTY },
             Some(Event::PublisherLost { publisher }) => {
-                Self { kind: 2, publisher: publisher.as_u64(), ..Self::default() }
+                Self { kind: 2, publisher: publisher.as_u64(), ..Self::EMPTY }
             }
             Some(Event::Evicted { held_for }) => Self {
                 kind: 3,
                 held_for: held_for.map_or(0, nanoseconds).unsigned_abs(),
-                ..Self::default()
+                ..Self::EMPTY
             },
             Some(Event::RemotePublisherLost { node, publisher }) => {
                 let (publisher, node) = (publisher.as_u64(), identity(node));
-                Self { kind: 4, publisher, node, ..Self::default() }
+                Self { kind: 4, publisher, node, ..Self::EMPTY }
             }
             // Kinds of later versions have no number yet.
-            Some(_) => Self { kind: u64::MAX, ..Self::default() },
+            Some(_) => Self { kind: u64::MAX, ..Self::EMPTY },
         }
     }
 }
@@ -332,13 +311,6 @@ pub(crate) struct RawSampleInfo {
     wire_at: u64,
     copied_at: u64,
     delivered_at: u64,
-}
-
-// SAFETY: numbers and addresses, without gaps.
-unsafe impl Plain for RawSampleInfo {}
-// SAFETY: as declared.
-unsafe impl Layout for RawSampleInfo {
-    const MIN_SIZE: usize = 128;
 }
 
 impl RawSampleInfo {

@@ -12,8 +12,8 @@ use pubsub::{Attempt, ErrorKind, Loan, MemoryLocation, Publisher, Topic};
 use crate::device::{self, CallerMemory};
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
-use crate::ffi::{Bytes, CallerRange, OptionalOutStruct, Out, OutStruct, export};
-use crate::handle::{Handle, Kind};
+use crate::ffi::{CallerRange, Out, OutStruct, export};
+use crate::handle::{Handle, kind};
 use crate::layout::{RawCounters, RawSent};
 use crate::registry;
 use crate::status::Status;
@@ -29,10 +29,7 @@ pub(crate) struct OpenPublisher {
     source: Mutex<Option<Device>>,
 }
 
-impl Kind for OpenPublisher {
-    const NUMBER: u64 = 2;
-    const NAME: &'static str = "publisher";
-}
+kind!(OpenPublisher, 2, "publisher");
 
 const NO_SPACE: Failure = Failure::fixed(
     Status::WouldBlock,
@@ -209,7 +206,7 @@ pub(crate) fn publish(
     operation: &'static CStr,
     loan: Handle<Exclusive<Loan>>,
     timeout: Timeout,
-    sent: OptionalOutStruct<'_, RawSent>,
+    sent: Option<OutStruct<'_, RawSent>>,
     attempt: impl FnOnce(Loan, Duration) -> pubsub::Result<Attempt>,
 ) -> Result<()> {
     // Only calls with a timeout read the clock.
@@ -233,13 +230,10 @@ pub(crate) fn publish(
     // The loan is used up, also if another thread has closed the handle meanwhile.
     let _ = loan.close(operation).map(|closed| closed.end());
     let done = done?;
-    sent.0.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
+    sent.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
 }
 
-impl Kind for Exclusive<Loan> {
-    const NUMBER: u64 = 3;
-    const NAME: &'static str = "loan";
-}
+kind!(Exclusive<Loan>, 3, "loan");
 
 export! {
     /// Opens a publisher.
@@ -297,10 +291,10 @@ export! {
     /// Publishes bytes of host memory.
     fn fabricast_publisher_push(
         publisher: Handle<OpenPublisher>,
-        data: Bytes<'_>[length],
+        data: &[u8] [length],
         timeout: Timeout,
     ) -> i32, c"push" {
-        publisher.find(OPERATION)?.push(data.0, timeout)
+        publisher.find(OPERATION)?.push(data, timeout)
     }
 
     /// Publishes device memory.
@@ -354,20 +348,20 @@ export! {
     fn fabricast_loan_write(
         loan: Handle<Exclusive<Loan>>,
         offset: usize,
-        data: Bytes<'_>[length],
+        data: &[u8] [length],
     ) -> i32, c"write into a loan" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
-            Ok(loan.write(offset as u64, data.0)?)
+            Ok(loan.write(offset as u64, data)?)
         })
     }
 
     /// Attaches metadata to the message.
     fn fabricast_loan_set_metadata(
         loan: Handle<Exclusive<Loan>>,
-        data: Bytes<'_>[length],
+        data: &[u8] [length],
     ) -> i32, c"attach metadata" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
-            Ok(loan.set_metadata(data.0)?)
+            Ok(loan.set_metadata(data)?)
         })
     }
 
@@ -375,7 +369,7 @@ export! {
     fn fabricast_loan_publish(
         loan: Handle<Exclusive<Loan>>,
         timeout: Timeout,
-        sent: OptionalOutStruct<'_, RawSent>[size],
+        sent: Option<OutStruct<'_, RawSent>>[size],
     ) -> i32, c"publish" {
         publish(OPERATION, loan, timeout, sent, Loan::publish_within)
     }

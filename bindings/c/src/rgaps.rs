@@ -13,7 +13,7 @@ use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 use self::environment::{Environment, variable_of};
 use crate::failure::{Failure, Result};
 use crate::ffi::{CallerRange, Text, export};
-use crate::handle::{Handle, Kind};
+use crate::handle::{Handle, kind};
 use crate::network;
 use crate::publisher::{OpenPublisher, wait_for_subscribers};
 use crate::registry::{self, Registry};
@@ -29,10 +29,7 @@ pub(crate) struct SimplePublisher {
     _node: Arc<Node>,
 }
 
-impl Kind for SimplePublisher {
-    const NUMBER: u64 = 6;
-    const NAME: &'static str = "publisher of rgaps.h";
-}
+kind!(SimplePublisher, 6, "publisher of rgaps.h");
 
 /// Result of `subscriber_init`.
 #[derive(Debug)]
@@ -43,10 +40,7 @@ pub(crate) struct SimpleSubscriber {
     _node: Arc<Node>,
 }
 
-impl Kind for SimpleSubscriber {
-    const NUMBER: u64 = 7;
-    const NAME: &'static str = "subscriber of rgaps.h";
-}
+kind!(SimpleSubscriber, 7, "subscriber of rgaps.h");
 
 impl SimpleSubscriber {
     fn held(&self) -> MutexGuard<'_, Option<OpenSample>> {

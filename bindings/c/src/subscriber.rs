@@ -11,8 +11,8 @@ use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber, Topic};
 
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result, c_text};
-use crate::ffi::{Out, OutBytes, OutStruct, export};
-use crate::handle::{Handle, Kind};
+use crate::ffi::{Out, OutStruct, export};
+use crate::handle::{Handle, kind};
 use crate::layout::{RawEvent, RawSampleInfo};
 use crate::registry;
 use crate::status::Status;
@@ -25,10 +25,7 @@ pub(crate) struct OpenSubscriber {
     subscriber: Exclusive<Subscriber>,
 }
 
-impl Kind for OpenSubscriber {
-    const NUMBER: u64 = 4;
-    const NAME: &'static str = "subscriber";
-}
+kind!(OpenSubscriber, 4, "subscriber");
 
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
@@ -94,10 +91,7 @@ pub(crate) struct OpenSample {
     texts: OnceLock<Texts>,
 }
 
-impl Kind for OpenSample {
-    const NUMBER: u64 = 5;
-    const NAME: &'static str = "sample";
-}
+kind!(OpenSample, 5, "sample");
 
 /// Created when first requested; valid as long as the sample.
 #[derive(Debug)]
@@ -204,9 +198,9 @@ export! {
     fn fabricast_sample_read(
         sample: Handle<OpenSample>,
         offset: usize,
-        into: OutBytes<'_>[length],
+        into: &mut [u8] [length],
     ) -> i32, c"read a sample" {
-        sample.find(OPERATION)?.sample.read(offset as u64, into.0)?;
+        sample.find(OPERATION)?.sample.read(offset as u64, into)?;
         Ok(())
     }
 

@@ -17,12 +17,8 @@ use std::ptr;
 use crate::failure::{self, Failure, Result};
 use crate::status::Status;
 
-pub(crate) use self::argument::{
-    Address, Argument, Bytes, CallerRange, FromC, OutBytes, Text, UserData,
-};
-pub(crate) use self::structure::{
-    Layout, OptionalOutStruct, OptionalStruct, Out, OutStruct, Plain, WithDefaults,
-};
+pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, plain};
+pub(crate) use self::structure::{Layout, Out, OutStruct, WithDefaults};
 
 /// Functions of the interface. Each has an operation, with which its messages begin; an argument
 /// with a name in brackets before or behind it has the length of that argument.
@@ -47,8 +43,6 @@ macro_rules! export {
             )*
         ) -> $answer {
             const OPERATION: &std::ffi::CStr = $operation;
-            #[allow(unused_imports)]
-            use $crate::ffi::FromC as _;
             $crate::ffi::call(OPERATION, || {
                 $(
                     // SAFETY: as below.
@@ -59,8 +53,10 @@ macro_rules! export {
                 $(
                     // SAFETY: the caller follows the header for this argument.
                     let $argument = unsafe {
-                        <$type>::from_c(
-                            OPERATION, stringify!($argument), $argument $(, $before)? $(, $length)?
+                        <$type as $crate::ffi::Argument>::from_c(
+                            (OPERATION, stringify!($argument)),
+                            $argument,
+                            0 $(+ $before)? $(+ $length)?,
                         )
                     }?;
                 )*

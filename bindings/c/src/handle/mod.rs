@@ -24,6 +24,17 @@ pub(crate) trait Kind: Any + Send + Sync {
     const NAME: &'static str;
 }
 
+/// Declares the kind of a type, its number and its name.
+macro_rules! kind {
+    ($type:ty, $number:literal, $name:literal) => {
+        impl $crate::handle::Kind for $type {
+            const NUMBER: u64 = $number;
+            const NAME: &'static str = $name;
+        }
+    };
+}
+pub(crate) use kind;
+
 // From the lowest bit: generation, slot, forks, kind, and a mark.
 const GENERATION_BITS: u32 = 32;
 const SLOT_BITS: u32 = 18;

@@ -67,12 +67,7 @@ impl HandleTable {
         operation: &'static CStr,
         handle: Handle<K>,
     ) -> Result<Arc<K>> {
-        self.check_forks(operation, handle)?;
-        let slots = self.slots();
-        let slot = slots.all.get(handle.slot as usize);
-        let slot = slot.filter(|slot| slot.generation == handle.generation);
-        let object = slot.and_then(|slot| slot.object.clone()?.downcast().ok());
-        object.ok_or_else(|| closed(operation, handle))
+        self.with_slot(operation, handle, |_, slot| slot.object.clone()?.downcast().ok())
     }
 
     /// Closes a handle.
@@ -81,19 +76,12 @@ impl HandleTable {
         operation: &'static CStr,
         handle: Handle<K>,
     ) -> Result<Arc<K>> {
-        self.check_forks(operation, handle)?;
-        let mut slots = self.slots();
-        let slot = slots.all.get_mut(handle.slot as usize);
-        let slot = slot.filter(|slot| slot.generation == handle.generation);
-        let Some((slot, object)) = slot.and_then(|slot| {
+        self.with_slot(operation, handle, |free, slot| {
             let object = slot.object.take()?.downcast().ok()?;
-            Some((slot, object))
-        }) else {
-            return Err(closed(operation, handle));
-        };
-        slot.generation = slot.generation.wrapping_add(1);
-        slots.free.push(handle.slot);
-        Ok(object)
+            slot.generation = slot.generation.wrapping_add(1);
+            free.push(handle.slot);
+            Some(object)
+        })
     }
 
     /// Number of open handles.
@@ -102,19 +90,26 @@ impl HandleTable {
         slots.all.len() - slots.free.len()
     }
 
-    fn check_forks<K: Kind>(&self, operation: &'static CStr, handle: Handle<K>) -> Result<()> {
-        if handle.forks == self.forks {
-            return Ok(());
+    /// The result for the slot of an open handle; None means that it was closed.
+    fn with_slot<K: Kind>(
+        &self,
+        operation: &'static CStr,
+        handle: Handle<K>,
+        act: impl FnOnce(&mut Vec<u32>, &mut Slot) -> Option<Arc<K>>,
+    ) -> Result<Arc<K>> {
+        if handle.forks != self.forks {
+            let detail = format!("this {} belongs to the parent process (fork)", K::NAME);
+            return Err(Failure::new(Status::Forked, operation, detail));
         }
-        let detail = format!("this {} belongs to the parent process (fork)", K::NAME);
-        Err(Failure::new(Status::Forked, operation, detail))
+        let Slots { all, free } = &mut *self.slots();
+        let slot = all.get_mut(handle.slot as usize);
+        let slot = slot.filter(|slot| slot.generation == handle.generation);
+        slot.and_then(|slot| act(free, slot)).ok_or_else(|| {
+            let word = handle.pointer().addr();
+            let detail = format!("the {} {word:#x} was closed", K::NAME);
+            Failure::new(Status::BadHandle, operation, detail)
+        })
     }
-}
-
-fn closed<K: Kind>(operation: &'static CStr, handle: Handle<K>) -> Failure {
-    let word = handle.pointer().addr();
-    let detail = format!("the {} {word:#x} was closed", K::NAME);
-    Failure::new(Status::BadHandle, operation, detail)
 }
 
 #[cfg(test)]
