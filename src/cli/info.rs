@@ -110,10 +110,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         devices: Devices::query(),
     };
     let why = "select provider for host memory failed: all candidates are rejected, for the reasons listed above";
-    let done = match must_choose && !is_served {
-        true => Err(Failure::new(Exit::NoProvider, why)),
-        false => Ok(()),
-    };
+    let is_failed = must_choose && !is_served;
+    let done = if is_failed { Err(Failure::new(Exit::NoProvider, why)) } else { Ok(()) };
     if arguments.json {
         return output::report_as_json(done, &document);
     }

@@ -63,7 +63,7 @@ pub(crate) fn join(
     signals: &Signals,
 ) -> Result<Node, Failure> {
     check_directory(settings)?;
-    let joined = service.ask(signals, move || Node::join(options))?;
+    let joined = service.ask(Some(signals), move || Node::join(options))?;
     joined.map_err(|error| service.explain(error))
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>, Failure> {
     check_not_a_file(settings)?;
     let directory = settings.directory.value.clone();
     let service = ServiceWait::of(&directory);
-    let reported = service.run_without_signals(move || pubsub::report(&directory))?;
+    let reported = service.ask(None, move || pubsub::report(&directory))?;
     reported.map_err(|error| match error.kind() {
         ErrorKind::NotFound => Failure::new(
             Exit::NotFound,
@@ -151,9 +151,8 @@ pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
         }
         _ => return error.into(),
     };
-    let why = error.to_string();
     let failure = Failure::from(error);
-    Failure::new(failure.exit(), format!("{why}. {remedy}"))
+    Failure::new(failure.exit(), format!("{failure}. {remedy}"))
 }
 
 /// Was a write to a read-only file system attempted?
@@ -217,7 +216,7 @@ impl<'a> TopicRequest<'a> {
     /// The topic, if it exists. Fails if a signal ends the process meanwhile.
     fn find(&self) -> Result<Option<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
-        match self.service.ask(self.signals, move || node.open(&name))? {
+        match self.service.ask(Some(self.signals), move || node.open(&name))? {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some).map_err(|error| self.service.explain(error)),
         }
@@ -226,12 +225,12 @@ impl<'a> TopicRequest<'a> {
     /// Opens or creates the topic. Fails if a signal ends the process meanwhile.
     fn create(&self, settings_for_new: TopicSettings) -> Result<pubsub::Result<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
-        self.service.ask(self.signals, move || node.topic(&name, &settings_for_new))
+        self.service.ask(Some(self.signals), move || node.topic(&name, &settings_for_new))
     }
 
     /// A publisher of the topic.
     pub(crate) fn publisher(&self, topic: Topic) -> Result<Publisher, Failure> {
-        let made = self.service.ask(self.signals, move || topic.publisher())?;
+        let made = self.service.ask(Some(self.signals), move || topic.publisher())?;
         made.map_err(|error| self.service.explain(error))
     }
 
@@ -272,9 +271,8 @@ impl<'a> TopicRequest<'a> {
         if self.settings.sets_topic() {
             let settings_for_new = self.settings.topic();
             check_device(settings_for_new.memory)?;
-            return self
-                .create(settings_for_new)?
-                .map_err(|error| self.settings_error(&settings_for_new, error));
+            let made = self.create(settings_for_new)?;
+            return made.map_err(|error| self.settings_error(&settings_for_new, error));
         }
         let (name, directory_note) = (self.name.escape_debug(), directory_note(&self.node));
         let deadline = Deadline::after(longest);

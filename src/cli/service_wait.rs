@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use pubsub::{ErrorKind, ServiceProcess};
@@ -32,29 +31,13 @@ impl ServiceWait {
     /// Runs a task that needs the service. Fails if a signal ends the process meanwhile.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
-        signals: &Signals,
+        signals: Option<&Signals>,
         task: impl FnOnce() -> pubsub::Result<T> + Send + 'static,
     ) -> Result<pubsub::Result<T>, Failure> {
-        signals.run_interruptible_with_notice(task, NOTICE_DELAY, || self.report_waiting())
+        Signals::run_interruptible(signals, task, NOTICE_DELAY, || self.report_waiting())
     }
 
     /// As [`Self::ask`], for a process that does not catch signals.
-    pub(crate) fn run_without_signals<T: Send + 'static>(
-        &self,
-        task: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failure> {
-        let (sender, receiver) = mpsc::channel();
-        std::thread::Builder::new()
-            .spawn(move || sender.send(task()))
-            .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
-        let answer = receiver.recv_timeout(NOTICE_DELAY).or_else(|error| {
-            if error == mpsc::RecvTimeoutError::Timeout {
-                self.report_waiting();
-            }
-            receiver.recv()
-        });
-        answer.map_err(|_| Failure::failed("a thread of this process panicked"))
-    }
 
     fn process(&self) -> Option<ServiceProcess> {
         let found = ServiceProcess::of(&self.directory).ok().flatten();

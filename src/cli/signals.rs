@@ -133,17 +133,11 @@ impl Signals {
     }
 
     /// Runs a blocking task in a thread, which is abandoned if a signal ends the process meanwhile.
-    pub(crate) fn run_interruptible<T: Send + 'static>(
-        &self,
-        task: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failure> {
-        self.run_interruptible_with_notice(task, Duration::MAX, || {})
-    }
 
     /// As [`Self::run_interruptible`]; calls `notice` once if the task takes longer than
     /// `notice_delay`.
-    pub(crate) fn run_interruptible_with_notice<T: Send + 'static>(
-        &self,
+    pub(crate) fn run_interruptible<T: Send + 'static>(
+        signals: Option<&Self>,
         task: impl FnOnce() -> T + Send + 'static,
         notice_delay: Duration,
         notice: impl FnOnce(),
@@ -151,22 +145,19 @@ impl Signals {
         let (began, mut notice) = (Instant::now(), Some(notice));
         let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new()
-            .spawn(move || {
-                let _ = sender.send(task());
-            })
+            .spawn(move || sender.send(task()))
             .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
         loop {
             match receiver.recv_timeout(SLICE / 10) {
                 Ok(done) => return Ok(done),
-                Err(mpsc::RecvTimeoutError::Timeout) if self.termination_requested() => {
-                    return Err(interrupted());
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) if began.elapsed() >= notice_delay => {
-                    if let Some(notice) = notice.take() {
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    if signals.is_some_and(Self::termination_requested) {
+                        return Err(interrupted());
+                    }
+                    if let Some(notice) = notice.take_if(|_| began.elapsed() >= notice_delay) {
                         notice();
                     }
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return Err(Failure::failed("a thread of this process panicked"));
                 }

@@ -193,10 +193,7 @@ fn places(requested: Option<MemoryLocation>) -> [MemoryLocation; NODES] {
         Some(place) => [place; NODES],
         None => match Device::count(Implementation::Cuda) {
             Ok(0) | Err(_) => [MemoryLocation::Host; NODES],
-            Ok(count) => {
-                let of = |number| MemoryLocation::Device(DeviceName::cuda(number));
-                [of(0), of(1.min(count - 1))]
-            }
+            Ok(count) => [0, 1.min(count - 1)].map(|n| MemoryLocation::Device(DeviceName::cuda(n))),
         },
     }
 }
@@ -233,12 +230,10 @@ impl Demonstration<'_> {
             return Ok(());
         }
         let network_mode = match &self.processes.network {
-            DemoNetwork::Namespaces(_) => {
-                "in two network namespaces with a cable between them".to_owned()
-            }
-            DemoNetwork::Loopback { why: None } => "on the loopback address".to_owned(),
+            DemoNetwork::Namespaces(_) => "in two network namespaces with a cable between them",
+            DemoNetwork::Loopback { why: None } => "on the loopback address",
             DemoNetwork::Loopback { why: Some(why) } => {
-                format!("on the loopback address (network namespaces unavailable: {why})")
+                &format!("on the loopback address (network namespaces unavailable: {why})")
             }
         };
         let [first, second] = &self.memory;
@@ -268,8 +263,8 @@ impl Demonstration<'_> {
                 }
             }
         }
-        self.processes.wait_until("all subscribers were ready", startup_deadline, |members| {
-            members.iter().all(|member| member.has_reported || !member.part.reads())
+        self.processes.wait_until("all subscribers were ready", startup_deadline, |it| {
+            it.members.iter().all(|member| member.has_reported || !member.part.reads())
         })?;
         // More cores can verify more data.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -285,13 +280,9 @@ impl Demonstration<'_> {
             );
             self.start_at(topic, (Role::Publish(topic), subject.from, label), &words)?;
         }
-        self.processes.wait_until(
-            "all subscribers had a message",
-            startup_deadline,
-            |members| {
-                members.iter().all(|member| member.last_report.messages > 0 || !member.part.reads())
-            },
-        )?;
+        self.processes.wait_until("all subscribers had a message", startup_deadline, |it| {
+            it.members.iter().all(|member| member.last_report.messages > 0 || !member.part.reads())
+        })?;
         let started_at = Instant::now();
         self.started_at = Some(started_at);
         self.processes.display = (!self.arguments.json).then(LiveDisplay::begin);
@@ -302,12 +293,13 @@ impl Demonstration<'_> {
         self.rows = self.processes.report().map(copied).collect();
         let drain_deadline = Instant::now() + DRAIN_TIMEOUT;
         self.processes.end(Role::publishes, drain_deadline)?;
-        self.processes.wait_until("all messages were read", drain_deadline, has_all)?;
+        self.processes
+            .wait_until("all messages were read", drain_deadline, |it| has_all(&it.members))?;
         let left = Instant::now() + SHUTDOWN_TIMEOUT;
         // Reports of received messages list only topics that exist. An older report may still
         // arrive first.
         let known: Vec<u64> = self.processes.rows.iter().map(|(_, reports)| *reports).collect();
-        self.processes.wait_until_all("the nodes had reported their traffic", left, |it| {
+        self.processes.wait_until("the nodes had reported their traffic", left, |it| {
             it.rows.iter().zip(&known).all(|((_, reports), known)| *reports > known + 1)
         })?;
         self.rows.retain(|(_, row)| matches!(row, Row::Received { .. }));
@@ -331,14 +323,13 @@ impl Demonstration<'_> {
     fn start_services(&mut self, startup_deadline: Instant) -> Result<(), Failure> {
         let mut peer: Option<String> = None;
         for node in 0..NODES {
-            let (label, address, budget) =
-                (format!("node {}", node + 1), self.processes.network.address(node), budget());
+            let (address, budget) = (self.processes.network.address(node), budget());
             let words = format!(
                 "node --insecure --listen {address}:0 --lost-after 20 --budget-host {budget} --budget-device {budget}"
             );
             let mut all = options(&words);
             all.extend(peer.take().map(|peer| format!("--peers={peer}")));
-            self.processes.start((Role::NodeService, node, label), all)?;
+            self.processes.start((Role::NodeService, node, format!("node {}", node + 1)), all)?;
             self.processes.poll_node(node)?;
             let listens = |it: &DemoProcesses| {
                 it.rows[node].0.iter().find_map(|row| match row {
@@ -346,7 +337,7 @@ impl Demonstration<'_> {
                     _ => None,
                 })
             };
-            self.processes.wait_until_all("the nodes were served", startup_deadline, |it| {
+            self.processes.wait_until("the nodes were served", startup_deadline, |it| {
                 listens(it).is_some()
             })?;
             peer = listens(&self.processes);

@@ -76,8 +76,7 @@ impl DemoNetwork {
     /// Moves this thread, and the processes it starts, to the network of a node.
     pub(super) fn enter(&self, node: usize) -> Result<(), Failure> {
         let Self::Namespaces(networks) = self else { return Ok(()) };
-        let entered = setns(&networks[node], CloneFlags::CLONE_NEWNET);
-        entered.map_err(|error| {
+        setns(&networks[node], CloneFlags::CLONE_NEWNET).map_err(|error| {
             Failure::failed(format!("enter network namespace failed: {}", error.desc()))
         })
     }
@@ -91,10 +90,8 @@ fn probe_in_child() -> Result<(), String> {
         .stderr(Stdio::null())
         .output()
         .map_err(|error| format!("starting a process: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
-    }
+    let why = || String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    output.status.success().then_some(()).ok_or_else(why)
 }
 
 /// The attempt of the child process.
@@ -145,11 +142,8 @@ fn ip(arguments: &str) -> Result<(), String> {
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("starting ip: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => {
-            let message = String::from_utf8_lossy(&output.stderr);
-            Err(format!("ip {arguments}: {}", message.trim()))
-        }
+    if output.status.success() {
+        return Ok(());
     }
+    Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }

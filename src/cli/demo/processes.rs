@@ -101,14 +101,12 @@ impl DemoProcesses {
             true => Signals::catch()?,
             false => Signals::catch_with_hangup()?,
         };
-        let (members, rows) = (Vec::new(), Default::default());
-        let directory = TempDir::create(Program::Demo)?;
         Ok(Self {
             network,
-            members,
+            members: Vec::new(),
             display: None,
-            rows,
-            directory,
+            rows: Default::default(),
+            directory: TempDir::create(Program::Demo)?,
             limit,
             event_sender,
             events,
@@ -153,9 +151,9 @@ impl DemoProcesses {
         let mut command = this_program("fabricast");
         command.args(arguments).args(["--service-timeout", "20", "--label", &label]);
         command.arg("--directory").arg(self.directory_of(node));
-        settings::variables().for_each(|variable| {
+        for variable in settings::variables() {
             command.env_remove(variable);
-        });
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let number = self.members.len();
         let errors = self.directory.path().join(number.to_string());
@@ -205,23 +203,15 @@ impl DemoProcesses {
             member.is_terminating = true;
             let _ = kill(Pid::from_raw(member.child.id() as i32), Signal::SIGTERM);
         }
-        self.wait_until("all had ended", deadline, |members| {
-            members.iter().all(|member| member.has_exited || !selects(member.part))
+        self.wait_until("all had ended", deadline, |it| {
+            it.members.iter().all(|member| member.has_exited || !selects(member.part))
         })
     }
 
     /// Processes events until the condition holds, and updates the display.
-    pub(super) fn wait_until(
-        &mut self,
-        what: &str,
-        deadline: Instant,
-        condition: impl Fn(&[DemoProcess]) -> bool,
-    ) -> Result<(), Failure> {
-        self.wait_until_all(what, deadline, |it| condition(&it.members))
-    }
 
     /// As [`Self::wait_until`], with a condition of all processes and of the reports of the nodes.
-    pub(super) fn wait_until_all(
+    pub(super) fn wait_until(
         &mut self,
         what: &str,
         deadline: Instant,
@@ -241,10 +231,9 @@ impl DemoProcesses {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let why = format!(
-                    "run the demonstration failed: timed out waiting until {what}{}",
-                    self.why()
-                );
+                let why = self.why();
+                let why =
+                    format!("run the demonstration failed: timed out waiting until {what}{why}");
                 return Err(Failure::new(Exit::Deadline, why));
             }
             match self.events.recv_timeout(left.min(EVENT_POLL_INTERVAL)) {
@@ -256,9 +245,8 @@ impl DemoProcesses {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::failed(
-                        "run the demonstration failed: all of its processes have ended",
-                    ));
+                    let why = "run the demonstration failed: all of its processes have ended";
+                    return Err(Failure::failed(why));
                 }
             }
         }
@@ -266,16 +254,13 @@ impl DemoProcesses {
 
     /// Peers that are not connected, as a possible cause.
     fn why(&self) -> String {
-        let all: Vec<String> = self
-            .report()
-            .filter_map(|(_, row)| match row {
-                Row::Peer { label, address, is_connected: false, detail, .. } => {
-                    Some(format!("; node \"{label}\" at {address} is not connected: {detail}"))
-                }
-                _ => None,
-            })
-            .collect();
-        all.concat()
+        let disconnected = self.report().filter_map(|(_, row)| match row {
+            Row::Peer { label, address, is_connected: false, detail, .. } => {
+                Some(format!("; node \"{label}\" at {address} is not connected: {detail}"))
+            }
+            _ => None,
+        });
+        disconnected.collect()
     }
 }
 

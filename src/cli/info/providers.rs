@@ -51,15 +51,16 @@ impl ProviderSurvey {
             // Some have no one-sided transfers; they are listed, too.
             for caps in [one_sided, Caps::MESSAGE] {
                 for offer in query_offers(kind, caps, source)? {
-                    if entries.iter().any(|known| is_same_offer(&known.facts, &offer)) {
+                    let facts = offer.capabilities().clone();
+                    if entries.iter().any(|known| is_same(&known.facts, &facts)) {
                         continue;
                     }
                     entries.push(ProviderEntry {
-                        facts: offer.capabilities().clone(),
                         device_memory: device
                             .iter()
-                            .any(|d| is_same_offer(d.capabilities(), &offer)),
+                            .any(|known| is_same(known.capabilities(), &facts)),
                         description: offer.describe(),
+                        facts,
                         offer,
                     });
                 }
@@ -125,23 +126,15 @@ fn query_offers(
     source: Option<&str>,
 ) -> Result<Vec<Offer>, Failure> {
     let query = Query::new(kind).caps(caps);
-    let query = match source {
-        Some(source) => query.source(source),
-        None => query,
-    };
+    let query = source.into_iter().fold(query, Query::source);
     match query.offers() {
-        Ok(offers) => Ok(offers),
         Err(error) if error.kind() == ErrorKind::NoProvider => Ok(Vec::new()),
-        Err(error) => Err(error.into()),
+        offers => Ok(offers?),
     }
 }
 
 fn is_named(facts: &Capabilities, name: &str) -> bool {
     facts.provider == name || facts.provider.split(';').any(|layer| layer == name)
-}
-
-fn is_same_offer(known: &Capabilities, offer: &Offer) -> bool {
-    is_same(known, offer.capabilities())
 }
 
 /// Ports, and process numbers in addresses, differ from call to call, so only the network's name is
@@ -173,21 +166,8 @@ pub(super) fn table(entries: &[&ProviderEntry]) -> String {
             }),
         }
     }
-    let head = [
-        "provider",
-        "domain",
-        "kind",
-        "reach",
-        "imm",
-        "order",
-        "mr_mode",
-        "FI_HMEM",
-        "max",
-        "inject",
-        "progress",
-        "threading",
-    ];
-    let mut cells = vec![head.map(str::to_owned).to_vec()];
+    let head = "provider domain kind reach imm order mr_mode FI_HMEM max inject progress threading";
+    let mut cells = vec![head.split(' ').map(str::to_owned).collect::<Vec<_>>()];
     for row in rows {
         let kinds: Vec<&str> = row.kinds.into_iter().map(kind_name).collect();
         let domains = choices::join_domains(&row.domains);

@@ -137,7 +137,8 @@ fn serve(
     let mut line = Value::Null;
     loop {
         let reported = node.clone();
-        let rows = match signals.run_interruptible(move || reported.report()) {
+        let report = move || reported.report();
+        let rows = match Signals::run_interruptible(Some(signals), report, Duration::MAX, || {}) {
             Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
             rows => rows?,
         };

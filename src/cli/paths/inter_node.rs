@@ -13,10 +13,7 @@ use crate::cli::{output, text};
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     let rows = node_client::report(&settings)?;
-    match arguments.json {
-        true => output::json(&to_json(&rows)?),
-        false => output::print(&to_text(&rows)),
-    }
+    if arguments.json { output::json(&to_json(&rows)?) } else { output::print(&to_text(&rows)) }
 }
 
 /// Name of a node if known, else its address, else the begin of its identity.
@@ -85,10 +82,7 @@ fn to_text(rows: &[Row]) -> String {
                 false => format!("\"{}\" ", label.escape_debug()),
             };
             let (address, detail) = (text::escape_control(address), text::escape_control(detail));
-            let detail = match detail.is_empty() {
-                true => String::new(),
-                false => format!(": {detail}"),
-            };
+            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
             let line = format!("{name}at {address}: {state}{detail}");
             out.push_str(&text::wrapped("node ", &line));
         }
@@ -166,10 +160,7 @@ pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
 /// The names in brackets; empty without names.
 pub(crate) fn bracketed_names(names: &[String]) -> String {
     let names: Vec<_> = names.iter().map(|name| format!("\"{}\"", name.escape_debug())).collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", names.join(", ")),
-    }
+    if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
 }
 
 /// Why a topic is not replicated to or from a node.

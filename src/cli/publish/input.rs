@@ -279,10 +279,7 @@ fn whole(from: impl Read, name: impl Display, limit: LengthLimit<'_>) -> Result<
     let maximum = limit.maximum();
     let read = from.take(maximum.saturating_add(1)).read_to_end(&mut bytes);
     read.map_err(|error| failed(&name, &error))?;
-    match bytes.len() as u64 > maximum {
-        true => Err(limit.too_long(name, None)),
-        false => Ok(bytes),
-    }
+    if bytes.len() as u64 > maximum { Err(limit.too_long(name, None)) } else { Ok(bytes) }
 }
 
 /// The next line, without its line feed.
