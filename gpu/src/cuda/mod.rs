@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::stream_waits::any_stream_waits;
 
 pub(crate) use device::{Device, count, uuid};
+pub(crate) use library::functions;
 pub(crate) use locate::{PointerLocation, locate};
 
 /// The primary context of a device, retained; frameworks use the same context.

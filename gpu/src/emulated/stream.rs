@@ -14,11 +14,8 @@ use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 
 fn failed(operation: &'static str) -> Error {
-    Error::new(
-        operation,
-        ErrorKind::DeviceFailed,
-        "an earlier operation on the stream failed (injected fault)",
-    )
+    let detail = "an earlier operation on the stream failed (injected fault)";
+    Error::new(operation, ErrorKind::DeviceFailed, detail)
 }
 
 /// How often an event was recorded, and how often that point was reached.
@@ -107,9 +104,10 @@ impl Stream {
         Ok(Self { work_queue, worker: Some(worker) })
     }
 
-    fn push(&self, operation: Operation) {
+    fn push(&self, operation: Operation) -> Result<()> {
         self.work_queue.queue().waiting.push_back(operation);
         self.work_queue.changed.notify_one();
+        Ok(())
     }
 }
 
@@ -125,23 +123,19 @@ impl Drop for Stream {
 
 impl StreamDriver for Stream {
     unsafe fn copy(&self, to: u64, from: u64, length: u64) -> Result<()> {
-        self.push(Operation::Copy { to, from, length });
-        Ok(())
+        self.push(Operation::Copy { to, from, length })
     }
 
     unsafe fn fill(&self, to: u64, byte: u8, length: u64) -> Result<()> {
-        self.push(Operation::Fill { to, byte, length });
-        Ok(())
+        self.push(Operation::Fill { to, byte, length })
     }
 
     unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
-        self.push(Operation::Checksum { from, length, result });
-        Ok(())
+        self.push(Operation::Checksum { from, length, result })
     }
 
     unsafe fn copy_list(&self, list: u64, count: u32, _bytes: u64) -> Result<()> {
-        self.push(Operation::CopyList { list, count });
-        Ok(())
+        self.push(Operation::CopyList { list, count })
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
@@ -149,13 +143,11 @@ impl StreamDriver for Stream {
             let detail = "injected fault: writes of words are refused";
             return Err(Error::new("write a word", ErrorKind::Other, detail));
         }
-        self.push(Operation::WriteWord { to, value });
-        Ok(())
+        self.push(Operation::WriteWord { to, value })
     }
 
     unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()> {
-        self.push(Operation::WaitForWord { at, min_value });
-        Ok(())
+        self.push(Operation::WaitForWord { at, min_value })
     }
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
@@ -165,15 +157,13 @@ impl StreamDriver for Stream {
             return Err(Error::new("record an event", ErrorKind::Other, detail));
         }
         let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
-        self.push(Operation::Record { event: event.clone(), point });
-        Ok(())
+        self.push(Operation::Record { event: event.clone(), point })
     }
 
     fn wait(&self, event: &dyn EventDriver) -> Result<()> {
         let event: &Event = driver::downcast("wait for an event", event)?;
         let point = event.0.recorded.load(Ordering::Acquire);
-        self.push(Operation::Wait { event: event.clone(), point });
-        Ok(())
+        self.push(Operation::Wait { event: event.clone(), point })
     }
 
     fn is_done(&self) -> Result<bool> {
