@@ -20,6 +20,7 @@ use super::exit::{Exit, Failure};
 use super::node_client::check_device;
 use super::settings::seconds;
 use super::statistics::Latency;
+use super::topics::matching;
 use super::{output, size, text};
 
 /// Timeout of the start, and of reading what is left at the end.
@@ -332,10 +333,8 @@ impl Demonstration<'_> {
             self.processes.start((Role::NodeService, node, format!("node {}", node + 1)), all)?;
             self.processes.poll_node(node)?;
             let listens = |it: &DemoProcesses| {
-                it.rows[node].0.iter().find_map(|row| match row {
-                    Row::Node { listens, .. } => listens.clone(),
-                    _ => None,
-                })
+                matching!(it.rows[node].0, Row::Node { listens: Some(address), .. } => address.clone())
+            .next()
             };
             self.processes.wait_until("the nodes were served", startup_deadline, |it| {
                 listens(it).is_some()

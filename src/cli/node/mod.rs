@@ -17,7 +17,7 @@ use super::paths::remedy_for;
 use super::service_wait::ServiceWait;
 use super::settings::{NODE_SETTINGS, Options};
 use super::signals::{Signals, interrupted};
-use super::topics::{fields_of, replication_error};
+use super::topics::{fields_of, matching, replication_error};
 
 /// Interval of the reports.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -93,10 +93,7 @@ fn status_of(rows: &[Row], serves: bool) -> Option<String> {
         return Some(format!("process {process} serves node {identity}; taking over"));
     }
     // The log has the reason.
-    let remedy = rows.iter().find_map(|row| match row {
-        Row::ReplicationError { kind, .. } => Some(remedy_for(*kind)),
-        _ => None,
-    });
+    let remedy = matching!(rows, Row::ReplicationError { kind, .. } => remedy_for(*kind)).next();
     let listens = listens.as_ref().map_or_else(
         || format!("not listening for other nodes{}", remedy.unwrap_or_default()),
         |address| format!("listening for other nodes at {address}"),

@@ -7,7 +7,7 @@ use super::Arguments;
 use crate::cli::exit::Failure;
 use crate::cli::node_client;
 use crate::cli::size::amount;
-use crate::cli::topics::{fields_of, replication_error};
+use crate::cli::topics::{fields_of, matching, replication_error};
 use crate::cli::{output, text};
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -19,12 +19,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Name of a node if known, else its address, else the begin of its identity.
 pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
     const ID_PREFIX_LENGTH: usize = 8;
-    let of_it = || {
-        rows.iter().filter_map(|row| match row {
-            Row::Peer { node, label, address, .. } if node == identity => Some((label, address)),
-            _ => None,
-        })
-    };
+    let of_it = || matching!(rows, Row::Peer { node, label, address, .. } if node == identity => (label, address));
     let known = |text: &&String| !text.is_empty();
     let label = of_it().map(|(label, _)| label).find(known);
     match label.or_else(|| of_it().map(|(_, address)| address).find(known)) {
@@ -92,20 +87,16 @@ fn to_text(rows: &[Row]) -> String {
 
 fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     let mut lines = Vec::new();
-    let local = |row: &&Row| match row {
-        Row::Publisher { topic, .. } => topic == name_of_topic,
-        _ => false,
-    };
     let count_of = |number: usize, thing| text::count_of(number as u64, thing);
-    let publishers = count_of(rows.iter().filter(local).count(), "publisher");
-    let subscribers = rows.iter().filter(|row| match row {
-        Row::Subscriber { topic, participant, .. } => {
-            topic == name_of_topic && *participant != ReportedSubscriber::Replication
-        }
-        _ => false,
-    });
+    let publishers = matching!(rows, Row::Publisher { topic, .. } if topic == name_of_topic => ());
+    let subscribers = matching!(
+    rows,
+    Row::Subscriber { topic, participant, .. }
+    if topic == name_of_topic && *participant != ReportedSubscriber::Replication => ()
+    );
     lines.push(format!(
-        "on this node: {publishers}, {}, by shared memory: all read one copy",
+        "on this node: {}, {}, by shared memory: all read one copy",
+        count_of(publishers.count(), "publisher"),
         count_of(subscribers.count(), "subscriber")
     ));
     for row in rows {
@@ -148,13 +139,11 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
 
 /// Names of nodes that were given up and missed messages of a topic, as far as known.
 pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
-    let names = rows.iter().filter_map(|row| match row {
-        Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => {
-            Some(if label.is_empty() { name_of_node(rows, node) } else { label.clone() })
-        }
-        _ => None,
-    });
-    names.collect()
+    let name = |node, label: &String| {
+        if label.is_empty() { name_of_node(rows, node) } else { label.clone() }
+    };
+    matching!(rows, Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => name(node, label))
+    .collect()
 }
 
 /// The names in brackets; empty without names.
@@ -231,10 +220,7 @@ fn to_json(rows: &[Row]) -> Result<Value, Failure> {
     for one in &mut missed {
         one["names"] = one["topic"].as_str().map(|topic| given_up(rows, topic)).into();
     }
-    let topics = rows.iter().filter_map(|row| match row {
-        Row::Topic { name, .. } => Some(name),
-        _ => None,
-    });
+    let topics = matching!(rows, Row::Topic { name, .. } => name);
     Ok(json!({
         "replication_error": replication_error(rows),
         "topics": topics.collect::<Vec<_>>(),

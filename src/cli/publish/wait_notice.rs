@@ -8,6 +8,7 @@ use pubsub::{Node, ReportedSubscriber, Row, ServiceProcess};
 use crate::cli::connectivity::request_report;
 use crate::cli::node_client::directory_note;
 use crate::cli::text;
+use crate::cli::topics::matching;
 
 /// Time until the notice.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
@@ -99,30 +100,23 @@ fn describe(rows: &[Row], topic: &str, wait: Wait) -> String {
 
 /// The subscriber of a topic that is furthest behind, and by how many messages.
 fn slowest(rows: &[Row], name: &str) -> Option<(String, u64)> {
-    let subscribers = rows.iter().filter_map(|row| match row {
-        Row::Subscriber { topic, participant, behind, .. } if topic == name && *behind > 0 => {
-            Some((participant, *behind))
-        }
-        _ => None,
-    });
+    let subscribers = matching!(
+    rows,
+    Row::Subscriber { topic, participant, behind, .. }
+    if topic == name && *behind > 0 => (participant, *behind)
+    );
     let (participant, behind) = subscribers.max_by_key(|(_, behind)| *behind)?;
-    let process = rows.iter().find_map(|row| match row {
-        Row::Process { participant: of, label, process }
-            if matches!(participant, ReportedSubscriber::Process(it) if it == of) =>
-        {
-            let label = label.escape_debug();
-            Some(match process {
-                0 => format!("\"{label}\""),
-                _ => format!("process {process} (\"{label}\")"),
-            })
-        }
-        _ => None,
-    });
-    let other = match participant {
-        ReportedSubscriber::Replication => "another node",
-        ReportedSubscriber::Process(_) => "a subscriber",
+    let ReportedSubscriber::Process(participant) = participant else {
+        return Some(("another node".to_owned(), behind));
     };
-    Some((process.unwrap_or_else(|| other.to_owned()), behind))
+    let mut process = matching!(
+    rows,
+    Row::Process { participant: of, label, process } if of == participant => match process {
+    0 => format!("\"{}\"", label.escape_debug()),
+    _ => format!("process {process} (\"{}\")", label.escape_debug()),
+    }
+    );
+    Some((process.next().unwrap_or_else(|| "a subscriber".to_owned()), behind))
 }
 
 #[cfg(test)]
