@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, Result};
 use crate::size::amount;
 
 /// A limit of memory, and how much of it is free.
@@ -120,7 +120,7 @@ impl CgroupVersion {
 ///
 /// # Errors
 /// [`Exit::LimitExceeded`], with the limit and the remedy.
-pub fn check(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
+pub fn check(operation: &str, needs: u64, remedy: &str) -> Result<()> {
     match available() {
         Some(available) => check_limit(&available, operation, needs, remedy),
         None => Ok(()),
@@ -132,7 +132,7 @@ fn check_limit(
     operation: &str,
     needs: u64,
     remedy: &str,
-) -> Result<(), Failure> {
+) -> Result<()> {
     if needs <= *bytes {
         return Ok(());
     }

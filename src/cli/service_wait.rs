@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pubsub::{ErrorKind, ServiceProcess};
 
-use super::exit::Failure;
+use super::exit::{Failure, Result};
 use super::node_client::with_remedy;
 use super::signals::Signals;
 use super::text;
@@ -33,7 +33,7 @@ impl ServiceWait {
         &self,
         signals: Option<&Signals>,
         task: impl FnOnce() -> pubsub::Result<T> + Send + 'static,
-    ) -> Result<pubsub::Result<T>, Failure> {
+    ) -> Result<pubsub::Result<T>> {
         Signals::run_interruptible(signals, task, NOTICE_DELAY, || self.report_waiting())
     }
 

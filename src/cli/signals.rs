@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::process::restore_default_action;
 
 /// Interval of checks where signals cannot be polled together with the other event.
@@ -29,16 +29,16 @@ pub(crate) struct Signals {
 impl Signals {
     /// Catches the signals that end the process. Call before starting threads: they inherit the
     /// signal mask.
-    pub(crate) fn catch() -> Result<Self, Failure> {
+    pub(crate) fn catch() -> Result<Self> {
         Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM])
     }
 
     /// Catches SIGHUP, too, which does not end a service.
-    pub(crate) fn catch_with_hangup() -> Result<Self, Failure> {
+    pub(crate) fn catch_with_hangup() -> Result<Self> {
         Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
     }
 
-    fn catch_set(caught: &[Signal]) -> Result<Self, Failure> {
+    fn catch_set(caught: &[Signal]) -> Result<Self> {
         let mut all = SigSet::empty();
         caught.iter().for_each(|one| all.add(*one));
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
@@ -85,7 +85,7 @@ impl Signals {
     }
 
     /// Fails once [`Self::termination_requested_throttled`] is true.
-    pub(crate) fn check_interrupted(&self) -> Result<(), Failure> {
+    pub(crate) fn check_interrupted(&self) -> Result<()> {
         if self.termination_requested_throttled() { Err(interrupted()) } else { Ok(()) }
     }
 
@@ -127,7 +127,7 @@ impl Signals {
     }
 
     /// As [`Self::sleep`]; fails if a signal ends the process.
-    pub(crate) fn pause(&self, longest: Duration) -> Result<(), Failure> {
+    pub(crate) fn pause(&self, longest: Duration) -> Result<()> {
         self.sleep(longest);
         if self.termination_requested() { Err(interrupted()) } else { Ok(()) }
     }
@@ -141,7 +141,7 @@ impl Signals {
         task: impl FnOnce() -> T + Send + 'static,
         notice_delay: Duration,
         notice: impl FnOnce(),
-    ) -> Result<T, Failure> {
+    ) -> Result<T> {
         let (began, mut notice) = (Instant::now(), Some(notice));
         let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new()

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pubsub::Row;
 use serde_json::{Value, json};
 
-use super::exit::Failure;
+use super::exit::{Failure, Result};
 use super::paths::name_of_node;
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     settings: Options<DIRECTORY_ONLY>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     let rows = node_client::report(&settings)?;
     match arguments.json {
@@ -201,7 +201,7 @@ fn remote_topics(rows: &[Row]) -> String {
 pub(crate) fn fields_of_kind(
     rows: &[Row],
     is_of_kind: impl Fn(&Row) -> bool,
-) -> Result<Vec<Value>, Failure> {
+) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for row in rows.iter().filter(|row| is_of_kind(row)) {
         let row = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
@@ -236,7 +236,7 @@ pub(crate) fn replication_error(rows: &[Row]) -> Option<&str> {
 }
 
 /// Rows by kind; publishers and subscribers within their topics.
-fn to_json(rows: &[Row]) -> Result<Value, Failure> {
+fn to_json(rows: &[Row]) -> Result<Value> {
     let of_topics = [
         ("publishers", fields_of!(rows, Publisher)?),
         ("subscribers", fields_of!(rows, Subscriber)?),

@@ -14,7 +14,7 @@ use pubsub::{
     ServiceMode, TopicSettings,
 };
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Layout, Text, WithDefaults};
 use crate::network::network;
 
@@ -37,7 +37,7 @@ layouts! {
 }
 
 /// A time of a structure, which must not be negative.
-fn time(operation: &'static CStr, name: &str, nanoseconds: i64) -> Result<Duration> {
+fn time(operation: Operation, name: &str, nanoseconds: i64) -> Result<Duration> {
     match u64::try_from(nanoseconds) {
         Ok(nanoseconds) => Ok(Duration::from_nanos(nanoseconds)),
         Err(_) => Err(Failure::invalid(operation, format_args!("\"{name}\" is negative"))),
@@ -83,7 +83,7 @@ impl WithDefaults for RawNodeOptions {
 }
 
 impl RawNodeOptions {
-    pub(crate) fn to_options(self, operation: &'static CStr) -> Result<NodeOptions> {
+    pub(crate) fn to_options(self, operation: Operation) -> Result<NodeOptions> {
         let mut options = NodeOptions::default();
         if let Some(directory) = self.directory.get(operation, "directory")? {
             options.directory = directory.into();
@@ -111,7 +111,7 @@ impl RawNodeOptions {
         Ok(options)
     }
 
-    fn network(&self, operation: &'static CStr) -> Result<Option<NetworkOptions>> {
+    fn network(&self, operation: Operation) -> Result<Option<NetworkOptions>> {
         let text = |name: &str| {
             let text = match name {
                 "listen" => self.listen,
@@ -129,16 +129,12 @@ impl RawNodeOptions {
             other => return Err(unknown(operation, "insecure", other)),
         };
         let lost_after = time(operation, "lost_after", self.lost_after)?;
-        network(
-            operation,
-            str::to_owned,
-            text,
-            (Some(lost_after), is_insecure, self.workers as usize),
-        )
+        let how = (Some(lost_after), is_insecure, self.workers as usize);
+        network(operation, str::to_owned, text, how)
     }
 }
 
-fn unknown(operation: &'static CStr, name: &str, number: u32) -> Failure {
+fn unknown(operation: Operation, name: &str, number: u32) -> Failure {
     Failure::invalid(operation, format_args!("{number} is not a value of \"{name}\""))
 }
 
@@ -185,7 +181,7 @@ impl<'a> RawTopicSettings<'a> {
         }
     }
 
-    pub(crate) fn to_options(self, operation: &'static CStr) -> Result<TopicSettings> {
+    pub(crate) fn to_options(self, operation: Operation) -> Result<TopicSettings> {
         let memory = self.memory.get(operation, "memory")?.unwrap_or("host");
         Ok(TopicSettings {
             memory: memory.parse().map_err(Failure::from)?,

@@ -1,10 +1,10 @@
 //! Nodes and reports on them; errors, versions and counters of the library.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 
 use pubsub::{Node, NodeOptions, Row};
 
-use crate::failure::{self, Failure, Result, c_text};
+use crate::failure::{self, Failure, Operation, Result, c_text};
 use crate::ffi::{Out, OutStruct, Text, WithDefaults, export};
 use crate::handle::{Handle, kind};
 use crate::layout::RawNodeOptions;
@@ -31,7 +31,7 @@ impl OpenNode {
     }
 }
 
-fn lend_report(operation: &'static CStr, rows: &[Row]) -> Result<*mut c_char> {
+fn lend_report(operation: Operation, rows: &[Row]) -> Result<*mut c_char> {
     let text = serde_json::to_string(rows)
         .map_err(|error| Failure::new(Status::Failed, operation, error))?;
     Ok(Registry::current().lend_text(c_text(text)))

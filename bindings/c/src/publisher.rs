@@ -1,6 +1,6 @@
 //! Publishers and loans.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use pubsub::{Attempt, ErrorKind, Loan, MemoryLocation, Publisher, Topic};
 
 use crate::device::{self, CallerMemory};
 use crate::exclusive::Exclusive;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Out, OutStruct, export};
 use crate::handle::{Handle, kind};
 use crate::layout::{RawCounters, RawSent};
@@ -61,7 +61,7 @@ impl OpenPublisher {
     /// Publishes memory of any kind.
     pub(crate) fn push_from(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         from: CallerRange<'_>,
         timeout: Timeout,
     ) -> Result<()> {
@@ -94,7 +94,7 @@ impl OpenPublisher {
     /// Publishes device memory in the order of a stream. An empty message has no address.
     pub(crate) fn push_on(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         stream: &Stream,
         from: CallerRange<'_>,
         timeout: Timeout,
@@ -165,7 +165,7 @@ fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
 
 /// Waits in pieces, each of which looks the handle up again.
 pub(crate) fn wait_for_subscribers(
-    operation: &'static CStr,
+    operation: Operation,
     count: u64,
     timeout: Timeout,
     wait: impl Fn(u32, Duration) -> Result<SubscriberWait>,
@@ -181,11 +181,8 @@ pub(crate) fn wait_for_subscribers(
             Err(error) if error.kind() != ErrorKind::DeadlineExceeded => return Err(error.into()),
             Err(_) if remaining > CLOSE_CHECK_INTERVAL => {}
             Err(_) if timeout == Timeout::Now => {
-                return Err(Failure::new(
-                    Status::WouldBlock,
-                    operation,
-                    "fewer subscribers exist now",
-                ));
+                let detail = "fewer subscribers exist now";
+                return Err(Failure::new(Status::WouldBlock, operation, detail));
             }
             Err(error) => {
                 // Of the whole wait, not of its last piece.
@@ -203,7 +200,7 @@ pub(crate) type SubscriberWait = (pubsub::Result<u32>, u32);
 
 /// Publishes the loan of a handle. Without space, or after the timeout, the loan is unchanged.
 pub(crate) fn publish(
-    operation: &'static CStr,
+    operation: Operation,
     loan: Handle<Exclusive<Loan>>,
     timeout: Timeout,
     sent: Option<OutStruct<'_, RawSent>>,

@@ -3,7 +3,7 @@
 
 mod environment;
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
 use self::environment::{Environment, variable_of};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Text, export};
 use crate::handle::{Handle, kind};
 use crate::network;
@@ -48,7 +48,7 @@ impl SimpleSubscriber {
     }
 
     /// Releases the last message, and waits for the next one. Returns its address.
-    fn pull(&self, operation: &'static CStr, timeout: Timeout) -> Result<*mut c_void> {
+    fn pull(&self, operation: Operation, timeout: Timeout) -> Result<*mut c_void> {
         drop(self.held().take());
         let sample = OpenSample::new(self.subscriber.pull(operation, timeout, None)?);
         // An empty message has an address, too: NULL would mean no message.
@@ -61,7 +61,7 @@ impl SimpleSubscriber {
 /// The node that all objects of this process share, while there are any; a new one, if the last was
 /// closed because its service was lost.
 fn node(
-    operation: &'static CStr,
+    operation: Operation,
     shared: &Mutex<Weak<Node>>,
     mut options: NodeOptions,
 ) -> Result<Arc<Node>> {
@@ -82,7 +82,7 @@ fn node(
 
 /// Opens the topic with the settings of the environment. Settings that are not set there may differ
 /// from an existing topic's.
-fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
+fn topic(operation: Operation, name: &str) -> Result<(Arc<Node>, Topic)> {
     variables::warn_misspelt();
     let environment = Environment::of_process(operation);
     let (settings, options) = (environment.topic_settings()?, environment.node_options()?);

@@ -1,6 +1,6 @@
 //! Subscribers and samples.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use gpu::Stream;
 use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber, Topic};
 
 use crate::exclusive::Exclusive;
-use crate::failure::{Failure, Result, c_text};
+use crate::failure::{Failure, Operation, Result, c_text};
 use crate::ffi::{Out, OutStruct, export};
 use crate::handle::{Handle, kind};
 use crate::layout::{RawEvent, RawSampleInfo};
@@ -41,7 +41,7 @@ impl OpenSubscriber {
     /// yet.
     pub(crate) fn pull(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         timeout: Timeout,
         stream: Option<&Stream>,
     ) -> Result<Sample> {

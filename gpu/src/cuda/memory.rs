@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
 
@@ -16,6 +16,7 @@ use crate::device_name::DeviceName;
 use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
+use crate::stream_waits::locked;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
@@ -321,27 +322,20 @@ pub(super) struct PinnedBlock {
 pub(super) struct PinnedBufferPool(Mutex<Vec<(usize, u64)>>);
 
 impl PinnedBufferPool {
-    fn all(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self, length: usize) -> Option<u64> {
-        let mut all = self.all();
+        let mut all = locked(&self.0);
         let found = all.iter().position(|(of, _)| *of == length)?;
         Some(all.swap_remove(found).1)
     }
 
     /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
-        let all = std::mem::take(&mut *self.all());
-        if all.is_empty() {
-            return;
-        }
-        if let Ok(functions) = context.make_current("free host memory") {
-            for (_, address) in all {
-                // SAFETY: owned, and no operation on it is left.
-                let _ = unsafe { (functions.host_free)(address as *mut c_void) };
-            }
+        let all = std::mem::take(&mut *locked(&self.0));
+        for (_, address) in all {
+            // SAFETY: owned, and no operation on it is left.
+            let _ = context.call("free host memory", |functions| unsafe {
+                (functions.host_free)(address as *mut c_void)
+            });
         }
     }
 }
@@ -351,22 +345,18 @@ impl PinnedBufferPool {
 pub(super) struct AccumulatorPool(Mutex<Vec<Address>>);
 
 impl AccumulatorPool {
-    fn all(&self) -> MutexGuard<'_, Vec<Address>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn take(&self, context: &Context) -> Result<Address> {
-        let spare = self.all().pop();
+        let spare = locked(&self.0).pop();
         spare.map_or_else(|| allocate(context, 8), Ok)
     }
 
     pub(super) fn put_back(&self, address: Address) {
-        self.all().push(address);
+        locked(&self.0).push(address);
     }
 
     /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
-        for address in std::mem::take(&mut *self.all()) {
+        for address in std::mem::take(&mut *locked(&self.0)) {
             free_accumulator(context, address);
         }
     }
@@ -404,6 +394,6 @@ impl PinnedBuffer for PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        self.context.pinned_buffers.all().push((self.length, self.address));
+        locked(&self.context.pinned_buffers.0).push((self.length, self.address));
     }
 }

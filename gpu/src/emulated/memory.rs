@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::State;
 use crate::device_name::DeviceName;
 use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
+use crate::stream_waits::locked;
 
 /// The known addresses of this process.
 static ALLOCATIONS: Mutex<BTreeMap<u64, KnownAllocation>> = Mutex::new(BTreeMap::new());
@@ -39,7 +40,7 @@ impl KnownAllocation {
 }
 
 fn allocations() -> MutexGuard<'static, BTreeMap<u64, KnownAllocation>> {
-    ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&ALLOCATIONS)
 }
 
 fn with_allocation<T>(

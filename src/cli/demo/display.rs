@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::processes::{DemoProcess, Role, WINDOW};
 use super::{DemoTopic, ProcessReport, SubscriberRow, TOPICS};
-use crate::cli::exit::Failure;
+use crate::cli::exit::{Failure, Result};
 use crate::cli::stages::{Stage, TOTAL};
 use crate::cli::{output, size, text};
 
@@ -31,7 +31,7 @@ impl LiveDisplay {
     }
 
     /// Updates the display if it is due.
-    pub(super) fn update(&mut self, members: &[DemoProcess]) -> Result<(), Failure> {
+    pub(super) fn update(&mut self, members: &[DemoProcess]) -> Result<()> {
         if Instant::now() < self.next {
             return Ok(());
         }
@@ -51,7 +51,7 @@ impl LiveDisplay {
     }
 
     /// Removes the table, so that other output can be printed.
-    pub(super) fn clear(&mut self) -> Result<(), Failure> {
+    pub(super) fn clear(&mut self) -> Result<()> {
         if self.lines == 0 {
             return Ok(());
         }

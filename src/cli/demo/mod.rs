@@ -16,7 +16,7 @@ use self::display::LiveDisplay;
 use self::network::{DemoNetwork, NetworkMode};
 use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::node_client::check_device;
 use super::settings::seconds;
 use super::statistics::Latency;
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     probe: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.time > Duration::from_secs(3600) || arguments.time < Duration::from_secs(1) {
         return Err(Failure::new(Exit::Usage, "--time is out of range. Use 1 to 3600 seconds"));
     }
@@ -226,7 +226,7 @@ fn options(text: &str) -> Vec<String> {
 }
 
 impl Demonstration<'_> {
-    fn print_introduction(&self) -> Result<(), Failure> {
+    fn print_introduction(&self) -> Result<()> {
         if self.arguments.json {
             return Ok(());
         }
@@ -251,7 +251,7 @@ impl Demonstration<'_> {
         output::print(&(text::wrapped("", &about) + "\n"))
     }
 
-    fn run_phases(&mut self) -> Result<(), Failure> {
+    fn run_phases(&mut self) -> Result<()> {
         let startup_deadline = Instant::now() + STARTUP_TIMEOUT;
         self.start_services(startup_deadline)?;
         for (topic, subject) in TOPICS.iter().enumerate() {
@@ -315,13 +315,13 @@ impl Demonstration<'_> {
         topic: usize,
         process: (Role, usize, String),
         words: &str,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let memory = format!("--json --service external --memory {}", self.memory[process.1]);
         let all = [options(words), options(&memory), TOPICS[topic].options()].concat();
         self.processes.start(process, all)
     }
 
-    fn start_services(&mut self, startup_deadline: Instant) -> Result<(), Failure> {
+    fn start_services(&mut self, startup_deadline: Instant) -> Result<()> {
         let mut peer: Option<String> = None;
         for node in 0..NODES {
             let (address, budget) = (self.processes.network.address(node), budget());

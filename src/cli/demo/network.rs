@@ -12,7 +12,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
 
 use super::NODES;
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use command::process::this_program;
 
 /// Interfaces at the ends of the cable.
@@ -43,7 +43,7 @@ pub(super) enum DemoNetwork {
 impl DemoNetwork {
     /// Creates network namespaces, if requested. Call before starting threads:
     /// unshare(CLONE_NEWUSER) needs a single-threaded process.
-    pub(super) fn prepare(network_mode: NetworkMode) -> Result<Self, Failure> {
+    pub(super) fn prepare(network_mode: NetworkMode) -> Result<Self> {
         if network_mode == NetworkMode::Loopback {
             return Ok(Self::Loopback { why: None });
         }
@@ -74,7 +74,7 @@ impl DemoNetwork {
     }
 
     /// Moves this thread, and the processes it starts, to the network of a node.
-    pub(super) fn enter(&self, node: usize) -> Result<(), Failure> {
+    pub(super) fn enter(&self, node: usize) -> Result<()> {
         let Self::Namespaces(networks) = self else { return Ok(()) };
         setns(&networks[node], CloneFlags::CLONE_NEWNET).map_err(|error| {
             Failure::failed(format!("enter network namespace failed: {}", error.desc()))
@@ -95,7 +95,7 @@ fn probe_in_child() -> Result<(), String> {
 }
 
 /// The attempt of the child process.
-pub(super) fn probe() -> Result<(), Failure> {
+pub(super) fn probe() -> Result<()> {
     create_namespaces().map(drop).map_err(|why| {
         println!("{why}");
         Failure::silent(Exit::Denied)

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::display::{readers, table, time, totals};
 use super::processes::Role;
 use super::{DemoTopic, Demonstration, NODES, SubscriberRow, TOPICS};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::stages::TOTAL;
 use crate::cli::statistics::Latency;
 use crate::cli::{output, size, text};
@@ -71,7 +71,7 @@ impl DemoResult {
         }
     }
 
-    pub(super) fn print(&self) -> Result<(), Failure> {
+    pub(super) fn print(&self) -> Result<()> {
         output::print(&table(&self.subscribers, true))?;
         let legend = "borrow: waiting for the loan of memory; fill: writing; begin: until the node begins to write \
              the message to the other node, or delivers it locally; out: copying out of a device; wire: until \
@@ -109,7 +109,7 @@ impl DemoResult {
     }
 
     /// Did everything succeed?
-    pub(super) fn verdict(&self) -> Result<(), Failure> {
+    pub(super) fn verdict(&self) -> Result<()> {
         let [_, _, corrupted, _] = totals(&self.subscribers);
         if corrupted > 0 {
             return Err(Failure::new(Exit::DataCorrupted, text::corrupted(corrupted)));

@@ -16,7 +16,7 @@ use pubsub::Row;
 use super::display::LiveDisplay;
 use super::network::DemoNetwork;
 use super::{NODES, ProcessReport};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::process::{is_ignored, kill_with_parent, limit_lifetime};
 use crate::cli::settings;
 use crate::cli::signals::{Signals, interrupted};
@@ -95,7 +95,7 @@ pub(super) struct DemoProcesses {
 
 impl DemoProcesses {
     /// Call before starting threads.
-    pub(super) fn new(network: DemoNetwork, limit: Duration) -> Result<Self, Failure> {
+    pub(super) fn new(network: DemoNetwork, limit: Duration) -> Result<Self> {
         let (event_sender, events) = channel();
         let signals = match is_ignored(Signal::SIGHUP) {
             true => Signals::catch()?,
@@ -126,7 +126,7 @@ impl DemoProcesses {
 
     /// Requests reports of a node repeatedly, in a thread, so that a node without answer blocks
     /// nothing.
-    pub(super) fn poll_node(&self, node: usize) -> Result<(), Failure> {
+    pub(super) fn poll_node(&self, node: usize) -> Result<()> {
         let (event_sender, directory) = (self.event_sender.clone(), self.directory_of(node));
         let poll_reports = move || {
             let mut is_received = true;
@@ -146,7 +146,7 @@ impl DemoProcesses {
         &mut self,
         (part, node, label): (Role, usize, String),
         arguments: impl IntoIterator<Item = String>,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let failed = |why: String| Failure::failed(format!("start {label} failed: {why}"));
         let mut command = this_program("fabricast");
         command.args(arguments).args(["--service-timeout", "20", "--label", &label]);
@@ -194,11 +194,7 @@ impl DemoProcesses {
     }
 
     /// Terminates the processes of some roles, and waits until they have ended.
-    pub(super) fn end(
-        &mut self,
-        selects: impl Fn(Role) -> bool,
-        deadline: Instant,
-    ) -> Result<(), Failure> {
+    pub(super) fn end(&mut self, selects: impl Fn(Role) -> bool, deadline: Instant) -> Result<()> {
         for member in self.members.iter_mut().filter(|member| selects(member.part)) {
             member.is_terminating = true;
             let _ = kill(Pid::from_raw(member.child.id() as i32), Signal::SIGTERM);
@@ -216,7 +212,7 @@ impl DemoProcesses {
         what: &str,
         deadline: Instant,
         condition: impl Fn(&Self) -> bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         loop {
             self.members.iter_mut().try_for_each(DemoProcess::check_exit)?;
             let is_over = condition(self);
@@ -265,7 +261,7 @@ impl DemoProcesses {
 }
 
 impl DemoProcess {
-    fn receive_line(&mut self, line: Option<String>) -> Result<(), Failure> {
+    fn receive_line(&mut self, line: Option<String>) -> Result<()> {
         if let Some(line) = line {
             let wrong = |error| {
                 Failure::failed(format!("parse output of {} failed: {line:?}: {error}", self.label))
@@ -295,7 +291,7 @@ impl DemoProcess {
     }
 
     /// Checks the exit status of a process with closed output.
-    fn check_exit(&mut self) -> Result<(), Failure> {
+    fn check_exit(&mut self) -> Result<()> {
         if self.has_exited || !self.output_closed {
             return Ok(());
         }
@@ -330,7 +326,7 @@ impl Drop for DemoProcesses {
     }
 }
 
-fn spawn_thread(task: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+fn spawn_thread(task: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = std::thread::Builder::new().spawn(task);
     thread.map(drop).map_err(|error| Failure::failed(format!("start thread failed: {error}")))
 }
@@ -358,7 +354,7 @@ mod tests {
         }
     }
 
-    fn end(script: &str, is_terminating: bool) -> Result<(), Failure> {
+    fn end(script: &str, is_terminating: bool) -> Result<()> {
         let mut member = member(script, is_terminating);
         while !member.has_exited {
             member.check_exit()?;

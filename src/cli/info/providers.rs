@@ -7,7 +7,7 @@ use fabric::{
 use serde::Serialize;
 
 use crate::cli::choices::{self, distinct};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::{size, text};
 
 /// One offer, for display.
@@ -42,7 +42,7 @@ pub(crate) struct ProviderSurvey {
 }
 
 impl ProviderSurvey {
-    pub(crate) fn take(source: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn take(source: Option<&str>) -> Result<Self> {
         let mut entries: Vec<ProviderEntry> = Vec::new();
         let mut all_device = Vec::new();
         for kind in [EndpointKind::Rdm, EndpointKind::Msg] {
@@ -75,7 +75,7 @@ impl ProviderSurvey {
     }
 
     /// The offers of the provider with this name, or with a layer of this name; all without a name.
-    pub(crate) fn named(&self, name: Option<&str>) -> Result<Vec<&ProviderEntry>, Failure> {
+    pub(crate) fn named(&self, name: Option<&str>) -> Result<Vec<&ProviderEntry>> {
         let Some(name) = name else { return Ok(self.entries.iter().collect()) };
         let found: Vec<&ProviderEntry> =
             self.entries.iter().filter(|entry| is_named(&entry.facts, name)).collect();
@@ -120,11 +120,7 @@ impl ProviderSurvey {
     }
 }
 
-fn query_offers(
-    kind: EndpointKind,
-    caps: Caps,
-    source: Option<&str>,
-) -> Result<Vec<Offer>, Failure> {
+fn query_offers(kind: EndpointKind, caps: Caps, source: Option<&str>) -> Result<Vec<Offer>> {
     let query = Query::new(kind).caps(caps);
     let query = source.into_iter().fold(query, Query::source);
     match query.offers() {

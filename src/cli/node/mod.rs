@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::ServiceManager;
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::node_client;
 use super::output;
 use super::paths::remedy_for;
@@ -50,7 +50,7 @@ impl Arguments {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let signals = Signals::catch_with_hangup()?;
     let settings = arguments.settings.settings()?;
     let manager = ServiceManager::from_environment();
@@ -102,7 +102,7 @@ fn status_of(rows: &[Row], serves: bool) -> Option<String> {
 }
 
 /// Fails if the node has a network, without --insecure.
-fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
+fn check_insecure(network: &NetworkOptions) -> Result<()> {
     let Some(address) = network.first_address().filter(|_| !network.insecure) else {
         return Ok(());
     };
@@ -114,7 +114,7 @@ fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
 }
 
 /// The node as JSON.
-fn to_json(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
+fn to_json(rows: &[Row], directory: &Path) -> Result<Value> {
     Ok(json!({
         "node": fields_of!(rows, Node)?.pop(),
         "directory": directory.display().to_string(),
@@ -128,7 +128,7 @@ fn serve(
     signals: &Signals,
     manager: &ServiceManager,
     json_directory: Option<&Path>,
-) -> Result<(), Failure> {
+) -> Result<()> {
     let mut hangups = 0;
     let (mut status, mut is_ready) = (None, false);
     let mut line = Value::Null;

@@ -4,13 +4,13 @@ use pubsub::{ErrorKind, ReportedSubscriber, Row};
 use serde_json::{Value, json};
 
 use super::Arguments;
-use crate::cli::exit::Failure;
+use crate::cli::exit::Result;
 use crate::cli::node_client;
 use crate::cli::size::amount;
 use crate::cli::topics::{fields_of, matching, replication_error};
 use crate::cli::{output, text};
 
-pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     let rows = node_client::report(&settings)?;
     if arguments.json { output::json(&to_json(&rows)?) } else { output::print(&to_text(&rows)) }
@@ -54,10 +54,8 @@ fn to_text(rows: &[Row]) -> String {
     let mut out = String::new();
     for row in rows {
         let Row::Topic { name: topic, .. } = row else { continue };
-        out.push_str(&format!(
-            "{}\n",
-            text::heading(&format!("Topic \"{}\"", topic.escape_debug()))
-        ));
+        let title = format!("Topic \"{}\"", topic.escape_debug());
+        out.push_str(&format!("{}\n", text::heading(&title)));
         for line in topic_lines(rows, topic) {
             out.push_str(&text::wrapped("  ", &line));
         }
@@ -182,10 +180,8 @@ pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
     if !settings.is_empty() {
         let options: Vec<_> =
             settings.iter().map(|name| format!("--{}", name.replace('_', "-"))).collect();
-        which.push(format!(
-            "topic settings differ ({})",
-            text::escape_control(&settings.join(", "))
-        ));
+        let names = text::escape_control(&settings.join(", "));
+        which.push(format!("topic settings differ ({names})"));
         advice.push(format!(
             "Set the same {} on both, or omit all topic settings on one: it is recreated there once \
              no process uses it",
@@ -215,7 +211,7 @@ fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
     }
 }
 
-fn to_json(rows: &[Row]) -> Result<Value, Failure> {
+fn to_json(rows: &[Row]) -> Result<Value> {
     let mut missed = fields_of!(rows, Missed)?;
     for one in &mut missed {
         one["names"] = one["topic"].as_str().map(|topic| given_up(rows, topic)).into();

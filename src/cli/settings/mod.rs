@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use pubsub::{Budgets, MemoryLocation, Reliability, TopicSettings};
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use declare::{Group, declare};
 pub(crate) use environment::variables;
 pub(crate) use options::{ALL, DIRECTORY_ONLY, NODE_SETTINGS, Options};
@@ -209,7 +209,7 @@ impl Settings {
         file: Option<(&Path, &str)>,
         environment: impl Fn(&str) -> Option<OsString>,
         options: &[OptionValue],
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let mut settings = Self::default();
         if let Some((path, text)) = file {
             file::read(&mut settings, path, text)?;
@@ -284,7 +284,7 @@ impl Settings {
         TABLE.iter().any(|one| one.group == Group::Topic && one.is_set(self))
     }
 
-    fn apply(&mut self, of: &Declaration, text: &str, origin: &str) -> Result<(), Failure> {
+    fn apply(&mut self, of: &Declaration, text: &str, origin: &str) -> Result<()> {
         (of.read)(self, text, origin).map_err(|why| {
             Failure::new(Exit::Usage, format!("{origin} is \"{}\": {why}", text.escape_debug()))
         })

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use super::declare::Group;
 use super::value::ValueForm;
 use super::{Declaration, FILE_VARIABLE, OptionValue, Settings, TABLE, environment};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::text;
 
 const HEADING: &str = "Settings (also in a file, or in the environment)";
@@ -32,7 +32,7 @@ pub(crate) struct Options<const SCOPE: u8> {
 
 impl<const SCOPE: u8> Options<SCOPE> {
     /// The settings, merged with the environment and the file.
-    pub(crate) fn settings(&self) -> Result<Settings, Failure> {
+    pub(crate) fn settings(&self) -> Result<Settings> {
         let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
         let path = self.file.clone().or_else(|| named.map(PathBuf::from));
         let read = path.as_deref().map(read).transpose();

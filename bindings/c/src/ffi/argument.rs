@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::handle::{Handle, Kind};
 use crate::timeout::Timeout;
 
@@ -12,7 +12,7 @@ use crate::timeout::Timeout;
 const LONGEST_TEXT: usize = 4096;
 
 /// Operation and name of an argument, for messages.
-pub(crate) type Name<'a> = (&'static CStr, &'a str);
+pub(crate) type Name<'a> = (Operation, &'a str);
 
 /// An argument of C.
 pub(crate) trait Argument: Sized {
@@ -167,7 +167,7 @@ impl<'a> Text<'a> {
     }
 
     /// The text; None if it is NULL.
-    pub(crate) fn get(self, operation: &'static CStr, name: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn get(self, operation: Operation, name: &str) -> Result<Option<&'a str>> {
         if self.start.is_null() {
             return Ok(None);
         }
@@ -186,7 +186,7 @@ impl<'a> Text<'a> {
     }
 
     /// The text; NULL is an error.
-    pub(crate) fn required(self, operation: &'static CStr, name: &str) -> Result<&'a str> {
+    pub(crate) fn required(self, operation: Operation, name: &str) -> Result<&'a str> {
         self.get(operation, name)?.map_or_else(|| refuse((operation, name), "is NULL"), Ok)
     }
 }

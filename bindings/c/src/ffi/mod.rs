@@ -10,11 +10,10 @@ mod structure;
 
 use std::any::Any;
 use std::cell::Cell;
-use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use crate::failure::{self, Failure, Result};
+use crate::failure::{self, Failure, Operation, Result};
 use crate::status::Status;
 
 pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, plain};
@@ -128,10 +127,7 @@ thread_local! {
 
 /// Runs a function's body; on failure or panic the thread's last error is set. Fails in the log
 /// callback, which may run while the library holds a lock.
-pub(crate) fn call<A: Answer>(
-    operation: &'static CStr,
-    body: impl FnOnce() -> Result<A::Value>,
-) -> A {
+pub(crate) fn call<A: Answer>(operation: Operation, body: impl FnOnce() -> Result<A::Value>) -> A {
     let body = || match IN_CALLBACK.get() {
         true => Err(Failure::invalid(operation, "called from the log callback")),
         false => body(),

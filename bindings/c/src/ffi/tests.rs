@@ -1,6 +1,6 @@
 //! Errors that C programs make, and their results.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use super::*;
 

@@ -7,13 +7,12 @@
 mod table;
 
 use std::any::Any;
-use std::ffi::CStr;
 use std::fmt;
 use std::marker::PhantomData;
 
 pub(crate) use self::table::HandleTable;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::status::Status;
 
 /// A kind of object with handles.
@@ -98,7 +97,7 @@ impl<K: Kind> Handle<K> {
     }
 
     /// The handle of a C pointer.
-    pub(crate) fn of_pointer(operation: &'static CStr, pointer: *mut K) -> Result<Self> {
+    pub(crate) fn of_pointer(operation: Operation, pointer: *mut K) -> Result<Self> {
         let word = pointer.addr() as u64;
         let refuse = |detail: String| Err(Failure::new(Status::BadHandle, operation, detail));
         if word == 0 {

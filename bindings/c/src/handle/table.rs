@@ -1,11 +1,10 @@
 //! The open handles of one kind, with their objects.
 
 use std::any::Any;
-use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Handle, Kind, MAX_HANDLES};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::status::Status;
 
 /// The open handles of one kind, with their objects.
@@ -39,11 +38,7 @@ impl HandleTable {
     }
 
     /// Opens a handle of an object.
-    pub(crate) fn open<K: Kind>(
-        &self,
-        operation: &'static CStr,
-        object: Arc<K>,
-    ) -> Result<Handle<K>> {
+    pub(crate) fn open<K: Kind>(&self, operation: Operation, object: Arc<K>) -> Result<Handle<K>> {
         let mut slots = self.slots();
         let number = match slots.free.pop() {
             Some(number) => number,
@@ -62,20 +57,12 @@ impl HandleTable {
     }
 
     /// The object of a handle.
-    pub(crate) fn find<K: Kind>(
-        &self,
-        operation: &'static CStr,
-        handle: Handle<K>,
-    ) -> Result<Arc<K>> {
+    pub(crate) fn find<K: Kind>(&self, operation: Operation, handle: Handle<K>) -> Result<Arc<K>> {
         self.with_slot(operation, handle, |_, slot| slot.object.clone()?.downcast().ok())
     }
 
     /// Closes a handle.
-    pub(crate) fn close<K: Kind>(
-        &self,
-        operation: &'static CStr,
-        handle: Handle<K>,
-    ) -> Result<Arc<K>> {
+    pub(crate) fn close<K: Kind>(&self, operation: Operation, handle: Handle<K>) -> Result<Arc<K>> {
         self.with_slot(operation, handle, |free, slot| {
             let object = slot.object.take()?.downcast().ok()?;
             slot.generation = slot.generation.wrapping_add(1);
@@ -93,7 +80,7 @@ impl HandleTable {
     /// The result for the slot of an open handle; None means that it was closed.
     fn with_slot<K: Kind>(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         handle: Handle<K>,
         act: impl FnOnce(&mut Vec<u32>, &mut Slot) -> Option<Arc<K>>,
     ) -> Result<Arc<K>> {

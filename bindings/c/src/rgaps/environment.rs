@@ -1,12 +1,12 @@
 //! Environment variables of the nodes and topics of `rgaps.h`.
 
-use std::ffi::{CStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 use std::time::Duration;
 
 use pubsub::{MemoryLocation, NodeOptions, Reliability, ServiceMode, TopicSettings};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::network::network;
 
 const DEVICE: &str = "FABRICAST_DEVICE";
@@ -49,13 +49,13 @@ const DEFAULT_LARGEST: u64 = 16 << 20;
 
 /// The variables, and the operation for errors.
 pub(super) struct Environment<F> {
-    operation: &'static CStr,
+    operation: Operation,
     value_of: F,
 }
 
 impl Environment<fn(&str) -> Option<OsString>> {
     /// The variables of this process.
-    pub(super) fn of_process(operation: &'static CStr) -> Self {
+    pub(super) fn of_process(operation: Operation) -> Self {
         Self { operation, value_of: |name| std::env::var_os(name) }
     }
 }

@@ -12,7 +12,7 @@ use transfer::path::{Choice, Locality, Operation, Path, Policy};
 use transfer::{Agent, AgentCard, ErrorKind, MemoryAttributes, PeerId, RegionDescriptor};
 
 use super::{Arguments, name};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::{output, text};
 
 /// Upper bound of the length of cards and descriptors.
@@ -67,7 +67,7 @@ struct ExplainReport<'a> {
     program: &'static str,
 }
 
-pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure> {
+pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<()> {
     let region = arguments.region.as_deref();
     let region = region.map(|path| decoded(path, RegionDescriptor::decode)).transpose()?;
     let mut cards = cards(peer)?;
@@ -95,7 +95,7 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
 }
 
 /// Fails if no agent can be reached.
-fn conclude(peers: &[AgentReport]) -> Result<(), Failure> {
+fn conclude(peers: &[AgentReport]) -> Result<()> {
     if peers.iter().any(|found| found.exit.is_none()) {
         return Ok(());
     }
@@ -109,7 +109,7 @@ fn conclude(peers: &[AgentReport]) -> Result<(), Failure> {
     Err(Failure::new(exit, why))
 }
 
-fn read(path: &FilePath) -> Result<Vec<u8>, Failure> {
+fn read(path: &FilePath) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
     read.map(|_| bytes).map_err(|error| {
@@ -121,21 +121,18 @@ fn read(path: &FilePath) -> Result<Vec<u8>, Failure> {
     })
 }
 
-fn decoded<T>(
-    path: &FilePath,
-    decode: impl Fn(&[u8]) -> transfer::Result<T>,
-) -> Result<T, Failure> {
+fn decoded<T>(path: &FilePath, decode: impl Fn(&[u8]) -> transfer::Result<T>) -> Result<T> {
     decode(&read(path)?)
         .map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", path.display())))
 }
 
-fn card_at(path: PathBuf) -> Result<(PathBuf, AgentCard), Failure> {
+fn card_at(path: PathBuf) -> Result<(PathBuf, AgentCard)> {
     let card = decoded(&path, AgentCard::decode)?;
     Ok((path, card))
 }
 
 /// The card in a file, or the cards in a directory, by name.
-fn cards(path: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
+fn cards(path: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>> {
     if !path.is_dir() {
         return Ok(vec![card_at(path.to_owned())?]);
     }
@@ -158,7 +155,7 @@ fn examine(
     card: &AgentCard,
     region: Option<&RegionDescriptor>,
     arguments: &Arguments,
-) -> Result<AgentReport, Failure> {
+) -> Result<AgentReport> {
     let mut found = AgentReport {
         label: card.label.clone(),
         identity: card.identity.iter().map(|byte| format!("{byte:02x}")).collect(),
