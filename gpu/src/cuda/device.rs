@@ -89,7 +89,11 @@ fn properties_of(context: &Context) -> Result<Properties> {
     name[255] = 0;
     // SAFETY: ends in zero.
     let product = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    let number = |attribute| context.attribute(attribute).map(|value| value.max(0) as u32);
+    // An attribute of CUDA 12.4: older drivers do not have it.
+    const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
+    let number =
+        |attribute: Attribute| context.attribute(attribute as u32).map(|value| value.max(0) as u32);
+    let has = |attribute: Attribute| context.has(attribute as u32);
     let pci = PciAddress {
         domain: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
         bus: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
@@ -110,26 +114,15 @@ fn properties_of(context: &Context) -> Result<Properties> {
         ),
         driver: library::version_text(version),
         handle_types: HandleTypes {
-            file_descriptor: context
-                .has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+            file_descriptor: has(
+                Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            ),
             // On Linux, every device with unified addresses supports them.
-            legacy: context.has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
-            fabric: has_fabric_handles(context),
-            dma_buf: context.has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+            legacy: has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
+            fabric: context.has(HANDLE_TYPE_FABRIC_SUPPORTED),
+            dma_buf: has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
         },
     })
-}
-
-/// An attribute of CUDA 12.4: older drivers do not have it.
-fn has_fabric_handles(context: &Context) -> bool {
-    const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
-    let mut value = 0;
-    // SAFETY: one valid number.
-    let code = unsafe {
-        let get = context.functions.device_attribute;
-        get(&raw mut value, HANDLE_TYPE_FABRIC_SUPPORTED, context.device)
-    };
-    code == 0 && value != 0
 }
 
 /// The NUMA node from sysfs, where -1 means unknown.
@@ -284,7 +277,7 @@ impl DeviceDriver for Device {
         let operation = "register host memory";
         let functions = self.context.make_current(operation)?;
         let read_only = Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
-        if is_read_only && !self.context.has(read_only) {
+        if is_read_only && !self.context.has(read_only as u32) {
             let detail = "the device cannot register memory that can only be read";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }

@@ -24,16 +24,9 @@ const FILE_DESCRIPTOR: u32 = 1;
 /// Memory on this device that can be exported as a file descriptor, and that network cards may
 /// access if they can.
 fn shareable(context: &Context) -> sys::CUmemAllocationProp {
+    // A driver without the attribute returns an error.
     const GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED: u32 = 110;
-    let mut rdma = 0;
-    let mut device = 0;
-    // SAFETY: valid numbers. A driver without the attribute returns an error.
-    unsafe {
-        let functions = context.functions;
-        let _ = (functions.device_get)(&raw mut device, context.number as c_int);
-        let get = functions.device_attribute;
-        let _ = get(&raw mut rdma, GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED, device);
-    }
+    let has_rdma = context.has(GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED);
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes:
@@ -42,7 +35,7 @@ fn shareable(context: &Context) -> sys::CUmemAllocationProp {
         win32HandleMetaData: ptr::null_mut(),
         allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
-            gpuDirectRDMACapable: u8::from(rdma != 0),
+            gpuDirectRDMACapable: u8::from(has_rdma),
             usage: 0,
             reserved: [0; 4],
         },

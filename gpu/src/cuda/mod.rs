@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
-use sys::CUdevice_attribute_enum as Attribute;
 
 use self::kernels::Kernels;
 use self::library::{
@@ -138,16 +137,15 @@ impl Context {
         }
     }
 
-    fn attribute(&self, attribute: Attribute) -> Result<i32> {
+    fn attribute(&self, attribute: u32) -> Result<i32> {
         let mut value = 0;
         // SAFETY: one valid number.
-        let code = unsafe {
-            (self.functions.device_attribute)(&raw mut value, attribute as u32, self.device)
-        };
+        let code =
+            unsafe { (self.functions.device_attribute)(&raw mut value, attribute, self.device) };
         self.check("read properties", code).map(|()| value)
     }
 
-    fn has(&self, attribute: Attribute) -> bool {
+    fn has(&self, attribute: u32) -> bool {
         self.attribute(attribute).is_ok_and(|value| value != 0)
     }
 }

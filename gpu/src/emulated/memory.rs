@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::State;
+use super::state;
 use crate::device_name::DeviceName;
 use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
@@ -187,21 +187,15 @@ struct Pages {
     /// The file offset of its bytes: a page boundary.
     offset: u64,
     length: u64,
-    /// The device that it is charged to; None if it was imported.
-    charged: Option<&'static State>,
+    /// Is it charged to the device? Imported memory is not.
+    is_charged: bool,
     is_exportable: bool,
-}
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("State")
-    }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if let Some(state) = self.charged {
-            state.give_back(self.length);
+        if self.is_charged {
+            state(self.resident).give_back(self.length);
         }
     }
 }
@@ -265,31 +259,24 @@ fn checked(
 }
 
 impl Physical {
-    pub(super) fn create(
-        resident: u32,
-        length: u64,
-        state: &'static State,
-        is_exportable: bool,
-    ) -> Result<Self> {
-        Self::create_with_pages(resident, length, state, is_exportable, page_size())
+    pub(super) fn create(resident: u32, length: u64, is_exportable: bool) -> Result<Self> {
+        Self::create_with_pages(resident, length, is_exportable, page_size())
     }
 
     fn create_with_pages(
         resident: u32,
         length: u64,
-        state: &'static State,
         is_exportable: bool,
-        page: u64,
+        offset: u64,
     ) -> Result<Self> {
         let operation = "allocate";
-        let offset = page;
         let file = File::from(memory_file(operation, offset + length)?);
         let words: [u64; HEADER_WORDS] = [MAGIC, VERSION, u64::from(resident), length, offset];
         let header = words.map(u64::to_le_bytes);
         file.write_all_at(header.as_flattened(), 0)
             .map_err(|_| Error::system(operation, "pwrite"))?;
-        let (file, charged) = (file.into(), Some(state));
-        Ok(Self(Arc::new(Pages { file, resident, offset, length, charged, is_exportable })))
+        let (file, is_charged) = (file.into(), true);
+        Ok(Self(Arc::new(Pages { file, resident, offset, length, is_charged, is_exportable })))
     }
 
     /// The memory, and the number of its device.
@@ -321,7 +308,7 @@ impl Physical {
         } else {
             let (resident, file) = (resident as u32, file.into());
             let pages =
-                Pages { file, resident, offset, length, charged: None, is_exportable: true };
+                Pages { file, resident, offset, length, is_charged: false, is_exportable: true };
             return Ok(Self(Arc::new(pages)));
         };
         Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
@@ -405,9 +392,8 @@ mod tests {
     const LENGTH: u64 = super::super::GRANULARITY;
 
     fn create(page: u64) -> Physical {
-        let state = super::super::state(0);
-        state.take("test", LENGTH).unwrap();
-        Physical::create_with_pages(0, LENGTH, state, true, page).unwrap()
+        state(0).take("test", LENGTH).unwrap();
+        Physical::create_with_pages(0, LENGTH, true, page).unwrap()
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl DeviceDriver for Device {
 
     fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>> {
         self.state().take("allocate", length)?;
-        let physical = Physical::create(self.number, length, self.state(), true);
+        let physical = Physical::create(self.number, length, true);
         Ok(Box::new(physical.inspect_err(|_| self.state().give_back(length))?))
     }
 

@@ -158,14 +158,11 @@ pub(super) fn variable_of(field: &str) -> String {
 fn bytes(text: &str) -> Option<u64> {
     let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
     let short = short.unwrap_or(text);
-    let (number, shift) = match short.as_bytes().last()? {
-        b'K' | b'k' => (&short[..short.len() - 1], 10),
-        b'M' | b'm' => (&short[..short.len() - 1], 20),
-        b'G' | b'g' => (&short[..short.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = number.parse().ok()?;
-    number.checked_mul(1 << shift)
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let known =
+        units.into_iter().find_map(|(unit, shift)| Some((short.strip_suffix(unit)?, shift)));
+    let (number, shift) = known.unwrap_or((text, 0));
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 #[cfg(test)]
