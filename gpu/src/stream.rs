@@ -309,10 +309,10 @@ impl Stream {
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let operation = "synchronize";
         let driver = self.device.driver(operation)?;
-        let last = self.mark(driver, &mut self.in_flight())?;
+        let last = self.mark(driver, &mut locked(&self.in_flight))?;
         waiting::wait_until(operation, timeout, || driver.is_event_done(&*last))
             .map_err(|error| error.on(self.device.name()))?;
-        self.sweep(driver, self.in_flight());
+        self.sweep(driver, locked(&self.in_flight));
         Ok(())
     }
 
@@ -335,7 +335,7 @@ impl Stream {
     /// If the driver refuses.
     pub fn point(&self) -> Result<Point> {
         let driver = self.device.driver("create event")?;
-        let mut in_flight = self.in_flight();
+        let mut in_flight = locked(&self.in_flight);
         let event = self.mark(driver, &mut in_flight)?;
         // A caller that only marks and queries must get its memory back as well.
         self.sweep(driver, in_flight);
@@ -345,10 +345,6 @@ impl Stream {
     fn raw(&self) -> &dyn StreamDriver {
         // Only the drop takes it.
         self.raw.as_deref().unwrap_or_else(|| unreachable!("a stream in use"))
-    }
-
-    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
-        locked(&self.in_flight)
     }
 
     fn refuse(&self, operation: &'static str, kind: ErrorKind, detail: String) -> Error {
@@ -390,7 +386,7 @@ impl Stream {
         begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
     ) -> Result<()> {
         let driver = self.device.driver(operation)?;
-        let mut in_flight = self.in_flight();
+        let mut in_flight = locked(&self.in_flight);
         let before = in_flight.retained.len();
         let memory = touched.iter().map(|slice| Retained::Memory { _held: slice.memory().inner() });
         let block = block.map(|block| Retained::Block { _held: Arc::clone(block) });
@@ -450,7 +446,7 @@ impl Stream {
         done.extend(in_flight.retained.drain(..count));
         drop(in_flight);
         done.clear();
-        self.in_flight().spare = done;
+        locked(&self.in_flight).spare = done;
         self.device.try_free_deferred();
     }
 
@@ -568,7 +564,7 @@ impl Stream {
             });
         }
         let last = {
-            let mut in_flight = self.in_flight();
+            let mut in_flight = locked(&self.in_flight);
             if in_flight.retained.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
@@ -720,7 +716,7 @@ mod tests {
             stream.synchronize(DEFAULT_TIMEOUT).unwrap();
             assert!(point.is_done().unwrap());
         }
-        let in_flight = stream.in_flight();
+        let in_flight = locked(&stream.in_flight);
         assert!(in_flight.events.len() <= 3, "{} events", in_flight.events.len());
         assert!(in_flight.retained.is_empty() && in_flight.marked.is_empty());
         drop(in_flight);
@@ -728,9 +724,9 @@ mod tests {
         let points: Vec<_> = (0..2 * MAX_SPARE_EVENTS).map(|_| stream.point().unwrap()).collect();
         points.last().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
         assert!(points.iter().all(|point| point.is_done().unwrap()));
-        assert_eq!(stream.in_flight().events.len(), MAX_SPARE_EVENTS);
+        assert_eq!(locked(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
         drop(points);
         drop(stream.point().unwrap());
-        assert_eq!(stream.in_flight().events.len(), MAX_SPARE_EVENTS);
+        assert_eq!(locked(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
     }
 }

@@ -46,6 +46,16 @@ pub const COUNT: u32 = 2;
 const TOTAL: u64 = 16 << 30;
 const GRANULARITY: u64 = 2 << 20;
 
+/// What an emulated device does not have, or refuses, while tests switch it on.
+#[derive(Clone, Copy)]
+enum Fault {
+    NoPeers,
+    Words,
+    Points,
+    Records,
+    ReadOnly,
+}
+
 /// The state that all handles of an emulated device share.
 pub(crate) struct State {
     faults: Faults,
@@ -142,7 +152,7 @@ impl DeviceDriver for Device {
     }
 
     fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
-        let are_apart = |number: u32| state(number).faults.are_not_peers();
+        let are_apart = |number: u32| state(number).faults.has(Fault::NoPeers);
         Ok(if peer == self.number {
             PeerAccess::Same
         } else if are_apart(peer) || are_apart(self.number) {
@@ -215,7 +225,7 @@ impl DeviceDriver for Device {
     }
 
     unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {
-        if is_read_only && self.state().faults.refuses_read_only() {
+        if is_read_only && self.state().faults.has(Fault::ReadOnly) {
             return not_supported("register host memory", "registrations of read-only memory");
         }
         memory::register(address, length)
@@ -253,7 +263,7 @@ impl DeviceDriver for Device {
     }
 
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
-        if self.state().faults.refuses_points() {
+        if self.state().faults.has(Fault::Points) {
             let detail = "injected fault: event queries are refused";
             return Err(Error::new("query event", ErrorKind::Other, detail));
         }

@@ -4,14 +4,15 @@
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::State;
+use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream_waits::locked;
 
 fn failed(operation: &'static str) -> Error {
     let detail = "an earlier operation on the stream failed (injected fault)";
@@ -74,12 +75,6 @@ struct WorkQueue {
     state: &'static State,
 }
 
-impl WorkQueue {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A thread and its work queue.
 pub(super) struct Stream {
     work_queue: Arc<WorkQueue>,
@@ -105,7 +100,7 @@ impl Stream {
     }
 
     fn push(&self, operation: Operation) -> Result<()> {
-        self.work_queue.queue().waiting.push_back(operation);
+        locked(&self.work_queue.queue).waiting.push_back(operation);
         self.work_queue.changed.notify_one();
         Ok(())
     }
@@ -113,7 +108,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.work_queue.queue().is_over = true;
+        locked(&self.work_queue.queue).is_over = true;
         self.work_queue.changed.notify_one();
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
@@ -139,7 +134,7 @@ impl StreamDriver for Stream {
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
-        if self.work_queue.state.faults.refuses_words() {
+        if self.work_queue.state.faults.has(Fault::Words) {
             let detail = "injected fault: writes of words are refused";
             return Err(Error::new("write a word", ErrorKind::Other, detail));
         }
@@ -152,7 +147,7 @@ impl StreamDriver for Stream {
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let event: &Event = driver::downcast("record an event", event)?;
-        if self.work_queue.state.faults.refuses_records() {
+        if self.work_queue.state.faults.has(Fault::Records) {
             let detail = "injected fault: event records are refused";
             return Err(Error::new("record an event", ErrorKind::Other, detail));
         }
@@ -167,7 +162,7 @@ impl StreamDriver for Stream {
     }
 
     fn is_done(&self) -> Result<bool> {
-        let queue = self.work_queue.queue();
+        let queue = locked(&self.work_queue.queue);
         if queue.has_failed {
             return Err(failed("query stream"));
         }
@@ -176,7 +171,7 @@ impl StreamDriver for Stream {
 }
 
 fn work(work_queue: &WorkQueue) {
-    let mut queue = work_queue.queue();
+    let mut queue = locked(&work_queue.queue);
     loop {
         let Some(operation) = queue.waiting.pop_front() else {
             if queue.is_over {
@@ -189,7 +184,7 @@ fn work(work_queue: &WorkQueue) {
         let has_failed = queue.has_failed;
         drop(queue);
         let is_good = perform(work_queue, operation, has_failed);
-        queue = work_queue.queue();
+        queue = locked(&work_queue.queue);
         queue.is_busy = false;
         queue.has_failed |= !is_good;
     }
@@ -306,7 +301,7 @@ fn wait(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
 fn until(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
     let mut rest = Duration::from_micros(20);
     while !is_over() {
-        if work_queue.queue().is_over {
+        if locked(&work_queue.queue).is_over {
             return false;
         }
         std::thread::sleep(rest);

@@ -215,7 +215,7 @@ impl Stream {
             return Ok(list);
         }
         // The events may not have been queried since the lists became free.
-        let mut in_flight = self.in_flight();
+        let mut in_flight = locked(&self.in_flight);
         if in_flight.since_last > 0 {
             self.mark(driver, &mut in_flight)?;
         }

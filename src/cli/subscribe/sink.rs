@@ -232,7 +232,7 @@ impl Sink {
             written.map_err(|error| failed(path, &error.into()))
         };
         match self {
-            Self::Discard => Ok(()),
+            Self::Discard | Self::Directory { part: None, .. } => Ok(()),
             Self::Output { is_terminal: true, .. } if is_binary(bytes) => {
                 let why = "write message to terminal failed: it is binary. Use --file or --into, or --check or --stats, \
                            or pipe it through cat";
@@ -251,26 +251,21 @@ impl Sink {
             }
             Self::File(path, file) => to_file(path, file),
             Self::Directory { path, part: Some(part), .. } => to_file(path, &part.file),
-            Self::Directory { .. } => Ok(()),
         }
     }
 
     /// Ends the message.
     pub(super) fn end(&mut self) -> Result<()> {
-        match self {
-            Self::Directory { path, number, part, .. } => {
-                let Some(part) = part.take() else { return Ok(()) };
-                loop {
-                    // Other processes may write in the directory, too.
-                    *number = number.checked_add(1).ok_or_else(|| {
-                        failed(path, &io::Error::other("message numbers are exhausted"))
-                    })?;
-                    if part.link_as(&named(path, *number))? {
-                        return Ok(());
-                    }
-                }
+        let Self::Directory { path, number, part, .. } = self else { return Ok(()) };
+        let Some(part) = part.take() else { return Ok(()) };
+        loop {
+            // Other processes may write in the directory, too.
+            *number = number
+                .checked_add(1)
+                .ok_or_else(|| failed(path, &io::Error::other("message numbers are exhausted")))?;
+            if part.link_as(&named(path, *number))? {
+                return Ok(());
             }
-            _ => Ok(()),
         }
     }
 }
