@@ -92,13 +92,9 @@ fn check_directory(settings: &Settings) -> Result<()> {
 
 /// Fails if the node directory is a file.
 pub(crate) fn check_not_a_file(settings: &Settings) -> Result<()> {
-    match settings.directory.value.metadata() {
-        Ok(found) if !found.is_dir() => {
-            let why = "it is a file, not a directory. Choose another one: --directory";
-            Err(directory_error(settings, why))
-        }
-        _ => Ok(()),
-    }
+    let why = "it is a file, not a directory. Choose another one: --directory";
+    let is_file = settings.directory.value.metadata().is_ok_and(|found| !found.is_dir());
+    if is_file { Err(directory_error(settings, why)) } else { Ok(()) }
 }
 
 fn is_absent(error: &std::io::Error) -> bool {

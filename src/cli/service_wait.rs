@@ -63,8 +63,7 @@ impl ServiceWait {
         let failure = with_remedy(error);
         match self.process().filter(|process| has_timed_out && process.number != 0) {
             Some(process) => {
-                let why = name_process(&failure.to_string(), process);
-                Failure::new(failure.exit(), why)
+                Failure::new(failure.exit(), name_process(&failure.to_string(), process))
             }
             None => failure,
         }
@@ -79,8 +78,6 @@ fn name_process(why: &str, process: ServiceProcess) -> String {
         false => format!(": {process} serves the node, and does not answer: {}", process.state()),
     };
     let remedy = format!("resume it (kill -CONT {number}) or kill it (kill -KILL {number})");
-    match process.is_stopped {
-        true => format!("{why}{named}. To continue, {remedy}"),
-        false => format!("{why}{named}. If it is, {remedy}"),
-    }
+    let condition = if process.is_stopped { "To continue" } else { "If it is" };
+    format!("{why}{named}. {condition}, {remedy}")
 }

@@ -192,11 +192,8 @@ fn kind_name(kind: EndpointKind) -> &'static str {
 /// The columns from reach on.
 fn columns(entry: &ProviderEntry) -> Vec<String> {
     let facts = &entry.facts;
-    let immediates = if facts.caps.contains(Caps::RMA) {
-        facts.immediates.cq_data_size.to_string()
-    } else {
-        "no RMA".to_owned()
-    };
+    let has_rma = facts.caps.contains(Caps::RMA);
+    let immediates = has_rma.then(|| facts.immediates.cq_data_size.to_string());
     let orders = facts.order.send_order & facts.order.receive_order;
     let order =
         match (orders.contains(Order::WRITE_AFTER_WRITE), orders.contains(Order::SEND_AFTER_WRITE))
@@ -215,7 +212,7 @@ fn columns(entry: &ProviderEntry) -> Vec<String> {
     let threading = format!("{:?}", facts.execution.threading).to_lowercase();
     [
         if facts.reaches_other_machines { "network" } else { "machine" },
-        &immediates,
+        immediates.as_deref().unwrap_or("no RMA"),
         order,
         &mr_mode(facts.registration.mr_mode),
         if entry.device_memory { "yes" } else { "no" },

@@ -202,13 +202,8 @@ fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
         let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;
         format!("{} {microseconds:.1} µs", text::escape_control(stage))
     };
-    match stages.is_empty() {
-        true => String::new(),
-        false => {
-            let all: Vec<_> = stages.iter().map(each).collect();
-            format!("; for each: {}", all.join(", "))
-        }
-    }
+    let all: Vec<_> = stages.iter().map(each).collect();
+    if all.is_empty() { String::new() } else { format!("; for each: {}", all.join(", ")) }
 }
 
 fn to_json(rows: &[Row]) -> Result<Value> {

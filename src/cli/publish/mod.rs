@@ -282,17 +282,13 @@ impl PublishRun<'_> {
             if !is_reported {
                 is_reported = true;
                 let awaited = text::count_of(expected.into(), "subscriber");
-                let (topic, directory_note) =
+                let (topic, note) =
                     (self.arguments.topic.escape_debug(), directory_note(self.node));
                 text::print_error(&format!(
-                    "fabricast: waiting for {awaited} of topic \"{topic}\" {directory_note}"
+                    "fabricast: waiting for {awaited} of topic \"{topic}\" {note}"
                 ));
             }
-            connectivity::print_lines(&self.connectivity.poll(
-                self.node,
-                &self.arguments.topic,
-                Phase::Waiting,
-            ));
+            self.poll_connectivity(Phase::Waiting);
             self.signals.pause(deadline.slice().min(SLICE / 5))?;
         }
     }
@@ -328,7 +324,7 @@ impl PublishRun<'_> {
                     "topic \"{topic}\": the last subscriber has left; messages now have no subscriber"
                 )]);
             }
-            self.poll_connectivity();
+            self.poll_connectivity(Phase::Flowing);
             self.show_progress("");
             if let Some(pause) = self.arguments.interval
                 && printed_at.is_none_or(|at| at.elapsed() >= pause)
@@ -350,8 +346,8 @@ impl PublishRun<'_> {
         }
     }
 
-    fn poll_connectivity(&mut self) {
-        let lines = self.connectivity.poll(self.node, &self.arguments.topic, Phase::Flowing);
+    fn poll_connectivity(&mut self, phase: Phase) {
+        let lines = self.connectivity.poll(self.node, &self.arguments.topic, phase);
         self.print_error(&lines);
     }
 
@@ -369,7 +365,7 @@ impl PublishRun<'_> {
             if left.is_zero() {
                 return Ok(());
             }
-            self.poll_connectivity();
+            self.poll_connectivity(Phase::Flowing);
             self.signals.pause(left.min(CONNECTIVITY_POLL_INTERVAL))?;
         }
     }
@@ -417,7 +413,7 @@ impl PublishRun<'_> {
 
     fn continue_waiting(&mut self, deadline: Deadline, wait: (Wait, Instant)) -> Result<()> {
         self.show_progress("; waiting for space in the topic");
-        self.poll_connectivity();
+        self.poll_connectivity(Phase::Flowing);
         if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait) {
             self.progress.clear();
             text::print_error(&format!("fabricast: {notice}"));
@@ -510,10 +506,8 @@ fn print_summary(arguments: &Arguments, summary: &PublishSummary, is_complete: b
         // Nothing to report besides the failure.
         return Ok(());
     }
-    let had_no_subscriber = match &summary.directory_note {
-        Some(directory_note) => format!("had no subscriber {directory_note}"),
-        None => "had no subscriber".to_owned(),
-    };
+    let note = summary.directory_note.iter().map(|note| format!(" {note}")).collect::<String>();
+    let had_no_subscriber = format!("had no subscriber{note}");
     let all = totals(messages, bytes, summary.rate(bytes));
     let mut line = format!("{}: {all}", arguments.topic.escape_debug());
     let missed = summary.missed_by_nodes;

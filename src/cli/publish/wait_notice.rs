@@ -58,15 +58,13 @@ impl WaitNotice {
         };
         *self = Self::Reported;
         // A stopped service evicts no subscriber, itself included.
-        let unresponsive = match answer {
-            Some(_) => None,
-            None => ServiceProcess::of(node.directory()).ok().flatten(),
-        };
-        let unresponsive = unresponsive.filter(|process| process.number != std::process::id());
+        let service = || ServiceProcess::of(node.directory()).ok().flatten();
+        let unresponsive = answer.is_none().then(service).flatten();
+        let unresponsive = unresponsive
+            .filter(|process| process.number != std::process::id())
+            .map_or_else(String::new, describe_unresponsive);
         let notice = describe(&answer.unwrap_or_default(), topic, wait);
-        let unresponsive =
-            unresponsive.map(|process| format!("; {}", describe_unresponsive(process)));
-        Some(format!("{notice}{} {}", unresponsive.unwrap_or_default(), directory_note(node)))
+        Some(format!("{notice}{unresponsive} {}", directory_note(node)))
     }
 }
 
@@ -74,8 +72,8 @@ impl WaitNotice {
 fn describe_unresponsive(process: ServiceProcess) -> String {
     let (number, state) = (process.number, process.state());
     let named = format!(
-        "{process} serves the node, which evicts subscribers that hold messages for too long, and does \
-         not answer: {state}"
+        "; {process} serves the node, which evicts subscribers that hold messages for too long, and does \
+        not answer: {state}"
     );
     match number {
         0 => named,
@@ -89,13 +87,11 @@ fn describe(rows: &[Row], topic: &str, wait: Wait) -> String {
         Wait::Room => format!("waiting for space in topic \"{name}\""),
         Wait::Release => format!("waiting until all messages of topic \"{name}\" are released"),
     };
-    match slowest(rows, topic) {
-        Some((subscriber, behind)) => {
-            let messages = text::count_of(behind, "message");
-            format!("{what}: {subscriber} has {messages} to read or release")
-        }
-        None => format!("{what}: a subscriber has messages to read or release"),
-    }
+    let (subscriber, messages) = match slowest(rows, topic) {
+        Some((subscriber, behind)) => (subscriber, text::count_of(behind, "message")),
+        None => ("a subscriber".to_owned(), "messages".to_owned()),
+    };
+    format!("{what}: {subscriber} has {messages} to read or release")
 }
 
 /// The subscriber of a topic that is furthest behind, and by how many messages.

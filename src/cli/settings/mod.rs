@@ -216,16 +216,11 @@ impl Settings {
         }
         for declaration in TABLE.iter() {
             // Empty counts as not set.
-            let Some(value) = environment(&declaration.variable).filter(|value| !value.is_empty())
-            else {
-                continue;
-            };
+            let value = environment(&declaration.variable).filter(|value| !value.is_empty());
+            let Some(value) = value else { continue };
             let origin = format!("environment {}", declaration.variable);
-            let Some(text) = value.to_str() else {
-                let why = format!("{origin} is not UTF-8");
-                return Err(Failure::new(Exit::Usage, why));
-            };
-            settings.apply(declaration, text, &origin)?;
+            let not_utf8 = || Failure::new(Exit::Usage, format!("{origin} is not UTF-8"));
+            settings.apply(declaration, value.to_str().ok_or_else(not_utf8)?, &origin)?;
         }
         for (which, text) in options {
             let declaration = &TABLE[*which];

@@ -52,8 +52,7 @@ impl<const SCOPE: u8> Options<SCOPE> {
 /// The text of a file. Fails if it is far too long for settings.
 fn read(path: &Path) -> std::io::Result<String> {
     const LONGEST: u64 = 1 << 20;
-    let mut text = String::new();
-    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
+    let text = std::io::read_to_string(File::open(path)?.take(LONGEST + 1))?;
     if text.len() as u64 > LONGEST {
         return Err(std::io::Error::other("it is longer than 1 MiB"));
     }

@@ -272,10 +272,9 @@ impl SubscribeRun<'_> {
     fn report_waiting(&mut self, node: &Node) {
         if !self.wait_reported && self.began.elapsed() >= NOTICE_DELAY {
             self.wait_reported = true;
-            let (topic, directory_note) =
-                (self.arguments.topic.escape_debug(), directory_note(node));
+            let (topic, note) = (self.arguments.topic.escape_debug(), directory_note(node));
             text::print_error(&format!(
-                "fabricast: waiting for messages of topic \"{topic}\" {directory_note}"
+                "fabricast: waiting for messages of topic \"{topic}\" {note}"
             ));
         }
     }
@@ -377,14 +376,12 @@ impl SubscribeSummary {
         if self.corrupted > 0 {
             return Err(Failure::new(Exit::DataCorrupted, text::corrupted(self.corrupted)));
         }
-        match self.missed {
-            missed if missed > 0 && self.is_reliable => {
-                let why =
-                    text::count_of_irregular(missed, "message was missed", "messages were missed");
-                Err(Failure::new(Exit::MessagesMissed, why))
-            }
-            _ => Ok(()),
+        if self.missed == 0 || !self.is_reliable {
+            return Ok(());
         }
+        let (one, several) = ("message was missed", "messages were missed");
+        let why = text::count_of_irregular(self.missed, one, several);
+        Err(Failure::new(Exit::MessagesMissed, why))
     }
 
     /// The result as JSON, also of an incomplete run.
