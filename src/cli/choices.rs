@@ -6,7 +6,6 @@ use super::text::{print_error, wrapped};
 
 /// Titles of the columns.
 const HEAD: [&str; 4] = ["verdict", "provider", "domain", "score"];
-const REASONS: &str = "reasons (points)";
 
 /// Every candidate with its verdict, score and reasons, below a head. Candidates that differ only
 /// in their domain or network share a line; the first of them is used.
@@ -40,7 +39,7 @@ pub(crate) fn print(choice: &Choice) -> String {
     };
     let mut text = String::new();
     if !groups.is_empty() {
-        text.push_str(&format!("{}{REASONS}\n", first(&rows[0])));
+        text.push_str(&format!("{}reasons (points)\n", first(&rows[0])));
     }
     for (row, (candidate, _)) in rows[1..].iter().zip(&groups) {
         text.push_str(&wrapped(&first(row), &candidate.reasons.join("; ")));

@@ -199,14 +199,11 @@ fn lost_text(label: &str, address: &str, detail: &str) -> String {
 
 impl ReportedState {
     fn has_network(&self) -> bool {
-        self.rows.iter().any(|row| {
-            matches!(
-                row,
-                Row::Peer { .. }
-                    | Row::ReplicationError { .. }
-                    | Row::Node { listens: Some(_), .. }
-            )
-        })
+        let networked = matching!(
+        self.rows,
+        Row::Peer { .. } | Row::ReplicationError { .. } | Row::Node { listens: Some(_), .. } => ()
+        );
+        networked.count() > 0
     }
 
     /// Processes a report, and returns the lines to print.

@@ -230,7 +230,7 @@ pub(crate) fn publish(
     sent.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
 }
 
-kind!(Exclusive<Loan>, 3, "loan");
+kind!(Exclusive<Loan>, 3, "loan", Exclusive::end);
 
 export! {
     /// Opens a publisher.
@@ -373,9 +373,6 @@ export! {
 
     /// Discards the loan.
     fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"discard a loan" {
-        if let Some(loan) = loan {
-            loan.close(OPERATION)?.end();
-        }
-        Ok(())
+        registry::close(OPERATION, loan)
     }
 }

@@ -110,7 +110,7 @@ pub(crate) fn open<K: Kind>(operation: Operation, what: K) -> Result<*mut K> {
 
 /// Closes a handle, if it is not NULL: its object ends with its last use.
 pub(crate) fn close<K: Kind>(operation: Operation, handle: Option<Handle<K>>) -> Result<()> {
-    handle.map_or(Ok(()), |handle| handle.close(operation).map(drop))
+    handle.map_or(Ok(()), |handle| handle.close(operation).map(|closed| closed.end()))
 }
 
 impl<K: Kind> Handle<K> {

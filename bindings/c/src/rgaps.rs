@@ -40,7 +40,10 @@ pub(crate) struct SimpleSubscriber {
     _node: Arc<Node>,
 }
 
-kind!(SimpleSubscriber, 7, "subscriber of rgaps.h");
+kind!(SimpleSubscriber, 7, "subscriber of rgaps.h", |simple: &Self| {
+    simple.subscriber.end();
+    drop(simple.held().take());
+});
 
 impl SimpleSubscriber {
     fn held(&self) -> MutexGuard<'_, Option<OpenSample>> {
@@ -169,12 +172,7 @@ export! {
     fn subscriber_destroy(
         subscriber: Option<Handle<SimpleSubscriber>>,
     ) -> (), c"subscriber_destroy" {
-        if let Some(subscriber) = subscriber {
-            let closed = subscriber.close(OPERATION)?;
-            closed.subscriber.end();
-            drop(closed.held().take());
-        }
-        Ok(())
+        registry::close(OPERATION, subscriber)
     }
 }
 

@@ -25,16 +25,11 @@ pub(crate) struct OpenSubscriber {
     subscriber: Exclusive<Subscriber>,
 }
 
-kind!(OpenSubscriber, 4, "subscriber");
+kind!(OpenSubscriber, 4, "subscriber", |open: &Self| open.subscriber.end());
 
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
         Ok(Self { subscriber: Exclusive::new(topic.subscriber()?) })
-    }
-
-    /// Ends the subscription, when no other thread uses it any more.
-    pub(crate) fn end(&self) {
-        self.subscriber.end();
     }
 
     /// Pulls the next message. With a stream, the stream waits for a message that is not written
@@ -145,10 +140,7 @@ export! {
     fn fabricast_subscriber_close(
         subscriber: Option<Handle<OpenSubscriber>>,
     ) -> i32, c"close a subscriber" {
-        if let Some(subscriber) = subscriber {
-            subscriber.close(OPERATION)?.end();
-        }
-        Ok(())
+        registry::close(OPERATION, subscriber)
     }
 
     /// Pulls the next message.

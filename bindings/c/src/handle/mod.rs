@@ -21,14 +21,21 @@ pub(crate) trait Kind: Any + Send + Sync {
     const NUMBER: u64;
     /// Its name in messages.
     const NAME: &'static str;
+
+    /// Ends waits and releases what is held, after its handle was closed.
+    fn end(&self) {}
 }
 
 /// Declares the kind of a type, its number and its name.
 macro_rules! kind {
-    ($type:ty, $number:literal, $name:literal) => {
+    ($type:ty, $number:literal, $name:literal $(, $end:expr)?) => {
         impl $crate::handle::Kind for $type {
             const NUMBER: u64 = $number;
             const NAME: &'static str = $name;
+
+            $(fn end(&self) {
+                $end(self);
+            })?
         }
     };
 }
