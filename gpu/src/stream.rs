@@ -505,27 +505,7 @@ impl Stream {
         };
         Ok((guard, block))
     }
-}
 
-/// The bounce buffer, once it is allocated.
-type BounceGuard<'a> = MutexGuard<'a, Option<Arc<dyn PinnedBuffer>>>;
-
-/// The rest of a timeout.
-fn remaining(timeout: Duration) -> impl Fn() -> Duration + Copy {
-    let since = Instant::now();
-    move || timeout.saturating_sub(since.elapsed())
-}
-
-/// The result of a query. An error that does not prove the end of the operation counts as
-/// unknown, and the query is repeated.
-fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
-    match answer {
-        Err(error) if !is_over(&error) => Ok(false),
-        answer => answer,
-    }
-}
-
-impl Stream {
     /// Waits until all operations are done, and closes the stream.
     ///
     /// ```
@@ -571,6 +551,24 @@ impl Stream {
             self.mark(driver, &mut in_flight)?
         };
         waiting::wait_until(operation, timeout, || retry_unless_over(driver.is_event_done(&*last)))
+    }
+}
+
+/// The bounce buffer, once it is allocated.
+type BounceGuard<'a> = MutexGuard<'a, Option<Arc<dyn PinnedBuffer>>>;
+
+/// The rest of a timeout.
+fn remaining(timeout: Duration) -> impl Fn() -> Duration + Copy {
+    let since = Instant::now();
+    move || timeout.saturating_sub(since.elapsed())
+}
+
+/// The result of a query. An error that does not prove the end of the operation counts as
+/// unknown, and the query is repeated.
+fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
+    match answer {
+        Err(error) if !is_over(&error) => Ok(false),
+        answer => answer,
     }
 }
 
