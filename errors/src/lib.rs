@@ -115,7 +115,7 @@ macro_rules! define {
 /// The text for a kind of error that has only a detail and a cause.
 const UNSPECIFIED_KIND: &str = "failed";
 
-/// Writes `operation (subject) failed: kind: detail: cause`, without the parts that are empty.
+/// Writes `operation subject failed: kind: detail: cause`, without the parts that are empty.
 ///
 /// # Errors
 /// Errors of the formatter.
@@ -129,7 +129,7 @@ pub fn write(
 ) -> fmt::Result {
     f.write_str(operation)?;
     if let Some(subject) = subject {
-        write!(f, " ({subject})")?;
+        write!(f, " {subject}")?;
     }
     f.write_str(" failed")?;
     if kind != UNSPECIFIED_KIND {

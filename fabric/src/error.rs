@@ -255,7 +255,10 @@ impl fmt::Display for Error {
         if let Some(peer) = &inner.peer {
             write!(f, " to {peer}")?;
         }
-        write!(f, ": {}", inner.kind.label())?;
+        f.write_str(" failed")?;
+        if inner.kind != ErrorKind::Other {
+            write!(f, ": {}", inner.kind.label())?;
+        }
         if let Some(code) = inner.code {
             write!(f, " ({}, {code})", code_text(code))?;
         }

@@ -79,7 +79,7 @@ impl AddressRange {
 
     /// Allocates memory and maps it behind the last piece.
     pub(crate) fn create(&self, length: u64) -> Result<()> {
-        let operation = "allocate";
+        let operation = "allocate memory";
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, length)?;
         let mut pieces = locked(&self.pieces);
@@ -92,7 +92,7 @@ impl AddressRange {
 
     /// Maps another process's memory behind the last piece. Returns the end of the new piece.
     pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, claimed: u64) -> Result<u64> {
-        let operation = "import";
+        let operation = "import memory";
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, claimed)?;
         let mut pieces = locked(&self.pieces);
@@ -160,7 +160,7 @@ impl AddressRange {
         let pieces = locked(&self.pieces);
         let Some(piece) = pieces.list.get(number) else {
             let detail = format!("piece {number} of {}", pieces.list.len());
-            return Err(Error::new("export", ErrorKind::OutOfBounds, detail));
+            return Err(Error::new("export memory", ErrorKind::OutOfBounds, detail));
         };
         Ok((piece.physical.export()?, piece.length))
     }

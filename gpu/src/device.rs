@@ -284,7 +284,7 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn free_memory(&self) -> Result<u64> {
-        self.call("free memory", |driver| driver.free_memory())
+        self.call("query free memory", |driver| driver.free_memory())
     }
 
     /// Sets the limit of all allocations of this process together, in bytes.
@@ -312,7 +312,7 @@ impl Device {
     /// # Errors
     /// If the other device has another implementation.
     pub fn peer_access_to(&self, peer: DeviceName) -> Result<PeerAccess> {
-        let operation = "peer access";
+        let operation = "query peer access";
         self.call(operation, |driver| match peer {
             _ if peer == self.0.name => Ok(PeerAccess::Same),
             _ if peer.implementation != self.0.name.implementation => {

@@ -45,10 +45,11 @@ errors::define! {
     /// use gpu::{Device, ErrorKind};
     /// let error = Device::open("emulated:99".parse().unwrap()).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
-    /// assert!(error.to_string().starts_with("emulated:99: open failed: no such device"), "{error}");
+    /// assert!(error.to_string().starts_with("open emulated:99 failed: no such device"), "{error}");
     /// ```
     pub struct Error {
         device: Option<DeviceName>,
+        is_object: bool,
         code: Option<i64>,
         detail: String,
     }
@@ -90,6 +91,12 @@ impl Error {
         self
     }
 
+    /// The device is the object of the operation.
+    pub(crate) fn of(mut self, device: DeviceName) -> Self {
+        self.0.is_object |= self.0.device.is_none();
+        self.on(device)
+    }
+
     /// The device, if the error concerns one.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
@@ -120,10 +127,10 @@ pub fn is_over(error: &Error) -> bool {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        if let Some(device) = inner.device {
-            write!(f, "{device}: ")?;
-        }
-        errors::write(f, inner.operation, None, inner.kind.label(), &inner.detail, None)
+        let preposition = if inner.is_object { "" } else { "on " };
+        let object = inner.device.map(|device| format!("{preposition}{device}"));
+        let (kind, object) = (inner.kind.label(), object.as_deref());
+        errors::write(f, inner.operation, object, kind, &inner.detail, None)
     }
 }
 

@@ -64,7 +64,7 @@ impl Point {
     /// [`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded): the operations continue. Or
     /// the error of a failed operation.
     pub fn wait(&self, timeout: Duration) -> Result<()> {
-        waiting::wait_until("wait for a point", timeout, || self.is_done())
+        waiting::wait_until("wait for point", timeout, || self.is_done())
             .map_err(|error| error.on(self.device.name()))
     }
 }

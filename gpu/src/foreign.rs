@@ -147,7 +147,7 @@ impl RetainedPieces {
     pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
         let Some((physical, length)) = self.pieces.get(number) else {
             let detail = format!("piece {number} of {}", self.pieces.len());
-            return Err(Error::new("export", ErrorKind::OutOfBounds, detail));
+            return Err(Error::new("export memory", ErrorKind::OutOfBounds, detail));
         };
         Ok((physical.export()?, *length))
     }

@@ -68,7 +68,7 @@ impl Importer {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the memory is already in use.
     pub fn finish(self, offset: u64, length: u64) -> Result<Memory> {
         let (mapped, device) = (self.memory.length(), self.memory.mapped_for().name());
-        let refuse = |kind, detail| Err(Error::new("import", kind, detail).on(device));
+        let refuse = |kind, detail| Err(Error::new("import memory", kind, detail).on(device));
         if offset.checked_add(length).is_none_or(|end| end > mapped) {
             let detail =
                 format!("{length} bytes at offset {offset}, in pieces of {mapped} bytes together");

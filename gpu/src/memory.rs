@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::{Foreign, RetainedPieces};
 use crate::legacy_handle::{LegacyHandle, remember_own_handle};
 
-const EXPORT: &str = "export";
+const EXPORT: &str = "export memory";
 const NOT_SHAREABLE: &str = "it was not allocated as shareable (Device::allocate_shared)";
 
 /// Host memory that devices can be given access to.
@@ -465,7 +465,7 @@ impl Device {
     /// # Errors
     /// [`OverBudget`](ErrorKind::OverBudget), [`OutOfMemory`](ErrorKind::OutOfMemory).
     pub fn allocate(&self, length: u64) -> Result<Memory> {
-        let operation = "allocate";
+        let operation = "allocate memory";
         let driver = self.driver(operation)?;
         let on = |error: Error| error.on(self.name());
         if length == 0 {
@@ -540,7 +540,7 @@ impl Device {
     /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the handle is unknown to the driver, was
     /// made by this process, or claims more than the allocation has.
     pub fn open_legacy_handle(&self, handle: &LegacyHandle) -> Result<Memory> {
-        let operation = "open a legacy handle";
+        let operation = "open legacy handle";
         let driver = self.driver(operation)?;
         let on = |error: Error| error.on(self.name());
         let LegacyHandle { bytes, offset, length } = *handle;

@@ -130,7 +130,7 @@ impl Stream {
     /// device has no access to; [`NotAllowed`](ErrorKind::NotAllowed) if `to` is read-only;
     /// different lengths.
     pub fn copy(&self, to: &Slice, from: &Slice) -> Result<()> {
-        let operation = "copy";
+        let operation = "copy memory";
         if to.length() != from.length() {
             let detail = format!("{} bytes to {} bytes", from.length(), to.length());
             return Err(self.refuse(operation, ErrorKind::InvalidArgument, detail));
@@ -148,7 +148,7 @@ impl Stream {
     /// # Errors
     /// As for [copying](Self::copy).
     pub fn fill(&self, to: &Slice, byte: u8) -> Result<()> {
-        let operation = "fill";
+        let operation = "fill memory";
         self.check_writable(operation, to)?;
         self.begin(operation, &[to], None, |raw| {
             // SAFETY: kept alive until an event behind it is done.
@@ -226,7 +226,7 @@ impl Stream {
     /// # Errors
     /// If the event belongs to another implementation.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.begin("record an event", &[], None, |raw| raw.record(event.raw()))
+        self.begin("record event", &[], None, |raw| raw.record(event.raw()))
     }
 
     /// Later operations on this stream wait for the event, or for a point of another stream.
@@ -236,7 +236,7 @@ impl Stream {
     /// If the event belongs to another implementation.
     pub fn wait_for(&self, event: &Point) -> Result<()> {
         let wait = |raw: &dyn StreamDriver| self.waits.begin(|| raw.wait(event.raw()));
-        self.begin("wait for an event", &[], None, wait)
+        self.begin("wait for event", &[], None, wait)
     }
 
     /// Writes a word after all earlier operations are done: a reader that finds `value` also
@@ -259,7 +259,7 @@ impl Stream {
     /// As for [copying](Self::copy); [`InvalidArgument`](ErrorKind::InvalidArgument) unless `to`
     /// is four aligned bytes.
     pub fn write_word(&self, to: &Slice, value: u32) -> Result<()> {
-        let operation = "write a word";
+        let operation = "write word";
         self.check_writable(operation, to)?;
         self.check_word(operation, to)?;
         self.begin(operation, &[to], None, |raw| {
@@ -276,7 +276,7 @@ impl Stream {
     /// # Errors
     /// As for [writing one](Self::write_word).
     pub fn wait_for_word(&self, at: &Slice, min_value: u32) -> Result<()> {
-        let operation = "wait for a word";
+        let operation = "wait for word";
         self.check_word(operation, at)?;
         self.begin(operation, &[at], None, |raw| {
             // SAFETY: four aligned bytes, kept alive until an event behind it is done.
@@ -307,7 +307,7 @@ impl Stream {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): the operations continue. Or the error
     /// of a failed operation.
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
-        let operation = "synchronize";
+        let operation = "synchronize stream";
         let driver = self.device.driver(operation)?;
         let last = self.mark(driver, &mut locked(&self.in_flight))?;
         waiting::wait_until(operation, timeout, || driver.is_event_done(&*last))
@@ -523,7 +523,7 @@ impl Stream {
     /// [`DeviceFailed`](ErrorKind::DeviceFailed): no operation is in flight any more, and
     /// unfinished ones are never done.
     pub fn close(mut self, timeout: Duration) -> Result<()> {
-        let outcome = self.wait_for_all("close a stream", timeout);
+        let outcome = self.wait_for_all("close stream", timeout);
         self.closed = Some(self.is_idle(&outcome));
         outcome.map_err(|error| error.on(self.device.name()))
     }
@@ -577,7 +577,7 @@ impl Drop for Stream {
         let is_done = match self.closed {
             Some(is_done) => is_done,
             None if !self.device.is_current() => false,
-            None => self.is_idle(&self.wait_for_all("drop a stream", DROP_TIMEOUT)),
+            None => self.is_idle(&self.wait_for_all("drop stream", DROP_TIMEOUT)),
         };
         if is_done {
             return;
@@ -639,7 +639,7 @@ impl Device {
     /// dropped, and no thread captures it during that time.
     pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
         // SAFETY: the caller's promise.
-        let raw = self.call("adopt a stream", |driver| unsafe { driver.adopt_stream(handle) })?;
+        let raw = self.call("adopt stream", |driver| unsafe { driver.adopt_stream(handle) })?;
         Ok(Stream::new(self, raw, true))
     }
 }

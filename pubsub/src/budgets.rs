@@ -63,7 +63,7 @@ impl Budgets {
     }
 
     pub(crate) fn of(&self, place: SharedLocation) -> Result<u64> {
-        let operation = "compute the memory of a topic";
+        let operation = "compute memory of topic";
         match place {
             SharedLocation::Host => self.of_host(),
             SharedLocation::Device(bytes) => match self.device {
@@ -79,7 +79,7 @@ impl Budgets {
 }
 
 fn host_memory() -> Result<u64> {
-    let operation = "read the size of host memory";
+    let operation = "read size of host memory";
     let text =
         std::fs::read_to_string("/proc/meminfo").map_err(|error| Error::of(operation, error))?;
     let total = text.lines().find_map(|line| {

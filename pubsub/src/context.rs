@@ -133,10 +133,7 @@ impl TopicContext {
 
     #[inline]
     pub(crate) fn pool(&self, direction: Direction) -> &Pool {
-        match direction {
-            Direction::Local => &self.local,
-            Direction::Inbound => &self.inbound,
-        }
+        direction.of(&self.local, &self.inbound)
     }
 
     pub(crate) fn participants_changed(&self) {

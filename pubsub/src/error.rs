@@ -71,6 +71,7 @@ errors::define! {
     /// An error: the operation, its object, and why it failed.
     pub struct Error {
         subject: Option<String>,
+        is_name: bool,
         detail: String,
         cause: Option<Arc<dyn StdError + Send + Sync>>,
     }
@@ -129,8 +130,14 @@ impl Error {
         None
     }
 
-    /// Names the topic, node or path of the error, if none is named yet.
-    pub(crate) fn on(mut self, subject: impl fmt::Display) -> Self {
+    /// Names the topic or pool of the error, if no object is named yet.
+    pub(crate) fn on(mut self, name: impl fmt::Display) -> Self {
+        self.0.is_name |= self.0.subject.is_none();
+        self.at(name)
+    }
+
+    /// Names the node, path, address or variable of the error, if no object is named yet.
+    pub(crate) fn at(mut self, subject: impl fmt::Display) -> Self {
         self.0.subject.get_or_insert_with(|| subject.to_string());
         self
     }
@@ -158,7 +165,9 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        let subject = inner.subject.as_deref();
+        let quote = |name: &String| if inner.is_name { format!("{name:?}") } else { name.clone() };
+        let subject = inner.subject.as_ref().map(quote);
+        let subject = subject.as_deref();
         errors::write(f, inner.operation, subject, inner.kind.label(), &inner.detail, self.source())
     }
 }

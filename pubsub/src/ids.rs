@@ -23,7 +23,7 @@ impl NodeId {
     /// If the system gives no random bytes.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|cause| Error::of("create a node id", cause))?;
+        getrandom::fill(&mut bytes).map_err(|cause| Error::of("create node id", cause))?;
         // Version and variant bits of a random UUID.
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -65,6 +65,15 @@ impl fmt::Display for PublisherId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.0 >> 8, self.0 & 0xff)
     }
+}
+
+/// Bytes as words; zeros fill the last one.
+pub(crate) fn bytes_to_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks(size_of::<u64>()).map(|some| {
+        let mut word = [0; size_of::<u64>()];
+        word[..some.len()].copy_from_slice(some);
+        u64::from_le_bytes(word)
+    })
 }
 
 /// An identity as words.

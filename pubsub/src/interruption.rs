@@ -12,14 +12,10 @@ impl Interruption {
         Self(ends.then(ipc::Interruption::watch))
     }
 
-    pub(crate) fn occurred(&self) -> bool {
-        self.0.is_some_and(|interruption| interruption.occurred())
-    }
-
     /// Fails if the wait is to end. Call it after an attempt that found nothing: a result takes
     /// precedence.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        if !self.occurred() {
+        if !self.0.is_some_and(|interruption| interruption.occurred()) {
             return Ok(());
         }
         let detail = "a signal handler ran in the waiting thread. Call again to continue";

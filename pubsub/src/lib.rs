@@ -4,7 +4,7 @@
 //!
 //! Modules, each importing only those before it: `error`, `text`, `clock`, `lock`, `log_limit`,
 //! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
-//! `network_options`, `report`, `event`, `loan_limit`, `pool`, `topic`, `node_segment`, `context`,
+//! `network_options`, `node_options`, `report`, `event`, `loan_limit`, `pool`, `topic`, `node_segment`, `context`,
 //! `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`, `typed`, `waits`.
 
 mod budgets;
@@ -30,6 +30,7 @@ mod lock;
 mod log_limit;
 mod network_options;
 mod node;
+mod node_options;
 mod node_segment;
 mod peers;
 mod plain;
@@ -55,7 +56,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use ids::{NodeId, PublisherId};
 pub use network_options::NetworkOptions;
-pub use node::{KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report};
+pub use node::{KNOWN_VARIABLES, Node, Topic, nearest_variable, report};
+pub use node_options::{NodeOptions, ServiceMode};
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
 pub use publisher::{Attempt, Loan, Publisher, PublisherCounters, Sent};

@@ -72,7 +72,7 @@ impl NetworkOptions {
             policy.require.append(&mut policy.prefer);
             policy.check().map(|()| policy)
         };
-        let refused = |error| Error::because("read a provider", ErrorKind::InvalidArgument, error);
+        let refused = |error| Error::because("read provider", ErrorKind::InvalidArgument, error);
         read().map_err(refused)
     }
 

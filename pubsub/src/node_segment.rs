@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ipc::{Layout, MappedWords, MarkedDoorbell, Participant, ParticipantTable, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{NodeId, id_from_words, id_to_words};
+use crate::ids::{NodeId, bytes_to_words, id_from_words, id_to_words};
 
 pub(crate) const LAYOUT: Layout = Layout::new("node segment", 4);
 
@@ -46,7 +46,7 @@ impl NodeSegment {
     /// The segment of a new node.
     pub(crate) fn create(identity: NodeId) -> Result<Self> {
         let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>())
-            .map_err(|error| Error::of("create the node segment", error))?;
+            .map_err(|error| Error::of("create segment of node", error))?;
         let words = segment.words();
         for (at, half) in id_to_words(&identity.0).into_iter().enumerate() {
             words.store(IDENTITY + at, half, Relaxed);
@@ -57,9 +57,8 @@ impl NodeSegment {
 
     /// Maps a segment received from another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
-        let operation = "open the node segment";
         let segment = Segment::open(file, LAYOUT)
-            .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
+            .map_err(|error| Error::because("open segment of node", ErrorKind::Malformed, error))?;
         Self::from_segment(segment)
     }
 
@@ -70,14 +69,10 @@ impl NodeSegment {
             (roster, PublishDoorbell::new(&words, PUBLISH_DOORBELL))
         else {
             let detail = "it is too small";
-            return Err(Error::new("open the node segment", ErrorKind::Malformed, detail));
+            return Err(Error::new("open segment of node", ErrorKind::Malformed, detail));
         };
-        Ok(Self {
-            segment,
-            words,
-            roster: Arc::new(roster),
-            publish_doorbell: Arc::new(publish_doorbell),
-        })
+        let (roster, publish_doorbell) = (Arc::new(roster), Arc::new(publish_doorbell));
+        Ok(Self { segment, words, roster, publish_doorbell })
     }
 
     /// The participant table.
@@ -119,10 +114,8 @@ impl NodeSegment {
         let next = self.words.load(NETWORK, Acquire).wrapping_add(1).max(1);
         let place = Self::network_slot(next);
         self.words.store(place, bytes.len() as u64, Relaxed);
-        for (at, word) in bytes.chunks(size_of::<u64>()).enumerate() {
-            let mut whole = [0; size_of::<u64>()];
-            whole[..word.len()].copy_from_slice(word);
-            self.words.store(place + 1 + at, u64::from_le_bytes(whole), Relaxed);
+        for (at, word) in (place + 1..).zip(bytes_to_words(bytes)) {
+            self.words.store(at, word, Relaxed);
         }
         self.words.store(NETWORK, next, Release);
         true

@@ -95,7 +95,7 @@ impl fmt::Display for SharedLocation {
 
 impl SharedLocation {
     pub(crate) fn of(place: MemoryLocation) -> Result<Self> {
-        let operation = "open the device of a topic";
+        let operation = "open device of topic";
         match place {
             MemoryLocation::Host => Ok(Self::Host),
             MemoryLocation::Device(name) => {
@@ -394,7 +394,7 @@ impl SharedSettings {
         let memory = match self.place {
             SharedLocation::Host => MemoryLocation::Host,
             SharedLocation::Device(bytes) => {
-                let operation = "find the device of a topic";
+                let operation = "find device of topic";
                 let device = gpu::Device::find(Uuid(bytes))
                     .map_err(|cause| device_error(operation, cause))?;
                 MemoryLocation::Device(device.name())

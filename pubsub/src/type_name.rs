@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
+use crate::ids::bytes_to_words;
 
 /// Name of the type of a topic's values: the same in all programs that use the topic, in any
 /// language and module.
@@ -41,11 +42,8 @@ impl TypeName {
 
     /// As words for shared memory, with the length.
     pub(crate) fn words(&self) -> (u64, [u64; Self::WORDS]) {
-        let mut words = [0; Self::WORDS];
-        for (word, bytes) in words.iter_mut().zip(self.bytes.chunks_exact(8)) {
-            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        }
-        (self.length.into(), words)
+        let mut words = bytes_to_words(&self.bytes);
+        (self.length.into(), std::array::from_fn(|_| words.next().unwrap_or_default()))
     }
 
     /// From words that any process may have written; None if they are no valid name.
@@ -73,7 +71,7 @@ impl FromStr for TypeName {
                  are possible",
                 text.escape_debug()
             );
-            return Err(Error::new("parse a type name", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new("parse type name", ErrorKind::InvalidArgument, detail));
         }
         let mut bytes = [0; Self::MAX_LEN];
         bytes[..length].copy_from_slice(text.as_bytes());

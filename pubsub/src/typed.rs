@@ -10,8 +10,8 @@ use crate::plain::Plain;
 use crate::text::counted;
 use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings, TypeName};
 
-const OPEN: &str = "open a typed topic";
-const PULL: &str = "pull a value";
+const OPEN: &str = "open typed topic";
+const PULL: &str = "pull value from topic";
 /// Alignment of a message in bytes.
 const MAX_ALIGNMENT: usize = 256;
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::On;
 use crate::text::counted;
 use crate::{Node, Publisher, Sample, Subscriber, Topic};
 
@@ -55,7 +56,7 @@ impl Publisher {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with their number;
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
-        let operation = "wait for subscribers";
+        let operation = "wait for subscribers of topic";
         let interruption = self.interruption();
         let found = poll_until(ipc::deadline(timeout), || {
             self.check(operation)?;
@@ -63,7 +64,7 @@ impl Publisher {
             if subscribers >= count {
                 return Ok(Some(subscribers));
             }
-            interruption.check(operation).map_err(|error| error.on(self.topic()))?;
+            interruption.check(operation).on(self.topic())?;
             Ok(None)
         })?;
         found.ok_or_else(|| {
@@ -114,21 +115,17 @@ impl Node {
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
         let (mut unknown, interruption) = (None::<Error>, self.interruption());
         let (deadline, answer_timeout_limit) = (ipc::deadline(timeout), self.answer_timeout());
+        use ErrorKind as Kind;
         let topic = poll_until(deadline, || {
             let left = deadline.saturating_duration_since(Instant::now()).max(MIN_ANSWER_TIME);
             match self.open_within(name, answer_timeout_limit.min(left)) {
                 Ok(topic) => Ok(Some(topic)),
                 // Another service may be about to take over.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::NotFound | ErrorKind::DeadlineExceeded
-                    ) =>
-                {
-                    interruption.check(error.operation()).map_err(|it| it.on(name))?;
+                Err(error) if matches!(error.kind(), Kind::NotFound | Kind::DeadlineExceeded) => {
+                    interruption.check(error.operation()).on(name)?;
                     // An attempt that was interrupted has a less useful error than the one before.
                     let was_interrupted =
-                        error.kind() != ErrorKind::NotFound && left < answer_timeout_limit;
+                        error.kind() != Kind::NotFound && left < answer_timeout_limit;
                     if unknown.is_none() || !was_interrupted {
                         unknown = Some(error);
                     }
@@ -137,11 +134,8 @@ impl Node {
                 Err(error) => Err(error),
             }
         })?;
-        match (topic, unknown) {
-            (Some(topic), _) => Ok(topic),
-            (None, Some(error)) => Err(error),
-            (None, None) => Err(Error::new("open a topic", ErrorKind::NotFound, "").on(name)),
-        }
+        let not_found = || Error::new("open topic", ErrorKind::NotFound, "").on(name);
+        topic.ok_or_else(|| unknown.unwrap_or_else(not_found))
     }
 }
 

@@ -28,7 +28,8 @@ impl ServiceWait {
         Self { directory: directory.to_owned(), is_reported: Cell::new(false) }
     }
 
-    /// Runs a task that needs the service. Fails if a signal ends the process meanwhile.
+    /// Runs a task that needs the service. Fails if a signal ends the process meanwhile; without
+    /// `signals` for a process that does not catch them.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         signals: Option<&Signals>,
@@ -36,8 +37,6 @@ impl ServiceWait {
     ) -> Result<pubsub::Result<T>> {
         Signals::run_interruptible(signals, task, NOTICE_DELAY, || self.report_waiting())
     }
-
-    /// As [`Self::ask`], for a process that does not catch signals.
 
     fn process(&self) -> Option<ServiceProcess> {
         let found = ServiceProcess::of(&self.directory).ok().flatten();

@@ -133,9 +133,7 @@ impl Signals {
     }
 
     /// Runs a blocking task in a thread, which is abandoned if a signal ends the process meanwhile.
-
-    /// As [`Self::run_interruptible`]; calls `notice` once if the task takes longer than
-    /// `notice_delay`.
+    /// Calls `notice` once if the task takes longer than `notice_delay`.
     pub(crate) fn run_interruptible<T: Send + 'static>(
         signals: Option<&Self>,
         task: impl FnOnce() -> T + Send + 'static,
@@ -148,7 +146,12 @@ impl Signals {
             .spawn(move || sender.send(task()))
             .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
         loop {
-            match receiver.recv_timeout(SLICE / 10) {
+            let longest = match (signals, &notice) {
+                (Some(_), _) => SLICE / 10,
+                (None, Some(_)) => notice_delay,
+                (None, None) => Duration::MAX,
+            };
+            match receiver.recv_timeout(longest) {
                 Ok(done) => return Ok(done),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     if signals.is_some_and(Self::termination_requested) {

@@ -6,7 +6,7 @@ use crate::run::TestNode;
 
 #[test]
 fn report_on_a_node_that_does_not_run() {
-    let why = "fabricast: report on a node ({directory}/node) failed: not found: no process serves the node. Start \
+    let why = "fabricast: report on node {directory}/node failed: not found: no process serves the node. Start \
                \"fabricast node\", or a publisher or subscriber, or name the directory of a node that runs: --directory \
                (by default it depends on XDG_RUNTIME_DIR)\n";
     let test_node = TestNode::new();
@@ -22,12 +22,12 @@ fn directory_of_another_user() {
     std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
     let open = open.to_str().unwrap();
     for (command, operation) in [
-        (&["pub", "t"][..], "join a node"),
-        (&["sub", "t"], "join a node"),
-        (&["topics"], "report on a node"),
+        (&["pub", "t"][..], "join node"),
+        (&["sub", "t"], "join node"),
+        (&["topics"], "report on node"),
     ] {
         let why = format!(
-            "fabricast: {operation} ({{directory}}/open) failed: denied: it is writable for other users (mode 777). chmod go-w \
+            "fabricast: {operation} {{directory}}/open failed: denied: it is writable for other users (mode 777). chmod go-w \
              it. Choose a directory of this user: --directory\n"
         );
         test_node.fails(&[command, &["--directory", open]].concat(), 9, &why);
@@ -38,7 +38,7 @@ fn directory_of_another_user() {
 fn second_service_of_a_node() {
     let test_node = TestNode::new();
     let node = test_node.start(&["node"], None);
-    let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} already serves the node. \
+    let why = "fabricast: serve node {directory}/node failed: already served: process {process} already serves the node. \
                Stop that process first, or give this node its own directory: --directory\n";
     let words = [("process", &*node.id())];
     test_node.fails_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
@@ -55,12 +55,12 @@ fn stopped_service_is_named_with_the_remedy() {
     let id = node.id();
     let process = [("process", &*id)];
     let words = ("", &[][..], &process[..]);
-    let late = "fabricast: report on a node ({directory}/node) failed: deadline exceeded: process {process} serves the \
+    let late = "fabricast: report on node {directory}/node failed: deadline exceeded: process {process} serves the \
                 node, and did not answer within 5s: ";
     let all = [waiting, late, remedy].concat();
     test_node.fails_with(&["topics"], words, 4, &all);
     test_node.fails_with(&["paths", "--topics"], words, 4, &all);
-    let late = "fabricast: join a node ({directory}/node) failed: deadline exceeded: process {process} serves the node, \
+    let late = "fabricast: join node {directory}/node failed: deadline exceeded: process {process} serves the node, \
                 and does not answer: ";
     for timeout in ["0.5", "1.5"] {
         let notice = if timeout == "0.5" { "" } else { waiting };
@@ -149,7 +149,7 @@ fn absent_peers_are_the_cause_of_a_timeout() {
 #[test]
 fn more_than_the_budget() {
     let test_node = TestNode::new();
-    let why = "fabricast: open a topic (t) failed: over budget: 20 messages for queue and loans × 1073741824 bytes = \
+    let why = "fabricast: open topic \"t\" failed: over budget: 20 messages for queue and loans × 1073741824 bytes = \
                21474836480 bytes; topics already reserve 0 of a budget of 67108864 bytes. Reserve less (--largest, \
                --depth, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
     test_node.fails(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
@@ -197,7 +197,7 @@ fn missing_file_to_publish() {
 
 #[test]
 fn memory_of_a_missing_device() {
-    let why = "fabricast: emulated:99: open failed: no such device: there are 2\n";
+    let why = "fabricast: open emulated:99 failed: no such device: there are 2\n";
     TestNode::new().fails(&["pub", "t", "--memory", "emulated:99"], 3, why);
 }
 
@@ -211,8 +211,8 @@ fn port_in_use() {
     let ended = test_node.run(&["paths", "--topics"]);
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
     let expected = format!(
-        "no topics no topics are replicated with other nodes: listen for other nodes ({address}) failed: cannot listen \
-         there: Address already in use (os error 98). Choose another port, or end the process that listens there; retrying. Choose another address: --listen"
+        "no topics no topics are replicated with other nodes: listen for other nodes at address {address} failed: \
+         cannot listen there: Address already in use (os error 98). Choose another port, or end the process that listens there; retrying. Choose another address: --listen"
     );
     assert_eq!(flat, expected);
 }
@@ -225,8 +225,9 @@ fn listen_address_of_another_machine() {
     let _node = test_node.start(&["node", "--insecure", "--listen", address], None);
     let ended = test_node.run(&["paths", "--topics"]);
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
-    let expected = "no topics no topics are replicated with other nodes: listen for other nodes (192.0.2.9:7700) failed: \
-                    cannot listen there: 192.0.2.9 is not an address of this machine. Choose one of: 127.0.0.1";
+    let expected = "no topics no topics are replicated with other nodes: listen for other nodes at address \
+                    192.0.2.9:7700 failed: cannot listen there: 192.0.2.9 is not an address of this \
+                    machine. Choose one of: 127.0.0.1";
     assert!(flat.starts_with(expected), "{flat}");
 }
 
@@ -250,7 +251,7 @@ fn directory_on_a_read_only_file_system() {
         return;
     }
     let why = format!(
-        "fabricast: join a node ({0}/node) failed: Read-only file system (os error 30). Choose a directory that this user \
+        "fabricast: join node {0}/node failed: Read-only file system (os error 30). Choose a directory that this user \
          can write in: --directory\n",
         mount_point.display()
     );

@@ -77,13 +77,13 @@ fn demonstration_with_too_short_time() {
 
 #[test]
 fn demonstration_on_a_missing_device() {
-    let why = "fabricast: emulated:99: open failed: no such device: there are 2\n";
+    let why = "fabricast: open emulated:99 failed: no such device: there are 2\n";
     TestNode::new().fails(&["demo", "--memory", "emulated:99"], 3, why);
 }
 
 #[test]
 fn policy_that_contradicts_itself() {
-    let why = "error: invalid value '=shm,^shm' for '--policy <POLICY>': parse provider policy: invalid argument: \"shm\" is \
+    let why = "error: invalid value '=shm,^shm' for '--policy <POLICY>': parse provider policy failed: invalid argument: \"shm\" is \
                both required and denied";
     TestNode::new().fails(&["info", "--policy", "=shm,^shm"], 2, &(why.to_owned() + MORE));
 }

@@ -270,7 +270,9 @@ fn address_in_use_is_reported_until_it_is_free() {
     let text = test_node.succeed(&["paths", "--topics"]);
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        flat.contains(&format!("listen for other nodes ({address}) failed: cannot listen there: ")),
+        flat.contains(&format!(
+            "listen for other nodes at address {address} failed: cannot listen there: "
+        )),
         "{text}"
     );
     assert!(flat.contains("Choose another address: --listen"), "{text}");

@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use ipc::ChannelError;
+
 errors::define! {
     /// The kinds of failure that a program can act on.
     pub enum ErrorKind {
@@ -47,6 +49,7 @@ errors::define! {
     /// An error: the operation, the peer, and the cause.
     pub struct Error {
         peer: Option<String>,
+        is_path: bool,
         detail: String,
         cause: Option<Arc<dyn StdError + Send + Sync>>,
     }
@@ -59,77 +62,28 @@ impl Error {
         error
     }
 
-    fn caused_by(
-        operation: &'static str,
-        kind: ErrorKind,
-        cause: impl StdError + Send + Sync + 'static,
-    ) -> Self {
-        let mut error = Self::bare(operation, kind);
+    /// An error of a lower layer.
+    pub(crate) fn caused_by(operation: &'static str, cause: impl Cause) -> Self {
+        let mut error = Self::bare(operation, cause.kind_here());
         error.0.cause = Some(Arc::new(cause));
         error
     }
 
-    /// An error of a device.
-    pub(crate) fn of_device(operation: &'static str, cause: gpu::Error) -> Self {
-        let kind = match cause.kind() {
-            gpu::ErrorKind::NoSuchDevice | gpu::ErrorKind::Unavailable => ErrorKind::NoSuchDevice,
-            gpu::ErrorKind::NoPeerAccess => ErrorKind::NoPeerAccess,
-            gpu::ErrorKind::InvalidHandle => ErrorKind::WrongMemory,
-            gpu::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
-            gpu::ErrorKind::NotAllowed => ErrorKind::NotAllowed,
-            gpu::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
-            gpu::ErrorKind::Forked => ErrorKind::Forked,
-            _ => ErrorKind::Failed,
-        };
-        Self::caused_by(operation, kind, cause)
-    }
-
-    /// An error of a fabric.
-    pub(crate) fn of_fabric(operation: &'static str, cause: fabric::Error) -> Self {
-        let kind = match cause.kind() {
-            fabric::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
-            // This crate never cancels: the provider does when a connection is lost.
-            fabric::ErrorKind::Closed
-            | fabric::ErrorKind::Cancelled
-            | fabric::ErrorKind::ConnectionLost
-            | fabric::ErrorKind::ConnectionRefused => ErrorKind::Closed,
-            fabric::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
-            fabric::ErrorKind::MalformedDescriptor => ErrorKind::Malformed,
-            fabric::ErrorKind::VersionMismatch => ErrorKind::VersionMismatch,
-            _ => ErrorKind::Failed,
-        };
-        Self::caused_by(operation, kind, cause)
-    }
-
-    /// An error of a channel.
-    pub(crate) fn of_channel(operation: &'static str, cause: ipc::ChannelError) -> Self {
-        let kind = match cause {
-            ipc::ChannelError::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
-            ipc::ChannelError::Closed => ErrorKind::Closed,
-            ipc::ChannelError::TooLong { .. } => ErrorKind::Malformed,
-            _ => ErrorKind::Failed,
-        };
-        Self::caused_by(operation, kind, cause)
-    }
-
     /// An error of a channel whose peer is identified by the path of its socket. The path is named
     /// only once.
-    pub(crate) fn of_channel_at(
-        operation: &'static str,
-        path: &Path,
-        cause: ipc::ChannelError,
-    ) -> Self {
-        use ipc::ChannelError::{InUse, InvalidPath, System};
-        let failed = |detail| Self::new(operation, ErrorKind::Failed, detail);
+    pub(crate) fn of_channel_at(operation: &'static str, path: &Path, cause: ChannelError) -> Self {
+        use ChannelError::{InUse, InvalidPath, System};
         let error = match cause {
             System { call, cause, .. } => {
-                Self::of_channel(operation, System { call, path: None, cause })
+                Self::caused_by(operation, System { call, path: None, cause })
             }
-            InUse(_) => failed("another process listens there. Choose another path"),
-            InvalidPath(_) => failed("the path of a socket has 1 to 107 bytes and no NUL"),
-            other => Self::of_channel(operation, other),
+            InUse(_) => failed(operation)("another process listens there. Choose another path"),
+            InvalidPath(_) => {
+                failed(operation)("the path of a socket has 1 to 107 bytes and no NUL")
+            }
+            other => Self::caused_by(operation, other),
         };
-        error.with(path.display())
+        error.at(path)
     }
 
     /// The cause, in a few words.
@@ -147,7 +101,13 @@ impl Error {
     }
 
     pub(crate) fn with(mut self, peer: impl fmt::Display) -> Self {
-        self.0.peer = Some(peer.to_string());
+        (self.0.peer, self.0.is_path) = (Some(peer.to_string()), false);
+        self
+    }
+
+    /// Names the path of a socket, card or directory in place of a peer.
+    pub(crate) fn at(mut self, path: &Path) -> Self {
+        (self.0.peer, self.0.is_path) = (Some(path.display().to_string()), true);
         self
     }
 
@@ -158,11 +118,80 @@ impl Error {
     }
 }
 
+/// A failure of the system, described by its text.
+pub(crate) fn failed<E: ToString>(operation: &'static str) -> impl Fn(E) -> Error {
+    move |cause| Error::new(operation, ErrorKind::Failed, cause.to_string())
+}
+
+/// An error of a lower layer.
+pub(crate) trait Cause: StdError + Send + Sync + 'static {
+    /// The kind of this crate's error.
+    fn kind_here(&self) -> ErrorKind;
+}
+
+impl Cause for gpu::Error {
+    fn kind_here(&self) -> ErrorKind {
+        match self.kind() {
+            gpu::ErrorKind::NoSuchDevice | gpu::ErrorKind::Unavailable => ErrorKind::NoSuchDevice,
+            gpu::ErrorKind::NoPeerAccess => ErrorKind::NoPeerAccess,
+            gpu::ErrorKind::InvalidHandle => ErrorKind::WrongMemory,
+            gpu::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
+            gpu::ErrorKind::NotAllowed => ErrorKind::NotAllowed,
+            gpu::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+            gpu::ErrorKind::Forked => ErrorKind::Forked,
+            _ => ErrorKind::Failed,
+        }
+    }
+}
+
+impl Cause for fabric::Error {
+    fn kind_here(&self) -> ErrorKind {
+        match self.kind() {
+            fabric::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+            // This crate never cancels: the provider does when a connection is lost.
+            fabric::ErrorKind::Closed
+            | fabric::ErrorKind::Cancelled
+            | fabric::ErrorKind::ConnectionLost
+            | fabric::ErrorKind::ConnectionRefused => ErrorKind::Closed,
+            fabric::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
+            fabric::ErrorKind::MalformedDescriptor => ErrorKind::Malformed,
+            fabric::ErrorKind::VersionMismatch => ErrorKind::VersionMismatch,
+            _ => ErrorKind::Failed,
+        }
+    }
+}
+
+impl Cause for ChannelError {
+    fn kind_here(&self) -> ErrorKind {
+        match self {
+            Self::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
+            Self::Closed => ErrorKind::Closed,
+            Self::TooLong { .. } => ErrorKind::Malformed,
+            _ => ErrorKind::Failed,
+        }
+    }
+}
+
+/// A result of a lower layer, whose error gets the operation that failed here.
+pub(crate) trait Context<T> {
+    fn during(self, operation: &'static str) -> Result<T>;
+}
+
+impl<T, E: Cause> Context<T> for std::result::Result<T, E> {
+    fn during(self, operation: &'static str) -> Result<T> {
+        self.map_err(|cause| Error::caused_by(operation, cause))
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        let peer = inner.peer.as_deref();
-        errors::write(f, inner.operation, peer, inner.kind.label(), &inner.detail, self.source())
+        let object = inner.peer.as_ref().map(|peer| match inner.is_path {
+            true => format!("at {peer}"),
+            false => format!("(peer {peer})"),
+        });
+        let object = object.as_deref();
+        errors::write(f, inner.operation, object, inner.kind.label(), &inner.detail, self.source())
     }
 }
 

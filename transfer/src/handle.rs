@@ -32,7 +32,7 @@ const FORMAT: DescriptorFormat =
     DescriptorFormat { magic: *b"FcSH", version: 1, operation: OPERATION };
 /// The limit of a message.
 pub(crate) const MAX_PIECES: usize = ipc::channel::MAX_DESCRIPTORS;
-const OPERATION: &str = "decode a handle";
+const OPERATION: &str = "decode handle";
 
 /// How the memory is exported.
 #[derive(Debug, Clone, PartialEq, Eq)]

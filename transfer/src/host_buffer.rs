@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use gpu::{Device, Implementation, Memory};
 use ipc::{Layout, ReadOnlySegment, Segment};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::lock;
-use crate::pinned::{pin, pin_read_only};
-use crate::private_memory::{PinnedPrivateMemory, PrivateMemory};
+use crate::pinned::{Backing, Pinned};
+use crate::private_memory::PrivateMemory;
 
 const LAYOUT: Layout = Layout::new("host buffer", 1);
 
@@ -33,38 +33,10 @@ pub struct HostBuffer(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    body: Backing,
+    body: Arc<Backing>,
     length: u64,
     /// Pinned for all devices of an implementation, at the first use by one of them.
     pinned: Mutex<HashMap<Implementation, Memory>>,
-}
-
-/// Mapped bytes of the buffer.
-#[derive(Debug)]
-enum Backing {
-    Shared(Segment),
-    ReadOnly(ReadOnlySegment),
-    /// Other processes cannot map it.
-    PrivateMemory(Arc<PrivateMemory>),
-}
-
-impl Backing {
-    fn start(&self) -> *const u8 {
-        match self {
-            Self::Shared(segment) => segment.body(),
-            Self::ReadOnly(segment) => segment.body(),
-            Self::PrivateMemory(memory) => memory.start(),
-        }
-    }
-
-    fn length(&self) -> u64 {
-        let length = match self {
-            Self::Shared(segment) => segment.body_length(),
-            Self::ReadOnly(segment) => segment.body_length(),
-            Self::PrivateMemory(memory) => memory.length(),
-        };
-        length as u64
-    }
 }
 
 impl HostBuffer {
@@ -74,16 +46,17 @@ impl HostBuffer {
     /// [`Failed`](ErrorKind::Failed) if there is not enough memory.
     pub fn new(length: u64) -> Result<Self> {
         let operation = "allocate host memory";
-        let failed =
-            |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
-        let bytes = usize::try_from(length).map_err(|error| failed(&error))?;
+        let bytes = usize::try_from(length).map_err(failed(operation))?;
         if bytes == 0 {
-            return Err(failed(&"0 bytes"));
+            return Err(failed(operation)("0 bytes"));
         }
-        let segment = Segment::create(LAYOUT, bytes).map_err(|error| failed(&error))?;
+        let segment = Segment::create(LAYOUT, bytes).map_err(failed(operation))?;
         segment.mark_ready();
-        let body = Backing::Shared(segment);
-        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
+        Ok(Self::of(Backing::Shared(segment), length))
+    }
+
+    fn of(body: impl Into<Arc<Backing>>, length: u64) -> Self {
+        Self(Arc::new(Inner { body: body.into(), length, pinned: Mutex::default() }))
     }
 
     /// Wraps existing memory: the bytes of a vector, which [`into_vec`](Self::into_vec) returns.
@@ -138,10 +111,9 @@ impl HostBuffer {
 
     fn private(length: usize, make: impl FnOnce() -> PrivateMemory) -> Result<Self> {
         if length == 0 {
-            return Err(Error::new("wrap caller memory", ErrorKind::Failed, "0 bytes"));
+            return Err(failed("wrap caller memory")("0 bytes"));
         }
-        let body = Backing::PrivateMemory(Arc::new(make()));
-        Ok(Self(Arc::new(Inner { body, length: length as u64, pinned: Mutex::default() })))
+        Ok(Self::of(Backing::PrivateMemory(make()), length as u64))
     }
 
     /// The vector that the buffer was [made of](Self::from_vec).
@@ -153,16 +125,18 @@ impl HostBuffer {
         let Inner { body, length, pinned } = Arc::try_unwrap(self.0).map_err(Self)?;
         // Devices release it first.
         drop(pinned);
-        let again = |body| Self(Arc::new(Inner { body, length, pinned: Mutex::default() }));
-        let Backing::PrivateMemory(memory) = body else { return Err(again(body)) };
-        let memory =
-            Arc::try_unwrap(memory).map_err(|memory| again(Backing::PrivateMemory(memory)))?;
-        memory.into_vec().map_err(|memory| again(Backing::PrivateMemory(Arc::new(memory))))
+        match Arc::try_unwrap(body) {
+            Ok(Backing::PrivateMemory(memory)) => {
+                memory.into_vec().map_err(|memory| Self::of(Backing::PrivateMemory(memory), length))
+            }
+            Ok(body) => Err(Self::of(body, length)),
+            Err(body) => Err(Self::of(body, length)),
+        }
     }
 
     /// Is the memory private to this process?
     pub(crate) fn is_private(&self) -> bool {
-        matches!(self.0.body, Backing::PrivateMemory(_))
+        matches!(*self.0.body, Backing::PrivateMemory(_))
     }
 
     /// Maps memory of another process, which may have exported it read-only.
@@ -178,21 +152,19 @@ impl HostBuffer {
         if length == 0 || length > available {
             return Err(wrong(format!("{length} bytes described, {available} available")));
         }
-        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
+        Ok(Self::of(body, length))
     }
 
     /// A descriptor for another process, read-only unless `is_writable`.
     pub(crate) fn export(&self, is_writable: bool) -> Result<OwnedFd> {
-        let failed = |cause: &dyn ToString| {
-            Error::new("export host memory", ErrorKind::Failed, cause.to_string())
-        };
-        match &self.0.body {
-            Backing::ReadOnly(_) => Err(failed(&"the memory belongs to another process")),
-            Backing::PrivateMemory(_) => Err(failed(&"other processes cannot map it")),
+        let operation = "export host memory";
+        match &*self.0.body {
+            Backing::ReadOnly(_) => Err(failed(operation)("the memory belongs to another process")),
+            Backing::PrivateMemory(_) => Err(failed(operation)("other processes cannot map it")),
             Backing::Shared(segment) if is_writable => {
-                segment.as_fd().try_clone_to_owned().map_err(|error| failed(&error))
+                segment.as_fd().try_clone_to_owned().map_err(failed(operation))
             }
-            Backing::Shared(segment) => segment.read_only().map_err(|error| failed(&error)),
+            Backing::Shared(segment) => segment.read_only().map_err(failed(operation)),
         }
     }
 
@@ -220,15 +192,13 @@ impl HostBuffer {
 
     /// Did its owner export it read-only?
     pub(crate) fn is_read_only(&self) -> bool {
-        matches!(self.0.body, Backing::ReadOnly(_))
+        matches!(*self.0.body, Backing::ReadOnly(_))
     }
 
     /// Pins the memory for a device.
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
-        self.pinned_if_possible(device)?.ok_or_else(|| {
-            let detail = "the device cannot register memory that can only be read";
-            Error::new("pin a segment", ErrorKind::Failed, detail)
-        })
+        let detail = "the device cannot register memory that can only be read";
+        self.pinned_if_possible(device)?.ok_or(detail).map_err(failed("pin segment"))
     }
 
     /// As [`pinned_for`](Self::pinned_for), or None if the memory is read-only and the device
@@ -239,16 +209,15 @@ impl HostBuffer {
         if let Some(memory) = pinned.get(&implementation) {
             return Ok(Some(memory.clone()));
         }
-        let memory = match &self.0.body {
-            Backing::Shared(segment) => Some(pin(segment, device)?),
-            Backing::ReadOnly(segment) => pin_read_only(segment, device)?,
-            Backing::PrivateMemory(memory) => {
-                let pinned = device.register(PinnedPrivateMemory(Arc::clone(memory)));
-                Some(pinned.map_err(|error| Error::of_device("pin caller memory", error))?)
+        let operation = if self.is_private() { "pin caller memory" } else { "pin segment" };
+        let memory = match device.register(Pinned(Arc::clone(&self.0.body))) {
+            Err(error) if self.is_read_only() && error.kind() == gpu::ErrorKind::NotSupported => {
+                return Ok(None);
             }
+            registered => registered.during(operation)?,
         };
-        pinned.extend(memory.clone().map(|memory| (implementation, memory)));
-        Ok(memory)
+        pinned.insert(implementation, memory.clone());
+        Ok(Some(memory))
     }
 
     /// Copies the caller's bytes in.

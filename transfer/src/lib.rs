@@ -10,7 +10,7 @@
 //!   when the data has arrived.
 //!
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
-//! `refusal`, `path`, `operations`, `pinned`, `private_memory`, `host_buffer`, `stream_copies`,
+//! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_buffer`, `stream_copies`,
 //! `tensor`, `wire`, `handle`, `share`, `socket_server`, `share_service`, `region`, `rail`,
 //! `agent`.
 
@@ -52,6 +52,11 @@ pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{MAX_NAME_LENGTH, ShareClient, ShareService};
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;
+
+/// The time until `end`.
+fn remaining(end: std::time::Instant) -> std::time::Duration {
+    end.saturating_duration_since(std::time::Instant::now())
+}
 
 /// A poisoned mutex is used anyway: no critical section of this crate leaves its data half changed.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

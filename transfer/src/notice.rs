@@ -36,7 +36,7 @@ impl Notice {
         let mut bytes = [0; MAX_NOTICE_LENGTH];
         let Some(target) = bytes.get_mut(..data.len()) else {
             let detail = format!("{} bytes, {MAX_NOTICE_LENGTH} is the maximum", data.len());
-            return Err(Error::new("make a notice", ErrorKind::OutOfBounds, detail));
+            return Err(Error::new("make notice", ErrorKind::OutOfBounds, detail));
         };
         target.copy_from_slice(data);
         Ok(Self { tag, length: data.len() as u8, bytes })

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::notice::Notice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
@@ -34,19 +33,6 @@ pub(super) struct OperationInfo {
     pub(super) path: Option<Path>,
     /// Number of the peer at this agent.
     pub(super) peer: u32,
-}
-
-/// An operation in flight: what its completion needs.
-#[derive(Debug, Clone)]
-pub(super) struct OperationContext {
-    pub(super) token: Token,
-    pub(super) peer: u32,
-    /// Its number in the local session.
-    pub(super) number: u64,
-    pub(super) bytes: u64,
-    pub(super) notice: Option<Notice>,
-    /// Its epoch among the operations with the peer.
-    pub(super) epoch: u64,
 }
 
 #[derive(Debug)]
@@ -140,7 +126,7 @@ impl Operations {
     pub(super) fn collect(&mut self, token: Token) -> Option<Result<Done>> {
         let unknown = || {
             let detail = format!("{token} was collected already, or belongs to another agent");
-            Some(Err(Error::new("query an operation", ErrorKind::Unknown, detail)))
+            Some(Err(Error::new("query operation", ErrorKind::Unknown, detail)))
         };
         let Some(slot) = self.slot(token) else { return unknown() };
         match std::mem::replace(&mut slot.state, State::Free) {

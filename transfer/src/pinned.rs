@@ -1,53 +1,59 @@
-//! Shared segments that devices copy from and to.
+//! Mapped host memory that devices copy from and to.
 #![allow(unsafe_code)]
+
+use std::sync::Arc;
 
 use gpu::{Device, HostMapping, Memory};
 use ipc::{ReadOnlySegment, Segment};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Result};
+use crate::private_memory::PrivateMemory;
 
-/// A segment's body, mapped as long as this exists.
+/// Mapped bytes.
 #[derive(Debug)]
-struct PinnedSegment(Segment);
+pub(crate) enum Backing {
+    Shared(Segment),
+    ReadOnly(ReadOnlySegment),
+    /// Other processes cannot map it.
+    PrivateMemory(PrivateMemory),
+}
 
-// SAFETY: a segment never moves or changes its size, and stays mapped as long as a handle to it
-// exists, such as this one. Its bytes are accessed as atomics or through pointers only.
-unsafe impl HostMapping for PinnedSegment {
-    fn address(&self) -> u64 {
-        self.0.body() as u64
+impl Backing {
+    pub(crate) fn start(&self) -> *const u8 {
+        match self {
+            Self::Shared(segment) => segment.body(),
+            Self::ReadOnly(segment) => segment.body(),
+            Self::PrivateMemory(memory) => memory.start(),
+        }
     }
 
-    fn length(&self) -> u64 {
-        self.0.body_length() as u64
+    pub(crate) fn length(&self) -> u64 {
+        let length = match self {
+            Self::Shared(segment) => segment.body_length(),
+            Self::ReadOnly(segment) => segment.body_length(),
+            Self::PrivateMemory(memory) => memory.length(),
+        };
+        length as u64
     }
 }
 
-/// The body of a read-only segment.
+/// Mapped bytes that stay mapped as long as a device has them registered.
 #[derive(Debug)]
-struct PinnedReadOnlySegment(ReadOnlySegment);
+pub(crate) struct Pinned(pub(crate) Arc<Backing>);
 
-// SAFETY: as above.
-unsafe impl HostMapping for PinnedReadOnlySegment {
+// SAFETY: a segment or private memory never moves or changes its size, and stays mapped as long as
+// this holds its `Arc`. Its bytes are accessed as atomics or through pointers only.
+unsafe impl HostMapping for Pinned {
     fn address(&self) -> u64 {
-        self.0.body() as u64
+        self.0.start() as u64
     }
 
     fn length(&self) -> u64 {
-        self.0.body_length() as u64
+        self.0.length()
     }
 
     fn is_read_only(&self) -> bool {
-        true
-    }
-}
-
-/// Gives devices read access to the body of a read-only segment. None if the device registers no
-/// read-only memory.
-pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Result<Option<Memory>> {
-    match device.register(PinnedReadOnlySegment(segment.clone())) {
-        Ok(memory) => Ok(Some(memory)),
-        Err(error) if error.kind() == gpu::ErrorKind::NotSupported => Ok(None),
-        Err(error) => Err(Error::of_device("pin a segment", error)),
+        matches!(*self.0, Backing::ReadOnly(_))
     }
 }
 
@@ -71,7 +77,6 @@ pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Resul
 /// # Errors
 /// Errors of the device, for example if the segment is pinned already.
 pub fn pin(segment: &Segment, device: &Device) -> Result<Memory> {
-    device
-        .register(PinnedSegment(segment.clone()))
-        .map_err(|error| Error::of_device("pin a segment", error))
+    let pinned = Pinned(Arc::new(Backing::Shared(segment.clone())));
+    device.register(pinned).during("pin segment")
 }

@@ -3,8 +3,6 @@
 
 use std::mem::ManuallyDrop;
 
-use gpu::HostMapping;
-
 /// Bytes of this process, which other processes cannot map.
 #[derive(Debug)]
 pub(crate) struct PrivateMemory {
@@ -56,20 +54,5 @@ impl Drop for PrivateMemory {
             // SAFETY: as in `into_vec`; no other owner of the pointer exists.
             drop(unsafe { Vec::from_raw_parts(self.start, self.length, capacity) });
         }
-    }
-}
-
-/// The same, kept alive as long as a device has it registered.
-#[derive(Debug)]
-pub(crate) struct PinnedPrivateMemory(pub(crate) std::sync::Arc<PrivateMemory>);
-
-// SAFETY: the bytes do not move as long as this holds its `Arc`.
-unsafe impl HostMapping for PinnedPrivateMemory {
-    fn address(&self) -> u64 {
-        self.0.start as u64
-    }
-
-    fn length(&self) -> u64 {
-        self.0.length as u64
     }
 }

@@ -4,13 +4,14 @@
 //! across containers too.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
 use ipc::ForkGeneration;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::handle::{Handle, HandleMetadata, HandleType, MAX_PIECES};
 use crate::lock;
 use crate::tensor::Tensor;
@@ -55,7 +56,6 @@ impl SharedBuffer {
             let detail = "it is on another device or on the host. Share it where it was allocated";
             return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
-        let of_device = |error| Error::of_device(operation, error);
         let (handle_type, descriptors) = match memory.export_pieces() {
             Ok(Exported { pieces, .. }) if pieces.len() > MAX_PIECES => {
                 let detail = format!("{} pieces, {MAX_PIECES} is the maximum", pieces.len());
@@ -70,9 +70,9 @@ impl SharedBuffer {
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                (HandleType::Legacy(memory.export_legacy().map_err(of_device)?), Vec::new())
+                (HandleType::Legacy(memory.export_legacy().during(operation)?), Vec::new())
             }
-            Err(error) => return Err(of_device(error)),
+            Err(error) => return Err(error).during(operation),
         };
         // Read once, because the length grows if the memory is a pool's. Pieces added after the
         // export are not in the handle.
@@ -106,13 +106,11 @@ impl SharedBuffer {
     /// # Errors
     /// If descriptors run out, or the process forked.
     pub fn handle(&self) -> Result<Handle> {
-        let operation = "make a handle";
+        let operation = "make handle";
         check_fork(self.fork_generation, operation)?;
         let copies = self.descriptors.iter().map(|descriptor| descriptor.try_clone());
-        match copies.collect() {
-            Ok(descriptors) => Ok(Handle { metadata: self.metadata.clone(), descriptors }),
-            Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
-        }
+        let descriptors = copies.collect::<io::Result<_>>().map_err(failed(operation))?;
+        Ok(Handle { metadata: self.metadata.clone(), descriptors })
     }
 }
 
@@ -184,24 +182,22 @@ impl Opener {
     /// [`WrongMemory`](ErrorKind::WrongMemory) if the descriptors are not those of the described
     /// memory.
     pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<OpenedBuffer> {
-        let operation = "open a handle";
+        let operation = "open handle";
         check_fork(self.fork_generation, operation)?;
         let metadata = &handle.metadata;
         metadata.tensor.check(operation, metadata.length)?;
-        let of_device = |error| Error::of_device(operation, error);
         let found;
         let device = match device {
             Some(device) => device,
             None => {
-                found = Device::find(metadata.device).map_err(of_device)?;
+                found = Device::find(metadata.device).during(operation)?;
                 &found
             }
         };
         let key = (metadata.identity, device.name());
         let mut mapped = lock(&self.mapped);
-        let entry = mapped.get(&key);
-        if let Some((entry, memory)) =
-            entry.and_then(|entry| Some((entry, entry.memory.upgrade()?)))
+        if let Some(entry) = mapped.get(&key)
+            && let Some(memory) = entry.memory.upgrade()
         {
             // The tensor may differ; the memory may not.
             if (entry.metadata.device, entry.metadata.length, &entry.metadata.handle_type)
@@ -241,7 +237,7 @@ pub(crate) fn check_device(
     expected_device: Option<Uuid>,
 ) -> Result<()> {
     let resident = memory.device().map(DeviceName::uuid).transpose();
-    if resident.map_err(|error| Error::of_device(operation, error))? == expected_device {
+    if resident.during(operation)? == expected_device {
         return Ok(());
     }
     let detail = "the memory is on another device than described";
@@ -250,13 +246,12 @@ pub(crate) fn check_device(
 
 fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Result<Memory> {
     let metadata = &handle.metadata;
-    let of_device = |error| Error::of_device(operation, error);
     let pieces = match &metadata.handle_type {
         HandleType::Legacy(legacy) => {
             let whole = LegacyHandle { length: metadata.length, ..*legacy };
             // Process ids are no criterion: namespaces reuse them. The device knows what this
             // process allocated, and refuses it.
-            return device.open_legacy_handle(&whole).map_err(of_device);
+            return device.open_legacy_handle(&whole).during(operation);
         }
         HandleType::Descriptors { pieces } => pieces,
     };
@@ -270,12 +265,11 @@ fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Res
     }
     let pairs: Vec<_> =
         handle.descriptors.iter().map(AsFd::as_fd).zip(pieces.iter().copied()).collect();
-    device.import_pieces(&pairs, metadata.length).map_err(of_device)
+    device.import_pieces(&pairs, metadata.length).during(operation)
 }
 
-pub(crate) fn random(operation: &'static str) -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
+pub(crate) fn random<const N: usize>(operation: &'static str) -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(failed(operation))?;
     Ok(bytes)
 }

@@ -6,7 +6,10 @@ use std::time::Instant;
 
 use gpu::{Device, Point, Stream};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
+use crate::remaining;
+
+const COPY: &str = "copy memory";
 
 /// A stream and its copies in flight.
 #[derive(Debug)]
@@ -27,8 +30,7 @@ struct InFlightCopy<T> {
 
 impl<T> StreamCopies<T> {
     pub(crate) fn new(device: &Device) -> Result<Self> {
-        let stream = device.stream().map_err(of_device)?;
-        Ok(Self { stream, in_flight: VecDeque::new() })
+        Ok(Self { stream: device.stream().during(COPY)?, in_flight: VecDeque::new() })
     }
 
     /// Starts a copy on the stream. A failed start may leave a part in flight, so the failure is
@@ -39,7 +41,7 @@ impl<T> StreamCopies<T> {
             Ok(point) => (Some(point), failure),
             Err(error) => (None, failure.or(Some(error))),
         };
-        let failure = failure.map(of_device);
+        let failure = failure.map(|error| Error::caused_by(COPY, error));
         self.in_flight.push_back(InFlightCopy { context, point, since: Instant::now(), failure });
     }
 
@@ -50,7 +52,7 @@ impl<T> StreamCopies<T> {
         let outcome = match self.is_first_done() {
             Ok(false) => return None,
             Ok(true) => Ok(()),
-            Err(error) if gpu::is_over(&error) => Err(of_device(error)),
+            Err(error) if gpu::is_over(&error) => Err(Error::caused_by(COPY, error)),
             Err(error) => {
                 // Only the query failed: the copy may be in flight.
                 tracing::debug!(%error, "the state of a copy cannot be queried now");
@@ -88,13 +90,9 @@ impl<T> StreamCopies<T> {
     /// Waits until the device has completed all copies. False if one may still be running: its
     /// memory must never be freed then.
     pub(crate) fn close(self, end: Instant) -> bool {
-        let closed = self.stream.close(end.saturating_duration_since(Instant::now()));
+        let closed = self.stream.close(remaining(end));
         closed.map_or_else(|error| gpu::is_over(&error), |()| true)
     }
-}
-
-fn of_device(error: gpu::Error) -> Error {
-    Error::of_device("copy", error)
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub(crate) const MAX_ADDRESS_LENGTH: usize = 512;
 pub(crate) struct DescriptorFormat {
     pub(crate) magic: [u8; 4],
     pub(crate) version: u16,
-    /// "decode a handle"
+    /// "decode handle"
     pub(crate) operation: &'static str,
 }
 

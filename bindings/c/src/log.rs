@@ -110,7 +110,7 @@ export! {
         level: i32,
         callback: Callback,
         user_data: UserData,
-    ) -> i32, c"set the log" {
+    ) -> i32, c"set log" {
         static STARTED: Once = Once::new();
         if !usize::try_from(level).is_ok_and(|level| level < LEVELS.len()) {
             return Err(Failure::invalid(OPERATION, format_args!("{level} is not a level")));

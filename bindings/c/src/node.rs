@@ -51,7 +51,7 @@ export! {
     fn fabricast_node_join(
         options: Option<RawNodeOptions>,
         node: Out<'_, *mut OpenNode>,
-    ) -> i32, c"join a node" {
+    ) -> i32, c"join node" {
         variables::warn_misspelt();
         let options = options.unwrap_or_else(|| RawNodeOptions::defaults(size_of::<RawNodeOptions>()));
         let options = options.to_options(OPERATION)?;
@@ -61,7 +61,7 @@ export! {
     }
 
     /// Leaves the node.
-    fn fabricast_node_leave(node: Option<Handle<OpenNode>>) -> i32, c"leave a node" {
+    fn fabricast_node_leave(node: Option<Handle<OpenNode>>) -> i32, c"leave node" {
         registry::close(OPERATION, node)
     }
 
@@ -69,7 +69,7 @@ export! {
     fn fabricast_node_identity(
         node: Handle<OpenNode>,
         identity: Out<'_, *const c_char>,
-    ) -> i32, c"get a node's identity" {
+    ) -> i32, c"get identity of node" {
         identity.put(node.find(OPERATION)?.identity.as_ptr())
     }
 
@@ -77,7 +77,7 @@ export! {
     fn fabricast_node_directory(
         node: Handle<OpenNode>,
         directory: Out<'_, *const c_char>,
-    ) -> i32, c"get a node's directory" {
+    ) -> i32, c"get directory of node" {
         directory.put(node.find(OPERATION)?.directory.as_ptr())
     }
 
@@ -85,7 +85,7 @@ export! {
     fn fabricast_node_report(
         node: Handle<OpenNode>,
         json: Out<'_, *mut c_char>,
-    ) -> i32, c"report on a node" {
+    ) -> i32, c"report on node" {
         let rows = node.find(OPERATION)?.node.report()?;
         json.put(lend_report(OPERATION, &rows)?)
     }
@@ -94,14 +94,14 @@ export! {
     fn fabricast_report(
         directory: Text<'_>,
         json: Out<'_, *mut c_char>,
-    ) -> i32, c"report on a node" {
+    ) -> i32, c"report on node" {
         let directory = directory.get(OPERATION, "directory")?;
         let directory = directory.map_or_else(NodeOptions::default_directory, Into::into);
         json.put(lend_report(OPERATION, &pubsub::report(&directory)?)?)
     }
 
     /// Frees a text of this library.
-    fn fabricast_text_free(text: *mut c_char) -> i32, c"free a text" {
+    fn fabricast_text_free(text: *mut c_char) -> i32, c"free text" {
         if text.is_null() {
             return Ok(());
         }
@@ -109,7 +109,7 @@ export! {
     }
 
     /// Clears the thread's last error.
-    fn fabricast_error_clear() -> (), c"clear an error" {
+    fn fabricast_error_clear() -> (), c"clear error" {
         failure::clear_last_error();
         Ok(())
     }

@@ -33,15 +33,15 @@ kind!(OpenPublisher, 2, "publisher");
 
 const NO_SPACE: Failure = Failure::fixed(
     Status::WouldBlock,
-    c"publish",
-    c"publish failed: would block: no space in the topic",
+    c"publish to topic",
+    c"publish to topic failed: would block: no space in the topic",
 );
 
 const TIMED_OUT: Failure = Failure::fixed(
     Status::DeadlineExceeded,
-    c"publish",
-    c"publish failed: deadline exceeded: the topic is full: subscribers have not released messages, or a stopped \
-      process holds a lock. Release samples, or increase the depth",
+    c"publish to topic",
+    c"publish to topic failed: deadline exceeded: the topic is full: subscribers have not released messages, or \
+      a stopped process holds a lock. Release samples, or increase the depth",
 );
 
 impl OpenPublisher {
@@ -150,8 +150,8 @@ fn download_to_host(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
 
 const INTERRUPTED: Failure = Failure::fixed(
     Status::Interrupted,
-    c"publish",
-    c"publish failed: interrupted: a signal handler ran in the waiting thread. Call again to continue",
+    c"publish to topic",
+    c"publish to topic failed: interrupted: a signal handler ran in the waiting thread. Call again to continue",
 );
 
 /// Why a loan that still exists was not published.
@@ -237,7 +237,7 @@ export! {
     fn fabricast_publisher_open(
         topic: Handle<OpenTopic>,
         publisher: Out<'_, *mut OpenPublisher>,
-    ) -> i32, c"open a publisher" {
+    ) -> i32, c"open publisher" {
         let topic = topic.find(OPERATION)?;
         publisher.put(registry::open(OPERATION, OpenPublisher::new(&topic.topic)?)?)
     }
@@ -245,7 +245,7 @@ export! {
     /// Closes a publisher.
     fn fabricast_publisher_close(
         publisher: Option<Handle<OpenPublisher>>,
-    ) -> i32, c"close a publisher" {
+    ) -> i32, c"close publisher" {
         registry::close(OPERATION, publisher)
     }
 
@@ -253,7 +253,7 @@ export! {
     fn fabricast_publisher_identity(
         publisher: Handle<OpenPublisher>,
         identity: Out<'_, u64>,
-    ) -> i32, c"get a publisher's identity" {
+    ) -> i32, c"get identity of publisher" {
         let publisher = publisher.find(OPERATION)?;
         identity.put(publisher.publisher.id().as_u64())
     }
@@ -262,7 +262,7 @@ export! {
     fn fabricast_publisher_subscribers(
         publisher: Handle<OpenPublisher>,
         count: Out<'_, u64>,
-    ) -> i32, c"count a publisher's subscribers" {
+    ) -> i32, c"count subscribers of publisher" {
         count.put(u64::from(publisher.find(OPERATION)?.publisher.subscribers()))
     }
 
@@ -271,7 +271,7 @@ export! {
         publisher: Handle<OpenPublisher>,
         count: u64,
         timeout: Timeout,
-    ) -> i32, c"wait for subscribers" {
+    ) -> i32, c"wait for subscribers of topic" {
         wait_for_subscribers(OPERATION, count, timeout, |count, longest| {
             Ok(publisher.find(OPERATION)?.wait_once(count, longest))
         })
@@ -281,7 +281,7 @@ export! {
     fn fabricast_publisher_counters_of(
         publisher: Handle<OpenPublisher>,
         counters: OutStruct<'_, RawCounters>[size],
-    ) -> i32, c"get a publisher's counters" {
+    ) -> i32, c"get counters of publisher" {
         counters.put(RawCounters::of(&publisher.find(OPERATION)?.publisher.counters()))
     }
 
@@ -290,7 +290,7 @@ export! {
         publisher: Handle<OpenPublisher>,
         data: &[u8] [length],
         timeout: Timeout,
-    ) -> i32, c"push" {
+    ) -> i32, c"push to topic" {
         publisher.find(OPERATION)?.push(data, timeout)
     }
 
@@ -299,7 +299,7 @@ export! {
         publisher: Handle<OpenPublisher>,
         pointer: CallerRange<'_>[length],
         timeout: Timeout,
-    ) -> i32, c"push from a device's memory" {
+    ) -> i32, c"push device memory to topic" {
         publisher.find(OPERATION)?.push_from(OPERATION, pointer, timeout)
     }
 
@@ -307,7 +307,7 @@ export! {
     fn fabricast_publisher_flush(
         publisher: Handle<OpenPublisher>,
         timeout: Timeout,
-    ) -> i32, c"flush" {
+    ) -> i32, c"flush topic" {
         let publisher = publisher.find(OPERATION)?;
         let flushed = publisher.publisher.flush(timeout.as_duration());
         flushed.map_err(|error| match (error.kind(), timeout) {
@@ -324,7 +324,7 @@ export! {
         length: usize,
         timeout: Timeout,
         loan: Out<'_, *mut Exclusive<Loan>>,
-    ) -> i32, c"loan memory for a message" {
+    ) -> i32, c"loan memory for topic" {
         let borrowed = publisher.find(OPERATION)?.loan(length as u64, timeout)?;
         loan.put(registry::open(OPERATION, Exclusive::new(borrowed))?)
     }
@@ -334,7 +334,7 @@ export! {
         loan: Handle<Exclusive<Loan>>,
         address: Out<'_, *mut c_void>,
         length: Out<'_, usize>,
-    ) -> i32, c"get a loan's memory" {
+    ) -> i32, c"get memory of loan" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
             address.put(ptr::with_exposed_provenance_mut(loan.address() as usize))?;
             length.put(loan.length() as usize)
@@ -346,7 +346,7 @@ export! {
         loan: Handle<Exclusive<Loan>>,
         offset: usize,
         data: &[u8] [length],
-    ) -> i32, c"write into a loan" {
+    ) -> i32, c"write into loan" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
             Ok(loan.write(offset as u64, data)?)
         })
@@ -356,7 +356,7 @@ export! {
     fn fabricast_loan_set_metadata(
         loan: Handle<Exclusive<Loan>>,
         data: &[u8] [length],
-    ) -> i32, c"attach metadata" {
+    ) -> i32, c"attach metadata to message" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
             Ok(loan.set_metadata(data)?)
         })
@@ -367,12 +367,12 @@ export! {
         loan: Handle<Exclusive<Loan>>,
         timeout: Timeout,
         sent: Option<OutStruct<'_, RawSent>>[size],
-    ) -> i32, c"publish" {
+    ) -> i32, c"publish to topic" {
         publish(OPERATION, loan, timeout, sent, Loan::publish_within)
     }
 
     /// Discards the loan.
-    fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"discard a loan" {
+    fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"discard loan" {
         registry::close(OPERATION, loan)
     }
 }

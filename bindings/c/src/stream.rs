@@ -31,14 +31,14 @@ export! {
         topic: Handle<OpenTopic>,
         handle: *mut c_char,
         stream: Out<'_, *mut OpenStream>,
-    ) -> i32, c"open a stream" {
+    ) -> i32, c"open stream" {
         let memory = topic.find(OPERATION)?.topic.settings()?.memory;
         let adopted = device::adopt(memory, OPERATION, handle.addr() as u64)?;
         stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?)
     }
 
     /// Closes the handle of a stream.
-    fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"close a stream" {
+    fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"close stream" {
         registry::close(OPERATION, stream)
     }
 
@@ -48,7 +48,7 @@ export! {
         pointer: CallerRange<'_>[length],
         stream: Handle<OpenStream>,
         timeout: Timeout,
-    ) -> i32, c"push on a stream" {
+    ) -> i32, c"push on stream" {
         let (publisher, stream) = (publisher.find(OPERATION)?, stream.find(OPERATION)?);
         publisher.push_on(OPERATION, &stream.stream, pointer, timeout)
     }
@@ -60,7 +60,7 @@ export! {
         stream: Handle<OpenStream>,
         timeout: Timeout,
         sent: Option<OutStruct<'_, RawSent>>[size],
-    ) -> i32, c"publish on a stream" {
+    ) -> i32, c"publish on stream" {
         let stream = stream.find(OPERATION)?;
         publish(OPERATION, loan, timeout, sent, |lent, left| {
             lent.publish_on_within(&stream.stream, left)
@@ -73,7 +73,7 @@ export! {
         stream: Handle<OpenStream>,
         timeout: Timeout,
         sample: Out<'_, *mut OpenSample>,
-    ) -> i32, c"pull on a stream" {
+    ) -> i32, c"pull on stream" {
         let (subscriber, stream) = (subscriber.find(OPERATION)?, stream.find(OPERATION)?);
         let pulled = subscriber.pull(OPERATION, timeout, Some(&stream.stream))?;
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
@@ -83,7 +83,7 @@ export! {
     fn fabricast_sample_readiness(
         sample: Handle<OpenSample>,
         readiness: Out<'_, u64>,
-    ) -> i32, c"get a sample's readiness" {
+    ) -> i32, c"get readiness of sample" {
         readiness.put(match sample.find(OPERATION)?.sample.readiness()? {
             Readiness::Ready => 1,
             Readiness::Poisoned => 2,
@@ -95,7 +95,7 @@ export! {
     fn fabricast_sample_release_on(
         sample: Handle<OpenSample>,
         stream: Handle<OpenStream>,
-    ) -> i32, c"release a sample on a stream" {
+    ) -> i32, c"release sample on stream" {
         let stream = stream.find(OPERATION)?;
         let mut closed = sample.close(OPERATION)?;
         // Another thread may still read it, and must not be the one that releases it.

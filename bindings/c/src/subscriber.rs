@@ -75,8 +75,11 @@ impl OpenSubscriber {
 }
 
 /// Without allocation, for frequent polls.
-const NO_MESSAGE: Failure =
-    Failure::fixed(Status::WouldBlock, c"pull", c"pull failed: would block: no message");
+const NO_MESSAGE: Failure = Failure::fixed(
+    Status::WouldBlock,
+    c"pull from topic",
+    c"pull from topic failed: would block: no message",
+);
 
 /// A message that is held.
 #[derive(Debug)]
@@ -131,7 +134,7 @@ export! {
     fn fabricast_subscriber_open(
         topic: Handle<OpenTopic>,
         subscriber: Out<'_, *mut OpenSubscriber>,
-    ) -> i32, c"open a subscriber" {
+    ) -> i32, c"open subscriber" {
         let topic = topic.find(OPERATION)?;
         subscriber.put(registry::open(OPERATION, OpenSubscriber::new(&topic.topic)?)?)
     }
@@ -139,7 +142,7 @@ export! {
     /// Closes a subscriber.
     fn fabricast_subscriber_close(
         subscriber: Option<Handle<OpenSubscriber>>,
-    ) -> i32, c"close a subscriber" {
+    ) -> i32, c"close subscriber" {
         registry::close(OPERATION, subscriber)
     }
 
@@ -148,7 +151,7 @@ export! {
         subscriber: Handle<OpenSubscriber>,
         timeout: Timeout,
         sample: Out<'_, *mut OpenSample>,
-    ) -> i32, c"pull" {
+    ) -> i32, c"pull from topic" {
         let pulled = subscriber.find(OPERATION)?.pull(OPERATION, timeout, None)?;
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
@@ -157,7 +160,7 @@ export! {
     fn fabricast_subscriber_event(
         subscriber: Handle<OpenSubscriber>,
         event: OutStruct<'_, RawEvent>[size],
-    ) -> i32, c"get a subscriber's event" {
+    ) -> i32, c"get event of subscriber" {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             event.put(RawEvent::of(subscriber.poll_event()))
@@ -168,7 +171,7 @@ export! {
     fn fabricast_subscriber_descriptor(
         subscriber: Handle<OpenSubscriber>,
         descriptor: Out<'_, i32>,
-    ) -> i32, c"get a subscriber's descriptor" {
+    ) -> i32, c"get descriptor of subscriber" {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             descriptor.put(subscriber.descriptor()?.as_raw_fd())
@@ -180,7 +183,7 @@ export! {
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
         length: Out<'_, usize>,
-    ) -> i32, c"get a sample's memory" {
+    ) -> i32, c"get memory of sample" {
         let sample = sample.find(OPERATION)?;
         address.put(sample.address())?;
         length.put(sample.sample.length() as usize)
@@ -191,13 +194,13 @@ export! {
         sample: Handle<OpenSample>,
         offset: usize,
         into: &mut [u8] [length],
-    ) -> i32, c"read a sample" {
+    ) -> i32, c"read sample" {
         sample.find(OPERATION)?.sample.read(offset as u64, into)?;
         Ok(())
     }
 
     /// Is the message still held?
-    fn fabricast_sample_check(sample: Handle<OpenSample>) -> i32, c"check a sample" {
+    fn fabricast_sample_check(sample: Handle<OpenSample>) -> i32, c"check sample" {
         match sample.find(OPERATION)?.sample.is_valid() {
             true => Ok(()),
             false => {
@@ -212,7 +215,7 @@ export! {
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
         length: Out<'_, usize>,
-    ) -> i32, c"get a sample's metadata" {
+    ) -> i32, c"get metadata of sample" {
         let sample = sample.find(OPERATION)?;
         address.put(sample.metadata().as_ptr().cast())?;
         length.put(sample.metadata().len())
@@ -222,12 +225,12 @@ export! {
     fn fabricast_sample_info_of(
         sample: Handle<OpenSample>,
         info: OutStruct<'_, RawSampleInfo>[size],
-    ) -> i32, c"get a sample's information" {
+    ) -> i32, c"get information of sample" {
         info.put(sample.find(OPERATION)?.info())
     }
 
     /// Releases a message.
-    fn fabricast_sample_release(sample: Option<Handle<OpenSample>>) -> i32, c"release a sample" {
+    fn fabricast_sample_release(sample: Option<Handle<OpenSample>>) -> i32, c"release sample" {
         registry::close(OPERATION, sample)
     }
 }

@@ -48,7 +48,7 @@ export! {
         name: Text<'_>,
         settings: Option<RawTopicSettings<'_>>,
         topic: Out<'_, *mut OpenTopic>,
-    ) -> i32, c"open a topic" {
+    ) -> i32, c"open topic" {
         let node = node.find(OPERATION)?;
         let name = name.required(OPERATION, "name")?;
         let opened = match settings {
@@ -59,7 +59,7 @@ export! {
     }
 
     /// Closes a topic.
-    fn fabricast_topic_close(topic: Option<Handle<OpenTopic>>) -> i32, c"close a topic" {
+    fn fabricast_topic_close(topic: Option<Handle<OpenTopic>>) -> i32, c"close topic" {
         registry::close(OPERATION, topic)
     }
 
@@ -67,7 +67,7 @@ export! {
     fn fabricast_topic_name(
         topic: Handle<OpenTopic>,
         name: Out<'_, *const c_char>,
-    ) -> i32, c"get a topic's name" {
+    ) -> i32, c"get name of topic" {
         name.put(topic.find(OPERATION)?.name.as_ptr())
     }
 
@@ -75,7 +75,7 @@ export! {
     fn fabricast_topic_settings_of(
         topic: Handle<OpenTopic>,
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],
-    ) -> i32, c"get a topic's settings" {
+    ) -> i32, c"get settings of topic" {
         let topic = topic.find(OPERATION)?;
         let size = settings.size();
         let type_name = topic.type_name.as_deref().map(Text::of);

@@ -366,7 +366,7 @@ fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
             let options = rings.options(mode, 0);
             let error = rings.reader.offer(&options).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
-            assert_eq!(error.operation(), "opening a ring");
+            assert_eq!(error.operation(), "open ring");
         }
         rings.close();
         is_clean();

@@ -98,6 +98,8 @@ pub struct CompletionQueue {
     /// Closed members, whose last entries may still be in the queue.
     closed_members: Vec<u32>,
     sweep_due: bool,
+    /// A read of the queue itself failed since [`complete`](Self::complete) reset this.
+    is_broken: bool,
     /// Requested entries; 0: the provider's default.
     size: usize,
 }
@@ -308,6 +310,7 @@ impl CompletionQueue {
             closed_endpoints_seen: 0,
             closed_members: Vec::new(),
             sweep_due: false,
+            is_broken: false,
             size: options.size,
         })
     }
@@ -410,6 +413,7 @@ impl CompletionQueue {
             return ReadOutcome::Retry;
         }
         if code != FAILURE {
+            self.is_broken = true;
             let error = Error::from_code("fi_cq_read", code as i64);
             return ReadOutcome::Done(Some(Err(
                 self.unsolicited(self.shared.domain.add_provider(error))
@@ -525,7 +529,7 @@ impl CompletionQueue {
                 if state == State::InFlight {
                     let mut error = self.shared.domain.add_provider(Error::new(
                         ErrorKind::Closed,
-                        "closing an endpoint",
+                        "close endpoint",
                         "the operation was still in flight",
                     ));
                     if let Some(name) = self.name_of(number, peer) {

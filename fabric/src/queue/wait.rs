@@ -233,6 +233,7 @@ impl CompletionQueue {
                     )),
                 };
             }
+            self.is_broken = false;
             let outcome = self.wait_fresh(&deadline, timeout);
             if is_it(&outcome) {
                 return outcome.map_err(Error::from);
@@ -244,9 +245,7 @@ impl CompletionQueue {
                 return outcome.map_err(|failure| named(self, failure.error));
             }
             // A broken queue reports this at every poll: do not collect it.
-            let broken = matches!(&outcome, Err(f) if f.operation.is_none()
-                && f.error.operation() == "fi_cq_read");
-            if broken {
+            if self.is_broken {
                 self.abandon(operation);
                 return outcome.map_err(Error::from);
             }

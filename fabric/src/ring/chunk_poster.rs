@@ -165,8 +165,7 @@ impl ChunkPoster {
         let needed = geometry.max_chunks() * HEADER_LEN;
         let remote_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
-        let refuse =
-            |detail: String| Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
+        let refuse = |detail: String| Err(Error::new(ErrorKind::OutOfBounds, "open ring", detail));
         if ring.len() < geometry.capacity() {
             return refuse(format!(
                 "the offered memory has {} bytes, the ring needs {}",

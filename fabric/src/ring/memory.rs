@@ -82,7 +82,7 @@ impl RingMemory {
                 memory.len(),
                 geometry.capacity()
             );
-            return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::OutOfBounds, "open ring", detail));
         }
         let memory = Arc::new(memory);
         let headers = match geometry.layout() {
@@ -100,7 +100,7 @@ impl RingMemory {
         }
         if lanes.is_empty() {
             let detail = "no endpoint was given";
-            return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::InvalidArgument, "open ring", detail));
         }
         let (region, headers) = lanes.remove(0);
         let words = geometry.max_chunks().div_ceil(64);
@@ -273,7 +273,7 @@ impl ChunkView {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         if offset.checked_add(into.len()).is_none_or(|end| end > self.len()) {
             let detail = format!("{} bytes at {offset} exceed chunk of {}", into.len(), self.len());
-            return Err(Error::new(ErrorKind::OutOfBounds, "reading from a ring", detail));
+            return Err(Error::new(ErrorKind::OutOfBounds, "read from ring", detail));
         }
         self.memory.region.read(self.offset as usize + offset, into)
     }

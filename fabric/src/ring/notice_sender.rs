@@ -54,7 +54,7 @@ impl NoticeSender {
                 let with = if tagged { "with" } else { "without" };
                 let detail =
                     format!("the peer requires messages {with} tags, which this domain lacks");
-                return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
+                return Err(Error::new(ErrorKind::NotSupported, "open ring", detail));
             }
         }
         let credit_memory = domain.attach(credit_memory)?;
@@ -62,7 +62,7 @@ impl NoticeSender {
         if credit_memory.len() < credit_offset + credit::LENGTH as u64 {
             let detail =
                 format!("the offered credit memory has only {} bytes", credit_memory.len());
-            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
         }
         let words = scope.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
         Ok(Self { mode, tagged, peer, credit_memory, credit_offset, words })

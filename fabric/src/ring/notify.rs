@@ -98,7 +98,7 @@ impl NotifyMode {
             None => Ok(()),
             Some(lack) => {
                 let detail = format!("{} has {lack}", capabilities.provider);
-                Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
+                Err(Error::new(ErrorKind::NotSupported, "open ring", detail))
             }
         }
     }
@@ -111,7 +111,7 @@ impl NotifyMode {
         match self {
             Self::Polling if memory.is_device() => {
                 let detail = "a processor cannot poll device memory. Use immediates or messages";
-                Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
+                Err(Error::new(ErrorKind::NotSupported, "open ring", detail))
             }
             Self::Polling => Ok(ChunkLayout::TrailingFlag),
             // Header and payload share one write only where two pieces can be gathered.

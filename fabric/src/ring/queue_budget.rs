@@ -116,7 +116,7 @@ impl QueueBudget {
                  more fit. Close rings, open the queue with more entries, or use another port",
                 quotas.all, quotas.entries
             );
-            return Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::ResourceExhausted, "open ring", detail));
         }
         // One entry is for the end notice.
         let max_chunks = max_chunks.min(quotas.entries - 1);

@@ -165,7 +165,7 @@ impl RingReceiver {
         peer: Peer,
         answer: &RingAnswer,
     ) -> Result<()> {
-        let operation = "connecting a ring";
+        let operation = "connect ring";
         if answer.epoch != self.reader.epoch() {
             let detail = format!(
                 "the answer has epoch {}, the ring epoch {}",
@@ -537,12 +537,12 @@ pub(super) fn geometry_of(
             "a ring of {} bytes with index {ring} is impossible. Use 1 KiB to 1 TiB, and a multiple of two granules",
             options.capacity
         );
-        return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
+        return Err(Error::new(ErrorKind::InvalidArgument, "open ring", detail));
     };
     Ok(geometry.with_layout(layout))
 }
 
 #[cold]
 pub(super) fn protocol_error(error: super::ProtocolError) -> Error {
-    Error::new(ErrorKind::ConnectionLost, "reading a ring", error.to_string())
+    Error::new(ErrorKind::ConnectionLost, "read from ring", error.to_string())
 }

@@ -86,7 +86,7 @@ impl RingOffer {
                     self.completed_messages,
                     self.max_chunks
                 );
-                Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail))
+                Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail))
             }
         }
     }

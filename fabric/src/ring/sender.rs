@@ -297,7 +297,7 @@ impl RingSender {
         if self.writer.is_reader_closed(immediate) {
             self.is_reader_closed = true;
             let detail = "the reader closed the ring";
-            self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
+            self.fail(Error::new(ErrorKind::Closed, "write to ring", detail));
             if self.end == EndNotice::NotDue {
                 self.end = EndNotice::Due;
             }
@@ -543,7 +543,7 @@ fn connect(
 ) -> Result<Connected> {
     let Some(lane) = offer.lanes.first() else {
         let detail = "the offer has no lanes";
-        return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+        return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
     };
     let mode = (offer.notify, offer.tagged);
     let chunk_poster =
@@ -569,19 +569,19 @@ fn connect(
 #[cold]
 fn too_short(payload: &RegionSlice, header: &super::ChunkHeader) -> Error {
     let detail = format!("the payload has {} bytes, the message {}", payload.len(), header.length);
-    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
+    Error::new(ErrorKind::OutOfBounds, "write to ring", detail)
 }
 
 #[cold]
 fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
     let detail =
         format!("byte {} of the message is next, the part covers {at} to {end}", message.written());
-    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
+    Error::new(ErrorKind::OutOfBounds, "write to ring", detail)
 }
 
 #[cold]
 fn stale() -> Error {
     let detail = "another message is partly written or was written first, or the message \
                   belongs to another ring. Begin it again";
-    Error::new(ErrorKind::InvalidArgument, "writing to a ring", detail)
+    Error::new(ErrorKind::InvalidArgument, "write to ring", detail)
 }

@@ -59,10 +59,10 @@ impl Device {
         let count = count()?;
         if number >= count {
             let detail = format!("there are {count}");
-            return Err(Error::new("open", ErrorKind::NoSuchDevice, detail).on(name));
+            return Err(Error::new("open", ErrorKind::NoSuchDevice, detail).of(name));
         }
         let functions = library::driver()?;
-        let context = Context::retain(functions, number).map_err(|error| error.on(name))?;
+        let context = Context::retain(functions, number).map_err(|error| error.of(name))?;
         let properties = properties_of(&context)?;
         context.kernels.load_all(&context);
         Ok(Self { context, properties })
@@ -138,7 +138,7 @@ impl DeviceDriver for Device {
 
     fn free_memory(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        self.context.call("free memory", |functions| {
+        self.context.call("query free memory", |functions| {
             // SAFETY: two valid numbers.
             unsafe { (functions.memory_info)(&raw mut free, &raw mut total) }
         })?;
@@ -147,7 +147,7 @@ impl DeviceDriver for Device {
 
     fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
         const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
-        let operation = "peer access";
+        let operation = "query peer access";
         if peer == self.context.number {
             return Ok(PeerAccess::Same);
         }
@@ -191,7 +191,7 @@ impl DeviceDriver for Device {
 
     unsafe fn free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.context.call("free", |functions| unsafe { (functions.memory_free)(address) })
+        self.context.call("free memory", |functions| unsafe { (functions.memory_free)(address) })
     }
 
     fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>> {
@@ -223,7 +223,7 @@ impl DeviceDriver for Device {
 
     fn legacy_open(&self, handle: [u8; 64]) -> Result<(Address, u64)> {
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
-        let operation = "open a legacy handle";
+        let operation = "open legacy handle";
         let context = &self.context;
         let functions = context.make_current(operation)?;
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
@@ -246,7 +246,7 @@ impl DeviceDriver for Device {
 
     unsafe fn legacy_close(&self, address: Address) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.context.call("close a legacy handle", |functions| unsafe {
+        self.context.call("close legacy handle", |functions| unsafe {
             (functions.ipc_memory_close)(address)
         })
     }

@@ -99,7 +99,7 @@ impl Kernels {
         if let Some(loaded) = slot.get() {
             return Ok(loaded.function);
         }
-        let operation = "load a kernel";
+        let operation = "load kernel";
         let (text, name) = kernel.source();
         let functions = context.make_current(operation)?;
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
@@ -154,13 +154,13 @@ impl Kernels {
                 ptr::null_mut(),
             )
         };
-        context.check("launch a kernel", code)
+        context.check("launch kernel", code)
     }
 
     /// Must be called before the context is released.
     pub(super) fn unload(self, context: &Context) {
         for loaded in self.slots.into_iter().filter_map(OnceLock::into_inner) {
-            let _ = context.call("unload a kernel", |functions| {
+            let _ = context.call("unload kernel", |functions| {
                 // SAFETY: loaded by this object; no kernel of it runs any more.
                 unsafe { (functions.module_unload)(loaded.module) }
             });

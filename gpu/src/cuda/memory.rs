@@ -62,7 +62,7 @@ pub(super) fn granularity(context: &Context) -> Result<u64> {
 
 pub(super) fn allocate(context: &Context, length: u64) -> Result<Address> {
     let mut address = 0;
-    context.call("allocate", |functions| {
+    context.call("allocate memory", |functions| {
         // SAFETY: one valid number.
         unsafe { (functions.memory_allocate)(&raw mut address, length as usize) }
     })?;
@@ -91,7 +91,7 @@ impl Physical {
         let wanted = shareable(context);
         let mut handle = 0;
         // SAFETY: a valid number, a valid description.
-        context.call("allocate", |functions| unsafe {
+        context.call("allocate memory", |functions| unsafe {
             (functions.physical_create)(&raw mut handle, length as usize, &raw const wanted, 0)
         })?;
         Ok(Self { context: Arc::clone(context), handle, length })
@@ -120,7 +120,7 @@ impl Physical {
         descriptor: BorrowedFd<'_>,
         length: u64,
     ) -> Result<(Self, u32)> {
-        let operation = "import";
+        let operation = "import memory";
         let functions = context.make_current(operation)?;
         let mut handle = 0;
         // SAFETY: the driver takes the number of a file descriptor as a pointer, and keeps no
@@ -157,7 +157,7 @@ impl Physical {
 
 impl PhysicalMemory for Physical {
     fn export(&self) -> Result<OwnedFd> {
-        let operation = "export";
+        let operation = "export memory";
         let mut number: c_int = -1;
         let out = (&raw mut number).cast::<c_void>();
         // SAFETY: space for a file descriptor's number.
@@ -209,7 +209,7 @@ impl AddressRangeDriver for AddressRange {
     }
 
     fn map(&self, offset: u64, physical: &dyn PhysicalMemory, devices: &[u32]) -> Result<()> {
-        let operation = "map";
+        let operation = "map memory";
         let physical: &Physical = driver::downcast(operation, physical)?;
         let functions = self.context.make_current(operation)?;
         let (at, length) = (self.address + offset, physical.length as usize);
@@ -233,7 +233,7 @@ impl AddressRangeDriver for AddressRange {
 
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.context.call("unmap", |functions| unsafe {
+        self.context.call("unmap memory", |functions| unsafe {
             (functions.unmap)(self.address + offset, length as usize)
         })
     }
@@ -357,7 +357,7 @@ impl AccumulatorPool {
 
 pub(super) fn free_accumulator(context: &Context, address: Address) {
     // SAFETY: owned, and no operation on it is left.
-    let _ = context.call("free", |functions| unsafe { (functions.memory_free)(address) });
+    let _ = context.call("free memory", |functions| unsafe { (functions.memory_free)(address) });
 }
 
 impl PinnedBlock {

@@ -49,7 +49,7 @@ impl Stream {
     pub(super) unsafe fn adopt(context: &Arc<Context>, handle: u64) -> Result<Self> {
         /// The driver's number for the per-thread default stream.
         const OF_EACH_THREAD: u64 = 2;
-        let operation = "adopt a stream";
+        let operation = "adopt stream";
         if handle == OF_EACH_THREAD {
             let detail = "the per-thread default stream differs in each thread";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
@@ -81,7 +81,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if !self.is_adopted {
-            let _ = self.context.call("close a stream", |functions| {
+            let _ = self.context.call("close stream", |functions| {
                 // SAFETY: owned, and all operations are done.
                 unsafe { (functions.stream_destroy)(self.raw) }
             });
@@ -101,7 +101,7 @@ impl StreamDriver for Stream {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        self.context.call("copy", |functions| unsafe {
+        self.context.call("copy memory", |functions| unsafe {
             (functions.copy)(to, from, length as usize, self.raw)
         })
     }
@@ -111,7 +111,7 @@ impl StreamDriver for Stream {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        self.context.call("fill", |functions| unsafe {
+        self.context.call("fill memory", |functions| unsafe {
             (functions.fill_bytes)(to, byte, length as usize, self.raw)
         })
     }
@@ -141,7 +141,7 @@ impl StreamDriver for Stream {
         if count == 0 {
             return Ok(());
         }
-        let functions = self.context.make_current("copy a list")?;
+        let functions = self.context.make_current("copy list")?;
         let (config, mut lanes) = copy_launch(count, bytes);
         let (mut list, mut count) = (list, count);
         let mut arguments =
@@ -159,7 +159,7 @@ impl StreamDriver for Stream {
         /// Includes a system-wide barrier before the write.
         const DEFAULT: u32 = 0;
         // SAFETY: the caller's promise.
-        self.context.call("write a word", |functions| unsafe {
+        self.context.call("write word", |functions| unsafe {
             (functions.stream_write_word)(self.raw, to, value, DEFAULT)
         })
     }
@@ -167,13 +167,13 @@ impl StreamDriver for Stream {
     unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()> {
         const AT_LEAST: u32 = 0;
         // SAFETY: the caller's promise.
-        self.context.call("wait for a word", |functions| unsafe {
+        self.context.call("wait for word", |functions| unsafe {
             (functions.stream_wait_for_word)(self.raw, at, min_value, AT_LEAST)
         })
     }
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
-        let operation = "record an event";
+        let operation = "record event";
         let event: &Event = driver::downcast(operation, event)?;
         // SAFETY: both are alive.
         self.context
@@ -181,7 +181,7 @@ impl StreamDriver for Stream {
     }
 
     fn wait(&self, event: &dyn EventDriver) -> Result<()> {
-        let operation = "wait for an event";
+        let operation = "wait for event";
         let event: &Event = driver::downcast(operation, event)?;
         // SAFETY: both are alive; the driver keeps the point, not the event.
         self.context.call(operation, |functions| unsafe {
@@ -230,7 +230,7 @@ impl EventDriver for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _ = self.context.call("close an event", |functions| {
+        let _ = self.context.call("close event", |functions| {
             // SAFETY: owned. The driver releases it after it is reached.
             unsafe { (functions.event_destroy)(self.raw) }
         });

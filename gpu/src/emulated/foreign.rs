@@ -58,7 +58,7 @@ impl ForeignMemory {
     }
 
     fn allocate(number: u32, length: u64, allocator: Allocator) -> Result<Self> {
-        state(number).take("allocate", length)?;
+        state(number).take("allocate memory", length)?;
         let device = (allocator != Allocator::Host).then_some(number);
         let address = memory::allocate(device, allocator, length)
             .inspect_err(|_| state(number).give_back(length))?;
@@ -73,7 +73,7 @@ impl ForeignMemory {
         let mut offset = 0;
         for length in pieces {
             let state = state(number);
-            state.take("allocate", *length)?;
+            state.take("allocate memory", *length)?;
             let physical = Physical::create(number, *length, is_exportable)
                 .inspect_err(|_| state.give_back(*length))?;
             if let Some((address_range, lengths)) = &mut made.mapped {

@@ -90,7 +90,7 @@ fn unmap(address: u64, length: u64) -> Result<()> {
     // SAFETY: a mapping of this process that is no longer used.
     match unsafe { libc::munmap(address as *mut libc::c_void, length as usize) } {
         0 => Ok(()),
-        _ => Err(Error::system("free", "munmap")),
+        _ => Err(Error::system("free memory", "munmap")),
     }
 }
 
@@ -99,7 +99,7 @@ const RESERVED: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESE
 
 pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -> Result<u64> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let address = map("allocate", ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
+    let address = map("allocate memory", ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
     KnownAllocation::new(device, allocator, address, length).remember();
     Ok(address)
 }
@@ -108,7 +108,7 @@ pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -
 pub(super) fn free(address: u64) -> Result<u64> {
     let Some(found) = allocations().remove(&address) else {
         let detail = "the address was not allocated";
-        return Err(Error::new("free", ErrorKind::InvalidArgument, detail));
+        return Err(Error::new("free memory", ErrorKind::InvalidArgument, detail));
     };
     unmap(address, found.attributes.length)?;
     Ok(found.attributes.length)
@@ -269,7 +269,7 @@ impl Physical {
         is_exportable: bool,
         offset: u64,
     ) -> Result<Self> {
-        let operation = "allocate";
+        let operation = "allocate memory";
         let file = File::from(memory_file(operation, offset + length)?);
         let words: [u64; HEADER_WORDS] = [MAGIC, VERSION, u64::from(resident), length, offset];
         let header = words.map(u64::to_le_bytes);
@@ -287,7 +287,7 @@ impl Physical {
     }
 
     fn import_with_pages(descriptor: BorrowedFd<'_>, length: u64, page: u64) -> Result<Self> {
-        let operation = "import";
+        let operation = "import memory";
         let least = length.saturating_add(size_of::<[u64; HEADER_WORDS]>() as u64);
         let (file, size) = checked(operation, descriptor, least)?;
         let mut header = [[0; 8]; HEADER_WORDS];
@@ -317,7 +317,7 @@ impl Physical {
 
 impl PhysicalMemory for Physical {
     fn export(&self) -> Result<OwnedFd> {
-        let operation = "export";
+        let operation = "export memory";
         if !self.0.is_exportable {
             let detail = "the memory was created without a shareable handle";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
@@ -351,7 +351,7 @@ impl AddressRangeDriver for AddressRange {
     }
 
     fn map(&self, offset: u64, physical: &dyn PhysicalMemory, _devices: &[u32]) -> Result<()> {
-        let operation = "map";
+        let operation = "map memory";
         let physical: &Physical = driver::downcast(operation, physical)?;
         let Pages { file, resident, offset: first, length, is_exportable, .. } = &*physical.0;
         if !self.is_inside(offset, *length) {
@@ -368,7 +368,7 @@ impl AddressRangeDriver for AddressRange {
     }
 
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
-        let operation = "unmap";
+        let operation = "unmap memory";
         if !self.is_inside(offset, length) {
             return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
         }

@@ -108,7 +108,7 @@ impl Device {
             return Ok(Self::new(number));
         }
         let detail = format!("there are {COUNT}");
-        Err(Error::new("open", ErrorKind::NoSuchDevice, detail).on(DeviceName::emulated(number)))
+        Err(Error::new("open", ErrorKind::NoSuchDevice, detail).of(DeviceName::emulated(number)))
     }
 
     /// A device that was not opened: it owns nothing.
@@ -167,7 +167,7 @@ impl DeviceDriver for Device {
     }
 
     fn allocate(&self, length: u64) -> Result<u64> {
-        self.state().take("allocate", length)?;
+        self.state().take("allocate memory", length)?;
         memory::allocate(Some(self.number), Allocator::Plain, length)
             .inspect_err(|_| self.state().give_back(length))
     }
@@ -180,7 +180,7 @@ impl DeviceDriver for Device {
     }
 
     fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>> {
-        self.state().take("allocate", length)?;
+        self.state().take("allocate memory", length)?;
         let physical = Physical::create(self.number, length, true);
         Ok(Box::new(physical.inspect_err(|_| self.state().give_back(length))?))
     }
@@ -199,11 +199,11 @@ impl DeviceDriver for Device {
     }
 
     fn legacy_open(&self, _handle: [u8; 64]) -> Result<(u64, u64)> {
-        not_supported("open a legacy handle", "legacy handles")
+        not_supported("open legacy handle", "legacy handles")
     }
 
     unsafe fn legacy_close(&self, _address: u64) -> Result<()> {
-        not_supported("close a legacy handle", "legacy handles")
+        not_supported("close legacy handle", "legacy handles")
     }
 
     fn attributes(&self, address: u64) -> Result<PointerAttributes> {
@@ -255,7 +255,7 @@ impl DeviceDriver for Device {
             return self.stream();
         }
         let detail = "streams of an emulated device are made by this library only";
-        Err(Error::new("adopt a stream", ErrorKind::NotSupported, detail))
+        Err(Error::new("adopt stream", ErrorKind::NotSupported, detail))
     }
 
     fn event(&self) -> Result<Arc<dyn EventDriver>> {

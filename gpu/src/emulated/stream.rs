@@ -136,7 +136,7 @@ impl StreamDriver for Stream {
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
         if self.work_queue.state.faults.has(Fault::Words) {
             let detail = "injected fault: writes of words are refused";
-            return Err(Error::new("write a word", ErrorKind::Other, detail));
+            return Err(Error::new("write word", ErrorKind::Other, detail));
         }
         self.push(Operation::WriteWord { to, value })
     }
@@ -146,17 +146,17 @@ impl StreamDriver for Stream {
     }
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
-        let event: &Event = driver::downcast("record an event", event)?;
+        let event: &Event = driver::downcast("record event", event)?;
         if self.work_queue.state.faults.has(Fault::Records) {
             let detail = "injected fault: event records are refused";
-            return Err(Error::new("record an event", ErrorKind::Other, detail));
+            return Err(Error::new("record event", ErrorKind::Other, detail));
         }
         let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
         self.push(Operation::Record { event: event.clone(), point })
     }
 
     fn wait(&self, event: &dyn EventDriver) -> Result<()> {
-        let event: &Event = driver::downcast("wait for an event", event)?;
+        let event: &Event = driver::downcast("wait for event", event)?;
         let point = event.0.recorded.load(Ordering::Acquire);
         self.push(Operation::Wait { event: event.clone(), point })
     }

@@ -333,12 +333,8 @@ impl World {
         topic.finish_giving_up();
         assert!(topic.destinations().is_empty(), "{what}");
         let missed = topic.missed_by_nodes();
-        let of_publishers: u64 = topic
-            .participants()
-            .publishers
-            .iter()
-            .map(|publisher| topic.missed_by_nodes_of(publisher.id))
-            .sum();
+        let of_publishers: u64 =
+            topic.publishers().iter().map(|publisher| topic.missed_by_nodes_of(publisher.id)).sum();
         let expected = match self.settings.reliability {
             Reliability::Reliable => (4, 2, 4),
             _ => (0, 0, 0),
@@ -382,10 +378,7 @@ impl World {
     /// Once the survivor has left too, no memory, publisher or subscription is left.
     fn check(&self, what: &str) {
         let (topic, caller) = (self.topic(), self.caller(self.survivor));
-        assert!(
-            topic.participants().publishers.iter().all(|seen| seen.participant == self.survivor),
-            "{what}"
-        );
+        assert!(topic.publishers().iter().all(|seen| seen.participant == self.survivor), "{what}");
         assert_eq!(topic.reserved_publishers(), 0, "{what}");
         let local = self.control(Direction::Local);
         // Another process continues the role's subscription.

@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError, ChannelListener, Message, Participant, PidFd};
+use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 
-use super::link::channel_error;
-use super::options::{NodeOptions, ServiceMode};
+use super::Welcome;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::NodeId;
+use crate::error_mapping::During;
 use crate::lock::lock;
+use crate::node_options::{NodeOptions, ServiceMode};
 use crate::replication::RetryBackoff;
 use crate::service::election::{LeaderLock, PriorityLock, socket_path};
 use crate::service::protocol::{self, Notice};
-use crate::service::{ServiceOptions, ServiceProcess, ServiceThread};
+use crate::service::{ServiceProcess, ServiceThread, describe_process};
 
 /// Wait for an answer before the leader is checked.
 const ANSWER_POLL: Duration = Duration::from_millis(100);
@@ -77,15 +77,8 @@ impl LocalService {
             // again at once.
             min_term_until = Some(now + MIN_TERM);
         }
-        let started = ServiceThread::start(ServiceOptions {
-            directory: options.directory.clone(),
-            label: options.label.clone(),
-            budgets: options.budgets,
-            network: options.network.clone(),
-            has_priority: Arc::clone(&self.has_priority),
-            min_term_until,
-            identity: NodeId::random()?,
-        });
+        let has_priority = Arc::clone(&self.has_priority);
+        let started = ServiceThread::start(options.clone(), has_priority, min_term_until);
         *service = started.inspect_err(|error| self.back_off(&error.to_string()))?;
         Ok(())
     }
@@ -154,8 +147,7 @@ impl LocalService {
     pub(super) fn end(&self) {
         // First: no other process leaves a free leader lock to this one any more.
         self.release_priority();
-        let service = lock(&self.service).take();
-        drop(service);
+        drop(lock(&self.service).take());
     }
 }
 
@@ -163,14 +155,6 @@ impl LocalService {
 /// join within its timeout afterwards.
 fn priority_grace(options: &NodeOptions) -> Duration {
     PRIORITY_GRACE.min(options.service_timeout / 2)
-}
-
-/// Describes the holder of a lock.
-pub(super) fn describe_process(process: u32) -> String {
-    match process {
-        0 => "a process in another PID namespace".to_owned(),
-        number => format!("process {number}"),
-    }
 }
 
 /// Identity of the socket file that was connected to: a forked child may keep the socket of an
@@ -237,16 +221,14 @@ impl<'a> ServiceConnector<'a> {
             (Some(process), _) => {
                 format!("{process} serves the node, and does not answer: {}", process.state())
             }
-            (None, Some(process)) => {
-                let process = describe_process(process);
-                format!(
-                    "no process holds the leader lock: {process} has priority, but does not serve"
-                )
-            }
+            (None, Some(process)) => format!(
+                "no process holds the leader lock: {} has priority, but does not serve",
+                describe_process(process)
+            ),
             (None, None) => "no process serves the node, or its service keeps exiting".to_owned(),
         };
         let error = Error::new(self.operation, ErrorKind::DeadlineExceeded, detail);
-        error.on(self.options.directory.display())
+        error.at(self.options.directory.display())
     }
 
     /// Connects to the service of the node, once there is one.
@@ -269,12 +251,12 @@ impl<'a> ServiceConnector<'a> {
         }
     }
 
-    /// Connects to the service, sends the first message, and waits for the answer. A service that
-    /// ends in the meantime is left for the next one.
+    /// Connects to the service, sends the first message, and waits for the answer: a welcome or a
+    /// refusal. A service that ends in the meantime is left for the next one.
     pub(super) fn handshake(
         &self,
         greet: impl Fn(&Channel) -> Result<()>,
-    ) -> Result<(Channel, HandshakeResult)> {
+    ) -> Result<(Channel, Result<Welcome>)> {
         loop {
             let (channel, by) = self.reach()?;
             let answered = match greet(&channel) {
@@ -291,14 +273,14 @@ impl<'a> ServiceConnector<'a> {
                 }
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Closed && !self.is_late() => {}
-                Err(error) => return Err(error.on(self.options.directory.display())),
+                Err(error) => return Err(error.at(self.options.directory.display())),
             }
             std::thread::sleep(PAUSE);
         }
     }
 
     /// None: try again.
-    fn read_answer(&self, channel: &Channel, by: SocketId) -> Result<Option<HandshakeResult>> {
+    fn read_answer(&self, channel: &Channel, by: SocketId) -> Result<Option<Result<Welcome>>> {
         let operation = self.operation;
         let mut pidfds = Vec::new();
         loop {
@@ -315,29 +297,26 @@ impl<'a> ServiceConnector<'a> {
                     continue;
                 }
                 // The reason, if any, follows the closed connection.
-                Err(ChannelError::Closed) => channel
-                    .receive(Duration::ZERO)
-                    .map_err(|error| channel_error(operation, error))?,
-                Err(error) => return Err(channel_error(operation, error)),
+                Err(ChannelError::Closed) => channel.receive(Duration::ZERO).during(operation)?,
+                Err(error) => return Err(error.during(operation)),
             };
             match protocol::decode(operation, &bytes)? {
                 Notice::Pidfds { participants } => {
                     pidfds.extend(protocol::pidfds(&participants, descriptors)?);
                 }
                 Notice::Welcome { participant, .. } => {
-                    let [node_segment, service] =
-                        <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| {
-                            let detail =
-                                "a welcome without node segment, or without pidfd of the service";
-                            Error::new(operation, ErrorKind::Malformed, detail)
-                        })?;
+                    let Ok([node_segment, service]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+                        let detail =
+                            "a welcome without node segment, or without pidfd of the service";
+                        return Err(Error::new(operation, ErrorKind::Malformed, detail));
+                    };
                     let service = PidFd::from_fd(service)
                         .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
                     let welcome = Welcome { participant, node_segment, service, pidfds };
-                    return Ok(Some(HandshakeResult::Welcome(welcome)));
+                    return Ok(Some(Ok(welcome)));
                 }
                 Notice::Rejected { reason } => {
-                    return Ok(Some(HandshakeResult::Refused(reason.into_error(operation))));
+                    return Ok(Some(Err(reason.into_error(operation))));
                 }
                 other => {
                     let detail = format!("unexpected first message {other:?}");
@@ -346,21 +325,6 @@ impl<'a> ServiceConnector<'a> {
             }
         }
     }
-}
-
-/// Content of the first answers.
-pub(super) struct Welcome {
-    pub(super) participant: u32,
-    pub(super) node_segment: OwnedFd,
-    /// Its end is the service's, whatever descriptors children keep open.
-    pub(super) service: PidFd,
-    pub(super) pidfds: Vec<(Participant, PidFd)>,
-}
-
-/// The service's answer.
-pub(super) enum HandshakeResult {
-    Welcome(Welcome),
-    Refused(Error),
 }
 
 /// Connects, if a process listens.
@@ -375,7 +339,7 @@ pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Optio
             let Some(found) = ChannelListener::non_socket_kind(&path) else { return Ok(None) };
             let error = ChannelError::NotASocket { path, found };
             Err(Error::because(operation, ErrorKind::InvalidArgument, error)
-                .on(directory.display()))
+                .at(directory.display()))
         }
         // Its backlog is full: the service is busy, or about to end.
         Err(ChannelError::DeadlineExceeded { .. } | ChannelError::Closed) => Ok(None),
@@ -387,7 +351,7 @@ pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Optio
                 }
                 _ => ErrorKind::Failed,
             };
-            Err(Error::because(operation, kind, error).on(path.display()))
+            Err(Error::because(operation, kind, error).at(path.display()))
         }
     }
 }

@@ -4,11 +4,11 @@ use std::env::VarError;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::network_options::NetworkOptions;
+use crate::node_options::{NodeOptions, ServiceMode};
 
-const OPERATION: &str = "read the environment";
+const OPERATION: &str = "read environment variable";
 const PREFIX: &str = "FABRICAST_";
 /// The value of an optional variable that means unset.
 const NONE: &str = "none";
@@ -160,7 +160,7 @@ fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
     let name = name.escape_debug().to_string();
     let detail =
         format!("{name} is unknown; the nearest variable is {near}. Correct its name, or unset it");
-    Err(Error::new(OPERATION, ErrorKind::InvalidArgument, detail).on(name))
+    Err(Error::new(OPERATION, ErrorKind::InvalidArgument, detail).at(name))
 }
 
 /// The variables of a process.
@@ -171,7 +171,7 @@ impl Variables<'_> {
     fn set<T>(&self, name: &str, value: &mut T, read: impl Fn(&str) -> Read<T>) -> Result<()> {
         let name = format!("{PREFIX}{name}");
         let refused = |reason: &str| {
-            Err(Error::new(OPERATION, ErrorKind::InvalidArgument, reason).on(name.as_str()))
+            Err(Error::new(OPERATION, ErrorKind::InvalidArgument, reason).at(name.as_str()))
         };
         match (self.0)(&name) {
             Ok(text) if text.is_empty() => Ok(()),
@@ -223,15 +223,11 @@ fn seconds(text: &str) -> Read<Duration> {
 fn size(text: &str) -> Read<u64> {
     let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
     let short = short.unwrap_or(text);
-    let (digits, shift) = match short.strip_suffix(['K', 'k']) {
-        Some(digits) => (digits, 10),
-        None => match short.strip_suffix(['M', 'm']) {
-            Some(digits) => (digits, 20),
-            None => short.strip_suffix(['G', 'g']).map_or((text, 0), |digits| (digits, 30)),
-        },
-    };
-    let number: Option<u64> =
-        digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let scaled = |(unit, shift)| Some((short.strip_suffix(unit)?, shift));
+    let (digits, shift) = units.into_iter().find_map(scaled).unwrap_or((text, 0));
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse::<u64>().ok().filter(|_| is_number);
     let bytes = number.and_then(|number| number.checked_mul(1 << shift));
     bytes.ok_or_else(|| "a number with an optional K, M or G is expected".to_owned())
 }
@@ -320,7 +316,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "read the environment (FABRICAST_DIRECTRY) failed: invalid argument: \
+            "read environment variable FABRICAST_DIRECTRY failed: invalid argument: \
              FABRICAST_DIRECTRY is unknown; the nearest variable is \
              FABRICAST_DIRECTORY. Correct its name, or unset it"
         );

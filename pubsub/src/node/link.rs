@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use ipc::{Channel, ChannelError, Liveness, Message, PidFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::connector::{HandshakeResult, ServiceConnector};
+use super::connector::ServiceConnector;
 use super::membership::Answer;
-use super::options::ServiceMode;
 use super::{Link, MembershipState};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::During;
+use crate::node_options::ServiceMode;
 use crate::pool::Piece;
 use crate::service::ServiceProcess;
 use crate::service::protocol::{self, MAX_PIDFDS_PER_MESSAGE, Notice, Request};
@@ -37,10 +38,8 @@ const BLOCKED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Between two attempts of a dedicated process to take over the node.
 const TAKE_OVER_INTERVAL: Duration = Duration::from_secs(1);
-/// Pieces of a pool in one message.
-const MAX_PIECES_PER_MESSAGE: usize = 32;
 
-const REJOINING: &str = "rejoin a node after its service exited";
+const REJOINING: &str = "rejoin node";
 
 pub(super) fn send_request(
     operation: &'static str,
@@ -48,21 +47,7 @@ pub(super) fn send_request(
     request: &Request,
     files: &[BorrowedFd<'_>],
 ) -> Result<()> {
-    channel
-        .send(&protocol::encode(request), files, SEND_TIMEOUT)
-        .map_err(|error| channel_error(operation, error))
-}
-
-pub(super) fn channel_error(operation: &'static str, error: ChannelError) -> Error {
-    let kind = match &error {
-        ChannelError::Closed => ErrorKind::Closed,
-        ChannelError::TooManyDescriptorsInFlight | ChannelError::DescriptorsLost { .. } => {
-            ErrorKind::TooMany
-        }
-        ChannelError::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
-        _ => ErrorKind::Failed,
-    };
-    Error::because(operation, kind, error)
+    channel.send(&protocol::encode(request), files, SEND_TIMEOUT).during(operation)
 }
 
 /// What follows an iteration of the thread.
@@ -188,7 +173,7 @@ fn request_take_over(
     }
     sent.take_over_requested_at = Some(Instant::now());
     if has_priority {
-        send_request("take over a node", channel, &Request::TakeOver, &[])?;
+        send_request("take over node", channel, &Request::TakeOver, &[])?;
     }
     Ok(Some(TAKE_OVER_INTERVAL))
 }
@@ -199,7 +184,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
     // No message reports a death, and the slot of a dead process may stay free for ever.
     shared.roster().drop_unused_pidfds();
     for request in shared.requests() {
-        if send_request("send to the service", channel, &request, &[]).is_err() {
+        if send_request("send to service of node", channel, &request, &[]).is_err() {
             return Next::Lost;
         }
     }
@@ -215,8 +200,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
         Err(_) => return Next::Lost,
     }
     if let Some(since) = shared.leaving_since() {
-        if !sent.leave_sent && send_request("leave a node", channel, &Request::Leave, &[]).is_err()
-        {
+        if !sent.leave_sent && send_request("leave node", channel, &Request::Leave, &[]).is_err() {
             return Next::Lost;
         }
         sent.leave_sent = true;
@@ -269,9 +253,7 @@ fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
     }
     let reason = match service {
         Some(service) if is_stopped => format!("{service} is stopped"),
-        Some(service) => {
-            format!("{service} did not answer within {LEAVE_TIMEOUT:?}")
-        }
+        Some(service) => format!("{service} did not answer within {LEAVE_TIMEOUT:?}"),
         None => "no process serves the node".to_owned(),
     };
     tracing::warn!(
@@ -286,10 +268,10 @@ fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
 /// continue: the request for a topic fails, and the service watches other processes. Everything
 /// else is sent again when this process rejoins.
 fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> bool {
-    let operation = "receive from the service";
+    let operation = "receive from service of node";
     let ChannelError::DescriptorsLost { bytes, .. } = &error else { return false };
     let notice = protocol::decode(operation, bytes);
-    let error = channel_error(operation, error);
+    let error = error.during(operation);
     match notice {
         Ok(Notice::Topic { request, number }) => {
             shared.on_topic_undelivered(request, number, error)
@@ -310,15 +292,10 @@ fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> boo
 
 /// Handles a message of the service.
 fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) -> Result<Next> {
-    let operation = "read a message of the service";
+    let operation = "read message from service of node";
     let Message { bytes, descriptors } = message;
-    let only = |descriptors: Vec<OwnedFd>| -> Result<OwnedFd> {
-        let [one] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| {
-            let detail = "wrong number of descriptors";
-            Error::new(operation, ErrorKind::Malformed, detail)
-        })?;
-        Ok(one)
-    };
+    let only =
+        |descriptors| protocol::exactly(operation, descriptors).map(|[one]: [OwnedFd; 1]| one);
     match protocol::decode(operation, &bytes)? {
         Notice::Pidfds { participants } => {
             for (participant, pidfd) in protocol::pidfds(&participants, descriptors)? {
@@ -339,12 +316,12 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
         Notice::PoolGrown { pool } => shared.on_pool_grown(pool),
         Notice::Topic { request, number } => shared.on_topic(request, number, only(descriptors)?),
         Notice::Refused { request, reason } => {
-            let reason = reason.into_error("call the service of the node");
+            let reason = reason.into_error("call service of node");
             shared.on_answer(request, Err(reason));
         }
         Notice::Rows { request, rows, is_last } => shared.on_rows(request, rows, is_last),
         Notice::Rejected { reason } => {
-            let reason = reason.into_error("remain a member of a node");
+            let reason = reason.into_error("remain member of node");
             if !is_final(&reason) {
                 return Ok(Next::Refused);
             }
@@ -363,15 +340,8 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
 
 /// Whether the service would give the same answer again.
 fn is_final(reason: &Error) -> bool {
-    use ErrorKind as Kind;
-    matches!(
-        reason.kind(),
-        Kind::Closed
-            | Kind::Denied
-            | Kind::InvalidArgument
-            | Kind::Malformed
-            | Kind::VersionMismatch
-    )
+    use ErrorKind::{Closed, Denied, InvalidArgument, Malformed, VersionMismatch};
+    matches!(reason.kind(), Closed | Denied | InvalidArgument | Malformed | VersionMismatch)
 }
 
 /// Finds the next service, or becomes it, and returns all pools and topics to it. None if this
@@ -393,15 +363,14 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
         if is_last_member() {
             return Ok(None);
         }
-        let pidfd = PidFd::of_this_process().map_err(|error| Error::of(REJOINING, error));
-        let attempt = pidfd.and_then(|pidfd| {
+        let attempt = PidFd::of_this_process().during(REJOINING).and_then(|pidfd| {
             let label = shared.options.label.clone();
             let again = Request::Rejoin { label, participant: shared.me.number() };
             let files = [pidfd.as_fd(), shared.node_segment.as_fd()];
             connector.handshake(|channel| send_request(REJOINING, channel, &again, &files))
         });
         let error = match attempt {
-            Ok((channel, HandshakeResult::Welcome(welcome))) => {
+            Ok((channel, Ok(welcome))) => {
                 for (participant, pidfd) in welcome.pidfds {
                     shared.roster().add_pidfd(participant, pidfd);
                 }
@@ -411,9 +380,8 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
                     Err(error) => error,
                 }
             }
-            Ok((_, HandshakeResult::Refused(reason))) if is_final(&reason) => return Err(reason),
-            Ok((_, HandshakeResult::Refused(reason))) => reason,
-            Err(error) => error,
+            Ok((_, Err(reason))) if is_final(&reason) => return Err(reason),
+            Ok((_, Err(error))) | Err(error) => error,
         };
         if Instant::now() >= end() && !is_last_member() {
             return Err(error);
@@ -424,41 +392,17 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
 }
 
 fn hand_over(shared: &MembershipState, channel: &Channel) -> Result<()> {
-    let send_request = |request: &Request, files: &[OwnedFd]| {
-        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        send_request(REJOINING, channel, request, &files)
-    };
-    let pidfds = shared.roster().pidfds().map_err(|error| Error::of(REJOINING, error))?;
+    let pidfds = shared.roster().pidfds().during(REJOINING)?;
     let known: Vec<_> =
         pidfds.into_iter().filter(|(it, _)| !shared.roster().is_dead(Some(*it))).collect();
     for some in known.chunks(MAX_PIDFDS_PER_MESSAGE) {
         let participants = some.iter().map(|(participant, _)| participant.number()).collect();
         let files: Vec<_> = some.iter().map(|(_, pidfd)| pidfd.as_fd()).collect();
-        let pidfds = protocol::encode(&Request::Pidfds { participants });
-        channel
-            .send(&pidfds, &files, SEND_TIMEOUT)
-            .map_err(|error| channel_error(REJOINING, error))?;
+        send_request(REJOINING, channel, &Request::Pidfds { participants }, &files)?;
     }
-    let handover_state = shared.handover_state()?;
-    for (pool, control_segment, pieces) in handover_state.pools {
-        send_request(&Request::Pool { pool }, &[control_segment])?;
-        let mut first = 0;
-        let mut pieces = pieces.into_iter().peekable();
-        while pieces.peek().is_some() {
-            let some = pieces.by_ref().take(MAX_PIECES_PER_MESSAGE);
-            let (files, pieces): (Vec<_>, Vec<_>) =
-                some.map(|piece| (piece.memory, (piece.length, piece.name))).unzip();
-            let count = pieces.len() as u32;
-            send_request(&Request::Pieces { pool, first, pieces }, &files)?;
-            first += count;
-        }
-    }
-    for (number, segment) in handover_state.topics {
-        send_request(&Request::Topic { number }, &[segment])?;
-    }
-    send_request(&Request::RejoinDone, &[])?;
-    for request in handover_state.unanswered {
-        send_request(&request, &[])?;
+    for (request, files) in shared.handover_requests()? {
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        send_request(REJOINING, channel, &request, &files)?;
     }
     Ok(())
 }

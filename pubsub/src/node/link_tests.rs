@@ -6,9 +6,9 @@ use ipc::ChannelListener;
 
 use super::super::connector::LocalService;
 use super::super::membership::Answer;
-use super::super::options::{NodeOptions, ServiceMode};
 use super::*;
 use crate::ids::NodeId;
+use crate::node_options::NodeOptions;
 use crate::node_segment::NodeSegment;
 use crate::pool::{Direction, Pool, PoolId};
 use crate::service::election::{self, MemberLock, socket_path};
@@ -173,7 +173,7 @@ fn blocked_topics_are_reported_periodically() {
     let made = Topic::create(5, "it", &settings).unwrap();
     let report_request = |number| Request::Report { request: number };
     let topic = std::thread::scope(|scope| {
-        let answer = scope.spawn(|| shared.call("open a topic", report_request));
+        let answer = scope.spawn(|| shared.call("open topic", report_request));
         while shared.requests().is_empty() {
             std::thread::yield_now();
         }
@@ -205,7 +205,7 @@ fn blocked_topics_are_reported_periodically() {
         (Some(BLOCKED_REPORT_INTERVAL / 2), vec![])
     );
     // The next service does not know it, and the last request to the old one is lost.
-    shared.handover_state().unwrap();
+    shared.handover_requests().unwrap();
     assert_eq!(
         report(start + 3 * BLOCKED_REPORT_INTERVAL / 2),
         (Some(BLOCKED_REPORT_INTERVAL), publisher_blocked())

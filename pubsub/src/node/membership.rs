@@ -2,21 +2,21 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
-use ipc::{Caller, ForkGeneration, MappedWords, Participant, ParticipantTable};
+use ipc::{Caller, MappedWords, Participant, ParticipantTable};
 
 use super::connector::LocalService;
-use super::options::NodeOptions;
 use super::{Membership, MembershipState};
 use crate::context::{Retry, ServiceClient};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::{During, On};
 use crate::lock::lock;
+use crate::node_options::NodeOptions;
 use crate::node_segment::NodeSegment;
 use crate::pool::{Direction, Piece, Pool, PoolId};
 use crate::report::Row;
@@ -67,14 +67,6 @@ pub(super) struct MembershipInner {
     outgoing: VecDeque<Request>,
     next: u64,
     closed: Option<String>,
-}
-
-/// What this process returns to the next service.
-pub(super) struct HandoverState {
-    /// With their control segments and pieces.
-    pub(super) pools: Vec<(PoolId, OwnedFd, Vec<Piece>)>,
-    pub(super) topics: Vec<(u32, OwnedFd)>,
-    pub(super) unanswered: Vec<Request>,
 }
 
 impl MembershipState {
@@ -214,9 +206,8 @@ impl MembershipState {
             blocked_topics.retain(|number| {
                 topics.get(number).is_some_and(|used| !used.topic.clear_if_unblocked())
             });
-            outgoing.extend(
-                blocked_topics.iter().map(|number| Request::PublisherBlocked { number: *number }),
-            );
+            let blocked = blocked_topics.iter().copied();
+            outgoing.extend(blocked.map(|number| Request::PublisherBlocked { number }));
             (*blocked_reported_at, left) = (Some(now), every);
         }
         (!blocked_topics.is_empty()).then_some(left)
@@ -229,25 +220,13 @@ impl MembershipState {
         state.closed = Some(reason.to_string());
         self.is_closed.store(true, Ordering::Release);
         for (_, pending) in state.pending.drain() {
-            let error =
-                Error::new("call the service of the node", ErrorKind::Closed, reason.to_string());
+            let error = Error::new("call service of node", ErrorKind::Closed, reason.to_string());
             let _ = pending.answer.send(Err(error));
         }
         // Wakes waiting threads: they fail now.
         for used in state.topics.values() {
             used.topic.local().ring_messages();
             used.topic.local().ring_room();
-        }
-    }
-
-    #[inline]
-    fn check(&self) -> Result<()> {
-        if !self.is_closed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        match &lock(&self.state).closed {
-            None => Ok(()),
-            Some(reason) => Err(Error::new("use a node", ErrorKind::Closed, reason.clone())),
         }
     }
 
@@ -277,9 +256,8 @@ impl MembershipState {
             let number = state.next;
             let request = request(number);
             state.outgoing.push_back(request.clone());
-            state
-                .pending
-                .insert(number, PendingRequest { request, answer: sender, rows: Vec::new() });
+            let pending = PendingRequest { request, answer: sender, rows: Vec::new() };
+            state.pending.insert(number, pending);
             number
         };
         self.bell.ring();
@@ -302,17 +280,15 @@ impl MembershipState {
         if state.pools.contains_key(&id) {
             return;
         }
-        match Pool::keep(control_segment) {
+        let reason = match Pool::keep(control_segment) {
             Ok(pool) if pool.id() == id => {
                 state.pools.insert(id, Arc::new(pool));
+                return;
             }
-            Ok(_) => drop(
-                state
-                    .unusable_pools
-                    .insert(id, "its control segment belongs to another pool".into()),
-            ),
-            Err(error) => drop(state.unusable_pools.insert(id, error.to_string())),
-        }
+            Ok(_) => "its control segment belongs to another pool".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        state.unusable_pools.insert(id, reason);
     }
 
     /// The service sends a piece of a pool.
@@ -368,17 +344,11 @@ impl MembershipState {
             state.outgoing.push_back(Request::CloseTopic { number, granted: 1 });
             self.bell.ring();
         }
-        let pending = state.pending.remove(&request);
-        let Some(pending) = pending else {
-            // The caller has timed out.
-            if granted.is_ok() {
-                drop(state);
-                self.release_topic(number);
-            }
-            return;
-        };
         let is_granted = granted.is_ok();
-        if pending.answer.send(granted).is_err() && is_granted {
+        // Or the caller has timed out.
+        let pending = state.pending.remove(&request);
+        let is_taken = pending.is_some_and(|pending| pending.answer.send(granted).is_ok());
+        if is_granted && !is_taken {
             drop(state);
             self.release_topic(number);
         }
@@ -413,50 +383,48 @@ impl MembershipState {
         }
     }
 
-    /// All that the next service needs, and the unanswered requests.
-    pub(super) fn handover_state(&self) -> Result<HandoverState> {
-        let operation = "hand over to a new service";
-        let failed = |error: std::io::Error| Error::of(operation, error);
+    /// Requests that return all objects to the next service, and the unanswered requests; each with
+    /// its descriptors.
+    pub(super) fn handover_requests(&self) -> Result<Vec<(Request, Vec<OwnedFd>)>> {
+        let copy = |file: BorrowedFd<'_>| -> Result<_> {
+            Ok(vec![file.try_clone_to_owned().during("hand over to new service of node")?])
+        };
+        let mut requests = Vec::new();
         let mut state = lock(&self.state);
         // The next service inspects the topics itself, and pending requests are sent again.
         state.outgoing.clear();
         // Blocked topics are reported to it at once.
         state.blocked_reported_at = None;
-        let copy = |file: std::os::fd::BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
-        let pools = state
-            .pools
-            .iter()
-            .map(|(id, pool)| {
-                let pieces = (0..pool.held()).filter_map(|number| pool.piece(number).transpose());
-                Ok((*id, copy(pool.control_segment())?, pieces.collect::<Result<_>>()?))
-            })
-            .collect::<Result<_>>()?;
-        let topics = state
-            .topics
-            .iter_mut()
-            .map(|(number, used)| {
-                // The next service counts one grant for each returned topic.
-                used.granted = 1;
-                Ok((*number, copy(used.topic.segment())?))
-            })
-            .collect::<Result<_>>()?;
-        let unanswered = state
-            .pending
-            .values_mut()
-            .map(|pending| {
-                pending.rows.clear();
-                pending.request.clone()
-            })
-            .collect();
-        Ok(HandoverState { pools, topics, unanswered })
+        for (id, pool) in &state.pools {
+            let pool_id = *id;
+            requests.push((Request::Pool { pool: pool_id }, copy(pool.control_segment())?));
+            for first in (0..pool.held()).step_by(MAX_PIECES_PER_MESSAGE) {
+                let some = (first..pool.held()).take(MAX_PIECES_PER_MESSAGE);
+                let pieces = some.filter_map(|number| pool.piece(number).transpose());
+                let parts = |piece: Piece| (piece.memory, (piece.length, piece.name));
+                let pieces = pieces.map(|piece| piece.map(parts)).collect::<Result<Vec<_>>>()?;
+                let (files, pieces) = pieces.into_iter().unzip();
+                let first = first as u32;
+                requests.push((Request::Pieces { pool: pool_id, first, pieces }, files));
+            }
+        }
+        for (number, used) in &mut state.topics {
+            // The next service counts one grant for each returned topic.
+            used.granted = 1;
+            requests.push((Request::Topic { number: *number }, copy(used.topic.segment())?));
+        }
+        requests.push((Request::RejoinDone, Vec::new()));
+        for pending in state.pending.values_mut() {
+            pending.rows.clear();
+            requests.push((pending.request.clone(), Vec::new()));
+        }
+        Ok(requests)
     }
 }
 
 impl MembershipInner {
     fn use_topic(&mut self, number: u32, segment: OwnedFd) -> Result<Answer> {
-        let operation = "open a topic";
-        if let Some(used) = self.topics.get(&number) {
-            let topic = Arc::clone(&used.topic);
+        if let Some(topic) = self.topics.get(&number).map(|used| Arc::clone(&used.topic)) {
             let answer = self.with_pools(topic)?;
             if let Some(used) = self.topics.get_mut(&number) {
                 used.granted += 1;
@@ -465,10 +433,10 @@ impl MembershipInner {
             return Ok(answer);
         }
         let topic = Arc::new(Topic::open(segment)?);
-        let answer = self.with_pools(Arc::clone(&topic)).map_err(|error| error.on(topic.name()))?;
+        let answer = self.with_pools(Arc::clone(&topic)).on(topic.name())?;
         if topic.number() != number {
             let detail = "the service sent another topic than it announced";
-            return Err(Error::new(operation, ErrorKind::Malformed, detail));
+            return Err(Error::new("open topic", ErrorKind::Malformed, detail));
         }
         self.topics.insert(number, OpenTopic { topic, handles: 1, granted: 1 });
         Ok(answer)
@@ -480,19 +448,13 @@ impl MembershipInner {
             let Some(pool) = self.pools.get(&id) else {
                 let reason = self.unusable_pools.get(&id);
                 let reason = reason.map_or("its pools were not sent", String::as_str);
-                return Err(Error::new("map the memory of a topic", ErrorKind::NoDevice, reason));
+                return Err(Error::new("map memory of topic", ErrorKind::NoDevice, reason));
             };
             pool.ensure_mapped()?;
             Ok(Arc::clone(pool))
         };
         let (local, inbound) = (pool(Direction::Local)?, pool(Direction::Inbound)?);
         Ok(Answer::Topic { topic, local, inbound })
-    }
-}
-
-impl Membership {
-    pub(super) fn new(shared: Arc<MembershipState>, thread: JoinHandle<()>) -> Self {
-        Self { shared, thread: Some(thread), fork_generation: ForkGeneration::current() }
     }
 }
 
@@ -508,7 +470,7 @@ impl ServiceClient for Membership {
     }
 
     fn admit(&self, number: u32, publisher: u64) -> Result<()> {
-        let operation = "create a publisher";
+        let operation = "create publisher of topic";
         let request = |request| Request::AdmitPublisher { request, number, publisher };
         match self.shared.call(operation, request)? {
             Answer::Admitted => Ok(()),
@@ -540,7 +502,13 @@ impl ServiceClient for Membership {
     }
 
     fn check(&self) -> Result<()> {
-        self.shared.check()
+        if !self.shared.is_closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match &lock(&self.shared.state).closed {
+            None => Ok(()),
+            Some(reason) => Err(Error::new("use node", ErrorKind::Closed, reason.clone())),
+        }
     }
 }
 
@@ -567,6 +535,9 @@ impl Drop for Membership {
         self.shared.end();
     }
 }
+
+/// Pieces of a pool in one message.
+const MAX_PIECES_PER_MESSAGE: usize = 32;
 
 /// How long a leaving process waits for its streams.
 const STREAM_DRAIN_TIMEOUT: Duration = Duration::from_secs(10);

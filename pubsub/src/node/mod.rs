@@ -4,24 +4,26 @@ mod connector;
 mod environment;
 mod link;
 mod membership;
-mod options;
 mod query;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, DoorbellWatcher, ForkGeneration, Liveness, Participant, PidFd};
-use std::os::fd::AsFd;
 
-use self::connector::{HandshakeResult, LocalService, ServiceConnector, Welcome, describe_process};
+use self::connector::{LocalService, ServiceConnector};
 use self::membership::{Answer, MembershipInner, unexpected_answer};
 use crate::context::{NodeContext, Retry, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::{During, On};
 use crate::interruption::Interruption;
+use crate::node_options::{NodeOptions, ServiceMode};
 use crate::node_segment::NodeSegment;
 use crate::report::Row;
+use crate::service::describe_process;
 use crate::service::election::{self, MemberLock, PriorityLock};
 use crate::service::protocol::{MAX_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
@@ -29,7 +31,6 @@ use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
 pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
-pub use self::options::{NodeOptions, ServiceMode};
 pub use self::query::report;
 
 /// A process's membership in a node; opens topics.
@@ -95,7 +96,16 @@ struct Link {
     service: PidFd,
 }
 
-const JOINING: &str = "join a node";
+/// What a service answers to a process that it accepts.
+struct Welcome {
+    participant: u32,
+    node_segment: OwnedFd,
+    /// Its end is the service's, whatever descriptors children keep open.
+    service: PidFd,
+    pidfds: Vec<(Participant, PidFd)>,
+}
+
+const JOINING: &str = "join node";
 /// Between two attempts to join.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -115,7 +125,7 @@ impl JoinedNode {
             let detail = "the service assigned an invalid participant number";
             return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
         };
-        let pidfd = PidFd::of_this_process().map_err(|error| Error::of(JOINING, error))?;
+        let pidfd = PidFd::of_this_process().during(JOINING)?;
         for (participant, pidfd) in welcome.pidfds {
             node_segment.roster().add_pidfd(participant, pidfd);
         }
@@ -135,19 +145,13 @@ impl JoinedNode {
     }
 }
 
-/// Takes the priority lock, unless another process holds it.
-fn take_priority(options: &NodeOptions, service: &LocalService, end: Instant) -> Result<()> {
-    let acquire_priority = || service.acquire_priority(JOINING, options);
-    acquire_exclusive(end, acquire_priority, || PriorityLock::holder(JOINING, &options.directory))
-}
-
 /// Takes an exclusive lock; fails if another process holds it.
 fn acquire_exclusive(
     end: Instant,
     acquire: impl Fn() -> Result<bool>,
     holder: impl Fn() -> Result<Option<u32>>,
 ) -> Result<()> {
-    let operation = "serve a node";
+    let operation = "serve node";
     while !acquire()? {
         if let Some(process) = holder()? {
             let detail = format!("{} already serves the node", describe_process(process));
@@ -191,78 +195,63 @@ impl Node {
         }
         options.budgets.check()?;
         election::prepare(JOINING, &options.directory)?;
-        let failed = |error: std::io::Error| Error::of(JOINING, error);
         let end = ipc::deadline(options.service_timeout);
         let service = LocalService::default();
         if options.service == ServiceMode::Dedicated {
-            take_priority(&options, &service, end)
-                .map_err(|error| error.on(options.directory.display()))?;
+            let acquire = || service.acquire_priority(JOINING, &options);
+            let holder = || PriorityLock::holder(JOINING, &options.directory);
+            acquire_exclusive(end, acquire, holder).at(options.directory.display())?;
         }
         loop {
             let (end_at, serves) = (|| end, || true);
             let connector = ServiceConnector::new(JOINING, &options, &service, &end_at, &serves);
-            let pidfd = PidFd::of_this_process().map_err(failed)?;
+            let pidfd = PidFd::of_this_process().during(JOINING)?;
             let hello = Request::Hello { label: options.label.clone() };
             let (channel, answered) = connector.handshake(|channel| {
                 link::send_request(JOINING, channel, &hello, &[pidfd.as_fd()])
             })?;
             let refused = match answered {
-                HandshakeResult::Welcome(welcome) => {
-                    match JoinedNode::new(&options, channel, welcome)? {
-                        Some(joined) => return Self::start(options, service, joined),
-                        None => None,
-                    }
-                }
-                HandshakeResult::Refused(reason) if reason.kind() == ErrorKind::Failed => {
-                    Some(reason)
-                }
-                HandshakeResult::Refused(reason) => {
-                    return Err(reason.on(options.directory.display()));
-                }
+                Ok(welcome) => match JoinedNode::new(&options, channel, welcome)? {
+                    Some(joined) => return Self::start(options, service, joined),
+                    None => None,
+                },
+                Err(reason) if reason.kind() == ErrorKind::Failed => Some(reason),
+                Err(reason) => return Err(reason.at(options.directory.display())),
             };
             if Instant::now() >= end {
                 let detail = "its services exit before this process has joined";
                 let error =
                     refused.unwrap_or_else(|| Error::new(JOINING, ErrorKind::Closed, detail));
-                return Err(error.on(options.directory.display()));
+                return Err(error.at(options.directory.display()));
             }
             std::thread::sleep(PAUSE);
         }
     }
 
     fn start(options: NodeOptions, service: LocalService, joined: JoinedNode) -> Result<Self> {
-        let failed = |error: std::io::Error| Error::of(JOINING, error);
         let JoinedNode { link, node_segment, me, member_lock } = joined;
-        let bell = WakeFd::new().map_err(|error| {
-            node_segment.roster().leave(me);
-            failed(error)
-        })?;
-        let (waiting, interruptible) = (options.waiting, options.interruptible);
         let (roster, publish_doorbell) =
             (Arc::clone(node_segment.roster()), Arc::clone(node_segment.publish_doorbell()));
+        let bell = WakeFd::new().during(JOINING).inspect_err(|_| _ = roster.leave(me))?;
+        let (waiting, interruptible) = (options.waiting, options.interruptible);
         let shared =
             Arc::new(MembershipState::new(options, node_segment, me, bell, service, member_lock));
         let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
             let shared = Arc::clone(&shared);
             move || link::run(&shared, link)
         });
-        let thread = thread.map_err(|error| {
-            shared.roster().leave(me);
-            failed(error)
-        })?;
-        let membership = Arc::new(Membership::new(shared, thread));
-        let service = Arc::clone(&membership) as _;
+        let thread = thread.during(JOINING).inspect_err(|_| _ = roster.leave(me))?;
         let fork_generation = ForkGeneration::current();
-        let watch = DoorbellWatcher::new();
+        let membership = Arc::new(Membership { shared, thread: Some(thread), fork_generation });
         let context = NodeContext {
             me,
             roster,
-            service,
+            service: Arc::clone(&membership) as _,
             fork_generation,
             publish_doorbell,
             waiting,
             interruptible,
-            watch,
+            watch: DoorbellWatcher::new(),
         };
         Ok(Self { membership, context: Arc::new(context) })
     }
@@ -276,8 +265,8 @@ impl Node {
     /// if the device of its memory does not exist; [`InvalidArgument`](ErrorKind::InvalidArgument).
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
         // A child would fail later, since it does not find the device, with a misleading error.
-        self.context.check_not_forked("open a topic")?;
-        let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
+        self.context.check_not_forked("open topic")?;
+        let shared = SharedSettings::of(settings).on(name)?;
         self.open_topic(name, Some(shared), self.answer_timeout())
     }
 
@@ -313,11 +302,11 @@ impl Node {
         settings: Option<SharedSettings>,
         timeout: Duration,
     ) -> Result<Topic> {
-        let operation = "open a topic";
+        let operation = "open topic";
         self.context.check(operation)?;
         let request = |request| Request::Open { request, name: name.into(), settings };
         let answer = self.membership.shared.call_within(operation, timeout, request);
-        match answer.map_err(|error| error.on(name))? {
+        match answer.on(name)? {
             Answer::Topic { topic, local, inbound } => {
                 Ok(Topic { context: TopicContext::new(&self.context, topic, local, inbound) })
             }
@@ -331,7 +320,7 @@ impl Node {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed).
     pub fn report(&self) -> Result<Vec<Row>> {
-        let operation = "report on a node";
+        let operation = "report on node";
         self.context.check(operation)?;
         match self.membership.shared.call(operation, |request| Request::Report { request })? {
             Answer::Rows(rows) => Ok(rows),
@@ -345,7 +334,7 @@ impl Node {
     /// [`Closed`](ErrorKind::Closed) if its service was lost, and no other one started in time;
     /// [`Forked`](ErrorKind::Forked).
     pub fn check(&self) -> Result<()> {
-        self.context.check("use a node")
+        self.context.check("use node")
     }
 
     /// The node's identity in hexadecimal digits; all members and services of the node share it.

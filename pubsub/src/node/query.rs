@@ -3,14 +3,15 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::connector::{connect, describe_process};
-use super::link::{channel_error, send_request};
-use super::membership::REPORT_TIMEOUT;
+use super::connector::connect;
+use super::link::send_request;
+use super::membership::{REPORT_TIMEOUT, unexpected_answer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::{During, On};
 use crate::report::Row;
-use crate::service::ServiceProcess;
 use crate::service::election::{self, LeaderLock};
 use crate::service::protocol::{self, Notice, Request};
+use crate::service::{ServiceProcess, describe_process};
 
 /// Reports on the node of a directory without joining it: see
 /// [`Node::report`](crate::Node::report).
@@ -22,7 +23,7 @@ use crate::service::protocol::{self, Notice, Request};
 ///
 /// [`DeadlineExceeded`]: ErrorKind::DeadlineExceeded
 pub fn report(directory: &Path) -> Result<Vec<Row>> {
-    let operation = "report on a node";
+    let operation = "report on node";
     election::check(operation, directory)?;
     let end = Instant::now() + REPORT_TIMEOUT;
     loop {
@@ -33,9 +34,9 @@ pub fn report(directory: &Path) -> Result<Vec<Row>> {
                     && Instant::now() < end => {}
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
                 let silent = unresponsive_service_error(operation, directory).unwrap_or(error);
-                return Err(silent.on(directory.display()));
+                return Err(silent.at(directory.display()));
             }
-            done => return done.map_err(|error| error.on(directory.display())),
+            done => return done.at(directory.display()),
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
@@ -67,7 +68,7 @@ fn call(operation: &'static str, directory: &Path, end: Instant) -> Result<Vec<R
     let mut all = Vec::new();
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let message = channel.receive(left).map_err(|error| channel_error(operation, error))?;
+        let message = channel.receive(left).during(operation)?;
         match protocol::decode(operation, &message.bytes)? {
             Notice::Rows { rows, is_last, .. } => {
                 all.extend(rows);
@@ -78,7 +79,7 @@ fn call(operation: &'static str, directory: &Path, end: Instant) -> Result<Vec<R
             Notice::Refused { reason, .. } | Notice::Rejected { reason } => {
                 return Err(reason.into_error(operation));
             }
-            _ => return Err(Error::new(operation, ErrorKind::Malformed, "unexpected answer")),
+            _ => return Err(unexpected_answer(operation)),
         }
     }
 }

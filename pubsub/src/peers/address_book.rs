@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use super::close_reason::GoodbyeReason;
-use super::connection_protocol::Timing;
-use super::identity::SplitMix64;
 use super::mesh::{PeerReport, PeerState};
+use super::{SplitMix64, Timing};
 use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
 
@@ -182,7 +181,7 @@ impl AddressBook {
         let mut due = Vec::new();
         for (address, entry) in &mut self.entries {
             let DialState::Backoff { until } = entry.state else { continue };
-            if until <= now && !entry.node.as_ref().is_some_and(&has_session) {
+            if until <= now && !is_connected(entry) {
                 entry.state = DialState::Active;
                 entry.since = now;
                 due.push(address.clone());
@@ -194,8 +193,8 @@ impl AddressBook {
     /// When the next address is due.
     pub(super) fn deadline(&self, has_session: impl Fn(&NodeId) -> bool) -> Option<Duration> {
         let times = self.entries.values().filter_map(|entry| match entry.state {
-            DialState::Backoff { until } if !entry.node.as_ref().is_some_and(&has_session) => {
-                Some(until)
+            DialState::Backoff { until } => {
+                (!entry.node.as_ref().is_some_and(&has_session)).then_some(until)
             }
             _ => entry.unanswered_at(),
         });
@@ -260,7 +259,7 @@ impl AddressBook {
     pub(super) fn ended(
         &mut self,
         address: &str,
-        outcome: DialOutcome,
+        (outcome, why): (DialOutcome, &str),
         (timing, random, log): (&Timing, &mut SplitMix64, &mut LogLimit),
         now: Duration,
     ) {
@@ -272,35 +271,29 @@ impl AddressBook {
             return;
         }
         entry.has_answered = false;
-        if let Some(why) = outcome.why() {
+        // The address of a duplicate is fine: it is not dialled while its node has a session.
+        entry.last_error = (outcome != DialOutcome::Duplicate).then(|| why.to_owned());
+        if entry.last_error.is_some() {
             entry.log(address, why, (log, now));
         }
         let pause = match outcome {
-            DialOutcome::Permanent(why) => {
-                entry.last_error = Some(why);
+            DialOutcome::Permanent => {
                 entry.attempts = MAX_DOUBLINGS;
                 timing.permanent_backoff
             }
-            DialOutcome::Failed(why) => {
-                entry.last_error = Some(why);
-                entry.next_backoff(timing, longest)
-            }
-            DialOutcome::SessionExists(why) => {
-                entry.last_error = Some(why);
+            DialOutcome::Failed => entry.next_backoff(timing, longest),
+            DialOutcome::SessionExists => {
                 let doublings =
                     entry.occupied.saturating_sub(OCCUPIED_BEFORE_BACKOFF).min(MAX_DOUBLINGS);
                 entry.occupied = entry.occupied.saturating_add(1);
                 let most = timing.permanent_backoff.max(longest);
                 (entry.next_backoff(timing, longest) * (1 << doublings)).min(most)
             }
-            // The address is fine: it is not dialled while its node has a session.
             DialOutcome::Duplicate => {
-                entry.last_error = None;
                 (entry.attempts, entry.occupied) = (0, 0);
                 timing.min_backoff
             }
-            DialOutcome::Lost { why, lasted } => {
-                entry.last_error = Some(why);
+            DialOutcome::Lost { lasted } => {
                 entry.unreachable_since = now;
                 // A node that connects and disconnects repeatedly is not dialled ever faster.
                 if lasted >= timing.permanent_backoff {
@@ -381,31 +374,18 @@ impl AddressBook {
 }
 
 /// How an attempt or a connection ended.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DialOutcome {
-    Failed(String),
+    Failed,
     /// The next attempt will most likely fail, too.
-    Permanent(String),
+    Permanent,
     /// A session exists with another service of the same node id.
-    SessionExists(String),
+    SessionExists,
     Duplicate,
     /// It was a session of this duration.
     Lost {
-        why: String,
         lasted: Duration,
     },
-}
-
-impl DialOutcome {
-    fn why(&self) -> Option<&str> {
-        match self {
-            Self::Failed(why)
-            | Self::Permanent(why)
-            | Self::SessionExists(why)
-            | Self::Lost { why, .. } => Some(why),
-            Self::Duplicate => None,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -435,8 +415,7 @@ mod tests {
         assert_eq!(logged(&book, "a:1"), Some("no answer yet"));
         assert_eq!(book.deadline(|_| false), None);
         let mut fail = |book: &mut AddressBook, log: &mut LogLimit, why: &str| {
-            let outcome = DialOutcome::Failed(why.to_owned());
-            book.ended("a:1", outcome, (&timing, &mut random, log), 2 * SECOND);
+            book.ended("a:1", (DialOutcome::Failed, why), (&timing, &mut random, log), 2 * SECOND);
         };
         fail(&mut book, &mut log, "refused");
         assert_eq!(logged(&book, "a:1"), Some("refused"));
@@ -455,7 +434,7 @@ mod tests {
     }
 
     /// The longest pause between attempts at one of many addresses.
-    fn max_backoff(addresses: u32, outcome: impl Fn() -> DialOutcome) -> Duration {
+    fn max_backoff(addresses: u32, outcome: DialOutcome) -> Duration {
         let (timing, mut random) = (Timing::new(Duration::from_secs(5)), SplitMix64(7));
         let (mut book, mut now, mut longest) =
             (AddressBook::default(), Duration::ZERO, Duration::ZERO);
@@ -465,7 +444,7 @@ mod tests {
         }
         for _ in 0..100 {
             assert!(book.due(now, &timing, |_| false).contains(&"0".to_owned()));
-            book.ended("0", outcome(), (&timing, &mut random, &mut log), now);
+            book.ended("0", (outcome, ""), (&timing, &mut random, &mut log), now);
             let DialState::Backoff { until } = book.entries["0"].state else { panic!("busy") };
             longest = longest.max(until - now);
             now = until;
@@ -475,22 +454,21 @@ mod tests {
 
     #[test]
     fn address_is_dialled_every_quarter_second_less_often_if_many() {
-        let failed = || DialOutcome::Failed("refused".to_owned());
+        let failed = DialOutcome::Failed;
         let within = |pause: Duration, most: u64| {
             let most = Duration::from_millis(most);
             assert!(pause <= most && pause > most * 3 / 4, "{pause:?} of {most:?}");
         };
         within(max_backoff(1, failed), 250);
         within(max_backoff(1000, failed), 5000);
-        within(max_backoff(1, || DialOutcome::Permanent("version".to_owned())), 10_000);
-        let lost = || DialOutcome::Lost { why: String::new(), lasted: Duration::from_secs(60) };
+        within(max_backoff(1, DialOutcome::Permanent), 10_000);
+        let lost = DialOutcome::Lost { lasted: Duration::from_secs(60) };
         within(max_backoff(1, lost), 100);
     }
 
     #[test]
     fn address_of_a_second_service_is_dialled_less_and_less_often() {
-        let occupied =
-            || DialOutcome::SessionExists("a session with another service exists".to_owned());
+        let occupied = DialOutcome::SessionExists;
         let pause = max_backoff(1, occupied);
         assert!(pause > Duration::from_secs(7) && pause <= Duration::from_secs(10), "{pause:?}");
         // Until the end of a session is detected, no dial is delayed.
@@ -500,7 +478,7 @@ mod tests {
         book.add("there".to_owned(), AddressSource::Configured, None, now);
         while now < 60 * SECOND {
             assert_eq!(book.due(now, &timing, |_| false), ["there"]);
-            book.ended("there", occupied(), (&timing, &mut random, &mut log), now);
+            book.ended("there", (occupied, "occupied"), (&timing, &mut random, &mut log), now);
             let DialState::Backoff { until } = book.entries["there"].state else { panic!("busy") };
             let is_soon = until - now <= timing.max_backoff;
             assert!(is_soon || now > SECOND * 5 / 4, "{now:?}");
@@ -509,8 +487,8 @@ mod tests {
         assert!((12..40).contains(&times), "{times}");
         // It was a session for a while.
         assert_eq!(book.due(now, &timing, |_| false), ["there"]);
-        let lost = DialOutcome::Lost { why: String::new(), lasted: 60 * SECOND };
-        book.ended("there", lost, (&timing, &mut random, &mut log), now);
+        let lost = DialOutcome::Lost { lasted: 60 * SECOND };
+        book.ended("there", (lost, ""), (&timing, &mut random, &mut log), now);
         assert_eq!(book.entries["there"].occupied, 0);
     }
 
@@ -522,8 +500,7 @@ mod tests {
         book.add("a:1".to_owned(), AddressSource::Configured, None, Duration::ZERO);
         for times in 0..1000 {
             let now = times * SECOND / 100;
-            let failed =
-                DialOutcome::Failed(["refused", "no route"][times as usize % 2].to_owned());
+            let failed = (DialOutcome::Failed, ["refused", "no route"][times as usize % 2]);
             book.ended("a:1", failed, (&timing, &mut random, &mut log), now);
             book.reached("a:1", node, &mut log, now);
         }
@@ -547,7 +524,7 @@ mod tests {
                 // The session uses another connection.
                 book.ended(
                     "there",
-                    DialOutcome::Duplicate,
+                    (DialOutcome::Duplicate, ""),
                     (&timing, &mut SplitMix64(7), &mut log),
                     now,
                 );

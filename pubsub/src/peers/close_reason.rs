@@ -56,16 +56,10 @@ pub(crate) enum GoodbyeReason {
 impl CloseReason {
     /// Whether this side refused a connection that is not a node's.
     pub(super) fn is_refusal(&self) -> bool {
+        use GoodbyeReason::{HandshakeTimeout, Malformed, TooManyConnections};
         match self {
             Self::Malformed(_) | Self::VersionMismatch(_) => true,
-            Self::Closed(goodbye_reason) => {
-                matches!(
-                    goodbye_reason,
-                    GoodbyeReason::HandshakeTimeout
-                        | GoodbyeReason::TooManyConnections
-                        | GoodbyeReason::Malformed
-                )
-            }
+            Self::Closed(why) => matches!(why, HandshakeTimeout | TooManyConnections | Malformed),
             Self::Broken(_) | Self::Refused { .. } => false,
         }
     }
@@ -98,19 +92,11 @@ impl CloseReason {
 
     /// Whether the next attempt will most likely fail, too.
     pub(super) fn is_permanent(&self) -> bool {
+        use GoodbyeReason::{IdentityConflict, Malformed, Superseded, TooManyConnections};
         match self {
             Self::VersionMismatch(_) | Self::Malformed(_) => true,
-            Self::Closed(why) => {
-                matches!(why, GoodbyeReason::Superseded | GoodbyeReason::IdentityConflict)
-            }
-            Self::Refused { why, .. } => {
-                matches!(
-                    why,
-                    GoodbyeReason::Superseded
-                        | GoodbyeReason::Malformed
-                        | GoodbyeReason::TooManyConnections
-                )
-            }
+            Self::Closed(why) => matches!(why, Superseded | IdentityConflict),
+            Self::Refused { why, .. } => matches!(why, Superseded | Malformed | TooManyConnections),
             Self::Broken(_) => false,
         }
     }
@@ -123,11 +109,8 @@ impl fmt::Display for CloseReason {
             Self::Broken(how) => write!(f, "the connection broke: {how}"),
             Self::Malformed(what) => write!(f, "{}: {what}", GoodbyeReason::Malformed),
             Self::VersionMismatch(version) => {
-                let ours = super::protocol::VERSION;
-                write!(
-                    f,
-                    "protocol version {version} of the peer differs from version {ours} of this build"
-                )
+                write!(f, "protocol version {version} of the peer differs from ")?;
+                write!(f, "version {} of this build", super::protocol::VERSION)
             }
             Self::Refused { why, detail } => {
                 write!(f, "the peer closed the connection: {why:?}: {detail}")

@@ -5,24 +5,9 @@ use std::time::Duration;
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::framing::{ReceiveBuffer, SendBuffer};
 use super::protocol::{
-    self, Frame, Hello, MAX_DETAIL_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
+    self, Frame, MAX_DETAIL_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
 };
-
-/// Timeouts and backoffs of a node. Times are durations since it began.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Timing {
-    /// A peer without a message for this long is lost.
-    pub(super) lost_after: Duration,
-    /// Timeout until a connection is a session.
-    pub(super) handshake_timeout: Duration,
-    /// Range of the backoff before dialling again.
-    pub(super) min_backoff: Duration,
-    pub(super) max_backoff: Duration,
-    /// Backoff where the next attempt would most likely fail, too.
-    pub(super) permanent_backoff: Duration,
-    /// A learned node that cannot be reached for this long is forgotten.
-    pub(super) forget_after: Duration,
-}
+use super::{Hello, Timing};
 
 impl Timing {
     pub(super) fn new(lost_after: Duration) -> Self {
@@ -182,11 +167,9 @@ impl ConnectionProtocol {
     /// Sends a due heartbeat; fails if the peer was silent for too long.
     pub(super) fn tick(&mut self, now: Duration) -> Result<(), CloseReason> {
         if !self.is_established {
-            return if now >= self.handshake_deadline {
-                Err(CloseReason::Closed(GoodbyeReason::HandshakeTimeout))
-            } else {
-                Ok(())
-            };
+            let is_late = now >= self.handshake_deadline;
+            let late = CloseReason::Closed(GoodbyeReason::HandshakeTimeout);
+            return if is_late { Err(late) } else { Ok(()) };
         }
         if !self.reading_paused && now >= self.last_received + self.lost_after {
             return Err(CloseReason::Closed(GoodbyeReason::HeartbeatTimeout));

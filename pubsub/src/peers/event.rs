@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
+use super::ServiceInstance;
 use super::close_reason::CloseReason;
-use super::identity::{ServiceInstance, SessionId};
+use super::identity::SessionId;
 use super::interests::InterestChange;
 use crate::ids::NodeId;
 

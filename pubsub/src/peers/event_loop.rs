@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::Shared;
-use super::mesh::{Action, Mesh};
+use super::mesh::Action;
 use super::resolver::{Resolution, Resolver};
-use super::session_arbitration::ConnectionId;
 use super::socket::{self, IoOutcome, is_local_address};
+use super::{ConnectionId, Shared};
 use crate::lock::lock;
 
 /// Bytes of one read, and reads of one connection in one turn.
@@ -172,7 +171,10 @@ impl PeerEventLoop {
         }
         self.dial_second(now);
         let mut mesh = lock(&shared.mesh);
-        self.check_local_addresses(&mut mesh, now);
+        if now >= self.next_address_check {
+            self.next_address_check = now + ADDRESS_CHECK_INTERVAL;
+            mesh.close_without_address(is_local_address, now);
+        }
         mesh.tick(self.last_poll);
         while let Some(action) = mesh.next_action() {
             match action {
@@ -201,8 +203,7 @@ impl PeerEventLoop {
         let next = mesh.deadline();
         drop(mesh);
         self.flush_closing();
-        let attempts =
-            self.dial_attempts.iter().map(|attempt| attempt.until.min(attempt.second_attempt_at));
+        let attempts = self.dial_attempts.iter().map(|it| it.until.min(it.second_attempt_at));
         let closing = self.closing.iter().map(|closing| closing.until);
         let accepting = (self.accepting_after > now).then_some(self.accepting_after);
         next.into_iter().chain(attempts).chain(closing).chain(accepting).min()
@@ -224,13 +225,10 @@ impl PeerEventLoop {
                 descriptors.push(descriptor);
             }
         };
+        let reads = !self.reading_paused;
         if let Some(listener) = &self.listener {
-            add(
-                PollSource::Listener,
-                listener.as_fd(),
-                !self.reading_paused && now >= self.accepting_after,
-                false,
-            );
+            let accepts = reads && now >= self.accepting_after;
+            add(PollSource::Listener, listener.as_fd(), accepts, false);
         }
         let mesh = lock(&self.shared.mesh);
         // Connections that were left out the last time come first.
@@ -239,12 +237,7 @@ impl PeerEventLoop {
             self.connections.range(next_to_read..).chain(self.connections.range(..next_to_read))
         {
             let has_output = !mesh.output(*connection).is_empty();
-            add(
-                PollSource::Connection(*connection),
-                stream.as_fd(),
-                !self.reading_paused,
-                has_output,
-            );
+            add(PollSource::Connection(*connection), stream.as_fd(), reads, has_output);
         }
         drop(mesh);
         for (index, attempt) in self.dial_attempts.iter().enumerate() {
@@ -254,12 +247,8 @@ impl PeerEventLoop {
             }
         }
         for closing in &self.closing {
-            add(
-                PollSource::ClosingConnection,
-                closing.stream.as_fd(),
-                true,
-                !closing.unsent.is_empty(),
-            );
+            let has_unsent = !closing.unsent.is_empty();
+            add(PollSource::ClosingConnection, closing.stream.as_fd(), true, has_unsent);
         }
         let mut entries: Vec<_> =
             descriptors.into_iter().zip(flags).map(|(fd, flags)| PollFd::new(fd, flags)).collect();
@@ -316,10 +305,8 @@ impl PeerEventLoop {
                     return;
                 }
             };
-            let local_and_peer = stream
-                .set_nonblocking(true)
-                .and_then(|()| stream.set_nodelay(true))
-                .and_then(|()| socket::local_and_peer(&stream));
+            let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+            let local_and_peer = prepared.and_then(|()| socket::local_and_peer(&stream));
             // A peer that is already gone needs no answer.
             let Ok((local_address, peer_address)) = local_and_peer else { continue };
             let connection =
@@ -329,10 +316,8 @@ impl PeerEventLoop {
                     self.connections.insert(connection, stream);
                 }
                 None => {
-                    tracing::debug!(
-                        %peer_address,
-                        "a connection was rejected: too many connections"
-                    )
+                    let why = "a connection was rejected: too many connections";
+                    tracing::debug!(%peer_address, "{why}");
                 }
             }
         }
@@ -422,22 +407,12 @@ impl PeerEventLoop {
     /// Starts second attempts where the last one takes long.
     fn dial_second(&mut self, now: Duration) {
         let are_few = self.dial_attempts.len() <= MAX_DOUBLE_DIALS;
-        for attempt in
-            self.dial_attempts.iter_mut().filter(|attempt| now >= attempt.second_attempt_at)
-        {
+        for attempt in self.dial_attempts.iter_mut().filter(|it| now >= it.second_attempt_at) {
             attempt.second_attempt_at = now + SECOND_ATTEMPT_AFTER;
             if are_few {
                 attempt.second_stream = socket::start_connect(attempt.to, self.own).ok();
             }
         }
-    }
-
-    fn check_local_addresses(&mut self, mesh: &mut Mesh, now: Duration) {
-        if now < self.next_address_check {
-            return;
-        }
-        self.next_address_check = now + ADDRESS_CHECK_INTERVAL;
-        mesh.close_without_address(is_local_address, now);
     }
 
     fn established(&mut self, mut attempt: DialAttempt) {

@@ -1,6 +1,6 @@
 //! The handle of a node service for its peers.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ipc::ForkGeneration;
 
-use super::connection_protocol::Timing;
 use super::event::PeerEvent;
 use super::event_loop::PeerEventLoop;
 use super::event_queue::PeerEventQueue;
-use super::identity::{MAX_LABEL_LENGTH, ServiceInstance, SessionId};
+use super::identity::{MAX_LABEL_LENGTH, SessionId};
 use super::interests::{Interest, collect_interests};
 use super::listener::listen;
-use super::mesh::{Limits, Mesh, PeerReport, Start};
+use super::mesh::{Mesh, PeerReport};
 use super::protocol::MIN_LOST_AFTER;
-use super::{Peers, Shared, resolver};
+use super::{Hello, Limits, Peers, ServiceInstance, Shared, Timing, resolver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::During;
 use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::network_options::NetworkOptions;
@@ -116,43 +116,25 @@ impl Peers {
     ) -> Result<Self> {
         let label = network.name(label);
         network.check_connections(label)?;
-        let failed = |cause: std::io::Error| Error::of(START, cause);
-        let listener = match network.listen {
-            Some(address) => Some(listen(address)?),
-            None => None,
-        };
-        let listens = match &listener {
-            Some(listener) => Some(listener.local_addr().map_err(failed)?),
-            None => None,
-        };
-        let nonce = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
-        let timing = Timing::new(network.lost_after);
-        let start = Start {
-            identity,
-            instance: ServiceInstance::new(nonce),
-            label: label.to_owned(),
-            listens,
-            peers: network.peers.clone(),
-            rendezvous: network.rendezvous.clone(),
-            timing,
-            limits,
-            withholds_interests,
-        };
-        let mesh = Mesh::new(start, Duration::ZERO);
+        let listener = network.listen.map(listen).transpose()?;
+        let listens = listener.as_ref().map(TcpListener::local_addr).transpose().during(START)?;
+        let instance = ServiceInstance::new(getrandom::u64().during(START)?);
+        let me = Hello::new(identity, instance, label, listens, network);
+        let mesh = Mesh::new(me, network, limits, withholds_interests, Duration::ZERO);
         let shared = Arc::new(Shared {
             mesh: Mutex::new(mesh),
-            events: PeerEventQueue::new().map_err(failed)?,
-            bell: Arc::new(WakeFd::new().map_err(failed)?),
+            events: PeerEventQueue::new().during(START)?,
+            bell: Arc::new(WakeFd::new().during(START)?),
             began: Instant::now(),
             is_over: AtomicBool::new(false),
         });
         let own = listens.map(|address| address.ip());
-        let event_loop =
-            PeerEventLoop::new(Arc::clone(&shared), listener, own, timing.handshake_timeout);
+        let dial_timeout = Timing::new(network.lost_after).handshake_timeout;
+        let event_loop = PeerEventLoop::new(Arc::clone(&shared), listener, own, dial_timeout);
         let thread = std::thread::Builder::new()
             .name("fabricast-peers".to_owned())
             .spawn(move || event_loop.run())
-            .map_err(|cause| Error::of(START, cause))?;
+            .during(START)?;
         Ok(Self {
             shared,
             listens,
@@ -171,30 +153,27 @@ impl Peers {
         &self,
         interests: impl IntoIterator<Item = Interest>,
     ) -> Result<()> {
-        self.check_not_forked("set the interests of this node")?;
-        let interests = collect_interests(interests)?;
-        lock(&self.shared.mesh).set_interests(interests, self.shared.now());
-        self.shared.bell.ring();
-        Ok(())
+        let interests = collect_interests(interests);
+        self.command("set interests of node", |mesh, now| {
+            interests.map(|interests| mesh.set_interests(interests, now))
+        })
     }
 
     /// Sends the interests of this node to a peer from now on, after the messages already queued,
     /// unless the session ended.
     pub(crate) fn announce_interests(&self, node: NodeId, session: SessionId) -> Result<()> {
-        self.check_not_forked("send to a node")?;
-        lock(&self.shared.mesh).announce_interests(node, session, self.shared.now());
-        self.shared.bell.ring();
-        Ok(())
+        self.command("send to node", |mesh, now| {
+            mesh.announce_interests(node, session, now);
+            Ok(())
+        })
     }
 
     /// Sends a control message. It arrives once and in order, unless the session ends. Never
     /// blocks: if the queue is full, the session is closed.
     pub(crate) fn send(&self, node: NodeId, session: SessionId, message: Vec<u8>) -> Result<()> {
-        self.check_not_forked("send to a node")?;
-        let sent =
-            lock(&self.shared.mesh).send_control_message(node, session, message, self.shared.now());
-        self.shared.bell.ring();
-        sent
+        self.command("send to node", |mesh, now| {
+            mesh.send_control_message(node, session, message, now)
+        })
     }
 
     /// The state of each peer, and of each address that is dialled.
@@ -223,12 +202,19 @@ impl Peers {
         event
     }
 
-    fn check_not_forked(&self, operation: &'static str) -> Result<()> {
-        if self.fork_generation.is_current() {
-            return Ok(());
+    /// Changes the mesh, and wakes the thread.
+    fn command(
+        &self,
+        operation: &'static str,
+        change: impl FnOnce(&mut Mesh, Duration) -> Result<()>,
+    ) -> Result<()> {
+        if !self.fork_generation.is_current() {
+            let detail = "the peer thread belongs to the parent process";
+            return Err(Error::new(operation, ErrorKind::Forked, detail));
         }
-        let detail = "the peer thread belongs to the parent process";
-        Err(Error::new(operation, ErrorKind::Forked, detail))
+        let done = change(&mut lock(&self.shared.mesh), self.shared.now());
+        self.shared.bell.ring();
+        done
     }
 }
 

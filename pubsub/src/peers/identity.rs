@@ -5,6 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::{ServiceInstance, SplitMix64};
+
 /// The longest label of a node, in bytes.
 pub(super) const MAX_LABEL_LENGTH: usize = 64;
 
@@ -19,25 +21,12 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// One run of a node's service. A later one replaces an earlier one without a live session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct ServiceInstance {
-    /// Nanoseconds since 1970.
-    pub(super) started: u64,
-    /// Distinguishes instances with the same start time.
-    pub(super) nonce: u64,
-}
-
 impl ServiceInstance {
     pub(crate) fn new(nonce: u64) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { started: since.as_nanos() as u64, nonce }
     }
 }
-
-/// Repeatable random numbers, for purposes without secrecy.
-#[derive(Debug, Clone)]
-pub(super) struct SplitMix64(pub(super) u64);
 
 impl SplitMix64 {
     pub(super) fn draw(&mut self) -> u64 {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::close_reason::CloseReason;
 use super::protocol::{MAX_PROTOCOL_FRAME_LENGTH, malformed};
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::{MAX_TOPIC_NAME, SharedSettings, TopicSettings};
+use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings, TopicSettings};
+use crate::type_name::TypeName;
 
 /// Limit of topics that one node may have an interest in.
 pub(crate) const MAX_INTERESTS: usize = 1 << 14;
@@ -26,60 +27,26 @@ pub(crate) struct Interest {
     pub(crate) publishes: bool,
     /// It has subscribers of the topic.
     pub(crate) subscribes: bool,
-    #[serde(with = "wire_settings")]
+    #[serde(with = "WireSettings")]
     pub(crate) settings: SharedSettings,
 }
 
 /// The settings that other nodes get. Loans are local to each node.
-mod wire_settings {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SharedSettings")]
+struct WireSettings {
+    place: SharedLocation,
+    reliability: Reliability,
+    depth: u32,
+    largest: u64,
+    #[serde(skip, default = "default_loans")]
+    loans: u32,
+    release_microseconds: u64,
+    type_name: Option<TypeName>,
+}
 
-    use crate::settings::{Reliability, SharedLocation, SharedSettings, TopicSettings};
-    use crate::type_name::TypeName;
-
-    #[derive(Serialize, Deserialize)]
-    struct WireSettings {
-        place: SharedLocation,
-        reliability: Reliability,
-        depth: u32,
-        largest: u64,
-        release_microseconds: u64,
-        type_name: Option<TypeName>,
-    }
-
-    pub(super) fn serialize<S: Serializer>(
-        settings: &SharedSettings,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        let SharedSettings {
-            place,
-            reliability,
-            depth,
-            largest,
-            release_microseconds,
-            type_name,
-            ..
-        } = *settings;
-        WireSettings { place, reliability, depth, largest, release_microseconds, type_name }
-            .serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(
-        deserializer: D,
-    ) -> Result<SharedSettings, D::Error> {
-        let WireSettings { place, reliability, depth, largest, release_microseconds, type_name } =
-            WireSettings::deserialize(deserializer)?;
-        let loans = TopicSettings::default().loans;
-        Ok(SharedSettings {
-            place,
-            reliability,
-            depth,
-            largest,
-            loans,
-            release_microseconds,
-            type_name,
-        })
-    }
+fn default_loans() -> u32 {
+    TopicSettings::default().loans
 }
 
 impl Interest {
@@ -95,9 +62,8 @@ impl Interest {
         if !self.publishes && !self.subscribes {
             return Err(malformed("interest without publisher or subscriber"));
         }
-        self.settings
-            .check("read the interests of a node")
-            .map_err(|error| malformed(error.detail()))
+        let checked = self.settings.check("read interests of node");
+        checked.map_err(|error| malformed(error.detail()))
     }
 }
 
@@ -117,12 +83,12 @@ pub(super) type Interests = BTreeMap<String, Arc<Interest>>;
 pub(super) fn collect_interests(
     interests: impl IntoIterator<Item = Interest>,
 ) -> Result<Interests> {
-    let operation = "set the interests of this node";
+    let operation = "set interests of node";
     let refuse = |kind, detail| Err(Error::new(operation, kind, detail));
     let mut all = Interests::new();
     for mut interest in interests {
         // Loans are not sent: a topic created again with others is no change.
-        interest.settings.loans = TopicSettings::default().loans;
+        interest.settings.loans = default_loans();
         if !interest.has_valid_name() {
             let detail = format!("invalid topic name of {} bytes", interest.topic.len());
             return refuse(ErrorKind::InvalidArgument, detail);
@@ -170,14 +136,11 @@ impl InterestSender {
         let mut changes: Vec<_> =
             removed.take(CHANGES_PER_FRAME).cloned().map(InterestChange::Removed).collect();
         let set = now.iter().filter(|(topic, interest)| {
-            self.sent
-                .get(*topic)
-                .is_none_or(|sent| !Arc::ptr_eq(sent, interest) && sent != *interest)
+            let sent = self.sent.get(*topic);
+            sent.is_none_or(|sent| !Arc::ptr_eq(sent, interest) && sent != *interest)
         });
-        changes.extend(
-            set.take(CHANGES_PER_FRAME - changes.len())
-                .map(|(_, set)| InterestChange::Set((**set).clone())),
-        );
+        let set = set.take(CHANGES_PER_FRAME - changes.len());
+        changes.extend(set.map(|(_, set)| InterestChange::Set((**set).clone())));
         self.is_behind = changes.len() == CHANGES_PER_FRAME;
         if changes.is_empty() && self.number > 0 {
             return None;

@@ -7,7 +7,7 @@ use nix::ifaddrs::getifaddrs;
 
 use crate::error::{Error, ErrorKind, Result};
 
-const LISTEN: &str = "listen for other nodes";
+const LISTEN: &str = "listen for other nodes at address";
 
 /// Listens with a non-blocking socket.
 pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
@@ -25,7 +25,7 @@ fn refused(address: SocketAddr, cause: io::Error) -> Error {
         Io::AddrNotAvailable => error(of_another_machine(address.ip(), &of_this_machine())),
         _ => Error::because(LISTEN, ErrorKind::CannotListen, cause),
     };
-    error.on(address)
+    error.at(address)
 }
 
 /// Proposes the addresses of the same family, or all if there is none.
@@ -69,14 +69,14 @@ mod tests {
         assert_eq!(
             error.to_string(),
             format!(
-                "listen for other nodes ({address}) failed: cannot listen there: Address already in use \
+                "listen for other nodes at address {address} failed: cannot listen there: Address already in use \
                  (os error 98). Choose another port, or end the process that listens there"
             )
         );
         // Reserved for documentation, so no machine has it.
         let error = listen("192.0.2.9:7700".parse().unwrap()).unwrap_err();
-        let expected = "listen for other nodes (192.0.2.9:7700) failed: cannot listen there: 192.0.2.9 is not an \
-                        address of this machine. Choose one of: 127.0.0.1";
+        let expected = "listen for other nodes at address 192.0.2.9:7700 failed: cannot listen there: 192.0.2.9 is \
+                        not an address of this machine. Choose one of: 127.0.0.1";
         assert!(error.to_string().starts_with(expected), "{error}");
     }
 

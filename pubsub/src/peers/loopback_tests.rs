@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use testkit::children::ForkedChild;
 
-use super::Peers;
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::event::PeerEvent;
 use super::fuzzing;
 use super::identity::SessionId;
 use super::interests::{Interest, InterestChange};
-use super::mesh::{Limits, PeerState};
+use super::mesh::PeerState;
+use super::{Limits, Peers};
 use crate::ids::NodeId;
 use crate::lock::lock;
 use crate::network_options::NetworkOptions;

@@ -40,13 +40,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ipc::ForkGeneration;
+use serde::{Deserialize, Serialize};
 
 use self::event_queue::PeerEventQueue;
 use self::mesh::Mesh;
+use crate::ids::NodeId;
 use crate::wake::WakeFd;
 
 pub(crate) use event::PeerEvent;
-pub(crate) use identity::{ServiceInstance, SessionId};
+pub(crate) use identity::SessionId;
 pub(crate) use interests::{Interest, InterestChange, MAX_INTERESTS};
 pub(crate) use mesh::{PeerReport, PeerState};
 #[cfg(test)]
@@ -62,6 +64,71 @@ pub(crate) struct Peers {
     thread: Option<JoinHandle<()>>,
     fork_generation: ForkGeneration,
 }
+
+/// Timeouts and backoffs of a node. Times are durations since it began.
+#[derive(Debug, Clone, Copy)]
+struct Timing {
+    /// A peer without a message for this long is lost.
+    lost_after: Duration,
+    /// Timeout until a connection is a session.
+    handshake_timeout: Duration,
+    /// Range of the backoff before dialling again.
+    min_backoff: Duration,
+    max_backoff: Duration,
+    /// Backoff where the next attempt would most likely fail, too.
+    permanent_backoff: Duration,
+    /// A learned node that cannot be reached for this long is forgotten.
+    forget_after: Duration,
+}
+
+/// Introduction of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Hello {
+    identity: NodeId,
+    instance: ServiceInstance,
+    label: String,
+    capabilities: u64,
+    /// The node loses us after this many milliseconds without a message.
+    lost_after: u32,
+    /// Where it listens, if it does. An unspecified address stands for the observed one.
+    listens: Option<SocketAddr>,
+}
+
+/// A node and its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct PeerAddress {
+    node: NodeId,
+    address: SocketAddr,
+}
+
+/// Limits of simultaneous connections. Dialled connections do not count: their number is limited by
+/// the known addresses.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Inbound connections in all.
+    connections: usize,
+    /// Inbound connections from one address.
+    per_source: usize,
+    /// Inbound connections without a session.
+    pending: usize,
+}
+
+/// One run of a node's service. A later one replaces an earlier one without a live session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct ServiceInstance {
+    /// Nanoseconds since 1970.
+    started: u64,
+    /// Distinguishes instances with the same start time.
+    nonce: u64,
+}
+
+/// Repeatable random numbers, for purposes without secrecy.
+#[derive(Debug, Clone)]
+struct SplitMix64(u64);
+
+/// A connection, as numbered on this side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct ConnectionId(u64);
 
 /// State shared by the thread and its handle.
 #[derive(Debug)]

@@ -17,9 +17,11 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::identity::{MAX_LABEL_LENGTH, ServiceInstance, SessionId};
+use super::identity::{MAX_LABEL_LENGTH, SessionId};
 use super::interests::InterestChange;
+use super::{Hello, PeerAddress, ServiceInstance};
 use crate::ids::NodeId;
+use crate::network_options::NetworkOptions;
 
 /// First bytes of a connection.
 pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
@@ -43,26 +45,6 @@ pub(super) const MIN_LOST_AFTER: u32 = 100;
 pub(super) mod capability {
     /// It sends the addresses of its peers on request.
     pub(in super::super) const RENDEZVOUS: u64 = 1;
-}
-
-/// Introduction of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hello {
-    pub(super) identity: NodeId,
-    pub(super) instance: ServiceInstance,
-    pub(super) label: String,
-    pub(super) capabilities: u64,
-    /// The node loses us after this many milliseconds without a message.
-    pub(super) lost_after: u32,
-    /// Where it listens, if it does. An unspecified address stands for the observed one.
-    pub(super) listens: Option<SocketAddr>,
-}
-
-/// A node and its address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PeerAddress {
-    pub(super) node: NodeId,
-    pub(super) address: SocketAddr,
 }
 
 /// A frame after the hello.
@@ -116,6 +98,23 @@ pub(super) fn decode(body: &[u8]) -> Result<Frame, CloseReason> {
 }
 
 impl Hello {
+    pub(super) fn new(
+        identity: NodeId,
+        instance: ServiceInstance,
+        label: &str,
+        listens: Option<SocketAddr>,
+        network: &NetworkOptions,
+    ) -> Self {
+        Self {
+            identity,
+            instance,
+            label: label.to_owned(),
+            capabilities: if listens.is_some() { capability::RENDEZVOUS } else { 0 },
+            lost_after: u32::try_from(network.lost_after.as_millis()).unwrap_or(u32::MAX),
+            listens,
+        }
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = MAGIC.to_vec();
         body.extend(VERSION.to_le_bytes());
@@ -124,18 +123,11 @@ impl Hello {
     }
 
     pub(super) fn decode(body: &[u8]) -> Result<Self, CloseReason> {
-        let Some((magic, rest)) = body.split_first_chunk::<8>() else {
-            return Err(malformed("not a hello"));
-        };
-        if *magic != MAGIC {
-            return Err(malformed("not a hello"));
-        }
-        let Some((version, rest)) = rest.split_first_chunk() else {
-            return Err(malformed("not a hello"));
-        };
-        match u16::from_le_bytes(*version) {
-            VERSION => {}
-            other => return Err(CloseReason::VersionMismatch(other)),
+        let parts = body.strip_prefix(&MAGIC).and_then(|rest| rest.split_first_chunk());
+        let Some((version, rest)) = parts else { return Err(malformed("not a hello")) };
+        let version = u16::from_le_bytes(*version);
+        if version != VERSION {
+            return Err(CloseReason::VersionMismatch(version));
         }
         let mut hello: Self = strictly(rest)?;
         if hello.label.len() > MAX_LABEL_LENGTH {

@@ -5,18 +5,19 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::connection_protocol::{ConnectionProtocol, ReceivedFrame, Timing};
+use super::connection_protocol::{ConnectionProtocol, ReceivedFrame};
 use super::framing::ReceiveBuffer;
 use super::fuzzing;
-use super::identity::{ServiceInstance, SessionId};
+use super::identity::SessionId;
 use super::interests::{
     Interest, InterestChange, InterestSender, Interests, MAX_INTERESTS, PeerInterests,
     collect_interests,
 };
 use super::protocol::{
-    self, Frame, Hello, MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_FRAME_LENGTH,
-    MAX_HANDSHAKE_FRAME_LENGTH, MAX_PROTOCOL_FRAME_LENGTH, PeerAddress, VERSION,
+    self, Frame, MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
+    MAX_PROTOCOL_FRAME_LENGTH, VERSION,
 };
+use super::{Hello, PeerAddress, ServiceInstance, Timing};
 use crate::ids::NodeId;
 use crate::settings::{MAX_TOPIC_NAME, TopicSettings};
 

@@ -9,11 +9,8 @@
 
 use std::collections::VecDeque;
 
+use super::ConnectionId;
 use super::identity::SessionId;
-
-/// A connection, as numbered on this side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ConnectionId(pub(super) u64);
 
 /// A step to be done; steps are done in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -38,7 +38,7 @@ pub(crate) unsafe fn borrow_mut(slice: &mut Slice) -> &mut [u8] {
 
 /// The slice must be host memory.
 pub(super) fn write(to: &Slice, bytes: &[u8]) -> Result<()> {
-    check("write a message", to, bytes.len())?;
+    check("write message to pool", to, bytes.len())?;
     let to = to.address() as *mut u8;
     // SAFETY: the lengths are equal, the memory is host memory, mapped as long as the slice lives,
     // and no reference to it exists.
@@ -48,7 +48,7 @@ pub(super) fn write(to: &Slice, bytes: &[u8]) -> Result<()> {
 
 /// The slice must be host memory.
 pub(super) fn read(from: &Slice, bytes: &mut [u8]) -> Result<()> {
-    check("read a message", from, bytes.len())?;
+    check("read message of pool", from, bytes.len())?;
     let from = from.address() as *const u8;
     // SAFETY: as above.
     unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };

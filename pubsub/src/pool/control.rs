@@ -27,7 +27,7 @@ use super::stream_order::sync_words;
 use super::{Direction, PoolControl, PoolId};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::settings::SharedLocation;
 
 const MAX_BLOCKS: usize = 0;
@@ -51,10 +51,12 @@ pub(crate) const GRANULE: u64 = 256;
 
 pub(super) type AllocResult<T> = std::result::Result<T, AllocatorError>;
 
+fn malformed(detail: &'static str) -> Error {
+    Error::new("open pool", ErrorKind::Malformed, detail)
+}
+
 fn part<W: Words>(words: W, first: usize, count: usize) -> Result<WordRange<W>> {
-    WordRange::new(words, first, count).ok_or_else(|| {
-        Error::new("open a pool", ErrorKind::Malformed, "the control segment is truncated")
-    })
+    WordRange::new(words, first, count).ok_or_else(|| malformed("the control segment is truncated"))
 }
 
 impl<W: Words + Clone> PoolControl<W> {
@@ -68,25 +70,19 @@ impl<W: Words + Clone> PoolControl<W> {
 
     fn sync_words(max_blocks: u32) -> Range<usize> {
         let notes = max_blocks as usize * sample_info::WORDS;
-        sync_words::range_of(
-            max_blocks,
-            Self::first_sample_info(max_blocks) + notes,
-            sync_words::page(),
-        )
+        let before = Self::first_sample_info(max_blocks) + notes;
+        sync_words::range_of(max_blocks, before, sync_words::page())
     }
 
     /// Formats zeroed words.
     pub(crate) fn format(words: W, id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "create a pool";
         let [place, low, high] = id.place.words();
         let count = Allocator::<W>::required_words(max_blocks);
         let allocator = part(words.clone(), ALLOCATOR, count)?;
-        Allocator::format_zeroed(allocator, max_blocks, GRANULE)
-            .map_err(|cause| error_mapping::from_allocator(operation, cause).on(id))?;
-        let direction = u64::from(id.direction == Direction::Inbound);
+        Allocator::format_zeroed(allocator, max_blocks, GRANULE).during("create pool").on(id)?;
         words.store(MAX_BLOCKS, u64::from(max_blocks), Relaxed);
         words.store(LIMIT, limit, Relaxed);
-        words.store(DIRECTION, direction, Relaxed);
+        words.store(DIRECTION, id.direction as u64, Relaxed);
         words.store(UUID, low, Relaxed);
         words.store(UUID + 1, high, Relaxed);
         words.store(PLACE, place, Release);
@@ -94,8 +90,6 @@ impl<W: Words + Clone> PoolControl<W> {
     }
 
     pub(crate) fn attach(words: W) -> Result<Self> {
-        let operation = "open a pool";
-        let malformed = |detail| Error::new(operation, ErrorKind::Malformed, detail);
         let max_blocks = u32::try_from(words.load(MAX_BLOCKS, Relaxed));
         let max_blocks =
             max_blocks.map_err(|_| malformed("the control segment has invalid sizes"))?;
@@ -104,35 +98,32 @@ impl<W: Words + Clone> PoolControl<W> {
             return Err(malformed("the control segment is truncated"));
         }
         let count = Allocator::<W>::required_words(max_blocks);
-        let allocator = Allocator::attach(part(words.clone(), ALLOCATOR, count)?)
-            .map_err(|cause| error_mapping::from_allocator(operation, cause))?;
+        let allocator =
+            Allocator::attach(part(words.clone(), ALLOCATOR, count)?).during("open pool")?;
         let bell = part(words.clone(), BELL, Doorbell::<W>::WORDS)?;
         let bell = Doorbell::new(bell).ok_or_else(|| malformed("the doorbell is truncated"))?;
-        let (is_stream_ordered, stream_owned_seen) = (false, AtomicU64::new(0));
         let mut control = Self {
             words,
             allocator,
             bell,
             max_blocks,
             sync_words,
-            is_stream_ordered,
-            stream_owned_seen,
+            is_stream_ordered: false,
+            stream_owned_seen: AtomicU64::new(0),
         };
         control.is_stream_ordered = control.id()?.place != SharedLocation::Host;
         Ok(control)
     }
 
     pub(crate) fn id(&self) -> Result<PoolId> {
-        let operation = "open a pool";
         let direction = match self.words.load(DIRECTION, Relaxed) {
             0 => Direction::Local,
             1 => Direction::Inbound,
-            _ => return Err(Error::new(operation, ErrorKind::Malformed, "invalid direction")),
+            _ => return Err(malformed("invalid direction")),
         };
         let place = [PLACE, UUID, UUID + 1].map(|at| self.words.load(at, Acquire));
-        let place = SharedLocation::from_words(place).ok_or_else(|| {
-            Error::new(operation, ErrorKind::Malformed, "invalid memory location")
-        })?;
+        let place = SharedLocation::from_words(place);
+        let place = place.ok_or_else(|| malformed("invalid memory location"))?;
         Ok(PoolId { place, direction })
     }
 
@@ -176,7 +167,7 @@ impl<W: Words + Clone> PoolControl<W> {
         length: u64,
         name: u64,
     ) -> Result<()> {
-        let operation = "admit a piece to a pool";
+        let operation = "admit piece to pool";
         let admitted = self.admitted();
         if number < admitted {
             return Ok(());
@@ -185,15 +176,14 @@ impl<W: Words + Clone> PoolControl<W> {
             let detail = format!("piece {number} out of range: {admitted} are admitted");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        let on = |cause| error_mapping::from_allocator(operation, cause);
         let first = self.length_of(number);
         // The allocator holds the admitted pieces, and perhaps this one: then messages may lie in
         // it, and no other memory may replace it.
-        if self.allocator.statistics(caller).map_err(on)?.total <= first {
+        if self.allocator.statistics(caller).during(operation)?.total <= first {
             // First: from then on any process may allocate from it.
             self.words.store(LENGTHS + number, length, Release);
             self.words.store(NAMES + number, name, Release);
-            self.allocator.extend(caller, first, length).map_err(on)?;
+            self.allocator.extend(caller, first, length).during(operation)?;
         } else if self.name_of(number) != Some(name) {
             let detail = format!("piece {number} is another one in the control segment");
             return Err(Error::new(operation, ErrorKind::Failed, detail));

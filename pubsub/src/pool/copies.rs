@@ -8,7 +8,7 @@ use ipc::{Block, Caller};
 
 use super::Pool;
 use crate::error::Result;
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::loan_limit::{Borrower, LoanLimit};
 use crate::lock::lock;
 
@@ -107,15 +107,15 @@ impl Pool {
     /// Host memory is not registered for devices: data of a device is copied by way of a buffer.
     pub(super) fn copy_to_host(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
         const BOUNCE_BYTES: u64 = 1 << 20;
-        let on = |cause| error_mapping::from_device("copy into a message", cause).on(self.id());
+        let operation = "copy into message of pool";
         let device = from.memory().mapped_for();
         let cached = lock(&self.copies.bounce_buffer).take();
         let cached = cached.filter(|(stream, _)| stream.device().name() == device.name());
         let (stream, mut bytes) = match cached {
             Some(cached) => cached,
-            None => (device.stream().map_err(on)?, Vec::new()),
+            None => (device.stream().during(operation).on(self.id())?, Vec::new()),
         };
-        self.wait_for_default_stream(&stream, from).map_err(on)?;
+        self.wait_for_default_stream(&stream, from).during(operation).on(self.id())?;
         let most = BOUNCE_BYTES.min(from.length());
         if bytes.len() < most as usize {
             bytes.resize(most as usize, 0);
@@ -124,9 +124,10 @@ impl Pool {
         while offset < from.length() {
             let length = BOUNCE_BYTES.min(from.length() - offset);
             let bytes = &mut bytes[..length as usize];
-            let part = from.slice(offset, length).map_err(on)?;
-            stream.download(&part, bytes, longest).map_err(on)?;
-            self.write(&to.slice(offset, length).map_err(on)?, bytes, longest)?;
+            let part = from.slice(offset, length);
+            let downloaded = part.and_then(|part| stream.download(&part, bytes, longest));
+            let part = downloaded.and_then(|()| to.slice(offset, length));
+            self.write(&part.during(operation).on(self.id())?, bytes, longest)?;
             offset += length;
         }
         *lock(&self.copies.bounce_buffer) = Some((stream, bytes));

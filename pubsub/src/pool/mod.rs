@@ -26,7 +26,7 @@ use ipc::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::lock::lock;
 use crate::settings::{SharedLocation, device_error};
 
@@ -63,6 +63,15 @@ pub(crate) enum Direction {
 
 impl Direction {
     pub(crate) const BOTH: [Self; 2] = [Self::Local, Self::Inbound];
+
+    /// The one of two that belongs to it.
+    #[inline]
+    pub(crate) fn of<T>(self, local: T, inbound: T) -> T {
+        match self {
+            Self::Local => local,
+            Self::Inbound => inbound,
+        }
+    }
 }
 
 /// Identifies a pool of a node.
@@ -74,10 +83,7 @@ pub(crate) struct PoolId {
 
 impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let direction = match self.direction {
-            Direction::Local => "local",
-            Direction::Inbound => "inbound",
-        };
+        let direction = self.direction.of("local", "inbound");
         match self.place {
             SharedLocation::Host => write!(f, "{direction} messages on the host"),
             SharedLocation::Device(uuid) => write!(f, "{direction} messages on {}", Uuid(uuid)),
@@ -88,12 +94,11 @@ impl fmt::Display for PoolId {
 impl SharedLocation {
     /// The device of the memory, as this process sees it.
     pub(crate) fn device(self) -> Result<Device> {
-        let operation = "find the device of a pool";
         match self {
             Self::Host => Device::open(HOST_DEVICE),
             Self::Device(uuid) => Device::find(Uuid(uuid)),
         }
-        .map_err(|cause| device_error(operation, cause))
+        .map_err(|cause| device_error("find device of pool", cause))
     }
 }
 
@@ -117,17 +122,6 @@ pub(crate) struct PoolControl<W> {
 struct Mapping {
     device: Device,
     memory: gpu::Importer,
-}
-
-impl Mapping {
-    fn new(id: PoolId, limit: u64) -> Result<Self> {
-        let operation = "reserve a pool's addresses";
-        let device = id.place.device()?;
-        let memory = device
-            .importer(limit)
-            .map_err(|cause| error_mapping::from_device(operation, cause).on(id))?;
-        Ok(Self { device, memory })
-    }
 }
 
 /// One process's view of a pool.
@@ -154,10 +148,9 @@ pub(crate) struct Pool {
 impl Pool {
     /// A new pool without pieces.
     pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "create a pool";
         let words = PoolControl::<MappedWords>::required_words(max_blocks);
-        let segment = Segment::create(LAYOUT, words * size_of::<u64>())
-            .map_err(|cause| error_mapping::from_segment(operation, cause).on(id))?;
+        let segment =
+            Segment::create(LAYOUT, words * size_of::<u64>()).during("create pool").on(id)?;
         let control = PoolControl::format(segment.words(), id, limit, max_blocks)?;
         segment.mark_ready();
         let pool = Self::over(segment, control)?;
@@ -176,15 +169,9 @@ impl Pool {
     /// Stores a pool of another process for those that use it, even if this process does not see
     /// its device, or cannot map it now.
     pub(crate) fn keep(control_segment: OwnedFd) -> Result<Self> {
-        let (segment, control) = Self::attach(control_segment)?;
-        Self::over(segment, control)
-    }
-
-    fn attach(control_segment: OwnedFd) -> Result<(Segment, PoolControl<MappedWords>)> {
-        let segment = Segment::open(control_segment, LAYOUT)
-            .map_err(|cause| error_mapping::from_segment("open a pool", cause))?;
+        let segment = Segment::open(control_segment, LAYOUT).during("open pool")?;
         let control = PoolControl::attach(segment.words())?;
-        Ok((segment, control))
+        Self::over(segment, control)
     }
 
     fn over(segment: Segment, control: PoolControl<MappedWords>) -> Result<Self> {
@@ -211,8 +198,9 @@ impl Pool {
 
     #[cold]
     fn create_mapping(&self) -> Result<&Mapping> {
-        let mapping = Mapping::new(self.id, self.limit)?;
-        Ok(self.mapping.get_or_init(|| mapping))
+        let device = self.id.place.device()?;
+        let memory = device.importer(self.limit).during("reserve addresses of pool").on(self.id)?;
+        Ok(self.mapping.get_or_init(|| Mapping { device, memory }))
     }
 
     /// Maps the address range; retries after an earlier failure.
@@ -228,7 +216,7 @@ impl Pool {
         };
         let same =
             identity(self.control_segment()).and_then(|own| Ok(own == identity(control_segment)?));
-        same.map_err(|cause| Error::of("compare pool control segments", cause).on(self.id))
+        same.during("compare control segment of pool").on(self.id)
     }
 
     pub(crate) fn control_segment(&self) -> BorrowedFd<'_> {
@@ -257,10 +245,10 @@ impl Pool {
     /// Memory for another piece, not in use yet.
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
         let made = self.mapping()?.device.allocate_shared(at_least, &[]);
-        let (memory, length) = made.and_then(|memory| memory.export_piece(0)).map_err(|cause| {
-            error_mapping::from_device("create a piece of a pool", cause).on(self.id)
-        })?;
-        Ok(Piece { memory, length, name: pieces::random_name()? })
+        let exported = made.and_then(|memory| memory.export_piece(0));
+        let (memory, length) = exported.during("create piece of pool").on(self.id)?;
+        let name = getrandom::u64().during("name piece of pool")?.max(1);
+        Ok(Piece { memory, length, name })
     }
 
     /// Stores a piece that another process had. Idempotent; a piece that the control segment names
@@ -271,7 +259,7 @@ impl Pool {
 
     /// Stores a piece that the service sends, in place of an earlier one.
     pub(crate) fn adopt_piece(&self, number: usize, piece: Piece) -> Result<()> {
-        lock(&self.pieces).adopt(number, piece).map_err(|error| error.on(self.id))?;
+        lock(&self.pieces).adopt(number, piece).on(self.id)?;
         self.control.wake();
         Ok(())
     }
@@ -279,7 +267,7 @@ impl Pool {
     /// Duplicates a piece for another process.
     pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
         let copied = lock(&self.pieces).get(number).map(Piece::try_clone).transpose();
-        copied.map_err(|cause| Error::of("duplicate a piece of a pool", cause).on(self.id))
+        copied.during("duplicate piece of pool").on(self.id)
     }
 
     /// The number of pieces that this process has.
@@ -299,22 +287,20 @@ impl Pool {
     /// Maps pieces up to this offset.
     #[cold]
     fn map_until(&self, end: u64) -> Result<()> {
-        let operation = "map a message";
         let memory = &self.mapping()?.memory;
         let mut pieces = lock(&self.pieces);
         while memory.memory().length() < end {
             let Some(piece) = pieces.next_to_map(|number| self.control.name_of(number)) else {
-                if end > self.control.end() {
-                    let detail = "no memory was ever mapped at this address";
-                    return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
-                }
-                let detail = "this process has not received that piece yet";
-                return Err(Error::new(operation, ErrorKind::WouldBlock, detail).on(self.id));
+                let (kind, detail) = match end > self.control.end() {
+                    true => (ErrorKind::Malformed, "no memory was ever mapped at this address"),
+                    false => {
+                        (ErrorKind::WouldBlock, "this process has not received that piece yet")
+                    }
+                };
+                return Err(Error::new("map message of pool", kind, detail).on(self.id));
             };
             let mapped = memory.add(piece.memory.as_fd(), piece.length);
-            mapped.map_err(|cause| {
-                error_mapping::from_device("map a piece of a pool", cause).on(self.id)
-            })?;
+            mapped.during("map piece of pool").on(self.id)?;
             pieces.is_mapped();
         }
         Ok(())
@@ -322,13 +308,13 @@ impl Pool {
 
     /// Admits a piece to the allocator once all processes have it.
     pub(crate) fn admit_piece(&self, caller: &Caller<'_>, number: usize) -> Result<()> {
-        let operation = "admit a piece to a pool";
+        let operation = "admit piece to pool";
         let found = lock(&self.pieces).get(number).map(|piece| (piece.length, piece.name));
         let Some((length, name)) = found else {
             let detail = format!("piece {number} is not mapped");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id));
         };
-        self.control.admit(caller, number, length, name).map_err(|error| error.on(self.id))
+        self.control.admit(caller, number, length, name).on(self.id)
     }
 
     pub(crate) fn admitted(&self) -> usize {
@@ -366,38 +352,28 @@ impl Pool {
 
     /// Allocates a block owned by the caller.
     pub(crate) fn allocate(&self, caller: &Caller<'_>, bytes: u64) -> Result<(Block, BlockRange)> {
-        let owner = Owner::participant(caller.me);
-        let allocated = self.control.allocate(caller, owner, bytes);
-        allocated
-            .map_err(|cause| error_mapping::from_allocator("allocate in a pool", cause).on(self.id))
+        let allocated = self.control.allocate(caller, Owner::participant(caller.me), bytes);
+        allocated.during("allocate in pool").on(self.id)
     }
 
     /// Frees a block of the caller.
     pub(crate) fn free(&self, caller: &Caller<'_>, block: Block) -> Result<()> {
         let freed = self.control.free(caller, block, Owner::participant(caller.me));
-        freed.map_err(|cause| error_mapping::from_allocator("free in a pool", cause).on(self.id))
+        freed.during("free in pool").on(self.id)
     }
 
     /// Frees all blocks of a participant that is dead or leaves; returns their number.
     pub(crate) fn reclaim(&self, caller: &Caller<'_>, participant: Participant) -> Result<usize> {
-        let reclaimed = self.control.reclaim(caller, participant);
-        reclaimed
-            .map_err(|cause| error_mapping::from_allocator("reclaim in a pool", cause).on(self.id))
+        self.control.reclaim(caller, participant).during("reclaim in pool").on(self.id)
     }
 
     /// The participants that own blocks.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
-        let owners = self.control.owners(caller);
-        owners.map_err(|cause| {
-            error_mapping::from_allocator("read pool statistics", cause).on(self.id)
-        })
+        self.control.owners(caller).during("read statistics of pool").on(self.id)
     }
 
     pub(crate) fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
-        let statistics = self.control.statistics(caller);
-        statistics.map_err(|cause| {
-            error_mapping::from_allocator("read pool statistics", cause).on(self.id)
-        })
+        self.control.statistics(caller).during("read statistics of pool").on(self.id)
     }
 
     // -------------------------------------------------------------- bytes
@@ -407,7 +383,7 @@ impl Pool {
     #[inline]
     pub(crate) fn slice(&self, place: BlockRange, length: u64) -> Result<Slice> {
         if length > place.length {
-            let operation = "find a message in its pool";
+            let operation = "find message in pool";
             let detail = format!("{length} bytes exceed the block of {}", place.length);
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
         }
@@ -419,9 +395,7 @@ impl Pool {
     fn slice_slowly(&self, place: BlockRange, length: u64) -> Result<Slice> {
         self.map_until(place.offset.saturating_add(place.length))?;
         let slice = self.mapping()?.memory.memory().slice(place.offset, length);
-        slice.map_err(|cause| {
-            error_mapping::from_device("find a message in its pool", cause).on(self.id)
-        })
+        slice.during("find message in pool").on(self.id)
     }
 
     /// Copies bytes into a part of the pool.
@@ -429,8 +403,7 @@ impl Pool {
         if self.id.place == SharedLocation::Host {
             return bytes::write(to, bytes);
         }
-        let written = self.stream()?.upload(to, bytes, longest);
-        written.map_err(|cause| error_mapping::from_device("write a message", cause).on(self.id))
+        self.stream()?.upload(to, bytes, longest).during("write message to pool").on(self.id)
     }
 
     /// Copies bytes out of a part of the pool.
@@ -438,30 +411,28 @@ impl Pool {
         if self.id.place == SharedLocation::Host {
             return bytes::read(from, bytes);
         }
-        let read = self.stream()?.download(from, bytes, longest);
-        read.map_err(|cause| error_mapping::from_device("read a message", cause).on(self.id))
+        self.stream()?.download(from, bytes, longest).during("read message of pool").on(self.id)
     }
 
     /// Copies other memory into a part of the pool, and waits for completion.
     pub(crate) fn copy(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
-        let operation = "copy into a message";
-        let on = |cause| error_mapping::from_device(operation, cause).on(self.id);
         if self.id.place == SharedLocation::Host {
             return self.copy_to_host(to, from, longest);
         }
         let stream = self.stream()?;
-        self.wait_for_default_stream(stream, from).map_err(on)?;
-        stream.copy(to, from).map_err(on)?;
-        stream.synchronize(longest).map_err(on)
+        let begun = self.wait_for_default_stream(stream, from);
+        let copied = begun.and_then(|()| stream.copy(to, from));
+        copied
+            .and_then(|()| stream.synchronize(longest))
+            .during("copy into message of pool")
+            .on(self.id)
     }
 
     fn stream(&self) -> Result<&Stream> {
         if let Some(stream) = self.stream.get() {
             return Ok(stream);
         }
-        let stream = self.mapping()?.device.stream();
-        let stream = stream
-            .map_err(|cause| error_mapping::from_device("create a stream", cause).on(self.id))?;
+        let stream = self.mapping()?.device.stream().during("create stream of pool").on(self.id)?;
         Ok(self.stream.get_or_init(|| stream))
     }
 }

@@ -21,12 +21,6 @@ impl Piece {
     }
 }
 
-/// A unique name.
-pub(super) fn random_name() -> Result<u64> {
-    let drawn = getrandom::u64().map_err(|cause| Error::of("name a piece of a pool", cause))?;
-    Ok(drawn.max(1))
-}
-
 /// Result of storing a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceStored {
@@ -90,8 +84,8 @@ impl Pieces {
                     self.all.len(),
                     self.mapped
                 );
-                let operation = "store a piece of a pool";
-                return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+                let kind = ErrorKind::InvalidArgument;
+                return Err(Error::new("store piece of pool", kind, detail));
             }
         }
         self.all.push(piece);

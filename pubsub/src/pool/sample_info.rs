@@ -8,7 +8,7 @@ use std::sync::atomic::fence;
 
 use ipc::{Block, Words};
 
-use crate::ids::{id_from_words, id_to_words};
+use crate::ids::{bytes_to_words, id_from_words, id_to_words};
 use crate::settings::MAX_METADATA;
 
 // Words of a sample info.
@@ -233,11 +233,8 @@ impl<'a, W: Words> SampleInfo<'a, W> {
 
     /// Stores the bytes that fit; the entry holds the length.
     pub(crate) fn set_metadata(&self, bytes: &[u8]) {
-        for (at, bytes) in bytes.chunks(8).take(MAX_METADATA / 8).enumerate() {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            let at = self.first + METADATA + at;
-            self.words.store(at, u64::from_le_bytes(word), Release);
+        for (at, word) in (METADATA..WORDS).zip(bytes_to_words(bytes)) {
+            self.words.store(self.first + at, word, Release);
         }
     }
 

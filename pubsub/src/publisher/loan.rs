@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use gpu::{DeviceName, Slice};
 use ipc::{Block, BlockRange};
 
-use super::{Loan, OutgoingMessage, PublisherState};
+use super::{Loan, PublisherState};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::During;
 use crate::interruption::Interruption;
 use crate::loan_limit::Borrower;
 use crate::pool::{InFlightCopies, borrow_mut};
 use crate::settings::{MAX_METADATA, SharedLocation};
+use crate::topic::Entry;
 
 /// Result of publishing a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +143,11 @@ impl Loan {
     pub unsafe fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         if self.state.context.local.id().place != SharedLocation::Host {
             let detail = "the memory is on a device";
-            return Err(Error::new("access bytes", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new(
+                "access message bytes of topic",
+                ErrorKind::InvalidArgument,
+                detail,
+            ));
         }
         // SAFETY: host memory, mapped as long as the slice lives; the caller promises the rest.
         Ok(unsafe { borrow_mut(&mut self.slice) })
@@ -155,9 +160,8 @@ impl Loan {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if a device is too slow: then the block is
     /// neither published nor reused before the device has finished.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.state.context.node.check_not_forked("write a message")?;
-        let part = self.slice.slice(offset, bytes.len() as u64);
-        let part = part.map_err(|cause| error_mapping::from_device("write a message", cause))?;
+        self.state.context.node.check_not_forked("write message to topic")?;
+        let part = self.slice.slice(offset, bytes.len() as u64).during("write message to topic")?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -180,7 +184,7 @@ impl Loan {
             return Ok(());
         }
         let detail = "an earlier copy into the message timed out, but still runs";
-        Err(self.state.timeout_error("publish", detail))
+        Err(self.state.timeout_error("publish to topic", detail))
     }
 
     /// Attaches bytes to the message, beside its payload.
@@ -188,7 +192,7 @@ impl Loan {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for more than [`MAX_METADATA`].
     pub fn set_metadata(&mut self, bytes: &[u8]) -> Result<()> {
-        let operation = "attach metadata";
+        let operation = "attach metadata to message";
         self.state.context.node.check_not_forked(operation)?;
         if bytes.len() > MAX_METADATA {
             let detail = format!("{} bytes exceed the maximum of {MAX_METADATA}", bytes.len());
@@ -199,13 +203,17 @@ impl Loan {
         Ok(())
     }
 
-    pub(super) fn outgoing(&self) -> OutgoingMessage {
-        OutgoingMessage {
+    /// Its entry, filled now and without a sequence.
+    pub(super) fn entry(&self) -> Entry {
+        Entry {
             block: self.block,
             offset: self.offset,
             length: self.length(),
+            publisher: self.state.id,
+            sequence: 0,
+            published_at: clock::now(),
             metadata: self.metadata,
-            filled: clock::now(),
+            has_origin: false,
             sync_point: None,
         }
     }
@@ -222,7 +230,7 @@ impl Loan {
     /// of them.
     pub fn publish(self, timeout: Duration) -> Result<Sent> {
         let interruption = self.state.context.node.interruption();
-        self.publish_within(timeout)?.into_sent("publish", &interruption)
+        self.publish_within(timeout)?.into_sent("publish to topic", &interruption)
     }
 
     /// As [`publish`](Self::publish), but returns the loan if the deadline passes, or a signal
@@ -252,7 +260,7 @@ impl Loan {
     /// Does not wait without a deadline.
     pub(super) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
-        match self.state.publish_by(self.outgoing(), deadline) {
+        match self.state.publish_by(self.entry(), deadline) {
             Ok(Some(sent)) => {
                 self.is_owned = false;
                 Ok(Attempt::Sent(sent))

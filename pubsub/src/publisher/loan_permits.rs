@@ -25,17 +25,6 @@ impl PublisherState {
         }
     }
 
-    /// As [`acquire_permit`](Self::acquire_permit), after freeing dropped loans that devices have
-    /// finished with.
-    #[cold]
-    pub(super) fn acquire_permit_after_reclaim(
-        &self,
-        borrower: Borrower,
-    ) -> Result<Option<LoanPermit<'_>>> {
-        self.context.local.free_completed(&self.context.node.short_caller());
-        self.acquire_permit(borrower)
-    }
-
     /// A permit for one more loan, once one has returned by itself.
     #[cold]
     pub(super) fn acquire_permit_until(

@@ -18,17 +18,17 @@ use self::wait_span::WaitSpan;
 use crate::clock;
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::ids::PublisherId;
 use crate::interruption::Interruption;
 use crate::loan_limit::{Borrower, LoanLimit};
 use crate::lock::lock;
-use crate::pool::{InFlightCopies, Stage, SyncPoint};
+use crate::pool::{InFlightCopies, Stage};
 use crate::settings::Reliability;
 use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
 
-const LOAN_MEMORY: &str = "loan memory";
+const LOAN_MEMORY: &str = "loan memory for topic";
 
 /// Publishes messages of one topic.
 ///
@@ -112,19 +112,6 @@ struct Sequencer {
     flushed: u64,
 }
 
-/// A message to publish.
-#[derive(Debug, Clone, Copy)]
-struct OutgoingMessage {
-    block: Block,
-    offset: u64,
-    length: u64,
-    metadata: u16,
-    /// Time at which the publisher had filled it.
-    filled: u64,
-    /// A stream writes it: then the block stays the caller's if it is not published.
-    sync_point: Option<SyncPoint>,
-}
-
 impl PublisherState {
     fn slot(&self) -> PublisherSlot<'_, ipc::MappedWords> {
         self.context.topic.publisher(self.id)
@@ -138,18 +125,6 @@ impl PublisherState {
         }
         let detail = "this process was removed from the node, or left it";
         Err(Error::new(operation, ErrorKind::Closed, detail).on(self.context.topic.name()))
-    }
-
-    /// Marks the publisher as waiting for room, until [`end_wait`](Self::end_wait).
-    fn begin_wait(&self) {
-        self.slot().backpressure().begin_since(self.span.begin());
-        self.context.publisher_blocked();
-    }
-
-    /// Ends the wait, with success or not.
-    fn end_wait(&self, has_found: bool) {
-        self.span.end(has_found);
-        self.slot().backpressure().end(has_found);
     }
 
     /// Allocates a block for a message.
@@ -179,9 +154,7 @@ impl PublisherState {
                 pool.free_completed(&self.context.node.short_caller());
                 Ok(None)
             }
-            Err(cause) => {
-                Err(error_mapping::from_allocator(LOAN_MEMORY, cause).on(self.context.topic.name()))
-            }
+            Err(cause) => Err(cause.during(LOAN_MEMORY).on(self.context.topic.name())),
         }
     }
 
@@ -192,7 +165,6 @@ impl PublisherState {
             return Ok(Some(found));
         }
         let mut spin = lock(&self.sequencer).spin;
-        self.begin_wait();
         let mut tried = Instant::now();
         let look = || {
             // The lock is not taken while nothing changes, but growth is requested again.
@@ -206,40 +178,29 @@ impl PublisherState {
         };
         let found =
             self.wait(LOAN_MEMORY, deadline, look, |end, look| control.wait(&mut spin, end, look));
-        let found = found.transpose();
-        self.end_wait(matches!(found, Ok(Some(_))));
         lock(&self.sequencer).spin = spin;
-        found
+        found.transpose()
     }
 
-    /// Publishes; None if there is no room.
+    /// Publishes a message that was filled at the time of its entry; None if there is no room. If a
+    /// stream writes it and it is not published, the block stays the caller's.
     #[inline]
-    fn attempt(&self, outgoing: OutgoingMessage, is_retry: bool) -> Result<Option<Sent>> {
-        let operation = "publish";
+    fn attempt(&self, filled: Entry, is_retry: bool) -> Result<Option<Sent>> {
+        let operation = "publish to topic";
         let TopicContext { node, topic, local, .. } = &self.context;
         let control = local.control();
         let mut sequencer = lock(&self.sequencer);
         self.check(operation)?;
-        let now = if is_retry { clock::now() } else { outgoing.filled };
-        let sample_info = control.sample_info(outgoing.block);
-        sample_info.stamp(Stage::Filled, outgoing.filled);
+        let now = if is_retry { clock::now() } else { filled.published_at };
+        let sample_info = control.sample_info(filled.block);
+        sample_info.stamp(Stage::Filled, filled.published_at);
         sample_info.stamp(Stage::Published, now);
         let sequence = sequencer.sequence + 1;
-        let entry = Entry {
-            block: outgoing.block,
-            offset: outgoing.offset,
-            length: outgoing.length,
-            publisher: self.id,
-            sequence,
-            published_at: now,
-            metadata: outgoing.metadata,
-            has_origin: false,
-            sync_point: outgoing.sync_point,
-        };
+        let entry = Entry { sequence, published_at: now, ..filled };
         let caller = node.short_caller();
         let dispose = || {
-            if outgoing.sync_point.is_none() {
-                control.dispose(&caller, outgoing.block, Owner::participant(node.me));
+            if entry.sync_point.is_none() {
+                control.dispose(&caller, entry.block, Owner::participant(node.me));
             }
         };
         let sent = match topic.publish_in(&caller, entry, control) {
@@ -254,7 +215,7 @@ impl PublisherState {
                 }
             }
             Err(QueueError::NoSubscribers) => {
-                self.slot().count(outgoing.length);
+                self.slot().count(entry.length);
                 dispose();
                 Sent { position: None, subscribers: 0, is_dropped: false }
             }
@@ -279,7 +240,7 @@ impl PublisherState {
             }
             // A stopped process holds the lock: nothing has changed, and there may be time left.
             Err(QueueError::LockTimeout(_)) => return Ok(None),
-            Err(cause) => return Err(error_mapping::from_queue(operation, cause).on(topic.name())),
+            Err(cause) => return Err(cause.during(operation).on(topic.name())),
         };
         sequencer.sequence = sequence;
         self.span.relieved();
@@ -287,29 +248,21 @@ impl PublisherState {
     }
 
     /// Publishes once there is room; None at the deadline, or at once without a deadline.
-    fn publish_by(
-        &self,
-        outgoing: OutgoingMessage,
-        deadline: Option<Instant>,
-    ) -> Result<Option<Sent>> {
-        let sent = self.attempt(outgoing, false)?;
+    fn publish_by(&self, filled: Entry, deadline: Option<Instant>) -> Result<Option<Sent>> {
+        let sent = self.attempt(filled, false)?;
         let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
         let queue = self.context.topic.local();
         let mut spin = lock(&self.sequencer).spin;
-        self.begin_wait();
-        let look = || {
-            if let Err(error) = self.context.node.check("publish") {
-                return Some(Err(error));
-            }
-            if queue.has_room() { self.attempt(outgoing, true).transpose() } else { None }
+        let look = || match self.context.node.check("publish to topic") {
+            Err(error) => Some(Err(error)),
+            Ok(()) if queue.has_room() => self.attempt(filled, true).transpose(),
+            Ok(()) => None,
         };
-        let sent = self.wait("publish", deadline, look, |end, look| {
+        let sent = self.wait("publish to topic", deadline, look, |end, look| {
             queue.wait_for_room_with(&mut spin, end, look)
         });
-        let sent = sent.transpose();
-        self.end_wait(matches!(sent, Ok(Some(_))));
         lock(&self.sequencer).spin = spin;
-        sent
+        sent.transpose()
     }
 
     /// Frees the block of a loan.
@@ -342,7 +295,7 @@ impl Drop for PublisherState {
 
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        context.node.check("create a publisher")?;
+        context.node.check("create publisher of topic")?;
         let id = context.topic.claim(context.node.me)?;
         // The slot comes first: then the order of failures of both processes does not matter.
         let admitted = context.node.service.admit(context.topic.number(), id);
@@ -364,9 +317,8 @@ impl Publisher {
         let loans = Arc::new(LoanLimit::new(context.topic.settings().loans));
         context.participants_changed();
         let (sequencer, span) = (Mutex::new(sequencer), WaitSpan::default());
-        Ok(Self {
-            state: Arc::new(PublisherState { context, id, evicted_before, sequencer, span, loans }),
-        })
+        let state = PublisherState { context, id, evicted_before, sequencer, span, loans };
+        Ok(Self { state: Arc::new(state) })
     }
 
     /// Identifies it among all publishers that the topic ever had on this node.
@@ -467,8 +419,7 @@ impl Publisher {
                     if Instant::now() >= deadline {
                         return Err(self.state.timeout_error(operation, &error.to_string()));
                     }
-                    let topic = self.state.context.topic.name();
-                    interruption.check(operation).map_err(|error| error.on(topic))?;
+                    interruption.check(operation).on(self.topic())?;
                     ipc::sleep_interruptible(Duration::from_millis(1));
                 }
                 Ok(loan) => {
@@ -495,7 +446,12 @@ impl Publisher {
         self.check_length(length)?;
         self.state.check(LOAN_MEMORY)?;
         let permit = match self.state.acquire_permit(borrower)? {
-            None => self.state.acquire_permit_after_reclaim(borrower)?,
+            None => {
+                // Devices may have finished with dropped loans.
+                let context = &self.state.context;
+                context.local.free_completed(&context.node.short_caller());
+                self.state.acquire_permit(borrower)?
+            }
             permit => permit,
         };
         let Some(permit) = permit else { return Ok(None) };
@@ -576,7 +532,7 @@ impl Publisher {
         let mut loan = self.borrow(length, Borrower::Transient, || deadline)?;
         fill(&mut loan)?;
         let interruption = self.state.context.node.interruption();
-        loan.publish_by(Some(deadline))?.into_sent("publish", &interruption)
+        loan.publish_by(Some(deadline))?.into_sent("publish to topic", &interruption)
     }
 
     /// Waits until all subscribers have released all messages that it has published so far. For
@@ -589,7 +545,7 @@ impl Publisher {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn flush(&self, timeout: Duration) -> Result<()> {
-        let operation = "flush";
+        let operation = "flush topic";
         let state = &*self.state;
         state.check(operation)?;
         let queue = state.context.topic.local();
@@ -609,22 +565,15 @@ impl Publisher {
             }
             None => Some(Ok(())),
         };
-        state.begin_wait();
         let flushed = state.wait(operation, ipc::deadline(timeout), look, |end, look| {
             queue.wait_for_room_with(&mut spin, end, look)
         });
-        state.end_wait(matches!(flushed, Some(Ok(()))));
-        match flushed {
-            Some(Ok(())) => {
-                let mut sequencer = lock(&state.sequencer);
-                sequencer.flushed = sequencer.flushed.max(end);
-                Ok(())
-            }
-            Some(Err(error)) => Err(error),
-            None => {
-                let detail = format!("subscribers have not released message {from} of the topic");
-                Err(state.timeout_error(operation, &detail))
-            }
-        }
+        flushed.unwrap_or_else(|| {
+            let detail = format!("subscribers have not released message {from} of the topic");
+            Err(state.timeout_error(operation, &detail))
+        })?;
+        let mut sequencer = lock(&state.sequencer);
+        sequencer.flushed = sequencer.flushed.max(end);
+        Ok(())
     }
 }

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use gpu::{Slice, Stream};
 
-use super::{Attempt, Loan, OutgoingMessage, Publisher, PublisherState, Sent};
+use super::{Attempt, Loan, Publisher, PublisherState, Sent};
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::loan_limit::Borrower;
 use crate::pool::{InFlightCopies, PollBackoff};
 use crate::settings::SharedLocation;
+use crate::topic::Entry;
 
-const OPERATION: &str = "publish in stream order";
+const OPERATION: &str = "publish in stream order to topic";
 /// Longest wait before a waiting publisher polls streams.
 pub(super) const STREAM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -87,17 +88,16 @@ impl Loan {
     /// Copies all of it on a stream.
     fn copy_on(&mut self, stream: &Stream, from: &Slice, timeout: Duration) -> Result<()> {
         if !self.state.context.local.control().is_stream_ordered() {
-            synchronize(stream, timeout)?;
+            stream.synchronize(timeout).during(OPERATION)?;
             return self.copy(from, timeout);
         }
         self.state.context.local.check_stream(OPERATION, stream)?;
         if from.length() == 0 {
             return Ok(());
         }
-        stream.copy(&self.slice, from).map_err(|cause| {
+        stream.copy(&self.slice, from).during(OPERATION).inspect_err(|_| {
             // The copy may have begun.
             self.mark_in_flight(stream.point().ok());
-            error_mapping::from_device(OPERATION, cause)
         })
     }
 
@@ -112,10 +112,10 @@ impl Loan {
         let local = Arc::clone(&self.state.context.local);
         if local.id().place == SharedLocation::Host {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
-            if let Err(error) = synchronize(stream, left.unwrap_or(gpu::DEFAULT_TIMEOUT)) {
-                self.mark_in_flight(stream.point().ok());
-                return Err(error);
-            }
+            let synchronized = stream.synchronize(left.unwrap_or(gpu::DEFAULT_TIMEOUT));
+            synchronized
+                .during(OPERATION)
+                .inspect_err(|_| self.mark_in_flight(stream.point().ok()))?;
             return self.publish_by(deadline);
         }
         let stream_check = local.check_stream(OPERATION, stream);
@@ -135,7 +135,7 @@ impl Loan {
             Ok(point) => point,
             Err(cause) => {
                 self.mark_in_flight(None);
-                return Err(error_mapping::from_device(OPERATION, cause));
+                return Err(cause.during(OPERATION));
             }
         };
         // A participant that was marked dead may not write a sync word.
@@ -151,8 +151,8 @@ impl Loan {
         };
         let (control, node) = (local.control(), Arc::clone(&self.state.context.node));
         let sync_point = control.begin_write(self.block, node.me);
-        let outgoing = OutgoingMessage { sync_point: Some(sync_point), ..self.outgoing() };
-        let sent = match self.state.publish_by(outgoing, deadline) {
+        let filled = Entry { sync_point: Some(sync_point), ..self.entry() };
+        let sent = match self.state.publish_by(filled, deadline) {
             Ok(Some(sent)) if sent.position.is_some() => sent,
             other => {
                 control.end_write(self.block, sync_point);
@@ -244,7 +244,7 @@ impl Publisher {
 }
 
 impl PublisherState {
-    /// Waits by a doorbell. Streams ring none, so they are polled.
+    /// Waits for room by a doorbell. Streams ring none, so they are polled.
     pub(super) fn wait<T>(
         &self,
         operation: &'static str,
@@ -254,11 +254,12 @@ impl PublisherState {
     ) -> Option<Result<T>> {
         let (node, local) = (&self.context.node, &self.context.local);
         let interruption = node.interruption();
-        let name = |error: Error| error.on(self.context.topic.name());
-        let mut look =
-            || look().or_else(|| interruption.check(operation).map_err(name).err().map(Err));
+        let check = || interruption.check(operation).on(self.context.topic.name());
+        let mut look = || look().or_else(|| check().err().map(Err));
         let mut backoff = PollBackoff::NEW;
-        loop {
+        self.slot().backpressure().begin_since(self.span.begin());
+        self.context.publisher_blocked();
+        let found = loop {
             let end = if local.is_waiting_for_streams() {
                 local.free_completed(&node.caller());
                 backoff.next(deadline)
@@ -271,12 +272,12 @@ impl PublisherState {
             };
             let found = wait(end, &mut look);
             if found.is_some() || end >= deadline {
-                return found;
+                break found;
             }
-        }
+        };
+        let has_found = matches!(found, Some(Ok(_)));
+        self.span.end(has_found);
+        self.slot().backpressure().end(has_found);
+        found
     }
-}
-
-fn synchronize(stream: &Stream, longest: Duration) -> Result<()> {
-    stream.synchronize(longest).map_err(|cause| error_mapping::from_device(OPERATION, cause))
 }

@@ -38,7 +38,7 @@ impl ControlMessage {
 
     /// Decodes a message of another node. Each accepted message has only one encoding.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
-        let operation = "read a control message of another node";
+        let operation = "read control message from node";
         let refuse = |detail| Error::new(operation, ErrorKind::Malformed, detail);
         if bytes.len() > MAX_LENGTH {
             return Err(refuse("control message too long"));

@@ -309,7 +309,7 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
                                           the timeout";
                             let kind = ErrorKind::DeadlineExceeded;
                             return Err(InboundFailure::Topic(Error::new(
-                                "copy a message in",
+                                "copy message in",
                                 kind,
                                 detail,
                             )));
@@ -507,7 +507,7 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
     }
 }
 
-const READ: &str = "read a message of another node";
+const READ: &str = "read message from node";
 
 fn violation(detail: &'static str) -> InboundFailure {
     InboundFailure::Ring(Error::new(READ, ErrorKind::Malformed, detail))

@@ -145,7 +145,7 @@ impl WorkerPool {
                 Ok(outcome) => Some(outcome),
                 Err(TryRecvError::Disconnected) => {
                     let detail = "the thread that opens a provider panicked";
-                    Some(Err(Error::new("open a provider", ErrorKind::Failed, detail)))
+                    Some(Err(Error::new("open provider", ErrorKind::Failed, detail)))
                 }
             };
             self.start = None;
@@ -196,7 +196,7 @@ impl WorkerPool {
                 let _ = sender.send(start_workers(count, &worker_options, local));
                 bell.ring();
             })
-            .map_err(|error| Error::of("open a provider", error))?;
+            .map_err(|error| Error::of("open provider", error))?;
         let timeout = options.lost_after / 2;
         Ok(WorkerStart { local, since: now, timeout, outcome, is_late: false })
     }

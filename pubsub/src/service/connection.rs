@@ -142,9 +142,9 @@ impl Connection {
         self.is_stalled
     }
 
-    /// Whether descriptors are queued.
-    pub(super) fn has_queued_descriptors(&self) -> bool {
-        self.files > 0
+    /// Whether its queue has to be checked without an event.
+    pub(super) fn must_poll(&self) -> bool {
+        self.is_stalled || self.files > 0
     }
 
     /// Whether the client has exited, or its queue has overflowed.
@@ -159,7 +159,7 @@ pub(super) fn drop_stalled<'a>(
     now: Instant,
     connections: impl Iterator<Item = &'a mut Connection>,
 ) {
-    let mut waited: Vec<_> = connections.filter(|it| it.has_queued_descriptors()).collect();
+    let mut waited: Vec<_> = connections.filter(|it| it.files > 0).collect();
     waited.sort_unstable_by_key(|it| it.files);
     let is_stuck =
         |it: &Connection| now.saturating_duration_since(it.last_progress) >= STALL_TIMEOUT;
@@ -288,7 +288,7 @@ mod tests {
         all[2].last_progress = now + STALL_TIMEOUT;
         drop_stalled(now + STALL_TIMEOUT, all.iter_mut());
         assert_eq!(broken(&all), [false, true, false]);
-        assert!(!all[1].has_queued_descriptors());
+        assert!(!all[1].must_poll());
         drop((all, fars));
         let (mut all, _fars) = all_of([200, 20, 300]);
         drop_stalled(Instant::now(), all.iter_mut());

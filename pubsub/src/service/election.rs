@@ -48,11 +48,8 @@ pub(crate) fn lock_path(directory: &Path) -> PathBuf {
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
     Channel::check_path(&socket_path(directory))
         .map_err(|error| Error::because(operation, ErrorKind::InvalidArgument, error))?;
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(|error| directory_error(operation, directory, error))?;
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    created.map_err(|error| directory_error(operation, directory, error))?;
     check(operation, directory)
 }
 
@@ -61,7 +58,7 @@ fn directory_error(operation: &'static str, directory: &Path, error: io::Error) 
         io::ErrorKind::PermissionDenied => ErrorKind::Denied,
         _ => ErrorKind::Failed,
     };
-    Error::because(operation, kind, error).on(directory.display())
+    Error::because(operation, kind, error).at(directory.display())
 }
 
 /// Rejects a directory that other users may write to. A missing directory is accepted here.
@@ -83,7 +80,7 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::new(operation, ErrorKind::Denied, detail).on(directory.display()))
+    Err(Error::new(operation, ErrorKind::Denied, detail).at(directory.display()))
 }
 
 /// A file, by device and inode.
@@ -106,18 +103,25 @@ pub(crate) type LeaderLock = RecordLock<false>;
 pub(crate) type PriorityLock = RecordLock<true>;
 
 fn failed(operation: &'static str, directory: &Path) -> impl Fn(io::Error) -> Error + Copy {
-    move |error| Error::of(operation, error).on(directory.display())
+    move |error| Error::of(operation, error).at(directory.display())
+}
+
+fn open_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options
 }
 
 fn open(directory: &Path, name: &str) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(directory.join(name))
+    open_options().create(true).truncate(false).open(directory.join(name))
+}
+
+/// For a check, which creates no file.
+fn open_existing(directory: &Path, name: &str) -> io::Result<Option<File>> {
+    match open_options().open(directory.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
 }
 
 impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
@@ -154,12 +158,8 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
         if is_own(&held, directory, Self::NAME) {
             return Ok(Some(std::process::id()));
         }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
-        let file = match options.open(directory.join(Self::NAME)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(failed)?,
-        };
+        let file = open_existing(directory, Self::NAME).map_err(failed)?;
+        let Some(file) = file else { return Ok(None) };
         let mut found = whole(libc::F_WRLCK);
         fcntl(&file, FcntlArg::F_GETLK(&mut found)).map_err(|error| failed(error.into()))?;
         let is_held = i32::from(found.l_type) != libc::F_UNLCK;
@@ -254,13 +254,9 @@ impl MemberLock {
     /// Whether any process holds it. Called by the holder of the [leader lock](LeaderLock).
     pub(crate) fn is_held(operation: &'static str, directory: &Path) -> Result<bool> {
         let failed = failed(operation, directory);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
-        let file = match options.open(directory.join(MEMBERS_FILE)) {
-            // No process was ever a member; this check creates no file.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            opened => opened.map_err(failed)?,
-        };
+        // Without the file no process was ever a member.
+        let file = open_existing(directory, MEMBERS_FILE).map_err(failed)?;
+        let Some(file) = file else { return Ok(false) };
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(_) => Ok(false),
             Err((_, nix::errno::Errno::EAGAIN)) => Ok(true),

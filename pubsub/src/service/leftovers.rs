@@ -30,7 +30,7 @@ pub enum Condition {
 /// # Errors
 /// [`Denied`](ErrorKind::Denied); [`Failed`](ErrorKind::Failed) if it cannot be read.
 pub fn check_directory(directory: &Path) -> Result<()> {
-    election::check("read the directory of a node", directory)
+    election::check("read directory of node", directory)
 }
 
 /// Removes files that processes left in the directory of a dead node; a dry run only lists them. No
@@ -54,41 +54,39 @@ pub fn check_directory(directory: &Path) -> Result<()> {
 /// [`Failed`](ErrorKind::Failed) if the directory cannot be read; [`Denied`](ErrorKind::Denied) if
 /// others may write to it.
 pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
-    const OPERATION: &str = "clean up after a node";
-    let failed = |error: std::io::Error| Error::of(OPERATION, error).on(directory.display());
+    const OPERATION: &str = "clean up after node";
+    let failed = |error: std::io::Error| Error::of(OPERATION, error).at(directory.display());
     let socket = socket_path(directory);
     let found = match fs::symlink_metadata(&socket) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Condition::Clean),
         Err(error) => return Err(failed(error)),
     };
+    let unknown = |reason: String| Ok(Condition::Unknown(socket.clone(), reason));
+    let alive = |reason: &str| Ok(Condition::Alive(socket.clone(), reason.to_owned()));
     if found.uid() != Credentials::of_this_process().user {
-        let reason = "it belongs to another user";
-        return Ok(Condition::Unknown(socket, reason.to_owned()));
+        return unknown("it belongs to another user".to_owned());
     }
     // Where others may write, any user may have created it.
     election::check(OPERATION, directory)?;
     if fs::symlink_metadata(lock_path(directory)).is_err() {
-        let reason = "there is no lock file of a node beside it";
-        return Ok(Condition::Unknown(socket, reason.to_owned()));
+        return unknown("there is no lock file of a node beside it".to_owned());
     }
     // While this holds the leader lock, no service starts.
     let Some(_leader_lock) = LeaderLock::take(OPERATION, directory)? else {
-        return Ok(Condition::Alive(socket, "a process serves the node".to_owned()));
+        return alive("a process serves the node");
     };
     if MemberLock::is_held(OPERATION, directory)? {
-        let reason = "members of the node are about to serve it";
-        return Ok(Condition::Alive(socket, reason.to_owned()));
+        return alive("members of the node are about to serve it");
     }
     let _alone = DirectoryLock::take(directory).map_err(|error| {
-        Error::because(OPERATION, ErrorKind::Failed, error).on(directory.display())
+        Error::because(OPERATION, ErrorKind::Failed, error).at(directory.display())
     })?;
     if !ChannelListener::is_stale(&socket) {
-        let reason = match ChannelListener::non_socket_kind(&socket) {
+        return unknown(match ChannelListener::non_socket_kind(&socket) {
             Some(found) => format!("it is {found}, not a socket"),
             None => "a process that is not a member of the node listens on it".to_owned(),
-        };
-        return Ok(Condition::Unknown(socket, reason));
+        });
     }
     if !dry_run {
         fs::remove_file(&socket).map_err(failed)?;

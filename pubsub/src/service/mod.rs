@@ -14,7 +14,7 @@ mod registry;
 mod server;
 
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -25,33 +25,18 @@ use nix::sys::signal::{SigSet, Signal};
 
 pub use self::leftovers::{Condition, check_directory, clean};
 pub use self::process::ServiceProcess;
+pub(crate) use self::process::describe_process;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::server::fuzzing::{ClientOutcome, run_clients};
 
 use self::election::{LeaderLock, socket_path};
 use self::server::Service;
-use crate::budgets::Budgets;
-use crate::error::{Error, Result};
-use crate::ids::NodeId;
-use crate::network_options::NetworkOptions;
+use crate::error::Result;
+use crate::error_mapping::{During, On};
+use crate::node_options::NodeOptions;
 use crate::wake::WakeFd;
 
-const SERVING: &str = "serve a node";
-
-/// Options of a service.
-#[derive(Debug, Clone)]
-pub(crate) struct ServiceOptions {
-    pub(crate) directory: PathBuf,
-    pub(crate) label: String,
-    pub(crate) budgets: Budgets,
-    pub(crate) network: Option<NetworkOptions>,
-    /// This process holds the [priority lock](election::PriorityLock): no other service takes over.
-    pub(crate) has_priority: Arc<AtomicBool>,
-    /// Until then no other service takes over, whatever its priority.
-    pub(crate) min_term_until: Option<Instant>,
-    /// Identity of the node, if the service creates it.
-    pub(crate) identity: NodeId,
-}
+const SERVING: &str = "serve node";
 
 /// The service of a node; dropping it ends it.
 #[derive(Debug)]
@@ -64,18 +49,24 @@ pub(crate) struct ServiceThread {
 }
 
 impl ServiceThread {
-    /// Serves the node of a directory, unless another process does.
-    pub(crate) fn start(options: ServiceOptions) -> Result<Option<Self>> {
+    /// Serves the node of a directory, unless another process does. No other service takes over
+    /// while this process holds the [priority lock](election::PriorityLock), nor before the end of
+    /// the minimum term.
+    pub(crate) fn start(
+        options: NodeOptions,
+        has_priority: Arc<AtomicBool>,
+        min_term_until: Option<Instant>,
+    ) -> Result<Option<Self>> {
         election::prepare(SERVING, &options.directory)?;
         let Some(leader_lock) = LeaderLock::take(SERVING, &options.directory)? else {
             return Ok(None);
         };
-        let failed = |error: std::io::Error| Error::of(SERVING, error);
-        let path = socket_path(&options.directory);
-        let listener = listen(&path)?;
-        let bell = Arc::new(WakeFd::new().map_err(failed)?);
+        let listener = listen(&socket_path(&options.directory))?;
+        let bell = Arc::new(WakeFd::new().during(SERVING)?);
         let is_over = Arc::new(AtomicBool::new(false));
-        let service = Service::new(options, listener, Arc::clone(&bell), Arc::clone(&is_over))?;
+        let (bell_of, end_of) = (Arc::clone(&bell), Arc::clone(&is_over));
+        let service =
+            Service::new(options, has_priority, min_term_until, listener, bell_of, end_of)?;
         let thread = std::thread::Builder::new()
             .name("fabricast-node".into())
             .spawn(move || {
@@ -85,7 +76,7 @@ impl ServiceThread {
                 drop(leader_lock);
                 has_failed
             })
-            .map_err(failed)?;
+            .during(SERVING)?;
         Ok(Some(Self {
             thread: Some(thread),
             is_over,
@@ -123,9 +114,7 @@ impl ServiceThread {
 /// A provider that exceeds the file size limit in shared memory gets an error instead of a fatal
 /// signal. Threads that this one starts inherit the mask.
 fn block_file_size_signal() {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGXFSZ);
-    if let Err(error) = signals.thread_block() {
+    if let Err(error) = SigSet::from_iter([Signal::SIGXFSZ]).thread_block() {
         tracing::warn!(%error, "the thread of a node's service cannot block SIGXFSZ");
     }
 }
@@ -136,7 +125,7 @@ fn listen(path: &Path) -> Result<ChannelListener> {
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(path);
     }
-    ChannelListener::bind(path).map_err(|error| Error::of(SERVING, error).on(path.display()))
+    ChannelListener::bind(path).during(SERVING).at(path.display())
 }
 
 impl Drop for ServiceThread {

@@ -35,7 +35,7 @@ impl ServiceProcess {
     /// # Errors
     /// [`Failed`](crate::ErrorKind::Failed) if the lock of the service cannot be read.
     pub fn of(directory: &Path) -> Result<Option<Self>> {
-        let number = LeaderLock::holder("find the process that serves a node", directory)?;
+        let number = LeaderLock::holder("find service of node", directory)?;
         Ok(number.map(|number| Self { number, is_stopped: is_stopped(number) }))
     }
 
@@ -48,10 +48,15 @@ impl ServiceProcess {
 
 impl fmt::Display for ServiceProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.number {
-            0 => f.write_str("a process in another PID namespace"),
-            number => write!(f, "process {number}"),
-        }
+        f.write_str(&describe_process(self.number))
+    }
+}
+
+/// Describes the holder of a lock.
+pub(crate) fn describe_process(process: u32) -> String {
+    match process {
+        0 => "a process in another PID namespace".to_owned(),
+        number => format!("process {number}"),
     }
 }
 

@@ -151,12 +151,22 @@ pub(crate) fn decode<T: Serialize + DeserializeOwned>(
     })
 }
 
+/// The descriptors of a message that has this many.
+pub(crate) fn exactly<const N: usize>(
+    operation: &'static str,
+    descriptors: Vec<OwnedFd>,
+) -> Result<[OwnedFd; N]> {
+    descriptors
+        .try_into()
+        .map_err(|_| Error::new(operation, ErrorKind::Malformed, "wrong number of descriptors"))
+}
+
 /// The pidfds of a message with their participants; invalid numbers are skipped.
 pub(crate) fn pidfds(
     participants: &[u32],
     descriptors: Vec<OwnedFd>,
 ) -> Result<Vec<(Participant, PidFd)>> {
-    let operation = "receive pidfds of participants";
+    let operation = "receive pidfds of node";
     if participants.len() != descriptors.len() {
         let detail = "wrong number of descriptors";
         return Err(Error::new(operation, ErrorKind::Malformed, detail));
@@ -191,8 +201,8 @@ mod tests {
 
     #[test]
     fn refusal_is_received_as_the_original_error() {
-        let error = Error::new("open a topic", ErrorKind::OverBudget, "1 of 2 bytes");
-        let received = Refusal::of(&error).into_error("open a topic");
+        let error = Error::new("open topic", ErrorKind::OverBudget, "1 of 2 bytes");
+        let received = Refusal::of(&error).into_error("open topic");
         assert_eq!(received.to_string(), error.to_string());
         let long = Refusal::new(ErrorKind::Failed, "é".repeat(4000));
         assert!(long.detail.len() <= Refusal::MAX_DETAIL);

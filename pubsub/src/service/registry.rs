@@ -1,8 +1,7 @@
 //! The topics and pools of a node, and their users.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use ipc::{Caller, Participant};
 
 use crate::budgets::Budgets;
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::{During, On};
 use crate::peers::MAX_INTERESTS;
 use crate::pool::{Direction, MAX_PIECES, Piece, PieceStored, Pool, PoolId};
 use crate::replication::LocalTopic;
@@ -34,12 +34,6 @@ struct TopicEntry {
     /// Whether it has publishers, or subscribers, on this node.
     publishes: bool,
     subscribes: bool,
-}
-
-impl TopicEntry {
-    fn created_by(&self) -> String {
-        self.creator.as_ref().map_or_else(String::new, |creator| format!(", created by {creator}"))
-    }
 }
 
 #[derive(Debug)]
@@ -125,7 +119,7 @@ impl Registry {
         settings: Option<SharedSettings>,
         number: impl FnOnce() -> u32,
     ) -> Result<u32> {
-        let operation = "open a topic";
+        let operation = "open topic";
         if name.is_empty() || name.len() > MAX_TOPIC_NAME || name.chars().any(char::is_control) {
             let detail =
                 format!("a name has 1 to {MAX_TOPIC_NAME} bytes and no control characters in it");
@@ -133,19 +127,18 @@ impl Registry {
         }
         if let Some(entry) = self.by_name.get(name).and_then(|number| self.topics.get(number)) {
             let found = entry.topic.settings();
-            return match settings {
-                Some(requested) if found.differences_within_node(&requested).next().is_some() => {
-                    let differs =
-                        found.differences_within_node(&requested).collect::<Vec<_>>().join(", ");
-                    let detail = format!(
-                        "{differs}: the topic has {found}{}; requested was {requested}. Open it \
-                         without settings to use it as it is, or close it in all processes first",
-                        entry.created_by()
-                    );
-                    Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name))
-                }
-                _ => Ok(entry.topic.number()),
-            };
+            let requested = settings.as_ref().unwrap_or(found);
+            let differs = found.differences_within_node(requested).collect::<Vec<_>>().join(", ");
+            if differs.is_empty() {
+                return Ok(entry.topic.number());
+            }
+            let created_by = entry.creator.as_ref().map(|it| format!(", created by {it}"));
+            let detail = format!(
+                "{differs}: the topic has {found}{}; requested was {requested}. Open it \
+                 without settings to use it as it is, or close it in all processes first",
+                created_by.unwrap_or_default()
+            );
+            return Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name));
         }
         let Some(settings) = settings else {
             let detail = "the topic does not exist, and no settings were given to create it";
@@ -160,24 +153,18 @@ impl Registry {
             return Err(Error::new(operation, ErrorKind::TooMany, detail).on(name));
         }
         let requested = settings.reserves(0).blocks;
-        self.check_budget(operation, &settings, requested).map_err(|error| error.on(name))?;
+        self.check_budget(operation, &settings, requested).on(name)?;
         for id in pools_of(settings.place) {
-            self.make_pool(id).map_err(|error| error.on(name))?;
+            self.make_pool(id).on(name)?;
         }
-        let topic = Topic::create(number(), name, &settings).map_err(|error| error.on(name))?;
-        Ok(self.insert(topic))
+        Ok(self.insert(Topic::create(number(), name, &settings).on(name)?))
     }
 
     fn insert(&mut self, topic: Topic) -> u32 {
         let number = topic.number();
         self.by_name.insert(topic.name().to_owned(), number);
-        let entry = TopicEntry {
-            topic: Arc::new(topic),
-            users: BTreeSet::new(),
-            creator: None,
-            publishes: false,
-            subscribes: false,
-        };
+        let (topic, users) = (Arc::new(topic), BTreeSet::new());
+        let entry = TopicEntry { topic, users, creator: None, publishes: false, subscribes: false };
         self.topics.insert(number, entry);
         self.unused.insert(number);
         number
@@ -234,7 +221,7 @@ impl Registry {
     /// Reserves memory for the loans of another publisher of a topic, as long as it exists. Those
     /// of the first publisher were reserved with the topic. Idempotent.
     pub(super) fn admit_publisher(&self, number: u32, owner: Participant, id: u64) -> Result<()> {
-        let operation = "create a publisher";
+        let operation = "create publisher of topic";
         let removed = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
         let topic = &self.topics.get(&number).ok_or_else(removed)?.topic;
         let slot = topic.publisher(id);
@@ -248,7 +235,7 @@ impl Registry {
         let of = |publishers| settings.reserves(publishers).blocks;
         let more = of(reserved_publishers + 1) - of(reserved_publishers);
         if more > 0 {
-            self.check_budget(operation, settings, more).map_err(|error| error.on(topic.name()))?;
+            self.check_budget(operation, settings, more).on(topic.name())?;
         }
         if slot.reserve(owner) { Ok(()) } else { Err(removed().on(topic.name())) }
     }
@@ -261,11 +248,9 @@ impl Registry {
         requested: u64,
     ) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
-        let taken = self
-            .topics()
-            .filter(|other| other.settings().place == settings.place)
-            .map(|other| other.settings().reserves(other.reserved_publishers()))
-            .fold(Reserve::default(), Reserve::and);
+        let others = self.topics().filter(|other| other.settings().place == settings.place);
+        let reserves = others.map(|it| it.settings().reserves(it.reserved_publishers()));
+        let taken = reserves.fold(Reserve::default(), Reserve::and);
         let bytes = settings.bytes_for(requested);
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {
@@ -304,7 +289,7 @@ impl Registry {
 
     /// Restores a pool of an earlier service.
     pub(super) fn restore_pool(&mut self, id: PoolId, control_segment: OwnedFd) -> Result<()> {
-        let operation = "restore a pool";
+        let operation = "restore pool";
         if let Some(pool) = self.pools.get(&id) {
             if pool.has_control_segment(control_segment.as_fd())? {
                 return Ok(());
@@ -337,7 +322,7 @@ impl Registry {
     ) -> Result<(usize, Option<usize>)> {
         let Some(pool) = self.pools.get(&id) else {
             let detail = "its pool was not returned";
-            return Err(Error::new("restore a piece of a pool", ErrorKind::Malformed, detail));
+            return Err(Error::new("restore piece of pool", ErrorKind::Malformed, detail));
         };
         let (mut has, mut replaced) = (first as usize, None);
         for (number, piece) in (first as usize..).zip(pieces) {
@@ -353,7 +338,7 @@ impl Registry {
 
     /// Restores a topic of an earlier service. A topic that is restored already stays.
     pub(super) fn restore_topic(&mut self, number: u32, segment: OwnedFd) -> Result<()> {
-        let operation = "restore a topic";
+        let operation = "restore topic";
         if self.topics.contains_key(&number) {
             return Ok(());
         }
@@ -405,7 +390,7 @@ impl Registry {
         }
         if held < admitted || pool.statistics(caller)?.total > pool.length() {
             let detail = "a piece of the pool is held by processes that have not rejoined";
-            return Err(Error::new("grow a pool", ErrorKind::NotFound, detail).on(id));
+            return Err(Error::new("grow pool", ErrorKind::NotFound, detail).on(id));
         }
         // Doubles the pool, so that many loans need few pieces.
         let generous = pool.length().clamp(MIN_PIECE, MAX_PIECE).max(bytes);
@@ -451,25 +436,19 @@ impl Registry {
 
     /// Duplicates the descriptor of a pool's control segment.
     pub(super) fn control_segment(&self, id: PoolId) -> Result<OwnedFd> {
-        let control_segment =
-            self.pools.get(&id).map(|pool| pool.control_segment().try_clone_to_owned());
-        sendable("send a pool", control_segment)
+        sendable("send pool", self.pools.get(&id).map(|pool| pool.control_segment()))
     }
 
     /// Duplicates the descriptor of a topic's segment.
     pub(super) fn segment(&self, number: u32) -> Result<OwnedFd> {
-        let segment =
-            self.topics.get(&number).map(|entry| entry.topic.segment().try_clone_to_owned());
-        sendable("send a topic", segment)
+        sendable("send topic", self.topics.get(&number).map(|entry| entry.topic.segment()))
     }
 }
 
-/// A duplicated descriptor, if its object exists.
-fn sendable(operation: &'static str, copy: Option<io::Result<OwnedFd>>) -> Result<OwnedFd> {
-    match copy {
-        Some(copy) => copy.map_err(|error| Error::of(operation, error)),
-        None => Err(Error::new(operation, ErrorKind::NotFound, "the topic was removed")),
-    }
+/// Duplicates a descriptor, if its object exists.
+fn sendable(operation: &'static str, file: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
+    let removed = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
+    file.ok_or_else(removed)?.try_clone_to_owned().during(operation)
 }
 
 #[cfg(test)]

@@ -229,10 +229,7 @@ fn held_lock_of_a_topic_does_not_stop_reclaim_of_others() {
         topic.local().subscribe(&Caller::new(dead, &AlwaysAlive)).unwrap();
     }
     first.local().publish(&Caller::new(stopped, &AlwaysAlive), Default::default(), |_| {}).unwrap();
-    let is_clean = |topic: &Topic| {
-        let participants = topic.participants();
-        participants.publishers.is_empty() && participants.subscribers.is_empty()
-    };
+    let is_clean = |topic: &Topic| topic.publishers().is_empty() && topic.subscribers().is_empty();
     let (is_held, may_continue) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {

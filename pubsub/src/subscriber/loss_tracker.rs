@@ -40,10 +40,6 @@ pub(crate) struct RemoteStart {
 }
 
 impl RemoteStart {
-    fn of_published(heartbeat: &RemoteHeartbeat) -> Self {
-        Self { node: heartbeat.node, first: heartbeat.first, since: heartbeat.since }
-    }
-
     /// As stored in a sample info.
     pub(crate) fn of<W: Words>(sample_info: &SampleInfo<'_, W>) -> Self {
         let (first, since) = sample_info.beginning();
@@ -135,16 +131,14 @@ impl LossTracker {
             *known = PublisherProgress { publisher, next };
         }
         let missed = known.on_local(sequence);
-        if missed > 0 {
-            self.add_missed(missed);
-        }
+        self.add_missed(missed);
         missed > 0
     }
 
     /// Records a message of another node. True if messages are missing before it.
     pub(crate) fn on_inbound(&mut self, start: RemoteStart, publisher: u64, sequence: u64) -> bool {
         let key = (start.node, slot_of(publisher));
-        let next = self.first_of(&start).unwrap_or(sequence);
+        let next = self.first_of(start.first, start.since).unwrap_or(sequence);
         let unknown = PublisherProgress { publisher, next };
         if self.remote.len() >= MAX_REMOTE_PUBLISHERS && !self.remote.contains_key(&key) {
             // For the removed publisher, messages missing before its next one are not counted.
@@ -159,16 +153,14 @@ impl LossTracker {
             *known = PublisherProgress { publisher, next: sequence };
         }
         let missed = known.on_local(sequence);
-        if missed > 0 {
-            self.add_missed(missed);
-        }
+        self.add_missed(missed);
         missed > 0
     }
 
     /// The number of the first message for this subscriber, if none was received yet and the number
     /// is known.
-    fn first_of(&self, start: &RemoteStart) -> Option<u64> {
-        (start.first != 0 && self.since <= start.since).then_some(start.first)
+    fn first_of(&self, first: u64, since: u64) -> Option<u64> {
+        (first != 0 && self.since <= since).then_some(first)
     }
 
     /// Whether there are heartbeats that were not handled yet.
@@ -180,7 +172,6 @@ impl LossTracker {
     /// delivered.
     fn known_of(&self, heartbeat: &RemoteHeartbeat) -> PublisherProgress {
         let behind = heartbeat.last.saturating_add(1);
-        let start = RemoteStart::of_published(heartbeat);
         match self.remote.get(&(heartbeat.node, slot_of(heartbeat.publisher))) {
             Some(known) if known.publisher == heartbeat.publisher => *known,
             Some(known) if known.publisher < heartbeat.publisher => {
@@ -189,37 +180,29 @@ impl LossTracker {
             // Its slot has another publisher now.
             Some(known) => *known,
             None => {
-                let next = self.first_of(&start).unwrap_or(behind);
+                let next = self.first_of(heartbeat.first, heartbeat.since).unwrap_or(behind);
                 PublisherProgress { publisher: heartbeat.publisher, next }
             }
         }
     }
 
-    /// Whether the heartbeat is about messages since this subscription.
-    fn concerns(&self, heartbeat: &RemoteHeartbeat) -> bool {
-        heartbeat.at >= self.since
-    }
-
+    /// Of those since this subscription.
     fn missing_of_publisher(&self, heartbeat: &RemoteHeartbeat) -> u64 {
         let known = self.known_of(heartbeat);
-        let is_own = known.publisher == heartbeat.publisher && self.concerns(heartbeat);
+        let is_own = known.publisher == heartbeat.publisher && heartbeat.at >= self.since;
         if is_own { heartbeat.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
     }
 
     /// How many messages are missing, given that no more of these are delivered.
     pub(super) fn missing_remote(&self, heartbeat: &[RemoteHeartbeat]) -> u64 {
-        heartbeat
-            .iter()
-            .map(|heartbeat| self.missing_of_publisher(heartbeat))
-            .fold(0, u64::wrapping_add)
+        let missing = heartbeat.iter().map(|heartbeat| self.missing_of_publisher(heartbeat));
+        missing.fold(0, u64::wrapping_add)
     }
 
     /// Counts them.
     pub(super) fn settle_remote(&mut self, heartbeat: &[RemoteHeartbeat], changes: u64) {
-        for heartbeat in heartbeat {
-            if !self.concerns(heartbeat) {
-                continue;
-            }
+        let since = self.since;
+        for heartbeat in heartbeat.iter().filter(|it| it.at >= since) {
             self.add_missed(self.missing_of_publisher(heartbeat));
             let mut known = self.known_of(heartbeat);
             if known.publisher == heartbeat.publisher {

@@ -13,7 +13,7 @@ use ipc::{BlockRange, Caller, QueueError, SubscriptionId, WaitStrategy};
 
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::event::Event;
 use crate::ids::PublisherId;
 use crate::pool::{Direction, PollBackoff};
@@ -86,18 +86,19 @@ const EXTRA_SAMPLES: usize = 16;
 #[derive(Debug)]
 struct Subscription {
     context: TopicContext,
-    local: SubscriptionId,
-    inbound: SubscriptionId,
+    /// Of the local and of the inbound queue.
+    subscription_ids: [SubscriptionId; 2],
     deferred_releases: Arc<DeferredReleases>,
 }
 
 impl Subscription {
     #[inline]
     fn subscription_id(&self, direction: Direction) -> SubscriptionId {
-        match direction {
-            Direction::Local => self.local,
-            Direction::Inbound => self.inbound,
-        }
+        self.subscription_ids[direction as usize]
+    }
+
+    fn is_active(&self) -> bool {
+        Direction::BOTH.into_iter().all(|direction| self.is_subscription_active(direction))
     }
 
     #[inline]
@@ -115,19 +116,15 @@ impl Subscription {
     fn release(&self, direction: Direction, position: u64) {
         let TopicContext { node, topic, .. } = &self.context;
         let subscription_id = (direction, self.subscription_id(direction));
-        topic.release_in(
-            &node.caller(),
-            subscription_id,
-            position,
-            self.context.pool(direction).control(),
-        );
+        let control = self.context.pool(direction).control();
+        topic.release_in(&node.caller(), subscription_id, position, control);
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
         if self.context.node.fork_generation.is_current() && self.drain_releases() {
-            end(&self.context, [self.local, self.inbound]);
+            self.context.end_subscriptions(self.subscription_ids, EndScope::Everything);
         }
     }
 }
@@ -142,49 +139,35 @@ enum EndScope {
 }
 
 impl TopicContext {
-    /// Ends a subscription of a queue: now or, while a stopped process holds the queue's lock,
+    /// Ends the subscriptions of both queues: now or, while a stopped process holds a queue's lock,
     /// later. An evicted subscription has nothing left.
-    fn end_direction(&self, direction: Direction, subscription_id: SubscriptionId, end: EndScope) {
-        let pool = match direction {
-            Direction::Local => Arc::clone(&self.local),
-            Direction::Inbound => Arc::clone(&self.inbound),
-        };
-        let topic = Arc::clone(&self.topic);
-        let attempt = move |caller: &Caller<'_>| {
-            let dispose = |words| {
-                topic.dispose(caller, pool.control(), words);
+    fn end_subscriptions(&self, subscription_ids: [SubscriptionId; 2], end: EndScope) {
+        for (direction, id) in Direction::BOTH.into_iter().zip(subscription_ids) {
+            let pool = Arc::clone(direction.of(&self.local, &self.inbound));
+            let topic = Arc::clone(&self.topic);
+            let attempt = move |caller: &Caller<'_>| {
+                let dispose = |words| _ = topic.dispose(caller, pool.control(), words);
+                let queue = topic.queue(direction);
+                let ended = match end {
+                    EndScope::Unread => queue.stop_subscription(caller, id, dispose).map(drop),
+                    EndScope::Everything => queue.end_subscription(caller, id, dispose),
+                };
+                !matches!(ended, Err(QueueError::LockTimeout(_)))
             };
-            let ended = match end {
-                EndScope::Unread => topic
-                    .queue(direction)
-                    .stop_subscription(caller, subscription_id, dispose)
-                    .map(drop),
-                EndScope::Everything => {
-                    topic.queue(direction).end_subscription(caller, subscription_id, dispose)
-                }
-            };
-            !matches!(ended, Err(QueueError::LockTimeout(_)))
-        };
-        if !attempt(&self.node.short_caller()) {
-            self.node.service.retry(self.topic.number(), Box::new(attempt));
+            if !attempt(&self.node.short_caller()) {
+                self.node.service.retry(self.topic.number(), Box::new(attempt));
+            }
         }
-    }
-}
-
-/// Ends a subscription of this process that holds no messages any more.
-fn end(context: &TopicContext, subscription_ids: [SubscriptionId; 2]) {
-    for (direction, subscription_id) in Direction::BOTH.into_iter().zip(subscription_ids) {
-        context.end_direction(direction, subscription_id, EndScope::Everything);
     }
 }
 
 impl Subscriber {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        let operation = "subscribe";
+        let operation = "subscribe to topic";
         context.node.check(operation)?;
         let topic = &context.topic;
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
-        let refused = |cause| error_mapping::from_queue(operation, cause).on(topic.name());
+        let refused = |cause: QueueError| cause.during(operation).on(topic.name());
         let caller = context.node.caller();
         // Before it subscribes: later changes are checked again.
         let changes = topic.remote_heartbeat_changes();
@@ -193,14 +176,13 @@ impl Subscriber {
         let local = match topic.local().subscribe(&caller) {
             Ok(local) => local,
             Err(cause) => {
-                let dispose = |words| {
-                    topic.dispose(&caller, context.inbound.control(), words);
-                };
+                let dispose = |words| _ = topic.dispose(&caller, context.inbound.control(), words);
                 topic.inbound().unsubscribe(&caller, &inbound, dispose).map_err(refused)?;
                 return Err(refused(cause));
             }
         };
-        topic.join_subscriptions(local.subscription_id(), inbound.subscription_id());
+        let subscription_ids = [local.subscription_id(), inbound.subscription_id()];
+        topic.join_subscriptions(subscription_ids[0], subscription_ids[1]);
         // All later messages are for this subscriber.
         let drops = topic.drops();
         let remote = (&*remote, changes);
@@ -212,19 +194,11 @@ impl Subscriber {
             Reliability::Reliable => usize::MAX,
             _ => topic.settings().depth as usize + EXTRA_SAMPLES,
         };
-        let subscription_ids = (local.subscription_id(), inbound.subscription_id());
-        let deferred_releases =
-            Arc::new(DeferredReleases::new(&context, subscription_ids.0, subscription_ids.1));
-        let shared = Subscription {
-            local: subscription_ids.0,
-            inbound: subscription_ids.1,
-            context,
-            deferred_releases,
-        };
+        let deferred_releases = Arc::new(DeferredReleases::new(&context, subscription_ids));
         Ok(Self {
             local,
             inbound,
-            shared: Arc::new(shared),
+            shared: Arc::new(Subscription { context, subscription_ids, deferred_releases }),
             next: Direction::Local,
             spin,
             lookahead: [None; 2],
@@ -264,12 +238,11 @@ impl Subscriber {
     /// only if that node has reported since when it retains messages for this one.
     #[must_use]
     pub fn missed(&self) -> u64 {
-        let local = self
-            .missing_after_last()
-            .map_or(0, |(last, _)| self.loss_tracker.missing_after_last(&last));
-        let remote = self.missing_remote();
-        let remote = remote.map_or(0, |(found, _)| self.loss_tracker.missing_remote(&found));
-        self.loss_tracker.missed().wrapping_add(local).wrapping_add(remote)
+        let (tracker, local, remote) =
+            (&self.loss_tracker, self.missing_after_last(), self.missing_remote());
+        let local = local.map_or(0, |(last, _)| tracker.missing_after_last(&last));
+        let remote = remote.map_or(0, |(found, _)| tracker.missing_remote(&found));
+        tracker.missed().wrapping_add(local).wrapping_add(remote)
     }
 
     /// Whether all messages published before this call were pulled.
@@ -322,10 +295,8 @@ impl Subscriber {
     /// Publishes the count for reports of the node.
     #[cold]
     fn report_missed(&self) {
-        self.shared
-            .context
-            .topic
-            .report_missed(self.local.subscription_id(), self.loss_tracker.missed());
+        let topic = &self.shared.context.topic;
+        topic.report_missed(self.local.subscription_id(), self.loss_tracker.missed());
     }
 
     /// The next message, if there is one. A message that a [stream writes](crate::Loan::publish_on)
@@ -351,13 +322,10 @@ impl Subscriber {
 
     #[inline]
     fn take_next(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
-        self.shared.context.node.check_not_forked("pull")?;
+        self.shared.context.node.check_not_forked("pull from topic")?;
         for _ in 0..2 {
             let direction = self.next;
-            self.next = match direction {
-                Direction::Local => Direction::Inbound,
-                Direction::Inbound => Direction::Local,
-            };
+            self.next = direction.of(Direction::Inbound, Direction::Local);
             if let Some(sample) = self.try_pull_from(direction, stream)? {
                 return Ok(Some(sample));
             }
@@ -378,7 +346,7 @@ impl Subscriber {
     /// [`TooManySamples`](ErrorKind::TooManySamples), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn pull(&mut self, timeout: Duration) -> Result<Sample> {
-        self.pull_in_time("pull", timeout, None)
+        self.pull_in_time("pull from topic", timeout, None)
     }
 
     fn pull_in_time(
@@ -387,28 +355,15 @@ impl Subscriber {
         timeout: Duration,
         stream: Option<&Stream>,
     ) -> Result<Sample> {
-        self.pull_within(operation, timeout, stream)?.ok_or_else(|| {
-            let detail = format!("no message within {timeout:?}");
-            Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
-        })
-    }
-
-    /// None at the timeout.
-    fn pull_within(
-        &mut self,
-        operation: &'static str,
-        timeout: Duration,
-        stream: Option<&Stream>,
-    ) -> Result<Option<Sample>> {
         if let Some(sample) = self.try_pull_with(stream)? {
-            return Ok(Some(sample));
+            return Ok(sample);
         }
         let mut spin = self.spin;
         let topic = Arc::clone(&self.shared.context.topic);
         let deadline = ipc::deadline(timeout);
         let interruption = self.shared.context.node.interruption();
         let mut backoff = PollBackoff::NEW;
-        loop {
+        let pulled = loop {
             // Streams ring no doorbell.
             let is_watched = self.is_waiting_for_streams();
             if is_watched {
@@ -420,43 +375,39 @@ impl Subscriber {
                 match self.try_pull_with(stream).transpose() {
                     None if !is_watched && self.is_waiting_for_streams() => Some(None),
                     None => {
-                        let ended = interruption.check(operation).err();
-                        ended.map(|error| Some(Err(error.on(topic.name()))))
+                        let ended = interruption.check(operation).on(topic.name()).err();
+                        ended.map(|error| Some(Err(error)))
                     }
                     pulled => pulled.map(Some),
                 }
             });
             match waited {
-                Some(Some(pulled)) => {
-                    self.spin = spin;
-                    return pulled.map(Some);
-                }
+                Some(Some(pulled)) => break pulled,
                 None if end >= deadline => {
-                    self.spin = spin;
-                    return Ok(None);
+                    let detail = format!("no message within {timeout:?}");
+                    let error = Error::new(operation, ErrorKind::DeadlineExceeded, detail);
+                    break Err(error.on(topic.name()));
                 }
                 None | Some(None) => {}
             }
-        }
+        };
+        self.spin = spin;
+        pulled
     }
 
     #[cold]
     fn check_subscription(&self) -> Result<()> {
-        if self.shared.is_subscription_active(Direction::Local)
-            && self.shared.is_subscription_active(Direction::Inbound)
-        {
+        if self.shared.is_active() {
             return self.shared.context.node.service.check();
         }
         let detail = match self.evicted() {
             Some(held_for) => {
-                format!(
-                    "it held messages that blocked publishers for {}",
-                    text::format_duration(held_for)
-                )
+                let held_for = text::format_duration(held_for);
+                format!("it held messages that blocked publishers for {held_for}")
             }
             None => "its process was removed from the node, or left it".to_owned(),
         };
-        Err(Error::new("pull", ErrorKind::Evicted, detail).on(self.topic()))
+        Err(Error::new("pull from topic", ErrorKind::Evicted, detail).on(self.topic()))
     }
 
     fn evicted(&self) -> Option<Duration> {
@@ -477,7 +428,7 @@ impl Subscriber {
             "it holds {held} and may hold {}. Drop samples, or increase the depth of the topic",
             self.max_samples
         );
-        Err(Error::new("pull", ErrorKind::TooManySamples, detail).on(self.topic()))
+        Err(Error::new("pull from topic", ErrorKind::TooManySamples, detail).on(self.topic()))
     }
 
     fn has_more(&self, direction: Direction) -> bool {
@@ -502,11 +453,8 @@ impl Subscriber {
             Direction::Local => self.loss_tracker.on_local(entry.publisher, entry.sequence),
             Direction::Inbound => {
                 let sample_info = self.shared.context.inbound.control().sample_info(entry.block);
-                self.loss_tracker.on_inbound(
-                    RemoteStart::of(&sample_info),
-                    entry.publisher,
-                    entry.sequence,
-                )
+                let start = RemoteStart::of(&sample_info);
+                self.loss_tracker.on_inbound(start, entry.publisher, entry.sequence)
             }
         };
         if is_behind_others {
@@ -546,7 +494,7 @@ impl Subscriber {
             Err(_) if !self.shared.is_subscription_active(direction) => Ok(None),
             Err(cause) => {
                 self.shared.release(direction, position);
-                let error = Error::because("pull", ErrorKind::Malformed, cause);
+                let error = Error::because("pull from topic", ErrorKind::Malformed, cause);
                 Err(error.on(self.topic()))
             }
         }
@@ -576,9 +524,7 @@ impl Subscriber {
                 }
             }
         }
-        let is_subscription_active = self.shared.is_subscription_active(Direction::Local)
-            && self.shared.is_subscription_active(Direction::Inbound);
-        if !is_subscription_active
+        if !self.shared.is_active()
             && !self.is_eviction_reported
             && self.shared.context.node.fork_generation.is_current()
         {
@@ -602,16 +548,8 @@ impl Drop for Subscriber {
                 self.shared.release(direction, position);
             }
         }
-        for subscription_id in [
-            (Direction::Local, self.local.subscription_id()),
-            (Direction::Inbound, self.inbound.subscription_id()),
-        ] {
-            self.shared.context.end_direction(
-                subscription_id.0,
-                subscription_id.1,
-                EndScope::Unread,
-            );
-        }
+        let subscription_ids = self.shared.subscription_ids;
+        self.shared.context.end_subscriptions(subscription_ids, EndScope::Unread);
         self.shared.context.participants_changed();
     }
 }

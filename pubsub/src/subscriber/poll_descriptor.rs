@@ -209,7 +209,7 @@ impl Subscriber {
     }
 
     fn ready(&self) -> Result<&PollDescriptor> {
-        let operation = "create the descriptor of a subscriber";
+        let operation = "create subscriber descriptor of topic";
         self.shared.context.node.check_not_forked(operation)?;
         if let Some(poll_descriptor) = self.poll_descriptor.get() {
             return Ok(poll_descriptor);

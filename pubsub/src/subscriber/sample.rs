@@ -6,7 +6,7 @@ use gpu::Slice;
 
 use super::Sample;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::During;
 use crate::ids::PublisherId;
 use crate::pool::{DeliveryPath, Metadata, Pool, SampleInfo, Times, borrow};
 use crate::settings::{MemoryLocation, SharedLocation};
@@ -85,7 +85,7 @@ impl Sample {
     /// release deadline. A process that breaks the rules can write at any time.
     #[allow(unsafe_code)]
     pub unsafe fn bytes(&self) -> Result<&[u8]> {
-        let operation = "access bytes";
+        let operation = "access message bytes of topic";
         if self.pool().id().place != SharedLocation::Host {
             let detail = "the memory is on a device";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
@@ -103,9 +103,8 @@ impl Sample {
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more,
     /// [`Poisoned`](ErrorKind::Poisoned) if it will never be written.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let operation = "read a message";
-        let part = self.slice.slice(offset, bytes.len() as u64);
-        let part = part.map_err(|cause| error_mapping::from_device(operation, cause))?;
+        let operation = "read message of topic";
+        let part = self.slice.slice(offset, bytes.len() as u64).during(operation)?;
         if !bytes.is_empty() {
             self.shared.context.node.check_not_forked(operation)?;
             self.await_ready(operation)?;

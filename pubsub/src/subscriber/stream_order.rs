@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use gpu::{Point, Stream};
 use ipc::{Block, Caller, MappedWords, Participant, ParticipantTable, SubscriptionId};
 
-use super::{Sample, Subscriber, Subscription};
+use super::{EndScope, Sample, Subscriber, Subscription};
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::During;
 use crate::lock::lock;
 use crate::pool::{Direction, PollBackoff, Pool, Readiness, StreamPoller};
 use crate::topic::{Entry, Topic};
 
-const OPERATION: &str = "pull in stream order";
+const OPERATION: &str = "pull in stream order from topic";
 /// How long the end of a subscription waits for streams that hold messages.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Back-off between later polls of streams.
@@ -96,16 +96,12 @@ impl Subscriber {
                         return Ok(None);
                     };
                     let wait = pool.sync_word(entry.block).and_then(|word| {
-                        let wait = stream.wait_for_word(&word, sync_point.ready());
-                        wait.map_err(|cause| error_mapping::from_device(OPERATION, cause))
+                        stream.wait_for_word(&word, sync_point.ready()).during(OPERATION)
                     });
-                    return match wait {
-                        Ok(()) => Ok(Some(taken)),
-                        Err(error) => {
-                            self.lookahead[direction as usize] = Some(taken);
-                            Err(error)
-                        }
-                    };
+                    if wait.is_err() {
+                        self.lookahead[direction as usize] = Some(taken);
+                    }
+                    return wait.map(|()| Some(taken));
                 }
                 // The subscriber was evicted, or this is no message: detected later.
                 None => return Ok(Some(taken)),
@@ -130,7 +126,7 @@ impl Sample {
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more.
     pub fn readiness(&self) -> Result<Readiness> {
-        let operation = "check a message";
+        let operation = "check message of topic";
         let Some(sync_point) = self.entry.sync_point else { return Ok(Readiness::Ready) };
         let found = self.pool().control().readiness(self.entry.block, sync_point);
         // Afterwards: a state that was read while it was held is valid.
@@ -180,7 +176,7 @@ impl Sample {
     /// another message. If the device fails the call, the message is held as long as its subscriber
     /// exists.
     pub fn release_on(mut self, stream: &Stream) -> Result<()> {
-        let operation = "release in stream order";
+        let operation = "release stream-ordered message of topic";
         self.shared.context.node.check_not_forked(operation)?;
         let (direction, block) = (self.direction, self.entry.block);
         let control = self.pool().control();
@@ -193,22 +189,14 @@ impl Sample {
             self.shared.end_stream_read(direction, block);
             return Err(error);
         }
-        match read {
-            Ok(point) => {
-                self.defer_release(Some(point));
-                Ok(())
-            }
-            Err(cause) => {
-                self.defer_release(None);
-                Err(error_mapping::from_device(operation, cause))
-            }
-        }
-    }
-
-    fn defer_release(&mut self, read: Option<Point>) {
         self.is_owned = false;
-        let Self { direction, position, entry: Entry { block, .. }, .. } = *self;
+        let (read, done) = match read {
+            Ok(point) => (Some(point), Ok(())),
+            Err(cause) => (None, Err(cause.during(operation))),
+        };
+        let position = self.position;
         self.shared.defer_release(DeferredRelease { direction, position, block, read });
+        done
     }
 
     /// Waits until it is written, at most for the timeout of a device.
@@ -252,24 +240,18 @@ pub(super) struct DeferredReleases {
     topic: Arc<Topic>,
     me: Participant,
     roster: Arc<ParticipantTable<MappedWords>>,
-    local: SubscriptionId,
-    inbound: SubscriptionId,
+    subscription_ids: [SubscriptionId; 2],
     count: AtomicUsize,
     all: Mutex<Vec<DeferredRelease>>,
 }
 
 impl DeferredReleases {
-    pub(super) fn new(
-        context: &TopicContext,
-        local: SubscriptionId,
-        inbound: SubscriptionId,
-    ) -> Self {
+    pub(super) fn new(context: &TopicContext, subscription_ids: [SubscriptionId; 2]) -> Self {
         Self {
             topic: Arc::clone(&context.topic),
             me: context.node.me,
             roster: Arc::clone(&context.node.roster),
-            local,
-            inbound,
+            subscription_ids,
             count: AtomicUsize::new(0),
             all: Mutex::default(),
         }
@@ -278,13 +260,6 @@ impl DeferredReleases {
     #[inline]
     pub(super) fn has_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
-    }
-
-    fn subscription_id(&self, direction: Direction) -> SubscriptionId {
-        match direction {
-            Direction::Local => self.local,
-            Direction::Inbound => self.inbound,
-        }
     }
 
     fn is_released(&self, release: &DeferredRelease, pool: &Pool) -> bool {
@@ -296,9 +271,10 @@ impl DeferredReleases {
         };
         if is_read {
             let caller = Caller::new(self.me, &*self.roster);
-            let subscription_id = (release.direction, self.subscription_id(release.direction));
-            pool.control().end_stream_read(release.block, subscription_id.1.index());
-            self.topic.release_in(&caller, subscription_id, release.position, pool.control());
+            let id = self.subscription_ids[release.direction as usize];
+            pool.control().end_stream_read(release.block, id.index());
+            let (id, control) = ((release.direction, id), pool.control());
+            self.topic.release_in(&caller, id, release.position, control);
             // The block is owned by streams, if the subscriber was evicted in the meantime.
             pool.control().free_if_idle(&caller, release.block);
         }
@@ -372,7 +348,7 @@ impl Subscription {
         );
         let (context, deferred_releases) =
             (self.context.clone(), Arc::clone(&self.deferred_releases));
-        let subscription_ids = [self.local, self.inbound];
+        let subscription_ids = self.subscription_ids;
         let wait = move || {
             while deferred_releases.has_any() {
                 std::thread::sleep(DRAIN_POLL);
@@ -380,7 +356,7 @@ impl Subscription {
                     deferred_releases.poll_streams(context.pool(direction));
                 }
             }
-            super::end(&context, subscription_ids);
+            context.end_subscriptions(subscription_ids, EndScope::Everything);
         };
         let waiting = std::thread::Builder::new().name("fabricast-streams".into()).spawn(wait);
         if let Err(error) = waiting {

@@ -131,8 +131,7 @@ fn killed_process_is_reclaimed_and_its_publisher_reported() {
     assert_eq!(subscriber.poll_event(), None);
     drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     assert_eq!(node.blocks_allocated(), 0);
-    let participants = node.topic.participants();
-    assert_eq!((participants.publishers.len(), participants.subscribers.len()), (1, 1));
+    assert_eq!((node.topic.publishers().len(), node.topic.subscribers().len()), (1, 1));
 }
 
 #[test]
@@ -161,8 +160,7 @@ fn handles_in_a_forked_child_fail_without_effect() {
     });
     assert!(child.wait().success());
     assert_eq!(node.blocks_allocated(), 3);
-    let participants = node.topic.participants();
-    assert_eq!((participants.publishers.len(), participants.subscribers.len()), (1, 1));
+    assert_eq!((node.topic.publishers().len(), node.topic.subscribers().len()), (1, 1));
     drop(handles);
 }
 
@@ -250,7 +248,7 @@ fn subscription_dropped_under_a_held_lock_ends_later() {
     });
     assert_eq!(node.retry(), 0);
     // It still holds its sample, and receives no more messages.
-    assert!(node.topic.participants().subscribers.is_empty());
+    assert!(node.topic.subscribers().is_empty());
     assert!(sample.is_valid());
     assert_eq!(sample.to_vec().unwrap(), b"first");
     for _ in 0..100 {

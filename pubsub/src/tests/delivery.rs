@@ -47,8 +47,8 @@ fn all_subscribers_read_one_copy_with_its_sample_info() {
     let changes = node.service.changes.load(Relaxed);
     drop((publisher, first, second));
     assert_eq!(node.service.changes.load(Relaxed), changes + 3);
-    assert!(node.topic.participants().publishers.is_empty());
-    assert!(node.topic.participants().subscribers.is_empty());
+    assert!(node.topic.publishers().is_empty());
+    assert!(node.topic.subscribers().is_empty());
 }
 
 #[test]
@@ -102,10 +102,10 @@ fn samples_and_loans_outlive_their_handles() {
     let mut loan = publisher.loan(4, TEST_TIMEOUT).unwrap();
     let (id, sequence) = (publisher.id(), publisher.counters().messages);
     drop(publisher);
-    assert_eq!(node.topic.participants().publishers.len(), 1);
+    assert_eq!(node.topic.publishers().len(), 1);
     loan.write(0, b"late").unwrap();
     loan.publish(TEST_TIMEOUT).unwrap();
-    assert!(node.topic.participants().publishers.is_empty());
+    assert!(node.topic.publishers().is_empty());
     let late = other.pull(TEST_TIMEOUT).unwrap();
     assert_eq!((late.publisher(), late.sequence()), (id, sequence + 1));
     // Dropped by other threads.

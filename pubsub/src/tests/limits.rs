@@ -365,7 +365,7 @@ fn publisher_marked_dead_does_not_use_a_reused_slot() {
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
     let next = node.publisher();
     drop(publisher);
-    assert_eq!(node.topic.participants().publishers.len(), 1, "the slot is reused");
+    assert_eq!(node.topic.publishers().len(), 1, "the slot is reused");
     next.push(b"x", TEST_TIMEOUT).unwrap();
     assert_eq!(node.blocks_allocated(), 0);
 }

@@ -94,7 +94,7 @@ impl ServiceClient for FakeService {
 
     fn check(&self) -> Result<()> {
         if self.is_closed.load(Acquire) {
-            return Err(Error::new("use a node", ErrorKind::Closed, "the node is closed"));
+            return Err(Error::new("use node", ErrorKind::Closed, "the node is closed"));
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl TestNode {
 
     /// The number of publishers that wait at this moment.
     fn waiting(&self) -> usize {
-        let publishers = self.topic.participants().publishers;
+        let publishers = self.topic.publishers();
         publishers.into_iter().filter(|seen| seen.waits_since.is_some()).count()
     }
 }

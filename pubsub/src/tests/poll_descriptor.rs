@@ -269,7 +269,7 @@ fn watcher_thread_exists_while_there_is_a_descriptor() {
     let _ = subscribers[0].descriptor().unwrap();
     drop(subscribers);
     assert_eq!(watch.threads(), 0);
-    assert_eq!(node.topic.participants().subscribers.len(), 0);
+    assert_eq!(node.topic.subscribers().len(), 0);
 }
 
 #[test]

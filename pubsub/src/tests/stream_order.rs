@@ -392,7 +392,7 @@ fn stream_releases_the_messages_that_it_has_read() {
         publisher.push(b"y", SHORT_TIMEOUT).unwrap_err().kind(),
         ErrorKind::DeadlineExceeded
     );
-    let held = node.topic.participants().subscribers[0].held;
+    let held = node.topic.subscribers()[0].held;
     assert_eq!(held, 2);
     std::thread::scope(|scope| {
         let pushed = scope.spawn(|| publisher.push(b"y", TEST_TIMEOUT).unwrap());

@@ -19,12 +19,9 @@ impl<W: Words + Clone> TopicWords<W> {
 
     /// The stored nodes.
     pub(crate) fn destinations(&self) -> Vec<[u8; 16]> {
-        (0..MAX_DESTINATIONS)
-            .filter(|slot| !self.is_being_given_up(*slot))
-            .map(|slot| self.destination_at(slot))
-            .filter(|words| words[0] != 0)
-            .map(id_from_words)
-            .collect()
+        let slots = (0..MAX_DESTINATIONS).filter(|slot| !self.is_being_given_up(*slot));
+        let nodes = slots.map(|slot| self.destination_at(slot)).filter(|words| words[0] != 0);
+        nodes.map(id_from_words).collect()
     }
 
     pub(super) fn destination_slot(&self, node: &[u8; 16]) -> Option<usize> {

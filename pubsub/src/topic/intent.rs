@@ -11,7 +11,7 @@ use ipc::{Block, Caller, Owner, Published, QueueError, Words};
 use super::entry::{Entry, WORDS};
 use super::{TopicQueue, TopicWords};
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::During;
 use crate::pool::PoolControl;
 
 /// The word with the block that a publisher is about to transfer.
@@ -93,15 +93,14 @@ impl<W: Words + Clone> BlockHandoff<'_, W> {
 
     /// After a death: frees a block that was transferred and not delivered. Idempotent.
     pub(super) fn recover(&self, caller: &Caller<'_>) -> Result<()> {
-        let operation = "reclaim after a publisher";
+        let operation = "reclaim after publisher of topic";
         let Some(block) = self.intent.block() else { return Ok(()) };
         // Otherwise it still belongs to the dead process, and is freed with its blocks; or it was
         // delivered, read and freed.
         if self.control.owner(block) == Ok(self.topic) {
             let mut is_delivered = false;
             let each = |words: [u64; WORDS]| is_delivered |= words[0] == block.to_bits();
-            let searched = self.queue.find_entries(caller, each);
-            searched.map_err(|cause| error_mapping::from_queue(operation, cause))?;
+            self.queue.find_entries(caller, each).during(operation)?;
             if !is_delivered && !self.control.retire(caller, block, self.topic) {
                 let detail = "a block could not be freed";
                 return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));

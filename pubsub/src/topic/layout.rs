@@ -18,6 +18,10 @@
 //!
 //! A slot is 8 words, so that no two share a cache line.
 
+use std::sync::atomic::Ordering::Release;
+
+use ipc::Words;
+
 pub(super) const NUMBER: usize = 0;
 pub(super) const NAME_LENGTH: usize = 1;
 pub(super) const NAME: usize = 2;
@@ -71,6 +75,13 @@ pub(super) const REMOTE_HEARTBEATS: usize = REMOTE_HEARTBEAT_CHANGES + CACHE_LIN
 /// Publishers of other nodes whose heartbeat is recorded.
 pub(super) const MAX_REMOTE_HEARTBEATS: usize = 64;
 pub(super) const QUEUES: usize = REMOTE_HEARTBEATS + MAX_REMOTE_HEARTBEATS * CACHE_LINE_WORDS;
+
+/// Stores values in words that follow each other.
+pub(super) fn store_all<W: Words>(words: &W, first: usize, all: impl IntoIterator<Item = u64>) {
+    for (at, word) in (first..).zip(all) {
+        words.store(at, word, Release);
+    }
+}
 
 const _: () = assert!(REMOTE_HEARTBEAT_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 2296);
 const _: () = assert!(TYPE + crate::TypeName::WORDS <= PUBLISHERS);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ipc::Words;
 
 use super::TopicWords;
-use super::layout::{LAST_LOST, LOSSES_SENT, LOST, LOST_WORDS, MAX_REMEMBERED_LOSSES};
+use super::layout::{LAST_LOST, LOSSES_SENT, LOST, LOST_WORDS, MAX_REMEMBERED_LOSSES, store_all};
 use crate::ids::{id_from_words, id_to_words};
 use crate::pool::Direction;
 
@@ -44,9 +44,7 @@ impl<W: Words + Clone> TopicWords<W> {
             return false;
         }
         let at = Self::loss_slot(direction, count);
-        for (which, word) in lost.words().into_iter().enumerate() {
-            self.words().store(at + which, word, Release);
-        }
+        store_all(self.words(), at, lost.words());
         // One store commits.
         self.words().store(LOST + direction as usize, count.wrapping_add(1), Release);
         true

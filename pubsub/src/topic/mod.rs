@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use ipc::{Caller, Layout, MappedWords, Owner, Participant, Segment};
 
 use crate::error::Result;
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::pool::Pool;
 use crate::settings::SharedSettings;
 
@@ -56,6 +56,39 @@ pub(crate) struct TopicWords<W> {
     tracked_origins: Mutex<Vec<OriginId>>,
 }
 
+/// A publisher of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PublisherInfo {
+    /// Its process.
+    pub(crate) participant: Participant,
+    /// Its identifier among all publishers that the topic ever had on this node.
+    pub(crate) id: u64,
+    /// Sequence of its last message; 0 before the first.
+    sequence: u64,
+    /// Messages that it published.
+    pub(crate) messages: u64,
+    /// Bytes of these messages.
+    pub(crate) bytes: u64,
+    /// Messages that were dropped for lack of room.
+    pub(crate) dropped: u64,
+    /// Since when it waits for room; None while it does not.
+    pub(crate) waits_since: Option<u64>,
+}
+
+/// A subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SubscriberInfo {
+    /// Its process; None for an invalid number.
+    participant: Option<Participant>,
+    /// The position that it reads next.
+    cursor: u64,
+    /// Unread messages, and held ones.
+    unread: u32,
+    pub(crate) held: u32,
+    /// Missed messages, as the subscriber reports itself.
+    missed: u64,
+}
+
 /// One process's view of a topic.
 #[derive(Debug)]
 pub(crate) struct Topic {
@@ -79,8 +112,8 @@ impl Topic {
     /// messages of an earlier topic may exist.
     pub(crate) fn create(number: u32, name: &str, settings: &SharedSettings) -> Result<Self> {
         let count = TopicWords::<MappedWords>::required_words(settings);
-        let segment = Segment::create(LAYOUT, count * size_of::<u64>())
-            .map_err(|cause| error_mapping::from_segment("create a topic", cause).on(name))?;
+        let segment =
+            Segment::create(LAYOUT, count * size_of::<u64>()).during("create topic").on(name)?;
         let words = TopicWords::format(segment.words(), number, name, settings)?;
         segment.mark_ready();
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
@@ -88,9 +121,7 @@ impl Topic {
 
     /// Maps a topic of another process.
     pub(crate) fn open(file: OwnedFd) -> Result<Self> {
-        let segment = Segment::open(file, LAYOUT);
-        let segment =
-            segment.map_err(|cause| error_mapping::from_segment("open a topic", cause))?;
+        let segment = Segment::open(file, LAYOUT).during("open topic")?;
         let words = TopicWords::attach(segment.words())?;
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
     }
@@ -122,7 +153,7 @@ impl Topic {
     /// No later messages are retained for this role; earlier ones stay.
     pub(crate) fn halt(&self, caller: &Caller<'_>, role: Participant) -> Result<()> {
         let halted = self.local().halt(caller, role);
-        halted.map_err(|cause| self.queue_error("stop retaining messages for other nodes", cause))
+        halted.during("stop retaining messages of topic").on(self.name())
     }
 
     /// Ends the replication in the name of this role. Its remaining messages were
@@ -133,11 +164,9 @@ impl Topic {
         role: Participant,
         local: &Pool,
     ) -> Result<()> {
-        let dispose = |words| {
-            self.dispose(caller, local.control(), words);
-        };
+        let dispose = |words| _ = self.dispose(caller, local.control(), words);
         let expelled = self.local().remove_participant(caller, role, dispose);
-        expelled.map(drop).map_err(|cause| self.queue_error("stop replicating a topic", cause))
+        expelled.map(drop).during("stop replicating topic").on(self.name())
     }
 
     /// The local subscription in the name of this role: the existing one, from its oldest
@@ -148,15 +177,15 @@ impl Topic {
         role: Participant,
         local: &Pool,
     ) -> Result<ipc::Subscriber> {
-        let refused = |cause| self.queue_error("replicate a topic", cause);
-        let dispose = |words| {
-            self.dispose(caller, local.control(), words);
-        };
-        if let Some(resumed) = self.local().resume(caller, role, dispose).map_err(refused)? {
+        let operation = "replicate topic";
+        let dispose = |words| _ = self.dispose(caller, local.control(), words);
+        let resumed =
+            self.local().resume(caller, role, dispose).during(operation).on(self.name())?;
+        if let Some(resumed) = resumed {
             return Ok(resumed);
         }
         // The creation or end of a subscription was interrupted.
         self.stop_replication(caller, role, local)?;
-        self.local().subscribe_as(caller, role).map_err(refused)
+        self.local().subscribe_as(caller, role).during(operation).on(self.name())
     }
 }

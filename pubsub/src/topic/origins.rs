@@ -6,17 +6,20 @@
 //! then.
 //!
 //! Without a free slot, the slot of an inactive origin is reused. If that origin becomes active
-//! again, it may deliver a message again that it had no acknowledgement for; none is lost.
+//! again, it may deliver message to topic again that it had no acknowledgement for; none is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use ipc::{Caller, Published, QueueError, Words};
+use ipc::{Caller, Participant, Published, QueueError, Words};
 
 use super::entry::Entry;
-use super::layout::{CACHE_LINE_WORDS, INBOUND_INTENT, MAX_ORIGINS, ORIGIN_USES, ORIGINS, WRITER};
+use super::intent::{BlockHandoff, Intent};
+use super::layout::{
+    CACHE_LINE_WORDS, INBOUND_INTENT, MAX_ORIGINS, ORIGIN_USES, ORIGINS, WRITER, store_all,
+};
 use super::{TopicQueue, TopicWords};
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::ids::id_to_words;
 use crate::lock::lock;
 use crate::pool::PoolControl;
@@ -90,9 +93,7 @@ impl<'a, W: Words> Origin<'a, W> {
         let slot = Self::slot_for(words, origin, tracked_origins)?;
         // A process that dies in the middle of this leaves a free slot.
         words.store(slot.at + STATE, FREE, Release);
-        for (at, word) in origin.words().into_iter().enumerate() {
-            words.store(slot.at + IDENTITY + at, word, Release);
-        }
+        store_all(words, slot.at + IDENTITY, origin.words());
         words.store(slot.at + COPIES, NONE, Release);
         words.store(slot.at + COPIES + COPY, NONE, Release);
         words.store(slot.at + STATE, slot.used(0), Release);
@@ -185,9 +186,7 @@ impl<'a, W: Words> Origin<'a, W> {
     /// valid now.
     pub(super) fn record(&self, number: u64, position: u64) {
         let next = 1 - self.current();
-        let at = self.at + COPIES + next * COPY;
-        self.words.store(at, number, Release);
-        self.words.store(at + 1, position, Release);
+        store_all(self.words, self.at + COPIES + next * COPY, [number, position]);
         self.words.store(self.at + STATE, self.used(next), Release);
     }
 
@@ -256,9 +255,7 @@ impl<W: Words + Clone> TopicWords<W> {
                 slot.record(number, NO_POSITION);
                 Ok(Delivery::NoSubscribers)
             }
-            Err(cause) => {
-                Err(error_mapping::from_queue("deliver a message", cause).on(self.name()))
-            }
+            Err(cause) => Err(cause.during("deliver message to topic").on(self.name())),
         }
     }
 
@@ -282,9 +279,9 @@ impl<W: Words + Clone> TopicWords<W> {
         origin: &OriginId,
         inbound: &PoolControl<W>,
     ) -> Result<Origin<'_, W>> {
-        if self.words().load(WRITER, Acquire) != u64::from(caller.me.number()) {
-            self.settle_inbound(caller, inbound)?;
-            self.words().store(WRITER, u64::from(caller.me.number()), Release);
+        let me = u64::from(caller.me.number());
+        if self.words().load(WRITER, Acquire) != me {
+            self.settle_inbound(caller, inbound, me)?;
         }
         if let Some(found) = Origin::find(self.words(), origin) {
             return Ok(found);
@@ -292,47 +289,32 @@ impl<W: Words + Clone> TopicWords<W> {
         let tracked_origins = lock(&self.tracked_origins);
         Origin::make(self.words(), origin, &tracked_origins).ok_or_else(|| {
             let detail = format!("table of origins full: {MAX_ORIGINS}");
-            Error::new("deliver a message", ErrorKind::TooMany, detail).on(self.name())
+            Error::new("deliver message to topic", ErrorKind::TooMany, detail).on(self.name())
         })
     }
 
-    /// Repairs the unfinished delivery of a dead service.
+    /// Repairs the unfinished delivery of a dead service; then this is the writer, 0 for none.
     pub(super) fn settle_inbound(
         &self,
         caller: &Caller<'_>,
         inbound: &PoolControl<W>,
+        writer: u64,
     ) -> Result<()> {
-        let operation = "reclaim after a replication writer";
         // The process that takes the lock of a dead one finishes its delivery.
         let searched = self.inbound().find_entries(caller, |_| {});
-        searched.map_err(|cause| error_mapping::from_queue(operation, cause).on(self.name()))?;
+        searched.during("reclaim after replication writer of topic").on(self.name())?;
         Origin::all(self.words()).for_each(|slot| slot.mark_disposed(self.inbound()));
         self.inbound_handoff(inbound).recover(caller)?;
+        self.words().store(WRITER, writer, Release);
         Ok(())
     }
 
-    /// Whether this process was the last writer of the inbound queue.
-    pub(super) fn is_inbound_writer(&self, participant: ipc::Participant) -> bool {
-        self.words().load(WRITER, Acquire) == u64::from(participant.number())
-    }
-
     /// The process that last delivered, or was about to.
-    pub(super) fn writer(&self) -> Option<ipc::Participant> {
-        ipc::Participant::from_number(self.words().load(WRITER, Acquire) as u32)
+    pub(super) fn writer(&self) -> Option<Participant> {
+        Participant::from_number(self.words().load(WRITER, Acquire) as u32)
     }
 
-    pub(super) fn clear_inbound_writer(&self) {
-        self.words().store(WRITER, 0, Release);
-    }
-
-    fn inbound_handoff<'a>(
-        &'a self,
-        inbound: &'a PoolControl<W>,
-    ) -> super::intent::BlockHandoff<'a, W> {
-        self.handoff(
-            super::intent::Intent::new(self.words(), INBOUND_INTENT),
-            self.inbound(),
-            inbound,
-        )
+    fn inbound_handoff<'a>(&'a self, inbound: &'a PoolControl<W>) -> BlockHandoff<'a, W> {
+        self.handoff(Intent::new(self.words(), INBOUND_INTENT), self.inbound(), inbound)
     }
 }

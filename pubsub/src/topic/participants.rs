@@ -7,49 +7,41 @@ use ipc::{Participant, SubscriptionId, Words};
 
 use super::TopicWords;
 use super::layout::DROPS;
-use super::publishers::{self, Published, PublisherInfo};
+use super::publishers::{self, Published};
 use super::subscribers::SubscriberSlot;
+use super::{PublisherInfo, SubscriberInfo};
+use crate::clock;
 use crate::pool::Direction;
-
-/// Publishers and subscribers of a topic, at about the same time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TopicParticipants {
-    pub(crate) publishers: Vec<PublisherInfo>,
-    /// Subscriptions of the local queue. Each has one of the inbound queue, too, except those of
-    /// roles.
-    pub(crate) subscribers: Vec<SubscriberInfo>,
-}
-
-/// A subscription.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SubscriberInfo {
-    /// Its process; None for an invalid number.
-    pub(crate) participant: Option<Participant>,
-    pub(crate) subscription_id: SubscriptionId,
-    /// The position that it reads next.
-    pub(crate) cursor: u64,
-    /// Unread messages, and held ones.
-    pub(crate) unread: u32,
-    pub(crate) held: u32,
-    /// Missed messages, as the subscriber reports itself.
-    pub(crate) missed: u64,
-}
+use crate::report::{ReportedSubscriber, Row};
 
 impl<W: Words + Clone> TopicWords<W> {
-    pub(crate) fn participants(&self) -> TopicParticipants {
-        let publishers = publishers::slots(self.words()).filter_map(|slot| slot.seen());
-        TopicParticipants {
-            publishers: publishers.collect(),
-            subscribers: self.subscriptions(Direction::Local),
-        }
+    /// The present publishers of this node.
+    pub(crate) fn publishers(&self) -> Vec<PublisherInfo> {
+        publishers::slots(self.words()).filter_map(|slot| slot.seen()).collect()
+    }
+
+    /// Subscriptions of the local queue. Each has one of the inbound queue, too, except those of
+    /// roles.
+    pub(crate) fn subscribers(&self) -> Vec<SubscriberInfo> {
+        let seen = |subscription_id: SubscriptionId| {
+            let slot = SubscriberSlot::find(self.words(), Direction::Local, subscription_id);
+            let (unread, held) = self.local().backlog_of(subscription_id);
+            SubscriberInfo {
+                participant: subscription_id.who(),
+                cursor: self.local().progress_of(subscription_id).0,
+                unread,
+                held,
+                missed: slot.map_or(0, |slot| slot.missed()),
+            }
+        };
+        self.local().subscription_ids().map(seen).collect()
     }
 
     /// The last sequences of all publishers of this node.
     pub(crate) fn published(&self) -> Published {
         // First: a publisher that is created in the meantime is a later one.
         let serial = publishers::last_serial(self.words());
-        let seen = publishers::slots(self.words()).filter_map(|slot| slot.seen());
-        let publishers = seen.map(|seen| (seen.id, seen.sequence)).collect();
+        let publishers = self.publishers().iter().map(|seen| (seen.id, seen.sequence)).collect();
         Published { serial, publishers }
     }
 
@@ -67,7 +59,7 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 
     /// Whether there are publishers, and subscribers that are no roles. Cheap:
-    /// [`participants`](Self::participants) inspects all messages.
+    /// [`subscribers`](Self::subscribers) inspects all messages.
     pub(crate) fn activity(&self) -> (bool, bool) {
         let publishes = publishers::slots(self.words()).any(|slot| slot.seen().is_some());
         let is_process = |subscription_id: SubscriptionId| {
@@ -93,27 +85,53 @@ impl<W: Words + Clone> TopicWords<W> {
             .collect()
     }
 
-    /// All subscriptions of one of the queues.
-    pub(crate) fn subscriptions(&self, direction: Direction) -> Vec<SubscriberInfo> {
-        let queue = self.queue(direction);
-        let seen = |subscription_id: SubscriptionId| {
-            let (cursor, _) = queue.progress_of(subscription_id);
-            let missed = SubscriberSlot::find(
-                self.words(),
-                subscription_id,
-                direction == Direction::Inbound,
-            )
-            .map_or(0, |slot| slot.missed());
-            let (unread, held) = queue.backlog_of(subscription_id);
-            SubscriberInfo {
-                participant: subscription_id.who(),
-                subscription_id,
-                cursor,
-                unread,
-                held,
-                missed,
-            }
-        };
-        queue.subscription_ids().map(seen).collect()
+    /// Its rows of a report.
+    pub(crate) fn report(&self) -> Vec<Row> {
+        let settings = self.settings();
+        let name = || self.name().to_owned();
+        let mut rows = vec![Row::Topic {
+            name: name(),
+            number: self.number(),
+            place: settings.place.to_string(),
+            reliability: settings.reliability.to_string(),
+            depth: settings.depth,
+            largest: settings.largest,
+            loans: settings.loans,
+            release_microseconds: settings.release_microseconds,
+            type_name: settings.type_name.map(String::from),
+            published: self.local().position(),
+            arrived: self.inbound().position(),
+            dropped: self.local().dropped() + self.inbound().dropped(),
+            reserves: settings.reserves(self.reserved_publishers()),
+        }];
+        rows.extend(self.publishers().into_iter().map(|found| Row::Publisher {
+            topic: name(),
+            participant: found.participant.to_string(),
+            publisher: found.id,
+            messages: found.messages,
+            bytes: found.bytes,
+            waits_microseconds:
+                found.waits_since.map_or(0, |since| clock::now().saturating_sub(since) / 1000),
+        }));
+        rows.extend(self.subscribers().into_iter().map(|found| Row::Subscriber {
+            topic: name(),
+            participant: match found.participant {
+                Some(participant) if participant.is_role() => ReportedSubscriber::Replication,
+                participant => ReportedSubscriber::Process(
+                    participant.map(|it| it.to_string()).unwrap_or_default(),
+                ),
+            },
+            behind: u64::from(found.unread) + u64::from(found.held),
+            missed: found.missed,
+        }));
+        let missed = self.missed_by_nodes();
+        if missed.nodes > 0 {
+            rows.push(Row::Missed {
+                topic: name(),
+                nodes: missed.nodes,
+                messages: missed.messages,
+            });
+        }
+        rows
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ipc::{Participant, Words};
 
+use super::PublisherInfo;
 use super::backpressure::Backpressure;
 use super::intent::Intent;
 use super::layout::{CACHE_LINE_WORDS, DROPS, PUBLISHER_SLOTS, PUBLISHERS, SERIAL};
@@ -28,25 +29,6 @@ const RESERVED: u64 = 1 << 32;
 pub(crate) struct PublisherSlot<'a, W> {
     words: &'a W,
     index: usize,
-}
-
-/// Content of a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PublisherInfo {
-    /// Its process.
-    pub(crate) participant: Participant,
-    /// Its identifier among all publishers that the topic ever had on this node.
-    pub(crate) id: u64,
-    /// Sequence of its last message; 0 before the first.
-    pub(crate) sequence: u64,
-    /// Messages that it published.
-    pub(crate) messages: u64,
-    /// Bytes of these messages.
-    pub(crate) bytes: u64,
-    /// Messages that were dropped for lack of room.
-    pub(crate) dropped: u64,
-    /// Since when it waits for room; None while it does not.
-    pub(crate) waits_since: Option<u64>,
 }
 
 /// The last sequences of a topic's publishers on this node.
@@ -86,7 +68,7 @@ pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherSl
     let Some(slot) = all.into_iter().find(free) else {
         let detail =
             format!("the topic has {PUBLISHER_SLOTS} publishers on this node, the maximum");
-        return Err(Error::new("create a publisher", ErrorKind::TooMany, detail));
+        return Err(Error::new("create publisher of topic", ErrorKind::TooMany, detail));
     };
     // First: a reader of the following stores sees that they are not the last publisher's.
     words.store(slot.at(NUMBER), 0, Release);

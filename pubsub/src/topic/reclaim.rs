@@ -10,6 +10,7 @@ use super::losses::LostPublisher;
 use super::publishers;
 use super::subscribers::SubscriberSlot;
 use crate::error::Result;
+use crate::error_mapping::{During, On};
 use crate::pool::{Direction, PoolControl, Readiness};
 use crate::settings::Reliability;
 
@@ -31,24 +32,21 @@ impl<W: Words + Clone> TopicWords<W> {
             }
             slot.give_back();
         }
-        if self.is_inbound_writer(dead) {
-            self.settle_inbound(caller, inbound)?;
-            self.clear_inbound_writer();
+        if self.writer() == Some(dead) {
+            self.settle_inbound(caller, inbound, 0)?;
         }
         // Stream reads end with the process. First, while its subscription indices are known.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
-            let places = queue
-                .subscriptions_of(dead)
-                .fold(0, |places, subscription_id| places | 1 << subscription_id.index());
+            let places =
+                queue.subscriptions_of(dead).fold(0, |places, it| places | 1 << it.index());
             control.end_all_stream_reads(self.number(), places);
         }
         self.finish_evictions(caller, [local, inbound])?;
         // Last: this wakes processes that wait for the above.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
-            let expelled = queue.remove_participant(caller, dead, |words| {
-                self.dispose(caller, control, words);
-            });
-            expelled.map_err(|cause| self.queue_error("reclaim after a participant", cause))?;
+            let dispose = |words| _ = self.dispose(caller, control, words);
+            let expelled = queue.remove_participant(caller, dead, dispose);
+            expelled.during("reclaim after participant of topic").on(self.name())?;
         }
         Ok(())
     }
@@ -66,20 +64,6 @@ impl<W: Words + Clone> TopicWords<W> {
             Reliability::Reliable => queue.oldest_of_each(),
             Reliability::DropOldest | Reliability::DropNewest => queue.oldest_held_of_each(),
         }
-    }
-
-    /// The position of the oldest message, and its holders.
-    #[cfg(test)]
-    pub(crate) fn blocking_subscribers(
-        &self,
-        direction: Direction,
-    ) -> Option<(u64, Vec<SubscriptionId>)> {
-        let holders = self.holders(direction);
-        let oldest = holders.iter().map(|(_, position)| *position).min()?;
-        let is_oldest = |(subscription_id, position): (SubscriptionId, u64)| {
-            (position == oldest).then_some(subscription_id)
-        };
-        Some((oldest, holders.into_iter().filter_map(is_oldest).collect()))
     }
 
     /// Whether a stream still has to write this message. Then its holder does not block publishers.
@@ -123,15 +107,12 @@ impl<W: Words + Clone> TopicWords<W> {
         held_for: Duration,
         controls: [&PoolControl<W>; 2],
     ) -> Result<()> {
-        let Some(slot) =
-            SubscriberSlot::find(self.words(), subscription_id, direction == Direction::Inbound)
-        else {
+        let Some(slot) = SubscriberSlot::find(self.words(), direction, subscription_id) else {
             // Its two subscriptions are not joined yet.
             return self.evict_from(caller, direction, subscription_id, controls);
         };
         let subscription_ids = slot.subscription_ids();
-        if subscription_ids[(direction == Direction::Inbound) as usize] != subscription_id.to_bits()
-        {
+        if subscription_ids[direction as usize] != subscription_id.to_bits() {
             // It has ended its subscription itself, and the slot was reused.
             return Ok(());
         }
@@ -149,22 +130,19 @@ impl<W: Words + Clone> TopicWords<W> {
     fn are_active(&self, subscription_ids: [u64; 2]) -> bool {
         [self.local(), self.inbound()].into_iter().zip(subscription_ids).all(|(queue, bits)| {
             // A subscription stays its own when it is evicted.
-            queue
-                .find_subscription(bits)
-                .is_some_and(|subscription_id| queue.is_subscription_active(subscription_id))
+            queue.find_subscription(bits).is_some_and(|it| queue.is_subscription_active(it))
         })
     }
 
     /// Finishes evictions of processes that died, or could not get a lock.
     fn finish_evictions(&self, caller: &Caller<'_>, controls: [&PoolControl<W>; 2]) -> Result<()> {
-        let slots = SubscriberSlot::all(self.words());
-        let mut begun = slots.filter_map(|slot| {
-            slot.evicted_subscriptions().map(|subscription_ids| (slot, subscription_ids))
-        });
-        begun.try_for_each(|(slot, subscription_ids)| {
-            slot.count(subscription_ids[0]);
-            self.evict_both(caller, subscription_ids, controls)
-        })
+        for slot in SubscriberSlot::all(self.words()) {
+            if let Some(subscription_ids) = slot.evicted_subscriptions() {
+                slot.count(subscription_ids[0]);
+                self.evict_both(caller, subscription_ids, controls)?;
+            }
+        }
+        Ok(())
     }
 
     fn evict_both(
@@ -174,10 +152,9 @@ impl<W: Words + Clone> TopicWords<W> {
         controls: [&PoolControl<W>; 2],
     ) -> Result<()> {
         for (direction, bits) in Direction::BOTH.into_iter().zip(subscription_ids) {
-            let Some(subscription_id) = self.queue(direction).find_subscription(bits) else {
-                continue;
-            };
-            self.evict_from(caller, direction, subscription_id, controls)?;
+            if let Some(subscription_id) = self.queue(direction).find_subscription(bits) {
+                self.evict_from(caller, direction, subscription_id, controls)?;
+            }
         }
         self.local().ring_messages();
         Ok(())
@@ -190,14 +167,11 @@ impl<W: Words + Clone> TopicWords<W> {
         subscription_id: SubscriptionId,
         controls: [&PoolControl<W>; 2],
     ) -> Result<()> {
-        let control = controls[usize::from(direction == Direction::Inbound)];
-        let dispose = |words| {
-            self.dispose(caller, control, words);
-        };
+        let dispose = |words| _ = self.dispose(caller, controls[direction as usize], words);
         match self.queue(direction).evict(caller, subscription_id, dispose) {
             // Or it has ended its subscription itself.
             Ok(()) | Err(QueueError::NotSubscribed) => Ok(()),
-            Err(cause) => Err(self.queue_error("evict a subscriber", cause)),
+            Err(cause) => Err(cause.during("evict subscriber of topic").on(self.name())),
         }
     }
 }

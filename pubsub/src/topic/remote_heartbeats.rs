@@ -12,7 +12,7 @@ use ipc::Words;
 
 use super::TopicWords;
 use super::layout::{
-    CACHE_LINE_WORDS, MAX_REMOTE_HEARTBEATS, REMOTE_HEARTBEAT_CHANGES, REMOTE_HEARTBEATS,
+    CACHE_LINE_WORDS, MAX_REMOTE_HEARTBEATS, REMOTE_HEARTBEAT_CHANGES, REMOTE_HEARTBEATS, store_all,
 };
 use crate::ids::{id_from_words, id_to_words};
 
@@ -50,11 +50,6 @@ impl RemoteHeartbeat {
     /// Whether both publishers had the same slot of their node, one after the other.
     fn replaces(&self, other: &Self) -> bool {
         self.node == other.node && self.publisher & 0xff == other.publisher & 0xff
-    }
-
-    fn differs_from(&self, other: &Self) -> bool {
-        let content = |it: &Self| (it.publisher, it.last, it.first, it.since);
-        content(self) != content(other)
     }
 }
 
@@ -95,7 +90,7 @@ impl<W: Words + Clone> TopicWords<W> {
             let Some(found) = found.filter(|found| content.replaces(found)) else { continue };
             // A service may have died between the slot and the count of changes.
             let is_counted = version(at) / 2 <= self.remote_heartbeat_changes();
-            if is_counted && !content.differs_from(&found) {
+            if is_counted && (RemoteHeartbeat { at: content.at, ..found }) == *content {
                 return false;
             }
             same = Some(at);
@@ -110,9 +105,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let changes = self.remote_heartbeat_changes().wrapping_add(1);
         words.store(at + VERSION, changes.wrapping_mul(2) | 1, Release);
         fence(Release);
-        for (word, value) in content.words().into_iter().enumerate() {
-            words.store(at + CONTENT + word, value, Release);
-        }
+        store_all(words, at + CONTENT, content.words());
         words.store(at + VERSION, changes.wrapping_mul(2), Release);
         words.store(REMOTE_HEARTBEAT_CHANGES, changes, Release);
         true

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ipc::{SubscriptionId, Words};
 
 use super::layout::{CACHE_LINE_WORDS, EVICTIONS, MAX_SUBSCRIBERS, SUBSCRIBERS};
+use crate::pool::Direction;
 
 const LOCAL: usize = 0;
 const INBOUND: usize = 1;
@@ -34,12 +35,11 @@ impl<'a, W: Words> SubscriberSlot<'a, W> {
     /// The slot of the subscriber with one of these subscriptions.
     pub(super) fn find(
         words: &'a W,
+        direction: Direction,
         subscription_id: SubscriptionId,
-        is_inbound: bool,
     ) -> Option<Self> {
-        let which = if is_inbound { INBOUND } else { LOCAL };
-        Self::all(words)
-            .find(|slot| words.load(slot.at(which), Acquire) == subscription_id.to_bits())
+        let bits = subscription_id.to_bits();
+        Self::all(words).find(|slot| slot.subscription_ids()[direction as usize] == bits)
     }
 
     fn at(&self, which: usize) -> usize {

@@ -25,6 +25,19 @@ const SETTINGS: SharedSettings = SharedSettings {
     type_name: None,
 };
 
+impl<W: ipc::Words + Clone> TopicWords<W> {
+    /// The position of the oldest message, and its holders.
+    pub(crate) fn blocking_subscribers(
+        &self,
+        direction: Direction,
+    ) -> Option<(u64, Vec<ipc::SubscriptionId>)> {
+        let holders = self.holders(direction);
+        let oldest = holders.iter().map(|(_, position)| *position).min()?;
+        let of_oldest = holders.into_iter().filter(|(_, position)| *position == oldest);
+        Some((oldest, of_oldest.map(|(subscription_id, _)| subscription_id).collect()))
+    }
+}
+
 fn caller(place: u32) -> Caller<'static> {
     Caller::new(Participant::new(place, 1).unwrap(), &AlwaysAlive)
 }
@@ -141,7 +154,7 @@ fn publisher_slots_are_reused_with_new_identifiers() {
     assert!(again & 0xff == 3 && !ids.contains(&again));
     assert!(topic.publisher(again).is_of(caller(2).me, again));
     assert!(!topic.publisher(ids[3]).is_of(caller(1).me, ids[3]));
-    assert_eq!(topic.participants().publishers.len(), 64);
+    assert_eq!(topic.publishers().len(), 64);
 }
 
 #[test]
@@ -155,11 +168,10 @@ fn participants_and_backpressure_are_reported() {
         topic.publish_in(&me, world.entry(me.me, 0, id, sequence), &local).unwrap();
     }
     topic.local().take(&mut reader).unwrap();
-    let participants = topic.participants();
-    assert_eq!((topic.activity(), participants.publishers.len()), ((true, true), 1));
-    let seen = participants.publishers[0];
+    assert_eq!((topic.activity(), topic.publishers().len()), ((true, true), 1));
+    let seen = topic.publishers()[0];
     assert_eq!((seen.id, seen.sequence, seen.messages, seen.bytes), (id, 3, 3, 1500));
-    let it = participants.subscribers[0];
+    let it = topic.subscribers()[0];
     assert_eq!((it.participant, it.cursor, it.unread, it.held), (Some(caller(2).me), 1, 2, 1));
     assert_eq!(topic.backpressure(), None);
     topic.publisher(id).backpressure().begin();
@@ -197,7 +209,7 @@ fn reclaim_frees_everything_of_a_dead_process() {
     assert!(world.is_empty());
     assert_eq!(topic.publishers_lost(Direction::Local), lost + 1);
     assert_eq!(topic.publisher_lost(Direction::Local, lost), Some(LostPublisher::local(id)));
-    assert!(topic.participants().publishers.is_empty());
+    assert!(topic.publishers().is_empty());
 }
 
 #[test]
@@ -419,5 +431,5 @@ fn role_continues_at_its_oldest_unreleased_message() {
     assert_eq!(local.statistics(&second).unwrap().blocks_allocated, 0);
     assert_eq!(topic.activity(), (true, false));
     topic.stop_replication(&second, role(), &local).unwrap();
-    assert!(topic.participants().subscribers.is_empty());
+    assert!(topic.subscribers().is_empty());
 }

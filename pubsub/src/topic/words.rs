@@ -1,7 +1,7 @@
 //! A topic's words: creation, access, publishing and subscribing.
 
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use ipc::{
@@ -9,14 +9,16 @@ use ipc::{
     SubscriptionId, WordRange, Words,
 };
 
+use super::TopicWords;
 use super::entry::{self, Entry};
+use super::layout::{self, store_all};
 use super::publishers::{self, PublisherSlot};
 use super::subscribers::{self, SubscriberSlot};
-use super::{TopicWords, layout};
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
+use crate::ids::bytes_to_words;
 use crate::pool::{Direction, OWNED_BY_STREAMS, PoolControl};
-use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings};
+use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings, TopicSettings};
 use crate::type_name::TypeName;
 
 /// A topic's queue.
@@ -48,10 +50,9 @@ impl<W: Words + Clone> TopicWords<W> {
         name: &str,
         settings: &SharedSettings,
     ) -> Result<Self> {
-        let operation = "create a topic";
-        let invalid = |detail: String| {
-            Error::new(operation, ErrorKind::InvalidArgument, detail).on(name.escape_debug())
-        };
+        let operation = "create topic";
+        let invalid =
+            |detail: String| Error::new(operation, ErrorKind::InvalidArgument, detail).on(name);
         if name.is_empty() || name.len() > MAX_TOPIC_NAME {
             let detail = format!("a name of {} bytes: 1 to {MAX_TOPIC_NAME}", name.len());
             return Err(invalid(detail));
@@ -60,20 +61,13 @@ impl<W: Words + Clone> TopicWords<W> {
             return Err(invalid(format!("the topic number {number} is out of range")));
         }
         for part in Self::queues(&words, settings)? {
-            TopicQueue::format_zeroed(part, Self::setup(settings))
-                .map_err(|cause| error_mapping::from_queue(operation, cause).on(name))?;
+            TopicQueue::format_zeroed(part, Self::setup(settings)).during(operation).on(name)?;
         }
-        for (at, bytes) in name.as_bytes().chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            words.store(layout::NAME + at, u64::from_le_bytes(word), Relaxed);
-        }
+        store_all(&words, layout::NAME, bytes_to_words(name.as_bytes()));
         if let Some(name) = settings.type_name {
             let (length, name) = name.words();
             words.store(layout::TYPE_LENGTH, length, Release);
-            for (at, word) in (layout::TYPE..).zip(name) {
-                words.store(at, word, Release);
-            }
+            store_all(&words, layout::TYPE, name);
         }
         let [place, low, high] = settings.place.words();
         for (at, word) in [
@@ -111,17 +105,16 @@ impl<W: Words + Clone> TopicWords<W> {
         let kinds = [Reliability::Reliable, Reliability::DropOldest, Reliability::DropNewest];
         let reliability = word(layout::RELIABILITY);
         let reliability = kinds.into_iter().find(|kind| *kind as u64 == reliability);
+        let number_in = |at, most: u32| {
+            u32::try_from(word(at)).ok().filter(|number| (1..=most).contains(number))
+        };
         let settings = SharedSettings {
             place,
             reliability: reliability.ok_or_else(|| malformed("unknown reliability"))?,
-            depth: u32::try_from(word(layout::DEPTH))
-                .ok()
-                .filter(|depth| (1..=crate::TopicSettings::MAX_DEPTH).contains(depth))
+            depth: number_in(layout::DEPTH, TopicSettings::MAX_DEPTH)
                 .ok_or_else(|| malformed("depth out of range"))?,
             largest: word(layout::LARGEST),
-            loans: u32::try_from(word(layout::LOANS))
-                .ok()
-                .filter(|loans| (1..=crate::TopicSettings::MAX_LOANS).contains(loans))
+            loans: number_in(layout::LOANS, TopicSettings::MAX_LOANS)
                 .ok_or_else(|| malformed("number of loans out of range"))?,
             release_microseconds: word(layout::RELEASE),
             type_name: match word(layout::TYPE_LENGTH) {
@@ -142,12 +135,9 @@ impl<W: Words + Clone> TopicWords<W> {
         let name = name.map_err(|_| malformed("name is not UTF-8"))?;
         let number = u32::try_from(word(layout::NUMBER)).unwrap_or(u32::MAX);
         let owner = Owner::other(number).ok_or_else(|| malformed("topic number out of range"))?;
-        let [local, inbound] = Self::queues(&words, &settings)?.map(|part| {
-            TopicQueue::attach(part)
-                .map_err(|cause| error_mapping::from_queue("open a topic", cause).on(&name))
-        });
-        let (local, inbound) = (local?, inbound?);
-        let tracked_origins = Mutex::default();
+        let [local, inbound] = Self::queues(&words, &settings)?
+            .map(|part| TopicQueue::attach(part).during("open topic").on(&name));
+        let (local, inbound, tracked_origins) = (local?, inbound?, Mutex::default());
         Ok(Self { words, number, name, settings, owner, local, inbound, tracked_origins })
     }
 
@@ -177,26 +167,18 @@ impl<W: Words + Clone> TopicWords<W> {
 
     #[inline]
     pub(crate) fn queue(&self, direction: Direction) -> &TopicQueue<W> {
-        match direction {
-            Direction::Local => &self.local,
-            Direction::Inbound => &self.inbound,
-        }
+        direction.of(&self.local, &self.inbound)
     }
 
     pub(super) fn words(&self) -> &W {
         &self.words
     }
 
-    pub(super) fn queue_error(&self, operation: &'static str, cause: QueueError) -> Error {
-        error_mapping::from_queue(operation, cause).on(&self.name)
-    }
-
     // --------------------------------------------------------- publishing
 
     /// Claims a publisher slot; returns the publisher's identifier.
     pub(crate) fn claim(&self, me: Participant) -> Result<u64> {
-        let (slot, serial) =
-            publishers::claim(&self.words, me).map_err(|error| error.on(&self.name))?;
+        let (slot, serial) = publishers::claim(&self.words, me).on(&self.name)?;
         Ok(slot.id(serial))
     }
 
@@ -282,5 +264,5 @@ impl<W: Words + Clone> TopicWords<W> {
 }
 
 fn malformed(detail: &'static str) -> Error {
-    Error::new("open a topic", ErrorKind::Malformed, detail)
+    Error::new("open topic", ErrorKind::Malformed, detail)
 }

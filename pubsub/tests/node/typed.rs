@@ -111,13 +111,13 @@ fn same_type_name_with_another_size_is_refused() {
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
     assert_eq!(
         error.to_string(),
-        "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here, but 16 where the \
+        "open typed topic \"pose\" failed: settings differ: a Pose has 32 bytes here, but 16 where the \
          topic was created. Compile both from one definition"
     );
     let error = topic.untyped().typed::<Pose>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here, but 16 where the \
+        "open typed topic \"pose\" failed: settings differ: a Pose has 32 bytes here, but 16 where the \
          topic was created. Compile both from one definition"
     );
     // The error names every setting that differs.
@@ -159,7 +159,7 @@ fn message_of_wrong_size_is_an_error_and_the_next_is_read() {
     assert_eq!(
         error.to_string(),
         format!(
-            "pull a value (numbers) failed: malformed: a message of 5 bytes from publisher {publisher}, \
+            "pull value from topic \"numbers\" failed: malformed: a message of 5 bytes from publisher {publisher}, \
              but a u64 has 8. Publish values of that type only"
         )
     );

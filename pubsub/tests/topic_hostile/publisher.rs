@@ -18,7 +18,7 @@ pub fn run(directory: &Path) {
         for name in topics::ALL {
             scope.spawn(move || {
                 let topic = node.topic(name, &topics::settings(name)).expect("open the topic");
-                let publisher = topic.publisher().expect("create a publisher");
+                let publisher = topic.publisher().expect("create publisher of topic");
                 let mut next = Instant::now();
                 while !stop.is_over() {
                     publisher.push(&[7; LENGTH], TIMEOUT).expect("push");

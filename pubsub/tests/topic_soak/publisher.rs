@@ -25,7 +25,7 @@ pub fn run(directory: &Path) {
             .map(|(name, settings)| {
                 scope.spawn(move || {
                     let topic = node.topic(&name, &settings).expect("open the topic");
-                    let publisher = topic.publisher().expect("create a publisher");
+                    let publisher = topic.publisher().expect("create publisher of topic");
                     let mut number = 0;
                     while !is_over.load(Relaxed) {
                         number += 1;

@@ -21,7 +21,7 @@ use crate::region::RegionDescriptor;
 use crate::wire::{DescriptorFormat, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH, put_length_prefixed};
 
 const FORMAT: DescriptorFormat =
-    DescriptorFormat { magic: *b"FcAC", version: 1, operation: "decode an agent's card" };
+    DescriptorFormat { magic: *b"FcAC", version: 1, operation: "decode agent card" };
 /// Maximum length of the path of a Unix socket.
 const MAX_PATH_LENGTH: usize = 107;
 const MAX_FABRICS: usize = 8;
@@ -111,7 +111,7 @@ impl AgentCard {
             || self.regions.iter().any(|(name, _)| name.len() > MAX_LABEL_LENGTH)
         {
             let detail = "label, path, addresses or regions are too long or too many";
-            return Err(Error::new("encode an agent's card", ErrorKind::Failed, detail));
+            return Err(Error::new("encode agent card", ErrorKind::Failed, detail));
         }
         let mut bytes = FORMAT.begin();
         bytes.extend(self.identity);

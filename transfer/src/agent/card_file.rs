@@ -52,7 +52,7 @@ impl CardFile {
         let alone = DirectoryLock::take(directory).map_err(|error| match error {
             ChannelError::System { call, cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
                 let detail = format!("{call}: {cause}. Create the directory first");
-                Error::new(START, ErrorKind::Failed, detail).with(directory.display())
+                Error::new(START, ErrorKind::Failed, detail).at(directory)
             }
             other => Error::of_channel_at(START, directory, other),
         })?;
@@ -69,7 +69,7 @@ impl CardFile {
             Err(cause) => {
                 let _ = fs::remove_file(&part);
                 let detail = format!("writing the card file: {cause}");
-                Err(Error::new(START, ErrorKind::Failed, detail).with(path.display()))
+                Err(Error::new(START, ErrorKind::Failed, detail).at(&path))
             }
         }
     }

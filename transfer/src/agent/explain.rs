@@ -5,11 +5,11 @@ use gpu::{Device, DeviceName, Implementation, PeerAccess, Uuid};
 use super::JOIN;
 use super::peers::{Peer, Peers};
 use super::remote_transport::{RemoteTransport, registration};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
 use crate::region::{Buffer, Region, RegionDescriptor};
 
-pub(super) const EXPLAIN: &str = "explain a path";
+pub(super) const EXPLAIN: &str = "explain path";
 
 /// Memory at one end of a transfer, as far as the choice of a path depends on it: of a region, or
 /// hypothetical memory.
@@ -47,7 +47,7 @@ impl MemoryAttributes {
             let detail = "this process does not see the device of the local memory";
             return Err(Error::new(EXPLAIN, ErrorKind::NoSuchDevice, detail));
         };
-        Device::open(name).map(Some).map_err(|error| Error::of_device(EXPLAIN, error))
+        Device::open(name).map(Some).during(EXPLAIN)
     }
 
     /// Fails if its region, if any, does not belong to the peer or was withdrawn.
@@ -126,25 +126,23 @@ fn device_access(
     local_device: Option<Device>,
     remote_device: Option<Uuid>,
 ) -> Result<(DeviceAccess, Option<Device>)> {
-    let of_device = |error| Error::of_device(JOIN, error);
-    let Some(uuid) = remote_device else {
-        let device_access =
-            if local_device.is_some() { DeviceAccess::Same } else { DeviceAccess::NoDevice };
-        return Ok((device_access, local_device));
-    };
-    let Some(name) = device_named(uuid) else { return Ok((DeviceAccess::Invisible, local_device)) };
-    let Some(device) = local_device else {
-        return Ok((DeviceAccess::Same, Some(Device::open(name).map_err(of_device)?)));
-    };
-    let device_access = if device.name() == name {
-        DeviceAccess::Same
-    } else if device.name().implementation != name.implementation {
-        DeviceAccess::Foreign
-    } else {
-        match device.peer_access_to(name).map_err(of_device)? {
-            PeerAccess::None => DeviceAccess::None,
-            PeerAccess::Same | PeerAccess::Direct { .. } => DeviceAccess::Direct,
+    let device_access = match (&local_device, remote_device.map(device_named)) {
+        (None, None) => DeviceAccess::NoDevice,
+        (Some(_), None) => DeviceAccess::Same,
+        (_, Some(None)) => DeviceAccess::Invisible,
+        (None, Some(Some(name))) => {
+            return Ok((DeviceAccess::Same, Some(Device::open(name).during(JOIN)?)));
+        }
+        (Some(device), Some(Some(name))) if device.name() == name => DeviceAccess::Same,
+        (Some(device), Some(Some(name))) => {
+            if device.name().implementation != name.implementation {
+                DeviceAccess::Foreign
+            } else if device.peer_access_to(name).during(JOIN)? == PeerAccess::None {
+                DeviceAccess::None
+            } else {
+                DeviceAccess::Direct
+            }
         }
     };
-    Ok((device_access, Some(device)))
+    Ok((device_access, local_device))
 }

@@ -14,7 +14,7 @@ use super::peers::Peer;
 use super::remote_transport::{LinkCounts, RemoteTransport, RouteLane};
 use super::route::{DataMover, Route};
 use super::{Agent, CONNECT, JOIN, PeerId};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::{
     Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, Registration, choose,
@@ -110,17 +110,18 @@ impl Agent {
         if !peer.is_some_and(|peer| self.remote_transport.reaches(peer.card())) {
             return Ok(());
         }
-        let error = match self.connect_remote(number, end) {
-            Ok(()) => None,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
+        let error = self.connect_remote(number, end).err();
+        match error {
+            Some(error)
+                if !matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
             {
-                Some(error)
+                Err(error.with(self.peers.label(number)))
             }
-            Err(error) => return Err(error.with(self.peers.label(number))),
-        };
-        self.remote_transport.set_error(number, error);
-        Ok(())
+            error => {
+                self.remote_transport.set_error(number, error);
+                Ok(())
+            }
+        }
     }
 
     /// Why a peer is reachable neither by memory nor by a fabric, if so.
@@ -205,33 +206,29 @@ impl Agent {
             } else {
                 self.open_route_lanes(number, local, &remote, end).map(DataMover::Rails)
             };
-            let made = made.or_else(|error| match error.kind() {
-                // It may have ended meanwhile, which is not a fact about paths.
-                ErrorKind::Closed | ErrorKind::Failed | ErrorKind::Stale => {
-                    self.peers.get(number, JOIN)?.check_connected().and(Err(error))
-                }
-                _ => Err(error),
-            });
-            // Obstacles that show only when the path is tried become facts too.
-            match made {
+            let error = match made {
                 Ok(mover) => {
                     let agent = self.local_target.identity;
                     return Ok(Route::new(agent, number, local, remote, (choice, path), mover));
                 }
-                Err(error) if error.kind() == ErrorKind::NoPeerAccess => {
-                    facts.device_access = DeviceAccess::None;
-                }
-                Err(error) if error.kind() == ErrorKind::NoSuchDevice => {
-                    facts.device_access = DeviceAccess::Invisible;
-                }
-                Err(error) if error.kind() == ErrorKind::Failed && path.is_local() => {
+                Err(error) => error,
+            };
+            // It may have ended meanwhile, which is not a fact about paths.
+            if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Failed | ErrorKind::Stale) {
+                self.peers.get(number, JOIN)?.check_connected()?;
+            }
+            // Obstacles that show only when the path is tried become facts too.
+            match error.kind() {
+                ErrorKind::NoPeerAccess => facts.device_access = DeviceAccess::None,
+                ErrorKind::NoSuchDevice => facts.device_access = DeviceAccess::Invisible,
+                ErrorKind::Failed if path.is_local() => {
                     facts.locality = Locality::NoDescriptorPassing { cause: error.to_string() };
                 }
                 // The peer does not answer by the fabric: recorded by `open_route_lanes`.
-                Err(error) if !path.is_local() && self.remote_transport.error(number).is_some() => {
+                _ if !path.is_local() && self.remote_transport.error(number).is_some() => {
                     facts.fabric = Fabric::None { cause: error.to_string() };
                 }
-                Err(error) => return Err(error),
+                _ => return Err(error),
             }
         }
     }
@@ -262,7 +259,6 @@ impl Agent {
         device: Option<&Device>,
         end: Instant,
     ) -> Result<LocalMover> {
-        let of_device = |error| Error::of_device(JOIN, error);
         let local_session = self.peers.get(peer, JOIN)?.local_session();
         let own_region = local_session.and_then(|session| session.in_process_region(remote));
         let in_process_buffer = match own_region {
@@ -290,32 +286,28 @@ impl Agent {
             };
             return Ok(LocalMover::Cpu { local: CopyBuffer::Host(local_buffer.clone()), remote });
         };
-        let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
+        let whole = |memory: &Memory, length| memory.slice(0, length).during(JOIN);
         let remote_memory = match in_process_buffer {
             Some(Buffer::Device(memory)) => {
                 if memory.device().is_some_and(|resident| resident != device.name()) {
-                    device.enable_peer(memory.mapped_for()).map_err(of_device)?;
+                    device.enable_peer(memory.mapped_for()).during(JOIN)?;
                 }
                 memory
             }
             Some(Buffer::Host(buffer)) => buffer.pinned_for(device)?,
             None if remote.memory_type.is_device() => self.map_for(peer, remote, device, end)?,
             None => {
-                let mapped = self.map_host(peer, remote, end)?;
-                match (mapped.pinned_if_possible(device)?, &local.buffer) {
-                    (Some(memory), _) => memory,
-                    (None, Buffer::Host(local_buffer)) => {
-                        let local = CopyBuffer::Host(local_buffer.clone());
-                        return Ok(LocalMover::Cpu { local, remote: mapped });
-                    }
-                    (None, Buffer::Device(local_buffer)) => {
-                        let local = CopyBuffer::device(
-                            whole(local_buffer, local.descriptor.length)?,
-                            device,
-                        )?;
-                        return Ok(LocalMover::Cpu { local, remote: mapped });
-                    }
-                }
+                let remote = self.map_host(peer, remote, end)?;
+                let Some(memory) = remote.pinned_if_possible(device)? else {
+                    let local = match &local.buffer {
+                        Buffer::Host(buffer) => CopyBuffer::Host(buffer.clone()),
+                        Buffer::Device(memory) => {
+                            CopyBuffer::device(whole(memory, local.descriptor.length)?, device)?
+                        }
+                    };
+                    return Ok(LocalMover::Cpu { local, remote });
+                };
+                memory
             }
         };
         let local_memory = match &local.buffer {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ipc::DirectoryLock;
 
 use super::card_file::{examine, names_in};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, failed};
 
 /// The files of one agent in a directory, and its condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,18 +54,16 @@ pub enum Condition {
 /// ```
 ///
 /// # Errors
-/// [`Failed`](ErrorKind::Failed) if the directory cannot be read.
+/// [`Failed`](crate::ErrorKind::Failed) if the directory cannot be read.
 pub fn clean(directory: &Path, dry_run: bool) -> Result<Vec<Leftovers>> {
     const OPERATION: &str = "clean up after agents";
-    let failed = |cause: &dyn ToString| {
-        Error::new(OPERATION, ErrorKind::Failed, cause.to_string()).with(directory.display())
-    };
-    let names = names_in(directory).map_err(|error| failed(&error))?;
+    let of_directory = |error: Error| error.at(directory);
+    let names = names_in(directory).map_err(failed(OPERATION)).map_err(of_directory)?;
     if names.is_empty() {
         return Ok(Vec::new());
     }
     // No agent can start from now on, so an agent that does not answer is dead.
-    let _alone = DirectoryLock::take(directory).map_err(|error| failed(&error))?;
+    let _alone = DirectoryLock::take(directory).map_err(failed(OPERATION)).map_err(of_directory)?;
     let all = names.into_iter().map(|name| {
         let condition = remove_if_dead(&directory.join(&name), dry_run);
         Leftovers { name, condition }

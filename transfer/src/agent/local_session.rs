@@ -12,9 +12,11 @@ use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
 use super::notice::Notice;
 use super::protocol::{Reply, Request};
 use super::session_segment::{InitiatorSegment, TargetSegment};
-use super::{CONNECT, card_file, remaining};
-use crate::error::{Error, ErrorKind, Result};
+use super::{CONNECT, card_file};
+use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::region::{RegionDescriptor, RegisteredRegion};
+use crate::remaining;
+use crate::wire::malformed;
 
 /// Shortest and longest pause between attempts to connect while no agent listens.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
@@ -67,10 +69,6 @@ pub(super) fn receive(
             outcome => return outcome,
         }
     }
-}
-
-pub(super) fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
-    move |error| Error::of_channel(operation, error)
 }
 
 impl LocalSession {
@@ -178,14 +176,11 @@ impl LocalSession {
 
     /// Connects to another agent of this process.
     pub(super) fn in_process(local_target: &LocalTarget, other: Arc<LocalTarget>) -> Result<Self> {
-        let failed =
-            |cause: &dyn ToString| Error::new(CONNECT, ErrorKind::Failed, cause.to_string());
-        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(|e| failed(&e));
-        let pidfd = || PidFd::of_this_process().map_err(|error| failed(&error));
+        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed(CONNECT));
+        let pidfd = || PidFd::of_this_process().map_err(failed(CONNECT));
         let target = TargetSegment::create()?;
-        let (region_table, doorbell) = other.shared_files().map_err(|error| failed(&error))?;
-        let region_table =
-            ReadOnlyRegionTable::open(region_table).map_err(|error| failed(&error))?;
+        let (region_table, doorbell) = other.shared_files().map_err(failed(CONNECT))?;
+        let region_table = ReadOnlyRegionTable::open(region_table).map_err(failed(CONNECT))?;
         let doorbell = LocalTarget::open_doorbell(copy(doorbell)?)?;
         let segment = InitiatorSegment::open(copy(target.as_fd())?)?;
         let introduction = local_target.introduction();
@@ -207,7 +202,8 @@ impl LocalSession {
         local_target: &LocalTarget,
         card: &AgentCard,
         path: &Path,
-        (timeout, meanwhile): (Duration, ProgressCallback<'_>),
+        timeout: Duration,
+        meanwhile: ProgressCallback<'_>,
     ) -> Result<Self> {
         let end = ipc::deadline(timeout);
         let mut pause = RETRY_PAUSES.0;
@@ -239,7 +235,7 @@ impl LocalSession {
             }
             pause = (2 * pause).min(RETRY_PAUSES.1);
         };
-        let credentials = channel.credentials().map_err(of_channel(CONNECT))?;
+        let credentials = channel.credentials().during(CONNECT)?;
         if !local_target.trusts(credentials.user) {
             let detail = format!(
                 "the socket belongs to user {}, who is not trusted. Add the user to the admission",
@@ -248,23 +244,19 @@ impl LocalSession {
             return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
         }
         let hello = Request::Hello(local_target.introduction()).encode();
-        channel
-            .send(&hello, &[local_target.pidfd()], remaining(end))
-            .map_err(of_channel(CONNECT))?;
-        let message = receive(&channel, end, meanwhile).map_err(of_channel(CONNECT))?;
+        channel.send(&hello, &[local_target.pidfd()], remaining(end)).during(CONNECT)?;
+        let message = receive(&channel, end, meanwhile).during(CONNECT)?;
         let (introduction, [pidfd, region_table, doorbell, local_session]) =
             Reply::read_welcome(CONNECT, message)?;
         if introduction.identity != card.identity {
             let detail = format!("another agent (\"{}\") listens there now", introduction.label);
             return Err(Error::new(CONNECT, ErrorKind::Stale, detail));
         }
-        let malformed =
-            |cause: &dyn ToString| Error::new(CONNECT, ErrorKind::Malformed, cause.to_string());
+        let region_table = ReadOnlyRegionTable::open(region_table);
         Ok(Self {
             connection: Connection::Channel(Arc::new(channel)),
-            pidfd: PidFd::from_fd(pidfd).map_err(|error| malformed(&error))?,
-            region_table: ReadOnlyRegionTable::open(region_table)
-                .map_err(|error| malformed(&error))?,
+            pidfd: PidFd::from_fd(pidfd).map_err(|error| malformed(CONNECT, error.to_string()))?,
+            region_table: region_table.map_err(|error| malformed(CONNECT, error.to_string()))?,
             doorbell: LocalTarget::open_doorbell(doorbell)?,
             segment: InitiatorSegment::open(local_session)?,
             process_ended: false,

@@ -7,16 +7,17 @@ use std::time::Instant;
 use gpu::{Device, LegacyHandle, Memory};
 use ipc::{Channel, ChannelError};
 
-use super::local_session::{ProgressCallback, of_channel, receive};
+use super::local_session::{ProgressCallback, receive};
 use super::protocol::{Reply, Request};
-use super::remaining;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::{Exportability, MemoryType};
 use crate::region::RegionDescriptor;
+use crate::remaining;
 use crate::share::check_device;
+use crate::wire::malformed;
 
-pub(super) const OPEN: &str = "open a region";
+pub(super) const OPEN: &str = "open region";
 
 /// Receives each piece of a region: descriptor, length, and the bytes of all pieces.
 type PieceSink<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
@@ -53,19 +54,17 @@ impl<'a> RegionRequest<'a> {
     }
 
     fn import(&mut self, device: &Device) -> Result<Memory> {
-        let of_device = |error| Error::of_device(OPEN, error);
         let mut importer = None;
         self.receive(&mut |descriptor, length, bytes| {
             // The last piece may be much longer than the region's part of it.
             let importer = match &mut importer {
                 Some(importer) => importer,
-                none => none.insert(device.importer(bytes).map_err(of_device)?),
+                none => none.insert(device.importer(bytes).during(OPEN)?),
             };
-            importer.add(descriptor.as_fd(), length).map_err(of_device)
+            importer.add(descriptor.as_fd(), length).during(OPEN)
         })?;
         let RegionDescriptor { offset, length, .. } = *self.region;
-        let memory =
-            importer.ok_or_else(no_descriptor)?.finish(offset, length).map_err(of_device)?;
+        let memory = importer.ok_or_else(no_descriptor)?.finish(offset, length).during(OPEN)?;
         check_device(OPEN, &memory, self.region.device)?;
         Ok(memory)
     }
@@ -75,13 +74,11 @@ impl<'a> RegionRequest<'a> {
         self.receive(&mut |_, _, _| Ok(()))?;
         let RegionDescriptor { legacy, offset, length, .. } = *self.region;
         let Some(bytes) = legacy else {
-            let detail = "the descriptor has no legacy handle";
-            return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+            return Err(malformed(OPEN, "the descriptor has no legacy handle"));
         };
         // For memory opened by legacy handle the driver reports the opening device: nothing to
         // compare.
-        let handle = LegacyHandle { bytes, offset, length };
-        device.open_legacy_handle(&handle).map_err(|error| Error::of_device(OPEN, error))
+        device.open_legacy_handle(&LegacyHandle { bytes, offset, length }).during(OPEN)
     }
 
     /// Maps host memory.
@@ -95,11 +92,8 @@ impl<'a> RegionRequest<'a> {
             file = Some(descriptor);
             Ok(())
         })?;
-        HostBuffer::open(
-            file.ok_or_else(no_descriptor)?,
-            self.region.length,
-            self.region.rights.write,
-        )
+        let RegionDescriptor { length, rights, .. } = *self.region;
+        HostBuffer::open(file.ok_or_else(no_descriptor)?, length, rights.write)
     }
 
     /// Requests the region, and makes progress until the reply is complete.
@@ -120,28 +114,27 @@ impl<'a> RegionRequest<'a> {
         match channel.send(&request, &[], remaining(self.end)) {
             // No request was sent, so no reply is pending.
             Err(error @ ChannelError::DeadlineExceeded { .. }) => {
-                return Ok(Err(of_channel(OPEN)(error)));
+                return Ok(Err(error).during(OPEN));
             }
-            sent => sent.map_err(of_channel(OPEN))?,
+            sent => sent.during(OPEN)?,
         }
         let mut next = 0;
         let mut failure = None;
         loop {
-            let message = receive(channel, self.end, self.meanwhile).map_err(of_channel(OPEN))?;
+            let message = receive(channel, self.end, self.meanwhile).during(OPEN)?;
             let pieces = match Reply::read_pieces(OPEN, &message) {
                 Err(error) if Reply::is_refusal(&message.bytes) => return Ok(Err(error)),
                 pieces => pieces?,
             };
             if pieces.number != self.region.number || pieces.first != next {
-                let detail = "reply to another request";
-                return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+                return Err(malformed(OPEN, "reply to another request"));
             }
             if pieces.total != self.region.pieces && failure.is_none() {
                 let detail = format!(
                     "the region has {} pieces, its descriptor says {}",
                     pieces.total, self.region.pieces
                 );
-                failure = Some(Error::new(OPEN, ErrorKind::Malformed, detail));
+                failure = Some(malformed(OPEN, detail));
             }
             for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
                 // The rest of the reply has to be read in any case.
@@ -154,12 +147,12 @@ impl<'a> RegionRequest<'a> {
                 return Ok(failure.map_or(Ok(()), Err));
             }
             if pieces.lengths.is_empty() {
-                return Err(Error::new(OPEN, ErrorKind::Malformed, "reply without pieces"));
+                return Err(malformed(OPEN, "reply without pieces"));
             }
         }
     }
 }
 
 fn no_descriptor() -> Error {
-    Error::new(OPEN, ErrorKind::Malformed, "the reply has no descriptor")
+    malformed(OPEN, "the reply has no descriptor")
 }

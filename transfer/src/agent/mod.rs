@@ -2,7 +2,6 @@
 
 mod card;
 mod card_file;
-mod deferred;
 mod epochs;
 mod events;
 mod explain;
@@ -27,6 +26,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gpu::CopyMethod;
 use ipc::{ForkGeneration, WaitStrategy};
 
 use self::events::Events;
@@ -36,13 +36,15 @@ use self::peers::{Peer, Peers};
 use self::progress::CLOSE_TIMEOUT;
 use self::published_regions::PublishedRegions;
 use self::remote_transport::RemoteTransport;
+use crate::blocks::BlockQueue;
 use crate::error::{Error, ErrorKind, Result};
-use crate::operations::Operations;
-use crate::path::Policy;
+use crate::notice::Notice;
+use crate::operations::{Operations, Token};
+use crate::path::{Operation, Policy};
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
 use crate::share::check_fork;
 use crate::wire::MAX_LABEL_LENGTH;
-use crate::{notice, operations};
+use crate::{notice, operations, remaining};
 
 pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
 pub use events::Event;
@@ -56,14 +58,46 @@ pub use route::Route;
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest pause while operations are in flight.
 const BUSY_PAUSE: Duration = Duration::from_micros(200);
-const START: &str = "start an agent";
-const CLOSE: &str = "close an agent";
-const CONNECT: &str = "connect to an agent";
+const START: &str = "start agent";
+const CLOSE: &str = "close agent";
+const CONNECT: &str = "connect to agent";
 const JOIN: &str = "join two regions";
 
 /// Identifies a peer of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PeerId(u32);
+
+/// An operation in flight: what its completion needs.
+#[derive(Debug, Clone)]
+struct OperationContext {
+    token: Token,
+    peer: u32,
+    /// Its number in the local session.
+    number: u64,
+    bytes: u64,
+    notice: Option<Notice>,
+    /// Its epoch among the operations with the peer.
+    epoch: u64,
+}
+
+/// An operation behind a fence, or an ordered notice.
+#[derive(Debug)]
+struct DeferredOperation {
+    context: OperationContext,
+    /// All epochs before this one must have completed.
+    after: u64,
+    /// None for a notice without data.
+    transfer: Option<DeferredTransfer>,
+}
+
+/// The transfer of a deferred operation.
+#[derive(Debug)]
+struct DeferredTransfer {
+    operation: Operation,
+    route: Route,
+    blocks: BlockQueue,
+    by: CopyMethod,
+}
 
 /// Puts into regions of other agents, gets from them, and owns regions itself.
 ///
@@ -131,39 +165,6 @@ impl fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// Starts an agent, with a thread that serves its local initiators.
-    ///
-    /// # Errors
-    /// [`Failed`](ErrorKind::Failed) if its directory is unusable, or a system resource is missing.
-    pub fn start(options: AgentOptions) -> Result<Self> {
-        if options.label.len() > MAX_LABEL_LENGTH {
-            let detail = format!("the label exceeds {MAX_LABEL_LENGTH} bytes");
-            return Err(Error::new(START, ErrorKind::Failed, detail));
-        }
-        let local_target = Arc::new(LocalTarget::new(options.label, options.admission)?);
-        let remote_transport =
-            RemoteTransport::start(&options.fabrics, &local_target, options.rails)?;
-        let mut agent = Self {
-            local_target,
-            local_server: None,
-            published: PublishedRegions::default(),
-            peers: Peers::new(),
-            local_copies: LocalCopies::default(),
-            remote_transport,
-            operations: Operations::default(),
-            events: Events::default(),
-            forces_remote: options.forces_remote,
-            wait_strategy: options.wait_strategy,
-            fork_generation: ForkGeneration::current(),
-        };
-        if let Some(directory) = options.directory {
-            let server = LocalServer::start(&directory, &agent.local_target, agent.card())?;
-            agent.local_server = Some(server);
-        }
-        local_target::add_to_process_list(&agent.local_target);
-        Ok(agent)
-    }
-
     /// How peers reach it, and the regions that it has [published](Self::publish).
     #[must_use]
     pub fn card(&self) -> AgentCard {
@@ -183,7 +184,7 @@ impl Agent {
     /// # Errors
     /// [`TooMany`](ErrorKind::TooMany) regions; errors of the device.
     pub fn register(&self, memory: impl Into<Buffer>, rights: Rights) -> Result<Region> {
-        check_fork(self.fork_generation, "register a region")?;
+        check_fork(self.fork_generation, "register region")?;
         self.local_target.register(memory.into(), rights)
     }
 
@@ -206,7 +207,7 @@ impl Agent {
     /// # Errors
     /// Errors of the device.
     pub fn register_local(&self, memory: impl Into<Buffer>) -> Result<Region> {
-        check_fork(self.fork_generation, "register a region")?;
+        check_fork(self.fork_generation, "register region")?;
         self.local_target.register_local(memory.into())
     }
 
@@ -233,7 +234,7 @@ impl Agent {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with the peer that may still copy: do not
     /// reuse the memory yet. No *new* operation starts. To wait longer, withdraw it again.
     pub fn withdraw(&mut self, region: &Region, timeout: Duration) -> Result<()> {
-        let operation = "withdraw a region";
+        let operation = "withdraw region";
         check_fork(self.fork_generation, operation)?;
         let number = region.0.descriptor.number;
         self.local_target.withdraw(number);
@@ -303,7 +304,7 @@ impl Agent {
         let (local_target, forces_remote) = (Arc::clone(&self.local_target), self.forces_remote);
         let mut progress = || self.progress_while_waiting();
         let connected =
-            Peer::connect(&local_target, &card, forces_remote, (for_socket, &mut progress));
+            Peer::connect(&local_target, &card, forces_remote, for_socket, &mut progress);
         let peer = connected.map_err(|error| error.with(&card.label))?;
         tracing::debug!(peer = peer.label(), locality = ?peer.locality(), "connected to an agent");
         let is_remote = peer.is_remote();
@@ -329,7 +330,7 @@ impl Agent {
     /// operations end with errors. Copies on a device cannot be cancelled: it waits up to ten
     /// seconds more for them, and leaks their memory after that.
     pub fn disconnect(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
-        let operation = "disconnect a peer";
+        let operation = "disconnect";
         let end = ipc::deadline(timeout);
         while self.is_busy_with(peer.0) && Instant::now() < end {
             if !self.progress() {
@@ -477,23 +478,17 @@ impl Agent {
     /// Ends all activity and closes the regions. Returns the fabrics that did not release memory in
     /// time.
     fn shut_down(&mut self, end: Instant) -> Vec<String> {
-        if let Some(local_server) = &mut self.local_server {
-            local_server.remove_card();
-        }
+        let server_thread = self.local_server.take().map(LocalServer::remove_card);
         // No peer starts an operation with its regions from now on.
         self.local_target.end();
         let unsettled = self.local_copies.close(end);
         let fabrics = self.remote_transport.close(end);
         self.peers.close(&unsettled);
-        if let Some(local_server) = &mut self.local_server {
-            local_server.join();
+        if let Some(thread) = server_thread {
+            let _ = thread.join();
         }
         fabrics
     }
-}
-
-fn remaining(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now())
 }
 
 /// Waits until these copies have completed.
@@ -518,9 +513,7 @@ impl Drop for Agent {
         if !self.fork_generation.is_current() {
             // The threads exist in the parent only: nothing to join here.
             self.remote_transport.forget();
-            if let Some(local_server) = &mut self.local_server {
-                local_server.forget();
-            }
+            std::mem::forget(self.local_server.take().map(LocalServer::remove_card));
             return;
         }
         if self.local_target.is_over() {

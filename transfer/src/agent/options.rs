@@ -1,24 +1,70 @@
-//! Options of an agent.
+//! Options of an agent, and how it is started with them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::Offer;
-use ipc::WaitStrategy;
+use ipc::{ForkGeneration, WaitStrategy};
 
+use super::events::Events;
+use super::local_copies::LocalCopies;
+use super::local_target::{self, LocalServer, LocalTarget};
+use super::peers::Peers;
+use super::published_regions::PublishedRegions;
+use super::remote_transport::RemoteTransport;
+use super::{Agent, START};
 use crate::admission::Admission;
+use crate::error::{Result, failed};
+use crate::operations::Operations;
 use crate::rail::{CacheLimits, RailOptions};
+use crate::wire::MAX_LABEL_LENGTH;
 
 /// Options of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentOptions {
-    pub(super) label: String,
-    pub(super) directory: Option<PathBuf>,
-    pub(super) admission: Admission,
-    pub(super) forces_remote: bool,
-    pub(super) wait_strategy: WaitStrategy,
-    pub(super) fabrics: Vec<Offer>,
-    pub(super) rails: RailOptions,
+    label: String,
+    directory: Option<PathBuf>,
+    admission: Admission,
+    forces_remote: bool,
+    wait_strategy: WaitStrategy,
+    fabrics: Vec<Offer>,
+    rails: RailOptions,
+}
+
+impl Agent {
+    /// Starts an agent, with a thread that serves its local initiators.
+    ///
+    /// # Errors
+    /// [`Failed`](crate::ErrorKind::Failed) if its directory is unusable, or a system resource is
+    /// missing.
+    pub fn start(options: AgentOptions) -> Result<Self> {
+        if options.label.len() > MAX_LABEL_LENGTH {
+            return Err(failed(START)(format!("the label exceeds {MAX_LABEL_LENGTH} bytes")));
+        }
+        let local_target = Arc::new(LocalTarget::new(options.label, options.admission)?);
+        let remote_transport =
+            RemoteTransport::start(&options.fabrics, &local_target, options.rails)?;
+        let mut agent = Self {
+            local_target,
+            local_server: None,
+            published: PublishedRegions::default(),
+            peers: Peers::new(),
+            local_copies: LocalCopies::default(),
+            remote_transport,
+            operations: Operations::default(),
+            events: Events::default(),
+            forces_remote: options.forces_remote,
+            wait_strategy: options.wait_strategy,
+            fork_generation: ForkGeneration::current(),
+        };
+        if let Some(directory) = options.directory {
+            let server = LocalServer::start(&directory, &agent.local_target, agent.card())?;
+            agent.local_server = Some(server);
+        }
+        local_target::add_to_process_list(&agent.local_target);
+        Ok(agent)
+    }
 }
 
 impl AgentOptions {

@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use gpu::{DeviceName, Memory, WeakMemory};
 
 use super::card::AgentCard;
-use super::deferred::DeferredOperation;
 use super::epochs::Epochs;
 use super::local_session::{LocalSession, ProgressCallback};
 use super::local_target::{self, LocalTarget};
 use super::notice::Notice;
-use super::operations::{OperationContext, OperationInfo, Operations, Token};
-use super::{JOIN, card_file};
+use super::operations::{OperationInfo, Operations, Token};
+use super::{DeferredOperation, JOIN, OperationContext, card_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::Locality;
@@ -160,44 +159,31 @@ impl Peer {
         local_target: &LocalTarget,
         card: &AgentCard,
         forces_remote: bool,
-        (timeout, meanwhile): (Duration, ProgressCallback<'_>),
+        timeout: Duration,
+        meanwhile: ProgressCallback<'_>,
     ) -> Result<Self> {
-        let time = (timeout, meanwhile);
-        let (locality, local_session) =
-            Self::open_session(local_target, card, forces_remote, time)?;
-        Ok(Self {
+        let peer = |locality, local_session: Option<LocalSession>| Self {
             card: card.clone(),
             locality,
-            local_session,
+            local_session: local_session.map(Box::new),
             unsent_notices: VecDeque::new(),
             epochs: Epochs::default(),
             deferred: VecDeque::new(),
             device_mappings: HashMap::new(),
             host_mappings: HashMap::new(),
-        })
-    }
-
-    fn open_session(
-        local_target: &LocalTarget,
-        card: &AgentCard,
-        forces_remote: bool,
-        (timeout, meanwhile): (Duration, ProgressCallback<'_>),
-    ) -> Result<(Locality, Option<Box<LocalSession>>)> {
+        };
         if forces_remote {
-            return Ok((Locality::ForcedRemote, None));
+            return Ok(peer(Locality::ForcedRemote, None));
         }
         if let Some(other) = local_target::find_in_process(card.identity) {
             let local_session = LocalSession::in_process(local_target, other)?;
-            return Ok((Locality::SameProcess, Some(Box::new(local_session))));
+            return Ok(peer(Locality::SameProcess, Some(local_session)));
         }
         let is_same_machine = card.is_of_this_machine();
         let cause = match &card.socket {
             None if is_same_machine => "it has no socket".to_owned(),
-            Some(path) => match LocalSession::begin(local_target, card, path, (timeout, meanwhile))
-            {
-                Ok(local_session) => {
-                    return Ok((Locality::SameMachine, Some(Box::new(local_session))));
-                }
+            Some(path) => match LocalSession::begin(local_target, card, path, timeout, meanwhile) {
+                Ok(local_session) => return Ok(peer(Locality::SameMachine, Some(local_session))),
                 // A listening agent refused: that is not a matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
                 Err(_) if is_same_machine && card_file::is_socket_gone(path) => format!(
@@ -210,12 +196,11 @@ impl Peer {
             },
             None => String::new(),
         };
-        let locality = if is_same_machine {
-            Locality::NoDescriptorPassing { cause }
-        } else {
-            Locality::OtherMachine
+        let locality = match is_same_machine {
+            true => Locality::NoDescriptorPassing { cause },
+            false => Locality::OtherMachine,
         };
-        Ok((locality, None))
+        Ok(peer(locality, None))
     }
 
     pub(super) fn card(&self) -> &AgentCard {
@@ -275,10 +260,7 @@ impl Peer {
 
     /// Fails if the session with it has ended.
     pub(super) fn check_connected(&mut self) -> Result<()> {
-        match self.obstacle(None) {
-            Some((kind, cause)) => Err(Error::new(JOIN, kind, cause)),
-            None => Ok(()),
-        }
+        self.obstacle(None).map_or(Ok(()), |(kind, cause)| Err(Error::new(JOIN, kind, cause)))
     }
 
     /// Why no operation can start with it, or with a region of an existing route.

@@ -210,7 +210,7 @@ impl Agent {
             }
             if Instant::now() >= end {
                 let detail = format!("no event after {timeout:?}");
-                return Err(Error::new("wait for an event", ErrorKind::DeadlineExceeded, detail));
+                return Err(Error::new("wait for event", ErrorKind::DeadlineExceeded, detail));
             }
         }
     }
@@ -260,8 +260,7 @@ mod tests {
         configure_faults(1, FaultConfig { delay: 20 * SECOND, ..FaultConfig::default() });
         (0..3).for_each(|at| put(&mut here, at));
         let (start, timeout) = (Instant::now(), SECOND / 2);
-        let left =
-            || Error::new("disconnect a peer", ErrorKind::Closed, "the peer was disconnected");
+        let left = || Error::new("disconnect", ErrorKind::Closed, "the peer was disconnected");
         here.drop_peer(others[0].2.0, start + timeout, left);
         assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
         let start = Instant::now();

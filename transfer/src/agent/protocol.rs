@@ -69,7 +69,7 @@ impl Request {
 
     /// The hello and its pidfd.
     pub(super) fn read_hello(mut message: Message) -> Result<(Introduction, OwnedFd)> {
-        const OPERATION: &str = "read a hello";
+        const OPERATION: &str = "read hello";
         let Self::Hello(introduction) = wire::decode(OPERATION, VERSION, &message.bytes)? else {
             return Err(wire::malformed(OPERATION, "expected a hello"));
         };
@@ -81,7 +81,7 @@ impl Request {
     }
 
     pub(super) fn read_open(bytes: &[u8]) -> Result<(u64, u64)> {
-        const OPERATION: &str = "read a request";
+        const OPERATION: &str = "read request";
         match wire::decode(OPERATION, VERSION, bytes)? {
             Self::Open(number, ticket) => Ok((number, ticket)),
             Self::Hello(_) => Err(wire::malformed(OPERATION, "second hello")),
@@ -107,7 +107,7 @@ impl Reply {
 
     /// Is it a refusal, after which no pieces follow?
     pub(super) fn is_refusal(bytes: &[u8]) -> bool {
-        let read = wire::decode("read a reply", VERSION, bytes);
+        let read = wire::decode("read reply", VERSION, bytes);
         matches!(read, Ok(Self::Refused(refusal)) if refusal.is_short())
     }
 

@@ -13,7 +13,7 @@ pub(super) struct PublishedRegions(BTreeMap<String, Weak<RegisteredRegion>>);
 impl PublishedRegions {
     /// Publishes a region of the agent with this identity.
     pub(super) fn publish(&mut self, name: &str, region: &Region, agent: [u8; 16]) -> Result<()> {
-        let refuse = |kind, cause: &str| Err(Error::new("publish a region", kind, cause));
+        let refuse = |kind, cause: &str| Err(Error::new("publish region", kind, cause));
         if name.is_empty() || name.len() > MAX_LABEL_LENGTH {
             return refuse(ErrorKind::Failed, "a name has 1 to 64 bytes");
         }
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Unknown, Some("there")));
         assert_eq!(
             error.to_string(),
-            "join two regions (there) failed: unknown: its card has no region \"other\", but \
+            "join two regions (peer there) failed: unknown: its card has no region \"other\", but \
              these: \"cache\""
         );
     }
@@ -108,7 +108,7 @@ mod tests {
         let error = here.route_to(peer, "cache", &local, SECOND).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "join two regions (there) failed: unknown: its card has no regions: the card file is \
+            "join two regions (peer there) failed: unknown: its card has no regions: the card file is \
              written before regions are published. Exchange the card that Agent::card() returns \
              after publishing"
         );

@@ -4,12 +4,11 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, CopyMethod};
 
-use super::deferred::{DeferredOperation, DeferredTransfer};
 use super::notice::Notice;
-use super::operations::{OperationContext, OperationInfo, Token};
+use super::operations::{OperationInfo, Token};
 use super::peers::Peer;
 use super::route::{DataMover, Route};
-use super::{Agent, PeerId};
+use super::{Agent, DeferredOperation, DeferredTransfer, OperationContext, PeerId};
 use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
@@ -215,7 +214,7 @@ impl Agent {
         let token = context.token;
         route.count(bytes);
         if let Some(after) = after {
-            let blocks = self.local_copies.copy_blocks(blocks);
+            let blocks = self.local_copies.block_lists().copy_blocks(blocks);
             let transfer = Some(DeferredTransfer { operation, route: route.clone(), blocks, by });
             self.peers.defer(DeferredOperation { context, after, transfer });
             return Ok(token);
@@ -242,31 +241,26 @@ impl Agent {
             let region = transfer.as_ref().map(|transfer| transfer.route.region());
             let obstacle = self.peers.find_mut(context.peer).and_then(|peer| peer.obstacle(region));
             let name = self.operations.begun(context.token).map_or("transfer", |it| it.operation);
-            let refusal = match (failure, obstacle) {
-                (Some(failure), _) => {
+            let refusal = match failure {
+                Some(failure) => {
                     let detail = format!("{failure}. Flush the peer to continue");
                     Some(Error::new(name, ErrorKind::Cancelled, detail))
                 }
-                (None, obstacle) => obstacle.map(|(kind, cause)| Error::new(name, kind, cause)),
+                None => obstacle.map(|(kind, cause)| Error::new(name, kind, cause)),
             };
-            let outcome = match (refusal, transfer) {
-                (Some(error), transfer) => {
-                    transfer
-                        .into_iter()
-                        .for_each(|transfer| self.local_copies.recycle(transfer.blocks));
-                    Err(Box::new((context, error)))
+            let Some(DeferredTransfer { operation, route, mut blocks, by }) = transfer else {
+                match refusal {
+                    Some(error) => self.peers.complete(context, Err(error), &mut self.operations),
+                    None => self.finish_without_data(context),
                 }
-                (None, None) => {
-                    self.finish_without_data(context);
-                    Ok(())
-                }
-                (None, Some(DeferredTransfer { operation, route, mut blocks, by })) => {
-                    let begun = self.move_bytes(operation, &route, blocks.all(), by, context);
-                    self.local_copies.recycle(blocks);
-                    begun
-                }
+                continue;
             };
-            if let Err(failed) = outcome {
+            let begun = match refusal {
+                Some(error) => Err(Box::new((context, error))),
+                None => self.move_bytes(operation, &route, blocks.all(), by, context),
+            };
+            self.local_copies.block_lists().recycle(blocks);
+            if let Err(failed) = begun {
                 let (context, error) = *failed;
                 self.peers.complete(context, Err(error), &mut self.operations);
             }

@@ -6,7 +6,7 @@ use fabric::MemoryRegion;
 use gpu::DeviceName;
 
 use super::local_target::LocalTarget;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::ExportObstacle;
 use crate::rail::{RailHandle, RailOwner};
 use crate::region::{
@@ -25,8 +25,8 @@ impl LocalTarget {
         let mut keys = Vec::new();
         for (domain, memory) in memories.iter().enumerate() {
             let Some(memory) = memory else { continue };
-            let described = memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
-            keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
+            let bytes = memory.describe().during(REGISTER)?.encode();
+            keys.push(FabricKey { domain: domain as u32, bytes });
         }
         let entered = self.add_region(|number, ticket| {
             let descriptor = RegionDescriptor { number, ticket, rights, keys, ..descriptor_base };
@@ -41,8 +41,7 @@ impl LocalTarget {
             Buffer::Device(memory) => memory.device(),
             Buffer::Host(_) => None,
         };
-        let device = device.map(DeviceName::uuid).transpose();
-        let device = device.map_err(|error| Error::of_device(REGISTER, error))?;
+        let device = device.map(DeviceName::uuid).transpose().during(REGISTER)?;
         let memories = self.register_with_rails(&buffer, None);
         let descriptor_base =
             unexportable_descriptor(self.identity, &buffer, device, ExportObstacle::LocalOnly);

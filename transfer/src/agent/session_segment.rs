@@ -23,7 +23,7 @@ use ipc::{
 };
 
 use super::notice::{MAX_NOTICE_LENGTH, Notice};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, failed};
 
 const LAYOUT: Layout = Layout::new("agent session", 1);
 const BEGUN_WORD: usize = 0;
@@ -67,17 +67,14 @@ impl Liveness for OtherSide<'_> {
     }
 }
 
-fn failed(operation: &'static str, cause: impl ToString) -> Error {
-    Error::new(operation, ErrorKind::Failed, cause.to_string())
-}
-
 fn notices(operation: &'static str, segment: &Segment, is_new: bool) -> Result<Notices> {
     let words = segment.words();
     let count = words.count().saturating_sub(QUEUE_WORD);
     let part = WordRange::new(words, QUEUE_WORD, count)
-        .ok_or_else(|| failed(operation, "the segment is truncated"))?;
+        .ok_or("the segment is truncated")
+        .map_err(failed(operation))?;
     let queue = if is_new { Queue::format(part, setup()) } else { Queue::attach(part) };
-    queue.map_err(|error| failed(operation, error))
+    queue.map_err(failed(operation))
 }
 
 /// The target's side.
@@ -91,13 +88,13 @@ pub(super) struct TargetSegment {
 
 impl TargetSegment {
     pub(super) fn create() -> Result<Self> {
-        let operation = "accept a local initiator";
+        let operation = "accept local initiator";
         let length = (QUEUE_WORD + Notices::required_words(setup())) * size_of::<u64>();
-        let segment = Segment::create(LAYOUT, length).map_err(|error| failed(operation, error))?;
+        let segment = Segment::create(LAYOUT, length).map_err(failed(operation))?;
         let queue = notices(operation, &segment, true)?;
         // Not shared with another process yet.
         let caller = Caller::new(target(), &ipc::AlwaysAlive);
-        let subscriber = queue.subscribe(&caller).map_err(|error| failed(operation, error))?;
+        let subscriber = queue.subscribe(&caller).map_err(failed(operation))?;
         segment.mark_ready();
         Ok(Self { words: segment.words(), segment, queue, subscriber })
     }
@@ -159,8 +156,8 @@ impl Drop for InitiatorSegment {
 
 impl InitiatorSegment {
     pub(super) fn open(file: OwnedFd) -> Result<Self> {
-        let operation = "open a local session";
-        let segment = Segment::open(file, LAYOUT).map_err(|error| failed(operation, error))?;
+        let operation = "open local session";
+        let segment = Segment::open(file, LAYOUT).map_err(failed(operation))?;
         let queue = notices(operation, &segment, false)?;
         let (words, fork_generation) = (segment.words(), ForkGeneration::current());
         Ok(Self { words, queue, begun: 0, done: VecDeque::new(), fork_generation })
@@ -179,8 +176,8 @@ impl InitiatorSegment {
     /// Records that a copy completed or did not start.
     pub(super) fn end(&mut self, number: u64) {
         let oldest = self.begun - self.done.len() as u64;
-        if let Some(done) =
-            number.checked_sub(oldest).and_then(|index| self.done.get_mut(index as usize))
+        if let Some(index) = number.checked_sub(oldest)
+            && let Some(done) = self.done.get_mut(index as usize)
         {
             *done = true;
         }
@@ -200,13 +197,12 @@ impl InitiatorSegment {
 
     /// Sends a notice. False if the queue is full.
     pub(super) fn send_notice(&self, notice: &Notice, pidfd: &PidFd) -> Result<bool> {
-        let operation = "send a notice";
+        let operation = "send notice";
         let liveness = OtherSide { name: target(), pidfd };
         let caller = Caller { timeout: LOCK_TIMEOUT, ..Caller::new(initiator(), &liveness) };
         match self.queue.publish(&caller, (*notice).into(), |_| {}) {
-            Ok(_) => Ok(true),
             Err(QueueError::Full) => Ok(false),
-            Err(error) => Err(failed(operation, error)),
+            published => published.map(|_| true).map_err(failed(operation)),
         }
     }
 }

@@ -61,14 +61,6 @@ impl From<VecDeque<Block>> for BlockQueue {
     }
 }
 
-impl FromIterator<Block> for BlockQueue {
-    fn from_iter<I: IntoIterator<Item = Block>>(blocks: I) -> Self {
-        let mut queue = Self::default();
-        blocks.into_iter().for_each(|block| queue.push(block));
-        queue
-    }
-}
-
 impl Iterator for BlockQueue {
     type Item = Block;
 

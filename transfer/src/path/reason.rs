@@ -80,91 +80,84 @@ impl Reason {
     /// Its name in metrics.
     #[must_use]
     pub const fn name(&self) -> &'static str {
-        match self {
-            Self::OtherProcess => "other-process",
-            Self::SameProcess => "same-process",
-            Self::OtherMachine => "other-machine",
-            Self::NoDescriptorPassing { .. } => "no-descriptor-passing",
-            Self::ForcedRemote => "forced-remote",
-            Self::NoDeviceMemory => "no-device-memory",
-            Self::NoHostMemory => "no-host-memory",
-            Self::ExportObstacle { cause: ExportObstacle::NotExportable } => "not-exportable",
-            Self::ExportObstacle { cause: ExportObstacle::NoLegacyHandle } => "no-legacy-handle",
-            Self::ExportObstacle { cause: ExportObstacle::StreamOrderedPool } => {
-                "stream-ordered-pool"
-            }
-            Self::ExportObstacle { cause: ExportObstacle::Managed } => "managed",
-            Self::ExportObstacle { cause: ExportObstacle::PrivateHostMemory } => {
-                "private-host-memory"
-            }
-            Self::ExportObstacle { cause: ExportObstacle::LocalOnly } => "local-only",
-            Self::DeviceNotVisible => "device-not-visible",
-            Self::NoPeerAccess => "no-peer-access",
-            Self::ForeignDevice => "foreign-device",
-            Self::NoFabric { .. } => "no-fabric",
-            Self::NoRemoteAccess { .. } => "no-remote-access",
-            Self::NotRegistered { .. } => "not-registered",
-            Self::NotSafe { .. } => "not-safe",
-            Self::NothingToStage => "nothing-to-stage",
-            Self::Denied => "denied",
-            Self::NotRequired => "not-required",
-            Self::Better { .. } => "better",
-        }
+        self.properties().0
     }
 
     /// Is it natural in this situation, so that the path was never expected? Taking a worse path
     /// for any other reason is a *fallback*, which is logged and counted.
     #[must_use]
     pub const fn is_expected(&self) -> bool {
-        matches!(
-            self,
-            Self::OtherProcess
-                | Self::SameProcess
-                | Self::OtherMachine
-                | Self::ForcedRemote
-                | Self::NoDeviceMemory
-                | Self::NoHostMemory
-                | Self::ExportObstacle { cause: ExportObstacle::PrivateHostMemory }
-                | Self::NothingToStage
-                | Self::Denied
-                | Self::NotRequired
-                | Self::Better { .. }
-        )
+        self.properties().1
+    }
+
+    /// Its name, whether it is natural in its situation, and its text without parameters.
+    const fn properties(&self) -> (&'static str, bool, &'static str) {
+        match self {
+            Self::OtherProcess => ("other-process", true, "they are different processes"),
+            Self::SameProcess => ("same-process", true, "they are the same process"),
+            Self::OtherMachine => ("other-machine", true, "they are on different machines"),
+            Self::NoDescriptorPassing { .. } => ("no-descriptor-passing", false, ""),
+            Self::ForcedRemote => {
+                ("forced-remote", true, "the configuration forces them to be remote")
+            }
+            Self::NoDeviceMemory => ("no-device-memory", true, "the peer's memory is on the host"),
+            Self::NoHostMemory => ("no-host-memory", true, "the peer's memory is on a device"),
+            Self::ExportObstacle { cause } => match cause {
+                ExportObstacle::NotExportable => {
+                    let text =
+                        "the peer's memory was mapped from pieces without exportable handles";
+                    ("not-exportable", false, text)
+                }
+                ExportObstacle::NoLegacyHandle => {
+                    let text = "the peer's memory is from cudaMalloc, and its device (emulated?) \
+                         exports no legacy handles";
+                    ("no-legacy-handle", false, text)
+                }
+                ExportObstacle::StreamOrderedPool => {
+                    let text = "the peer's memory is from a stream-ordered pool, which cannot be \
+                         exported";
+                    ("stream-ordered-pool", false, text)
+                }
+                ExportObstacle::Managed => {
+                    ("managed", false, "the peer's memory is managed, which cannot be exported")
+                }
+                ExportObstacle::PrivateHostMemory => {
+                    ("private-host-memory", true, "the peer's memory is in no shared segment")
+                }
+                ExportObstacle::LocalOnly => {
+                    ("local-only", false, "the peer registered its memory as local-only")
+                }
+            },
+            Self::DeviceNotVisible => {
+                ("device-not-visible", false, "this process does not see the peer's device")
+            }
+            Self::NoPeerAccess => {
+                let text = "the devices cannot reach each other's memory directly";
+                ("no-peer-access", false, text)
+            }
+            Self::ForeignDevice => {
+                ("foreign-device", false, "the devices are of different implementations")
+            }
+            Self::NoFabric { .. } => ("no-fabric", false, ""),
+            Self::NoRemoteAccess { .. } => ("no-remote-access", false, ""),
+            Self::NotRegistered { .. } => ("not-registered", false, ""),
+            Self::NotSafe { .. } => ("not-safe", false, ""),
+            Self::NothingToStage => {
+                ("nothing-to-stage", true, "the fabric accesses both memories itself")
+            }
+            Self::Denied => ("denied", true, "the policy denies it"),
+            Self::NotRequired => ("not-required", true, "the policy requires other paths"),
+            Self::Better { .. } => ("better", true, ""),
+        }
     }
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OtherProcess => f.write_str("they are different processes"),
-            Self::SameProcess => f.write_str("they are the same process"),
-            Self::OtherMachine => f.write_str("they are on different machines"),
             Self::NoDescriptorPassing { cause } => {
                 write!(f, "no descriptor can be passed between them: {cause}")
             }
-            Self::ForcedRemote => f.write_str("the configuration forces them to be remote"),
-            Self::NoDeviceMemory => f.write_str("the peer's memory is on the host"),
-            Self::NoHostMemory => f.write_str("the peer's memory is on a device"),
-            Self::ExportObstacle { cause } => f.write_str(match cause {
-                ExportObstacle::NotExportable => {
-                    "the peer's memory was mapped from pieces without exportable handles"
-                }
-                ExportObstacle::NoLegacyHandle => {
-                    "the peer's memory is from cudaMalloc, and its device (emulated?) exports no \
-                     legacy handles"
-                }
-                ExportObstacle::StreamOrderedPool => {
-                    "the peer's memory is from a stream-ordered pool, which cannot be exported"
-                }
-                ExportObstacle::Managed => "the peer's memory is managed, which cannot be exported",
-                ExportObstacle::PrivateHostMemory => "the peer's memory is in no shared segment",
-                ExportObstacle::LocalOnly => "the peer registered its memory as local-only",
-            }),
-            Self::DeviceNotVisible => f.write_str("this process does not see the peer's device"),
-            Self::NoPeerAccess => {
-                f.write_str("the devices cannot reach each other's memory directly")
-            }
-            Self::ForeignDevice => f.write_str("the devices are of different implementations"),
             Self::NoFabric { cause } => write!(f, "they have no fabric in common: {cause}"),
             Self::NoRemoteAccess { provider } => {
                 write!(f, "{provider} has no one-sided reads and writes")
@@ -175,10 +168,8 @@ impl fmt::Display for Reason {
             Self::NotSafe { provider, side } => {
                 write!(f, "{provider} registers the {side} memory, but not reliably")
             }
-            Self::NothingToStage => f.write_str("the fabric accesses both memories itself"),
-            Self::Denied => f.write_str("the policy denies it"),
-            Self::NotRequired => f.write_str("the policy requires other paths"),
             Self::Better { taken } => write!(f, "possible, but {taken} comes first"),
+            _ => f.write_str(self.properties().2),
         }
     }
 }

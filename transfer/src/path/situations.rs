@@ -45,41 +45,26 @@ pub fn situations() -> Vec<Situation> {
     let no_descriptor_passing =
         Locality::NoDescriptorPassing { cause: "no common directory".to_owned() };
     let (direct, unseen) = (DeviceAccess::Direct, DeviceAccess::Invisible);
+    let (same, none, no_device) = (DeviceAccess::Same, DeviceAccess::None, DeviceAccess::NoDevice);
     let pools = "device to device, VMM memory (pools, expandable segments)";
+    let not_visible = "device to device, peer's device not visible here";
     let hidden_pieces = "device to device, VMM memory without an exportable handle";
+    let not_passed = "device to device, no descriptor can be passed";
     let by_itself = "other machine, device to device, registered by the fabric";
     let host_alone = "other machine, device to device, provider without device memory";
     let unreliable = "other machine, device to device, unreliable provider";
     let rows = [
         ("same process, two devices", &same_process, device, direct, &host_only),
         (pools, &same_machine, device, direct, &host_only),
-        (
-            "device to device, cudaMalloc memory",
-            &same_machine,
-            plain,
-            DeviceAccess::Same,
-            &host_only,
-        ),
-        ("device to device, no peer access", &same_machine, device, DeviceAccess::None, &host_only),
-        (
-            "device to device, peer's device not visible here",
-            &same_machine,
-            device,
-            unseen,
-            &host_only,
-        ),
+        ("device to device, cudaMalloc memory", &same_machine, plain, same, &host_only),
+        ("device to device, no peer access", &same_machine, device, none, &host_only),
+        (not_visible, &same_machine, device, unseen, &host_only),
         ("device to device, cudaMallocAsync memory", &same_machine, pool, direct, &host_only),
         (hidden_pieces, &same_machine, hidden, direct, &host_only),
-        (
-            "device to device, no descriptor can be passed",
-            &no_descriptor_passing,
-            device,
-            direct,
-            &host_only,
-        ),
-        ("to host memory in a shared segment", &same_machine, segment, DeviceAccess::Same, &works),
-        ("host to private host memory", &same_machine, private, DeviceAccess::NoDevice, &works),
-        ("other machine, host to host", &other_machine, private, DeviceAccess::NoDevice, &works),
+        (not_passed, &no_descriptor_passing, device, direct, &host_only),
+        ("to host memory in a shared segment", &same_machine, segment, same, &works),
+        ("host to private host memory", &same_machine, private, no_device, &works),
+        ("other machine, host to host", &other_machine, private, no_device, &works),
         (by_itself, &other_machine, device, unseen, &works),
         (host_alone, &other_machine, device, unseen, &host_only),
         (unreliable, &other_machine, device, unseen, &not_safe),

@@ -149,15 +149,13 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
             Locality::SameProcess => match_devices(facts),
             _ => Some(Reason::OtherProcess),
         },
-        Path::CudaIpc => (!facts.remote.is_device())
-            .then_some(Reason::NoDeviceMemory)
-            .or_else(|| no_shared_memory(&facts.locality))
-            .or_else(|| export_obstacle(facts))
-            .or_else(|| match_devices(facts)),
-        Path::SharedMemory => (facts.remote.is_device())
-            .then_some(Reason::NoHostMemory)
-            .or_else(|| no_shared_memory(&facts.locality))
-            .or_else(|| export_obstacle(facts))
+        Path::CudaIpc if !facts.remote.is_device() => Some(Reason::NoDeviceMemory),
+        Path::SharedMemory if facts.remote.is_device() => Some(Reason::NoHostMemory),
+        Path::CudaIpc | Path::SharedMemory => no_shared_memory(&facts.locality)
+            .or_else(|| match facts.remote.exportability() {
+                Exportability::Not(cause) => Some(Reason::ExportObstacle { cause }),
+                Exportability::ByDescriptors | Exportability::ByLegacyHandle => None,
+            })
             .or_else(|| match_devices(facts)),
         Path::FabricDirect => check_fabric(facts, |provider, local, remote| {
             unregistered(provider, "local", local)
@@ -180,13 +178,6 @@ fn no_shared_memory(locality: &Locality) -> Option<Reason> {
         }
         Locality::ForcedRemote => Some(Reason::ForcedRemote),
         Locality::OtherMachine => Some(Reason::OtherMachine),
-    }
-}
-
-fn export_obstacle(facts: &Facts) -> Option<Reason> {
-    match facts.remote.exportability() {
-        Exportability::ByDescriptors | Exportability::ByLegacyHandle => None,
-        Exportability::Not(cause) => Some(Reason::ExportObstacle { cause }),
     }
 }
 

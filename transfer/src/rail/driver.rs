@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fabric::{Domain, MemoryRegion, Waker};
 
 use super::initiator::InitiatorRole;
-use super::io::{BUSY_PAUSE, RailIo, Received, SendEvent};
+use super::io::{BUSY_PAUSE, RailIo, Received};
 use super::message::{Frame, Message, ReceiverRole};
 use super::release_worker::ReleaseWorker;
 use super::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey};
@@ -159,14 +159,16 @@ impl Driver {
         match (message.receiver_role(), message) {
             (ReceiverRole::Target, message) => target.handle(io, session, message),
             (ReceiverRole::Initiator, message) => initiator.handle(io, session, message),
-            (ReceiverRole::Either, Message::Ping) => self.send_message(session_key, &Message::Pong),
+            (ReceiverRole::Either, Message::Ping) => {
+                if let Some((session, io)) = self.session(session_key) {
+                    io.send_message(session, &Message::Pong);
+                }
+            }
             (ReceiverRole::Either, Message::Bye) => {
                 // A target stays connected until its agent or this rail ends.
                 let cause = match session_key {
                     SessionKey::Link(_) => "the agent has ended, or its rail",
-                    SessionKey::Initiator(_) | SessionKey::NoSession => {
-                        "the initiator disconnected"
-                    }
+                    _ => "the initiator disconnected",
                 };
                 self.end(session_key, CloseReason::Bye, cause);
             }
@@ -195,16 +197,10 @@ impl Driver {
         session.map(|session| (session, &mut self.io))
     }
 
-    fn send_message(&mut self, to: SessionKey, message: &Message) {
-        if let Some((session, io)) = self.session(to) {
-            io.send_message(session, message);
-        }
-    }
-
     /// Closes sessions that are lost. Other messages that were not sent are retransmitted; but a
     /// peer that the agent waits for is reported at once.
     fn handle_send_events(&mut self) {
-        while let Some(SendEvent { session, is_lost, cause }) = self.io.next_send_event() {
+        while let Some((session, is_lost, cause)) = self.io.next_send_event() {
             let is_awaited = |link| self.initiator.is_awaited(link);
             if is_lost || matches!(session, SessionKey::Link(link) if is_awaited(link)) {
                 self.end(session, CloseReason::Lost, &cause);
@@ -278,7 +274,7 @@ impl Driver {
     /// Fails or returns all requests; other rails may continue with returned ones.
     fn fail_everything(&mut self) {
         #[cfg(test)]
-        assert!(!IS_BROKEN.get(), "requested by a test");
+        assert!(!test_access::IS_BROKEN.get(), "requested by a test");
         let cause = "the rail's thread has ended";
         let links = self.initiator.sessions().map(|(session, _)| session.key());
         let initiators = self.target.sessions().map(|session| session.key());
@@ -390,72 +386,77 @@ impl Drop for ThreadEndGuard {
     }
 }
 
+/// Access for tests.
 #[cfg(test)]
-thread_local! {
-    /// The cleanup of this thread's rail panics.
-    static IS_BROKEN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
+mod test_access {
+    use super::*;
+    use crate::rail::Chunk;
 
-#[cfg(test)]
-impl Driver {
-    /// Ends as if the provider had failed.
-    pub(crate) fn fail(&mut self) {
-        self.io.fail();
+    thread_local! {
+        /// The cleanup of this thread's rail panics.
+        pub(super) static IS_BROKEN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
 
-    /// Ends with a panic, and with another one during the cleanup.
-    pub(crate) fn fail_by_panic(&mut self) {
-        IS_BROKEN.set(true);
-        panic!("requested by a test");
-    }
+    impl Driver {
+        /// Ends as if the provider had failed.
+        pub(crate) fn fail(&mut self) {
+            self.io.fail();
+        }
 
-    pub(super) fn initiator(&self) -> &InitiatorRole {
-        &self.initiator
-    }
+        /// Ends with a panic, and with another one during the cleanup.
+        pub(crate) fn fail_by_panic(&mut self) {
+            IS_BROKEN.set(true);
+            panic!("requested by a test");
+        }
 
-    pub(super) fn target(&self) -> &TargetRole {
-        &self.target
-    }
+        pub(in crate::rail) fn initiator(&self) -> &InitiatorRole {
+            &self.initiator
+        }
 
-    pub(super) fn known_peers(&self) -> usize {
-        self.io.known_peers()
-    }
+        pub(in crate::rail) fn target(&self) -> &TargetRole {
+            &self.target
+        }
 
-    pub(super) fn receive(&mut self, frame: Frame) {
-        self.handle(Received::Message(frame));
-    }
+        pub(in crate::rail) fn known_peers(&self) -> usize {
+            self.io.known_peers()
+        }
 
-    pub(super) fn handle_at_target(&mut self, session: u64, message: Message) {
-        self.target.handle(&mut self.io, session, message);
-        self.handle_send_events();
-    }
+        pub(in crate::rail) fn receive(&mut self, frame: Frame) {
+            self.handle(Received::Message(frame));
+        }
 
-    pub(super) fn handle_at_initiator(&mut self, session: u64, message: Message) {
-        self.initiator.handle(&mut self.io, session, message);
-        self.handle_send_events();
-    }
+        pub(in crate::rail) fn handle_at_target(&mut self, session: u64, message: Message) {
+            self.target.handle(&mut self.io, session, message);
+            self.handle_send_events();
+        }
 
-    pub(super) fn begin_staging_job(
-        &mut self,
-        session: u64,
-        chunk: super::message::Chunk,
-        is_drain: bool,
-    ) -> Result<()> {
-        let Self { io, .. } = self;
-        self.target.begin_staging_job(io, session, chunk, is_drain)
-    }
+        pub(in crate::rail) fn handle_at_initiator(&mut self, session: u64, message: Message) {
+            self.initiator.handle(&mut self.io, session, message);
+            self.handle_send_events();
+        }
 
-    pub(super) fn close_lost(&mut self, session_key: SessionKey, cause: &str) {
-        self.end(session_key, CloseReason::Lost, cause);
-    }
+        pub(in crate::rail) fn begin_staging_job(
+            &mut self,
+            session: u64,
+            chunk: Chunk,
+            is_drain: bool,
+        ) -> Result<()> {
+            let Self { io, .. } = self;
+            self.target.begin_staging_job(io, session, chunk, is_drain)
+        }
 
-    pub(super) fn check_links(&mut self, now: Instant) {
-        self.initiator.check(&mut self.io, now);
-        self.handle_send_events();
-    }
+        pub(in crate::rail) fn close_lost(&mut self, session_key: SessionKey, cause: &str) {
+            self.end(session_key, CloseReason::Lost, cause);
+        }
 
-    pub(super) fn check_initiators(&mut self, now: Instant) {
-        self.target.check(&mut self.io, now);
-        self.handle_send_events();
+        pub(in crate::rail) fn check_links(&mut self, now: Instant) {
+            self.initiator.check(&mut self.io, now);
+            self.handle_send_events();
+        }
+
+        pub(in crate::rail) fn check_initiators(&mut self, now: Instant) {
+            self.target.check(&mut self.io, now);
+            self.handle_send_events();
+        }
     }
 }

@@ -20,8 +20,9 @@ use super::registration_cache::register_or_evict;
 use super::session::{CHECK_INTERVAL, Session, SessionKey};
 use super::staging::{Slots, Staging};
 use super::{RailEvent, RailOwner, RailShared, START, memory};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
+use crate::operations::Token;
 use crate::path::Operation;
 use crate::region::{Buffer, Rights};
 
@@ -63,13 +64,9 @@ pub(super) enum Received {
     Nothing,
 }
 
-/// A session that cannot be sent to.
-pub(super) struct SendEvent {
-    pub(super) session: SessionKey,
-    /// The peer violates a limit; otherwise a message could not be sent, and may be again.
-    pub(super) is_lost: bool,
-    pub(super) cause: String,
-}
+/// A session that cannot be sent to, and the cause. It is lost if the peer violates a limit;
+/// otherwise a message could not be sent, and may be again.
+pub(super) type SendEvent = (SessionKey, bool, String);
 
 pub(super) struct RailIo {
     // First, so that it is closed first: it returns posted buffers.
@@ -103,27 +100,28 @@ impl RailIo {
         agent: Arc<dyn RailOwner>,
         lost_after: Duration,
     ) -> Result<Self> {
-        let of_fabric = |error| Error::of_fabric(START, error);
         let facts = domain.capabilities();
         if !facts.caps.contains(Caps::MESSAGE) {
-            let detail = "rails need messages without tags (FI_MSG), which this provider lacks or \
-             loses";
-            return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
+            let detail = format!(
+                "rails need messages without tags (FI_MSG), which provider {} lacks or loses",
+                facts.provider
+            );
+            return Err(Error::new(START, ErrorKind::Failed, detail));
         }
-        let addresses = AddressVector::open(domain).map_err(of_fabric)?;
+        let addresses = AddressVector::open(domain).during(START)?;
         let options = QueueOptions { size: 1024, waiting: WaitStrategy::Block };
-        let mut queue = CompletionQueue::open_with(domain, options).map_err(of_fabric)?;
+        let mut queue = CompletionQueue::open_with(domain, options).during(START)?;
         let endpoint = Endpoint::builder(domain).addresses(&addresses).queue(&mut queue).open();
-        let endpoint = endpoint.map_err(of_fabric)?;
+        let endpoint = endpoint.during(START)?;
         let buffers = |count: usize, access| {
             let memory = HostMemory::zeroed(count * MAX_MESSAGE_LENGTH)?;
             let region = domain.register(memory, access)?;
             region.enable_for(&endpoint)?;
-            Ok(region)
+            fabric::Result::Ok(region)
         };
-        let receive_buffers = buffers(RECEIVE_BUFFERS, Access::RECEIVE).map_err(of_fabric)?;
-        let send_buffers = buffers(SEND_BUFFERS, Access::SEND).map_err(of_fabric)?;
-        let address = endpoint.address().map_err(of_fabric)?.0;
+        let receive_buffers = buffers(RECEIVE_BUFFERS, Access::RECEIVE).during(START)?;
+        let send_buffers = buffers(SEND_BUFFERS, Access::SEND).during(START)?;
+        let address = endpoint.address().during(START)?.0;
         let mut opened = Self {
             endpoint,
             queue,
@@ -146,7 +144,7 @@ impl RailIo {
             next_number: 1,
         };
         for buffer in 0..RECEIVE_BUFFERS {
-            opened.receive(buffer).map_err(of_fabric)?;
+            opened.receive(buffer).during(START)?;
         }
         Ok(opened)
     }
@@ -180,6 +178,11 @@ impl RailIo {
         self.agent.wake();
     }
 
+    /// Reports the outcome of a request.
+    pub(super) fn report_done(&self, token: Token, outcome: Result<()>) {
+        self.report(RailEvent::Done { token, outcome });
+    }
+
     pub(super) fn next_id(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
@@ -188,17 +191,6 @@ impl RailIo {
     /// Has the queue failed too often, or has the agent ended?
     pub(super) fn is_over(&self) -> bool {
         self.shared.is_over.load(Ordering::Acquire) || self.failures >= MAX_QUEUE_FAILURES
-    }
-
-    /// Acts as if the provider had failed.
-    #[cfg(test)]
-    pub(super) fn fail(&mut self) {
-        self.failures = MAX_QUEUE_FAILURES;
-    }
-
-    #[cfg(test)]
-    pub(super) fn known_peers(&self) -> usize {
-        self.peers.len()
     }
 
     // ------------------------------------------------------------------- memory
@@ -304,7 +296,7 @@ impl RailIo {
             (Some(Posted::Data(chunk, _)), Some((kind, error))) => {
                 let is_read = matches!(kind, Some(CompletionKind::Read));
                 let operation = if is_read { "get" } else { "put" };
-                Received::Chunk(chunk, Err(Error::of_fabric(operation, error)))
+                Received::Chunk(chunk, Err(error).during(operation))
             }
             (None, _) => Received::Nothing,
         }
@@ -320,14 +312,22 @@ impl RailIo {
 
     // ------------------------------------------------------------------- posting
 
-    /// A token for an operation; [taken back](Self::take_posted) if posting it fails.
-    fn record_post(&mut self, posted: Posted) -> u64 {
+    /// Posts an operation under a token, which is [taken back](Self::take_posted) if that fails.
+    fn post<T>(
+        &mut self,
+        posted: Posted,
+        post: impl FnOnce(&mut Endpoint, &mut CompletionQueue, PostOptions) -> fabric::Result<T>,
+    ) -> fabric::Result<()> {
         let index = self.free_tokens.pop().unwrap_or_else(|| {
             self.posted.push(None);
             self.posted.len() - 1
         });
         self.posted[index] = Some(posted);
-        index as u64
+        let token = index as u64;
+        let outcome = post(&mut self.endpoint, &mut self.queue, PostOptions::token(token));
+        outcome.map(drop).inspect_err(|_| {
+            self.take_posted(token);
+        })
     }
 
     fn take_posted(&mut self, token: u64) -> Option<Posted> {
@@ -337,15 +337,10 @@ impl RailIo {
     }
 
     fn receive(&mut self, buffer: usize) -> fabric::Result<()> {
-        let slice = self
-            .receive_buffers
-            .slice(buffer * MAX_MESSAGE_LENGTH..(buffer + 1) * MAX_MESSAGE_LENGTH)?;
-        let token = self.record_post(Posted::Receive(buffer));
-        let options = PostOptions::token(token);
-        let posted = self.endpoint.receive(&mut self.queue, &slice, options);
-        posted.map(drop).inspect_err(|_| {
-            self.take_posted(token);
-        })
+        let start = buffer * MAX_MESSAGE_LENGTH;
+        let slice = self.receive_buffers.slice(start..start + MAX_MESSAGE_LENGTH)?;
+        let posted = Posted::Receive(buffer);
+        self.post(posted, |endpoint, queue, options| endpoint.receive(queue, &slice, options))
     }
 
     /// Posts the one-sided operation of a chunk: writes to a peer, or reads from it. False if the
@@ -358,26 +353,20 @@ impl RailIo {
         local: &RegionSlice,
         remote: &RemoteSlice,
     ) -> fabric::Result<bool> {
-        let token = self.record_post(Posted::Data(chunk, peer));
-        let options = PostOptions::token(token).timeout(Duration::ZERO);
-        let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
-        let posted = match operation {
-            // Later messages rely on the data being visible at the target.
-            Operation::Put => {
-                let options = options.flags(TransferFlags::DELIVERY_COMPLETE);
-                endpoint.write(queue, peer, local, remote, options)
-            }
-            Operation::Get => endpoint.read(queue, peer, local, remote, options),
-        };
-        match posted {
-            Ok(_) => Ok(true),
-            Err(error) => {
-                self.take_posted(token);
-                match error.kind() {
-                    fabric::ErrorKind::WouldBlock => Ok(false),
-                    _ => Err(error),
+        let posted = self.post(Posted::Data(chunk, peer), |endpoint, queue, options| {
+            let options = options.timeout(Duration::ZERO);
+            match operation {
+                // Later messages rely on the data being visible at the target.
+                Operation::Put => {
+                    let options = options.flags(TransferFlags::DELIVERY_COMPLETE);
+                    endpoint.write(queue, peer, local, remote, options)
                 }
+                Operation::Get => endpoint.read(queue, peer, local, remote, options),
             }
+        });
+        match posted {
+            Err(error) if error.kind() == fabric::ErrorKind::WouldBlock => Ok(false),
+            posted => posted.map(|()| true),
         }
     }
 
@@ -464,10 +453,11 @@ impl RailIo {
     /// Are messages of this session queued, here or in the provider?
     pub(super) fn is_sending(&self, session_key: SessionKey) -> bool {
         self.is_queued(session_key)
-            || self.posted.iter().flatten().any(|posted| match posted {
-                Posted::Send(_, to, _) => *to == session_key,
-                Posted::Receive(_) | Posted::Data(..) => false,
-            })
+            || self
+                .posted
+                .iter()
+                .flatten()
+                .any(|posted| matches!(posted, Posted::Send(_, to, _) if *to == session_key))
     }
 
     /// The next session that cannot be sent to.
@@ -477,22 +467,20 @@ impl RailIo {
 
     /// Has sending found that the session is lost?
     pub(super) fn is_lost(&self, session: SessionKey) -> bool {
-        self.send_events.iter().any(|event| event.is_lost && event.session == session)
+        self.send_events.iter().any(|(of, is_lost, _)| *is_lost && *of == session)
     }
 
     /// Sends nothing more in a session whose peer violates a limit.
     fn lose(&mut self, session: SessionKey, cause: &str) {
         if session != SessionKey::NoSession {
             self.drop_queued(session);
-            let event = SendEvent { session, is_lost: true, cause: cause.to_owned() };
-            self.send_events.push_back(event);
+            self.send_events.push_back((session, true, cause.to_owned()));
         }
     }
 
     fn send_failed(&mut self, to: SessionKey, error: &fabric::Error) {
         tracing::debug!(?to, %error, "sending a message failed");
-        let event = SendEvent { session: to, is_lost: false, cause: error.to_string() };
-        self.send_events.push_back(event);
+        self.send_events.push_back((to, false, error.to_string()));
     }
 
     /// Drops queued messages of a closed session.
@@ -537,26 +525,16 @@ impl RailIo {
     }
 
     fn send(&mut self, at: usize) -> fabric::Result<()> {
-        let QueuedMessage { to, peer, bytes, .. } = &self.send_queue[at];
-        let (to, peer) = (*to, *peer);
+        let QueuedMessage { to, peer, ref bytes, .. } = self.send_queue[at];
         let Some(buffer) = self.free_send_buffers.last().copied() else { return Ok(()) };
-        self.send_buffers.write(buffer * MAX_MESSAGE_LENGTH, bytes)?;
-        let slice = self
-            .send_buffers
-            .slice(buffer * MAX_MESSAGE_LENGTH..buffer * MAX_MESSAGE_LENGTH + bytes.len())?;
-        let token = self.record_post(Posted::Send(buffer, to, peer));
-        let options = PostOptions::token(token).timeout(Duration::ZERO);
-        let sent = self.endpoint.send(&mut self.queue, peer, &slice, options);
-        match sent {
-            Ok(_) => {
-                self.free_send_buffers.pop();
-                Ok(())
-            }
-            Err(error) => {
-                self.take_posted(token);
-                Err(error)
-            }
-        }
+        let start = buffer * MAX_MESSAGE_LENGTH;
+        self.send_buffers.write(start, bytes)?;
+        let slice = self.send_buffers.slice(start..start + bytes.len())?;
+        self.post(Posted::Send(buffer, to, peer), |endpoint, queue, options| {
+            endpoint.send(queue, peer, &slice, options.timeout(Duration::ZERO))
+        })?;
+        self.free_send_buffers.pop();
+        Ok(())
     }
 
     /// Have all messages left?
@@ -597,11 +575,10 @@ impl RailIo {
 
     /// Number of messages without a session, queued or in flight.
     pub(super) fn messages_without_session(&self) -> usize {
-        let has_no_session =
-            |posted: &&Posted| matches!(posted, Posted::Send(_, SessionKey::NoSession, _));
-        let posted = self.posted.iter().flatten().filter(has_no_session).count();
-        posted
-            + self.send_queue.iter().filter(|waiting| waiting.to == SessionKey::NoSession).count()
+        let queued = self.send_queue.iter().filter(|waiting| waiting.to == SessionKey::NoSession);
+        let posted = self.posted.iter().flatten();
+        let is_posted = |it: &&Posted| matches!(it, Posted::Send(_, SessionKey::NoSession, _));
+        queued.count() + posted.filter(is_posted).count()
     }
 
     /// Removes unused addresses.
@@ -625,6 +602,23 @@ impl RailIo {
                 self.peers.remove(&peer);
                 let _ = self.addresses.remove(peer);
             }
+        }
+    }
+}
+
+/// Access for tests.
+#[cfg(test)]
+mod test_access {
+    use super::*;
+
+    impl RailIo {
+        /// Acts as if the provider had failed.
+        pub(in crate::rail) fn fail(&mut self) {
+            self.failures = MAX_QUEUE_FAILURES;
+        }
+
+        pub(in crate::rail) fn known_peers(&self) -> usize {
+            self.peers.len()
         }
     }
 }

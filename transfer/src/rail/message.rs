@@ -10,30 +10,17 @@
 use control::codec;
 use serde::{Deserialize, Serialize};
 
+use super::Chunk;
 use crate::error::Result;
 use crate::notice::Notice;
 use crate::refusal::Refusal;
 use crate::wire::{self, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH};
 
-const OPERATION: &str = "read a message";
+const OPERATION: &str = "read message";
 const VERSION: u8 = 2;
 /// Maximum length of a message.
 pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;
 const MAX_MEMORY_KEY_LENGTH: usize = 3072;
-
-/// A chunk that the target copies to or from staging memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Chunk {
-    /// Chosen by the initiator; the reply repeats it.
-    pub(super) number: u64,
-    pub(super) region: u64,
-    pub(super) ticket: u64,
-    /// Index of the slot in the target's staging memory.
-    pub(super) slot: u32,
-    /// Offset in the region.
-    pub(super) offset: u64,
-    pub(super) length: u64,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -133,13 +120,7 @@ impl Message {
             | Self::Released { .. }
             | Self::KeepPolling => ReceiverRole::Target,
             Self::Ping | Self::Pong | Self::Bye => ReceiverRole::Either,
-            Self::Welcome { .. }
-            | Self::Opened { .. }
-            | Self::Staging { .. }
-            | Self::Refused { .. }
-            | Self::Done { .. }
-            | Self::NoticeCredit { .. }
-            | Self::Withdrawn { .. } => ReceiverRole::Initiator,
+            _ => ReceiverRole::Initiator,
         }
     }
 
@@ -178,8 +159,7 @@ impl Message {
             return Err(wire::malformed(OPERATION, "a field is too long"));
         }
         if frame.message.is_numbered() != (frame.number != 0) {
-            let detail = "sequence number missing or unexpected";
-            return Err(wire::malformed(OPERATION, detail));
+            return Err(wire::malformed(OPERATION, "sequence number missing or unexpected"));
         }
         Ok(frame)
     }

@@ -35,9 +35,10 @@ use std::time::{Duration, Instant};
 
 use fabric::{Capabilities, Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
 use gpu::Memory;
+use serde::{Deserialize, Serialize};
 
 use crate::blocks::BlockQueue;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, Result, failed};
 use crate::lock;
 use crate::notice::Notice;
 use crate::operations::Token;
@@ -49,7 +50,7 @@ pub(crate) use memory::can_be_registered;
 pub(crate) use registration_cache::CacheLimits;
 use registration_cache::RegistrationCache;
 
-const START: &str = "start a rail";
+const START: &str = "start rail";
 /// A rail answers at once, unless its provider hangs.
 const RAIL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -117,6 +118,20 @@ pub(crate) struct LinkTarget {
     pub(crate) address: Vec<u8>,
     /// The same for all rails to one peer.
     pub(crate) connection_id: u64,
+}
+
+/// A chunk that the target copies to or from staging memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Chunk {
+    /// Chosen by the initiator; the reply repeats it.
+    number: u64,
+    region: u64,
+    ticket: u64,
+    /// Index of the slot in the target's staging memory.
+    slot: u32,
+    /// Offset in the region.
+    offset: u64,
+    length: u64,
 }
 
 /// A transfer, or a notice without data.
@@ -245,10 +260,8 @@ impl RailShared {
         let mut rail_events = lock(&self.rail_events);
         if !self.is_over.load(Ordering::Acquire) {
             rail_events.push_back(report);
-            return;
         }
-        drop(rail_events);
-        drop(report);
+        // The lock is released before an event that was not reported is dropped.
     }
 }
 
@@ -309,17 +322,14 @@ impl Rail {
         number: usize,
         settings: RailOptions,
     ) -> Result<Self> {
-        let of_fabric = |error| Error::of_fabric(START, error);
-        let domain = Domain::open(offer).map_err(of_fabric)?;
+        let domain = Domain::open(offer).during(START)?;
         let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
         let (commands, command_queue) = channel();
         let driver = Driver::new(&domain, Arc::clone(&shared), agent, settings, command_queue)?;
         let address = driver.address().to_vec();
         let waker = driver.waker();
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
-        let thread = thread
-            .spawn(move || driver.serve())
-            .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
+        let thread = thread.spawn(move || driver.serve()).map_err(failed(START))?;
         let handle = RailHandle { commands, shared, waker, domain };
         Ok(Self { handle, address, thread: Some(thread) })
     }
@@ -385,14 +395,14 @@ impl Rail {
             std::thread::sleep(Duration::from_millis(1));
         }
         let has_ended = thread.is_finished();
-        match has_ended {
-            true => drop(thread.join()),
-            false => {
-                tracing::warn!(provider = self.provider(), "thread of a rail did not end in time")
-            }
+        if has_ended {
+            let _ = thread.join();
+        } else {
+            tracing::warn!(provider = self.provider(), "thread of a rail did not end in time");
         }
         // Events from before the end.
         let unread = std::mem::take(&mut *lock(&self.handle.shared.rail_events));
+        // Their requests may report events when they are dropped, so the lock is released before.
         drop(unread);
         has_ended
     }

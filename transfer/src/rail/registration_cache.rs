@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, Weak};
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
 use super::{RAIL_TIMEOUT, RailHandle, RailOptions, memory};
-use crate::error::{Error, Result};
+use crate::error::{Context, Result};
 use crate::lock;
 use crate::path::metrics::Count;
 use crate::region::{Buffer, Rights};
@@ -80,16 +80,6 @@ impl Drop for CachedRegistration {
     }
 }
 
-impl CachedRegistration {
-    /// Do only caches have handles to the memory?
-    fn is_unreferenced(&self) -> bool {
-        !match &*self.buffer {
-            Buffer::Host(buffer) => buffer.is_shared(),
-            Buffer::Device(memory) => memory.is_shared(),
-        }
-    }
-}
-
 /// The cache of local-only registrations of a rail.
 #[derive(Debug)]
 pub(super) struct RegistrationCache {
@@ -121,7 +111,10 @@ impl RegistrationCache {
 
     /// Drops entries whose memory has no other handles.
     pub(super) fn release(&mut self) {
-        self.cached.retain(|_, cached| !cached.is_unreferenced());
+        self.cached.retain(|_, cached| match &*cached.buffer {
+            Buffer::Host(buffer) => buffer.is_shared(),
+            Buffer::Device(memory) => memory.is_shared(),
+        });
     }
 
     fn lookup(&mut self, key: BufferKey) -> Option<MemoryRegion> {
@@ -195,21 +188,23 @@ impl RailHandle {
         if !memory::can_be_registered(buffer) {
             return Ok(None);
         }
-        match rights {
-            Some(_) => {
-                let options = memory::access(rights).into();
-                self.register_with(&Arc::new(buffer.clone()), &options).map(Some)
-            }
-            None => self.register_local(buffer).map(Some),
-        }
+        let cached = match rights {
+            Some(_) => None,
+            None => lock(&self.shared.registration_cache).options.clone(),
+        };
+        let region = match cached {
+            Some(options) => self.register_local(buffer, &options),
+            None => self.register_with(buffer.clone().into(), &memory::access(rights).into()),
+        };
+        region.map(Some)
     }
 
     /// Registers local-only memory, unless it is cached.
-    fn register_local(&self, buffer: &Buffer) -> Result<MemoryRegion> {
-        let Some(options) = lock(&self.shared.registration_cache).options.clone() else {
-            let options = memory::access(None).into();
-            return self.register_with(&Arc::new(buffer.clone()), &options);
-        };
+    fn register_local(
+        &self,
+        buffer: &Buffer,
+        options: &RegistrationOptions,
+    ) -> Result<MemoryRegion> {
         let _one_at_a_time = lock(&self.shared.registration_lock);
         let key = BufferKey::of(buffer);
         let has_room = {
@@ -222,21 +217,21 @@ impl RailHandle {
             registration_cache.make_room(buffer.length())
         };
         if !has_room {
-            return self.register_with(&Arc::new(buffer.clone()), &options);
+            return self.register_with(buffer.clone().into(), options);
         }
         let buffer = cache_handle(key, buffer.clone());
-        let region = self.register_with(&buffer, &options)?;
+        let region = self.register_with(Arc::clone(&buffer), options)?;
         lock(&self.shared.registration_cache).insert(key, region.clone(), buffer);
         Ok(region)
     }
 
     fn register_with(
         &self,
-        buffer: &Arc<Buffer>,
+        buffer: Arc<Buffer>,
         options: &RegistrationOptions,
     ) -> Result<MemoryRegion> {
         let register = || {
-            let region = memory::register(&self.domain, Arc::clone(buffer), options.clone());
+            let region = memory::register(&self.domain, Arc::clone(&buffer), options.clone());
             region.and_then(|region| self.enable(region))
         };
         register_or_evict(register, || lock(&self.shared.registration_cache).evict_unused())
@@ -270,12 +265,12 @@ pub(super) fn register_or_evict(
 ) -> Result<MemoryRegion> {
     use fabric::ErrorKind::{ResourceExhausted, WouldBlock};
     let mut outcome = register();
-    let has_no_room =
-        |error: &fabric::Error| matches!(error.kind(), ResourceExhausted | WouldBlock);
-    if outcome.as_ref().is_err_and(has_no_room) && evict_unused() {
+    if matches!(&outcome, Err(error) if [ResourceExhausted, WouldBlock].contains(&error.kind()))
+        && evict_unused()
+    {
         outcome = register();
     }
-    outcome.map_err(|error| Error::of_fabric("register a region", error))
+    outcome.during("register region")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{RailShared, START};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Result, failed};
 use crate::lock;
 
 /// How often cached registrations of dropped memory are swept.
@@ -30,9 +30,8 @@ impl ReleaseWorker {
         let has_cache = lock(&shared.registration_cache).is_used();
         let shared = Arc::downgrade(shared);
         let thread = std::thread::Builder::new().name("fabricast-release".to_owned());
-        let thread = thread
-            .spawn(move || serve(&works, &shared, has_cache))
-            .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
+        let thread =
+            thread.spawn(move || serve(&works, &shared, has_cache)).map_err(failed(START))?;
         Ok(Self { work: Some(work), thread: Some(thread) })
     }
 

@@ -99,7 +99,8 @@ impl Session {
         frame: Frame,
         now: Instant,
     ) -> Result<Option<Message>, ProtocolViolation> {
-        self.keepalive.message_received();
+        self.keepalive.last_message = Instant::now();
+        self.keepalive.last_activity = self.keepalive.last_message;
         self.reliable_window.acknowledge_up_to(frame.acknowledged)?;
         match frame.number {
             0 => Ok(Some(frame.message)),
@@ -127,8 +128,10 @@ impl Session {
         self.reliable_window.retransmit_soon(Instant::now() + CHECK_INTERVAL);
     }
 
+    /// Data moved. One-sided operations continue even if the peer has lost the session, so this
+    /// counts for a limited time.
     pub(super) fn data_moved(&mut self) {
-        self.keepalive.data_moved();
+        self.keepalive.last_activity = Instant::now();
     }
 
     pub(super) fn is_lost(&self, now: Instant) -> bool {
@@ -153,18 +156,6 @@ impl Keepalive {
     fn new() -> Self {
         let now = Instant::now();
         Self { last_activity: now, last_message: now, last_ping: now }
-    }
-
-    /// A message was received.
-    fn message_received(&mut self) {
-        self.last_activity = Instant::now();
-        self.last_message = self.last_activity;
-    }
-
-    /// Data moved. One-sided operations continue even if the peer has lost the session, so this
-    /// counts for a limited time.
-    fn data_moved(&mut self) {
-        self.last_activity = Instant::now();
     }
 
     fn is_lost(&self, now: Instant, after: Duration) -> bool {

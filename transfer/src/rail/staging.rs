@@ -9,7 +9,7 @@ use std::time::Instant;
 use fabric::{MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Memory, Slice};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Result};
 use crate::host_buffer::HostBuffer;
 use crate::stream_copies::StreamCopies;
 
@@ -78,7 +78,7 @@ impl Slot {
 }
 
 pub(super) fn part(memory: &Memory, offset: u64, length: u64) -> Result<Slice> {
-    memory.slice(offset, length).map_err(|error| Error::of_device(COPY, error))
+    memory.slice(offset, length).during(COPY)
 }
 
 /// Local slots, and copies of devices, which are identified by numbers.
@@ -105,14 +105,10 @@ impl Staging {
         self.slots.as_ref().and_then(Slot::take)
     }
 
-    /// Is it one of the slots that are not abandoned?
-    pub(super) fn has_slot(&self, slot: &Slot) -> bool {
-        self.slots.as_ref().is_some_and(|slots| Arc::ptr_eq(&slot.of, slots))
-    }
-
-    /// Takes no more of these slots. Those in use are kept by their chunks.
-    pub(super) fn abandon_slots(&mut self) {
-        self.slots = None;
+    /// Takes no more slots of their memory, if one of these is among them. Those in use are kept by
+    /// their chunks.
+    pub(super) fn abandon_slots<'a>(&mut self, mut lost: impl Iterator<Item = &'a Slot>) {
+        self.slots.take_if(|slots| lost.any(|slot| Arc::ptr_eq(&slot.of, slots)));
     }
 
     pub(super) fn begin_copy(

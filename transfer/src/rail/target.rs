@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
 
-use super::RailEvent;
 use super::io::RailIo;
-use super::message::{Chunk, Message};
+use super::message::Message;
 use super::release_worker::ReleaseWorker;
 use super::session::{CloseReason, Session, SessionKey};
 use super::staging::{SLOT_COUNT, SLOT_LENGTH, part};
-use crate::error::{Error, ErrorKind, Result};
+use super::{Chunk, RailEvent};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::notice::Notice;
@@ -31,6 +31,7 @@ const MAX_QUARANTINED_SLOTS: usize = 128;
 pub(super) const MAX_INITIATORS: usize = if cfg!(test) { 64 } else { 1024 };
 /// Maximum of sessions with staging memory per agent, which connects once or a few times.
 const MAX_STAGING_SESSIONS: usize = 8;
+const GONE: &str = "the region was withdrawn or never existed";
 /// Maximum of queued refusals of hellos.
 const MAX_QUEUED_REFUSALS: usize = 16;
 /// Maximum of notices of an initiator that the agent has not taken.
@@ -81,6 +82,10 @@ struct RetiringRegion {
 }
 
 impl Initiator {
+    fn is_of(&self, identity: [u8; 16], connection_id: u64) -> bool {
+        (self.identity, self.connection_id) == (identity, connection_id)
+    }
+
     fn send_notice_credit(&mut self, io: &mut RailIo) {
         let message = Message::NoticeCredit {
             notices: self.received,
@@ -156,7 +161,7 @@ impl TargetRole {
     }
 
     pub(super) fn handle(&mut self, io: &mut RailIo, session: u64, message: Message) {
-        if let Message::Hello { to, from, connection_id, label, address, .. } = message {
+        if let Message::Hello { to, from, connection_id, label, address } = message {
             return self.handle_hello(io, session, to, (from, connection_id), label, address);
         }
         let Some(initiator) = self.initiators.get_mut(&session) else { return };
@@ -166,20 +171,16 @@ impl TargetRole {
                     initiator.opened.insert(region);
                     Message::Opened { request }
                 } else {
-                    let cause = "the region was withdrawn or never existed";
-                    let refusal = Refusal::new(ErrorKind::Stale, cause);
-                    Message::Refused { request, refusal }
+                    Message::Refused { request, refusal: Refusal::new(ErrorKind::Stale, GONE) }
                 };
                 io.send_message(&mut initiator.session, &message);
             }
             Message::RequestStaging { request } => {
                 let message = match self.grant_staging(io, session) {
-                    Ok(memory) => Message::Staging {
-                        request,
-                        slots: SLOT_COUNT,
-                        slot_length: SLOT_LENGTH,
-                        memory,
-                    },
+                    Ok(memory) => {
+                        let (slots, slot_length) = (SLOT_COUNT, SLOT_LENGTH);
+                        Message::Staging { request, slots, slot_length, memory }
+                    }
                     Err(error) => Message::Refused { request, refusal: Refusal::of(&error) },
                 };
                 self.send_message(io, session, &message);
@@ -228,10 +229,9 @@ impl TargetRole {
             // A message could not be attributed to one of the two sides.
             Some(Refusal::new(ErrorKind::Denied, "an agent cannot connect to itself over a fabric"))
         } else if !self.make_room_for_initiator(io) {
-            Some(Refusal::new(
-                ErrorKind::TooMany,
-                format!("{MAX_INITIATORS} initiators with regions are connected, the maximum"),
-            ))
+            let cause =
+                format!("{MAX_INITIATORS} initiators with regions are connected, the maximum");
+            Some(Refusal::new(ErrorKind::TooMany, cause))
         } else {
             None
         };
@@ -250,11 +250,7 @@ impl TargetRole {
             return io.release_address(peer);
         }
         // An earlier unconfirmed session is closed only after this one exists.
-        let earlier = self.initiators.iter().find(|(_, initiator)| {
-            (initiator.identity, initiator.connection_id) == (from, connection_id)
-                && !initiator.is_confirmed
-        });
-        let earlier = earlier.map(|(session, _)| *session);
+        let earlier = self.find(|it| it.is_of(from, connection_id) && !it.is_confirmed);
         let key = SessionKey::Initiator(session);
         let initiator = Initiator {
             number: io.next_id(),
@@ -288,16 +284,14 @@ impl TargetRole {
         }
         let idle = self.initiators.iter().filter(|(_, initiator)| initiator.opened.is_empty());
         let victim = idle.min_by_key(|(_, initiator)| (initiator.is_confirmed, initiator.number));
-        let Some(session) = victim.map(|(session, _)| *session) else { return false };
-        let cause = "evicted for other initiators: it had opened no region";
-        self.close_lost(io, session, cause);
+        let Some((&session, _)) = victim else { return false };
+        self.close_lost(io, session, "evicted for other initiators: it had opened no region");
         true
     }
 
     /// The initiator sent another message than hello: the session works in both directions.
     pub(super) fn confirm_initiator(&mut self, io: &mut RailIo, session: u64) {
-        let Some(initiator) =
-            self.initiators.get_mut(&session).filter(|initiator| !initiator.is_confirmed)
+        let Some(initiator) = self.initiators.get_mut(&session).filter(|it| !it.is_confirmed)
         else {
             return;
         };
@@ -307,13 +301,15 @@ impl TargetRole {
         let label = initiator.label.clone();
         io.report(RailEvent::SessionOpened { session, from, connection_id, label });
         // The initiator had lost an earlier session.
-        let earlier = self.initiators.iter().find(|(_, initiator)| {
-            (initiator.identity, initiator.connection_id) == (from, connection_id)
-                && initiator.number < number
-        });
-        if let Some(earlier) = earlier.map(|(session, _)| *session) {
+        let earlier = |it: &Initiator| it.is_of(from, connection_id) && it.number < number;
+        if let Some(earlier) = self.find(earlier) {
             self.close_lost(io, earlier, "it opened a newer session");
         }
+    }
+
+    fn find(&self, is_match: impl Fn(&Initiator) -> bool) -> Option<u64> {
+        let found = self.initiators.iter().find(|(_, initiator)| is_match(initiator));
+        found.map(|(session, _)| *session)
     }
 
     fn close_lost(&mut self, io: &mut RailIo, session: u64, cause: &str) {
@@ -335,19 +331,16 @@ impl TargetRole {
             Instant::now() + if is_lost { QUARANTINE_AFTER_LOSS } else { QUARANTINE_AFTER_BYE };
         io.drop_queued(SessionKey::Initiator(session));
         for region in &initiator.opened {
-            let quarantined_regions =
-                self.quarantined_regions.entry(*region).or_insert((until, None));
-            quarantined_regions.0 = until.max(quarantined_regions.0);
+            let (end, kept) = self.quarantined_regions.entry(*region).or_insert((until, None));
+            *end = until.max(*end);
             if let Some(retiring) = self.retiring.get(region) {
-                quarantined_regions.1 = Some(retiring.clone());
+                *kept = Some(retiring.clone());
             }
             self.region_released(io, *region, session);
         }
         if initiator.is_confirmed {
-            io.report(RailEvent::SessionClosed {
-                session,
-                lost: is_lost.then(|| cause.to_owned()),
-            });
+            let lost = is_lost.then(|| cause.to_owned());
+            io.report(RailEvent::SessionClosed { session, lost });
         }
         if let Some((buffer, memory)) = initiator.staging {
             if self.quarantined_slots.len() >= MAX_QUARANTINED_SLOTS {
@@ -378,28 +371,25 @@ impl TargetRole {
 
     fn grant_staging(&mut self, io: &mut RailIo, session: u64) -> Result<Vec<u8>> {
         let operation = "grant staging memory";
-        let of_fabric = |error| Error::of_fabric(operation, error);
-        let initiator = self.initiators.get(&session);
-        if let Some((_, memory)) = initiator.and_then(|initiator| initiator.staging.as_ref()) {
-            return Ok(memory.describe().map_err(of_fabric)?.encode());
-        }
         // Only initiators that opened a region get memory, which takes a ticket.
-        if initiator.is_none_or(|initiator| initiator.opened.is_empty()) {
+        let initiator = self.initiators.get(&session);
+        let Some(initiator) = initiator.filter(|it| it.staging.is_some() || !it.opened.is_empty())
+        else {
             let detail = "the initiator has opened no region";
             return Err(Error::new(operation, ErrorKind::Denied, detail));
-        }
-        let identity = initiator.map(|initiator| initiator.identity);
-        let is_staging = |initiator: &&Initiator| {
-            initiator.staging.is_some() && Some(initiator.identity) == identity
         };
-        if self.initiators.values().filter(is_staging).count() >= MAX_STAGING_SESSIONS {
+        if let Some((_, memory)) = &initiator.staging {
+            return Ok(memory.describe().during(operation)?.encode());
+        }
+        let of_agent = self.initiators.values().filter(|it| it.identity == initiator.identity);
+        if of_agent.filter(|it| it.staging.is_some()).count() >= MAX_STAGING_SESSIONS {
             let detail =
                 format!("{MAX_STAGING_SESSIONS} of its sessions have staging memory, the maximum");
             return Err(Error::new(operation, ErrorKind::TooMany, detail));
         }
         let buffer = HostBuffer::new(SLOT_LENGTH * u64::from(SLOT_COUNT))?;
         let memory = io.register_slots(&buffer, Some(Rights::ALL))?;
-        let described = memory.describe().map_err(of_fabric)?.encode();
+        let described = memory.describe().during(operation)?.encode();
         if let Some(initiator) = self.initiators.get_mut(&session) {
             initiator.staging = Some((buffer, memory));
         }
@@ -430,10 +420,8 @@ impl TargetRole {
     // ------------------------------------------------------------------- staging jobs
 
     fn run_staging_job(&mut self, io: &mut RailIo, session: u64, chunk: Chunk, is_drain: bool) {
-        let begun = self.begin_staging_job(io, session, chunk, is_drain);
-        if let Err(error) = begun {
-            let refusal = Some(Refusal::of(&error));
-            let done = Message::Done { number: chunk.number, refusal };
+        if let Err(error) = self.begin_staging_job(io, session, chunk, is_drain) {
+            let done = Message::Done { number: chunk.number, refusal: Some(Refusal::of(&error)) };
             self.send_message(io, session, &done);
         }
     }
@@ -448,7 +436,7 @@ impl TargetRole {
         let operation = if is_drain { "put" } else { "get" };
         let refuse = |kind, cause: &str| Err(Error::new(operation, kind, cause));
         let Some(region) = io.agent().find_region(chunk.region, chunk.ticket) else {
-            return refuse(ErrorKind::Stale, "the region was withdrawn or never existed");
+            return refuse(ErrorKind::Stale, GONE);
         };
         let rights = region.descriptor.rights;
         if !(if is_drain { rights.write } else { rights.read }) {
@@ -470,11 +458,10 @@ impl TargetRole {
         let at = u64::from(chunk.slot) * SLOT_LENGTH;
         match &region.buffer {
             Buffer::Host(memory) => {
-                let copied = match is_drain {
-                    true => memory.copy(chunk.offset, buffer, at, chunk.length),
-                    false => buffer.copy(at, memory, chunk.offset, chunk.length),
-                };
-                copied?;
+                match is_drain {
+                    true => memory.copy(chunk.offset, buffer, at, chunk.length)?,
+                    false => buffer.copy(at, memory, chunk.offset, chunk.length)?,
+                }
                 let done = Message::Done { number: chunk.number, refusal: None };
                 io.send_message(&mut initiator.session, &done);
             }
@@ -486,15 +473,9 @@ impl TargetRole {
                     if is_drain { (&memory_part, &slot) } else { (&slot, &memory_part) };
                 io.staging().begin_copy(number, device, to, from)?;
                 initiator.staging_jobs += 1;
-                self.staging_jobs.insert(
-                    number,
-                    StagingJob {
-                        session,
-                        initiator: initiator.number,
-                        chunk: chunk.number,
-                        region,
-                    },
-                );
+                let (initiator, chunk) = (initiator.number, chunk.number);
+                let staging_job = StagingJob { session, initiator, chunk, region };
+                self.staging_jobs.insert(number, staging_job);
             }
         }
         Ok(())
@@ -510,14 +491,10 @@ impl TargetRole {
 
     pub(super) fn staging_job_done(&mut self, io: &mut RailIo, number: u64, outcome: Result<()>) {
         let Some(staging_job) = self.staging_jobs.remove(&number) else { return };
-        let StagingJob { session, initiator: initiator_number, chunk, region } = staging_job;
+        let StagingJob { session, initiator: by, chunk, region } = staging_job;
         let number = region.descriptor.number;
         drop(region);
-        if let Some(initiator) = self
-            .initiators
-            .get_mut(&session)
-            .filter(|initiator| initiator.number == initiator_number)
-        {
+        if let Some(initiator) = self.initiators.get_mut(&session).filter(|it| it.number == by) {
             initiator.staging_jobs -= 1;
             let refusal = outcome.err().map(|error| Refusal::of(&error));
             let done = Message::Done { number: chunk, refusal };
@@ -562,13 +539,11 @@ impl TargetRole {
     /// Releases a withdrawn region that is not in use any more, or records its users.
     fn finish_retiring(&mut self, io: &RailIo, region: u64) {
         let Some(retiring) = self.retiring.get(&region) else { return };
-        let mut copied_regions =
-            self.staging_jobs.values().map(|staging_job| staging_job.region.descriptor.number);
-        let is_copied = copied_regions.any(|number| number == region);
+        let is_copied =
+            self.staging_jobs.values().any(|job| job.region.descriptor.number == region);
         if !retiring.sessions.is_empty() || is_copied {
-            let initiators =
-                retiring.sessions.iter().filter_map(|session| self.initiators.get(session));
-            let mut labels: Vec<_> = initiators.map(|initiator| initiator.label.clone()).collect();
+            let label = |session: &u64| Some(self.initiators.get(session)?.label.clone());
+            let mut labels: Vec<_> = retiring.sessions.iter().filter_map(label).collect();
             if labels.is_empty() {
                 labels.push("a staging copy of this agent".to_owned());
             }
@@ -586,32 +561,37 @@ impl TargetRole {
     }
 }
 
+/// Access for tests.
 #[cfg(test)]
-impl TargetRole {
-    pub(super) fn count(&self) -> usize {
-        self.initiators.len()
-    }
+mod test_access {
+    use super::*;
 
-    /// Number of initiators with staging memory.
-    pub(super) fn staging_count(&self) -> usize {
-        self.initiators.values().filter(|initiator| initiator.staging.is_some()).count()
-    }
+    impl TargetRole {
+        pub(in crate::rail) fn count(&self) -> usize {
+            self.initiators.len()
+        }
 
-    pub(super) fn has_staging(&self, session: u64) -> bool {
-        self.initiators[&session].staging.is_some()
-    }
+        /// Number of initiators with staging memory.
+        pub(in crate::rail) fn staging_count(&self) -> usize {
+            self.initiators.values().filter(|initiator| initiator.staging.is_some()).count()
+        }
 
-    /// Number of quarantined slots, and when the last are freed.
-    pub(super) fn quarantined_slots(&self) -> (usize, Instant) {
-        (self.quarantined_slots.len(), self.quarantined_slots.back().unwrap().0)
-    }
+        pub(in crate::rail) fn has_staging(&self, session: u64) -> bool {
+            self.initiators[&session].staging.is_some()
+        }
 
-    pub(super) fn quarantined_regions(&self) -> usize {
-        self.quarantined_regions.len()
-    }
+        /// Number of quarantined slots, and when the last are freed.
+        pub(in crate::rail) fn quarantined_slots(&self) -> (usize, Instant) {
+            (self.quarantined_slots.len(), self.quarantined_slots.back().unwrap().0)
+        }
 
-    /// When a quarantined region is freed, and whether it is withdrawn.
-    pub(super) fn quarantined_region(&self, region: u64) -> Option<(Instant, bool)> {
-        self.quarantined_regions.get(&region).map(|(until, kept)| (*until, kept.is_some()))
+        pub(in crate::rail) fn quarantined_regions(&self) -> usize {
+            self.quarantined_regions.len()
+        }
+
+        /// When a quarantined region is freed, and whether it is withdrawn.
+        pub(in crate::rail) fn quarantined_region(&self, region: u64) -> Option<(Instant, bool)> {
+            self.quarantined_regions.get(&region).map(|(until, kept)| (*until, kept.is_some()))
+        }
     }
 }

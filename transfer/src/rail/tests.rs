@@ -9,11 +9,11 @@ use gpu::Device;
 use gpu::emulated::{FaultConfig, configure_faults, refuse_records};
 
 use super::driver::Driver;
-use super::message::{Chunk, Frame, Message};
+use super::message::{Frame, Message};
 use super::session::SessionKey;
 use super::staging::{SLOT_COUNT, SLOT_LENGTH};
 use super::target::MAX_INITIATORS;
-use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared};
+use super::{Chunk, LinkTarget, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared};
 use crate::admission::Admission;
 use crate::agent::LocalTarget;
 use crate::error::{ErrorKind, Result};

@@ -30,7 +30,7 @@ use crate::path::{ExportObstacle, Exportability, MemoryType};
 use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const FORMAT: DescriptorFormat =
-    DescriptorFormat { magic: *b"FcRG", version: 1, operation: "decode a region" };
+    DescriptorFormat { magic: *b"FcRG", version: 1, operation: "decode region" };
 /// A bound for the claims of a peer, far above the keys of any fabric.
 const MAX_KEY_LENGTH: usize = 2048;
 const MAX_KEYS: usize = 16;
@@ -149,7 +149,7 @@ impl RegionDescriptor {
     pub fn encode(&self) -> Result<Vec<u8>> {
         if self.rights == Rights::NONE {
             let detail = "the region is local-only. Register it with rights for peers";
-            return Err(Error::new("encode a region", ErrorKind::NotAllowed, detail));
+            return Err(Error::new("encode region", ErrorKind::NotAllowed, detail));
         }
         let mut bytes = FORMAT.begin();
         bytes.extend(self.agent);
@@ -158,13 +158,9 @@ impl RegionDescriptor {
             bytes.extend(word.to_le_bytes());
         }
         let memory_type = if self.memory_type.is_device() { 1 } else { 2 };
+        let exportability = code_of(self.memory_type.exportability());
         let keys = self.keys.len().min(MAX_KEYS);
-        bytes.extend([
-            self.rights.code(),
-            memory_type,
-            code_of(self.memory_type.exportability()),
-            keys as u8,
-        ]);
+        bytes.extend([self.rights.code(), memory_type, exportability, keys as u8]);
         bytes.extend(self.device.unwrap_or(Uuid([0; 16])).0);
         bytes.extend(self.offset.to_le_bytes());
         bytes.extend(self.pieces.to_le_bytes());
@@ -174,7 +170,7 @@ impl RegionDescriptor {
             put_length_prefixed(&mut bytes, &key.bytes);
         }
         FORMAT.seal(bytes).ok_or_else(|| {
-            Error::new("encode a region", ErrorKind::Failed, "the fabric keys are too long")
+            Error::new("encode region", ErrorKind::Failed, "the fabric keys are too long")
         })
     }
 
@@ -221,11 +217,8 @@ impl RegionDescriptor {
         }
         let mut keys = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
-            let domain = reader.u32()?;
-            keys.push(FabricKey {
-                domain,
-                bytes: reader.length_prefixed(MAX_KEY_LENGTH)?.to_vec(),
-            });
+            let (domain, bytes) = (reader.u32()?, reader.length_prefixed(MAX_KEY_LENGTH)?.to_vec());
+            keys.push(FabricKey { domain, bytes });
         }
         reader.finish()?;
         Ok(Self {
@@ -245,31 +238,23 @@ impl RegionDescriptor {
     }
 }
 
+const EXPORTABILITY_CODES: [(u8, Exportability); 7] = [
+    (1, Exportability::ByDescriptors),
+    (2, Exportability::ByLegacyHandle),
+    (16, Exportability::Not(ExportObstacle::NotExportable)),
+    (17, Exportability::Not(ExportObstacle::StreamOrderedPool)),
+    (18, Exportability::Not(ExportObstacle::Managed)),
+    (19, Exportability::Not(ExportObstacle::PrivateHostMemory)),
+    (20, Exportability::Not(ExportObstacle::NoLegacyHandle)),
+];
+
 fn code_of(exportability: Exportability) -> u8 {
-    match exportability {
-        Exportability::ByDescriptors => 1,
-        Exportability::ByLegacyHandle => 2,
-        Exportability::Not(ExportObstacle::NotExportable) => 16,
-        Exportability::Not(ExportObstacle::StreamOrderedPool) => 17,
-        Exportability::Not(ExportObstacle::Managed) => 18,
-        Exportability::Not(ExportObstacle::PrivateHostMemory) => 19,
-        Exportability::Not(ExportObstacle::NoLegacyHandle) => 20,
-        // Such memory has no descriptor, and code 0 is never decoded.
-        Exportability::Not(ExportObstacle::LocalOnly) => 0,
-    }
+    // Local-only memory has no descriptor, and code 0 is never decoded.
+    EXPORTABILITY_CODES.iter().find(|(_, of)| *of == exportability).map_or(0, |(code, _)| *code)
 }
 
 fn exportability_of(code: u8) -> Option<Exportability> {
-    Some(match code {
-        1 => Exportability::ByDescriptors,
-        2 => Exportability::ByLegacyHandle,
-        16 => Exportability::Not(ExportObstacle::NotExportable),
-        17 => Exportability::Not(ExportObstacle::StreamOrderedPool),
-        18 => Exportability::Not(ExportObstacle::Managed),
-        19 => Exportability::Not(ExportObstacle::PrivateHostMemory),
-        20 => Exportability::Not(ExportObstacle::NoLegacyHandle),
-        _ => return None,
-    })
+    EXPORTABILITY_CODES.iter().find(|(known, _)| *known == code).map(|(_, of)| *of)
 }
 
 #[cfg(test)]

@@ -10,12 +10,12 @@ use gpu::{Allocator, Memory, Uuid};
 use ipc::ForkGeneration;
 
 use super::descriptor::{MAX_PIECES, RegionDescriptor, Rights};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::path::{ExportObstacle, Exportability, MemoryType};
 
-pub(crate) const REGISTER: &str = "register a region";
+pub(crate) const REGISTER: &str = "register region";
 
 /// Memory that can be registered.
 #[derive(Debug, Clone)]
@@ -56,7 +56,6 @@ impl Buffer {
 
     /// The descriptor without ticket, rights and fabric keys.
     pub(crate) fn describe(&self, agent: [u8; 16]) -> Result<RegionDescriptor> {
-        let of_device = |error| Error::of_device(REGISTER, error);
         let unexportable =
             |device, obstacle| unexportable_descriptor(agent, self, device, obstacle);
         let memory = match self {
@@ -65,56 +64,51 @@ impl Buffer {
             }
             Self::Host(_) => {
                 let memory_type = MemoryType::Host(Exportability::ByDescriptors);
-                return Ok(RegionDescriptor {
-                    memory_type,
-                    pieces: 1,
-                    ..unexportable(None, ExportObstacle::LocalOnly)
-                });
+                let base = unexportable(None, ExportObstacle::LocalOnly);
+                return Ok(RegionDescriptor { memory_type, pieces: 1, ..base });
             }
             Self::Device(memory) => memory,
         };
         let Some(name) = memory.device() else {
             return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
         };
-        let device = Some(name.uuid().map_err(of_device)?);
+        let device = Some(name.uuid().during(REGISTER)?);
         match memory.pieces() {
-            Ok(pieces) if pieces.lengths.len() as u64 > u64::from(MAX_PIECES) => {
-                let detail =
-                    format!("{} pieces, {MAX_PIECES} is the maximum", pieces.lengths.len());
-                return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
-            }
             Ok(found) => {
+                let (offset, count) = (found.offset, found.lengths.len());
+                if count as u64 > u64::from(MAX_PIECES) {
+                    let detail = format!("{count} pieces, {MAX_PIECES} is the maximum");
+                    return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
+                }
                 let memory_type = MemoryType::Device(Exportability::ByDescriptors);
-                let (offset, pieces) = (found.offset, found.lengths.len() as u32);
                 let base = unexportable(device, ExportObstacle::LocalOnly);
-                return Ok(RegionDescriptor { memory_type, offset, pieces, ..base });
+                return Ok(RegionDescriptor { memory_type, offset, pieces: count as u32, ..base });
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {}
-            Err(error) => return Err(of_device(error)),
+            Err(error) => return Err(error).during(REGISTER),
         }
-        let allocator = memory.mapped_for().attributes(memory.address());
-        Ok(match allocator.map_err(of_device)?.allocator {
-            Allocator::Plain => match memory.export_legacy() {
-                Ok(handle) => {
-                    let memory_type = MemoryType::Device(Exportability::ByLegacyHandle);
-                    let (offset, legacy) = (handle.offset, Some(handle.bytes));
-                    RegionDescriptor {
-                        memory_type,
-                        offset,
-                        legacy,
-                        ..unexportable(device, ExportObstacle::LocalOnly)
+        let obstacle =
+            match memory.mapped_for().attributes(memory.address()).during(REGISTER)?.allocator {
+                Allocator::Plain => match memory.export_legacy() {
+                    Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
+                        ExportObstacle::NoLegacyHandle
                     }
+                    exported => {
+                        let handle = exported.during(REGISTER)?;
+                        let memory_type = MemoryType::Device(Exportability::ByLegacyHandle);
+                        let (offset, legacy) = (handle.offset, Some(handle.bytes));
+                        let base = unexportable(device, ExportObstacle::LocalOnly);
+                        return Ok(RegionDescriptor { memory_type, offset, legacy, ..base });
+                    }
+                },
+                Allocator::Mapped { .. } => ExportObstacle::NotExportable,
+                Allocator::Pool => ExportObstacle::StreamOrderedPool,
+                Allocator::Managed => ExportObstacle::Managed,
+                Allocator::Host => {
+                    return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
                 }
-                Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                    unexportable(device, ExportObstacle::NoLegacyHandle)
-                }
-                Err(error) => return Err(of_device(error)),
-            },
-            Allocator::Mapped { .. } => unexportable(device, ExportObstacle::NotExportable),
-            Allocator::Pool => unexportable(device, ExportObstacle::StreamOrderedPool),
-            Allocator::Managed => unexportable(device, ExportObstacle::Managed),
-            Allocator::Host => unexportable(None, ExportObstacle::PrivateHostMemory),
-        })
+            };
+        Ok(unexportable(device, obstacle))
     }
 
     /// Bytes of all exported pieces, which may exceed the length of the memory.
@@ -128,11 +122,8 @@ impl Buffer {
     /// The descriptor and the length of a piece, for a peer with these rights. Without the right to
     /// write, host memory is exported read-only; devices do not support that.
     pub(crate) fn export(&self, number: u32, rights: Rights) -> Result<(OwnedFd, u64)> {
-        let operation = "export a region";
         match self {
-            Self::Device(memory) => memory
-                .export_piece(number as usize)
-                .map_err(|error| Error::of_device(operation, error)),
+            Self::Device(memory) => memory.export_piece(number as usize).during("export region"),
             Self::Host(buffer) => Ok((buffer.export(rights.write)?, buffer.length())),
         }
     }

@@ -8,12 +8,12 @@ use gpu::Device;
 use ipc::{Channel, ChannelError, Credentials, ForkGeneration};
 
 use super::protocol::{Reply, is_name, request};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::handle::Handle;
-use crate::lock;
 use crate::share::{OpenedBuffer, Opener, check_fork};
+use crate::{lock, remaining};
 
-const CONNECT: &str = "connect";
+const CONNECT: &str = "connect to share service";
 const REQUEST: &str = "request shared memory";
 /// Shortest and longest pause between attempts to connect while no service listens.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
@@ -129,7 +129,7 @@ impl ShareClient {
     }
 
     fn with_path(&self, error: Error) -> Error {
-        error.with(self.path.display())
+        error.at(&self.path)
     }
 
     fn failed(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
@@ -146,8 +146,7 @@ impl ShareClient {
             let error = Error::of_channel_at(operation, &self.path, error);
             if has_no_listener { error.with_kind(ErrorKind::Closed) } else { error }
         })?;
-        let peer = channel.credentials();
-        let peer = peer.map_err(|error| self.with_path(Error::of_channel(CONNECT, error)))?;
+        let peer = channel.credentials().during(CONNECT).map_err(|error| self.with_path(error))?;
         if self.trusted.contains(&peer.user) {
             return Ok(channel);
         }
@@ -156,7 +155,7 @@ impl ShareClient {
     }
 
     fn request_handle(&self, channel: Channel, name: &str, end: Instant) -> Result<Handle> {
-        let of_channel = |error| self.with_path(Error::of_channel(REQUEST, error));
+        let of_channel = |error| self.with_path(Error::caused_by(REQUEST, error));
         // A service that refused this client has closed already. Its reply has the cause, and
         // arrives after the error of the send.
         let sent = channel.send(&request(name), &[], remaining(end)).map_err(of_channel);
@@ -184,10 +183,6 @@ impl ShareClient {
         };
         Err(self.failed(kind, detail))
     }
-}
-
-fn remaining(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now())
 }
 
 #[cfg(test)]

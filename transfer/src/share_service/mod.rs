@@ -18,7 +18,7 @@ use ipc::{Channel, ChannelError, ChannelListener, ForkGeneration, Message};
 
 use self::protocol::{Reply, read_request};
 use crate::admission::Admission;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, failed};
 use crate::lock;
 use crate::share::{SharedBuffer, check_fork};
 use crate::socket_server::{Handler, SocketServer};
@@ -104,25 +104,26 @@ impl ShareService {
         let operation = "listen";
         let listener = ChannelListener::bind_with_mode(path, admission.mode())
             .map_err(|error| Error::of_channel_at(operation, path, error))?;
-        let is_over = AtomicBool::new(false);
-        let state = Arc::new(State { shared: Mutex::default(), admission, is_over });
+        let state = Arc::new(State {
+            shared: Mutex::default(),
+            admission,
+            is_over: AtomicBool::new(false),
+        });
         let thread_state = Arc::clone(&state);
         let accepting = std::thread::Builder::new()
             .name("fabricast-share".to_owned())
             .spawn(move || {
-                let State { admission, is_over, .. } = &*thread_state;
-                let (listener, denial) = (&listener, Reply::Denied.encode());
                 let server = SocketServer {
-                    listener,
-                    admission,
-                    is_over,
+                    listener: &listener,
+                    admission: &thread_state.admission,
+                    is_over: &thread_state.is_over,
                     max_per_user: MAX_PER_USER,
                     register_timeout: Duration::MAX,
-                    denial,
+                    denial: Reply::Denied.encode(),
                 };
                 server.serve(&mut &*thread_state);
             })
-            .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
+            .map_err(|error| failed(operation)(error).at(path))?;
         Ok(Self { state, accepting: Some(accepting), fork_generation: ForkGeneration::current() })
     }
 

@@ -84,7 +84,7 @@ fn ended_agent_of_the_same_process_is_refused() {
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Closed);
         let text = error.to_string();
-        assert!(text.contains("(there)") && text.contains("the agent has ended"), "{text}");
+        assert!(text.contains("(peer there)") && text.contains("the agent has ended"), "{text}");
     }
     drop(remote);
     // The card of an ended agent leads to no agent of this process.
@@ -299,7 +299,7 @@ fn closing_an_agent_waits_for_copies_of_peers() {
             let error = closed.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
             let text = error.to_string();
-            assert!(text.contains("(shared)") && text.contains(&LENGTH.to_string()), "{text}");
+            assert!(text.contains("(peer shared)") && text.contains(&LENGTH.to_string()), "{text}");
             drop(region);
             wait_until_free(&is_free);
             assert!(begun.elapsed() >= Duration::from_millis(delay));
@@ -325,7 +325,7 @@ fn closing_an_agent_waits_for_agents_of_the_same_process() {
     let token = here.put(&route, &WHOLE, None).unwrap();
     let error = there.close(Duration::from_millis(20)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    assert!(error.to_string().contains("(here)"), "{error}");
+    assert!(error.to_string().contains("(peer here)"), "{error}");
     here.wait(token, TIMEOUT).unwrap();
 }
 

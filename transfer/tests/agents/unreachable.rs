@@ -64,7 +64,7 @@ fn agent_with_a_removed_socket_has_ended() {
     assert_eq!(
         error.to_string(),
         format!(
-            "connect to an agent ({label}) failed: no path: agent \"{label}\" has ended, or its card is \
+            "connect to agent (peer {label}) failed: no path: agent \"{label}\" has ended, or its card is \
              from an earlier start: its socket {} is gone. Take a new card; no fabric reaches it: this \
              agent was started without fabrics",
             socket.display()
@@ -79,7 +79,7 @@ fn starting_in_a_missing_directory_says_how_to_fix_it() {
     assert_eq!(
         error.to_string(),
         format!(
-            "start an agent ({}) failed: open: No such file or directory (os error 2). Create the \
+            "start agent at {} failed: open: No such file or directory (os error 2). Create the \
              directory first",
             directory.display()
         )

@@ -33,7 +33,7 @@ static void handles(fabricast_node *node, fabricast_topic *opened)
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_publisher_open((fabricast_topic *)node, &publisher));
     CHECK(publisher == NULL);
     CHECK(strstr(fabricast_error_message(), "topic") != NULL);
-    CHECK(strcmp(fabricast_error_operation(), "open a publisher") == 0);
+    CHECK(strcmp(fabricast_error_operation(), "open publisher") == 0);
 
     {
         fabricast_publisher_counters counters;

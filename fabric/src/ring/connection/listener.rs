@@ -22,7 +22,7 @@ use super::{OPERATION, RingReader, RingSetup};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Peer, Result};
 
-const ACCEPT: &str = "accepting a ring's writer";
+const ACCEPT: &str = "accept writer of ring";
 /// Concurrent handshakes.
 const MAX_HANDSHAKES: usize = 16;
 /// Time limit of a handshake.

@@ -32,4 +32,4 @@ pub use reader::RingReader;
 pub use setup::{RingSetup, connect, listen};
 pub use writer::RingWriter;
 
-const OPERATION: &str = "connecting a ring";
+const OPERATION: &str = "connect ring";

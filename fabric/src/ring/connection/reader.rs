@@ -10,8 +10,8 @@ use super::progress_thread::{ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Result};
 
-const READ: &str = "reading a ring";
-const CLOSE: &str = "closing a ring";
+const READ: &str = "read from ring";
+const CLOSE: &str = "close ring";
 
 /// Reads the messages of a ring that another program writes: see [`listen`](super::listen).
 ///

@@ -8,7 +8,7 @@ use super::super::geometry::RingGeometry;
 use super::{OPERATION, RingListener, RingWriter, connector, provider_choice};
 use crate::{Error, ErrorKind, Policy, Result};
 
-const LISTEN: &str = "listening for a ring's writer";
+const LISTEN: &str = "listen for writer of ring";
 /// Why a ring beyond this machine needs consent.
 const INSECURE: &str = "rings are not authenticated or encrypted yet: any program that can connect \
     can write messages";

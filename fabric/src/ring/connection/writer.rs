@@ -11,9 +11,9 @@ use super::progress_thread::{PortGuard, ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Access, ErrorKind, HostMemory, MemoryRegion, Result};
 
-const WRITE: &str = "writing to a ring";
-const FLUSH: &str = "flushing a ring";
-const CLOSE: &str = "closing a ring";
+const WRITE: &str = "write to ring";
+const FLUSH: &str = "flush ring";
+const CLOSE: &str = "close ring";
 /// Bytes of a slot: the longest chunk.
 pub(super) const SLOT_LEN: usize = 64 << 10;
 /// Slots that messages are copied into: the provider reads some while others are filled.

@@ -19,7 +19,7 @@ use crate::{
     Address, AddressVector, Domain, Error, ErrorKind, MemoryRegion, MrMode, Peer, Result, Waker,
 };
 
-const OPERATION: &str = "opening a port's lanes";
+const OPERATION: &str = "open lanes of port";
 
 /// The lanes of a port without its own endpoint, numbered from 1.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl PeerCache {
                 "a lane has {} peer addresses, the maximum. Replace the endpoint",
                 Self::MAX_PEERS
             );
-            return Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::ResourceExhausted, "open ring", detail));
         }
         let peer = insert(address)?;
         self.0.insert(address.clone(), peer);
@@ -210,7 +210,7 @@ impl ExtraLanes {
                 self.lanes.len() + 1,
                 offer.notify.name()
             );
-            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
         }
         let mut chunk_posters = Vec::with_capacity(peers.len());
         for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(extra) {
@@ -303,7 +303,7 @@ impl ExtraLanes {
             0 => Ok(()),
             count => {
                 let detail = format!("{count} threads hang in the provider");
-                Err(Error::new(ErrorKind::DeadlineExceeded, "closing a port's lanes", detail))
+                Err(Error::new(ErrorKind::DeadlineExceeded, "close lanes of port", detail))
             }
         }
     }

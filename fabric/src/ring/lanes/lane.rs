@@ -134,7 +134,7 @@ impl Lane {
             .spawn(move || worker.run())
             .map_err(|error| {
                 let detail = format!("cannot start the thread of a lane: {error}");
-                Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
+                Error::new(ErrorKind::ResourceExhausted, "open ring", detail)
             })?;
         Ok(Self { jobs: Some(sender), waker, shared, thread: Some(thread) })
     }

@@ -64,8 +64,7 @@ impl LaneSet {
     /// Errors of libfabric; `InvalidArgument` for no domains, more than 64, or connection-oriented
     /// ones.
     pub fn open_on(domains: &[Domain]) -> Result<Self> {
-        let refuse =
-            |why: String| Err(Error::new(ErrorKind::InvalidArgument, "opening lanes", why));
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidArgument, "open lanes", why));
         if domains.is_empty() || domains.len() > MAX_LANES {
             return refuse(format!("{} lanes were requested. Use 1 to {MAX_LANES}", domains.len()));
         }

@@ -80,7 +80,7 @@ impl LaneSendQueue {
             match self.chunk_poster.post(endpoint, queue, chunk, body) {
                 Ok(Posted::Full) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
                     let detail = "the provider had no room within 1 s after the ring was closed";
-                    let error = Error::new(ErrorKind::Closed, "writing to a ring", detail);
+                    let error = Error::new(ErrorKind::Closed, "write to ring", detail);
                     report(self.write_failed(lane, error));
                     break;
                 }

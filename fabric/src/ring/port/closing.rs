@@ -129,7 +129,7 @@ impl Port {
         while self.senders.get(usize::from(id.0)).is_some_and(Option::is_some) {
             if !wait.progress(self)? {
                 return Err(deadline_exceeded(
-                    "closing a ring",
+                    "close ring",
                     timeout,
                     "the reader may not have received the end notice",
                 ));

@@ -63,7 +63,7 @@ impl Port {
     pub fn add_lanes(&mut self, lanes: LaneSet) -> Result<()> {
         if self.extra_lanes.is_some() {
             let detail = "the port has extra lanes already";
-            return Err(Error::new(ErrorKind::InvalidArgument, "opening a port's lanes", detail));
+            return Err(Error::new(ErrorKind::InvalidArgument, "open lanes of port", detail));
         }
         for (capabilities, entries) in lanes.queues() {
             self.queue_budget.limit(capabilities, entries);
@@ -171,7 +171,7 @@ impl Port {
                 offer.lanes.len(),
                 self.lanes()
             );
-            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
         }
         let (id, answer) = self.accept(peer, offer, max_payload)?;
         if !extra.is_empty()

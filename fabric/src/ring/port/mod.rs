@@ -591,14 +591,14 @@ fn receiver_mut(
 
 #[cold]
 fn no_ring() -> Error {
-    Error::new(ErrorKind::Closed, "using a ring", "the port has no such ring")
+    Error::new(ErrorKind::Closed, "use ring", "the port has no such ring")
 }
 
 #[cold]
 fn end_of_stream() -> Error {
     Error::new(
         ErrorKind::Closed,
-        "reading a ring",
+        "read from ring",
         "the writer closed the ring, and every message was read",
     )
 }

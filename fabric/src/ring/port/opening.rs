@@ -126,7 +126,7 @@ pub(super) fn free_index<T>(slots: &[Option<T>], from: u16) -> Result<u16> {
         let detail = format!(
             "this endpoint has {MAX_RINGS} rings, the maximum. Close rings or use another endpoint"
         );
-        Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
+        Error::new(ErrorKind::ResourceExhausted, "open ring", detail)
     })
 }
 

@@ -114,7 +114,7 @@ impl Port {
                     "{written} of {length} bytes of message {} are written, waiting for {waits_for}",
                     message.number()
                 );
-                let error = deadline_exceeded("writing to a ring", timeout, detail);
+                let error = deadline_exceeded("write to ring", timeout, detail);
                 return Err(self.error_with_sender_peer(error, id));
             }
         }
@@ -142,7 +142,7 @@ impl Port {
                     writer.tail(),
                     writer.unread()
                 );
-                let error = deadline_exceeded("flushing a ring", timeout, detail);
+                let error = deadline_exceeded("flush ring", timeout, detail);
                 return Err(self.error_with_sender_peer(error, id));
             }
         }
@@ -165,7 +165,7 @@ impl Port {
                     reader.completed_messages(),
                     reader.received()
                 );
-                let error = deadline_exceeded("reading a ring", timeout, detail);
+                let error = deadline_exceeded("read from ring", timeout, detail);
                 return Err(self.with_peer_name(error, self.receiver(id)?.peer()));
             }
         }

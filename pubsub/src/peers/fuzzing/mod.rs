@@ -3,15 +3,14 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::connection_protocol::Timing;
 use super::event::PeerEvent;
-use super::identity::ServiceInstance;
 use super::interests::{Interest, MAX_INTERESTS, PeerInterests, collect_interests};
-use super::mesh::{Action, Limits, Mesh, Start};
-use super::protocol::{self, Frame, Hello};
-use super::session_arbitration::ConnectionId;
+use super::mesh::{Action, Mesh};
+use super::protocol::{self, Frame};
+use super::{ConnectionId, Hello, Limits, ServiceInstance};
 use crate::error::Result;
 use crate::ids::NodeId;
+use crate::network_options::NetworkOptions;
 use crate::settings::{SharedSettings, TopicSettings};
 
 /// What a node received from such a peer.
@@ -38,19 +37,12 @@ impl Interest {
 
 /// A node with one accepted connection.
 fn node() -> (Mesh, ConnectionId) {
-    let start = Start {
-        // The greater id is the acceptor: peers claim.
-        identity: NodeId([0xff; 16]),
-        instance: ServiceInstance { started: 1, nonce: 1 },
-        label: "node".to_owned(),
-        listens: None,
-        peers: Vec::new(),
-        rendezvous: None,
-        timing: Timing::new(Duration::from_secs(3)),
-        limits: Limits::default(),
-        withholds_interests: false,
-    };
-    let mut mesh = Mesh::new(start, Duration::ZERO);
+    let network =
+        NetworkOptions { lost_after: Duration::from_secs(3), ..NetworkOptions::default() };
+    let instance = ServiceInstance { started: 1, nonce: 1 };
+    // The greater id is the acceptor: peers claim.
+    let me = Hello::new(NodeId([0xff; 16]), instance, "node", None, &network);
+    let mut mesh = Mesh::new(me, &network, Limits::default(), false, Duration::ZERO);
     let interest = Interest::new("topic", true, true, &TopicSettings::default());
     if let Ok(interests) = interest.and_then(|interest| collect_interests([interest])) {
         mesh.set_interests(interests, Duration::ZERO);

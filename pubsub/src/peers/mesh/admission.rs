@@ -5,19 +5,7 @@ use std::time::Duration;
 
 use super::{Mesh, PeerConnection};
 use crate::peers::close_reason::{CloseReason, GoodbyeReason};
-use crate::peers::session_arbitration::ConnectionId;
-
-/// Limits of simultaneous connections. Dialled connections do not count: their number is limited by
-/// the known addresses.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::peers) struct Limits {
-    /// Inbound connections in all.
-    pub(in crate::peers) connections: usize,
-    /// Inbound connections from one address.
-    pub(in crate::peers) per_source: usize,
-    /// Inbound connections without a session.
-    pub(in crate::peers) pending: usize,
-}
+use crate::peers::{ConnectionId, Limits};
 
 impl Default for Limits {
     fn default() -> Self {
@@ -52,28 +40,21 @@ impl Mesh {
         let oldest_of = |from| -> Option<ConnectionId> {
             pending.iter().find(|(_, link)| is_of(link, from)).map(|(connection, _)| **connection)
         };
-        let victim = if connections().filter(|(_, link)| is_of(link, from)).count()
-            >= self.limits.per_source
-        {
+        let (limits, of_source) =
+            (self.limits, connections().filter(|(_, link)| is_of(link, from)).count());
+        let victim = if of_source >= limits.per_source {
             oldest_of(from)
-        } else if pending.len() >= self.limits.pending
-            || connections().count() >= self.limits.connections
-        {
+        } else if pending.len() >= limits.pending || connections().count() >= limits.connections {
             // The source with most pending connections is most likely the abusive one.
-            let busiest = pending
-                .iter()
-                .map(|(_, link)| source(link.peer_address.ip()))
-                .max_by_key(|from| pending.iter().filter(|(_, link)| is_of(link, *from)).count());
-            busiest.and_then(oldest_of)
+            let sources = pending.iter().map(|(_, link)| source(link.peer_address.ip()));
+            let count = |from: &_| pending.iter().filter(|(_, link)| is_of(link, *from)).count();
+            sources.max_by_key(count).and_then(oldest_of)
         } else {
             return true;
         };
         if let Some(victim) = victim {
-            self.close_connection(
-                victim,
-                CloseReason::Closed(GoodbyeReason::TooManyConnections),
-                now,
-            );
+            let reason = CloseReason::Closed(GoodbyeReason::TooManyConnections);
+            self.close_connection(victim, reason, now);
         }
         victim.is_some()
     }

@@ -9,8 +9,9 @@ use crate::peers::close_reason::{CloseReason, GoodbyeReason};
 use crate::peers::connection_protocol::ReceivedFrame;
 use crate::peers::event::PeerEvent;
 use crate::peers::identity::SessionId;
-use crate::peers::protocol::{Frame, Hello, PeerAddress, capability, malformed};
-use crate::peers::session_arbitration::{ConnectionId, SessionArbitration, Step};
+use crate::peers::protocol::{Frame, capability, malformed};
+use crate::peers::session_arbitration::{SessionArbitration, Step};
+use crate::peers::{ConnectionId, Hello, PeerAddress};
 
 /// Above this number of queued bytes a peer's view of our interests may be old.
 const QUEUED_BYTES_THRESHOLD: usize = 1 << 18;
@@ -46,10 +47,8 @@ impl Mesh {
             }
             (Frame::Accept { session }, _) if node > self.me.identity => {
                 let known = self.nodes.get_mut(&node);
-                let steps = known
-                    .and_then(|known| known.arbitration.accepted(connection, session))
-                    .ok_or_else(|| malformed("unexpected answer"))?;
-                self.perform(steps, now);
+                let steps = known.and_then(|it| it.arbitration.accepted(connection, session));
+                self.perform(steps.ok_or_else(|| malformed("unexpected answer"))?, now);
             }
             (Frame::Heartbeat, Some(_)) => {}
             (Frame::Interests { number, changes }, Some(session)) => {
@@ -58,11 +57,8 @@ impl Mesh {
                 self.actions.push_back(Action::Report(event));
             }
             (Frame::ControlMessage(bytes), Some(session)) => {
-                self.actions.push_back(Action::Report(PeerEvent::ControlMessage {
-                    node,
-                    session,
-                    bytes,
-                }));
+                let event = PeerEvent::ControlMessage { node, session, bytes };
+                self.actions.push_back(Action::Report(event));
             }
             (Frame::RequestPeers, Some(_)) => self.handle_peers_request(connection, now),
             (Frame::PeerList { others }, Some(_)) if link.requested_peers => {
@@ -86,11 +82,8 @@ impl Mesh {
                 return Err(CloseReason::Closed(GoodbyeReason::SelfConnection));
             }
             if self.log.allows(now) {
-                tracing::warn!(
-                    %node,
-                    label = hello.label,
-                    "another service has the node id of this service"
-                );
+                let label = hello.label;
+                tracing::warn!(%node, label, "another service has the node id of this service");
             }
             return Err(CloseReason::Closed(GoodbyeReason::IdentityConflict));
         }
@@ -120,18 +113,8 @@ impl Mesh {
         }
         if instance > known.instance {
             known.instance = instance;
-            let is_older = |link: &PeerConnection| {
-                link.peer
-                    .as_ref()
-                    .is_some_and(|peer| peer.identity == node && peer.instance < instance)
-            };
-            let older: Vec<_> = self
-                .connections
-                .iter()
-                .filter(|(_, link)| is_older(link))
-                .map(|(old, _)| *old)
-                .collect();
-            for old in older {
+            let is_older = |peer: &Hello| peer.identity == node && peer.instance < instance;
+            for old in self.connections_with(|link| link.peer.as_ref().is_some_and(is_older)) {
                 self.close_connection(old, CloseReason::Closed(GoodbyeReason::Superseded), now);
             }
         }
@@ -158,11 +141,9 @@ impl Mesh {
                 Step::Replace(old) => {
                     self.close_connection(old, CloseReason::Closed(GoodbyeReason::Replaced), now)
                 }
-                Step::Refuse(duplicate) => self.close_connection(
-                    duplicate,
-                    CloseReason::Closed(GoodbyeReason::Duplicate),
-                    now,
-                ),
+                Step::Refuse(on) => {
+                    self.close_connection(on, CloseReason::Closed(GoodbyeReason::Duplicate), now)
+                }
                 Step::Establish { on, session } => self.establish(on, session, now),
             }
         }
@@ -186,21 +167,17 @@ impl Mesh {
             self.ask(node, now);
         }
         if let Some(reachable_address) = reachable_address {
-            let requesters = self
-                .connections
-                .iter()
-                .filter(|(other, link)| link.wants_peers && **other != connection);
-            let requesters: Vec<_> = requesters.map(|(other, _)| *other).collect();
-            for other in requesters {
-                self.send(other, &Frame::PeerList { others: vec![reachable_address] }, now);
+            for other in self.connections_with(|link| link.wants_peers) {
+                if other != connection {
+                    self.send(other, &Frame::PeerList { others: vec![reachable_address] }, now);
+                }
             }
         }
     }
 
     /// Asks a node for its peers, once in a session.
     fn ask(&mut self, node: NodeId, now: Duration) {
-        let current = self.nodes.get(&node).and_then(|known| known.arbitration.current());
-        let Some((connection, _)) = current else { return };
+        let Some((connection, _)) = self.current(&node) else { return };
         let Some(link) = self.connections.get_mut(&connection) else { return };
         let answers =
             link.peer.as_ref().is_some_and(|peer| peer.capabilities & capability::RENDEZVOUS != 0);
@@ -215,12 +192,9 @@ impl Mesh {
         if std::mem::replace(&mut link.wants_peers, true) {
             return;
         }
-        let others: Vec<_> = self
-            .connections
-            .iter()
-            .filter(|(other, link)| **other != connection && link.number.is_some())
-            .filter_map(|(_, link)| link.reachable_address())
-            .collect();
+        let others = self.connections.iter().filter(|(other, _)| **other != connection);
+        let others = others.filter(|(_, link)| link.number.is_some());
+        let others: Vec<_> = others.filter_map(|(_, link)| link.reachable_address()).collect();
         for some in others.chunks(ADDRESSES_PER_FRAME) {
             self.send(connection, &Frame::PeerList { others: some.to_vec() }, now);
         }
@@ -234,11 +208,8 @@ impl Mesh {
             }
             if !self.addresses.learn(*node, *address, now) {
                 if self.log.allows(now) {
-                    tracing::warn!(
-                        %node,
-                        %address,
-                        "address table full: a learned address was ignored"
-                    );
+                    let what = "address table full: a learned address was ignored";
+                    tracing::warn!(%node, %address, "{what}");
                 }
                 return;
             }

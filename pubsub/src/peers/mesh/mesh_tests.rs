@@ -8,11 +8,11 @@ use std::time::{Duration, SystemTime};
 use proptest::prelude::*;
 
 use self::simulation::{HostConfig, Simulation};
-use super::{Limits, Mesh, PeerState, Start};
+use super::{Mesh, PeerState};
 use crate::ids::NodeId;
-use crate::peers::connection_protocol::Timing;
-use crate::peers::identity::{ServiceInstance, SplitMix64};
+use crate::network_options::NetworkOptions;
 use crate::peers::interests::Interest;
+use crate::peers::{Hello, Limits, ServiceInstance, SplitMix64};
 use crate::settings::TopicSettings;
 
 impl Mesh {
@@ -297,18 +297,14 @@ fn silent_session_is_replaced_by_another_service_of_the_id() {
 fn inbound_and_dialled_connections_have_separate_limits() {
     let limits = Limits { connections: 4, per_source: 2, pending: 2 };
     let peer = address(1, 0);
-    let start = Start {
-        identity: identity(0, 1),
-        instance: ServiceInstance { started: 1, nonce: 1 },
-        label: String::new(),
-        listens: Some(address(0, 0)),
+    let network = NetworkOptions {
         peers: vec![peer.to_string()],
-        rendezvous: None,
-        timing: Timing::new(Duration::from_secs(3)),
-        limits,
-        withholds_interests: false,
+        lost_after: Duration::from_secs(3),
+        ..NetworkOptions::default()
     };
-    let mut mesh = Mesh::new(start, Duration::ZERO);
+    let instance = ServiceInstance { started: 1, nonce: 1 };
+    let me = Hello::new(identity(0, 1), instance, "", Some(address(0, 0)), &network);
+    let mut mesh = Mesh::new(me, &network, limits, false, Duration::ZERO);
     let accept = |mesh: &mut Mesh| {
         let from = (0..8).map(|host| address(2 + host / 4, 0));
         from.filter(|from| mesh.accepted(address(0, 0), *from, Duration::ZERO).is_some()).count()

@@ -13,36 +13,22 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-pub(super) use self::admission::Limits;
 use self::report::DepartedNodes;
 pub(crate) use self::report::{PeerReport, PeerState};
 use super::address_book::{AddressBook, AddressSource, DialOutcome};
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::connection_protocol::{ConnectionProtocol, Timing};
+use super::connection_protocol::ConnectionProtocol;
 use super::event::PeerEvent;
-use super::identity::{ServiceInstance, SessionId, SplitMix64};
+use super::identity::SessionId;
 use super::interests::{InterestSender, Interests, PeerInterests};
-use super::protocol::{Frame, Hello, MAX_CONTROL_MESSAGE_LENGTH, capability};
-use super::session_arbitration::{ConnectionId, SessionArbitration};
+use super::protocol::{Frame, MAX_CONTROL_MESSAGE_LENGTH};
+use super::session_arbitration::SessionArbitration;
+use super::{ConnectionId, Hello, Limits, ServiceInstance, SplitMix64, Timing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
+use crate::network_options::NetworkOptions;
 use crate::text::shortened;
-
-/// Initial state of a mesh.
-#[derive(Debug)]
-pub(super) struct Start {
-    pub(super) identity: NodeId,
-    pub(super) instance: ServiceInstance,
-    pub(super) label: String,
-    pub(super) listens: Option<SocketAddr>,
-    pub(super) peers: Vec<String>,
-    pub(super) rendezvous: Option<String>,
-    pub(super) timing: Timing,
-    pub(super) limits: Limits,
-    /// Peers get the interests of this node only once they are set and announced.
-    pub(super) withholds_interests: bool,
-}
 
 /// An action for the driver of the mesh.
 #[derive(Debug)]
@@ -113,31 +99,28 @@ pub(super) struct Mesh {
 }
 
 impl Mesh {
-    pub(super) fn new(start: Start, now: Duration) -> Self {
-        let Start { identity, instance, label, listens, peers, rendezvous, .. } = start;
-        let Start { timing, limits, withholds_interests, .. } = start;
+    /// If it withholds its interests, peers get them only once they are set and announced.
+    pub(super) fn new(
+        me: Hello,
+        network: &NetworkOptions,
+        limits: Limits,
+        withholds_interests: bool,
+        now: Duration,
+    ) -> Self {
         let mut addresses = AddressBook::default();
-        for address in peers {
-            addresses.add(address, AddressSource::Configured, None, now);
+        for address in &network.peers {
+            addresses.add(address.clone(), AddressSource::Configured, None, now);
         }
-        if let Some(address) = rendezvous {
-            addresses.add(address, AddressSource::Rendezvous, None, now);
+        if let Some(address) = &network.rendezvous {
+            addresses.add(address.clone(), AddressSource::Rendezvous, None, now);
         }
-        let me = Hello {
-            identity,
-            instance,
-            label,
-            capabilities: if listens.is_some() { capability::RENDEZVOUS } else { 0 },
-            lost_after: u32::try_from(timing.lost_after.as_millis()).unwrap_or(u32::MAX),
-            listens,
-        };
-        let mut random = SplitMix64(instance.nonce);
+        let mut random = SplitMix64(me.instance.nonce);
         // Random, not from a clock, which may have been set back: no earlier service of this node
         // used it.
         let next_session = random.draw();
         Self {
             me,
-            timing,
+            timing: Timing::new(network.lost_after),
             limits,
             random,
             connections: BTreeMap::new(),
@@ -181,16 +164,17 @@ impl Mesh {
         result: std::result::Result<(SocketAddr, SocketAddr), String>,
         now: Duration,
     ) -> Option<ConnectionId> {
-        let failed = match result {
+        match result {
             Ok((local_address, peer_address)) => {
-                return Some(self.open(Some(address.to_owned()), local_address, peer_address, now));
+                Some(self.open(Some(address.to_owned()), local_address, peer_address, now))
             }
-            Err(why) => why,
-        };
-        tracing::debug!(address, why = failed, "dialling a peer failed");
-        let Self { addresses, timing, random, log, .. } = self;
-        addresses.ended(address, DialOutcome::Failed(failed), (timing, random, log), now);
-        None
+            Err(why) => {
+                tracing::debug!(address, why, "dialling a peer failed");
+                let Self { addresses, timing, random, log, .. } = self;
+                addresses.ended(address, (DialOutcome::Failed, &why), (timing, random, log), now);
+                None
+            }
+        }
     }
 
     fn open(
@@ -281,11 +265,14 @@ impl Mesh {
         if gone.is_empty() {
             return;
         }
-        let of_gone =
-            self.connections.iter().filter(|(_, link)| gone.contains(&link.local_address.ip()));
-        for connection in of_gone.map(|(connection, _)| *connection).collect::<Vec<_>>() {
+        for connection in self.connections_with(|link| gone.contains(&link.local_address.ip())) {
             self.broken(connection, "the local address was removed from this machine", now);
         }
+    }
+
+    fn connections_with(&self, is_one: impl Fn(&PeerConnection) -> bool) -> Vec<ConnectionId> {
+        let found = self.connections.iter().filter(|(_, link)| is_one(link));
+        found.map(|(connection, _)| *connection).collect()
     }
 
     /// Logs that the system refused a connection.
@@ -298,12 +285,11 @@ impl Mesh {
     // ------------------------------------------------------------------- time
 
     pub(super) fn tick(&mut self, now: Duration) {
-        let ended: Vec<_> = self
+        let ended = self
             .connections
             .iter_mut()
-            .filter_map(|(connection, link)| Some((*connection, link.session.tick(now).err()?)))
-            .collect();
-        for (connection, reason) in ended {
+            .filter_map(|(connection, link)| Some((*connection, link.session.tick(now).err()?)));
+        for (connection, reason) in ended.collect::<Vec<_>>() {
             self.close_connection(connection, reason, now);
         }
         self.departed.tick(now);
@@ -339,8 +325,7 @@ impl Mesh {
     pub(super) fn set_interests(&mut self, interests: Interests, now: Duration) {
         self.interests = interests;
         self.interests_unknown = false;
-        let connections: Vec<_> = self.connections.keys().copied().collect();
-        for connection in connections {
+        for connection in self.connections_with(|_| true) {
             if let Some(link) = self.connections.get_mut(&connection) {
                 link.interest_sender.mark_changed();
             }
@@ -351,9 +336,8 @@ impl Mesh {
     /// Sends the interests of this node to a peer from now on, after the messages already queued,
     /// while the session lasts.
     pub(super) fn announce_interests(&mut self, node: NodeId, session: SessionId, now: Duration) {
-        let current = self.nodes.get(&node).and_then(|known| known.arbitration.current());
-        let Some((connection, number)) = current else { return };
-        if number == session
+        if let Some((connection, number)) = self.current(&node)
+            && number == session
             && let Some(link) = self.connections.get_mut(&connection)
         {
             link.withholds_interests = false;
@@ -369,20 +353,15 @@ impl Mesh {
         message: Vec<u8>,
         now: Duration,
     ) -> Result<()> {
-        let refuse = |kind, detail| Err(Error::new("send to a node", kind, detail).on(node));
+        let refuse = |kind, detail| Err(Error::new("send to node", kind, detail).at(node));
         if message.len() > MAX_CONTROL_MESSAGE_LENGTH {
             let length = message.len();
             let detail =
                 format!("message of {length} bytes exceeds {MAX_CONTROL_MESSAGE_LENGTH} bytes");
             return refuse(ErrorKind::TooLong, detail);
         }
-        let current = self.nodes.get(&node).and_then(|known| known.arbitration.current());
-        let link = match current {
-            Some((connection, number)) if number == session => {
-                self.connections.get_mut(&connection).map(|link| (connection, link))
-            }
-            _ => None,
-        };
+        let current = self.current(&node).filter(|(_, number)| *number == session);
+        let link = current.and_then(|(it, _)| Some((it, self.connections.get_mut(&it)?)));
         let Some((connection, link)) = link else {
             return refuse(ErrorKind::Closed, format!("session {session} has ended"));
         };
@@ -423,15 +402,13 @@ impl Mesh {
                 _ if reason == CloseReason::Closed(GoodbyeReason::Duplicate) => {
                     DialOutcome::Duplicate
                 }
-                _ if reason.is_permanent() => DialOutcome::Permanent(why.clone()),
-                None if reason.is_session_conflict() => DialOutcome::SessionExists(why.clone()),
-                Some(_) => {
-                    DialOutcome::Lost { why: why.clone(), lasted: now.saturating_sub(link.since) }
-                }
-                None => DialOutcome::Failed(why.clone()),
+                _ if reason.is_permanent() => DialOutcome::Permanent,
+                None if reason.is_session_conflict() => DialOutcome::SessionExists,
+                Some(_) => DialOutcome::Lost { lasted: now.saturating_sub(link.since) },
+                None => DialOutcome::Failed,
             };
             let Self { addresses, timing, random, log, .. } = self;
-            addresses.ended(address, outcome, (timing, random, log), now);
+            addresses.ended(address, (outcome, &why), (timing, random, log), now);
         }
         if link.number.is_some() {
             self.departed.record(&link, &reason, &self.timing, now);
@@ -439,12 +416,10 @@ impl Mesh {
         let Some(peer) = link.peer else {
             let (peer_address, why) = (link.peer_address, shortened(&why, 300));
             // Not logged: a connection closed without any bytes.
-            let is_logged = is_refusal && self.handshake_log.allows(now);
-            match is_logged {
-                true => tracing::info!(%peer_address, why, "a connection was refused: not a node"),
-                false => {
-                    tracing::debug!(%peer_address, why, "a connection ended before its handshake");
-                }
+            if is_refusal && self.handshake_log.allows(now) {
+                tracing::info!(%peer_address, why, "a connection was refused: not a node");
+            } else {
+                tracing::debug!(%peer_address, why, "a connection ended before its handshake");
             }
             return;
         };
@@ -453,38 +428,27 @@ impl Mesh {
             let interests = link.peer_interests.len();
             tracing::debug!(%node, label = peer.label, %session, interests, why, "a session ended");
             self.addresses.lost(&node, &why, &self.timing, &mut self.random, now);
-            self.actions.push_back(Action::Report(PeerEvent::Disconnected {
-                node,
-                session,
-                reason,
-            }));
+            let event = PeerEvent::Disconnected { node, session, reason };
+            self.actions.push_back(Action::Report(event));
         }
         let step = self.nodes.get_mut(&node).and_then(|known| known.arbitration.gone(connection));
         self.perform(step, now);
-        let has_connections = self
-            .connections
-            .values()
-            .any(|link| link.peer.as_ref().is_some_and(|peer| peer.identity == node));
-        if !has_connections {
+        let is_of = |link: &PeerConnection| link.peer.as_ref().map(|peer| peer.identity);
+        if !self.connections.values().any(|link| is_of(link) == Some(node)) {
             self.nodes.remove(&node);
         }
     }
 
     /// Whether a node has a session, and its connection is stale.
     fn is_stale(&self, node: &NodeId, now: Duration) -> bool {
-        let current = self.nodes.get(node).and_then(|known| known.arbitration.current());
-        let link = current.and_then(|(connection, _)| self.connections.get(&connection));
+        let link = self.current(node).and_then(|(connection, _)| self.connections.get(&connection));
         link.is_some_and(|link| link.session.is_stale(now))
     }
 
-    /// Whether a node has a session.
-    fn has_session(&self, node: &NodeId) -> bool {
-        has_session(&self.nodes, node)
+    /// The session of a node.
+    fn current(&self, node: &NodeId) -> Option<(ConnectionId, SessionId)> {
+        self.nodes.get(node)?.arbitration.current()
     }
-}
-
-fn has_session(nodes: &HashMap<NodeId, Node>, node: &NodeId) -> bool {
-    nodes.get(node).is_some_and(|known| known.arbitration.current().is_some())
 }
 
 /// Whether a node has a session that is not stale.

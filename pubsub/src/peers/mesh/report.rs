@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use super::{Mesh, PeerConnection};
 use crate::ids::NodeId;
+use crate::peers::Timing;
 use crate::peers::close_reason::{CloseReason, GoodbyeReason};
-use crate::peers::connection_protocol::Timing;
 
 /// Limit of remembered departed nodes.
 const MAX_DEPARTED: usize = 256;
@@ -57,8 +57,7 @@ impl DepartedNodes {
 
     fn insert(&mut self, node: NodeId, gone: DepartedNode) {
         if self.0.len() >= MAX_DEPARTED && !self.0.contains_key(&node) {
-            let first = self.0.iter().min_by_key(|(_, gone)| gone.until);
-            let first = first.map(|(node, _)| *node);
+            let first = self.0.iter().min_by_key(|(_, gone)| gone.until).map(|(node, _)| *node);
             first.and_then(|node| self.0.remove(&node));
         }
         self.0.insert(node, gone);
@@ -131,16 +130,13 @@ impl Mesh {
         let mut reports = Vec::new();
         let mut has_link = Vec::new();
         for link in self.connections.values() {
-            let state = match link.number {
-                Some(_) => PeerState::Connected,
-                None => PeerState::Handshaking,
-            };
+            let has_session = link.number.is_some();
             has_link.extend(link.dialled.as_deref());
             reports.push(PeerReport {
                 identity: link.peer.as_ref().map(|peer| peer.identity),
                 label: link.peer.as_ref().map(|peer| peer.label.clone()),
                 address: link.address(),
-                state,
+                state: if has_session { PeerState::Connected } else { PeerState::Handshaking },
                 is_dialled: link.dialled.is_some(),
                 since: moment(link.since),
                 last_error: None,
@@ -148,12 +144,12 @@ impl Mesh {
         }
         reports.extend(self.addresses.reports(
             |address| has_link.contains(&address),
-            |node| self.has_session(node),
+            |node| self.current(node).is_some(),
             &moment,
         ));
         for (node, gone) in &self.departed.0 {
             // A dialled node was reported above.
-            if self.has_session(node) || self.addresses.contains(node) {
+            if self.current(node).is_some() || self.addresses.contains(node) {
                 continue;
             }
             reports.push(PeerReport {

@@ -18,7 +18,7 @@ pub(crate) use self::sync_words::{OWNED_BY_STREAMS, SyncPoint};
 use super::Pool;
 use super::bytes::SegmentPart;
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_mapping;
+use crate::error_mapping::{During, On};
 use crate::lock::lock;
 
 /// Bytes of sync words that are registered for a device at once, so that unused ones are not
@@ -49,7 +49,7 @@ impl PollBackoff {
 
 /// An object with work to do when streams of this process progress, which it detects only by
 /// polling.
-pub(crate) trait StreamPoller: Send + Sync {
+pub(crate) trait StreamPoller: Send + Sync + std::fmt::Debug {
     /// Polls. False if it needs no further polls of this pool.
     fn poll_streams(&self, pool: &Pool) -> bool;
 }
@@ -67,7 +67,7 @@ struct StreamWrite {
 }
 
 /// Streams of this process that use a pool.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Streams {
     /// Registered sync words.
     words: Mutex<Vec<(u64, Memory)>>,
@@ -77,17 +77,10 @@ pub(super) struct Streams {
     stream_pollers: Mutex<Vec<Weak<dyn StreamPoller>>>,
 }
 
-impl std::fmt::Debug for Streams {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Streams({} messages)", lock(&self.stream_writes).len())
-    }
-}
-
 impl Pool {
     /// The sync word of a block, as memory for streams.
     pub(crate) fn sync_word(&self, block: Block) -> Result<Slice> {
-        let operation = "register a pool's control segment for a device";
-        let on = |cause| error_mapping::from_device(operation, cause).on(self.id());
+        let operation = "register control segment of pool";
         let (at, range) =
             (self.control().sync_word_offset(block), self.control().sync_words_range());
         if !range.contains(&at) {
@@ -97,15 +90,15 @@ impl Pool {
         let first = range.start + (at - range.start) / REGISTER_BYTES * REGISTER_BYTES;
         let mut words = lock(&self.streams.words);
         if let Some((_, memory)) = words.iter().find(|(known, _)| *known == first) {
-            return memory.slice(at - first, WORD).map_err(on);
+            return memory.slice(at - first, WORD).during(operation).on(self.id());
         }
         let length = REGISTER_BYTES.min(range.end - first);
         let part = SegmentPart::new(&self.segment, first, length).ok_or_else(|| {
             let detail = "the control segment is truncated";
             Error::new(operation, ErrorKind::Malformed, detail).on(self.id())
         })?;
-        let memory = self.mapping()?.device.register(part).map_err(on)?;
-        let word = memory.slice(at - first, WORD).map_err(on);
+        let memory = self.mapping()?.device.register(part).during(operation).on(self.id())?;
+        let word = memory.slice(at - first, WORD).during(operation).on(self.id());
         words.push((first, memory));
         word
     }
@@ -116,8 +109,8 @@ impl Pool {
         if of_stream.implementation == of_pool.implementation {
             return Ok(());
         }
-        let detail = format!("the stream belongs to {of_stream}");
-        Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id()))
+        let detail = format!("the stream belongs to {of_stream}, and the topic to {of_pool}");
+        Err(Error::new(operation, ErrorKind::InvalidArgument, detail))
     }
 
     /// Makes the stream signal a published message that it writes until this point. The message is

@@ -524,7 +524,7 @@ impl<W: OutboundTransport> Outbound<W> {
                 if now.monotonic - since > self.options.timeout {
                     let detail = "the device did not copy a message out within the timeout";
                     return Err(Error::new(
-                        "copy a message out",
+                        "copy message out",
                         ErrorKind::DeadlineExceeded,
                         detail,
                     ));

@@ -236,7 +236,7 @@ impl<W: OutboundTransport> Outbound<W> {
             let destination = &self.destinations[index];
             if blocks(destination) && destination.in_flight_entries().start == lowest {
                 let detail = "the node does not read, and blocks all other nodes";
-                let error = Error::new("write to a node", ErrorKind::DeadlineExceeded, detail);
+                let error = Error::new("write to node", ErrorKind::DeadlineExceeded, detail);
                 self.disconnect_failed(index, error, wire);
             }
         }
@@ -253,11 +253,13 @@ impl<R> Destination<R> {
     /// The next `count` entries are not needed by this destination.
     pub(super) fn skip(&mut self, count: u64) {
         self.next += count;
+        // A message in progress includes the skipped entries when it is written.
+        if self.in_progress.is_some() {
+            return;
+        }
         match self.unacknowledged.back_mut() {
             Some((_, unacknowledged)) => unacknowledged.entry = self.next,
-            // A message in progress includes the skipped entries when it is written.
-            None if self.in_progress.is_none() => self.delivered = self.next,
-            None => {}
+            None => self.delivered = self.next,
         }
     }
 }

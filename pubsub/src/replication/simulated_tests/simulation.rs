@@ -284,7 +284,7 @@ impl SimTransport {
 }
 
 fn broken() -> Error {
-    Error::new("use a simulated ring", ErrorKind::Failed, "the ring is broken")
+    Error::new("use simulated ring", ErrorKind::Failed, "the ring is broken")
 }
 
 impl OutboundTransport for SimTransport {

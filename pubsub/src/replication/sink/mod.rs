@@ -125,7 +125,7 @@ impl TopicSink {
 
 impl Sink for TopicSink {
     fn begin(&mut self, header: &MessageHeader) -> Result<Option<PayloadLocation>> {
-        let operation = "take a message of another node";
+        let operation = "take message of another node for topic";
         let largest = self.topic.settings().largest;
         if header.length > largest {
             let length = counted(header.length, "byte");
@@ -170,7 +170,7 @@ impl Sink for TopicSink {
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome> {
-        let (block, offset) = self.first("publish a message of another node")?;
+        let (block, offset) = self.first("publish message of another node to topic")?;
         note_stages(&self.pool.control().sample_info(block), header, stages, clock::now());
         let entry = Entry {
             block,

@@ -136,7 +136,7 @@ pub(super) fn payload_location(pool: &Pool, slice: gpu::Slice) -> PayloadLocatio
 
 impl Source for TopicSource {
     fn next(&mut self) -> Result<Option<OutgoingMessage>> {
-        let operation = "take a message for other nodes";
+        let operation = "take message for other nodes from topic";
         if !self.gate.load(Ordering::Acquire) {
             return Ok(None);
         }

@@ -123,7 +123,7 @@ impl PublishListener {
         let thread = std::thread::Builder::new()
             .name("fabricast-pubs".into())
             .spawn(move || listened.listen(&rung))
-            .map_err(|error| Error::of("start the publish listener", error))?;
+            .map_err(|error| Error::of("start publish listener", error))?;
         Ok(Self { shared, bell, thread: Some(thread) })
     }
 

@@ -180,7 +180,7 @@ impl StagingSlots {
         if slab.count() >= self.max_count && !is_first {
             return Ok(None);
         }
-        let operation = "create a staging slot";
+        let operation = "create staging slot";
         let (segment, pinned) = SegmentMemory::create(SLOT, self.length, device, operation)?;
         let mut memory = LaneRegistrations::new(segment);
         memory.get(0, port).map_err(|error| Error::of(operation, error))?;
@@ -206,23 +206,19 @@ impl StagingSlots {
         let slab = self.slabs.get_mut(&implementation);
         let slot = slab.and_then(|slab| slab.items.get_mut(index as usize)?.as_mut());
         let slot = slot.ok_or_else(|| missing("staging slot"))?;
-        slot.memory.get(lane, port).map_err(|error| Error::of("write from a slot", error))
+        slot.memory.get(lane, port).map_err(|error| Error::of("write from staging slot", error))
     }
 
     /// The slot as the device's pinned memory.
     pub(super) fn pinned(&self, slot: u32, length: u64) -> Result<Slice> {
         let slot = self.get(slot)?;
-        slot.pinned.slice(0, length).map_err(|error| Error::of("copy a message out", error))
+        slot.pinned.slice(0, length).map_err(|error| Error::of("copy message out", error))
     }
 }
 
 #[cold]
 fn missing(object: &str) -> Error {
-    Error::new(
-        "use shared memory of a worker",
-        ErrorKind::Closed,
-        format!("{object} does not exist"),
-    )
+    Error::new("use shared memory of worker", ErrorKind::Closed, format!("{object} does not exist"))
 }
 
 /// A registered range of a memory.
@@ -253,7 +249,7 @@ impl RegistrationCache {
         lane: usize,
         port: &Port,
     ) -> Result<RegionSlice> {
-        let operation = "write a message from where it lies";
+        let operation = "write message without copying";
         let (memory, from) = (slice.memory(), slice.offset() + at);
         let until = slice.offset() + slice.length();
         let ranges = self.memories.entry(memory.identity()).or_default();
@@ -295,7 +291,7 @@ pub(super) struct CopyStreams(HashMap<DeviceName, gpu::Stream>);
 impl CopyStreams {
     /// Begins a copy by a device. The returned point is done when the copy is.
     pub(super) fn copy(&mut self, on: &Device, to: &Slice, from: &Slice) -> Result<gpu::Point> {
-        let from_device = |error| Error::of("copy a message", error);
+        let from_device = |error| Error::of("copy message", error);
         let stream = match self.0.entry(on.name()) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {

@@ -85,7 +85,7 @@ fn is_host(memory: &Memory) -> bool {
     memory.device().is_none_or(|device| device.implementation == Implementation::Emulated)
 }
 
-const IN: &str = "copy a message in";
+const IN: &str = "copy message in";
 
 #[cold]
 fn refuse(operation: &'static str) -> Error {
@@ -160,7 +160,7 @@ pub(in crate::replication) fn gather(
         && at.checked_add(length).is_some_and(|end| end <= to.len())
         && !to.kind().is_device();
     if !is_inside || !is_host(from.memory()) {
-        return Err(refuse("copy a message out"));
+        return Err(refuse("copy message out"));
     }
     let target = to.as_ptr().wrapping_add(at).cast();
     // SAFETY: as in `unload`.

@@ -21,8 +21,8 @@ use crate::replication::transport::buffers::{
 /// Shorter messages use only the first lane of their ring: striping them is not worth waking a
 /// thread.
 pub(super) const MIN_STRIPED_LENGTH: u64 = 1 << 20;
-const WRITE: &str = "write to a node";
-const READ: &str = "read from a node";
+const WRITE: &str = "write to node";
+const READ: &str = "read from node";
 
 /// Port, completion queue and registered memory of a worker; all its topics write through it.
 pub(super) struct Transport {
@@ -83,7 +83,7 @@ impl Transport {
 
     /// Closes the endpoint, and then releases all memory.
     pub(super) fn close(self) -> Result<()> {
-        self.port.close().map_err(|error| Error::of("close an endpoint", error))
+        self.port.close().map_err(|error| Error::of("close endpoint", error))
     }
 
     fn start(region: &fabric::MemoryRegion, length: usize) -> Result<RegionSlice> {
@@ -221,12 +221,12 @@ impl OutboundTransport for Transport {
         let to = self.slots.pinned(slot, length)?;
         let from = from.slice();
         let piece =
-            from.slice(offset, length).map_err(|error| Error::of("copy a message out", error))?;
+            from.slice(offset, length).map_err(|error| Error::of("copy message out", error))?;
         self.out.copy(from.memory().mapped_for(), &to, &piece)
     }
 
     fn is_copied(&mut self, copy_handle: &Point) -> Result<bool> {
-        copy_handle.is_done().map_err(|error| Error::of("copy a message out", error))
+        copy_handle.is_done().map_err(|error| Error::of("copy message out", error))
     }
 }
 
@@ -311,10 +311,10 @@ impl InboundTransport for RingInput<'_> {
             }
             PayloadLocation::Device(slice) => slice,
         };
-        let from_device = |error| Error::of("copy a message in", error);
+        let from_device = |error| Error::of("copy message in", error);
         let (Some(pinned), Some(slice)) = (self.pinned, chunk.0.slice()) else {
             let detail = "the sink returned device memory, but the topic has no device";
-            return Err(Error::new("copy a message in", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new("copy message in", ErrorKind::InvalidArgument, detail));
         };
         let start = (slice.offset() + from) as u64;
         let piece = pinned.slice(start, length as u64).map_err(from_device)?;
@@ -326,7 +326,7 @@ impl InboundTransport for RingInput<'_> {
     fn is_copied(&mut self, copy_handle: &CopyHandle) -> Result<bool> {
         match copy_handle {
             CopyHandle::Device(point) => {
-                point.is_done().map_err(|error| Error::of("copy a message in", error))
+                point.is_done().map_err(|error| Error::of("copy message in", error))
             }
             CopyHandle::CopyThread(number) => Ok(self.copy_threads.is_done(*number)),
         }

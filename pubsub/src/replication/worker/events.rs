@@ -27,7 +27,7 @@ pub enum WorkerEvent {
 }
 
 pub(super) fn channel() -> Result<(Arc<WakeFd>, Sender<WorkerEvent>, Receiver<WorkerEvent>)> {
-    let bell = WakeFd::new().map_err(|error| Error::of("start a replication worker", error))?;
+    let bell = WakeFd::new().map_err(|error| Error::of("start replication worker", error))?;
     let (sender, receiver) = unbounded();
     Ok((Arc::new(bell), sender, receiver))
 }

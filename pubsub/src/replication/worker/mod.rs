@@ -41,8 +41,8 @@ const MIN_RING_SIZE: u64 = 64 << 10;
 const SLOTS_PER_LANE: usize = 8;
 /// How long a dropped worker may take to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
-const CONNECT: &str = "connect a topic to a node";
-const RENEW: &str = "renew the endpoint";
+const CONNECT: &str = "connect topic to node";
+const RENEW: &str = "renew endpoint";
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -200,7 +200,7 @@ impl Worker {
 
     /// Starts a worker that shares the cores with others.
     fn start_among(options: WorkerOptions, local: IpAddr, workers: usize) -> Result<Self> {
-        let operation = "start a replication worker";
+        let operation = "start replication worker";
         if options.chunk < 4096 || options.ring < 64 << 10 || options.slots == 0 {
             let detail = "chunks of at least 4 KiB, rings of at least 64 KiB, at least one slot";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
@@ -298,7 +298,7 @@ impl Worker {
         );
         if is_repeatable && self.commands.len() >= MAX_QUEUED_COMMANDS {
             return Err(Error::new(
-                "use a replication worker",
+                "use replication worker",
                 ErrorKind::TooMany,
                 "the command queue is full",
             ));
@@ -323,7 +323,7 @@ impl Drop for Worker {
 
 #[cold]
 fn ended() -> Error {
-    Error::new("use a replication worker", ErrorKind::Closed, "the thread ended")
+    Error::new("use replication worker", ErrorKind::Closed, "the thread ended")
 }
 
 /// Several workers, not more than there are cores; each topic belongs to one of them. The first one

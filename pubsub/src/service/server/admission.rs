@@ -8,12 +8,13 @@ use ipc::{Channel, ChannelError, ChannelListener, DescriptorLimit, LimitReached,
 
 use super::{POLL_INTERVAL, SERVING};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::During;
 use crate::log_limit::LogLimit;
 use crate::service::connection::Connection;
 use crate::service::protocol::{self, Notice, Refusal, Request};
 use crate::wake::WakeFd;
 
-pub(super) const RECEIVING: &str = "accept a process";
+pub(super) const RECEIVING: &str = "accept process";
 /// Maximum number of connections without a first message.
 pub(super) const MAX_PENDING_CLIENTS: usize = 64;
 /// Time for the first message.
@@ -42,8 +43,7 @@ pub(super) struct Admission {
 /// Names this process for the process at the other end.
 fn service_for(connection: &Connection) -> String {
     let own = std::process::id();
-    let is_own = connection.channel().credentials().is_ok_and(|it| it.process == Some(own));
-    match is_own {
+    match connection.channel().credentials().is_ok_and(|it| it.process == Some(own)) {
         true => "this process, which also serves the node".to_owned(),
         false => format!("the node's service, process {own}"),
     }
@@ -60,7 +60,7 @@ impl Admission {
         let spare_descriptor = bell.as_fd().try_clone_to_owned();
         Ok(Self {
             listener,
-            spare_descriptor: Some(spare_descriptor.map_err(|error| Error::of(SERVING, error))?),
+            spare_descriptor: Some(spare_descriptor.during(SERVING)?),
             pending_clients: Vec::new(),
             began: Instant::now(),
             log_limit: LogLimit::short(),

@@ -1,13 +1,15 @@
 //! Clients of the service: how they join, and their requests.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipc::{ChannelError, DescriptorLimit, Liveness, Participant, PidFd};
 
 use super::admission::{RECEIVING, out_of_descriptors};
-use super::broker::ClientName;
-use super::{MAX_MESSAGES_PER_TURN, RESERVED_ROSTER_SLOTS, Service};
+use super::{
+    ClientName, JoiningClient, MAX_MESSAGES_PER_TURN, RESERVED_ROSTER_SLOTS, ServedNode, Service,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::node_segment::NodeSegment;
 use crate::pool::{Direction, Piece};
@@ -16,33 +18,6 @@ use crate::service::protocol::{self, MAX_LABEL, Notice, Refusal, Request};
 
 /// Descriptors that are never used to admit a process.
 const RESERVED_DESCRIPTORS: usize = 8;
-
-/// A client whose hello was received.
-#[derive(Debug)]
-pub(super) struct JoiningClient {
-    connection: Connection,
-    label: String,
-    pidfd: PidFd,
-}
-
-impl JoiningClient {
-    pub(super) fn into_connection(self) -> Connection {
-        self.connection
-    }
-}
-
-/// Tells a process that it is a member, after the pidfds of all others.
-fn welcome(
-    connection: &mut Connection,
-    member: Participant,
-    descriptors: Vec<OwnedFd>,
-    pidfds: Vec<(Vec<u32>, Vec<OwnedFd>)>,
-) {
-    for (participants, pidfds) in pidfds {
-        connection.send(&Notice::Pidfds { participants }, pidfds);
-    }
-    connection.send(&Notice::Welcome { participant: member.number() }, descriptors);
-}
 
 fn malformed(detail: &'static str) -> Error {
     Error::new(RECEIVING, ErrorKind::Malformed, detail)
@@ -53,14 +28,9 @@ fn other_node() -> Error {
     Error::new(RECEIVING, ErrorKind::Closed, detail)
 }
 
-/// The descriptors of a message that has this many.
-fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; N]> {
-    descriptors.try_into().map_err(|_| malformed("wrong number of descriptors"))
-}
-
 /// The only descriptor of a message.
 fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
-    exactly(descriptors).map(|[descriptor]| descriptor)
+    protocol::exactly(RECEIVING, descriptors).map(|[descriptor]| descriptor)
 }
 
 /// The pidfd of the process at the other end of the connection.
@@ -129,30 +99,45 @@ impl Service {
     }
 
     fn admit_member(&mut self, connection: &mut Connection, pidfd: &PidFd) -> Result<Participant> {
+        let reserved = 0..self.broker.members().len() + RESERVED_DESCRIPTORS;
+        let bell = Arc::clone(&self.bell);
+        self.introduce(connection, pidfd, |connection, served_node, known| {
+            // Members need some descriptors: for a new participant, to rejoin, for their topics.
+            let reserved = reserved.map(|_| bell.as_fd().try_clone_to_owned());
+            if reserved.collect::<std::io::Result<Vec<_>>>().is_err() {
+                let limit = DescriptorLimit::of_this_process();
+                return Err(out_of_descriptors(connection, limit));
+            }
+            // Without free slots no service could take over.
+            let is_full = served_node.roster.free_slots() <= RESERVED_ROSTER_SLOTS;
+            let admitted = if is_full { None } else { served_node.roster.admit(known) };
+            admitted.ok_or_else(|| {
+                let detail = "the node has the maximum number of members";
+                Error::new(RECEIVING, ErrorKind::TooMany, detail)
+            })
+        })
+    }
+
+    /// Adds a member to the participant table, and exchanges pidfds with all others before it is
+    /// welcomed.
+    fn introduce(
+        &mut self,
+        connection: &mut Connection,
+        pidfd: &PidFd,
+        add: impl FnOnce(&Connection, &ServedNode, PidFd) -> Result<Participant>,
+    ) -> Result<Participant> {
         let served_node = self.served_node.as_ref().ok_or_else(other_node)?;
-        let out_of_descriptors =
-            |it: &Connection| out_of_descriptors(it, DescriptorLimit::of_this_process());
         let pidfds = self.reclaimer.pidfd_messages();
         let copies = (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), pidfds);
         let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
-            return Err(out_of_descriptors(connection));
+            return Err(out_of_descriptors(connection, DescriptorLimit::of_this_process()));
         };
-        // Members need some descriptors: for a new participant, to rejoin, for their topics.
-        let reserved = 0..self.broker.members().len() + RESERVED_DESCRIPTORS;
-        let reserved = reserved.map(|_| self.bell.as_fd().try_clone_to_owned());
-        if reserved.collect::<std::io::Result<Vec<_>>>().is_err() {
-            return Err(out_of_descriptors(connection));
-        }
-        // Without free slots no service could take over.
-        let is_full = served_node.roster.free_slots() <= RESERVED_ROSTER_SLOTS;
-        let admitted = if is_full { None } else { served_node.roster.admit(known) };
-        let member = admitted.ok_or_else(|| {
-            let detail = "the node has the maximum number of members";
-            Error::new(RECEIVING, ErrorKind::TooMany, detail)
-        })?;
-        // The pidfds are exchanged before it is welcomed.
+        let member = add(connection, served_node, known)?;
         self.broker.broadcast_pidfd(member, pidfd);
-        welcome(connection, member, descriptors, pidfds);
+        for (participants, pidfds) in pidfds {
+            connection.send(&Notice::Pidfds { participants }, pidfds);
+        }
+        connection.send(&Notice::Welcome { participant: member.number() }, descriptors);
         self.reclaimer.watch(member, watched);
         Ok(member)
     }
@@ -164,7 +149,7 @@ impl Service {
         participant: u32,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Participant> {
-        let [pidfd, node_segment] = exactly(descriptors)?;
+        let [pidfd, node_segment] = protocol::exactly(RECEIVING, descriptors)?;
         let pidfd = pidfd_of(connection, pidfd)?;
         let node_segment = NodeSegment::open(node_segment)?;
         let node = node_segment.identity();
@@ -179,21 +164,15 @@ impl Service {
             self.attach_segment(node_segment)?;
             self.await_members();
         }
-        let served_node = self.served_node.as_ref().ok_or_else(other_node)?;
-        // No process may claim a role, whose end would affect all members.
-        let member = Participant::from_number(participant).filter(|it| {
-            *it != served_node.me && !it.is_role() && !served_node.roster.is_dead(Some(*it))
-        });
-        let member = member.ok_or_else(other_node)?;
-        let pidfds = self.reclaimer.pidfd_messages();
-        let copies = (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), pidfds);
-        let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
-            return Err(out_of_descriptors(connection, DescriptorLimit::of_this_process()));
-        };
-        served_node.roster.add_pidfd(member, known);
-        self.broker.broadcast_pidfd(member, &pidfd);
-        welcome(connection, member, descriptors, pidfds);
-        self.reclaimer.watch(member, watched);
+        let member = self.introduce(connection, &pidfd, |_, served_node, known| {
+            // No process may claim a role, whose end would affect all members.
+            let member = Participant::from_number(participant).filter(|it| {
+                *it != served_node.me && !it.is_role() && !served_node.roster.is_dead(Some(*it))
+            });
+            let member = member.ok_or_else(other_node)?;
+            served_node.roster.add_pidfd(member, known);
+            Ok(member)
+        })?;
         // An older connection belongs to the same process, which returns everything again.
         self.handle_disconnect(member);
         self.reclaimer.mark_rejoined(member);
@@ -265,10 +244,7 @@ impl Service {
                     // The topics are handled once all have rejoined.
                     takeover.mark_returned(member);
                 } else {
-                    for number in changed_topics {
-                        self.topic_changed(number);
-                        self.remove_unused(number);
-                    }
+                    self.review_topics(changed_topics);
                     // It rejoins later than the others.
                     self.reclaimer.rescan_owners();
                     self.broker.send_missing(member);
@@ -310,8 +286,7 @@ impl Service {
     /// Ends uses of a topic.
     fn handle_close_topic(&mut self, member: Participant, number: u32, granted: u64) {
         if self.broker.close_topic(member, number, granted) {
-            self.topic_changed(number);
-            self.remove_unused(number);
+            self.review_topics(vec![number]);
         }
     }
 

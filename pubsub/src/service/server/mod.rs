@@ -8,7 +8,7 @@
 /// Logs a change of the node: at level info in a dedicated service.
 macro_rules! log_change {
     ($service:expr, $($what:tt)+) => {
-        if $service.options.has_priority.load(std::sync::atomic::Ordering::Acquire) {
+        if $service.has_priority.load(std::sync::atomic::Ordering::Acquire) {
             tracing::info!($($what)+);
         } else {
             tracing::debug!($($what)+);
@@ -46,10 +46,14 @@ use self::eviction::EvictionMonitor;
 use self::reclaim::Reclaimer;
 use self::replication::ReplicationSupervisor;
 use self::takeover::Takeover;
-use super::ServiceOptions;
+use super::SERVING;
+use super::connection::Connection;
 use super::election::MemberLock;
 use super::registry::Registry;
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::During;
+use crate::ids::NodeId;
+use crate::node_options::NodeOptions;
 use crate::node_segment::NodeSegment;
 use crate::wake::WakeFd;
 
@@ -65,7 +69,20 @@ const MAX_SLEEP: Duration = Duration::from_secs(5);
 /// Messages of one process that are handled before those of the next.
 const MAX_MESSAGES_PER_TURN: usize = 64;
 
-const SERVING: &str = "serve a node";
+/// How a client is named in logs and reports.
+#[derive(Debug)]
+struct ClientName {
+    process: u32,
+    label: String,
+}
+
+/// A client whose hello was received.
+#[derive(Debug)]
+struct JoiningClient {
+    connection: Connection,
+    label: String,
+    pidfd: PidFd,
+}
 
 /// The node segment, and the service's participant in it.
 #[derive(Debug)]
@@ -94,9 +111,17 @@ impl ServedNode {
 }
 
 pub(super) struct Service {
-    options: ServiceOptions,
+    options: NodeOptions,
+    /// This process holds the priority lock: no other service takes over.
+    has_priority: Arc<AtomicBool>,
+    /// Until then no other service takes over, whatever its priority.
+    min_term_until: Option<Instant>,
+    /// Identity of the node, if the service creates it.
+    identity: NodeId,
     bell: Arc<WakeFd>,
     is_over: Arc<AtomicBool>,
+    /// The node cannot be served.
+    has_failed: bool,
     /// None until the node segment is known.
     served_node: Option<ServedNode>,
     admission: Admission,
@@ -109,19 +134,24 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn new(
-        options: ServiceOptions,
+        options: NodeOptions,
+        has_priority: Arc<AtomicBool>,
+        min_term_until: Option<Instant>,
         listener: ChannelListener,
         bell: Arc<WakeFd>,
         is_over: Arc<AtomicBool>,
     ) -> Result<Self> {
-        let broker = Broker::new(Registry::new(options.budgets));
         let mut service = Self {
-            options,
             admission: Admission::new(listener, &bell)?,
+            broker: Broker::new(Registry::new(options.budgets)),
+            options,
+            has_priority,
+            min_term_until,
+            identity: NodeId::random()?,
             bell,
             is_over,
+            has_failed: false,
             served_node: None,
-            broker,
             reclaimer: Reclaimer::new(),
             takeover: None,
             eviction_monitor: EvictionMonitor::default(),
@@ -139,7 +169,7 @@ impl Service {
         while !self.is_over.load(Ordering::Acquire) {
             self.run_once();
         }
-        let has_failed = self.takeover.as_ref().is_some_and(Takeover::has_failed);
+        let has_failed = self.has_failed;
         self.close();
         has_failed
     }
@@ -199,15 +229,11 @@ impl Service {
             || self.reclaimer.must_poll()
             || self.broker.is_growing()
             || self.admission.connections().next().is_some()
-            || self
-                .broker
-                .connections()
-                .any(|(_, it)| it.is_stalled() || it.has_queued_descriptors())
+            || self.broker.connections().any(|(_, it)| it.must_poll())
             || self.broker.registry().unused().next().is_some();
         let longest = if polls { POLL_INTERVAL } else { MAX_SLEEP };
-        let longest =
-            self.eviction_monitor.max_poll_timeout().map_or(longest, |wait| longest.min(wait));
-        self.replication.max_poll_timeout().map_or(longest, |replication| longest.min(replication))
+        let waits = [self.eviction_monitor.max_poll_timeout(), self.replication.max_poll_timeout()];
+        waits.into_iter().flatten().fold(longest, Duration::min)
     }
 
     fn wait(&self) -> Option<Ready> {
@@ -225,13 +251,8 @@ impl Service {
         let (watched, pidfds): (Vec<_>, Vec<_>) = self.reclaimer.pidfds().unzip();
         entries.extend(pidfds.iter().map(|pidfd| entry(pidfd.as_fd())));
         // Messages of other nodes are handled once all members have rejoined.
-        let replication = self
-            .replication
-            .replicator()
-            .into_iter()
-            .flat_map(|it| it.descriptors())
-            .filter(|_| self.takeover.is_none());
-        entries.extend(replication.map(entry));
+        let replicator = self.replication.replicator().filter(|_| self.takeover.is_none());
+        entries.extend(replicator.into_iter().flat_map(|it| it.descriptors()).map(entry));
         let timeout = PollTimeout::try_from(self.max_poll_timeout()).unwrap_or(PollTimeout::ZERO);
         match poll(&mut entries, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -255,26 +276,25 @@ impl Service {
             return Ok(false);
         }
         let before = MemberLock::read_node_id(SERVING, directory)?;
-        MemberLock::write_node_id(SERVING, directory, Some(self.options.identity))?;
+        MemberLock::write_node_id(SERVING, directory, Some(self.identity))?;
         if MemberLock::is_held(SERVING, directory)? {
             // A process that the last service admitted has just become a member. It reads the
             // identity after it has locked, so it has seen one of the two.
             MemberLock::write_node_id(SERVING, directory, before)?;
             return Ok(false);
         }
-        self.attach_segment(NodeSegment::create(self.options.identity)?)?;
+        self.attach_segment(NodeSegment::create(self.identity)?)?;
         Ok(true)
     }
 
     /// Re-creates the node, even if processes still hold its old segment.
     fn recreate(&mut self) -> Result<()> {
-        let node = Some(self.options.identity);
-        MemberLock::write_node_id(SERVING, &self.options.directory, node)?;
-        self.attach_segment(NodeSegment::create(self.options.identity)?)
+        MemberLock::write_node_id(SERVING, &self.options.directory, Some(self.identity))?;
+        self.attach_segment(NodeSegment::create(self.identity)?)
     }
 
     fn attach_segment(&mut self, node_segment: NodeSegment) -> Result<()> {
-        let pidfd = || PidFd::of_this_process().map_err(|error| Error::of(SERVING, error));
+        let pidfd = || PidFd::of_this_process().during(SERVING);
         let (own, watched) = (pidfd()?, pidfd()?);
         let roster = Arc::clone(node_segment.roster());
         let Some(me) = roster.admit(pidfd()?) else {

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Liveness, Participant, PidFd};
 
-use super::broker::ClientName;
-use super::{SERVING, ServedNode, Service};
+use super::{ClientName, SERVING, ServedNode, Service};
 use crate::lock::lock;
 use crate::service::election::PriorityLock;
 use crate::service::protocol::{MAX_PIDFDS_PER_MESSAGE, Notice};
@@ -186,11 +185,11 @@ impl Service {
     /// the request is ignored, so that a process that cannot serve does not cause repeated
     /// handovers.
     pub(super) fn handle_take_over(&mut self, participant: Participant) {
-        if self.options.has_priority.load(Ordering::Acquire) {
+        if self.has_priority.load(Ordering::Acquire) {
             tracing::debug!(%participant, "takeover request rejected: this service has priority");
             return;
         }
-        if self.options.min_term_until.is_some_and(|until| Instant::now() < until) {
+        if self.min_term_until.is_some_and(|until| Instant::now() < until) {
             tracing::debug!(
                 %participant,
                 "takeover request ignored during the minimum term: the process with priority did \
@@ -256,20 +255,18 @@ impl Service {
 
     fn reclaim(&mut self, participant: Participant) -> bool {
         let Some(served_node) = &self.served_node else { return true };
-        let arrival_repair_lock = self.replication.arrival_repair_lock();
-        let settled = lock(&arrival_repair_lock);
-        let reclaimed = self.broker.registry().reclaim(&served_node.caller(), participant);
-        drop(settled);
+        let reclaimed = {
+            let _settled = lock(self.replication.arrival_repair_lock());
+            self.broker.registry().reclaim(&served_node.caller(), participant)
+        };
         if let Err(error) = reclaimed {
             tracing::debug!(%error, %participant, "cannot reclaim after a process yet");
             return false;
         }
         // The participant owns nothing any more.
         served_node.roster.free_slot(participant);
-        for number in self.broker.remove_user(participant) {
-            self.topic_changed(number);
-            self.remove_unused(number);
-        }
+        let topics = self.broker.registry_mut().remove_user_from(participant, |_| true);
+        self.review_topics(topics);
         self.broker.notify(participant, &Notice::Left, Vec::new());
         self.broker.remove(participant);
         true

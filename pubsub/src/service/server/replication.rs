@@ -138,8 +138,8 @@ impl ReplicationSupervisor {
     }
 
     /// Locked during the repair of unfinished deliveries of a dead service.
-    pub(super) fn arrival_repair_lock(&self) -> ArrivalRepairLock {
-        ArrivalRepairLock::clone(&self.arrival_repair_lock)
+    pub(super) fn arrival_repair_lock(&self) -> &ArrivalRepairLock {
+        &self.arrival_repair_lock
     }
 
     /// No messages will be sent to other nodes, so none are retained for them.
@@ -240,25 +240,17 @@ impl Service {
 
     /// Without network options of its own, the service uses those of the last service.
     pub(super) fn load_network_options(&mut self) {
-        let Some(served_node) =
-            self.served_node.as_ref().filter(|_| self.options.network.is_none())
-        else {
-            return;
-        };
-        let Some(stored) = served_node.node_segment.network() else { return };
-        match protocol::decode::<NetworkOptions>(
-            "read the network options of the last service",
-            &stored,
-        ) {
+        let served_node = self.served_node.as_ref().filter(|_| self.options.network.is_none());
+        let Some(stored) = served_node.and_then(|it| it.node_segment.network()) else { return };
+        let operation = "read network options of last service";
+        match protocol::decode::<NetworkOptions>(operation, &stored) {
             Ok(network) => {
                 let listen = network.listen.map(tracing::field::display);
                 let peers = network.peers.join(", ");
                 tracing::info!(listen, peers, "network options of the last service are used");
                 (self.options.network, self.replication.is_inherited) = (Some(network), true);
             }
-            Err(error) => {
-                tracing::error!(%error, "replication ended");
-            }
+            Err(error) => tracing::error!(%error, "replication ended"),
         }
     }
 
@@ -309,14 +301,8 @@ impl Service {
             Ok(replicator) => {
                 let (listens, successor_options) =
                     (replicator.listens(), replicator.successor_options(label));
-                match (is_first, &listens) {
-                    (false, Some(listens)) => tracing::info!(
-                        node = %identity,
-                        listens,
-                        "peer discovery started; the node listens"
-                    ),
-                    _ => tracing::info!(node = %identity, listens, "peer discovery started"),
-                }
+                let also = if is_first || listens.is_none() { "" } else { "; the node listens" };
+                tracing::info!(node = %identity, listens, "peer discovery started{also}");
                 replication.replicator = Some(replicator);
                 (replication.attempts, replication.has_released) =
                     (StartAttempts::default(), false);
@@ -330,13 +316,9 @@ impl Service {
                 let attempts = &mut replication.attempts;
                 let is_logged =
                     attempts.record_failure(Instant::now(), is_permanent, error.clone());
-                if is_logged && is_permanent {
-                    tracing::error!(%error, "replication cannot start");
-                } else if is_logged {
-                    tracing::error!(
-                        %error,
-                        "replication cannot start; retrying"
-                    );
+                if is_logged {
+                    let also = if is_permanent { "" } else { "; retrying" };
+                    tracing::error!(%error, "replication cannot start{also}");
                 }
                 if is_first && !is_permanent && !replication.is_inherited {
                     self.store_network_options(&network.clone());
@@ -347,11 +329,19 @@ impl Service {
 
     /// Publishers or subscribers of a topic joined or left.
     pub(super) fn topic_changed(&mut self, number: u32) {
-        if self.broker.update_activity(number) {
+        if self.broker.registry_mut().update_activity(number) {
             self.replication.changed_topics.insert(number);
         }
         self.monitor_topic(number);
         self.replication.needs_topics = true;
+    }
+
+    /// After changes of the users of these topics.
+    pub(super) fn review_topics(&mut self, topics: Vec<u32>) {
+        for number in topics {
+            self.topic_changed(number);
+            self.remove_unused(number);
+        }
     }
 
     /// Removes a topic without users, unless messages of it are retained for other nodes.
@@ -366,7 +356,7 @@ impl Service {
             self.replication.replicator.as_ref().is_some_and(|it| it.holds(number))
                 || replication::is_owed(&topic)
         };
-        if !is_held && self.broker.remove_unused(number) {
+        if !is_held && self.broker.registry_mut().remove_unused(number) {
             log_change!(self, topic = topic.name(), "a topic was removed");
             self.eviction_monitor.forget(number);
             self.replication.changed_topics.remove(&number);

@@ -3,9 +3,8 @@
 use super::Service;
 use crate::error::ErrorKind;
 use crate::pool::Direction;
-use crate::report::{ReportedSubscriber, Row};
+use crate::report::Row;
 use crate::service::protocol::{self, Notice, Refusal};
-use crate::topic::Topic;
 
 /// Maximum bytes of rows in one message: several of these fit into a socket buffer.
 const PART: usize = 16 << 10;
@@ -65,54 +64,8 @@ impl Service {
                 blocks: found.blocks_allocated,
             });
         }
-        rows.extend(registry.topics().flat_map(report_of));
+        rows.extend(registry.topics().flat_map(|topic| topic.report()));
         rows.extend(self.replication.rows());
         rows
     }
-}
-
-fn report_of(topic: &Topic) -> Vec<Row> {
-    let settings = topic.settings();
-    let name = || topic.name().to_owned();
-    let mut rows = vec![Row::Topic {
-        name: name(),
-        number: topic.number(),
-        place: settings.place.to_string(),
-        reliability: settings.reliability.to_string(),
-        depth: settings.depth,
-        largest: settings.largest,
-        loans: settings.loans,
-        release_microseconds: settings.release_microseconds,
-        type_name: settings.type_name.map(String::from),
-        published: topic.local().position(),
-        arrived: topic.inbound().position(),
-        dropped: topic.local().dropped() + topic.inbound().dropped(),
-        reserves: settings.reserves(topic.reserved_publishers()),
-    }];
-    let participants = topic.participants();
-    rows.extend(participants.publishers.into_iter().map(|found| Row::Publisher {
-        topic: name(),
-        participant: found.participant.to_string(),
-        publisher: found.id,
-        messages: found.messages,
-        bytes: found.bytes,
-        waits_microseconds:
-            found.waits_since.map_or(0, |since| crate::clock::now().saturating_sub(since) / 1000),
-    }));
-    rows.extend(participants.subscribers.into_iter().map(|found| Row::Subscriber {
-        topic: name(),
-        participant: match found.participant {
-            Some(participant) if participant.is_role() => ReportedSubscriber::Replication,
-            participant => ReportedSubscriber::Process(
-                participant.map(|it| it.to_string()).unwrap_or_default(),
-            ),
-        },
-        behind: u64::from(found.unread) + u64::from(found.held),
-        missed: found.missed,
-    }));
-    let missed = topic.missed_by_nodes();
-    if missed.nodes > 0 {
-        rows.push(Row::Missed { topic: name(), nodes: missed.nodes, messages: missed.messages });
-    }
-    rows
 }

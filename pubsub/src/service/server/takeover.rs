@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Liveness, Participant};
 
-use super::Service;
-use super::clients::JoiningClient;
+use super::{JoiningClient, Service};
 use crate::ids::NodeId;
 use crate::service::connection::Connection;
 
@@ -29,13 +28,11 @@ pub(super) struct Takeover {
     awaited: Option<BTreeSet<Participant>>,
     /// Clients that are admitted once all members have rejoined.
     joining_clients: Vec<JoiningClient>,
-    /// The node cannot be served.
-    has_failed: bool,
 }
 
 impl Takeover {
     pub(super) fn begin(now: Instant, node: Option<NodeId>) -> Self {
-        Self { since: now, node, awaited: None, joining_clients: Vec::new(), has_failed: false }
+        Self { since: now, node, awaited: None, joining_clients: Vec::new() }
     }
 
     /// Whether this may be the segment of the node. Not if the node was re-created since.
@@ -54,11 +51,7 @@ impl Takeover {
     }
 
     pub(super) fn into_connections(self) -> impl Iterator<Item = Connection> {
-        self.joining_clients.into_iter().map(JoiningClient::into_connection)
-    }
-
-    pub(super) fn has_failed(&self) -> bool {
-        self.has_failed
+        self.joining_clients.into_iter().map(|joining_client| joining_client.connection)
     }
 
     /// A member has rejoined.
@@ -113,9 +106,7 @@ impl Service {
             Ok(true) => {}
             Err(error) => {
                 tracing::error!(%error, "the node cannot be served");
-                if let Some(takeover) = &mut self.takeover {
-                    takeover.has_failed = true;
-                }
+                self.has_failed = true;
                 self.is_over.store(true, std::sync::atomic::Ordering::Release);
                 return;
             }
@@ -141,10 +132,7 @@ impl Service {
         // Deaths that were not reported, the last service among them.
         self.reclaimer.reclaim_later(served_node.roster.dead_participants());
         self.reclaim_all();
-        for number in self.broker.registry().topic_numbers() {
-            self.topic_changed(number);
-            self.remove_unused(number);
-        }
+        self.review_topics(self.broker.registry().topic_numbers());
     }
 }
 

@@ -38,18 +38,15 @@ impl TestDir {
     }
 
     fn service(&self) -> Service {
-        let options = ServiceOptions {
+        let options = NodeOptions {
             directory: self.0.clone(),
             label: "test".into(),
             budgets: BUDGETS,
-            network: None,
-            has_priority: Arc::default(),
-            min_term_until: None,
-            identity: NodeId::random().unwrap(),
+            ..NodeOptions::default()
         };
         let listener = ChannelListener::bind(&socket_path(&self.0)).unwrap();
         let bell = Arc::new(WakeFd::new().unwrap());
-        Service::new(options, listener, bell, Arc::default()).unwrap()
+        Service::new(options, Arc::default(), None, listener, bell, Arc::default()).unwrap()
     }
 
     /// A service that takes over a node with members and this segment.
@@ -171,15 +168,15 @@ fn node_is_handed_over_only_to_the_process_with_priority() {
     };
     assert!(!request_take_over(&mut service), "no process has priority");
     let priority_lock = election::PriorityLock::take("test", &test_dir.0).unwrap().unwrap();
-    service.options.has_priority.store(true, Ordering::Release);
+    service.has_priority.store(true, Ordering::Release);
     assert!(!request_take_over(&mut service), "the service itself has priority");
-    service.options.has_priority.store(false, Ordering::Release);
+    service.has_priority.store(false, Ordering::Release);
     let own = service.broker.set_process(participant, 1);
     assert!(!request_take_over(&mut service), "another process has priority");
     service.broker.set_process(participant, own);
-    service.options.min_term_until = Some(Instant::now() + Duration::from_secs(600));
+    service.min_term_until = Some(Instant::now() + Duration::from_secs(600));
     assert!(!request_take_over(&mut service), "the minimum term is not over");
-    service.options.min_term_until = Some(Instant::now());
+    service.min_term_until = Some(Instant::now());
     assert!(request_take_over(&mut service));
     drop(priority_lock);
 }
@@ -468,7 +465,7 @@ fn service_with_a_running_worker_keeps_its_participant() {
             growth: crossbeam_channel::bounded(1).0,
             bell: Arc::clone(&service.bell),
             waiting_arrivals: WaitingArrivals::default(),
-            arrival_repair_lock: service.replication.arrival_repair_lock(),
+            arrival_repair_lock: Arc::clone(service.replication.arrival_repair_lock()),
         });
         service.replication.set_context(&service_context);
         let worker = has_workers.then_some(service_context);

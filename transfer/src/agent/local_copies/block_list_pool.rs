@@ -11,7 +11,7 @@ const MAX_POOLED_BLOCKS: usize = 1 << 16;
 
 /// Lists that can be reused.
 #[derive(Debug, Default)]
-pub(super) struct BlockListPool {
+pub(in crate::agent) struct BlockListPool {
     free: Vec<VecDeque<Block>>,
     /// Total capacity of the free lists, in blocks.
     pooled_blocks: usize,
@@ -19,7 +19,7 @@ pub(super) struct BlockListPool {
 
 impl BlockListPool {
     /// The blocks of a request in a list of their own; strided rows need none.
-    pub(super) fn copy_blocks(&mut self, blocks: Blocks<'_>) -> BlockQueue {
+    pub(in crate::agent) fn copy_blocks(&mut self, blocks: Blocks<'_>) -> BlockQueue {
         if let Some(rows) = blocks.rows() {
             return rows.iter().into();
         }
@@ -30,7 +30,7 @@ impl BlockListPool {
     }
 
     /// Keeps a list for reuse, unless that exceeds the limit.
-    pub(super) fn recycle(&mut self, blocks: BlockQueue) {
+    pub(in crate::agent) fn recycle(&mut self, blocks: BlockQueue) {
         let mut list = blocks.list;
         if list.capacity() > 0 && self.pooled_blocks + list.capacity() <= MAX_POOLED_BLOCKS {
             list.clear();

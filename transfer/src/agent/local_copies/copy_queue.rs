@@ -7,7 +7,7 @@ use gpu::{Block, CopyMethod, Device, Slice, Stream};
 
 use super::CopyRequest;
 use super::block_list_pool::BlockListPool;
-use crate::agent::operations::OperationContext;
+use crate::agent::OperationContext;
 use crate::blocks::BlockQueue;
 use crate::error::Result;
 use crate::stream_copies::StreamCopies;
@@ -93,10 +93,8 @@ impl CopyQueue {
             has_moved = true;
         }
         while self.copies.count() < MAX_STREAM_COPIES {
-            let Some(QueuedCopy { context, to, from, mut blocks, by }) = self.waiting.pop_front()
-            else {
-                break;
-            };
+            let Some(waiting) = self.waiting.pop_front() else { break };
+            let QueuedCopy { context, to, from, mut blocks, by } = waiting;
             let request = CopyRequest { to: &to, from: &from, blocks: blocks.all(), by };
             self.begin(context, request);
             self.block_lists.recycle(blocks);
@@ -129,14 +127,11 @@ impl CopyQueue {
 /// A single block is a plain copy; several are one request.
 fn copy(stream: &Stream, request: CopyRequest<'_>) -> gpu::Result<()> {
     let CopyRequest { to, from, blocks, by } = request;
-    match blocks.single() {
-        Some(block) => {
-            let Block { to: at, from: of, length } = block;
-            stream.copy(&to.slice(at, length)?, &from.slice(of, length)?)
-        }
-        None => match blocks.rows() {
-            Some(rows) => stream.copy_each(to, from, rows.iter(), by),
-            None => stream.copy_blocks(to, from, blocks.list(), by),
-        },
+    if let Some(Block { to: at, from: of, length }) = blocks.single() {
+        return stream.copy(&to.slice(at, length)?, &from.slice(of, length)?);
+    }
+    match blocks.rows() {
+        Some(rows) => stream.copy_each(to, from, rows.iter(), by),
+        None => stream.copy_blocks(to, from, blocks.list(), by),
     }
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 use gpu::{Block, Device, Slice, Stream};
 
 use super::CpuCopy;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 
 /// Bytes copied between two polls of everything else.
 const COPY_STEP: u64 = 1 << 20;
 /// A step takes a device tens of microseconds.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(2);
-const COPY: &str = "copy by the CPU";
+const COPY: &str = "copy by CPU";
 
 /// The memory at one end of a copy.
 #[derive(Debug, Clone)]
@@ -25,8 +25,7 @@ pub(in crate::agent) enum CopyBuffer {
 
 impl CopyBuffer {
     pub(in crate::agent) fn device(memory: Slice, device: &Device) -> Result<Self> {
-        let stream = device.stream().map_err(|error| Error::of_device(COPY, error))?;
-        Ok(Self::Device(memory, Arc::new(stream)))
+        Ok(Self::Device(memory, Arc::new(device.stream().during(COPY)?)))
     }
 
     fn copy(&self, to: u64, from: &Self, at: u64, length: u64) -> Result<()> {
@@ -36,12 +35,10 @@ impl CopyBuffer {
                 let mut bytes = vec![0; length as usize];
                 from.read(at, &mut bytes)?;
                 let part = memory.slice(to, length);
-                part.and_then(|part| stream.upload(&part, &bytes, UPLOAD_TIMEOUT))
-                    .map_err(|error| Error::of_device(COPY, error))
+                part.and_then(|part| stream.upload(&part, &bytes, UPLOAD_TIMEOUT)).during(COPY)
             }
             (_, Self::Device(..)) => {
-                let detail = "the host memory is read-only";
-                Err(Error::new(COPY, ErrorKind::NotAllowed, detail))
+                Err(Error::new(COPY, ErrorKind::NotAllowed, "the host memory is read-only"))
             }
         }
     }

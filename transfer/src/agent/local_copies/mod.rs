@@ -12,7 +12,7 @@ use gpu::{Block, CopyMethod, Device, DeviceName, Slice};
 
 use self::block_list_pool::BlockListPool;
 use self::copy_queue::CopyQueue;
-use super::operations::OperationContext;
+use super::OperationContext;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;
@@ -65,13 +65,9 @@ pub(super) struct LocalCopies {
 }
 
 impl LocalCopies {
-    /// The blocks of a request in a list of their own, which is [recycled](Self::recycle).
-    pub(super) fn copy_blocks(&mut self, blocks: Blocks<'_>) -> BlockQueue {
-        self.block_lists.copy_blocks(blocks)
-    }
-
-    pub(super) fn recycle(&mut self, blocks: BlockQueue) {
-        self.block_lists.recycle(blocks);
+    /// Lists for the blocks of deferred operations.
+    pub(super) fn block_lists(&mut self) -> &mut BlockListPool {
+        &mut self.block_lists
     }
 
     /// Starts a copy, or queues it.

@@ -16,11 +16,13 @@ use super::{LocalInitiator, LocalTarget};
 use crate::agent::card_file::{self, CardFile};
 use crate::agent::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
 use crate::agent::session_segment::TargetSegment;
-use crate::agent::{AgentCard, START, remaining};
-use crate::error::{Error, ErrorKind};
-use crate::lock;
+use crate::agent::{AgentCard, START};
+use crate::error::{Error, ErrorKind, failed};
 use crate::refusal::Refusal;
+use crate::region::RegionDescriptor;
 use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
+use crate::wire::malformed;
+use crate::{lock, remaining};
 
 /// Maximum of local initiators, including disconnected ones that may still use a region.
 const MAX_LOCAL_INITIATORS: usize = if cfg!(test) { 16 } else { 1024 };
@@ -37,8 +39,8 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(in crate::agent) struct LocalServer {
     socket: PathBuf,
-    card_file: Option<CardFile>,
-    thread: Option<JoinHandle<()>>,
+    _card_file: CardFile,
+    thread: JoinHandle<()>,
 }
 
 impl LocalServer {
@@ -52,36 +54,23 @@ impl LocalServer {
         // Before the socket: readers of a card wait for the socket, and no process sees a socket
         // without its card.
         let card = AgentCard { socket: Some(socket.clone()), ..card };
-        let card_file = Some(CardFile::create(&socket, &card.encode()?, mode)?);
+        let _card_file = CardFile::create(&socket, &card.encode()?, mode)?;
         let listener = ChannelListener::bind_with_mode(&socket, mode)
             .map_err(|error| Error::of_channel_at(START, &socket, error))?;
         let thread_target = Arc::clone(local_target);
         let thread = std::thread::Builder::new().name("fabricast-agent".to_owned());
-        let thread = thread
-            .spawn(move || serve(&listener, &thread_target))
-            .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
-        Ok(Self { socket, card_file, thread: Some(thread) })
+        let thread =
+            thread.spawn(move || serve(&listener, &thread_target)).map_err(failed(START))?;
+        Ok(Self { socket, _card_file, thread })
     }
 
     pub(in crate::agent) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    pub(in crate::agent) fn remove_card(&mut self) {
-        self.card_file = None;
-    }
-
-    /// Waits for the thread, after the agent has ended.
-    pub(in crate::agent) fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-
-    /// The thread belongs to the parent process.
-    pub(in crate::agent) fn forget(&mut self) {
-        self.card_file = None;
-        std::mem::forget(self.thread.take());
+    /// Removes the card, and returns the thread, which ends with the agent.
+    pub(in crate::agent) fn remove_card(self) -> JoinHandle<()> {
+        self.thread
     }
 }
 
@@ -136,23 +125,21 @@ fn admit(
     channel: &Channel,
     message: Message,
 ) -> Result<Arc<LocalInitiator>, Error> {
-    let operation = "accept a local initiator";
-    let failed = |cause: &dyn ToString| Error::new(operation, ErrorKind::Failed, cause.to_string());
+    let operation = "accept local initiator";
     local_target.remove_departed();
     if lock(&local_target.initiators).len() >= MAX_LOCAL_INITIATORS {
-        return Err(failed(&format!(
-            "the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum"
-        )));
+        let detail = format!("the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum");
+        return Err(failed(operation)(detail));
     }
     let (introduction, pidfd) = Request::read_hello(message)?;
-    let pidfd = PidFd::of_peer(channel, pidfd)
-        .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
+    let pidfd =
+        PidFd::of_peer(channel, pidfd).map_err(|error| malformed(operation, error.to_string()))?;
     let local_session = TargetSegment::create()?;
     let welcome = Reply::Welcome(local_target.introduction()).encode();
-    let (region_table, doorbell) = local_target.shared_files().map_err(|error| failed(&error))?;
+    let (region_table, doorbell) = local_target.shared_files().map_err(failed(operation))?;
     let descriptors = [local_target.pidfd(), region_table.as_fd(), doorbell, local_session.as_fd()];
     send(local_target, channel, &welcome, &descriptors, ipc::deadline(SEND_TIMEOUT))
-        .map_err(|error| failed(&error))?;
+        .map_err(failed(operation))?;
     Ok(Arc::new(LocalInitiator::new(introduction, pidfd, local_session, false)))
 }
 
@@ -205,9 +192,8 @@ fn handle_open(
     };
     initiator.record_opened(&region);
     let reply_end = ipc::deadline(REPLY_TIMEOUT);
-    let total = region.descriptor.pieces;
+    let RegionDescriptor { pieces: total, rights, .. } = region.descriptor;
     let bytes = region.buffer.exported_bytes();
-    let rights = region.descriptor.rights;
     let mut first = 0;
     loop {
         // A few at a time: the number of descriptors of a process is limited.
@@ -218,14 +204,13 @@ fn handle_open(
             Ok(exported) => exported.into_iter().unzip(),
             Err(error) => {
                 let refused = refusal(ErrorKind::Failed, error.to_string());
-                return send(local_target, channel, &refused, &[], ipc::deadline(SEND_TIMEOUT))
-                    .is_ok();
+                let message_end = ipc::deadline(SEND_TIMEOUT);
+                return send(local_target, channel, &refused, &[], message_end).is_ok();
             }
         };
-        let pieces = Pieces { number, total, first, bytes, lengths };
+        let reply = Reply::Pieces(Pieces { number, total, first, bytes, lengths }).encode();
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let message_end = reply_end.min(ipc::deadline(SEND_TIMEOUT));
-        let reply = Reply::Pieces(pieces).encode();
         if send(local_target, channel, &reply, &borrowed, message_end).is_err() {
             return false;
         }

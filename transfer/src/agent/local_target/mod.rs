@@ -15,13 +15,15 @@ use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
 
 use self::reclaim::Reclaim;
 use self::region_table::RegionTable;
+use super::START;
 use super::protocol::Introduction;
 use crate::admission::Admission;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, failed};
 use crate::lock;
 use crate::rail::RailHandle;
-use crate::region::{Buffer, RegisteredRegion};
+use crate::region::{Buffer, REGISTER, RegisteredRegion};
 use crate::share::random;
+use crate::wire::malformed;
 
 pub(super) use initiators::{LocalInitiator, OutstandingCopies};
 pub(super) use local_server::LocalServer;
@@ -57,24 +59,20 @@ pub(crate) struct LocalTarget {
 
 impl LocalTarget {
     pub(crate) fn new(label: String, admission: Admission) -> Result<Self> {
-        let operation = "start an agent";
-        let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
-        let identity = random(operation)?;
-        let doorbell_segment =
-            Segment::create(DOORBELL_LAYOUT, Doorbell::<MappedWords>::WORDS * size_of::<u64>())
-                .map_err(|error| failed(&error))?;
+        let length = Doorbell::<MappedWords>::WORDS * size_of::<u64>();
+        let doorbell_segment = Segment::create(DOORBELL_LAYOUT, length).map_err(failed(START))?;
         doorbell_segment.mark_ready();
-        let doorbell = Doorbell::new(doorbell_segment.words())
-            .ok_or_else(|| failed(&"the doorbell segment is too short"))?;
         Ok(Self {
-            identity,
+            identity: random(START)?,
             label,
             admission,
-            pidfd: PidFd::of_this_process().map_err(|error| failed(&error))?,
+            pidfd: PidFd::of_this_process().map_err(failed(START))?,
+            doorbell: Doorbell::new(doorbell_segment.words())
+                .ok_or("the doorbell segment is too short")
+                .map_err(failed(START))?,
             doorbell_segment,
-            doorbell,
             is_over: AtomicBool::new(false),
-            region_table: RegionTable::create().map_err(|error| failed(&error))?,
+            region_table: RegionTable::create().map_err(failed(START))?,
             regions: Mutex::default(),
             initiators: Mutex::default(),
             changes: AtomicU64::new(0),
@@ -105,11 +103,10 @@ impl LocalTarget {
 
     /// Maps the doorbell of another agent.
     pub(super) fn open_doorbell(file: OwnedFd) -> Result<Doorbell<MappedWords>> {
-        let operation = "open a local session";
-        let wrong =
-            |why: &dyn ToString| Error::new(operation, ErrorKind::Malformed, why.to_string());
-        let segment = Segment::open(file, DOORBELL_LAYOUT).map_err(|error| wrong(&error))?;
-        Doorbell::new(segment.words()).ok_or_else(|| wrong(&"the doorbell segment is too short"))
+        let wrong = |cause: String| malformed("open local session", cause);
+        let segment = Segment::open(file, DOORBELL_LAYOUT);
+        let words = segment.map_err(|error| wrong(error.to_string()))?.words();
+        Doorbell::new(words).ok_or_else(|| wrong("the doorbell segment is too short".to_owned()))
     }
 
     pub(super) fn set_rail_handles(&self, handles: Vec<RailHandle>) {
@@ -125,15 +122,12 @@ impl LocalTarget {
         &self,
         make: impl FnOnce(u64, u64) -> Arc<RegisteredRegion>,
     ) -> Result<Arc<RegisteredRegion>> {
-        let operation = "register a region";
-        let ticket: [u8; 16] = random(operation)?;
+        let ticket = u64::from_le_bytes(random(REGISTER)?);
         let mut regions = lock(&self.regions);
         let Some(number) = self.region_table.insert_after(regions.last) else {
-            let detail = "the region table is full";
-            return Err(Error::new(operation, ErrorKind::TooMany, detail));
+            return Err(Error::new(REGISTER, ErrorKind::TooMany, "the region table is full"));
         };
         regions.last = number;
-        let ticket = u64::from_le_bytes(ticket[..8].try_into().unwrap_or_default());
         let region = make(number, ticket);
         regions.all.insert(number, Arc::downgrade(&region));
         Ok(region)

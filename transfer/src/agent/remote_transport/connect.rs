@@ -7,13 +7,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::remote_sessions::LostHalf;
-use super::{CONNECT, JOIN, Link, LinkState, RegionState, RemoteTransport, RouteLane};
+use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport, RouteLane};
+use crate::agent::AgentCard;
 use crate::agent::events::Events;
-use crate::agent::{AgentCard, remaining};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::rail::{LinkTarget, RemoteSide};
 use crate::region::{RegionDescriptor, RegisteredRegion};
+use crate::remaining;
 use crate::share::random;
+
+const NO_ANSWER: &str = "it does not answer over the fabric";
 
 /// Links that have not answered yet, and links that are up.
 pub(in crate::agent) type LinkCounts = (usize, usize);
@@ -70,8 +73,7 @@ impl RemoteTransport {
     }
 
     fn make_links(&mut self, peer: u32, card: &AgentCard) -> Result<()> {
-        let connection_id: [u8; 16] = random(CONNECT)?;
-        let connection_id = u64::from_le_bytes(std::array::from_fn(|at| connection_id[at]));
+        let connection_id = u64::from_le_bytes(random(CONNECT)?);
         let mut links = Vec::new();
         for (rail, remote_fabric) in self.matching_fabrics(card) {
             let target = LinkTarget {
@@ -111,13 +113,8 @@ impl RemoteTransport {
             let LinkState::Down(error) = &link.state else { continue };
             let error = Arc::clone(error);
             if good > 0 {
-                let (identity_and_label, reason) = (link.identity_and_label(), error.reason());
-                self.remote_sessions.half_lost(
-                    link.rail,
-                    LostHalf::Link(*number),
-                    identity_and_label,
-                    reason,
-                );
+                let (half, peer) = (LostHalf::Link(*number), link.identity_and_label());
+                self.remote_sessions.half_lost(link.rail, half, peer, error.reason());
             }
             failure.get_or_insert(error);
         }
@@ -128,13 +125,10 @@ impl RemoteTransport {
         if is_first {
             self.drop_links(peer);
         }
-        match failure.filter(|_| open == 0) {
-            Some(error) => Err(Error::new(CONNECT, error.kind(), error.reason())),
-            None => {
-                let detail = "it does not answer over the fabric";
-                Err(Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail))
-            }
-        }
+        Err(match failure.filter(|_| open == 0) {
+            Some(error) => Error::new(CONNECT, error.kind(), error.reason()),
+            None => Error::new(CONNECT, ErrorKind::DeadlineExceeded, NO_ANSWER),
+        })
     }
 
     /// The lanes of a route by all links to the peer.
@@ -144,15 +138,14 @@ impl RemoteTransport {
         local: &RegisteredRegion,
         remote: &RegionDescriptor,
     ) -> Result<Vec<RouteLane>> {
-        let of_fabric = |error| Error::of_fabric(JOIN, error);
         let mut lanes = Vec::new();
         for number in self.links_to(peer).iter().copied() {
             let Some(&Link { rail, remote_fabric, .. }) = self.links.get(&number) else { continue };
             let key = remote.keys.iter().find(|key| key.domain as usize == remote_fabric);
             let memory = match key {
                 Some(key) => {
-                    let region = fabric::RemoteRegion::decode(&key.bytes).map_err(of_fabric)?;
-                    let memory = self.rails[rail].domain().attach(&region).map_err(of_fabric)?;
+                    let region = fabric::RemoteRegion::decode(&key.bytes).during(JOIN)?;
+                    let memory = self.rails[rail].domain().attach(&region).during(JOIN)?;
                     if memory.len() < remote.length {
                         let detail = "the fabric key covers less than the region";
                         return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
@@ -185,7 +178,7 @@ impl RemoteTransport {
             if let Some(known) = self.links.get_mut(&lane.link)
                 && let Entry::Vacant(slot) = known.regions.entry(remote.number)
             {
-                slot.insert(RegionState::Requested);
+                slot.insert(false);
                 new.push(lane.link);
             }
             let (link, stages) = (lane.link, lane.remote.memory.is_none());
@@ -229,12 +222,11 @@ impl RemoteTransport {
         // No route will use it.
         for link in new {
             if let Some(known) = self.links.get_mut(&link)
-                && known.regions.get(&region.0) == Some(&RegionState::Requested)
+                && known.regions.get(&region.0) == Some(&false)
             {
                 known.regions.remove(&region.0);
             }
         }
-        let detail = "it does not answer over the fabric";
-        Err(failure.unwrap_or_else(|| Error::new(JOIN, ErrorKind::DeadlineExceeded, detail)))
+        Err(failure.unwrap_or_else(|| Error::new(JOIN, ErrorKind::DeadlineExceeded, NO_ANSWER)))
     }
 }

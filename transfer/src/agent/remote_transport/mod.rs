@@ -16,9 +16,9 @@ use super::card::{AgentCard, FabricAddress};
 use super::events::{Event, Events};
 use super::local_target::LocalTarget;
 use super::notice::Notice;
-use super::operations::{OperationContext, Token};
+use super::operations::Token;
 use super::route::{DataMover, RouteInner};
-use super::{CONNECT, JOIN};
+use super::{CONNECT, JOIN, OperationContext};
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fabric, Operation, Registration};
@@ -38,14 +38,6 @@ const NOTICES_PER_CREDIT: u64 = 16;
 /// How often the chunks of a transfer are rerouted after lost rails. More reroutes mean that no
 /// rail can carry them.
 const MAX_REROUTES: u32 = 64;
-
-/// State of a region at a link, as long as it is not withdrawn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RegionState {
-    /// Not open now, or not answered yet.
-    Requested,
-    Open,
-}
 
 #[derive(Debug)]
 enum LinkState {
@@ -67,8 +59,8 @@ struct Link {
     state: LinkState,
     /// A caller waits until it is up, and reports its loss itself.
     has_waiter: bool,
-    /// Requested regions. Withdrawn ones are removed.
-    regions: HashMap<u64, RegionState>,
+    /// Requested regions, and whether they are open now. Withdrawn ones are removed.
+    regions: HashMap<u64, bool>,
 }
 
 impl Link {
@@ -193,24 +185,14 @@ impl RemoteTransport {
     /// Pairs of this agent's rails and the peer's fabrics: all of the first common provider,
     /// because stripes are as fast as the slowest rail.
     fn matching_fabrics(&self, card: &AgentCard) -> Vec<(usize, usize)> {
-        let mut remote_fabrics: Vec<_> = card.fabrics.iter().map(Some).collect();
-        let mut matching_fabrics = Vec::new();
-        for (rail, rail_of_agent) in self.rails.iter().enumerate() {
-            let is_like = |fabric: &Option<&FabricAddress>| {
-                fabric.is_some_and(|fabric| fabric.provider == rail_of_agent.provider())
-            };
-            let is_another = |(first, _): &(usize, usize)| {
-                self.rails[*first].provider() != rail_of_agent.provider()
-            };
-            if matching_fabrics.first().is_some_and(is_another) {
-                continue;
-            }
-            if let Some(found) = remote_fabrics.iter().position(is_like) {
-                remote_fabrics[found] = None;
-                matching_fabrics.push((rail, found));
-            }
-        }
-        matching_fabrics
+        let is_common = |provider: &&str| card.fabrics.iter().any(|it| it.provider == *provider);
+        let Some(provider) = self.providers().into_iter().find(is_common) else {
+            return Vec::new();
+        };
+        let rails = (0..self.rails.len()).filter(|rail| self.rails[*rail].provider() == provider);
+        let fabrics = card.fabrics.iter().enumerate();
+        let fabrics = fabrics.filter(|(_, fabric)| fabric.provider == provider);
+        rails.zip(fabrics.map(|(number, _)| number)).collect()
     }
 
     /// Do the two have a fabric in common?
@@ -234,27 +216,21 @@ impl RemoteTransport {
         }
         let matching_fabrics = self.matching_fabrics(card);
         let Some((rail, remote_fabric)) = matching_fabrics.first() else {
-            let peer_providers: Vec<_> = card.fabrics.iter().map(|f| f.provider.as_str()).collect();
-            let peer_providers = if peer_providers.is_empty() {
-                "none".to_owned()
-            } else {
-                peer_providers.join(", ")
-            };
-            let cause = format!(
-                "no common provider: this agent has {}, the peer {peer_providers}",
-                self.providers().join(", ")
-            );
+            let mut theirs: Vec<_> = card.fabrics.iter().map(|f| f.provider.as_str()).collect();
+            if theirs.is_empty() {
+                theirs.push("none");
+            }
+            let (ours, theirs) = (self.providers().join(", "), theirs.join(", "));
+            let cause = format!("no common provider: this agent has {ours}, the peer {theirs}");
             return Fabric::None { cause };
         };
+        let takes_devices = |rail: &Rail| rail.has(Caps::DEVICE_MEMORY);
         Fabric::Connected {
             provider: self.rails[*rail].provider().to_owned(),
             remote_access: self.rails[*rail].has(Caps::RMA),
-            local: local(*rail, self.rails[*rail].has(Caps::DEVICE_MEMORY)),
+            local: local(*rail, takes_devices(&self.rails[*rail])),
             // The peer's rail has the same provider.
-            remote: remote(
-                *remote_fabric,
-                self.rails.iter().any(|rail| rail.has(Caps::DEVICE_MEMORY)),
-            ),
+            remote: remote(*remote_fabric, self.rails.iter().any(takes_devices)),
         }
     }
 
@@ -271,7 +247,7 @@ impl RemoteTransport {
                 .filter(is_of_rail)
                 .any(|link| !matches!(link.state, LinkState::Down(_)))
             || self.open_results.iter().any(has_waiter)
-            || self.remote_sessions.has_sessions_on(rail)
+            || self.remote_sessions.sessions_on(rail).next().is_some()
     }
 
     fn is_up(&self, link: u32) -> bool {
@@ -299,7 +275,7 @@ impl RemoteTransport {
     /// Can it carry bytes now?
     fn is_open(&self, route_lane: &RouteLane) -> bool {
         self.links.get(&route_lane.link).is_some_and(|link| {
-            link.is_up() && link.regions.get(&route_lane.remote.region) == Some(&RegionState::Open)
+            link.is_up() && link.regions.get(&route_lane.remote.region) == Some(&true)
         })
     }
 
@@ -476,8 +452,7 @@ impl RemoteTransport {
     pub(super) fn send_notice(&mut self, mut context: OperationContext) {
         let (token, notice) = (context.token, context.notice.take());
         let Some(link) = self.notice_link(context.peer) else {
-            let lost =
-                Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
+            let lost = Error::new("notify", ErrorKind::Closed, "no rail is connected to the peer");
             return self.done.push_back((context, Err(lost)));
         };
         let operation =
@@ -540,8 +515,9 @@ impl RemoteTransport {
         for (token, count) in std::mem::take(&mut self.stripes_by_rail[rail]) {
             (0..count).for_each(|_| self.stripe_done(token, Err(cause())));
         }
-        let sessions = self.remote_sessions.sessions_on(rail).into_iter();
+        let sessions: Vec<_> = self.remote_sessions.sessions_on(rail).collect();
         sessions
+            .into_iter()
             .map(move |session| RailEvent::SessionClosed { session, lost: Some(cause().reason()) })
     }
 
@@ -567,18 +543,11 @@ impl RemoteTransport {
             RailEvent::Down { link: number, error } => {
                 if let Some(link) = self.links.get_mut(&number) {
                     let reason = error.reason();
-                    link.regions
-                        .values_mut()
-                        .for_each(|state_of_region| *state_of_region = RegionState::Requested);
+                    link.regions.values_mut().for_each(|is_open| *is_open = false);
                     link.state = LinkState::Down(Arc::new(error));
                     if !link.has_waiter {
-                        let lost_halves = LostHalf::Link(number);
-                        self.remote_sessions.half_lost(
-                            rail,
-                            lost_halves,
-                            link.identity_and_label(),
-                            reason,
-                        );
+                        let (half, peer) = (LostHalf::Link(number), link.identity_and_label());
+                        self.remote_sessions.half_lost(rail, half, peer, reason);
                     }
                 }
             }
@@ -587,12 +556,11 @@ impl RemoteTransport {
                 // join that failed has forgotten its region.
                 let link = self.links.get_mut(&number).filter(|_| outcome.is_ok());
                 if let Some(known) = link.and_then(|link| link.regions.get_mut(&region.0)) {
-                    *known = RegionState::Open;
+                    *known = true;
                 }
                 // No caller may be waiting for it any more.
-                let Self { opening_region, open_results, .. } = self;
-                if let Some(open_result) =
-                    open_results.get_mut(&number).filter(|_| *opening_region == region)
+                if self.opening_region == region
+                    && let Some(open_result) = self.open_results.get_mut(&number)
                 {
                     *open_result = Some(outcome);
                 }

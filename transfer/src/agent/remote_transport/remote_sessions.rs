@@ -70,15 +70,10 @@ impl RemoteSessions {
         self.by_session.contains_key(&(rail, session))
     }
 
-    /// Are sessions open by this rail?
-    pub(super) fn has_sessions_on(&self, rail: usize) -> bool {
-        self.by_session.keys().any(|(by, _)| *by == rail)
-    }
-
     /// All sessions by a rail.
-    pub(super) fn sessions_on(&self, rail: usize) -> Vec<u64> {
-        let by_it = self.by_session.keys().filter(|(by, _)| *by == rail);
-        by_it.map(|(_, session)| *session).collect()
+    pub(super) fn sessions_on(&self, rail: usize) -> impl Iterator<Item = u64> {
+        let by_it = self.by_session.keys().filter(move |(by, _)| *by == rail);
+        by_it.map(|(_, session)| *session)
     }
 
     /// A session closed cleanly, or was lost for this reason.
@@ -91,28 +86,20 @@ impl RemoteSessions {
         }
         initiator.sessions.remove(&rail);
         let (is_last, label) = (initiator.sessions.is_empty(), initiator.label.clone());
-        let is_dead = lost.is_some();
+        let (half, is_dead) = (LostHalf::InboundSession(connection_id), lost.is_some());
         if let Some(reason) = lost {
-            self.half_lost(
-                rail,
-                LostHalf::InboundSession(connection_id),
-                (from, label.clone()),
-                reason,
-            );
+            self.half_lost(rail, half, (from, label.clone()), reason);
         }
         if is_last {
             self.initiators.remove(&(from, connection_id));
-            self.forget(
-                |lost_halves| lost_halves == LostHalf::InboundSession(connection_id),
-                Some(from),
-            );
+            self.forget(half, Some(from));
             self.events.push(Event::Left { from, label, is_dead });
         }
     }
 
     /// The agent closed the link, so its loss does not matter any more.
     pub(super) fn link_closed(&mut self, link: u32) {
-        self.forget(|lost_halves| lost_halves == LostHalf::Link(link), None);
+        self.forget(LostHalf::Link(link), None);
     }
 
     /// One direction of a rail was lost.
@@ -150,10 +137,10 @@ impl RemoteSessions {
         }
     }
 
-    fn forget(&mut self, which: impl Fn(LostHalf) -> bool, of: Option<Identity>) {
+    fn forget(&mut self, half: LostHalf, of: Option<Identity>) {
         self.lost_halves.retain(|(with, _), lost_halves| {
             if of.is_none_or(|of| of == *with) {
-                lost_halves.retain(|half| !which(*half));
+                lost_halves.remove(&half);
             }
             !lost_halves.is_empty()
         });

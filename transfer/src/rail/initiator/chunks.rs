@@ -2,6 +2,7 @@
 
 use gpu::Block;
 
+use super::{ChunkRange, Pipeline};
 use crate::blocks::BlockQueue;
 use crate::path::Operation;
 
@@ -20,14 +21,6 @@ pub(super) enum Stage {
     Read,
     /// A local device copies it out of a local slot.
     DrainSlot,
-}
-
-/// The direction of a transfer, and the ends that the fabric cannot access.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pipeline {
-    pub(super) operation: Operation,
-    pub(super) stages_locally: bool,
-    pub(super) stages_remotely: bool,
 }
 
 impl Pipeline {
@@ -50,14 +43,6 @@ impl Pipeline {
             Stage::RequestDrain | Stage::DrainSlot => None,
         }
     }
-}
-
-/// The byte range of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ChunkRange {
-    pub(super) local: u64,
-    pub(super) remote: u64,
-    pub(super) length: u64,
 }
 
 /// The rest of a transfer, and its chunks in flight.
@@ -138,6 +123,8 @@ impl TransferChunks {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -171,7 +158,7 @@ mod tests {
 
     #[test]
     fn cancelled_transfer_ends_with_its_chunks_in_flight() {
-        let blocks = BlockQueue::from_iter([Block { to: 0, from: 0, length: 10 }]);
+        let blocks = VecDeque::from([Block { to: 0, from: 0, length: 10 }]).into();
         let mut chunks = TransferChunks::new(pipeline(Operation::Put, false, false), blocks, 4);
         chunks.begin().unwrap();
         chunks.begin().unwrap();

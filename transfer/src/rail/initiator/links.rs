@@ -13,14 +13,14 @@ use super::link_flow::{ChunkWindow, NoticeQueue};
 use super::target_replies::withdrawn;
 use super::tcp_probe::TcpProbe;
 use super::{CONNECT, InitiatorRole, KnownTarget, Link, LinkState, PendingOpen, WantedRegion};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
 use crate::rail::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey, first_pause};
 use crate::rail::{LinkTarget, RailEvent, RailRequest};
 use crate::share::random;
 
-const OPEN: &str = "open a region";
+const OPEN: &str = "open region";
 /// Maximum of regions that are reopened at a time: there may be thousands, and unacknowledged
 /// messages are limited.
 const MAX_PENDING_OPENS: usize = 128;
@@ -107,17 +107,13 @@ impl InitiatorRole {
         }
         // A reconnect could continue old operations after later ones were reported. So it waits
         // until they have ended.
-        if self.in_flight.values().any(|chunk| chunk.is_of_link(number)) {
+        if self.in_flight.values().any(|chunk| chunk.link == number) {
             let detail = "operations of the last session are still in flight";
             let error = Error::new(CONNECT, ErrorKind::Closed, detail);
             return io.report(RailEvent::Down { link: number, error });
         }
-        let known_target = self.lost_links.remove(&number);
-        let known_target = known_target.unwrap_or_else(|| KnownTarget {
-            target,
-            backoff: None,
-            wanted: HashMap::new(),
-        });
+        let new = || KnownTarget { target, backoff: None, wanted: HashMap::new() };
+        let known_target = self.lost_links.remove(&number).unwrap_or_else(new);
         self.start_connect(io, number, known_target, timeout, true);
     }
 
@@ -131,10 +127,8 @@ impl InitiatorRole {
         has_waiter: bool,
     ) {
         let address = Address(known_target.target.address.clone());
-        let session_and_peer = random(CONNECT).and_then(|random| {
-            let peer = io.acquire_address(&address);
-            let peer = peer.map_err(|error| Error::of_fabric(CONNECT, error))?;
-            Ok((u64::from_le_bytes(std::array::from_fn(|index| random[index])), peer))
+        let session_and_peer = random(CONNECT).and_then(|session| {
+            Ok((u64::from_le_bytes(session), io.acquire_address(&address).during(CONNECT)?))
         });
         let now = Instant::now();
         let (session, peer) = match session_and_peer {
@@ -225,17 +219,14 @@ impl InitiatorRole {
         &mut self,
         io: &mut RailIo,
         number: u32,
-        (region, ticket): (u64, u64),
+        region: (u64, u64),
         stages: bool,
     ) {
         let Some(link) = self.links.get_mut(&number).filter(|link| link.is_connected()) else {
             let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "the peer is not connected"));
-            return io.report(RailEvent::Opened {
-                link: number,
-                region: (region, ticket),
-                outcome,
-            });
+            return io.report(RailEvent::Opened { link: number, region, outcome });
         };
+        let (region, ticket) = region;
         // Once a region needs staging, it always does.
         let stages =
             stages || link.known_target.wanted.get(&region).is_some_and(|before| before.stages);
@@ -250,16 +241,12 @@ impl InitiatorRole {
         (region, ticket): (u64, u64),
         stages: bool,
     ) {
-        let is_requested = |pending_opens: &PendingOpen| {
-            (pending_opens.region, pending_opens.wanted.ticket) == (region, ticket)
-        };
+        let is_requested =
+            |open: &PendingOpen| (open.region, open.wanted.ticket) == (region, ticket);
         let mut link = self.links.get_mut(&number);
-        let known_target = match &mut link {
-            Some(link) => &mut link.known_target,
-            None => match self.lost_links.get_mut(&number) {
-                Some(known_target) => known_target,
-                None => return,
-            },
+        let connected = link.as_mut().map(|link| &mut link.known_target);
+        let Some(known_target) = connected.or_else(|| self.lost_links.get_mut(&number)) else {
+            return;
         };
         let before = known_target.wanted.get(&region).copied();
         if before.is_some_and(|before| before.ticket == ticket && before.stages >= stages) {
@@ -285,15 +272,15 @@ impl InitiatorRole {
         outcome: Result<()>,
     ) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let Some(pending_opens) = link.pending_opens.remove(&request) else { return };
-        let PendingOpen { region, wanted, is_withdrawn } = pending_opens;
+        let Some(pending_open) = link.pending_opens.remove(&request) else { return };
+        let PendingOpen { region, wanted, is_withdrawn } = pending_open;
         let outcome = if is_withdrawn { Err(withdrawn()) } else { outcome };
         match &outcome {
             Ok(()) => drop(link.known_target.wanted.insert(region, wanted)),
             Err(error) if error.kind() == ErrorKind::Stale => {
-                let known_target = link.known_target.wanted.get(&region);
+                let known = link.known_target.wanted.get(&region);
                 // A request with a wrong ticket does not affect the region.
-                if known_target.is_some_and(|known_target| known_target.ticket == wanted.ticket) {
+                if known.is_some_and(|known| known.ticket == wanted.ticket) {
                     link.known_target.wanted.remove(&region);
                     io.report(RailEvent::Withdrawn { link: number, region });
                 }
@@ -313,7 +300,7 @@ impl InitiatorRole {
             // The address stays in use until `Bye` was sent.
             io.retain_address(peer);
         }
-        let left = Error::new("disconnect a peer", ErrorKind::Closed, "the peer was disconnected");
+        let left = Error::new("disconnect", ErrorKind::Closed, "the peer was disconnected");
         self.close_link(io, number, CloseReason::Left, left);
         self.lost_links.remove(&number);
         if let Some((session, _)) = session {
@@ -324,7 +311,7 @@ impl InitiatorRole {
     /// Sends `Bye` for a closed session when no chunk of it is in flight: the target frees its
     /// memory soon after. Without `Bye` the target detects a loss, and frees the memory much later.
     pub(super) fn send_bye_when_idle(&mut self, io: &mut RailIo, session: u64) {
-        if self.has_chunks_in(session) {
+        if self.in_flight.values().any(|in_flight| in_flight.session == session) {
             return;
         }
         if let Some(peer) = self.closing_sessions.remove(&session) {
@@ -349,15 +336,12 @@ impl InitiatorRole {
             if link.is_up() || link.has_waiter {
                 io.report(RailEvent::Down { link: number, error });
             }
-            let now = Instant::now();
-            match close_reason {
-                CloseReason::Lost => {
-                    link.known_target
-                        .backoff
-                        .get_or_insert_with(|| RetryBackoff::new(now))
-                        .failed(now);
-                }
-                _ => link.known_target.backoff = None,
+            let backoff = &mut link.known_target.backoff;
+            if close_reason == CloseReason::Lost {
+                let now = Instant::now();
+                backoff.get_or_insert_with(|| RetryBackoff::new(now)).failed(now);
+            } else {
+                *backoff = None;
             }
             self.lost_links.insert(number, link.known_target);
         }
@@ -368,13 +352,12 @@ impl InitiatorRole {
         let (unacknowledged, unsent) = link.notices.into_rest();
         for token in unacknowledged {
             let detail = format!("{cause}; whether the notice arrived is unknown");
-            let outcome = Err(Error::new("notify a peer", ErrorKind::Closed, detail));
-            io.report(RailEvent::Done { token, outcome });
+            let error = Error::new("notify", ErrorKind::Closed, detail);
+            io.report_done(token, Err(error));
         }
         for (token, notice) in unsent {
             if close_reason == CloseReason::Left {
-                let outcome = Err(closed("notify a peer"));
-                io.report(RailEvent::Done { token, outcome });
+                io.report_done(token, Err(closed("notify")));
             } else {
                 let request =
                     RailRequest { link: number, token, notice: Some(notice), bytes: None };
@@ -419,7 +402,7 @@ impl InitiatorRole {
         let Self { lost_links, in_flight, .. } = self;
         let mut due = Vec::new();
         for (number, lost) in lost_links {
-            if !in_flight.values().any(|chunk| chunk.is_of_link(*number))
+            if !in_flight.values().any(|chunk| chunk.link == *number)
                 && lost.backoff.as_mut().is_some_and(|backoff| backoff.is_due(now))
             {
                 due.push(*number);

@@ -12,16 +12,19 @@ use std::time::Instant;
 
 use fabric::Peer;
 
+use self::chunks::Stage;
 use self::link_flow::{ChunkWindow, NoticeQueue};
 use self::links::RetryBackoff;
 use self::tcp_probe::TcpProbe;
-use self::transfers::{ActiveTransfer, InFlightChunk};
+use self::transfers::ActiveTransfer;
 use super::LinkTarget;
 use super::io::RailIo;
 use super::session::{CloseReason, Session};
+use super::staging::Slot;
 use crate::error::{Error, ErrorKind};
+use crate::path::Operation;
 
-const CONNECT: &str = "connect to an agent";
+const CONNECT: &str = "connect to agent";
 
 /// A region that the agent uses.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +84,37 @@ struct Link {
     notices: NoticeQueue,
 }
 
+/// The direction of a transfer, and the ends that the fabric cannot access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pipeline {
+    operation: Operation,
+    stages_locally: bool,
+    stages_remotely: bool,
+}
+
+/// The byte range of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ChunkRange {
+    local: u64,
+    remote: u64,
+    length: u64,
+}
+
+/// A chunk in flight.
+#[derive(Debug)]
+struct InFlightChunk {
+    /// Its transfer, which may be cancelled already.
+    of: u64,
+    link: u32,
+    /// The session of its start; the peer may have a newer one.
+    session: u64,
+    part: ChunkRange,
+    stage: Stage,
+    post_attempts: u32,
+    local: Option<Slot>,
+    remote: Option<u32>,
+}
+
 /// The links of a rail, and its transfers.
 #[derive(Default)]
 pub(super) struct InitiatorRole {
@@ -136,26 +170,31 @@ impl InitiatorRole {
     }
 }
 
+/// Access for tests.
 #[cfg(test)]
-impl InitiatorRole {
-    pub(super) fn pending_opens(&self, link: u32) -> Vec<u64> {
-        self.links[&link].pending_opens.keys().copied().collect()
-    }
+mod test_access {
+    use super::*;
 
-    pub(super) fn session_id(&self, link: u32) -> Option<u64> {
-        self.links.get(&link).map(|link| link.session.id())
-    }
+    impl InitiatorRole {
+        pub(in crate::rail) fn pending_opens(&self, link: u32) -> Vec<u64> {
+            self.links[&link].pending_opens.keys().copied().collect()
+        }
 
-    pub(super) fn withdrawn_and_wanted(&self, link: u32) -> (usize, usize) {
-        let link = &self.links[&link];
-        (link.withdrawn.len(), link.known_target.wanted.len())
-    }
+        pub(in crate::rail) fn session_id(&self, link: u32) -> Option<u64> {
+            self.links.get(&link).map(|link| link.session.id())
+        }
 
-    /// The deadline of an attempt to connect.
-    pub(super) fn connect_deadline(&self, link: u32) -> Instant {
-        match self.links[&link].state {
-            LinkState::Connecting { until, .. } => until,
-            _ => panic!("the link is not connecting"),
+        pub(in crate::rail) fn withdrawn_and_wanted(&self, link: u32) -> (usize, usize) {
+            let link = &self.links[&link];
+            (link.withdrawn.len(), link.known_target.wanted.len())
+        }
+
+        /// The deadline of an attempt to connect.
+        pub(in crate::rail) fn connect_deadline(&self, link: u32) -> Instant {
+            match self.links[&link].state {
+                LinkState::Connecting { until, .. } => until,
+                _ => panic!("the link is not connecting"),
+            }
         }
     }
 }

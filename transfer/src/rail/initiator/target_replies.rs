@@ -1,7 +1,7 @@
 //! Messages of targets to an initiator.
 
 use super::InitiatorRole;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Context, Error, ErrorKind};
 use crate::rail::RailEvent;
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
@@ -11,7 +11,7 @@ impl InitiatorRole {
     pub(in crate::rail) fn handle(&mut self, io: &mut RailIo, session: u64, message: Message) {
         let mut links = self.links.iter_mut();
         let found = links.find(|(_, link)| link.session.id() == session);
-        let Some((number, link)) = found.map(|(number, link)| (*number, link)) else { return };
+        let Some((&number, link)) = found else { return };
         match message {
             Message::Welcome { credit_limit, .. } if !link.is_connected() => {
                 self.handle_welcome(io, number, credit_limit)
@@ -22,16 +22,14 @@ impl InitiatorRole {
                     ErrorKind::Stale => CloseReason::Bye,
                     _ => CloseReason::Lost,
                 };
-                let error = refusal.into_error("connect to an agent");
+                let error = refusal.into_error("connect to agent");
                 self.close_link(io, number, close_reason, error);
             }
             Message::Refused { request, refusal } => {
-                self.open_answered(io, number, request, Err(refusal.into_error("open a region")));
+                self.open_answered(io, number, request, Err(refusal.into_error("open region")));
             }
             Message::Opened { request } => match link.pending_opens.get(&request) {
-                Some(pending_opens)
-                    if pending_opens.wanted.stages && link.chunks.slot_length().is_none() =>
-                {
+                Some(open) if open.wanted.stages && link.chunks.slot_length().is_none() => {
                     io.send_message(&mut link.session, &Message::RequestStaging { request });
                 }
                 Some(_) => self.open_answered(io, number, request, Ok(())),
@@ -40,15 +38,13 @@ impl InitiatorRole {
             Message::Staging { request, slots, slot_length, memory }
                 if link.pending_opens.contains_key(&request) =>
             {
-                let attached = io.attach(&memory);
-                let attached = attached.map_err(|error| Error::of_fabric("open a region", error));
+                let attached = io.attach(&memory).during("open region");
                 let outcome =
                     attached.and_then(|memory| link.chunks.add_slots(memory, slots, slot_length));
                 self.open_answered(io, number, request, outcome);
             }
             Message::Done { number: chunk, refusal } => {
-                let refused = refusal.map(|refusal| refusal.into_error("transfer"));
-                let outcome = refused.map_or(Ok(()), Err);
+                let outcome = refusal.map_or(Ok(()), |refusal| Err(refusal.into_error("transfer")));
                 self.peer_done(io, (session, chunk), outcome);
             }
             Message::NoticeCredit { notices, credit_limit } => {
@@ -56,9 +52,7 @@ impl InitiatorRole {
                     let cause = "it acknowledged notices that were not sent";
                     return self.end_link(io, number, CloseReason::Fatal, cause);
                 };
-                for token in delivered {
-                    io.report(RailEvent::Done { token, outcome: Ok(()) });
-                }
+                delivered.for_each(|token| io.report_done(token, Ok(())));
                 link.notices.add_credit(credit_limit);
                 link.send_notices(io);
             }
@@ -74,10 +68,8 @@ impl InitiatorRole {
     fn region_withdrawn(&mut self, io: &mut RailIo, number: u32, region: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let mut is_known = link.known_target.wanted.remove(&region).is_some();
-        for pending_opens in
-            link.pending_opens.values_mut().filter(|pending_opens| pending_opens.region == region)
-        {
-            (pending_opens.is_withdrawn, is_known) = (true, true);
+        for open in link.pending_opens.values_mut().filter(|open| open.region == region) {
+            (open.is_withdrawn, is_known) = (true, true);
         }
         link.withdrawn.insert(region);
         if is_known {

@@ -66,30 +66,25 @@ impl InitiatorRole {
         for number in connecting {
             let is_unsent = io.is_sending(SessionKey::Link(number));
             let Some(link) = self.links.get_mut(&number) else { continue };
-            let started = match &link.state {
-                LinkState::Connecting { began, tcp_probe: TcpProbe::NotStarted, .. }
+            let LinkState::Connecting { began, tcp_probe, .. } = &mut link.state else { continue };
+            match tcp_probe {
+                TcpProbe::NotStarted
                     if is_unsent && now.saturating_duration_since(*began) >= START_AFTER =>
                 {
-                    match io.capabilities().connects_by_tcp() {
+                    *tcp_probe = match io.capabilities().connects_by_tcp() {
                         true => TcpProbe::start(&link.known_target.target.address),
                         false => TcpProbe::Impossible,
-                    }
+                    };
                 }
-                LinkState::Connecting { tcp_probe: TcpProbe::Running(address, reply), .. }
-                    if reply.try_recv() == Ok(true) =>
-                {
+                TcpProbe::Running(address, reply) if reply.try_recv() == Ok(true) => {
                     let detail = format!(
                         "{address} refuses connections (ECONNREFUSED): its process has ended, or a \
                          firewall rejects them. Start it and take its new card"
                     );
                     let error = Error::new(CONNECT, ErrorKind::Closed, detail);
                     self.close_link(io, number, CloseReason::Lost, error);
-                    continue;
                 }
-                _ => continue,
-            };
-            if let LinkState::Connecting { tcp_probe, .. } = &mut link.state {
-                *tcp_probe = started;
+                _ => {}
             }
         }
     }

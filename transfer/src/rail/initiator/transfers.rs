@@ -1,22 +1,23 @@
 //! Transfers of an initiator: puts into regions of peers, and gets from them.
 
 use std::collections::HashSet;
+use std::collections::btree_map::Entry;
 use std::time::Instant;
 
-use super::chunks::{ChunkRange, Pipeline, Stage, TransferChunks};
+use super::chunks::{Stage, TransferChunks};
 use super::link_flow::MAX_IN_FLIGHT_CHUNKS;
 use super::target_replies::withdrawn;
-use super::{InitiatorRole, Link};
-use crate::error::{Error, ErrorKind, Result};
+use super::{ChunkRange, InFlightChunk, InitiatorRole, Link, Pipeline};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
 use crate::path::Operation;
 use crate::rail::io::RailIo;
-use crate::rail::message::{Chunk, Message};
+use crate::rail::message::Message;
 use crate::rail::session::{CHECK_INTERVAL, CloseReason};
-use crate::rail::staging::{SLOT_LENGTH, Slot, part};
+use crate::rail::staging::{SLOT_LENGTH, part};
 use crate::rail::target::POLLING_TIME;
-use crate::rail::{LocalSide, RAIL_TIMEOUT, RailEvent, RailRequest, RailTransfer};
+use crate::rail::{Chunk, LocalSide, RAIL_TIMEOUT, RailEvent, RailRequest, RailTransfer};
 
 /// Maximum length of a one-sided operation, so that transfers are interleaved.
 const MAX_CHUNK_LENGTH: u64 = 4 << 20;
@@ -38,21 +39,6 @@ pub(super) struct ActiveTransfer {
     drain_deadline: Option<Instant>,
 }
 
-/// A chunk in flight.
-#[derive(Debug)]
-pub(super) struct InFlightChunk {
-    /// Its transfer, which may be cancelled already.
-    of: u64,
-    link: u32,
-    /// The session of its start; the peer may have a newer one.
-    session: u64,
-    part: ChunkRange,
-    stage: Stage,
-    post_attempts: u32,
-    local: Option<Slot>,
-    remote: Option<u32>,
-}
-
 impl ActiveTransfer {
     fn uses(&self, link: u32, region: u64) -> bool {
         self.link == link && self.bytes.remote.region == region
@@ -67,12 +53,6 @@ impl Link {
         {
             io.send_message(&mut self.session, &Message::Notice(notice));
         }
-    }
-}
-
-impl InFlightChunk {
-    pub(super) fn is_of_link(&self, link: u32) -> bool {
-        self.link == link
     }
 }
 
@@ -99,24 +79,23 @@ impl InitiatorRole {
     }
 
     pub(in crate::rail) fn begin_request(&mut self, io: &mut RailIo, request: RailRequest) {
-        let refuse = |kind, cause: &str| Err(Error::new("transfer", kind, cause));
         let Some(link) = self.links.get_mut(&request.link).filter(|link| link.is_up()) else {
             let cause = "the peer is lost".to_owned();
             return io.report(RailEvent::Returned { request: Box::new(request), cause });
         };
         let RailRequest { link: number, token, notice, bytes } = request;
-        let Some(bytes) = bytes else {
+        let Some(mut bytes) = bytes else {
             return match notice {
                 Some(notice) => {
                     link.notices.push(token, notice);
                     link.send_notices(io);
                 }
-                None => io.report(RailEvent::Done { token, outcome: Ok(()) }),
+                None => io.report_done(token, Ok(())),
             };
         };
         if !link.known_target.wanted.contains_key(&bytes.remote.region) {
             // The agent does not know of the withdrawal yet.
-            return io.report(RailEvent::Done { token, outcome: Err(withdrawn()) });
+            return io.report_done(token, Err(withdrawn()));
         }
         let pipeline = Pipeline {
             operation: bytes.operation,
@@ -127,37 +106,32 @@ impl InitiatorRole {
         if pipeline.stages_locally {
             max_length = max_length.min(SLOT_LENGTH);
             if let Err(error) = io.ensure_slots() {
-                return io.report(RailEvent::Done { token, outcome: Err(error) });
+                return io.report_done(token, Err(error));
             }
         }
         if pipeline.stages_remotely {
             let Some(slot_length) = link.chunks.slot_length() else {
-                let outcome = refuse(ErrorKind::NoPath, "the peer granted no staging memory");
-                return io.report(RailEvent::Done { token, outcome });
+                let detail = "the peer granted no staging memory";
+                let error = Error::new("transfer", ErrorKind::NoPath, detail);
+                return io.report_done(token, Err(error));
             };
             max_length = max_length.min(slot_length);
         }
-        let mut bytes = bytes;
         let chunks = TransferChunks::new(pipeline, std::mem::take(&mut bytes.blocks), max_length);
         let key = io.next_id();
-        let (failure, lost_cause, drain_deadline) = (None, None, None);
         let transfer = ActiveTransfer {
             link: number,
             token,
             notice,
             bytes,
             chunks,
-            failure,
-            lost_cause,
-            drain_deadline,
+            failure: None,
+            lost_cause: None,
+            drain_deadline: None,
         };
-        let is_over = transfer.chunks.is_over();
         self.transfers.insert(key, transfer);
-        if is_over {
-            self.end_transfer(io, key);
-        } else {
-            self.unstarted.insert(key);
-        }
+        self.unstarted.insert(key);
+        self.end_if_over(io, key);
         self.advance(io);
         self.keep_targets_polling(io);
     }
@@ -285,13 +259,11 @@ impl InitiatorRole {
                 Ok(true)
             }
             Stage::Write | Stage::Read => {
-                let is_usable = |link: &&mut Link| {
-                    link.session.id() == in_flight.session && !io.is_lost(link.session.key())
-                };
-                let link = link.filter(is_usable).ok_or_else(lost_error)?;
+                let link = link.filter(|link| link.session.id() == in_flight.session);
+                let link = link.filter(|link| !io.is_lost(link.session.key()));
+                let link = link.ok_or_else(lost_error)?;
                 let operation = transfer.bytes.operation;
                 let name = if operation == Operation::Put { "put" } else { "get" };
-                let of_fabric = |error| Error::of_fabric(name, error);
                 let local = match (&transfer.bytes.local, &in_flight.local) {
                     (LocalSide::Registered(region), _) => {
                         region.slice(local as usize..(local + length) as usize)
@@ -304,9 +276,9 @@ impl InitiatorRole {
                     (None, slot) => slot.and_then(|slot| link.chunks.slot(slot, length)),
                 };
                 let remote = remote.ok_or_else(lost_error)?;
-                let (local, remote) = (local.map_err(of_fabric)?, remote.map_err(of_fabric)?);
-                let posted = io.post_data(operation, chunk, link.session.peer(), &local, &remote);
-                posted.map_err(of_fabric)
+                let (local, remote) = (local.during(name)?, remote.during(name)?);
+                let peer = link.session.peer();
+                io.post_data(operation, chunk, peer, &local, &remote).during(name)
             }
         }
     }
@@ -373,18 +345,15 @@ impl InitiatorRole {
         let Some(transfer) = self.transfers.get_mut(&key) else { return };
         transfer.chunks.cancel();
         transfer.failure.get_or_insert(error);
-        if transfer.chunks.is_over() {
-            self.end_transfer(io, key);
-        }
+        self.end_if_over(io, key);
     }
 
     /// Returns a chunk of a lost peer that is neither copied nor in flight.
     fn return_chunk(&mut self, io: &mut RailIo, chunk: u64) {
-        let in_flight = self.in_flight.get(&chunk).map(|in_flight| (in_flight.of, in_flight.part));
-        if let Some((of, part)) = in_flight
-            && let Some(transfer) = self.transfers.get_mut(&of)
+        if let Some(in_flight) = self.in_flight.get(&chunk)
+            && let Some(transfer) = self.transfers.get_mut(&in_flight.of)
         {
-            transfer.chunks.give_back(part);
+            transfer.chunks.give_back(in_flight.part);
         }
         self.end_chunk(io, chunk);
     }
@@ -413,43 +382,39 @@ impl InitiatorRole {
         }
         let Some(transfer) = self.transfers.get_mut(&in_flight.of) else { return };
         transfer.chunks.end();
-        if transfer.chunks.is_over() {
-            self.end_transfer(io, in_flight.of);
-        }
+        self.end_if_over(io, in_flight.of);
     }
 
     /// Abandons the local slots if a lost peer has chunks in them: the queue keeps their memory.
     /// The next chunk allocates new slots.
     pub(super) fn abandon_slots(&self, io: &mut RailIo, link: u32) {
-        let mut parts = self.in_flight.values().filter(|in_flight| in_flight.link == link);
-        let staging = io.staging();
-        let in_slot = |slot: &Slot| staging.has_slot(slot);
-        if parts.any(|in_flight| in_flight.local.as_ref().is_some_and(in_slot)) {
-            // Chunks of other peers in these slots continue.
-            staging.abandon_slots();
-        }
+        let lost = self.in_flight.values().filter(|in_flight| in_flight.link == link);
+        // Chunks of other peers in these slots continue.
+        io.staging().abandon_slots(lost.filter_map(|in_flight| in_flight.local.as_ref()));
     }
 
     /// Ends completed transfers.
     pub(super) fn end_transfers(&mut self, io: &mut RailIo) {
-        let over = self.transfers.iter().filter(|(_, transfer)| transfer.chunks.is_over());
-        let over: Vec<_> = over.map(|(key, _)| *key).collect();
-        for key in over {
-            self.end_transfer(io, key);
+        for key in self.transfers.keys().copied().collect::<Vec<_>>() {
+            self.end_if_over(io, key);
         }
     }
 
-    fn end_transfer(&mut self, io: &mut RailIo, key: u64) {
+    fn end_if_over(&mut self, io: &mut RailIo, key: u64) {
+        let Entry::Occupied(transfer) = self.transfers.entry(key) else { return };
+        if !transfer.get().chunks.is_over() {
+            return;
+        }
         self.unstarted.remove(&key);
-        let Some(transfer) = self.transfers.remove(&key) else { return };
+        let transfer = transfer.remove();
         let ActiveTransfer { link: number, token, notice, failure, lost_cause, .. } = transfer;
         let (mut bytes, mut chunks) = (transfer.bytes, transfer.chunks);
         let region = bytes.remote.region;
         bytes.blocks = chunks.take_rest();
         let is_all = bytes.blocks.is_empty();
         match (failure, notice) {
-            (Some(error), _) => io.report(RailEvent::Done { token, outcome: Err(error) }),
-            (None, None) if is_all => io.report(RailEvent::Done { token, outcome: Ok(()) }),
+            (Some(error), _) => io.report_done(token, Err(error)),
+            (None, None) if is_all => io.report_done(token, Ok(())),
             (None, notice) => match (lost_cause, self.links.get_mut(&number), notice) {
                 (None, Some(link), Some(notice)) => {
                     link.notices.push(token, notice);
@@ -495,10 +460,6 @@ impl InitiatorRole {
         self.transfers.values().any(|transfer| transfer.uses(number, region))
     }
 
-    pub(super) fn has_chunks_in(&self, session: u64) -> bool {
-        self.in_flight.values().any(|in_flight| in_flight.session == session)
-    }
-
     // ------------------------------------------------------------------- the thread
 
     pub(in crate::rail) fn has_transfers(&self) -> bool {
@@ -524,8 +485,8 @@ impl InitiatorRole {
     /// Fails all transfers: the rail ends.
     pub(in crate::rail) fn fail_transfers(&mut self, io: &RailIo, cause: &str) {
         for (_, transfer) in std::mem::take(&mut self.transfers) {
-            let outcome = Err(Error::new("transfer", ErrorKind::Closed, cause));
-            io.report(RailEvent::Done { token: transfer.token, outcome });
+            let error = Error::new("transfer", ErrorKind::Closed, cause);
+            io.report_done(transfer.token, Err(error));
         }
     }
 
@@ -554,15 +515,13 @@ impl InitiatorRole {
         }
         let unposted: HashSet<_> = self.unposted.iter().copied().collect();
         let repost_later: HashSet<_> = self.repost_later.iter().map(|(_, chunk)| *chunk).collect();
-        let over = self.in_flight.iter().filter(|(_, in_flight)| in_flight.link == number);
-        let over: Vec<_> = over
-            .filter(|(key, in_flight)| {
-                matches!(in_flight.stage, Stage::RequestFill | Stage::RequestDrain)
+        let over = self.in_flight.iter().filter(|(key, in_flight)| {
+            in_flight.link == number
+                && (matches!(in_flight.stage, Stage::RequestFill | Stage::RequestDrain)
                     || unposted.contains(key)
-                    || repost_later.contains(key)
-            })
-            .map(|(key, in_flight)| (*key, in_flight.stage))
-            .collect();
+                    || repost_later.contains(key))
+        });
+        let over: Vec<_> = over.map(|(key, in_flight)| (*key, in_flight.stage)).collect();
         for (key, stage) in over {
             self.unposted.retain(|other| *other != key);
             self.repost_later.retain(|(_, other)| *other != key);
@@ -586,8 +545,8 @@ impl InitiatorRole {
                 unstarted.remove(key);
                 let detail =
                     "the peer is lost, and operations in flight may still access the memory";
-                let outcome = Err(Error::new("transfer", ErrorKind::Closed, detail));
-                io.report(RailEvent::Done { token: transfer.token, outcome });
+                let error = Error::new("transfer", ErrorKind::Closed, detail);
+                io.report_done(transfer.token, Err(error));
             }
             !is_overdue
         });

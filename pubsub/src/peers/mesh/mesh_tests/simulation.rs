@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::ids::NodeId;
-use crate::peers::connection_protocol::Timing;
+use crate::network_options::NetworkOptions;
 use crate::peers::event::PeerEvent;
-use crate::peers::identity::{ServiceInstance, SessionId, SplitMix64};
+use crate::peers::identity::SessionId;
 use crate::peers::interests::{Interest, InterestChange, Interests, collect_interests};
-use crate::peers::mesh::{Action, Limits, Mesh, Start};
-use crate::peers::session_arbitration::ConnectionId;
+use crate::peers::mesh::{Action, Mesh};
+use crate::peers::{ConnectionId, Hello, Limits, ServiceInstance, SplitMix64, Timing};
 
 /// Configuration of a host.
 #[derive(Debug, Clone)]
@@ -121,18 +121,17 @@ impl Simulation {
             return;
         }
         let config = host.config.clone();
-        let start = Start {
-            identity: config.identity,
-            instance: ServiceInstance { started, nonce: self.random.draw() },
-            label: format!("host {index}"),
-            listens: config.listens.then(|| config.addresses[0]),
+        let network = NetworkOptions {
             peers: config.peers,
             rendezvous: config.rendezvous,
-            timing: self.timing,
-            limits: Limits::default(),
-            withholds_interests: false,
+            lost_after: self.timing.lost_after,
+            ..NetworkOptions::default()
         };
-        let mut mesh = Mesh::new(start, self.now);
+        let instance = ServiceInstance { started, nonce: self.random.draw() };
+        let (label, listens) =
+            (format!("host {index}"), config.listens.then(|| config.addresses[0]));
+        let me = Hello::new(config.identity, instance, &label, listens, &network);
+        let mut mesh = Mesh::new(me, &network, Limits::default(), false, self.now);
         mesh.set_interests(host.interests.clone(), self.now);
         host.mesh = Some(mesh);
         host.used.clear();

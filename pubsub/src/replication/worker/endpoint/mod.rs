@@ -22,7 +22,7 @@ use super::{Counters, NodeId, Provider, WorkerOptions};
 use crate::error::{Error, Result};
 use crate::replication::transport::Transport;
 
-const START: &str = "start a replication worker";
+const START: &str = "start replication worker";
 /// Completions handled in one turn.
 const COMPLETIONS_PER_ROUND: usize = 64;
 /// Failures of the endpoint, without a success between them, after which the worker ends.

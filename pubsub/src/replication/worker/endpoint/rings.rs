@@ -37,7 +37,7 @@ impl WorkerEndpoint {
             return Ok(());
         }
         let detail = "the endpoint has no capacity for another ring";
-        let reason = Error::new(CONNECT, ErrorKind::TooMany, detail).on(node);
+        let reason = Error::new(CONNECT, ErrorKind::TooMany, detail).at(node);
         self.note_ring_capacity(Some(&reason));
         Err(reason)
     }

@@ -88,7 +88,7 @@ impl WorkerLoop {
         let is_duplicate = self.topics.index_of(name).is_some();
         if is_duplicate {
             let detail = "the worker has the topic already";
-            let error = Error::new("add a topic to a worker", ErrorKind::InvalidArgument, detail);
+            let error = Error::new("add topic to worker", ErrorKind::InvalidArgument, detail);
             let side = if node.is_some() { Side::Reader } else { Side::Writer };
             self.events.send(WorkerEvent::Failed { key, node, side, error });
         }

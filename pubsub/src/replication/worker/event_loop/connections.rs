@@ -101,13 +101,13 @@ impl WorkerLoop {
             ConnectionMessage::Refused { connection, reason } => {
                 if self.is_current(index, node, connection, false) {
                     self.disconnect_writer(index, node, None);
-                    let error = Error::new(CONNECT, ErrorKind::Denied, reason).on(node);
+                    let error = Error::new(CONNECT, ErrorKind::Denied, reason).at(node);
                     self.report_failure(key, node, Side::Writer, error);
                 }
             }
             ConnectionMessage::Restart { connection, reason } => {
                 if self.is_current(index, node, connection, false) {
-                    let reason = Error::new(CONNECT, ErrorKind::Closed, reason).on(node);
+                    let reason = Error::new(CONNECT, ErrorKind::Closed, reason).at(node);
                     self.disconnect_writer(index, node, Some(reason));
                 }
             }
@@ -240,7 +240,7 @@ impl WorkerLoop {
         let now = self.now.monotonic;
         let late = |node: NodeId| {
             let detail = "the node did not answer within the timeout";
-            Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail).on(node)
+            Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail).at(node)
         };
         for index in 0..self.topics.outbound_end() {
             let Some(topic) = self.topics.outbound(index) else { continue };
@@ -260,5 +260,5 @@ impl WorkerLoop {
 
 #[cold]
 fn disconnected(node: NodeId) -> Error {
-    Error::new(CONNECT, ErrorKind::Closed, "the node disconnected").on(node)
+    Error::new(CONNECT, ErrorKind::Closed, "the node disconnected").at(node)
 }

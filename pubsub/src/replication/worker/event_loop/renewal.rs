@@ -7,7 +7,7 @@ use crate::replication::worker::endpoint::RenewalReason;
 use crate::replication::worker::topics::table::TopicSlot;
 use crate::replication::{NodeId, Side, WorkerEvent};
 
-const RENEW_RINGS: &str = "restart the rings of a node";
+const RENEW_RINGS: &str = "restart rings of node";
 
 impl WorkerLoop {
     /// Handles a fault of a node: restarts its connections, or all connections.
@@ -20,7 +20,7 @@ impl WorkerLoop {
 
     /// Restarts all rings with a node.
     fn restart_rings(&mut self, node: NodeId, why: RenewalReason) {
-        let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why.text()).on(node);
+        let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why.text()).at(node);
         self.disconnect_writers(node, reason);
         for index in self.topics.inbound_from(node) {
             self.disconnect_inbound_ring(index, reason());
@@ -69,7 +69,8 @@ impl WorkerLoop {
 
     /// Disconnects all rings before the endpoint is closed.
     fn disconnect_all_rings(&mut self, why: RenewalReason) {
-        let reason = |node| Error::new(RENEW, ErrorKind::Closed, why.text()).on(node);
+        let reason =
+            |node| Error::new("renew endpoint for node", ErrorKind::Closed, why.text()).at(node);
         for index in 0..self.topics.outbound_end() {
             let Some(topic) = self.topics.outbound(index) else { continue };
             for node in topic.nodes() {

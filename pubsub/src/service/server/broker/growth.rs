@@ -32,22 +32,17 @@ struct PendingPiece {
 }
 
 /// The growth of all pools.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Growth {
-    next_ticket: u64,
+    last_ticket: u64,
     /// At most one piece of each pool.
     pending: HashMap<PoolId, PendingPiece>,
 }
 
 impl Growth {
-    pub(super) fn new() -> Self {
-        Self { next_ticket: 1, pending: HashMap::new() }
-    }
-
     fn ticket(&mut self) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        ticket
+        self.last_ticket += 1;
+        self.last_ticket
     }
 }
 
@@ -244,7 +239,7 @@ impl Broker {
 #[cfg(test)]
 impl Broker {
     pub(crate) fn tickets(&self) -> std::ops::Range<u64> {
-        1..self.growth.next_ticket
+        1..self.growth.last_ticket + 1
     }
 
     /// The time for acknowledgements is over.

@@ -9,6 +9,7 @@ use std::time::Instant;
 use ipc::{Participant, PidFd};
 
 use self::growth::Growth;
+use super::ClientName;
 use super::admission::RECEIVING;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Piece, PoolId};
@@ -19,13 +20,6 @@ use crate::settings::SharedSettings;
 
 /// Requests of a client that are held during a takeover.
 const MAX_HELD_REQUESTS: usize = 4096;
-
-/// How a client is named in logs and reports.
-#[derive(Debug)]
-pub(super) struct ClientName {
-    pub(super) process: u32,
-    pub(super) label: String,
-}
 
 /// A member, and its connection.
 #[derive(Debug)]
@@ -53,11 +47,15 @@ pub(super) struct Broker {
 
 impl Broker {
     pub(super) fn new(registry: Registry) -> Self {
-        Self { clients: BTreeMap::new(), registry, growth: Growth::new() }
+        Self { clients: BTreeMap::new(), registry, growth: Growth::default() }
     }
 
     pub(super) fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    pub(super) fn registry_mut(&mut self) -> &mut Registry {
+        &mut self.registry
     }
 
     pub(super) fn add(&mut self, member: Participant, label: String, connection: Connection) {
@@ -259,21 +257,6 @@ impl Broker {
         topics
     }
 
-    /// Removes a member, of which nothing is left, from all topics; returns those.
-    pub(super) fn remove_user(&mut self, member: Participant) -> Vec<u32> {
-        self.registry.remove_user_from(member, |_| true)
-    }
-
-    /// Removes a topic without users. True if it was removed.
-    pub(super) fn remove_unused(&mut self, number: u32) -> bool {
-        self.registry.remove_unused(number)
-    }
-
-    /// Publishers or subscribers of a topic joined or left. False if there is no such topic.
-    pub(super) fn update_activity(&mut self, number: u32) -> bool {
-        self.registry.update_activity(number)
-    }
-
     pub(super) fn topics_of(&self, member: Participant) -> Vec<u32> {
         let client = self.clients.get(&member);
         client.into_iter().flat_map(|client| client.topics.keys().copied()).collect()
@@ -296,7 +279,7 @@ impl Broker {
     ) -> Result<()> {
         if !self.uses_topic(member, number) {
             let detail = "this process does not use the topic";
-            return Err(Error::new("create a publisher", ErrorKind::NotFound, detail));
+            return Err(Error::new("create publisher of topic", ErrorKind::NotFound, detail));
         }
         self.registry.admit_publisher(number, member, publisher)
     }

@@ -76,18 +76,16 @@ impl Fixture {
             }
             false => None,
         };
-        let options = ServiceOptions {
+        let options = NodeOptions {
             directory: test_dir.0.clone(),
             label: "service".to_owned(),
             budgets: Budgets { host: Some(BUDGET), device: Some(BUDGET) },
-            network: None,
-            has_priority: Arc::default(),
-            min_term_until: None,
-            identity: NodeId::random()?,
+            ..NodeOptions::default()
         };
         let listener = ChannelListener::bind(&socket_path(&test_dir.0)).map_err(failed)?;
         let bell = WakeFd::new().map_err(failed)?;
-        let service = Service::new(options, listener, Arc::new(bell), Arc::default())?;
+        let service =
+            Service::new(options, Arc::default(), None, listener, Arc::new(bell), Arc::default())?;
         // As on a node with replication.
         if let Some(served_node) = &service.served_node {
             served_node.roster.admit_role(0);
