@@ -6,67 +6,22 @@ use std::{fmt, io};
 /// Result of calls of any of the crates.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of any of the crates. `?` converts to it; the variant holds the original with its kind.
-///
-/// ```
-/// use fabricast::{Error, gpu, pubsub, transfer};
-///
-/// fn copy() -> fabricast::Result<()> {
-///     let device = gpu::Device::open("emulated:0".parse()?)?;
-///     let agent = transfer::Agent::start(transfer::AgentOptions::new("copies"))?;
-///     agent.register(device.allocate_shared(4096, &[])?, transfer::Rights::READ)?;
-///     "no place".parse::<pubsub::MemoryLocation>()?;
-///     Ok(())
-/// }
-///
-/// let error = copy().unwrap_err();
-/// assert!(matches!(
-///     &error,
-///     Error::Pubsub(original) if original.kind() == pubsub::ErrorKind::InvalidArgument
-/// ));
-/// assert!(!error.is_deadline_exceeded());
-/// println!("{error}"); // the text of the original
-/// ```
-#[non_exhaustive]
-pub enum Error {
-    /// Of a fabric.
-    Fabric(fabric::Error),
-    /// Of a device.
-    Gpu(gpu::Error),
-    /// Of an agent, or of memory that is shared.
-    Transfer(transfer::Error),
-    /// Of a node or a topic.
-    Pubsub(pubsub::Error),
-    /// Of a channel between processes.
-    Channel(ipc::ChannelError),
-    /// Of a shared segment.
-    Segment(ipc::SegmentError),
-    /// Of an allocator in shared memory.
-    Allocator(ipc::AllocatorError),
-    /// Of a queue in shared memory.
-    Queue(ipc::QueueError),
-    /// Of the system.
-    System(io::Error),
-}
-
-macro_rules! each {
-    ($self:ident, $error:ident => $value:expr) => {
-        match $self {
-            Self::Fabric($error) => $value,
-            Self::Gpu($error) => $value,
-            Self::Transfer($error) => $value,
-            Self::Pubsub($error) => $value,
-            Self::Channel($error) => $value,
-            Self::Segment($error) => $value,
-            Self::Allocator($error) => $value,
-            Self::Queue($error) => $value,
-            Self::System($error) => $value,
+macro_rules! errors {
+    ($(#[$meta:meta])* { $($(#[$about:meta])* $variant:ident($error:ty),)* }) => {
+        $(#[$meta])*
+        #[non_exhaustive]
+        pub enum Error {
+            $($(#[$about])* $variant($error),)*
         }
-    };
-}
 
-macro_rules! from {
-    ($($variant:ident: $error:ty),* $(,)?) => {
+        impl Error {
+            fn inner(&self) -> &(dyn StdError + 'static) {
+                match self {
+                    $(Self::$variant(error) => error,)*
+                }
+            }
+        }
+
         $(
             impl From<$error> for Error {
                 fn from(error: $error) -> Self {
@@ -77,16 +32,48 @@ macro_rules! from {
     };
 }
 
-from! {
-    Fabric: fabric::Error,
-    Gpu: gpu::Error,
-    Transfer: transfer::Error,
-    Pubsub: pubsub::Error,
-    Channel: ipc::ChannelError,
-    Segment: ipc::SegmentError,
-    Allocator: ipc::AllocatorError,
-    Queue: ipc::QueueError,
-    System: io::Error,
+errors! {
+    /// An error of any of the crates. `?` converts to it; the variant holds the original with its kind.
+    ///
+    /// ```
+    /// use fabricast::{Error, gpu, pubsub, transfer};
+    ///
+    /// fn copy() -> fabricast::Result<()> {
+    ///     let device = gpu::Device::open("emulated:0".parse()?)?;
+    ///     let agent = transfer::Agent::start(transfer::AgentOptions::new("copies"))?;
+    ///     agent.register(device.allocate_shared(4096, &[])?, transfer::Rights::READ)?;
+    ///     "no place".parse::<pubsub::MemoryLocation>()?;
+    ///     Ok(())
+    /// }
+    ///
+    /// let error = copy().unwrap_err();
+    /// assert!(matches!(
+    ///     &error,
+    ///     Error::Pubsub(original) if original.kind() == pubsub::ErrorKind::InvalidArgument
+    /// ));
+    /// assert!(!error.is_deadline_exceeded());
+    /// println!("{error}"); // the text of the original
+    /// ```
+    {
+        /// Of a fabric.
+        Fabric(fabric::Error),
+        /// Of a device.
+        Gpu(gpu::Error),
+        /// Of an agent, or of memory that is shared.
+        Transfer(transfer::Error),
+        /// Of a node or a topic.
+        Pubsub(pubsub::Error),
+        /// Of a channel between processes.
+        Channel(ipc::ChannelError),
+        /// Of a shared segment.
+        Segment(ipc::SegmentError),
+        /// Of an allocator in shared memory.
+        Allocator(ipc::AllocatorError),
+        /// Of a queue in shared memory.
+        Queue(ipc::QueueError),
+        /// Of the system.
+        System(io::Error),
+    }
 }
 
 impl Error {
@@ -107,7 +94,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        each!(self, error => error.fmt(f))
+        fmt::Display::fmt(self.inner(), f)
     }
 }
 
@@ -115,16 +102,13 @@ impl fmt::Display for Error {
 /// details.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match f.alternate() {
-            true => each!(self, error => fmt::Debug::fmt(error, f)),
-            false => fmt::Display::fmt(self, f),
-        }
+        if f.alternate() { fmt::Debug::fmt(self.inner(), f) } else { fmt::Display::fmt(self, f) }
     }
 }
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        each!(self, error => error.source())
+        self.inner().source()
     }
 }
 

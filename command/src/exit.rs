@@ -90,6 +90,9 @@ impl From<Exit> for ExitCode {
 #[derive(Debug)]
 pub struct Failure(Box<Inner>);
 
+/// Result of what may end a program.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
 #[derive(Debug)]
 struct Inner {
     exit: Exit,

@@ -5,13 +5,13 @@ use std::os::unix::fs::MetadataExt;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, Result};
 
 /// Starts the log, at the level of the command line, of `FABRICAST_LOG`, or the default.
 ///
 /// # Errors
 /// `FABRICAST_LOG` is not a level.
-pub fn start(requested: Option<LevelFilter>, default_level: LevelFilter) -> Result<(), Failure> {
+pub fn start(requested: Option<LevelFilter>, default_level: LevelFilter) -> Result<()> {
     // Empty counts as not set, as with the settings.
     let named = std::env::var_os("FABRICAST_LOG").filter(|value| !value.is_empty());
     let level = match (requested, named) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, Result};
 use crate::size::amount;
 
 /// A limit of memory, and how much of it is free.
@@ -27,7 +27,8 @@ fn available_below(root: &Path) -> Option<AvailableMemory> {
     let of_host =
         of_host.map(|bytes| AvailableMemory { bytes, limit: "on this machine".to_owned() });
     let membership = text("proc/self/cgroup");
-    let of_groups = hierarchies(&membership).flat_map(|hierarchy| hierarchy.limits(root));
+    let of_groups =
+        hierarchies(&membership).flat_map(|(version, group)| version.limits(root, group));
     of_host.into_iter().chain(of_groups).min_by_key(|available| available.bytes)
 }
 
@@ -36,13 +37,6 @@ pub fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes << 10)
-}
-
-/// A tree of control groups that may limit memory, and the group of this process in it.
-#[derive(Debug)]
-struct CgroupHierarchy<'a> {
-    version: &'static CgroupVersion,
-    group: &'a str,
 }
 
 /// File names of a version of control groups.
@@ -73,7 +67,7 @@ const CGROUP_V2: CgroupVersion = CgroupVersion {
 
 /// Reads `/proc/self/cgroup`: lines of a number, controllers and a group. Version 2 has one line,
 /// without controllers.
-fn hierarchies(membership: &str) -> impl Iterator<Item = CgroupHierarchy<'_>> {
+fn hierarchies(membership: &str) -> impl Iterator<Item = (&'static CgroupVersion, &Path)> {
     membership.lines().filter_map(|line| {
         let (number, rest) = line.split_once(':')?;
         let (controllers, group) = rest.split_once(':')?;
@@ -82,25 +76,22 @@ fn hierarchies(membership: &str) -> impl Iterator<Item = CgroupHierarchy<'_>> {
             _ if controllers.split(',').any(|one| one == "memory") => &CGROUP_V1,
             _ => return None,
         };
-        Some(CgroupHierarchy { version, group })
+        Some((version, Path::new(group.trim_start_matches('/'))))
     })
 }
 
-impl CgroupHierarchy<'_> {
+impl CgroupVersion {
     /// What the group of this process, and each group above, may still allocate. In a container
     /// often only part of the hierarchy is mounted: groups outside it are left out.
-    fn limits(self, root: &Path) -> impl Iterator<Item = AvailableMemory> {
-        let mount_point = root.join(self.version.mount_point);
-        let group = Path::new(self.group.trim_start_matches('/'));
+    fn limits(&self, root: &Path, group: &Path) -> impl Iterator<Item = AvailableMemory> {
+        let mount_point = root.join(self.mount_point);
         group.ancestors().filter_map(move |group| {
-            let bytes = self.version.remaining(&mount_point.join(group))?;
+            let bytes = self.remaining(&mount_point.join(group))?;
             let limit = format!("to its control group /{}", group.display());
             Some(AvailableMemory { bytes, limit })
         })
     }
-}
 
-impl CgroupVersion {
     /// Bytes that a group may still allocate; None if it has no limit.
     fn remaining(&self, group: &Path) -> Option<u64> {
         let text = |name: &str| std::fs::read_to_string(group.join(name)).ok();
@@ -120,7 +111,7 @@ impl CgroupVersion {
 ///
 /// # Errors
 /// [`Exit::LimitExceeded`], with the limit and the remedy.
-pub fn check(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
+pub fn check(operation: &str, needs: u64, remedy: &str) -> Result<()> {
     match available() {
         Some(available) => check_limit(&available, operation, needs, remedy),
         None => Ok(()),
@@ -132,7 +123,7 @@ fn check_limit(
     operation: &str,
     needs: u64,
     remedy: &str,
-) -> Result<(), Failure> {
+) -> Result<()> {
     if needs <= *bytes {
         return Ok(());
     }

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, Result};
 use crate::text;
 
 /// Writes to standard output. A closed pipe (`| head`) is not reported, and ends the program.
-pub fn print(text: &str) -> Result<(), Failure> {
+pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
@@ -22,7 +22,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// Writes it as a line of JSON.
-pub fn json(document: &impl Serialize) -> Result<(), Failure> {
+pub fn json(document: &impl Serialize) -> Result<()> {
     let line = serde_json::to_string(document);
     print(&(line.map_err(Failure::of)? + "\n"))
 }
@@ -30,7 +30,7 @@ pub fn json(document: &impl Serialize) -> Result<(), Failure> {
 /// Prints why a command failed, if it did, and returns its exit code: as text, and with `--json`
 /// also as one line of JSON.
 #[must_use]
-pub fn conclude(result: Result<(), Failure>) -> ExitCode {
+pub fn conclude(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -51,7 +51,7 @@ pub fn conclude(result: Result<(), Failure>) -> ExitCode {
 ///
 /// # Errors
 /// Those of the command, and of the output.
-pub fn report_as_json(done: Result<(), Failure>, report: &impl Serialize) -> Result<(), Failure> {
+pub fn report_as_json(done: Result<()>, report: &impl Serialize) -> Result<()> {
     match done {
         Ok(()) => json(report),
         Err(failure) => Err(failure.with_report(report)),

@@ -13,7 +13,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{alarm, getpid, getppid};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, Result};
 
 /// This executable, even if the file was replaced.
 #[must_use]
@@ -78,7 +78,7 @@ fn set_disposition(signal: Signal, what: SigHandler) -> Result<(), Errno> {
 ///
 /// # Errors
 /// [`Exit::LimitExceeded`], with the limit and the remedy.
-pub fn check_descriptors(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
+pub fn check_descriptors(operation: &str, needs: u64, remedy: &str) -> Result<()> {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((limit, _)) if needs > limit => {
             let why = format!(

@@ -7,12 +7,10 @@ const UNITS: [(u32, &str); 3] = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
 pub fn parse(text: &str) -> Result<u64, String> {
     let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
     let short = short.unwrap_or(text);
-    let (digits, shift) = match short.as_bytes().last() {
-        Some(b'K' | b'k') => (&short[..short.len() - 1], 10),
-        Some(b'M' | b'm') => (&short[..short.len() - 1], 20),
-        Some(b'G' | b'g') => (&short[..short.len() - 1], 30),
-        _ => (text, 0),
-    };
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let known =
+        units.into_iter().find_map(|(unit, shift)| Some((short.strip_suffix(unit)?, shift)));
+    let (digits, shift) = known.unwrap_or((text, 0));
     // `parse` of u64 accepts "+5".
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err("not a number with an optional K, M or G".to_owned());

@@ -48,16 +48,7 @@ impl Stage {
 
     /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Loan => "borrow",
-            Self::Fill => "fill",
-            Self::Queue => "begin",
-            Self::CopyOut => "out",
-            Self::Wire => "wire",
-            Self::CopyIn => "in",
-            Self::Wakeup => "notice",
-            Self::Release => "drop",
-        }
+        ["borrow", "fill", "begin", "out", "wire", "in", "notice", "drop"][self as usize]
     }
 }
 

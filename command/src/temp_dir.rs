@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, Result};
 
 /// Names of the directories of each program, before the process number.
 const PREFIXES: [&str; 2] = ["fabricast-bench-", "fabricast-demo-"];
@@ -45,11 +45,11 @@ impl TempDir {
     ///
     /// # Errors
     /// It cannot be created.
-    pub fn create(program: Program) -> Result<Self, Failure> {
+    pub fn create(program: Program) -> Result<Self> {
         Self::create_in(&std::env::temp_dir(), program)
     }
 
-    fn create_in(parent: &Path, program: Program) -> Result<Self, Failure> {
+    fn create_in(parent: &Path, program: Program) -> Result<Self> {
         remove_abandoned(parent);
         let name = PREFIXES[program as usize];
         let mut last = String::new();

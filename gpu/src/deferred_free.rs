@@ -10,11 +10,11 @@
 //! allocates, frees, records a point of a stream or synchronizes one.
 
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device_name::Implementation;
-use crate::stream_waits::{FreeGuard, any_stream_waits};
+use crate::stream_waits::{FreeGuard, any_stream_waits, locked};
 
 /// Memory without users that is to be freed.
 #[derive(Debug)]
@@ -36,13 +36,9 @@ pub(crate) struct DeferredFrees {
 }
 
 impl DeferredFrees {
-    fn all(&self) -> MutexGuard<'_, Vec<DeferredFree>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn push(&self, deferred_free: DeferredFree) {
         self.count.fetch_add(1, Ordering::AcqRel);
-        self.all().push(deferred_free);
+        locked(&self.all).push(deferred_free);
     }
 
     /// Frees all memory by this function, if the guard is available and no stream waits. Then
@@ -61,7 +57,7 @@ impl DeferredFrees {
             return;
         }
         loop {
-            let freed = std::mem::take(&mut *self.all());
+            let freed = std::mem::take(&mut *locked(&self.all));
             if freed.is_empty() {
                 return;
             }
@@ -100,7 +96,7 @@ impl DeferredFrees {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let mut all = self.all();
+        let mut all = locked(&self.all);
         let found = all.iter().enumerate().find_map(|(at, one)| Some((at, is_wanted(one)?)));
         let (at, found) = found?;
         let deferred_free = all.swap_remove(at);

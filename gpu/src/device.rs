@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
 use crate::budget::Budget;
 use crate::deferred_free::{DeferredFree, DeferredFrees};
@@ -15,7 +15,7 @@ use crate::fork::ForkGeneration;
 use crate::legacy_handle::Table;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 use crate::properties::{PeerAccess, Properties, Uuid};
-use crate::stream_waits::FreeGuard;
+use crate::stream_waits::{FreeGuard, locked};
 use crate::{cuda, emulated};
 
 /// An open device. Clones of the handle are the same device.
@@ -68,8 +68,7 @@ impl DeviceInner {
             DeferredFree::Host { address, .. } => unsafe { self.driver.unregister(*address) },
             DeferredFree::Legacy { bytes } => {
                 // Closed under the table's lock, so that the next user opens it again.
-                let mut table = self.legacy.lock().unwrap_or_else(PoisonError::into_inner);
-                table.close(bytes).map_or(Ok(()), |address| {
+                locked(&self.legacy).close(bytes).map_or(Ok(()), |address| {
                     // SAFETY: opened here; no slice, thus no operation, was left.
                     unsafe { self.driver.legacy_close(address) }
                 })
@@ -187,7 +186,7 @@ impl Device {
     /// [`Unavailable`](ErrorKind::Unavailable) with the reason if there is no driver;
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice).
     pub fn open(name: DeviceName) -> Result<Self> {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = locked(&OPEN);
         let found = open
             .get(&name)
             .and_then(Weak::upgrade)
@@ -285,7 +284,7 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn free_memory(&self) -> Result<u64> {
-        self.driver("query free memory")?.free_memory().map_err(|error| error.on(self.0.name))
+        self.call("query free memory", |driver| driver.free_memory())
     }
 
     /// Sets the limit of all allocations of this process together, in bytes.
@@ -314,14 +313,13 @@ impl Device {
     /// If the other device has another implementation.
     pub fn peer_access_to(&self, peer: DeviceName) -> Result<PeerAccess> {
         let operation = "query peer access";
-        let driver = self.driver(operation)?;
-        if peer == self.0.name {
-            return Ok(PeerAccess::Same);
-        }
-        if peer.implementation != self.0.name.implementation {
-            return Err(crate::driver::implementation_mismatch(operation).on(self.0.name));
-        }
-        driver.peer_access(peer.number).map_err(|error| error.on(self.0.name))
+        self.call(operation, |driver| match peer {
+            _ if peer == self.0.name => Ok(PeerAccess::Same),
+            _ if peer.implementation != self.0.name.implementation => {
+                Err(crate::driver::implementation_mismatch(operation))
+            }
+            _ => driver.peer_access(peer.number),
+        })
     }
 
     /// Enables direct access of this device to another one's cuMemAlloc memory. Without it a
@@ -348,6 +346,15 @@ impl Device {
         Ok(())
     }
 
+    /// The driver's answer, unless the process forked. An error names the device.
+    pub(crate) fn call<T>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&dyn DeviceDriver) -> Result<T>,
+    ) -> Result<T> {
+        call(self.driver(operation)?).map_err(|error| error.on(self.0.name))
+    }
+
     /// May it access that device's cuMemAlloc memory?
     pub(crate) fn has_peer_access(&self, number: u32) -> bool {
         self.0.peers.load(Ordering::Acquire) & 1 << (number & 63) != 0
@@ -358,8 +365,7 @@ impl Device {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver does not know the address.
     pub fn attributes(&self, address: u64) -> Result<PointerAttributes> {
-        let driver = self.driver("query pointer attributes")?;
-        driver.attributes(address).map_err(|error| error.on(self.0.name))
+        self.call("query pointer attributes", |driver| driver.attributes(address))
     }
 
     /// The driver, unless the process forked.
@@ -404,7 +410,7 @@ impl Device {
 
     /// The legacy handles that are open for this device.
     pub(crate) fn legacy_table(&self) -> MutexGuard<'_, Table> {
-        self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.legacy)
     }
 }
 

@@ -21,13 +21,8 @@ pub(crate) trait PhysicalMemory: Any + Debug + Send + Sync {
 /// Imported memory, and the number of its device.
 pub(crate) type Imported = (Box<dyn PhysicalMemory>, u32);
 
-/// Physical memory that some library mapped, and its address.
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    pub(crate) physical: Box<dyn PhysicalMemory>,
-    pub(crate) base: u64,
-    pub(crate) length: u64,
-}
+/// Physical memory that some library mapped, its address and its length.
+pub(crate) type Mapped = (Box<dyn PhysicalMemory>, u64, u64);
 
 /// A point in a stream.
 pub(crate) trait EventDriver: Any + Debug + Send + Sync {
@@ -74,7 +69,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     fn attributes(&self, address: u64) -> Result<PointerAttributes>;
     /// The piece of physical memory that is mapped at this address, by any library. It stays
     /// allocated as long as the returned object.
-    fn retain(&self, address: u64) -> Result<Mapping>;
+    fn retain(&self, address: u64) -> Result<Mapped>;
     fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd>;
 
     /// # Safety

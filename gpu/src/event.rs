@@ -55,8 +55,7 @@ impl Point {
     /// # Errors
     /// If one of the operations failed.
     pub fn is_done(&self) -> Result<bool> {
-        let driver = self.device.driver("query point")?;
-        driver.is_event_done(self.raw()).map_err(|error| error.on(self.device.name()))
+        self.device.call("query point", |driver| driver.is_event_done(self.raw()))
     }
 
     /// Waits until all operations before it are done.
@@ -76,7 +75,7 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn event(&self) -> Result<Event> {
-        let raw = self.driver("create event")?.event().map_err(|e| e.on(self.name()))?;
+        let raw = self.call("create event", |driver| driver.event())?;
         Ok(Event(Point::new(self.clone(), raw)))
     }
 }

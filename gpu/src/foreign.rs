@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 
 use crate::device::Device;
-use crate::driver::{Mapping, PhysicalMemory};
+use crate::driver::PhysicalMemory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::Allocator;
 
@@ -33,19 +33,17 @@ impl Foreign {
     ) -> Result<(Self, Option<crate::DeviceName>)> {
         let operation = "adopt memory";
         let on = |error: Error| error.on(device.name());
-        let refuse = |kind, detail: String| Err(on(Error::new(operation, kind, detail)));
+        let refuse = |kind, detail| Err(on(Error::new(operation, kind, detail)));
         let Some(end) = address.checked_add(length).filter(|end| *end > address) else {
             return refuse(ErrorKind::InvalidArgument, format!("{length} bytes at {address:#x}"));
         };
         let found = device.driver(operation)?.attributes(address).map_err(on)?;
-        let allocator = found.allocator;
-        let mut retained = None;
-        match allocator {
+        let retained = match found.allocator {
             // The driver's answer covers only one piece of this memory.
             Allocator::Mapped { exportable: true } => {
-                retained = Some(RetainedPieces::walk(device, operation, address, end).map_err(on)?);
+                Some(RetainedPieces::walk(device, operation, address, end).map_err(on)?)
             }
-            Allocator::Mapped { exportable: false } => {}
+            Allocator::Mapped { exportable: false } => None,
             // A driver that does not know the length reports 0.
             _ if found.length > 0 && end.saturating_sub(found.base) > found.length => {
                 let detail = format!(
@@ -55,9 +53,9 @@ impl Foreign {
                 );
                 return refuse(ErrorKind::OutOfBounds, detail);
             }
-            _ => {}
-        }
-        Ok((Self { allocator: Some(allocator), retained, _owner: owner }, found.device))
+            _ => None,
+        };
+        Ok((Self { allocator: Some(found.allocator), retained, _owner: owner }, found.device))
     }
 
     /// The pieces that contain the memory, if it can be exported.
@@ -124,7 +122,7 @@ impl RetainedPieces {
         let mut found = Self { device: device.clone(), offset: 0, pieces: Vec::new() };
         let mut at = address;
         while at < end {
-            let Mapping { physical, base, length } = driver.retain(at)?;
+            let (physical, base, length) = driver.retain(at)?;
             let behind = base.checked_add(length);
             let is_next = if found.pieces.is_empty() { base <= at } else { base == at };
             let Some(behind) = behind.filter(|behind| is_next && *behind > at) else {

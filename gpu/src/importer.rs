@@ -74,13 +74,9 @@ impl Importer {
                 format!("{length} bytes at offset {offset}, in pieces of {mapped} bytes together");
             return refuse(ErrorKind::InvalidHandle, detail);
         }
-        match self.memory.part(offset, length) {
-            Some(memory) => Ok(memory),
-            None => refuse(
-                ErrorKind::InvalidArgument,
-                "the imported memory is already in use".to_owned(),
-            ),
-        }
+        let detail = "the imported memory is already in use";
+        let in_use = || refuse(ErrorKind::InvalidArgument, detail.to_owned());
+        self.memory.part(offset, length).map_or_else(in_use, Ok)
     }
 }
 

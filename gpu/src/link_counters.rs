@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
+use crate::cuda::functions;
 use crate::device::Device;
 use crate::device_name::{DeviceName, Implementation};
 use crate::error::{Error, ErrorKind, Result};
@@ -72,7 +73,7 @@ const NOT_SUPPORTED: Code = 3;
 
 /// A value, or the reason why there is none, as the library fills it in.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Field {
     number: c_uint,
     scope: c_uint,
@@ -83,28 +84,9 @@ struct Field {
     value: u64,
 }
 
-macro_rules! functions {
-    ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
-        /// The management library's functions.
-        #[derive(Debug)]
-        struct Nvml {
-            $($field: unsafe extern "C" fn($($argument),*) -> Code,)*
-            _library: Library,
-        }
-
-        impl Nvml {
-            fn find(library: Library) -> std::result::Result<Self, &'static str> {
-                Ok(Self {
-                    // SAFETY: the library's symbols have these types.
-                    $($field: *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| $symbol)?,)*
-                    _library: library,
-                })
-            }
-        }
-    };
-}
-
 functions! {
+    #[derive(Debug)]
+    Nvml
     init = "nvmlInit_v2": fn();
     handle_by_uuid = "nvmlDeviceGetHandleByUUID": fn(*const c_char, *mut *mut c_void);
     field_values = "nvmlDeviceGetFieldValues": fn(*mut c_void, c_int, *mut Field);
@@ -119,7 +101,8 @@ fn nvml() -> Result<&'static Nvml> {
         // SAFETY: NVIDIA's library, by its file name; its initialisers are NVIDIA's.
         let library = unsafe { Library::new("libnvidia-ml.so.1") };
         let library = library.map_err(|_| missing("libnvidia-ml.so.1 was not found".to_owned()))?;
-        let found = Nvml::find(library)
+        // SAFETY: its symbols have these types; it is never unloaded.
+        let found = unsafe { Nvml::find(Box::leak(Box::new(library))) }
             .map_err(|symbol| missing(format!("libnvidia-ml has no {symbol}: too old a driver")))?;
         // SAFETY: no arguments.
         check(unsafe { (found.init)() })?;
@@ -201,16 +184,8 @@ impl LinkCounters {
 
     /// Two values, each named by number and scope.
     fn fields(&self, asked: [(c_uint, c_uint); 2]) -> Result<[Option<u64>; 2]> {
-        let mut fields = asked.map(|(number, scope)| Field {
-            number,
-            scope,
-            timestamp: 0,
-            latency: 0,
-            value_type: 0,
-            // Initialised to an error: the library leaves unknown fields unchanged.
-            code: 0,
-            value: 0,
-        });
+        // Zeros are no value: the library leaves unknown fields unchanged.
+        let mut fields = asked.map(|(number, scope)| Field { number, scope, ..Field::default() });
         // SAFETY: as many fields as the count says.
         let code = unsafe {
             let count = fields.len() as c_int;

@@ -10,9 +10,13 @@ use crate::address_range::AddressRange;
 use crate::deferred_free::DeferredFree;
 use crate::device::Device;
 use crate::device_name::DeviceName;
+use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::foreign::Foreign;
+use crate::foreign::{Foreign, RetainedPieces};
 use crate::legacy_handle::{LegacyHandle, remember_own_handle};
+
+const EXPORT: &str = "export memory";
+const NOT_SHAREABLE: &str = "it was not allocated as shareable (Device::allocate_shared)";
 
 /// Host memory that devices can be given access to.
 ///
@@ -101,11 +105,8 @@ impl Drop for MemoryInner {
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (location, length) = (self.device(), self.length());
-        match location {
-            Some(device) => write!(f, "Memory({length} bytes of {device})"),
-            None => write!(f, "Memory({length} bytes of the host)"),
-        }
+        let location = self.device().map_or("the host".to_owned(), |device| device.to_string());
+        write!(f, "Memory({} bytes of {location})", self.length())
     }
 }
 
@@ -210,11 +211,7 @@ impl Memory {
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds).
     pub fn slice(&self, offset: u64, length: u64) -> Result<Slice> {
-        let end = offset.checked_add(length).filter(|end| *end <= self.length());
-        if end.is_none() {
-            let detail = format!("{length} bytes at offset {offset}, of {} bytes", self.length());
-            return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
-        }
+        check_bounds(offset, length, self.length())?;
         Ok(Slice { memory: self.clone(), offset, length })
     }
 
@@ -262,22 +259,11 @@ impl Memory {
     /// As for [all](Self::export_pieces); [`OutOfBounds`](ErrorKind::OutOfBounds) if there is
     /// no such piece.
     pub fn export_piece(&self, number: usize) -> Result<(OwnedFd, u64)> {
-        let operation = "export memory";
-        self.0.device.driver(operation)?;
-        let exported = match &self.0.kind {
+        self.0.device.call(EXPORT, |_| match &self.0.kind {
             Kind::AddressRange(address_range) => address_range.export(number),
-            Kind::Foreign(foreign) => match foreign.retained() {
-                Some(retained) => retained.export(number),
-                None => return Err(self.refuse(operation, foreign.reason_not_exportable())),
-            },
-            _ => {
-                return Err(self.refuse(
-                    operation,
-                    "it was not allocated as shareable (Device::allocate_shared)",
-                ));
-            }
-        };
-        exported.map_err(|error| error.on(self.0.device.name()))
+            Kind::Foreign(foreign) => self.retained(foreign)?.export(number),
+            _ => Err(self.refuse(EXPORT, NOT_SHAREABLE)),
+        })
     }
 
     /// The pieces that [`export_pieces`](Self::export_pieces) exports, and the offset of the
@@ -286,23 +272,20 @@ impl Memory {
     /// # Errors
     /// [`NotSupported`](ErrorKind::NotSupported) if it cannot be exported in pieces.
     pub fn pieces(&self) -> Result<Pieces> {
-        let operation = "export memory";
-        self.0.device.driver(operation)?;
-        match &self.0.kind {
+        self.0.device.driver(EXPORT)?;
+        let (offset, lengths) = match &self.0.kind {
             Kind::AddressRange(address_range) => {
-                let offset = self.address() - address_range.address();
-                Ok(Pieces { offset, lengths: address_range.lengths() })
+                (self.address() - address_range.address(), address_range.lengths())
             }
-            Kind::Foreign(foreign) => match foreign.retained() {
-                Some(retained) => {
-                    let (offset, lengths) = retained.extent();
-                    Ok(Pieces { offset, lengths })
-                }
-                None => Err(self.refuse(operation, foreign.reason_not_exportable())),
-            },
-            _ => Err(self
-                .refuse(operation, "it was not allocated as shareable (Device::allocate_shared)")),
-        }
+            Kind::Foreign(foreign) => self.retained(foreign)?.extent(),
+            _ => return Err(self.refuse(EXPORT, NOT_SHAREABLE)),
+        };
+        Ok(Pieces { offset, lengths })
+    }
+
+    fn retained<'a>(&self, foreign: &'a Foreign) -> Result<&'a RetainedPieces> {
+        let why = || self.refuse(EXPORT, foreign.reason_not_exportable());
+        foreign.retained().ok_or_else(why)
     }
 
     /// Exports it as a legacy handle (64 bytes) and an offset in its allocation, for other
@@ -328,9 +311,8 @@ impl Memory {
                 return Err(self.refuse(operation, foreign.reason_not_exportable()));
             }
             _ => {
-                return Err(
-                    self.refuse(operation, "it was not allocated with cuMemAlloc (cudaMalloc)")
-                );
+                let detail = "it was not allocated with cuMemAlloc (cudaMalloc)";
+                return Err(self.refuse(operation, detail));
             }
         }
         let on = |error: Error| error.on(self.0.device.name());
@@ -418,6 +400,14 @@ pub struct Slice {
     length: u64,
 }
 
+fn check_bounds(offset: u64, length: u64, limit: u64) -> Result<()> {
+    if offset.checked_add(length).is_some_and(|end| end <= limit) {
+        return Ok(());
+    }
+    let detail = format!("{length} bytes at offset {offset}, of {limit} bytes");
+    Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail))
+}
+
 impl fmt::Debug for Slice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Slice({} + {}, {:?})", self.offset, self.length, self.memory)
@@ -454,11 +444,7 @@ impl Slice {
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds).
     pub fn slice(&self, offset: u64, length: u64) -> Result<Self> {
-        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
-        if !is_inside {
-            let detail = format!("{length} bytes at offset {offset}, of {} bytes", self.length);
-            return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
-        }
+        check_bounds(offset, length, self.length)?;
         self.memory.slice(self.offset + offset, length)
     }
 
@@ -467,9 +453,8 @@ impl Slice {
     /// # Errors
     /// [`NotSupported`](ErrorKind::NotSupported) if the device has none.
     pub fn dma_buf(&self) -> Result<OwnedFd> {
-        let device = &self.memory.0.device;
-        let driver = device.driver("export as dma-buf")?;
-        driver.dma_buf(self.address(), self.length).map_err(|error| error.on(device.name()))
+        let dma_buf = |driver: &dyn DeviceDriver| driver.dma_buf(self.address(), self.length);
+        self.memory.0.device.call("export as dma-buf", dma_buf)
     }
 }
 
@@ -590,7 +575,6 @@ impl Device {
             unsafe { driver.register(address, length, mapping.is_read_only()) }
                 .map_err(|error| error.on(self.name()))?;
         }
-        let kind = Kind::Host { mapping: Box::new(mapping) };
-        Ok(Memory::new(self, None, address, length, kind))
+        Ok(Memory::new(self, None, address, length, Kind::Host { mapping: Box::new(mapping) }))
     }
 }

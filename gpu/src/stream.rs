@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result, is_over};
 use crate::event::{Event, Point};
 use crate::memory::{Memory, MemoryInner, Slice};
 use crate::reuse::ReusePool;
-use crate::stream_waits::StreamWaits;
+use crate::stream_waits::{StreamWaits, locked};
 use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};
@@ -137,7 +137,7 @@ impl Stream {
         }
         self.check_writable(operation, to)?;
         self.check_reach(operation, from)?;
-        self.begin(operation, &[to, from], |raw| {
+        self.begin(operation, &[to, from], None, |raw| {
             // SAFETY: both are kept alive until an event behind the copy is done.
             unsafe { raw.copy(to.address(), from.address(), to.length()) }
         })
@@ -150,7 +150,7 @@ impl Stream {
     pub fn fill(&self, to: &Slice, byte: u8) -> Result<()> {
         let operation = "fill memory";
         self.check_writable(operation, to)?;
-        self.begin(operation, &[to], |raw| {
+        self.begin(operation, &[to], None, |raw| {
             // SAFETY: kept alive until an event behind it is done.
             unsafe { raw.fill(to.address(), byte, to.length()) }
         })
@@ -165,15 +165,14 @@ impl Stream {
     pub fn checksum(&self, from: &Slice, timeout: Duration) -> Result<u64> {
         let operation = "checksum";
         self.check_reach(operation, from)?;
-        let left = RemainingTime::new(timeout);
-        let mut guard = self.lock_bounce(operation, left)?;
-        let block = self.bounce_buffer(&mut guard)?;
+        let left = remaining(timeout);
+        let (mut guard, block) = self.lock_bounce(operation, left())?;
         let result = block.address();
-        self.begin_with(operation, &[from], Some(&block), |raw| {
+        self.begin(operation, &[from], Some(&block), |raw| {
             // SAFETY: range and block are kept alive until an event behind it is done.
             unsafe { raw.checksum(from.address(), from.length(), result) }
         })?;
-        self.finish_with(&mut guard, left)?;
+        self.finish_with(&mut guard, left())?;
         // SAFETY: 8 bytes at the start of the block, which the device has finished writing.
         Ok(unsafe { (result as *const u64).read_volatile() })
     }
@@ -185,7 +184,7 @@ impl Stream {
     pub fn upload(&self, to: &Slice, bytes: &[u8], timeout: Duration) -> Result<()> {
         self.check_length("upload", to, bytes.len())?;
         self.check_writable("upload", to)?;
-        let left = RemainingTime::new(timeout);
+        let left = remaining(timeout);
         for (number, chunk) in bytes.chunks(BOUNCE).enumerate() {
             let part = to.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
             let guard = self.bounced("upload", &part, left, |block| {
@@ -208,7 +207,7 @@ impl Stream {
     /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn download(&self, from: &Slice, bytes: &mut [u8], timeout: Duration) -> Result<()> {
         self.check_length("download", from, bytes.len())?;
-        let left = RemainingTime::new(timeout);
+        let left = remaining(timeout);
         for (number, chunk) in bytes.chunks_mut(BOUNCE).enumerate() {
             let part = from.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
             let guard = self.bounced("download", &part, left, |block| (block, part.address()))?;
@@ -227,7 +226,7 @@ impl Stream {
     /// # Errors
     /// If the event belongs to another implementation.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.begin("record event", &[], |raw| raw.record(event.raw()))
+        self.begin("record event", &[], None, |raw| raw.record(event.raw()))
     }
 
     /// Later operations on this stream wait for the event, or for a point of another stream.
@@ -236,7 +235,8 @@ impl Stream {
     /// # Errors
     /// If the event belongs to another implementation.
     pub fn wait_for(&self, event: &Point) -> Result<()> {
-        self.begin("wait for event", &[], |raw| self.waits.begin(|| raw.wait(event.raw())))
+        let wait = |raw: &dyn StreamDriver| self.waits.begin(|| raw.wait(event.raw()));
+        self.begin("wait for event", &[], None, wait)
     }
 
     /// Writes a word after all earlier operations are done: a reader that finds `value` also
@@ -262,7 +262,7 @@ impl Stream {
         let operation = "write word";
         self.check_writable(operation, to)?;
         self.check_word(operation, to)?;
-        self.begin(operation, &[to], |raw| {
+        self.begin(operation, &[to], None, |raw| {
             // SAFETY: four aligned bytes, kept alive until an event behind it is done.
             unsafe { raw.write_word(to.address(), value) }
         })
@@ -278,7 +278,7 @@ impl Stream {
     pub fn wait_for_word(&self, at: &Slice, min_value: u32) -> Result<()> {
         let operation = "wait for word";
         self.check_word(operation, at)?;
-        self.begin(operation, &[at], |raw| {
+        self.begin(operation, &[at], None, |raw| {
             // SAFETY: four aligned bytes, kept alive until an event behind it is done.
             self.waits.begin(|| unsafe { raw.wait_for_word(at.address(), min_value) })
         })
@@ -298,8 +298,7 @@ impl Stream {
     /// # Errors
     /// If one of the operations failed.
     pub fn is_done(&self) -> Result<bool> {
-        self.device.driver("query stream")?;
-        self.raw().is_done().map_err(|error| error.on(self.device.name()))
+        self.device.call("query stream", |_| self.raw().is_done())
     }
 
     /// Waits until all operations so far are done.
@@ -310,10 +309,10 @@ impl Stream {
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let operation = "synchronize stream";
         let driver = self.device.driver(operation)?;
-        let last = self.mark(driver, &mut self.in_flight())?;
+        let last = self.mark(driver, &mut locked(&self.in_flight))?;
         waiting::wait_until(operation, timeout, || driver.is_event_done(&*last))
             .map_err(|error| error.on(self.device.name()))?;
-        self.sweep(driver, self.in_flight());
+        self.sweep(driver, locked(&self.in_flight));
         Ok(())
     }
 
@@ -336,7 +335,7 @@ impl Stream {
     /// If the driver refuses.
     pub fn point(&self) -> Result<Point> {
         let driver = self.device.driver("create event")?;
-        let mut in_flight = self.in_flight();
+        let mut in_flight = locked(&self.in_flight);
         let event = self.mark(driver, &mut in_flight)?;
         // A caller that only marks and queries must get its memory back as well.
         self.sweep(driver, in_flight);
@@ -346,10 +345,6 @@ impl Stream {
     fn raw(&self) -> &dyn StreamDriver {
         // Only the drop takes it.
         self.raw.as_deref().unwrap_or_else(|| unreachable!("a stream in use"))
-    }
-
-    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
-        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refuse(&self, operation: &'static str, kind: ErrorKind, detail: String) -> Error {
@@ -382,17 +377,8 @@ impl Stream {
         self.check_reach(operation, slice)
     }
 
-    fn begin(
-        &self,
-        operation: &'static str,
-        touched: &[&Slice],
-        begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
-    ) -> Result<()> {
-        self.begin_with(operation, touched, None, begin)
-    }
-
     /// Starts an operation, under the lock that orders it with the references to its memory.
-    fn begin_with(
+    fn begin(
         &self,
         operation: &'static str,
         touched: &[&Slice],
@@ -400,13 +386,11 @@ impl Stream {
         begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
     ) -> Result<()> {
         let driver = self.device.driver(operation)?;
-        let mut in_flight = self.in_flight();
+        let mut in_flight = locked(&self.in_flight);
         let before = in_flight.retained.len();
-        let retained =
-            touched.iter().map(|slice| Retained::Memory { _held: slice.memory().inner() });
-        in_flight.retained.extend(retained);
-        let retained = block.map(|block| Retained::Block { _held: Arc::clone(block) });
-        in_flight.retained.extend(retained);
+        let memory = touched.iter().map(|slice| Retained::Memory { _held: slice.memory().inner() });
+        let block = block.map(|block| Retained::Block { _held: Arc::clone(block) });
+        in_flight.retained.extend(memory.chain(block));
         in_flight.since_last += in_flight.retained.len() - before;
         begin(self.raw()).map_err(|error| error.on(self.device.name()))?;
         if in_flight.since_last >= SWEEP_INTERVAL {
@@ -462,19 +446,8 @@ impl Stream {
         done.extend(in_flight.retained.drain(..count));
         drop(in_flight);
         done.clear();
-        self.in_flight().spare = done;
+        locked(&self.in_flight).spare = done;
         self.device.try_free_deferred();
-    }
-
-    fn bounce_buffer(
-        &self,
-        block: &mut Option<Arc<dyn PinnedBuffer>>,
-    ) -> Result<Arc<dyn PinnedBuffer>> {
-        if let Some(block) = block {
-            return Ok(Arc::clone(block));
-        }
-        let made = self.device.driver("allocate host memory")?.pinned_buffer(BOUNCE)?;
-        Ok(Arc::clone(block.insert(Arc::from(made))))
     }
 
     /// One transfer through the bounce block: `ends` returns the destination and the source.
@@ -482,40 +455,35 @@ impl Stream {
         &self,
         operation: &'static str,
         part: &Slice,
-        left: RemainingTime,
+        left: impl Fn() -> Duration,
         ends: impl FnOnce(u64) -> (u64, u64),
-    ) -> Result<MutexGuard<'_, Option<Arc<dyn PinnedBuffer>>>> {
+    ) -> Result<BounceGuard<'_>> {
         self.check_reach(operation, part)?;
-        let mut guard = self.lock_bounce(operation, left)?;
-        let block = self.bounce_buffer(&mut guard)?;
+        let (mut guard, block) = self.lock_bounce(operation, left())?;
         self.device.driver(operation)?.check_context(operation)?;
         let (to, from) = ends(block.address());
-        self.begin_with(operation, &[part], Some(&block), |raw| {
+        self.begin(operation, &[part], Some(&block), |raw| {
             // SAFETY: range and block are kept alive until an event behind it is done; the part
             // is no longer than the block.
             unsafe { raw.copy(to, from, part.length()) }
         })?;
-        self.finish_with(&mut guard, left)?;
+        self.finish_with(&mut guard, left())?;
         Ok(guard)
     }
 
     /// Waits; on failure, the block stays with the operation that still uses it.
-    fn finish_with(
-        &self,
-        block: &mut Option<Arc<dyn PinnedBuffer>>,
-        left: RemainingTime,
-    ) -> Result<()> {
-        self.synchronize(left.now()).inspect_err(|_| *block = None)
+    fn finish_with(&self, block: &mut BounceGuard<'_>, timeout: Duration) -> Result<()> {
+        self.synchronize(timeout).inspect_err(|_| **block = None)
     }
 
     /// One transfer at a time; a later caller waits no longer than its own deadline.
     fn lock_bounce(
         &self,
         operation: &'static str,
-        left: RemainingTime,
-    ) -> Result<MutexGuard<'_, Option<Arc<dyn PinnedBuffer>>>> {
+        timeout: Duration,
+    ) -> Result<(BounceGuard<'_>, Arc<dyn PinnedBuffer>)> {
         let mut taken = None;
-        let wait = waiting::wait_until(operation, left.now(), || {
+        let wait = waiting::wait_until(operation, timeout, || {
             taken = match self.bounce.try_lock() {
                 Ok(guard) => Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -524,43 +492,20 @@ impl Stream {
             Ok(taken.is_some())
         });
         wait.map_err(|error| error.on(self.device.name()))?;
-        taken.ok_or_else(|| {
-            self.refuse(
-                operation,
-                ErrorKind::Other,
-                "another transfer holds the bounce buffer".to_owned(),
-            )
-        })
-    }
-}
-
-/// The rest of a timeout.
-#[derive(Clone, Copy)]
-struct RemainingTime {
-    since: Instant,
-    timeout: Duration,
-}
-
-impl RemainingTime {
-    fn new(timeout: Duration) -> Self {
-        Self { since: Instant::now(), timeout }
+        let Some(mut guard) = taken else {
+            let detail = "another transfer holds the bounce buffer".to_owned();
+            return Err(self.refuse(operation, ErrorKind::Other, detail));
+        };
+        let block = match &*guard {
+            Some(block) => Arc::clone(block),
+            None => {
+                let made = self.device.driver("allocate host memory")?.pinned_buffer(BOUNCE)?;
+                Arc::clone(guard.insert(Arc::from(made)))
+            }
+        };
+        Ok((guard, block))
     }
 
-    fn now(self) -> Duration {
-        self.timeout.saturating_sub(self.since.elapsed())
-    }
-}
-
-/// The result of a query. An error that does not prove the end of the operation counts as
-/// unknown, and the query is repeated.
-fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
-    match answer {
-        Err(error) if !is_over(&error) => Ok(false),
-        answer => answer,
-    }
-}
-
-impl Stream {
     /// Waits until all operations are done, and closes the stream.
     ///
     /// ```
@@ -599,13 +544,31 @@ impl Stream {
             });
         }
         let last = {
-            let mut in_flight = self.in_flight();
+            let mut in_flight = locked(&self.in_flight);
             if in_flight.retained.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
             self.mark(driver, &mut in_flight)?
         };
         waiting::wait_until(operation, timeout, || retry_unless_over(driver.is_event_done(&*last)))
+    }
+}
+
+/// The bounce buffer, once it is allocated.
+type BounceGuard<'a> = MutexGuard<'a, Option<Arc<dyn PinnedBuffer>>>;
+
+/// The rest of a timeout.
+fn remaining(timeout: Duration) -> impl Fn() -> Duration + Copy {
+    let since = Instant::now();
+    move || timeout.saturating_sub(since.elapsed())
+}
+
+/// The result of a query. An error that does not prove the end of the operation counts as
+/// unknown, and the query is repeated.
+fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
+    match answer {
+        Err(error) if !is_over(&error) => Ok(false),
+        answer => answer,
     }
 }
 
@@ -623,17 +586,18 @@ impl Drop for Stream {
         // still access stays.
         LEAKS.fetch_add(1, Ordering::Relaxed);
         // No locks: in a forked child, a thread that does not exist there may hold them.
-        std::mem::forget(std::mem::take(
-            self.in_flight.get_mut().unwrap_or_else(PoisonError::into_inner),
-        ));
+        forget_content(&mut self.in_flight);
         std::mem::forget(self.raw.take());
         // It may wait for ever, and deferred memory waits with it.
         std::mem::forget(Arc::clone(&self.waits));
-        std::mem::forget(self.bounce.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-        std::mem::forget(std::mem::take(
-            self.lists.get_mut().unwrap_or_else(PoisonError::into_inner),
-        ));
+        forget_content(&mut self.bounce);
+        forget_content(&mut self.lists);
     }
+}
+
+fn forget_content<T: Default>(mutex: &mut Mutex<T>) {
+    let content = mutex.get_mut().unwrap_or_else(PoisonError::into_inner);
+    std::mem::forget(std::mem::take(content));
 }
 
 impl Device {
@@ -642,7 +606,7 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn stream(&self) -> Result<Stream> {
-        let raw = self.driver("create stream")?.stream().map_err(|e| e.on(self.name()))?;
+        let raw = self.call("create stream", |driver| driver.stream())?;
         Ok(Stream::new(self, raw, false))
     }
 
@@ -674,9 +638,8 @@ impl Device {
     /// It is a stream of this device's primary context until everything made from it is
     /// dropped, and no thread captures it during that time.
     pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
-        let driver = self.driver("adopt stream")?;
         // SAFETY: the caller's promise.
-        let raw = unsafe { driver.adopt_stream(handle) }.map_err(|e| e.on(self.name()))?;
+        let raw = self.call("adopt stream", |driver| unsafe { driver.adopt_stream(handle) })?;
         Ok(Stream::new(self, raw, true))
     }
 }
@@ -751,7 +714,7 @@ mod tests {
             stream.synchronize(DEFAULT_TIMEOUT).unwrap();
             assert!(point.is_done().unwrap());
         }
-        let in_flight = stream.in_flight();
+        let in_flight = locked(&stream.in_flight);
         assert!(in_flight.events.len() <= 3, "{} events", in_flight.events.len());
         assert!(in_flight.retained.is_empty() && in_flight.marked.is_empty());
         drop(in_flight);
@@ -759,9 +722,9 @@ mod tests {
         let points: Vec<_> = (0..2 * MAX_SPARE_EVENTS).map(|_| stream.point().unwrap()).collect();
         points.last().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
         assert!(points.iter().all(|point| point.is_done().unwrap()));
-        assert_eq!(stream.in_flight().events.len(), MAX_SPARE_EVENTS);
+        assert_eq!(locked(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
         drop(points);
         drop(stream.point().unwrap());
-        assert_eq!(stream.in_flight().events.len(), MAX_SPARE_EVENTS);
+        assert_eq!(locked(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
     }
 }

@@ -53,7 +53,7 @@ impl Drop for FreeGuard {
 /// access is freed, and host memory unregistered, only when all of them are idle.
 static WAITING_STREAMS: Mutex<Vec<Weak<StreamWaits>>> = Mutex::new(Vec::new());
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -107,10 +107,10 @@ impl StreamWaits {
 
     /// An event was recorded behind all waits so far, under the lock of the stream.
     pub(crate) fn mark(&self, event: &Arc<dyn EventDriver>) {
-        let started = self.started.load(Ordering::Acquire);
-        if started == self.finished.load(Ordering::Relaxed) {
+        if !self.is_open() {
             return;
         }
+        let started = self.started.load(Ordering::Acquire);
         let mut marker = locked(&self.marker);
         // The first event behind the waits proves as much, and proves it earlier.
         if marker.as_ref().is_none_or(|(before, _)| *before != started) {
@@ -131,21 +131,14 @@ impl StreamWaits {
         let started = self.started.load(Ordering::Acquire);
         // Queried without the lock: dropping objects meanwhile may query the same stream.
         let marker = locked(&self.marker).clone();
-        let is_reached = match marker {
-            Some((before, event)) if before == started => is_known_over(event.is_done()),
-            _ => false,
-        };
-        let has_ended = || match &self.stream {
-            Some(stream) => stream.upgrade().is_none_or(|stream| is_known_over(stream.is_done())),
-            None => false,
-        };
-        let is_over = is_reached || has_ended();
+        let is_over = marker
+            .is_some_and(|(before, event)| before == started && is_known_over(event.is_done()))
+            || self.stream.as_ref().is_some_and(|stream| {
+                stream.upgrade().is_none_or(|stream| is_known_over(stream.is_done()))
+            });
         if is_over {
             self.finished.store(started, Ordering::Relaxed);
-            let mut marker = locked(&self.marker);
-            if marker.as_ref().is_some_and(|(before, _)| *before == started) {
-                *marker = None;
-            }
+            locked(&self.marker).take_if(|(before, _)| *before == started);
         }
         !is_over
     }

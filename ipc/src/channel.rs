@@ -211,6 +211,20 @@ fn new_socket() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
+/// Reads an option of a socket, which consists of numbers of four bytes. Returns whether it was
+/// read, and how many numbers it has.
+pub(crate) fn socket_option(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+    numbers: &mut [i32],
+) -> (bool, usize) {
+    let mut length = size_of_val(numbers) as libc::socklen_t;
+    let (socket, to) = (socket.as_raw_fd(), numbers.as_mut_ptr().cast());
+    // SAFETY: space for the result, with its length in bytes.
+    let code = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, to, &raw mut length) };
+    (code == 0, length as usize / size_of::<i32>())
+}
+
 fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: all bytes zero is a valid address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -310,23 +324,14 @@ impl Channel {
     /// # Errors
     /// `System`.
     pub fn credentials(&self) -> Result<Credentials> {
-        let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: space for the result, with its length.
-        let code = unsafe {
-            libc::getsockopt(
-                self.0.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut found).cast(),
-                &raw mut length,
-            )
-        };
-        if code < 0 {
+        // Process, user and group, as in `ucred`.
+        let mut found = [0, -1, -1];
+        if !socket_option(self.0.as_fd(), libc::SO_PEERCRED, &mut found).0 {
             return Err(system("SO_PEERCRED", None));
         }
-        let process = u32::try_from(found.pid).ok().filter(|process| *process != 0);
-        Ok(Credentials { user: found.uid, group: found.gid, process })
+        let [process, user, group] = found;
+        let process = u32::try_from(process).ok().filter(|process| *process != 0);
+        Ok(Credentials { user: user.cast_unsigned(), group: group.cast_unsigned(), process })
     }
 
     /// The supplementary groups of the peer at the time of the connection.
@@ -334,23 +339,12 @@ impl Channel {
     /// # Errors
     /// `System`.
     pub fn groups(&self) -> Result<Vec<u32>> {
-        let mut groups: Vec<u32> = vec![0; 64];
+        let mut groups = vec![0; 64];
         loop {
-            let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
-            // SAFETY: space for the result, with its length in bytes.
-            let code = unsafe {
-                libc::getsockopt(
-                    self.0.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_PEERGROUPS,
-                    groups.as_mut_ptr().cast(),
-                    &raw mut length,
-                )
-            };
-            let found = length as usize / size_of::<u32>();
-            if code == 0 {
+            let (is_known, found) = socket_option(self.0.as_fd(), libc::SO_PEERGROUPS, &mut groups);
+            if is_known {
                 groups.truncate(found);
-                return Ok(groups);
+                return Ok(groups.into_iter().map(i32::cast_unsigned).collect());
             }
             // The buffer was too small: the length now holds the required size.
             let error = system("SO_PEERGROUPS", None);

@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -85,14 +86,7 @@ pub(crate) fn supports_waitv() -> bool {
     *ANSWER.get_or_init(|| {
         // SAFETY: no words, so nothing is read; a kernel with the call refuses that.
         let answer = unsafe {
-            libc::syscall(
-                libc::SYS_futex_waitv,
-                std::ptr::null::<FutexWaiter>(),
-                0_usize,
-                0,
-                0_usize,
-                0,
-            )
+            libc::syscall(libc::SYS_futex_waitv, ptr::null::<FutexWaiter>(), 0_usize, 0, 0_usize, 0)
         };
         answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
     })
@@ -111,17 +105,14 @@ pub(crate) fn wait_any<'a>(
     let mut count = 0;
     for (waiter, (word, low)) in waiters.iter_mut().zip(words) {
         let address = lower_half(word).expose_provenance() as u64;
-        *waiter = FutexWaiter {
-            low: low.into(),
-            address,
-            flags: libc::FUTEX2_SIZE_U32 as u32,
-            reserved: 0,
-        };
+        let flags = libc::FUTEX2_SIZE_U32 as u32;
+        *waiter = FutexWaiter { low: low.into(), address, flags, reserved: 0 };
         count += 1;
     }
+    let clock = libc::CLOCK_MONOTONIC;
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: space for the time.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
     let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
     let end = now.saturating_add(timeout);
     let seconds = i64::try_from(end.as_secs()).unwrap_or(i64::MAX);
@@ -129,14 +120,7 @@ pub(crate) fn wait_any<'a>(
     // SAFETY: the array is valid for the call, and the words as long as the borrows; the kernel
     // only reads.
     let answer = unsafe {
-        libc::syscall(
-            libc::SYS_futex_waitv,
-            waiters.as_ptr(),
-            count,
-            0,
-            &raw const end,
-            libc::CLOCK_MONOTONIC,
-        )
+        libc::syscall(libc::SYS_futex_waitv, waiters.as_ptr(), count, 0, &raw const end, clock)
     };
     if answer >= 0 {
         return Ok(());
@@ -226,7 +210,7 @@ mod tests {
         action.sa_sigaction = does_nothing as *const () as usize;
         action.sa_flags = flags;
         // SAFETY: a valid action for a signal that no other code of this program uses.
-        assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
+        assert_eq!(unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) }, 0);
     }
 
     #[test]

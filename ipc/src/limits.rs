@@ -114,9 +114,7 @@ impl LimitReached {
     pub fn of(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
-}
 
-impl LimitReached {
     /// The text for another process, which calls this one by the given name.
     ///
     /// ```

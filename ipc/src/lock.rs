@@ -146,7 +146,8 @@ fn acquire_slow<W: Words>(
     at: usize,
     caller: &Caller<'_>,
 ) -> Result<Acquired, LockTimeout> {
-    Waiter::new(words, at, caller).take()
+    let held_word = caller.me.number().into();
+    Waiter { words, at, caller, waiter_slot: None, held_word, reserved: None }.take()
 }
 
 /// False if the lock no longer belongs to this owner: another process took it for dead.
@@ -199,18 +200,7 @@ struct Waiter<'a, W: Words> {
     reserved: Option<(u64, Instant)>,
 }
 
-impl<'a, W: Words> Waiter<'a, W> {
-    fn new(words: &'a W, at: usize, caller: &'a Caller<'a>) -> Self {
-        Self {
-            words,
-            at,
-            caller,
-            waiter_slot: None,
-            held_word: caller.me.number().into(),
-            reserved: None,
-        }
-    }
-
+impl<W: Words> Waiter<'_, W> {
     fn take(mut self) -> Result<Acquired, LockTimeout> {
         let words = self.words;
         let start = words.now();

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{PoisonError, RwLock};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, socket_option};
 pub use crate::fork::ForkGeneration;
 use crate::participant::{Liveness, Participant};
 use crate::words::Words;
@@ -90,21 +90,10 @@ impl PidFd {
 
     /// The pidfd of the peer, from the kernel. None if the kernel does not support that.
     fn by_kernel(channel: &Channel) -> Option<Self> {
-        let mut fd: RawFd = -1;
-        let mut length = size_of::<RawFd>() as libc::socklen_t;
-        let socket = channel.as_fd().as_raw_fd();
-        // SAFETY: space for the result, with its length.
-        let code = unsafe {
-            libc::getsockopt(
-                socket,
-                libc::SOL_SOCKET,
-                SO_PEERPIDFD,
-                (&raw mut fd).cast(),
-                &raw mut length,
-            )
-        };
+        let mut fd: [RawFd; 1] = [-1];
+        let (is_known, _) = socket_option(channel.as_fd(), SO_PEERPIDFD, &mut fd);
         // SAFETY: just opened, close-on-exec like all pidfds, and not shared.
-        (code == 0 && fd >= 0).then(|| Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        (is_known && fd[0] >= 0).then(|| Self(unsafe { OwnedFd::from_raw_fd(fd[0]) }))
     }
 
     /// The descriptor that was sent, if its process has the id of the peer.
@@ -286,11 +275,8 @@ impl<W: Words> ParticipantTable<W> {
         }
         drop(pidfds);
         let mut pidfds = self.pidfds.write().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<_> = pidfds
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(slot, known)| is_gone((slot, known)).then(|| known.take()))
-            .collect();
+        let mut take = |slot| is_gone((slot, &pidfds[slot])).then(|| pidfds[slot].take());
+        let gone: Vec<_> = (0..Participant::SLOTS as usize).filter_map(&mut take).collect();
         drop(pidfds);
         // Closed after the lock is released.
         drop(gone);
@@ -330,12 +316,7 @@ impl<W: Words> ParticipantTable<W> {
             self.words.compare_exchange(slot, word, empty).is_ok()
         });
         let mut pidfds = self.pidfds.write().unwrap_or_else(PoisonError::into_inner);
-        if pidfds[slot]
-            .as_ref()
-            .is_some_and(|(generation, _)| *generation == participant.generation())
-        {
-            pidfds[slot] = None;
-        }
+        pidfds[slot].take_if(|(generation, _)| *generation == participant.generation());
         done
     }
 }

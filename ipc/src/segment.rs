@@ -11,9 +11,10 @@
 
 use std::ffi::CString;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -196,14 +197,7 @@ impl Mapping {
     fn new(file: OwnedFd, length: usize, protection: libc::c_int) -> Result<Self> {
         // SAFETY: a fresh mapping does not affect existing memory.
         let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                protection,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
+            libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };
         if base == libc::MAP_FAILED {
             return Err(system("mmap", length as u64));
@@ -249,10 +243,9 @@ impl Segment {
     }
 
     fn create_with_pages(layout: Layout, body: usize, page: usize) -> Result<Self> {
-        let too_long = SegmentError::NotASegment { why: "longer than can be addressed" };
         let length = body.checked_next_multiple_of(page).and_then(|body| body.checked_add(page));
         let Some(length) = length.filter(|length| i64::try_from(*length).is_ok()) else {
-            return Err(too_long);
+            return Err(SegmentError::NotASegment { why: "longer than can be addressed" });
         };
         let name = CString::new(format!("fabricast {layout}")).unwrap_or_default();
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -316,12 +309,9 @@ impl Segment {
             return Err(system("fchmod", self.0.length as u64));
         }
         let path = format!("/proc/self/fd/{}", self.0.file.as_raw_fd());
-        let file = std::fs::File::open(path);
-        file.map(OwnedFd::from).map_err(|cause| SegmentError::System {
-            call: "opening for reading",
-            length: self.0.length as u64,
-            cause,
-        })
+        let (call, length) = ("opening for reading", self.0.length as u64);
+        let failed = |cause| SegmentError::System { call, length, cause };
+        File::open(path).map(OwnedFd::from).map_err(failed)
     }
 
     /// Length of the body in bytes.
@@ -407,36 +397,33 @@ impl Mapping {
                 "its size is not sealed (F_SEAL_SHRINK, F_SEAL_GROW), so it could be truncated",
             );
         }
-        // SAFETY: all bytes zero is a valid value.
-        let mut status: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the result is written to a valid place.
-        if unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) } < 0 {
-            return Err(system("fstat", 0));
-        }
-        let length = match usize::try_from(status.st_size) {
+        let file = File::from(file);
+        let status = file.metadata();
+        let failed = |cause| SegmentError::System { call: "fstat", length: 0, cause };
+        let length = match usize::try_from(status.map_err(failed)?.len()) {
             Ok(length) if length >= HEAD_WORDS * WORD && length.is_multiple_of(WORD) => length,
             _ => return refuse("it is too short"),
         };
-        let mut mapping = Self::new(file, length, protection)?;
+        let mut mapping = Self::new(file.into(), length, protection)?;
         let head = mapping.words();
+        let word = |at: usize| head[at].load(Ordering::Relaxed);
         if head[AT_KIND].load(Ordering::Acquire) != MAGIC {
             return refuse("its magic number is wrong");
         }
-        if head[AT_VERSION].load(Ordering::Relaxed) != HEAD_VERSION {
+        if word(AT_VERSION) != HEAD_VERSION {
             return refuse("its header has another version");
         }
-        if head[AT_LENGTH].load(Ordering::Relaxed) != length as u64 {
+        if word(AT_LENGTH) != length as u64 {
             return refuse("its length differs from its header");
         }
-        let body = match usize::try_from(head[AT_BODY].load(Ordering::Relaxed)) {
+        let body = match usize::try_from(word(AT_BODY)) {
             Ok(body) if body >= HEAD_WORDS * WORD && body <= length => body,
             _ => return refuse("its body lies outside of it"),
         };
         if !body.is_multiple_of(page) {
             return refuse("its body does not begin at a page");
         }
-        let word = |at: usize| head[AT_LAYOUT + at].load(Ordering::Relaxed);
-        let found = Layout::from_words([word(0), word(1), word(2), word(3), word(4)]);
+        let found = Layout::from_words(std::array::from_fn(|at| word(AT_LAYOUT + at)));
         if found != layout {
             return Err(SegmentError::LayoutMismatch { expected: layout, found });
         }
@@ -548,7 +535,7 @@ mod tests {
     #[test]
     fn other_files_are_refused() {
         let why = |file: OwnedFd| Segment::open(file, LAYOUT).unwrap_err().to_string();
-        let null = std::fs::File::open("/dev/null").unwrap();
+        let null = File::open("/dev/null").unwrap();
         assert_eq!(why(null.into()), "not a shared segment: it is not a memory file");
         let memory = |flags, length| {
             // SAFETY: a valid name; the use of the file descriptor checks it.

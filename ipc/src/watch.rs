@@ -137,13 +137,13 @@ impl DoorbellWatcher {
     /// With as many doorbells for each thread as the kernel allows.
     #[must_use]
     pub fn new() -> Self {
-        // One word belongs to the thread itself.
-        Self::with_max_doorbells(if futex::supports_waitv() { futex::MAX_WORDS - 1 } else { 1 })
+        Self::with_max_doorbells(usize::MAX)
     }
 
     /// With at most this many doorbells for each thread: 1 is what old kernels support.
     #[must_use]
     pub fn with_max_doorbells(max: usize) -> Self {
+        // One word belongs to the thread itself.
         let possible = if futex::supports_waitv() { futex::MAX_WORDS - 1 } else { 1 };
         Self { max: max.clamp(1, possible), groups: Mutex::default() }
     }
@@ -167,12 +167,12 @@ impl DoorbellWatcher {
         let mut groups = locked(&self.groups);
         groups.retain(|group| !locked(&group.state).has_stopped);
         for group in groups.iter() {
-            registration = match group.add(registration) {
+            match group.add(registration) {
                 Ok(number) => {
                     return Ok(ListenerGuard { group: Arc::clone(group), number, fork_generation });
                 }
-                Err(registration) => registration,
-            };
+                Err(refused) => registration = refused,
+            }
         }
         let state = State { registrations: vec![registration], next: 1, has_stopped: false };
         let control = LocalWords::zeroed(1);
@@ -189,9 +189,8 @@ impl DoorbellWatcher {
     /// The number of threads.
     #[must_use]
     pub fn threads(&self) -> usize {
-        let has_stopped = |group: &&Arc<WatcherThread>| locked(&group.state).has_stopped;
-        let groups = locked(&self.groups);
-        groups.len() - groups.iter().filter(has_stopped).count()
+        let is_running = |group: &&Arc<WatcherThread>| !locked(&group.state).has_stopped;
+        locked(&self.groups).iter().filter(is_running).count()
     }
 }
 
@@ -214,11 +213,8 @@ impl WatcherThread {
     /// here.
     fn remove(&self, number: u64) {
         let mut state = locked(&self.state);
-        let Some(at) =
-            state.registrations.iter().position(|registration| registration.number == number)
-        else {
-            return;
-        };
+        let found = state.registrations.iter().position(|known| known.number == number);
+        let Some(at) = found else { return };
         let registration = state.registrations.swap_remove(at);
         state.has_stopped = state.registrations.is_empty();
         drop(state);

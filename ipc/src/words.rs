@@ -183,6 +183,11 @@ impl LocalWords {
     pub fn zeroed(count: usize) -> Self {
         Self((0..count).map(|_| AtomicU64::new(0)).collect())
     }
+
+    #[inline]
+    fn slice(&self) -> &[AtomicU64] {
+        &self.0
+    }
 }
 
 /// The word operations on a slice of atomics: shared by the local kind, the mapped kind, and
@@ -262,13 +267,6 @@ macro_rules! words_of_a_slice {
     };
 }
 pub(crate) use words_of_a_slice;
-
-impl LocalWords {
-    #[inline]
-    fn slice(&self) -> &[AtomicU64] {
-        &self.0
-    }
-}
 
 impl Words for LocalWords {
     words_of_a_slice!();

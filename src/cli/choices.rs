@@ -6,7 +6,6 @@ use super::text::{print_error, wrapped};
 
 /// Titles of the columns.
 const HEAD: [&str; 4] = ["verdict", "provider", "domain", "score"];
-const REASONS: &str = "reasons (points)";
 
 /// Every candidate with its verdict, score and reasons, below a head. Candidates that differ only
 /// in their domain or network share a line; the first of them is used.
@@ -23,36 +22,27 @@ pub(crate) fn print(choice: &Choice) -> String {
             None => groups.push((candidate, vec![&candidate.domain])),
         }
     }
-    let rows: Vec<[String; 4]> = groups
-        .iter()
-        .map(|(candidate, domains)| {
-            let score = match candidate.verdict {
-                Verdict::Refused => String::new(),
-                _ => candidate.score.to_string(),
-            };
-            [
-                verdict(&candidate.verdict).to_owned(),
-                candidate.provider.clone(),
-                join_domains(domains),
-                score,
-            ]
-        })
-        .collect();
-    let head = HEAD.map(str::to_owned);
-    let width =
-        |column: usize| rows.iter().chain([&head]).map(|row| row[column].len()).max().unwrap_or(0);
+    let row_of = |(candidate, domains): &(&Candidate, Vec<&str>)| {
+        let (verdict, score) = match candidate.verdict {
+            Verdict::Taken => ("taken", candidate.score.to_string()),
+            Verdict::Usable => ("usable", candidate.score.to_string()),
+            Verdict::Refused => ("refused", String::new()),
+        };
+        [verdict.to_owned(), candidate.provider.clone(), join_domains(domains), score]
+    };
+    let rows: Vec<_> =
+        [HEAD.map(str::to_owned)].into_iter().chain(groups.iter().map(row_of)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let (provider, domain, score) = (width(1), width(2), width(3));
+    let first = |[verdict, name, domains, points]: &[String; 4]| {
+        format!("  {verdict:7}  {name:provider$}  {domains:domain$}  {points:>score$}  ")
+    };
     let mut text = String::new();
-    if !rows.is_empty() {
-        let [verdict, name, domains, points] = &head;
-        text.push_str(&format!(
-            "  {verdict:7}  {name:provider$}  {domains:domain$}  {points:>score$}  {REASONS}\n"
-        ));
+    if !groups.is_empty() {
+        text.push_str(&format!("{}reasons (points)\n", first(&rows[0])));
     }
-    for ([verdict, name, domains, points], (candidate, _)) in rows.iter().zip(&groups) {
-        let first =
-            format!("  {verdict:7}  {name:provider$}  {domains:domain$}  {points:>score$}  ");
-        text.push_str(&wrapped(&first, &candidate.reasons.join("; ")));
+    for (row, (candidate, _)) in rows[1..].iter().zip(&groups) {
+        text.push_str(&wrapped(&first(row), &candidate.reasons.join("; ")));
     }
     if choice.candidates.is_empty() {
         text.push_str("  no candidates\n");
@@ -72,14 +62,6 @@ pub(crate) fn warn_unknown_providers<'a>(
         print_error(&format!(
             "fabricast: warning: policy names unknown provider \"{name}\". Available: {available}"
         ));
-    }
-}
-
-fn verdict(verdict: &Verdict) -> &'static str {
-    match verdict {
-        Verdict::Taken => "taken",
-        Verdict::Usable => "usable",
-        Verdict::Refused => "refused",
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::node_client::{check_not_a_file, with_remedy};
 use super::output;
 use super::settings::{DIRECTORY_ONLY, Options};
@@ -36,7 +36,7 @@ struct CleanedPaths {
     why: String,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     let directories = match arguments.directories.is_empty() {
         true => {
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// A directory that is not readable belongs to another user.
-fn check_readable(directory: &Path) -> Result<(), Failure> {
+fn check_readable(directory: &Path) -> Result<()> {
     directory.read_dir().map(drop).map_err(|error| {
         let exit = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Exit::Denied,
@@ -89,13 +89,13 @@ fn check_readable(directory: &Path) -> Result<(), Failure> {
 }
 
 /// All failures as one, with the code of the first.
-fn combined(failures: &[Failure]) -> Result<(), Failure> {
+fn combined(failures: &[Failure]) -> Result<()> {
     let Some(first) = failures.first() else { return Ok(()) };
     let words: Vec<_> = failures.iter().map(Failure::to_string).collect();
     Err(Failure::new(first.exit(), words.join("; ")))
 }
 
-fn clean_agents(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>, Failure> {
+fn clean_agents(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
     use transfer::Condition;
     let found = transfer::clean(directory, dry_run).map_err(Failure::of)?;
     let dead =
@@ -115,7 +115,7 @@ fn clean_agents(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>, Fa
     Ok(done.collect())
 }
 
-fn clean_node(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>, Failure> {
+fn clean_node(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
     use pubsub::Condition;
     let condition = pubsub::clean(directory, dry_run).map_err(with_remedy)?;
     let (paths, is_removed, why) = match condition {

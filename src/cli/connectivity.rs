@@ -9,6 +9,7 @@ use pubsub::{Node, NodeId, PublisherId, Row};
 
 use super::paths::{incompatibility, name_of_node, replication_error_text, unreachable_text};
 use super::text;
+use super::topics::matching;
 
 /// Delay of the first request, and interval of the next.
 const FIRST_REPORT_DELAY: Duration = Duration::from_secs(1);
@@ -163,22 +164,16 @@ fn cause(rows: &[Row]) -> String {
         return String::new();
     }
     let mut reasons: Vec<_> = rows.iter().filter_map(unreachable_text).collect();
-    reasons.extend(rows.iter().filter_map(|row| match row {
-        Row::ReplicationError { kind, why } => Some(replication_error_text(*kind, why)),
-        _ => None,
-    }));
+    let errors =
+        matching!(rows, Row::ReplicationError { kind, why } => replication_error_text(*kind, why));
+    reasons.extend(errors);
     if !reasons.is_empty() {
         return format!("; no peer node is connected: {}", reasons.join(", "));
     }
-    let lost = rows.iter().find_map(|row| match row {
-        Row::Peer { label, address, detail, .. } => Some(lost_text(label, address, detail)),
-        _ => None,
-    });
-    let listens = rows.iter().find_map(|row| match row {
-        Row::Node { listens, .. } => listens.as_deref().map(text::escape_control),
-        _ => None,
-    });
-    match (lost, listens) {
+    let mut lost = matching!(rows, Row::Peer { label, address, detail, .. } => lost_text(label, address, detail));
+    let mut listens =
+        matching!(rows, Row::Node { listens: Some(address), .. } => text::escape_control(address));
+    match (lost.next(), listens.next()) {
         (Some(lost), _) => format!("; {lost}"),
         (None, Some(address)) => format!("; no peer node has connected to {address}"),
         (None, None) => String::new(),
@@ -204,12 +199,11 @@ fn lost_text(label: &str, address: &str, detail: &str) -> String {
 
 impl ReportedState {
     fn has_network(&self) -> bool {
-        let has = |row: &Row| match row {
-            Row::Peer { .. } | Row::ReplicationError { .. } => true,
-            Row::Node { listens, .. } => listens.is_some(),
-            _ => false,
-        };
-        self.rows.iter().any(has)
+        let networked = matching!(
+        self.rows,
+        Row::Peer { .. } | Row::ReplicationError { .. } | Row::Node { listens: Some(_), .. } => ()
+        );
+        networked.count() > 0
     }
 
     /// Processes a report, and returns the lines to print.
@@ -242,17 +236,14 @@ impl ReportedState {
             if topic != name || self.publishers.contains_key(publisher) {
                 continue;
             }
-            let process = self.rows.iter().find_map(|row| match row {
-                Row::Process { participant: of, label, process } if of == participant => {
-                    let label = label.escape_debug();
-                    Some(match process {
-                        0 => format!("\"{label}\""),
-                        _ => format!("process {process} \"{label}\""),
-                    })
-                }
-                _ => None,
-            });
-            self.publishers.extend(process.map(|process| (*publisher, process)));
+            let mut process = matching!(
+            self.rows,
+            Row::Process { participant: of, label, process } if of == participant => match process {
+            0 => format!("\"{}\"", label.escape_debug()),
+            _ => format!("process {process} \"{}\"", label.escape_debug()),
+            }
+            );
+            self.publishers.extend(process.next().map(|process| (*publisher, process)));
         }
         // The lowest identities are the oldest.
         while self.publishers.len() > MAX_PEERS {

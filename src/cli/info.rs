@@ -8,7 +8,7 @@ use clap::builder::PossibleValuesParser;
 use fabric::{Choice, Locality, MemoryKind, Policy, Requirements, Version};
 use serde::Serialize;
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::{choices, output, text};
 use devices::Devices;
 use providers::{ProviderEntry, ProviderSurvey};
@@ -69,7 +69,7 @@ struct Document<'a> {
     devices: Devices,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let survey = ProviderSurvey::take(arguments.source.as_deref())?;
     choices::warn_unknown_providers(&arguments.policy, survey.providers());
     let entries = survey.named(arguments.provider.as_deref())?;
@@ -110,10 +110,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         devices: Devices::query(),
     };
     let why = "select provider for host memory failed: all candidates are rejected, for the reasons listed above";
-    let done = match must_choose && !is_served {
-        true => Err(Failure::new(Exit::NoProvider, why)),
-        false => Ok(()),
-    };
+    let is_failed = must_choose && !is_served;
+    let done = if is_failed { Err(Failure::new(Exit::NoProvider, why)) } else { Ok(()) };
     if arguments.json {
         return output::report_as_json(done, &document);
     }

@@ -8,7 +8,7 @@ use pubsub::{
 };
 
 use super::connectivity::{self, ConnectivityReporter, Phase};
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::service_wait::ServiceWait;
 use super::settings::{Service, Settings, Size};
 use super::signals::{Deadline, Signals};
@@ -61,15 +61,15 @@ pub(crate) fn join(
     options: NodeOptions,
     service: &ServiceWait,
     signals: &Signals,
-) -> Result<Node, Failure> {
+) -> Result<Node> {
     check_directory(settings)?;
-    let joined = service.ask(signals, move || Node::join(options))?;
+    let joined = service.ask(Some(signals), move || Node::join(options))?;
     joined.map_err(|error| service.explain(error))
 }
 
 /// Fails if the node directory cannot be created. Only the last component of a configured path is
 /// created, so that a mistyped path is noticed.
-fn check_directory(settings: &Settings) -> Result<(), Failure> {
+fn check_directory(settings: &Settings) -> Result<()> {
     check_not_a_file(settings)?;
     let directory = &settings.directory;
     let parent = directory.value.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -91,14 +91,10 @@ fn check_directory(settings: &Settings) -> Result<(), Failure> {
 }
 
 /// Fails if the node directory is a file.
-pub(crate) fn check_not_a_file(settings: &Settings) -> Result<(), Failure> {
-    match settings.directory.value.metadata() {
-        Ok(found) if !found.is_dir() => {
-            let why = "it is a file, not a directory. Choose another one: --directory";
-            Err(directory_error(settings, why))
-        }
-        _ => Ok(()),
-    }
+pub(crate) fn check_not_a_file(settings: &Settings) -> Result<()> {
+    let why = "it is a file, not a directory. Choose another one: --directory";
+    let is_file = settings.directory.value.metadata().is_ok_and(|found| !found.is_dir());
+    if is_file { Err(directory_error(settings, why)) } else { Ok(()) }
 }
 
 fn is_absent(error: &std::io::Error) -> bool {
@@ -113,11 +109,11 @@ fn directory_error(settings: &Settings, why: &str) -> Failure {
 }
 
 /// Requests a report of the node of a directory, without joining it.
-pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>, Failure> {
+pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>> {
     check_not_a_file(settings)?;
     let directory = settings.directory.value.clone();
     let service = ServiceWait::of(&directory);
-    let reported = service.run_without_signals(move || pubsub::report(&directory))?;
+    let reported = service.ask(None, move || pubsub::report(&directory))?;
     reported.map_err(|error| match error.kind() {
         ErrorKind::NotFound => Failure::new(
             Exit::NotFound,
@@ -151,9 +147,8 @@ pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
         }
         _ => return error.into(),
     };
-    let why = error.to_string();
     let failure = Failure::from(error);
-    Failure::new(failure.exit(), format!("{why}. {remedy}"))
+    Failure::new(failure.exit(), format!("{failure}. {remedy}"))
 }
 
 /// Was a write to a read-only file system attempted?
@@ -180,7 +175,7 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
 }
 
 /// A missing device is reported as by the other subcommands.
-pub(crate) fn check_device(memory: MemoryLocation) -> Result<(), Failure> {
+pub(crate) fn check_device(memory: MemoryLocation) -> Result<()> {
     let MemoryLocation::Device(name) = memory else { return Ok(()) };
     let opened = gpu::Device::open(name).map(drop);
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))
@@ -203,7 +198,7 @@ impl<'a> TopicRequest<'a> {
         subcommand: &str,
         name: &'a str,
         signals: &'a Signals,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let service = ServiceWait::of(&settings.directory.value);
         let node = join(settings, options(settings, subcommand), &service, signals)?;
         Ok(Self { node, name, settings, service, signals })
@@ -215,34 +210,34 @@ impl<'a> TopicRequest<'a> {
     }
 
     /// The topic, if it exists. Fails if a signal ends the process meanwhile.
-    fn find(&self) -> Result<Option<Topic>, Failure> {
+    fn find(&self) -> Result<Option<Topic>> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
-        match self.service.ask(self.signals, move || node.open(&name))? {
+        match self.service.ask(Some(self.signals), move || node.open(&name))? {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some).map_err(|error| self.service.explain(error)),
         }
     }
 
     /// Opens or creates the topic. Fails if a signal ends the process meanwhile.
-    fn create(&self, settings_for_new: TopicSettings) -> Result<pubsub::Result<Topic>, Failure> {
+    fn create(&self, settings_for_new: TopicSettings) -> Result<pubsub::Result<Topic>> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
-        self.service.ask(self.signals, move || node.topic(&name, &settings_for_new))
+        self.service.ask(Some(self.signals), move || node.topic(&name, &settings_for_new))
     }
 
     /// A publisher of the topic.
-    pub(crate) fn publisher(&self, topic: Topic) -> Result<Publisher, Failure> {
-        let made = self.service.ask(self.signals, move || topic.publisher())?;
+    pub(crate) fn publisher(&self, topic: Topic) -> Result<Publisher> {
+        let made = self.service.ask(Some(self.signals), move || topic.publisher())?;
         made.map_err(|error| self.service.explain(error))
     }
 
     /// The topic, if it exists and no topic settings are set.
-    pub(crate) fn existing(&self) -> Result<Option<Topic>, Failure> {
+    pub(crate) fn existing(&self) -> Result<Option<Topic>> {
         if self.settings.sets_topic() { Ok(None) } else { self.find() }
     }
 
     /// Opens the topic to publish. An existing topic is used as it is, unless topic settings are
     /// set; a new one allows messages of this size, unless `largest` is set.
-    pub(crate) fn open_to_publish(&self, size: Option<u64>) -> Result<Topic, Failure> {
+    pub(crate) fn open_to_publish(&self, size: Option<u64>) -> Result<Topic> {
         if let Some(topic) = self.existing()? {
             return Ok(topic);
         }
@@ -268,13 +263,12 @@ impl<'a> TopicRequest<'a> {
         &self,
         longest: Option<Duration>,
         connectivity: &mut ConnectivityReporter,
-    ) -> Result<Topic, Failure> {
+    ) -> Result<Topic> {
         if self.settings.sets_topic() {
             let settings_for_new = self.settings.topic();
             check_device(settings_for_new.memory)?;
-            return self
-                .create(settings_for_new)?
-                .map_err(|error| self.settings_error(&settings_for_new, error));
+            let made = self.create(settings_for_new)?;
+            return made.map_err(|error| self.settings_error(&settings_for_new, error));
         }
         let (name, directory_note) = (self.name.escape_debug(), directory_note(&self.node));
         let deadline = Deadline::after(longest);

@@ -3,12 +3,11 @@
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use pubsub::{ErrorKind, ServiceProcess};
 
-use super::exit::Failure;
+use super::exit::{Failure, Result};
 use super::node_client::with_remedy;
 use super::signals::Signals;
 use super::text;
@@ -29,31 +28,14 @@ impl ServiceWait {
         Self { directory: directory.to_owned(), is_reported: Cell::new(false) }
     }
 
-    /// Runs a task that needs the service. Fails if a signal ends the process meanwhile.
+    /// Runs a task that needs the service. Fails if a signal ends the process meanwhile; without
+    /// `signals` for a process that does not catch them.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
-        signals: &Signals,
+        signals: Option<&Signals>,
         task: impl FnOnce() -> pubsub::Result<T> + Send + 'static,
-    ) -> Result<pubsub::Result<T>, Failure> {
-        signals.run_interruptible_with_notice(task, NOTICE_DELAY, || self.report_waiting())
-    }
-
-    /// As [`Self::ask`], for a process that does not catch signals.
-    pub(crate) fn run_without_signals<T: Send + 'static>(
-        &self,
-        task: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failure> {
-        let (sender, receiver) = mpsc::channel();
-        std::thread::Builder::new()
-            .spawn(move || sender.send(task()))
-            .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
-        let answer = receiver.recv_timeout(NOTICE_DELAY).or_else(|error| {
-            if error == mpsc::RecvTimeoutError::Timeout {
-                self.report_waiting();
-            }
-            receiver.recv()
-        });
-        answer.map_err(|_| Failure::failed("a thread of this process panicked"))
+    ) -> Result<pubsub::Result<T>> {
+        Signals::run_interruptible(signals, task, NOTICE_DELAY, || self.report_waiting())
     }
 
     fn process(&self) -> Option<ServiceProcess> {
@@ -80,8 +62,7 @@ impl ServiceWait {
         let failure = with_remedy(error);
         match self.process().filter(|process| has_timed_out && process.number != 0) {
             Some(process) => {
-                let why = name_process(&failure.to_string(), process);
-                Failure::new(failure.exit(), why)
+                Failure::new(failure.exit(), name_process(&failure.to_string(), process))
             }
             None => failure,
         }
@@ -96,8 +77,6 @@ fn name_process(why: &str, process: ServiceProcess) -> String {
         false => format!(": {process} serves the node, and does not answer: {}", process.state()),
     };
     let remedy = format!("resume it (kill -CONT {number}) or kill it (kill -KILL {number})");
-    match process.is_stopped {
-        true => format!("{why}{named}. To continue, {remedy}"),
-        false => format!("{why}{named}. If it is, {remedy}"),
-    }
+    let condition = if process.is_stopped { "To continue" } else { "If it is" };
+    format!("{why}{named}. {condition}, {remedy}")
 }

@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::process::restore_default_action;
 
 /// Interval of checks where signals cannot be polled together with the other event.
@@ -29,16 +29,16 @@ pub(crate) struct Signals {
 impl Signals {
     /// Catches the signals that end the process. Call before starting threads: they inherit the
     /// signal mask.
-    pub(crate) fn catch() -> Result<Self, Failure> {
+    pub(crate) fn catch() -> Result<Self> {
         Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM])
     }
 
     /// Catches SIGHUP, too, which does not end a service.
-    pub(crate) fn catch_with_hangup() -> Result<Self, Failure> {
+    pub(crate) fn catch_with_hangup() -> Result<Self> {
         Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
     }
 
-    fn catch_set(caught: &[Signal]) -> Result<Self, Failure> {
+    fn catch_set(caught: &[Signal]) -> Result<Self> {
         let mut all = SigSet::empty();
         caught.iter().for_each(|one| all.add(*one));
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
@@ -85,7 +85,7 @@ impl Signals {
     }
 
     /// Fails once [`Self::termination_requested_throttled`] is true.
-    pub(crate) fn check_interrupted(&self) -> Result<(), Failure> {
+    pub(crate) fn check_interrupted(&self) -> Result<()> {
         if self.termination_requested_throttled() { Err(interrupted()) } else { Ok(()) }
     }
 
@@ -127,46 +127,40 @@ impl Signals {
     }
 
     /// As [`Self::sleep`]; fails if a signal ends the process.
-    pub(crate) fn pause(&self, longest: Duration) -> Result<(), Failure> {
+    pub(crate) fn pause(&self, longest: Duration) -> Result<()> {
         self.sleep(longest);
         if self.termination_requested() { Err(interrupted()) } else { Ok(()) }
     }
 
     /// Runs a blocking task in a thread, which is abandoned if a signal ends the process meanwhile.
+    /// Calls `notice` once if the task takes longer than `notice_delay`.
     pub(crate) fn run_interruptible<T: Send + 'static>(
-        &self,
-        task: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failure> {
-        self.run_interruptible_with_notice(task, Duration::MAX, || {})
-    }
-
-    /// As [`Self::run_interruptible`]; calls `notice` once if the task takes longer than
-    /// `notice_delay`.
-    pub(crate) fn run_interruptible_with_notice<T: Send + 'static>(
-        &self,
+        signals: Option<&Self>,
         task: impl FnOnce() -> T + Send + 'static,
         notice_delay: Duration,
         notice: impl FnOnce(),
-    ) -> Result<T, Failure> {
+    ) -> Result<T> {
         let (began, mut notice) = (Instant::now(), Some(notice));
         let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new()
-            .spawn(move || {
-                let _ = sender.send(task());
-            })
+            .spawn(move || sender.send(task()))
             .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
         loop {
-            match receiver.recv_timeout(SLICE / 10) {
+            let longest = match (signals, &notice) {
+                (Some(_), _) => SLICE / 10,
+                (None, Some(_)) => notice_delay,
+                (None, None) => Duration::MAX,
+            };
+            match receiver.recv_timeout(longest) {
                 Ok(done) => return Ok(done),
-                Err(mpsc::RecvTimeoutError::Timeout) if self.termination_requested() => {
-                    return Err(interrupted());
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) if began.elapsed() >= notice_delay => {
-                    if let Some(notice) = notice.take() {
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    if signals.is_some_and(Self::termination_requested) {
+                        return Err(interrupted());
+                    }
+                    if let Some(notice) = notice.take_if(|_| began.elapsed() >= notice_delay) {
                         notice();
                     }
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return Err(Failure::failed("a thread of this process panicked"));
                 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pubsub::Row;
 use serde_json::{Value, json};
 
-use super::exit::Failure;
+use super::exit::{Failure, Result};
 use super::paths::name_of_node;
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     settings: Options<DIRECTORY_ONLY>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     let rows = node_client::report(&settings)?;
     match arguments.json {
@@ -72,17 +72,17 @@ fn users(rows: &[Row]) -> BTreeMap<&str, TopicUsers> {
 fn details(rows: &[Row]) -> String {
     let head =
         ["topic", "type", "released within", "messages reserved", "bytes reserved", "dropped"];
-    let topics = rows.iter().filter_map(|row| match row {
-        Row::Topic { name, type_name, release_microseconds, dropped, reserves, .. } => Some([
-            name.escape_debug().to_string(),
-            type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::escape_control),
-            format!("{} s", *release_microseconds as f64 / 1e6),
-            reserves.blocks.to_string(),
-            reserves.bytes.to_string(),
-            dropped.to_string(),
-        ]),
-        _ => None,
-    });
+    let topics = matching!(
+    rows,
+    Row::Topic { name, type_name, release_microseconds, dropped, reserves, .. } => [
+    name.escape_debug().to_string(),
+    type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::escape_control),
+    format!("{} s", *release_microseconds as f64 / 1e6),
+    reserves.blocks.to_string(),
+    reserves.bytes.to_string(),
+    dropped.to_string(),
+    ]
+    );
     text::table_of(head, topics)
 }
 
@@ -144,10 +144,7 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
     out.push_str(&remote_topics(rows));
     for row in rows {
         if let Row::Pool { place, is_inbound, bytes, budget, free, blocks, .. } = row {
-            let reserved = rows.iter().map(|row| match row {
-                Row::Topic { place: of, reserves, .. } if of == place => reserves.bytes,
-                _ => 0,
-            });
+            let reserved = matching!(rows, Row::Topic { place: of, reserves, .. } if of == place => reserves.bytes);
             let reserved = reserved.fold(0, u64::saturating_add);
             let direction = if *is_inbound { "from other nodes" } else { "of this node" };
             let place = text::escape_control(&place.chars().take(12).collect::<String>());
@@ -204,7 +201,7 @@ fn remote_topics(rows: &[Row]) -> String {
 pub(crate) fn fields_of_kind(
     rows: &[Row],
     is_of_kind: impl Fn(&Row) -> bool,
-) -> Result<Vec<Value>, Failure> {
+) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for row in rows.iter().filter(|row| is_of_kind(row)) {
         let row = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
@@ -213,6 +210,17 @@ pub(crate) fn fields_of_kind(
     }
     Ok(all)
 }
+
+/// The values of all rows that match a pattern.
+macro_rules! matching {
+($rows:expr, $row:pat $(if $condition:expr)? => $value:expr $(,)?) => {
+$rows.iter().filter_map(|row| match row {
+$row $(if $condition)? => Some($value),
+_ => None,
+})
+};
+}
+pub(crate) use matching;
 
 /// The fields of the rows of a kind.
 macro_rules! fields_of {
@@ -224,14 +232,11 @@ pub(crate) use fields_of;
 
 /// Why the node replicates nothing.
 pub(crate) fn replication_error(rows: &[Row]) -> Option<&str> {
-    rows.iter().rev().find_map(|row| match row {
-        Row::ReplicationError { why, .. } => Some(why.as_str()),
-        _ => None,
-    })
+    matching!(rows, Row::ReplicationError { why, .. } => why.as_str()).next_back()
 }
 
 /// Rows by kind; publishers and subscribers within their topics.
-fn to_json(rows: &[Row]) -> Result<Value, Failure> {
+fn to_json(rows: &[Row]) -> Result<Value> {
     let of_topics = [
         ("publishers", fields_of!(rows, Publisher)?),
         ("subscribers", fields_of!(rows, Subscriber)?),

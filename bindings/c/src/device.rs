@@ -1,12 +1,10 @@
 //! Memory named by a caller's pointer, which may be device memory.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
-
 use gpu::{Allocator, Device, Implementation, Memory, PointerAttributes, Slice, Stream};
 use pubsub::MemoryLocation;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::ffi::CallerRange;
 
 /// Memory of a caller.
@@ -28,7 +26,7 @@ enum PointerKind {
 }
 
 /// Asks the drivers that this process has loaded; CUDA is not loaded for that.
-fn place(operation: &'static CStr, range: &CallerRange<'_>) -> Result<PointerKind> {
+fn place(operation: Operation, range: &CallerRange<'_>) -> Result<PointerKind> {
     let (address, length) = (range.address(), range.length() as u64);
     let Some(found) = PointerAttributes::of(address) else { return Ok(PointerKind::Unregistered) };
     // Mapped memory consists of pieces; the driver reports the first.
@@ -49,7 +47,7 @@ fn place(operation: &'static CStr, range: &CallerRange<'_>) -> Result<PointerKin
 /// Finds the kind of memory at an address, for a topic with messages in `memory`.
 pub(crate) fn find<'a>(
     memory: MemoryLocation,
-    operation: &'static CStr,
+    operation: Operation,
     range: CallerRange<'a>,
 ) -> Result<CallerMemory<'a>> {
     if range.length() == 0 {
@@ -74,7 +72,7 @@ pub(crate) fn find<'a>(
 /// As device memory from which streams of the topic's device copy, also after the call.
 pub(crate) fn slice(
     memory: MemoryLocation,
-    operation: &'static CStr,
+    operation: Operation,
     range: CallerRange<'_>,
 ) -> Result<Slice> {
     let MemoryLocation::Device(name) = memory else {
@@ -121,11 +119,7 @@ fn is_readable(range: &CallerRange<'_>) -> bool {
 }
 
 /// Adopts a foreign stream of a topic's device.
-pub(crate) fn adopt(
-    memory: MemoryLocation,
-    operation: &'static CStr,
-    stream: u64,
-) -> Result<Stream> {
+pub(crate) fn adopt(memory: MemoryLocation, operation: Operation, stream: u64) -> Result<Stream> {
     let MemoryLocation::Device(name) = memory else {
         let detail = "the topic's messages are in host memory, which streams are not used for";
         return Err(Failure::invalid(operation, detail));
@@ -144,10 +138,11 @@ fn host(range: CallerRange<'_>) -> CallerMemory<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ffi::Argument as _;
 
     fn range(bytes: *const u8, length: usize) -> CallerRange<'static> {
         // SAFETY: used only while the bytes are valid.
-        unsafe { CallerRange::from_c(c"test", "pointer", bytes.cast(), length) }.unwrap()
+        unsafe { CallerRange::from_c((c"test", "pointer"), bytes.cast(), length) }.unwrap()
     }
 
     #[test]
@@ -195,7 +190,7 @@ mod tests {
     #[test]
     fn empty_range_is_host_memory() {
         // SAFETY: no bytes are read.
-        let range = unsafe { CallerRange::from_c(c"test", "pointer", std::ptr::null(), 0) };
+        let range = unsafe { CallerRange::from_c((c"test", "pointer"), std::ptr::null(), 0) };
         let found = find(MemoryLocation::Host, c"test", range.unwrap()).unwrap();
         assert!(matches!(found, CallerMemory::Host([])));
     }

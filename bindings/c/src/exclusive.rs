@@ -1,12 +1,11 @@
 //! Objects that one thread uses at a time, with a timeout of the next one's wait.
 
-use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipc::{Doorbell, Interruption, LocalWords, WaitStrategy};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::status::Status;
 use crate::timeout::Timeout;
 
@@ -35,7 +34,7 @@ impl<T> Exclusive<T> {
     /// Waits for exclusive use.
     pub(crate) fn take(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         timeout: Timeout,
     ) -> Result<ExclusiveGuard<'_, T>> {
         let attempt = || match self.check(operation) {
@@ -62,7 +61,7 @@ impl<T> Exclusive<T> {
     /// Runs a function with exclusive use.
     pub(crate) fn with<R>(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         timeout: Timeout,
         act: impl FnOnce(&mut T) -> Result<R>,
     ) -> Result<R> {
@@ -80,7 +79,7 @@ impl<T> Exclusive<T> {
     }
 
     /// Fails if the handle was closed.
-    pub(crate) fn check(&self, operation: &'static CStr) -> Result<()> {
+    pub(crate) fn check(&self, operation: Operation) -> Result<()> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(closed(operation));
         }
@@ -88,16 +87,16 @@ impl<T> Exclusive<T> {
     }
 }
 
-fn in_use(status: Status, operation: &'static CStr) -> Failure {
+fn in_use(status: Status, operation: Operation) -> Failure {
     Failure::new(status, operation, "another thread is using the handle")
 }
 
-fn interrupted(operation: &'static CStr) -> Failure {
+fn interrupted(operation: Operation) -> Failure {
     let detail = "a signal handler ran in the waiting thread. Call again to continue";
     Failure::new(Status::Interrupted, operation, detail)
 }
 
-fn closed(operation: &'static CStr) -> Failure {
+fn closed(operation: Operation) -> Failure {
     Failure::new(Status::Closed, operation, "another thread closed the handle meanwhile")
 }
 

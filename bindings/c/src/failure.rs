@@ -11,6 +11,9 @@ use crate::status::Status;
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 /// Why a call failed.
+/// What a function does, as its messages begin.
+pub(crate) type Operation = &'static CStr;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
@@ -28,7 +31,7 @@ pub(crate) fn c_text(text: impl Into<String>) -> CString {
 }
 
 impl Failure {
-    pub(crate) fn new(status: Status, operation: &'static CStr, detail: impl fmt::Display) -> Self {
+    pub(crate) fn new(status: Status, operation: Operation, detail: impl fmt::Display) -> Self {
         let (label, tried) = (status.label().to_string_lossy(), operation.to_string_lossy());
         let message = c_text(format!("{tried} failed: {label}: {detail}"));
         Self { status, operation: Cow::Borrowed(operation), message: Cow::Owned(message) }
@@ -37,13 +40,13 @@ impl Failure {
     /// Without allocation: for frequent failures.
     pub(crate) const fn fixed(
         status: Status,
-        operation: &'static CStr,
+        operation: Operation,
         message: &'static CStr,
     ) -> Self {
         Self { status, operation: Cow::Borrowed(operation), message: Cow::Borrowed(message) }
     }
 
-    pub(crate) fn invalid(operation: &'static CStr, detail: impl fmt::Display) -> Self {
+    pub(crate) fn invalid(operation: Operation, detail: impl fmt::Display) -> Self {
         Self::new(Status::InvalidArgument, operation, detail)
     }
 

@@ -14,12 +14,30 @@ use pubsub::{
     ServiceMode, TopicSettings,
 };
 
-use crate::failure::{Failure, Result};
-use crate::ffi::{Layout, Plain, Text, WithDefaults};
+use crate::failure::{Failure, Operation, Result};
+use crate::ffi::{Layout, Text, WithDefaults};
 use crate::network::network;
 
+macro_rules! layouts {
+    ($($type:ty: $min_size:literal),* $(,)?) => {$(
+        // SAFETY: as declared, of numbers and addresses, without gaps.
+        unsafe impl Layout for $type {
+            const MIN_SIZE: usize = $min_size;
+        }
+    )*};
+}
+
+layouts! {
+    RawNodeOptions: 120,
+    RawTopicSettings<'_>: 40,
+    RawSent: 24,
+    RawCounters: 24,
+    RawEvent: 32,
+    RawSampleInfo: 128,
+}
+
 /// A time of a structure, which must not be negative.
-fn time(operation: &'static CStr, name: &str, nanoseconds: i64) -> Result<Duration> {
+fn time(operation: Operation, name: &str, nanoseconds: i64) -> Result<Duration> {
     match u64::try_from(nanoseconds) {
         Ok(nanoseconds) => Ok(Duration::from_nanos(nanoseconds)),
         Err(_) => Err(Failure::invalid(operation, format_args!("\"{name}\" is negative"))),
@@ -53,13 +71,6 @@ pub(crate) struct RawNodeOptions {
     workers: u32,
 }
 
-// SAFETY: numbers and addresses, without gaps.
-unsafe impl Plain for RawNodeOptions {}
-// SAFETY: as declared.
-unsafe impl Layout for RawNodeOptions {
-    const MIN_SIZE: usize = 120;
-}
-
 impl WithDefaults for RawNodeOptions {
     fn defaults(size: usize) -> Self {
         Self {
@@ -72,7 +83,7 @@ impl WithDefaults for RawNodeOptions {
 }
 
 impl RawNodeOptions {
-    pub(crate) fn to_options(self, operation: &'static CStr) -> Result<NodeOptions> {
+    pub(crate) fn to_options(self, operation: Operation) -> Result<NodeOptions> {
         let mut options = NodeOptions::default();
         if let Some(directory) = self.directory.get(operation, "directory")? {
             options.directory = directory.into();
@@ -100,7 +111,7 @@ impl RawNodeOptions {
         Ok(options)
     }
 
-    fn network(&self, operation: &'static CStr) -> Result<Option<NetworkOptions>> {
+    fn network(&self, operation: Operation) -> Result<Option<NetworkOptions>> {
         let text = |name: &str| {
             let text = match name {
                 "listen" => self.listen,
@@ -118,16 +129,12 @@ impl RawNodeOptions {
             other => return Err(unknown(operation, "insecure", other)),
         };
         let lost_after = time(operation, "lost_after", self.lost_after)?;
-        network(
-            operation,
-            str::to_owned,
-            text,
-            (Some(lost_after), is_insecure, self.workers as usize),
-        )
+        let how = (Some(lost_after), is_insecure, self.workers as usize);
+        network(operation, str::to_owned, text, how)
     }
 }
 
-fn unknown(operation: &'static CStr, name: &str, number: u32) -> Failure {
+fn unknown(operation: Operation, name: &str, number: u32) -> Failure {
     Failure::invalid(operation, format_args!("{number} is not a value of \"{name}\""))
 }
 
@@ -143,13 +150,6 @@ pub(crate) struct RawTopicSettings<'a> {
     reliability: u32,
     loans: u64,
     type_name: Text<'a>,
-}
-
-// SAFETY: numbers and addresses, without gaps.
-unsafe impl Plain for RawTopicSettings<'_> {}
-// SAFETY: as declared.
-unsafe impl Layout for RawTopicSettings<'_> {
-    const MIN_SIZE: usize = 40;
 }
 
 impl WithDefaults for RawTopicSettings<'_> {
@@ -181,7 +181,7 @@ impl<'a> RawTopicSettings<'a> {
         }
     }
 
-    pub(crate) fn to_options(self, operation: &'static CStr) -> Result<TopicSettings> {
+    pub(crate) fn to_options(self, operation: Operation) -> Result<TopicSettings> {
         let memory = self.memory.get(operation, "memory")?.unwrap_or("host");
         Ok(TopicSettings {
             memory: memory.parse().map_err(Failure::from)?,
@@ -213,13 +213,6 @@ pub(crate) struct RawSent {
     dropped: u64,
 }
 
-// SAFETY: numbers.
-unsafe impl Plain for RawSent {}
-// SAFETY: as declared.
-unsafe impl Layout for RawSent {
-    const MIN_SIZE: usize = 24;
-}
-
 impl RawSent {
     pub(crate) fn of(sent: &Sent) -> Self {
         Self {
@@ -239,13 +232,6 @@ pub(crate) struct RawCounters {
     dropped: u64,
     missed_by_nodes: u64,
     evicted: u64,
-}
-
-// SAFETY: numbers.
-unsafe impl Plain for RawCounters {}
-// SAFETY: as declared.
-unsafe impl Layout for RawCounters {
-    const MIN_SIZE: usize = 24;
 }
 
 impl RawCounters {
@@ -276,38 +262,27 @@ pub(crate) struct RawEvent {
     node: [u8; 40],
 }
 
-impl Default for RawEvent {
-    fn default() -> Self {
-        Self { kind: 0, missed: 0, publisher: 0, held_for: 0, node: [0; 40] }
-    }
-}
-
-// SAFETY: numbers.
-unsafe impl Plain for RawEvent {}
-// SAFETY: as declared.
-unsafe impl Layout for RawEvent {
-    const MIN_SIZE: usize = 32;
-}
-
 impl RawEvent {
+    const EMPTY: Self = Self { kind: 0, missed: 0, publisher: 0, held_for: 0, node: [0; 40] };
+
     pub(crate) fn of(event: Option<Event>) -> Self {
         match event {
-            None => Self::default(),
-            Some(Event::Gap { missed }) => Self { kind: 1, missed, ..Self::default() },
+            None => Self::EMPTY,
+            Some(Event::Gap { missed }) => Self { kind: 1, missed, ..Self::EMPTY },
             Some(Event::PublisherLost { publisher }) => {
-                Self { kind: 2, publisher: publisher.as_u64(), ..Self::default() }
+                Self { kind: 2, publisher: publisher.as_u64(), ..Self::EMPTY }
             }
             Some(Event::Evicted { held_for }) => Self {
                 kind: 3,
                 held_for: held_for.map_or(0, nanoseconds).unsigned_abs(),
-                ..Self::default()
+                ..Self::EMPTY
             },
             Some(Event::RemotePublisherLost { node, publisher }) => {
                 let (publisher, node) = (publisher.as_u64(), identity(node));
-                Self { kind: 4, publisher, node, ..Self::default() }
+                Self { kind: 4, publisher, node, ..Self::EMPTY }
             }
             // Kinds of later versions have no number yet.
-            Some(_) => Self { kind: u64::MAX, ..Self::default() },
+            Some(_) => Self { kind: u64::MAX, ..Self::EMPTY },
         }
     }
 }
@@ -332,13 +307,6 @@ pub(crate) struct RawSampleInfo {
     wire_at: u64,
     copied_at: u64,
     delivered_at: u64,
-}
-
-// SAFETY: numbers and addresses, without gaps.
-unsafe impl Plain for RawSampleInfo {}
-// SAFETY: as declared.
-unsafe impl Layout for RawSampleInfo {
-    const MIN_SIZE: usize = 128;
 }
 
 impl RawSampleInfo {

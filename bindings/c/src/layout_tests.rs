@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::*;
 use crate::failure::c_text;
-use crate::ffi::{Argument, FromC, OptionalOutStruct, OptionalStruct, OutStruct};
+use crate::ffi::{Argument, OutStruct};
 use crate::status::Status;
 
 /// `tests/programs/layout.c` has the same numbers.
@@ -148,7 +148,7 @@ fn node_identity_is_hexadecimal_text() {
 
 #[test]
 fn events_have_numbers() {
-    assert_eq!(RawEvent::of(None), RawEvent::default());
+    assert_eq!(RawEvent::of(None), RawEvent::EMPTY);
     let gap = RawEvent::of(Some(Event::Gap { missed: 7 }));
     assert_eq!((gap.kind, gap.missed), (1, 7));
     let held_for = Some(Duration::from_micros(3));
@@ -174,14 +174,14 @@ fn unknown_fields_set_by_newer_programs_are_errors() {
     // SAFETY: valid for this size.
     let status = unsafe { crate::node::fabricast_node_options_init(target, size) };
     assert_eq!((status, later.known.size, later.new), (0, size, 0));
-    assert!(options((&raw const later).cast()).unwrap().0.is_some());
+    assert!(options((&raw const later).cast()).unwrap().is_some());
     later.new = 1;
     refuses(options((&raw const later).cast()));
 }
 
-fn options(raw: *const RawNodeOptions) -> Result<OptionalStruct<RawNodeOptions>> {
+fn options(raw: *const RawNodeOptions) -> Result<Option<RawNodeOptions>> {
     // SAFETY: the tests pass structures with their real size, or NULL.
-    unsafe { OptionalStruct::from_c(c"test", "options", raw) }
+    unsafe { Argument::from_c((c"test", "options"), raw, 0) }
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn longer_structure_with_zeros_is_accepted() {
         ..RawNodeOptions::defaults(size_of::<RawNodeOptions>())
     };
     let mut later = Later { known, new: 0 };
-    let found = options((&raw const later).cast()).unwrap().0.unwrap();
+    let found = options((&raw const later).cast()).unwrap().unwrap();
     assert_eq!(found.service_timeout, 77);
     later.new = 1;
     refuses(options((&raw const later).cast()));
@@ -205,14 +205,16 @@ fn longer_structure_with_zeros_is_accepted() {
 
 #[test]
 fn structure_without_its_size_is_an_error() {
-    assert!(options(ptr::null()).unwrap().0.is_none());
+    assert!(options(ptr::null()).unwrap().is_none());
     for size in [0, RawNodeOptions::MIN_SIZE - 1, 1 << 40] {
         let raw = RawNodeOptions { size, ..RawNodeOptions::defaults(size_of::<RawNodeOptions>()) };
         refuses(options(&raw const raw));
     }
     let zeroed = MaybeUninit::<RawTopicSettings<'_>>::zeroed();
     // SAFETY: a structure of zeros.
-    refuses(unsafe { OptionalStruct::from_c(c"test", "settings", zeroed.as_ptr()) });
+    refuses(unsafe {
+        Option::<RawTopicSettings<'_>>::from_c((c"test", "settings"), zeroed.as_ptr(), 0)
+    });
 }
 
 #[test]
@@ -223,13 +225,17 @@ fn structure_is_filled_to_the_size_of_the_caller() {
     // SAFETY: valid for six words.
     unsafe {
         OutStruct::<RawSent>::clear(later.as_mut_ptr().cast(), 40);
-        let filled = OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 40);
+        let filled = OutStruct::<RawSent>::from_c((c"test", "sent"), later.as_mut_ptr().cast(), 40);
         filled.unwrap().put(sent).unwrap();
-        refuses(OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 16));
-        refuses(OutStruct::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 1 << 20));
-        refuses(OutStruct::<RawSent>::from_c(c"test", "sent", ptr::null_mut(), 24));
-        let none = OptionalOutStruct::<RawSent>::from_c(c"test", "sent", ptr::null_mut(), 0);
-        assert!(none.unwrap().0.is_none());
+        refuses(OutStruct::<RawSent>::from_c((c"test", "sent"), later.as_mut_ptr().cast(), 16));
+        refuses(OutStruct::<RawSent>::from_c(
+            (c"test", "sent"),
+            later.as_mut_ptr().cast(),
+            1 << 20,
+        ));
+        refuses(OutStruct::<RawSent>::from_c((c"test", "sent"), ptr::null_mut(), 24));
+        let none = Option::<OutStruct<'_, RawSent>>::from_c((c"test", "sent"), ptr::null_mut(), 0);
+        assert!(none.unwrap().is_none());
     }
     assert_eq!(later, [1, 2, 3, 0, 0, u64::MAX]);
 }

@@ -9,24 +9,16 @@ use std::sync::{Once, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{Interest, set_global_default};
-use tracing::{Event, Id, Level, Metadata, Subscriber, span};
+use tracing::{Event, Id, Metadata, Subscriber, span};
 
-use crate::failure::{Failure, Result, c_text};
-use crate::ffi::{Argument, FromC, IN_CALLBACK, UserData, export};
+use crate::failure::{Failure, c_text};
+use crate::ffi::{IN_CALLBACK, UserData, export, plain};
 use crate::registry::{LogCallback, Registry};
 
 /// `fabricast_log_callback`.
 type Callback = Option<LogCallback>;
 
-impl Argument for Callback {
-    type Raw = Self;
-}
-
-impl FromC for Callback {
-    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: Self) -> Result<Self> {
-        Ok(raw)
-    }
-}
+plain!(Callback);
 
 /// Levels in the order of their numbers.
 const LEVELS: [LevelFilter; 6] = [
@@ -63,14 +55,8 @@ impl Subscriber for Log {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        let level = match *event.metadata().level() {
-            Level::ERROR => 1,
-            Level::WARN => 2,
-            Level::INFO => 3,
-            Level::DEBUG => 4,
-            Level::TRACE => 5,
-        };
-        log_line(level, &c_text(line.message + &line.fields));
+        let level = LEVELS.iter().position(|filter| filter == event.metadata().level());
+        log_line(level.unwrap_or(0) as i32, &c_text(line.message + &line.fields));
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> Id {

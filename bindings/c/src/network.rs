@@ -1,13 +1,12 @@
 //! The network of a node, from texts of C or of the environment.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use pubsub::{NetworkOptions, NodeOptions};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 
 /// The caller's name of an option's field.
 pub(crate) type FieldName = fn(&str) -> String;
@@ -15,7 +14,7 @@ pub(crate) type FieldName = fn(&str) -> String;
 /// The network from texts, each requested by its field. None without any address of peers or of
 /// this node.
 pub(crate) fn network(
-    operation: &'static CStr,
+    operation: Operation,
     name_of: FieldName,
     text: impl Fn(&str) -> Result<Option<String>>,
     (lost_after, insecure, workers): (Option<Duration>, bool, usize),
@@ -43,11 +42,7 @@ pub(crate) fn network(
 }
 
 /// Fails for options that could never connect the node to others, as `fabricast node` does.
-pub(crate) fn check(
-    operation: &'static CStr,
-    name_of: FieldName,
-    options: &NodeOptions,
-) -> Result<()> {
+pub(crate) fn check(operation: Operation, name_of: FieldName, options: &NodeOptions) -> Result<()> {
     let Some(network) = &options.network else { return Ok(()) };
     let dialled =
         [("peers", network.peers.as_slice()), ("rendezvous", network.rendezvous.as_slice())];
@@ -73,7 +68,7 @@ pub(crate) fn check(
 }
 
 fn address<T: FromStr<Err: fmt::Display>>(
-    operation: &'static CStr,
+    operation: Operation,
     name: &str,
     text: Option<String>,
 ) -> Result<Option<T>> {

@@ -1,12 +1,12 @@
 //! Nodes and reports on them; errors, versions and counters of the library.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 
 use pubsub::{Node, NodeOptions, Row};
 
-use crate::failure::{self, Failure, Result, c_text};
-use crate::ffi::{Address, OptionalStruct, Out, OutStruct, Text, WithDefaults, export};
-use crate::handle::{Handle, Kind};
+use crate::failure::{self, Failure, Operation, Result, c_text};
+use crate::ffi::{Out, OutStruct, Text, WithDefaults, export};
+use crate::handle::{Handle, kind};
 use crate::layout::RawNodeOptions;
 use crate::network;
 use crate::registry::{self, Registry};
@@ -21,10 +21,7 @@ pub(crate) struct OpenNode {
     directory: CString,
 }
 
-impl Kind for OpenNode {
-    const NUMBER: u64 = 0;
-    const NAME: &'static str = "node";
-}
+kind!(OpenNode, 0, "node");
 
 impl OpenNode {
     fn new(node: Node) -> Self {
@@ -34,7 +31,7 @@ impl OpenNode {
     }
 }
 
-fn lend_report(operation: &'static CStr, rows: &[Row]) -> Result<*mut c_char> {
+fn lend_report(operation: Operation, rows: &[Row]) -> Result<*mut c_char> {
     let text = serde_json::to_string(rows)
         .map_err(|error| Failure::new(Status::Failed, operation, error))?;
     Ok(Registry::current().lend_text(c_text(text)))
@@ -52,11 +49,11 @@ export! {
 
     /// Joins a node.
     fn fabricast_node_join(
-        options: OptionalStruct<RawNodeOptions>,
+        options: Option<RawNodeOptions>,
         node: Out<'_, *mut OpenNode>,
     ) -> i32, c"join node" {
         variables::warn_misspelt();
-        let options = options.0.unwrap_or_else(|| RawNodeOptions::defaults(size_of::<RawNodeOptions>()));
+        let options = options.unwrap_or_else(|| RawNodeOptions::defaults(size_of::<RawNodeOptions>()));
         let options = options.to_options(OPERATION)?;
         network::check(OPERATION, str::to_owned, &options)?;
         let joined = Node::join(options)?;
@@ -104,11 +101,11 @@ export! {
     }
 
     /// Frees a text of this library.
-    fn fabricast_text_free(text: Address) -> i32, c"free text" {
-        if text.0 == 0 {
+    fn fabricast_text_free(text: *mut c_char) -> i32, c"free text" {
+        if text.is_null() {
             return Ok(());
         }
-        Registry::current().free_text(OPERATION, text.0)
+        Registry::current().free_text(OPERATION, text.addr())
     }
 
     /// Clears the thread's last error.

@@ -1,6 +1,6 @@
 //! Publishers and loans.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use pubsub::{Attempt, ErrorKind, Loan, MemoryLocation, Publisher, Topic};
 
 use crate::device::{self, CallerMemory};
 use crate::exclusive::Exclusive;
-use crate::failure::{Failure, Result};
-use crate::ffi::{Bytes, CallerRange, OptionalOutStruct, Out, OutStruct, export};
-use crate::handle::{Handle, Kind};
+use crate::failure::{Failure, Operation, Result};
+use crate::ffi::{CallerRange, Out, OutStruct, export};
+use crate::handle::{Handle, kind};
 use crate::layout::{RawCounters, RawSent};
 use crate::registry;
 use crate::status::Status;
@@ -29,10 +29,7 @@ pub(crate) struct OpenPublisher {
     source: Mutex<Option<Device>>,
 }
 
-impl Kind for OpenPublisher {
-    const NUMBER: u64 = 2;
-    const NAME: &'static str = "publisher";
-}
+kind!(OpenPublisher, 2, "publisher");
 
 const NO_SPACE: Failure = Failure::fixed(
     Status::WouldBlock,
@@ -64,7 +61,7 @@ impl OpenPublisher {
     /// Publishes memory of any kind.
     pub(crate) fn push_from(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         from: CallerRange<'_>,
         timeout: Timeout,
     ) -> Result<()> {
@@ -97,7 +94,7 @@ impl OpenPublisher {
     /// Publishes device memory in the order of a stream. An empty message has no address.
     pub(crate) fn push_on(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         stream: &Stream,
         from: CallerRange<'_>,
         timeout: Timeout,
@@ -168,7 +165,7 @@ fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
 
 /// Waits in pieces, each of which looks the handle up again.
 pub(crate) fn wait_for_subscribers(
-    operation: &'static CStr,
+    operation: Operation,
     count: u64,
     timeout: Timeout,
     wait: impl Fn(u32, Duration) -> Result<SubscriberWait>,
@@ -184,11 +181,8 @@ pub(crate) fn wait_for_subscribers(
             Err(error) if error.kind() != ErrorKind::DeadlineExceeded => return Err(error.into()),
             Err(_) if remaining > CLOSE_CHECK_INTERVAL => {}
             Err(_) if timeout == Timeout::Now => {
-                return Err(Failure::new(
-                    Status::WouldBlock,
-                    operation,
-                    "fewer subscribers exist now",
-                ));
+                let detail = "fewer subscribers exist now";
+                return Err(Failure::new(Status::WouldBlock, operation, detail));
             }
             Err(error) => {
                 // Of the whole wait, not of its last piece.
@@ -206,10 +200,10 @@ pub(crate) type SubscriberWait = (pubsub::Result<u32>, u32);
 
 /// Publishes the loan of a handle. Without space, or after the timeout, the loan is unchanged.
 pub(crate) fn publish(
-    operation: &'static CStr,
+    operation: Operation,
     loan: Handle<Exclusive<Loan>>,
     timeout: Timeout,
-    sent: OptionalOutStruct<'_, RawSent>,
+    sent: Option<OutStruct<'_, RawSent>>,
     attempt: impl FnOnce(Loan, Duration) -> pubsub::Result<Attempt>,
 ) -> Result<()> {
     // Only calls with a timeout read the clock.
@@ -233,13 +227,10 @@ pub(crate) fn publish(
     // The loan is used up, also if another thread has closed the handle meanwhile.
     let _ = loan.close(operation).map(|closed| closed.end());
     let done = done?;
-    sent.0.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
+    sent.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
 }
 
-impl Kind for Exclusive<Loan> {
-    const NUMBER: u64 = 3;
-    const NAME: &'static str = "loan";
-}
+kind!(Exclusive<Loan>, 3, "loan", Exclusive::end);
 
 export! {
     /// Opens a publisher.
@@ -297,10 +288,10 @@ export! {
     /// Publishes bytes of host memory.
     fn fabricast_publisher_push(
         publisher: Handle<OpenPublisher>,
-        data: Bytes<'_>[length],
+        data: &[u8] [length],
         timeout: Timeout,
     ) -> i32, c"push to topic" {
-        publisher.find(OPERATION)?.push(data.0, timeout)
+        publisher.find(OPERATION)?.push(data, timeout)
     }
 
     /// Publishes device memory.
@@ -354,20 +345,20 @@ export! {
     fn fabricast_loan_write(
         loan: Handle<Exclusive<Loan>>,
         offset: usize,
-        data: Bytes<'_>[length],
+        data: &[u8] [length],
     ) -> i32, c"write into loan" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
-            Ok(loan.write(offset as u64, data.0)?)
+            Ok(loan.write(offset as u64, data)?)
         })
     }
 
     /// Attaches metadata to the message.
     fn fabricast_loan_set_metadata(
         loan: Handle<Exclusive<Loan>>,
-        data: Bytes<'_>[length],
+        data: &[u8] [length],
     ) -> i32, c"attach metadata to message" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
-            Ok(loan.set_metadata(data.0)?)
+            Ok(loan.set_metadata(data)?)
         })
     }
 
@@ -375,16 +366,13 @@ export! {
     fn fabricast_loan_publish(
         loan: Handle<Exclusive<Loan>>,
         timeout: Timeout,
-        sent: OptionalOutStruct<'_, RawSent>[size],
+        sent: Option<OutStruct<'_, RawSent>>[size],
     ) -> i32, c"publish to topic" {
         publish(OPERATION, loan, timeout, sent, Loan::publish_within)
     }
 
     /// Discards the loan.
     fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"discard loan" {
-        if let Some(loan) = loan {
-            loan.close(OPERATION)?.end();
-        }
-        Ok(())
+        registry::close(OPERATION, loan)
     }
 }

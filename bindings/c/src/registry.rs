@@ -6,7 +6,7 @@
 
 use std::array;
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use ipc::ForkGeneration;
 use pubsub::Node;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::ffi::UserData;
 use crate::handle::{Handle, HandleTable, KINDS, Kind, fork_count_bits};
 use crate::status::Status;
@@ -90,7 +90,7 @@ impl Registry {
     }
 
     /// Frees a text of C.
-    pub(crate) fn free_text(&self, operation: &'static CStr, address: usize) -> Result<()> {
+    pub(crate) fn free_text(&self, operation: Operation, address: usize) -> Result<()> {
         let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
         match texts.remove(&address) {
             Some(_) => Ok(()),
@@ -103,24 +103,24 @@ impl Registry {
 }
 
 /// Opens a handle of an object.
-pub(crate) fn open<K: Kind>(operation: &'static CStr, what: K) -> Result<*mut K> {
+pub(crate) fn open<K: Kind>(operation: Operation, what: K) -> Result<*mut K> {
     let table = Registry::current().table::<K>();
     Ok(table.open(operation, Arc::new(what))?.pointer())
 }
 
 /// Closes a handle, if it is not NULL: its object ends with its last use.
-pub(crate) fn close<K: Kind>(operation: &'static CStr, handle: Option<Handle<K>>) -> Result<()> {
-    handle.map_or(Ok(()), |handle| handle.close(operation).map(drop))
+pub(crate) fn close<K: Kind>(operation: Operation, handle: Option<Handle<K>>) -> Result<()> {
+    handle.map_or(Ok(()), |handle| handle.close(operation).map(|closed| closed.end()))
 }
 
 impl<K: Kind> Handle<K> {
     /// The object of the handle.
-    pub(crate) fn find(self, operation: &'static CStr) -> Result<Arc<K>> {
+    pub(crate) fn find(self, operation: Operation) -> Result<Arc<K>> {
         Registry::current().table::<K>().find(operation, self)
     }
 
     /// Closes the handle, and returns its object.
-    pub(crate) fn close(self, operation: &'static CStr) -> Result<Arc<K>> {
+    pub(crate) fn close(self, operation: Operation) -> Result<Arc<K>> {
         Registry::current().table::<K>().close(operation, self)
     }
 }

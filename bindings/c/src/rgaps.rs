@@ -3,7 +3,7 @@
 
 mod environment;
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -11,9 +11,9 @@ use std::time::Instant;
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
 use self::environment::{Environment, variable_of};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Text, export};
-use crate::handle::{Handle, Kind};
+use crate::handle::{Handle, kind};
 use crate::network;
 use crate::publisher::{OpenPublisher, wait_for_subscribers};
 use crate::registry::{self, Registry};
@@ -29,10 +29,7 @@ pub(crate) struct SimplePublisher {
     _node: Arc<Node>,
 }
 
-impl Kind for SimplePublisher {
-    const NUMBER: u64 = 6;
-    const NAME: &'static str = "publisher of rgaps.h";
-}
+kind!(SimplePublisher, 6, "publisher of rgaps.h");
 
 /// Result of `subscriber_init`.
 #[derive(Debug)]
@@ -43,10 +40,10 @@ pub(crate) struct SimpleSubscriber {
     _node: Arc<Node>,
 }
 
-impl Kind for SimpleSubscriber {
-    const NUMBER: u64 = 7;
-    const NAME: &'static str = "subscriber of rgaps.h";
-}
+kind!(SimpleSubscriber, 7, "subscriber of rgaps.h", |simple: &Self| {
+    simple.subscriber.end();
+    drop(simple.held().take());
+});
 
 impl SimpleSubscriber {
     fn held(&self) -> MutexGuard<'_, Option<OpenSample>> {
@@ -54,7 +51,7 @@ impl SimpleSubscriber {
     }
 
     /// Releases the last message, and waits for the next one. Returns its address.
-    fn pull(&self, operation: &'static CStr, timeout: Timeout) -> Result<*mut c_void> {
+    fn pull(&self, operation: Operation, timeout: Timeout) -> Result<*mut c_void> {
         drop(self.held().take());
         let sample = OpenSample::new(self.subscriber.pull(operation, timeout, None)?);
         // An empty message has an address, too: NULL would mean no message.
@@ -67,7 +64,7 @@ impl SimpleSubscriber {
 /// The node that all objects of this process share, while there are any; a new one, if the last was
 /// closed because its service was lost.
 fn node(
-    operation: &'static CStr,
+    operation: Operation,
     shared: &Mutex<Weak<Node>>,
     mut options: NodeOptions,
 ) -> Result<Arc<Node>> {
@@ -88,7 +85,7 @@ fn node(
 
 /// Opens the topic with the settings of the environment. Settings that are not set there may differ
 /// from an existing topic's.
-fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
+fn topic(operation: Operation, name: &str) -> Result<(Arc<Node>, Topic)> {
     variables::warn_misspelt();
     let environment = Environment::of_process(operation);
     let (settings, options) = (environment.topic_settings()?, environment.node_options()?);
@@ -175,12 +172,7 @@ export! {
     fn subscriber_destroy(
         subscriber: Option<Handle<SimpleSubscriber>>,
     ) -> (), c"subscriber_destroy" {
-        if let Some(subscriber) = subscriber {
-            let closed = subscriber.close(OPERATION)?;
-            closed.subscriber.end();
-            drop(closed.held().take());
-        }
-        Ok(())
+        registry::close(OPERATION, subscriber)
     }
 }
 

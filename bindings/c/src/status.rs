@@ -4,86 +4,72 @@ use std::ffi::CStr;
 
 use pubsub::ErrorKind;
 
-/// Result of every function of the interface. A number of the ABI is never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum Status {
+macro_rules! statuses {
+    ($($(#[$about:meta])* $name:ident = $number:literal $label:literal,)*) => {
+        /// Result of every function of the interface. A number of the ABI is never reused.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(i32)]
+        pub(crate) enum Status {
+            $($(#[$about])* $name = $number,)*
+        }
+
+        impl Status {
+            /// Labels in the order of the numbers.
+            const ALL: [(Self, &CStr); 23] = [$((Self::$name, $label),)*];
+        }
+    };
+}
+
+statuses! {
     /// Success.
-    Ok = 0,
+    Ok = 0 c"ok",
     /// Failure of a lower layer; see the message.
-    Failed = -1,
+    Failed = -1 c"failed",
     /// An argument that is never valid.
-    InvalidArgument = -2,
+    InvalidArgument = -2 c"invalid argument",
     /// The topic exists with other settings.
-    SettingsDiffer = -3,
+    SettingsDiffer = -3 c"settings differ",
     /// No such topic, node or publisher.
-    NotFound = -4,
+    NotFound = -4 c"not found",
     /// The budget is too small.
-    OverBudget = -5,
+    OverBudget = -5 c"over budget",
     /// The message is longer than the topic allows.
-    TooLong = -6,
+    TooLong = -6 c"too long",
     /// A limit on the number of objects is reached.
-    TooMany = -7,
+    TooMany = -7 c"too many",
     /// No message, or no space in the topic, and the call does not wait.
-    WouldBlock = -8,
+    WouldBlock = -8 c"would block",
     /// The deadline passed.
-    DeadlineExceeded = -9,
+    DeadlineExceeded = -9 c"deadline exceeded",
     /// The subscriber was evicted: it held samples for too long.
-    Evicted = -10,
+    Evicted = -10 c"evicted",
     /// This process is not allowed to use the node.
-    Denied = -11,
+    Denied = -11 c"denied",
     /// Malformed external data.
-    Malformed = -12,
+    Malformed = -12 c"malformed",
     /// The other side speaks another version.
-    VersionMismatch = -13,
+    VersionMismatch = -13 c"version mismatch",
     /// The node, or an object of it, was closed or lost.
-    Closed = -14,
+    Closed = -14 c"closed",
     /// The handle belongs to the parent process.
-    Forked = -15,
+    Forked = -15 c"used after a fork",
     /// Not an open handle of this kind.
-    BadHandle = -16,
+    BadHandle = -16 c"not an open handle",
     /// An internal error (panic).
-    Panicked = -17,
+    Panicked = -17 c"internal error",
     /// The message will never be complete: its publisher was lost before a stream had written it.
-    Poisoned = -18,
+    Poisoned = -18 c"poisoned",
     /// The publisher has the maximum number of loans.
-    TooManyLoans = -19,
+    TooManyLoans = -19 c"too many loans",
     /// The subscriber holds the maximum number of samples of a topic that drops messages.
-    TooManySamples = -20,
+    TooManySamples = -20 c"too many samples",
     /// No provider can replicate messages to other nodes, or libfabric is not installed.
-    NoProvider = -21,
+    NoProvider = -21 c"no provider",
     /// A signal handler ran in the calling thread while it waited.
-    Interrupted = -22,
+    Interrupted = -22 c"interrupted",
 }
 
 impl Status {
-    /// Labels in the order of the numbers.
-    const ALL: [(Self, &CStr); 23] = [
-        (Self::Ok, c"ok"),
-        (Self::Failed, c"failed"),
-        (Self::InvalidArgument, c"invalid argument"),
-        (Self::SettingsDiffer, c"settings differ"),
-        (Self::NotFound, c"not found"),
-        (Self::OverBudget, c"over budget"),
-        (Self::TooLong, c"too long"),
-        (Self::TooMany, c"too many"),
-        (Self::WouldBlock, c"would block"),
-        (Self::DeadlineExceeded, c"deadline exceeded"),
-        (Self::Evicted, c"evicted"),
-        (Self::Denied, c"denied"),
-        (Self::Malformed, c"malformed"),
-        (Self::VersionMismatch, c"version mismatch"),
-        (Self::Closed, c"closed"),
-        (Self::Forked, c"used after a fork"),
-        (Self::BadHandle, c"not an open handle"),
-        (Self::Panicked, c"internal error"),
-        (Self::Poisoned, c"poisoned"),
-        (Self::TooManyLoans, c"too many loans"),
-        (Self::TooManySamples, c"too many samples"),
-        (Self::NoProvider, c"no provider"),
-        (Self::Interrupted, c"interrupted"),
-    ];
-
     /// The status of a number from C.
     pub(crate) fn of_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().map(|(status, _)| status).find(|status| *status as i32 == number)

@@ -1,5 +1,6 @@
 //! Streams of devices, and messages in stream order.
 
+use std::ffi::c_char;
 use std::sync::Arc;
 
 use gpu::Stream;
@@ -7,8 +8,8 @@ use pubsub::{Loan, Readiness};
 
 use crate::device;
 use crate::exclusive::Exclusive;
-use crate::ffi::{Address, CallerRange, OptionalOutStruct, Out, export};
-use crate::handle::{Handle, Kind};
+use crate::ffi::{CallerRange, Out, OutStruct, export};
+use crate::handle::{Handle, kind};
 use crate::layout::RawSent;
 use crate::publisher::{OpenPublisher, publish};
 use crate::registry;
@@ -22,20 +23,17 @@ pub(crate) struct OpenStream {
     stream: Stream,
 }
 
-impl Kind for OpenStream {
-    const NUMBER: u64 = 8;
-    const NAME: &'static str = "stream";
-}
+kind!(OpenStream, 8, "stream");
 
 export! {
     /// Adopts a stream of the topic's device.
     fn fabricast_stream_open(
         topic: Handle<OpenTopic>,
-        handle: Address,
+        handle: *mut c_char,
         stream: Out<'_, *mut OpenStream>,
     ) -> i32, c"open stream" {
         let memory = topic.find(OPERATION)?.topic.settings()?.memory;
-        let adopted = device::adopt(memory, OPERATION, handle.0 as u64)?;
+        let adopted = device::adopt(memory, OPERATION, handle.addr() as u64)?;
         stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?)
     }
 
@@ -61,7 +59,7 @@ export! {
         loan: Handle<Exclusive<Loan>>,
         stream: Handle<OpenStream>,
         timeout: Timeout,
-        sent: OptionalOutStruct<'_, RawSent>[size],
+        sent: Option<OutStruct<'_, RawSent>>[size],
     ) -> i32, c"publish on stream" {
         let stream = stream.find(OPERATION)?;
         publish(OPERATION, loan, timeout, sent, |lent, left| {

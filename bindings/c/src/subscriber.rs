@@ -1,6 +1,6 @@
 //! Subscribers and samples.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::OnceLock;
@@ -10,9 +10,9 @@ use gpu::Stream;
 use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber, Topic};
 
 use crate::exclusive::Exclusive;
-use crate::failure::{Failure, Result, c_text};
-use crate::ffi::{Out, OutBytes, OutStruct, export};
-use crate::handle::{Handle, Kind};
+use crate::failure::{Failure, Operation, Result, c_text};
+use crate::ffi::{Out, OutStruct, export};
+use crate::handle::{Handle, kind};
 use crate::layout::{RawEvent, RawSampleInfo};
 use crate::registry;
 use crate::status::Status;
@@ -25,26 +25,18 @@ pub(crate) struct OpenSubscriber {
     subscriber: Exclusive<Subscriber>,
 }
 
-impl Kind for OpenSubscriber {
-    const NUMBER: u64 = 4;
-    const NAME: &'static str = "subscriber";
-}
+kind!(OpenSubscriber, 4, "subscriber", |open: &Self| open.subscriber.end());
 
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
         Ok(Self { subscriber: Exclusive::new(topic.subscriber()?) })
     }
 
-    /// Ends the subscription, when no other thread uses it any more.
-    pub(crate) fn end(&self) {
-        self.subscriber.end();
-    }
-
     /// Pulls the next message. With a stream, the stream waits for a message that is not written
     /// yet.
     pub(crate) fn pull(
         &self,
-        operation: &'static CStr,
+        operation: Operation,
         timeout: Timeout,
         stream: Option<&Stream>,
     ) -> Result<Sample> {
@@ -97,10 +89,7 @@ pub(crate) struct OpenSample {
     texts: OnceLock<Texts>,
 }
 
-impl Kind for OpenSample {
-    const NUMBER: u64 = 5;
-    const NAME: &'static str = "sample";
-}
+kind!(OpenSample, 5, "sample");
 
 /// Created when first requested; valid as long as the sample.
 #[derive(Debug)]
@@ -154,10 +143,7 @@ export! {
     fn fabricast_subscriber_close(
         subscriber: Option<Handle<OpenSubscriber>>,
     ) -> i32, c"close subscriber" {
-        if let Some(subscriber) = subscriber {
-            subscriber.close(OPERATION)?.end();
-        }
-        Ok(())
+        registry::close(OPERATION, subscriber)
     }
 
     /// Pulls the next message.
@@ -207,9 +193,9 @@ export! {
     fn fabricast_sample_read(
         sample: Handle<OpenSample>,
         offset: usize,
-        into: OutBytes<'_>[length],
+        into: &mut [u8] [length],
     ) -> i32, c"read sample" {
-        sample.find(OPERATION)?.sample.read(offset as u64, into.0)?;
+        sample.find(OPERATION)?.sample.read(offset as u64, into)?;
         Ok(())
     }
 

@@ -5,8 +5,8 @@ use std::ffi::{CString, c_char};
 use pubsub::Topic;
 
 use crate::failure::c_text;
-use crate::ffi::{OptionalStruct, Out, OutStruct, Text, WithDefaults, export};
-use crate::handle::{Handle, Kind};
+use crate::ffi::{Out, OutStruct, Text, WithDefaults, export};
+use crate::handle::{Handle, kind};
 use crate::layout::RawTopicSettings;
 use crate::node::OpenNode;
 use crate::registry;
@@ -20,10 +20,7 @@ pub(crate) struct OpenTopic {
     type_name: Option<CString>,
 }
 
-impl Kind for OpenTopic {
-    const NUMBER: u64 = 1;
-    const NAME: &'static str = "topic";
-}
+kind!(OpenTopic, 1, "topic");
 
 impl OpenTopic {
     fn new(topic: Topic) -> pubsub::Result<Self> {
@@ -49,12 +46,12 @@ export! {
     fn fabricast_topic_open(
         node: Handle<OpenNode>,
         name: Text<'_>,
-        settings: OptionalStruct<RawTopicSettings<'_>>,
+        settings: Option<RawTopicSettings<'_>>,
         topic: Out<'_, *mut OpenTopic>,
     ) -> i32, c"open topic" {
         let node = node.find(OPERATION)?;
         let name = name.required(OPERATION, "name")?;
-        let opened = match settings.0 {
+        let opened = match settings {
             Some(settings) => node.node.topic(name, &settings.to_options(OPERATION)?)?,
             None => node.node.open(name)?,
         };

@@ -1,8 +1,9 @@
 //! A device, its context, and its properties.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -14,7 +15,7 @@ use super::memory::{self, AddressRange, Physical, PinnedBlock};
 use super::stream::{Event, Stream};
 use crate::device_name::DeviceName;
 use crate::driver::{
-    self, AddressRangeDriver, DeviceDriver, EventDriver, Imported, PhysicalMemory, PinnedBuffer,
+    AddressRangeDriver, DeviceDriver, EventDriver, Imported, Mapped, PhysicalMemory, PinnedBuffer,
     StreamDriver,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -66,11 +67,6 @@ impl Device {
         context.kernels.load_all(&context);
         Ok(Self { context, properties })
     }
-
-    /// Another device's context, for as long as it is needed.
-    fn peer(&self, peer: u32) -> Result<Arc<Context>> {
-        Context::retain(self.context.functions, peer)
-    }
 }
 
 fn properties_of(context: &Context) -> Result<Properties> {
@@ -93,7 +89,11 @@ fn properties_of(context: &Context) -> Result<Properties> {
     name[255] = 0;
     // SAFETY: ends in zero.
     let product = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    let number = |attribute| context.attribute(attribute).map(|value| value.max(0) as u32);
+    // An attribute of CUDA 12.4: older drivers do not have it.
+    const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
+    let number =
+        |attribute: Attribute| context.attribute(attribute as u32).map(|value| value.max(0) as u32);
+    let has = |attribute: Attribute| context.has(attribute as u32);
     let pci = PciAddress {
         domain: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
         bus: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
@@ -114,26 +114,15 @@ fn properties_of(context: &Context) -> Result<Properties> {
         ),
         driver: library::version_text(version),
         handle_types: HandleTypes {
-            file_descriptor: context
-                .has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+            file_descriptor: has(
+                Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            ),
             // On Linux, every device with unified addresses supports them.
-            legacy: context.has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
-            fabric: has_fabric_handles(context),
-            dma_buf: context.has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+            legacy: has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
+            fabric: context.has(HANDLE_TYPE_FABRIC_SUPPORTED),
+            dma_buf: has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
         },
     })
-}
-
-/// An attribute of CUDA 12.4: older drivers do not have it.
-fn has_fabric_handles(context: &Context) -> bool {
-    const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
-    let mut value = 0;
-    // SAFETY: one valid number.
-    let code = unsafe {
-        let get = context.functions.device_attribute;
-        get(&raw mut value, HANDLE_TYPE_FABRIC_SUPPORTED, context.device)
-    };
-    code == 0 && value != 0
 }
 
 /// The NUMA node from sysfs, where -1 means unknown.
@@ -148,12 +137,12 @@ impl DeviceDriver for Device {
     }
 
     fn free_memory(&self) -> Result<u64> {
-        let operation = "query free memory";
-        let functions = self.context.make_current(operation)?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: two valid numbers.
-        let code = unsafe { (functions.memory_info)(&raw mut free, &raw mut total) };
-        self.context.check(operation, code).map(|()| free as u64)
+        self.context.call("query free memory", |functions| {
+            // SAFETY: two valid numbers.
+            unsafe { (functions.memory_info)(&raw mut free, &raw mut total) }
+        })?;
+        Ok(free as u64)
     }
 
     fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
@@ -183,7 +172,7 @@ impl DeviceDriver for Device {
 
     fn enable_peer(&self, peer: u32) -> Result<()> {
         let operation = "enable peer access";
-        let peer = self.peer(peer)?;
+        let peer = Context::retain(self.context.functions, peer)?;
         let functions = self.context.make_current(operation)?;
         // SAFETY: the peer's context is retained during the call; the grant ends with either
         // context.
@@ -201,10 +190,8 @@ impl DeviceDriver for Device {
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
-        let operation = "free memory";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        self.context.check(operation, unsafe { (functions.memory_free)(address) })
+        self.context.call("free memory", |functions| unsafe { (functions.memory_free)(address) })
     }
 
     fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>> {
@@ -220,43 +207,94 @@ impl DeviceDriver for Device {
         Ok(Box::new(AddressRange::reserve(&self.context, length)?))
     }
 
-    fn legacy_export(&self, address: u64) -> Result<[u8; 64]> {
-        memory::legacy_export(&self.context, address)
+    fn legacy_export(&self, address: Address) -> Result<[u8; 64]> {
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        let exported = self.context.call("export by legacy handle", |functions| {
+            // SAFETY: space for a handle.
+            unsafe { (functions.ipc_memory_handle)(&raw mut handle, address) }
+        });
+        exported.map_err(|error| match error.kind() {
+            // The driver's error for memory that was not allocated with cuMemAlloc.
+            ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
+            _ => error,
+        })?;
+        Ok(handle.reserved.map(|byte| byte as u8))
     }
 
-    fn legacy_open(&self, handle: [u8; 64]) -> Result<(u64, u64)> {
-        memory::legacy_open(&self.context, handle)
+    fn legacy_open(&self, handle: [u8; 64]) -> Result<(Address, u64)> {
+        const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+        let operation = "open legacy handle";
+        let context = &self.context;
+        let functions = context.make_current(operation)?;
+        let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+        let (mut address, mut base, mut length) = (0, 0, 0);
+        // SAFETY: valid numbers; the driver checks the handle.
+        unsafe {
+            let code =
+                (functions.ipc_memory_open)(&raw mut address, handle, LAZY_ENABLE_PEER_ACCESS);
+            context.check(operation, code).map_err(|error| match error.kind() {
+                ErrorKind::OutOfMemory | ErrorKind::DeviceFailed | ErrorKind::NoPeerAccess => error,
+                _ => error.with_kind(ErrorKind::InvalidHandle),
+            })?;
+            let code = (functions.memory_range)(&raw mut base, &raw mut length, address);
+            context.check(operation, code).inspect_err(|_| {
+                let _ = (functions.ipc_memory_close)(address);
+            })?;
+        }
+        Ok((address, (length as u64).saturating_sub(address - base)))
     }
 
     unsafe fn legacy_close(&self, address: Address) -> Result<()> {
-        let operation = "close legacy handle";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        self.context.check(operation, unsafe { (functions.ipc_memory_close)(address) })
+        self.context.call("close legacy handle", |functions| unsafe {
+            (functions.ipc_memory_close)(address)
+        })
     }
 
     fn attributes(&self, address: u64) -> Result<PointerAttributes> {
         memory::attributes(&self.context, address)
     }
 
-    fn retain(&self, address: u64) -> Result<driver::Mapping> {
-        memory::retain(&self.context, address)
+    fn retain(&self, address: u64) -> Result<Mapped> {
+        Physical::mapped_at(&self.context, address)
     }
 
     fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd> {
-        memory::dma_buf(&self.context, address, length)
+        const DMA_BUF: u32 = 1;
+        let operation = "export as dma-buf";
+        let mut number: c_int = -1;
+        let out = (&raw mut number).cast::<c_void>();
+        // SAFETY: space for a file descriptor's number.
+        self.context.call(operation, |functions| unsafe {
+            (functions.address_handle)(out, address, length as usize, DMA_BUF, 0)
+        })?;
+        memory::owned(operation, number)
     }
 
     unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {
+        const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+        const READ_ONLY: u32 = 8;
+        let operation = "register host memory";
+        let functions = self.context.make_current(operation)?;
+        let read_only = Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
+        if is_read_only && !self.context.has(read_only as u32) {
+            let detail = "the device cannot register memory that can only be read";
+            return Err(Error::new(operation, ErrorKind::NotSupported, detail));
+        }
         // SAFETY: the caller's promise.
-        unsafe { memory::register(&self.context, address, length, is_read_only) }
+        let code = unsafe {
+            let at = ptr::with_exposed_provenance_mut(address as usize);
+            let flags = PORTABLE_AND_MAPPED | if is_read_only { READ_ONLY } else { 0 };
+            (functions.host_register)(at, length as usize, flags)
+        };
+        self.context.check(operation, code)
     }
 
     unsafe fn unregister(&self, address: u64) -> Result<()> {
-        let operation = "unregister host memory";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        self.context.check(operation, unsafe { (functions.host_unregister)(address as *mut _) })
+        self.context.call("unregister host memory", |functions| unsafe {
+            (functions.host_unregister)(address as *mut _)
+        })
     }
 
     fn check_context(&self, operation: &'static str) -> Result<()> {

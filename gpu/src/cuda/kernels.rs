@@ -71,8 +71,8 @@ pub(super) fn copy_launch(entries: u32, bytes: u64) -> (LaunchConfig, u32) {
 /// The kernels of a context that were loaded so far.
 #[derive(Default)]
 pub(super) struct Kernels {
-    checksum: OnceLock<LoadedKernel>,
-    copy_list: OnceLock<LoadedKernel>,
+    /// One for each [`Kernel`].
+    slots: [OnceLock<LoadedKernel>; 2],
     /// One thread loads at a time: unloading a duplicate may take long.
     loading: Mutex<()>,
 }
@@ -89,21 +89,14 @@ unsafe impl Send for LoadedKernel {}
 unsafe impl Sync for LoadedKernel {}
 
 impl Kernels {
-    fn slot_of(&self, kernel: Kernel) -> &OnceLock<LoadedKernel> {
-        match kernel {
-            Kernel::Checksum => &self.checksum,
-            Kernel::CopyList => &self.copy_list,
-        }
-    }
-
     /// Lets the driver compile it, the first time.
     fn function(&self, context: &Context, kernel: Kernel) -> Result<sys::CUfunction> {
-        let slot_of = self.slot_of(kernel);
-        if let Some(loaded) = slot_of.get() {
+        let slot = &self.slots[kernel as usize];
+        if let Some(loaded) = slot.get() {
             return Ok(loaded.function);
         }
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(loaded) = slot_of.get() {
+        if let Some(loaded) = slot.get() {
             return Ok(loaded.function);
         }
         let operation = "load kernel";
@@ -119,7 +112,7 @@ impl Kernels {
                 let _ = (functions.module_unload)(module);
             })?;
         }
-        Ok(slot_of.get_or_init(|| LoadedKernel { module, function }).function)
+        Ok(slot.get_or_init(|| LoadedKernel { module, function }).function)
     }
 
     /// Compiles all kernels now: the driver loads nothing while a stream waits, so a caller
@@ -166,19 +159,11 @@ impl Kernels {
 
     /// Must be called before the context is released.
     pub(super) fn unload(self, context: &Context) {
-        for loaded in [self.checksum, self.copy_list] {
-            if let Some(loaded) = loaded.into_inner() {
-                loaded.unload(context);
-            }
-        }
-    }
-}
-
-impl LoadedKernel {
-    fn unload(self, context: &Context) {
-        if let Ok(functions) = context.make_current("unload kernel") {
-            // SAFETY: loaded by this object; no kernel of it runs any more.
-            let _ = unsafe { (functions.module_unload)(self.module) };
+        for loaded in self.slots.into_iter().filter_map(OnceLock::into_inner) {
+            let _ = context.call("unload kernel", |functions| {
+                // SAFETY: loaded by this object; no kernel of it runs any more.
+                unsafe { (functions.module_unload)(loaded.module) }
+            });
         }
     }
 }

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
+use libloading::Library;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
@@ -22,31 +23,38 @@ pub(super) type Address = u64;
 /// The oldest CUDA version that has all of the functions.
 const MIN_DRIVER_VERSION: i32 = 12_000;
 
+/// A structure of functions that a library has.
 macro_rules! functions {
-    ($($field:ident = $symbol:literal: fn($($argument:ty),* $(,)?);)*) => {
-        /// The driver's functions.
-        pub(super) struct Functions {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> Code,)*
+    (
+        $(#[$meta:meta])* $vis:vis $name:ident
+        $($field:ident = $symbol:literal: fn($($argument:ty),* $(,)?);)*
+    ) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $($vis $field: unsafe extern "C" fn($($argument),*) -> u32,)*
         }
 
-        impl Functions {
+        impl $name {
+            /// The functions, or the name of a missing one.
+            ///
             /// # Safety
-            /// The library that cudarc finds is the CUDA driver.
-            unsafe fn find() -> std::result::Result<Self, &'static str> {
-                // SAFETY: loads the library, once; it stays.
-                let library = unsafe { sys::culib() };
+            /// The library has functions of these types, and is never unloaded.
+            unsafe fn find(library: &Library) -> std::result::Result<Self, &'static str> {
                 Ok(Self {
-                    // SAFETY: the driver's symbols have had these types since they exist.
+                    // SAFETY: the caller's promise.
                     $($field: *unsafe {
-                        library.get::<unsafe extern "C" fn($($argument),*) -> Code>($symbol.as_bytes())
+                        library.get::<unsafe extern "C" fn($($argument),*) -> u32>($symbol.as_bytes())
                     }.map_err(|_| $symbol)?,)*
                 })
             }
         }
     };
 }
+pub(crate) use functions;
 
 functions! {
+    /// The driver's functions.
+    pub(super) Functions
     init = "cuInit": fn(c_uint);
     driver_version = "cuDriverGetVersion": fn(*mut c_int);
     error_name = "cuGetErrorName": fn(Code, *mut *const c_char);
@@ -149,8 +157,9 @@ fn find() -> Result<Functions> {
         let detail = "libcuda.so.1 not found: no NVIDIA driver, or the container lacks it";
         return Err(missing(detail.to_owned()));
     }
-    // SAFETY: it is the CUDA driver, by its file name.
-    let functions = unsafe { Functions::find() };
+    // SAFETY: it is the CUDA driver, by its file name, whose symbols have had these types since they
+    // exist; cudarc never unloads it.
+    let functions = unsafe { Functions::find(sys::culib()) };
     let functions = functions
         .map_err(|symbol| missing(format!("libcuda has no {symbol}: too old a driver")))?;
     let mut version = 0;

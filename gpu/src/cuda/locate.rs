@@ -2,13 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys;
 use sys::CUpointer_attribute_enum as Attribute;
 
 use super::device::count;
-use super::library::{self, Address, Functions};
+use super::library::{self, Address, Code, Functions};
 
 /// Where the memory at an address is located, as far as CUDA knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,15 +26,14 @@ pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
         return None;
     }
     let functions = library::driver().ok()?;
-    let asked = ask(functions, address);
-    if asked.is_some() {
-        return asked;
+    if let Some(found) = ask(functions, address) {
+        return Some(found);
     }
     // The driver may require a current context. An existing one is used, since creating one
     // takes long; each knows the memory of all devices.
     let number = (0..count().ok()?).find(|number| has_context(functions, *number))?;
     let mut device = 0;
-    let mut context = std::ptr::null_mut();
+    let mut context = ptr::null_mut();
     // SAFETY: valid pointers for the results; a retained context is released, a pushed one
     // popped.
     unsafe {
@@ -44,7 +44,7 @@ pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
         }
         let asked = if (functions.context_push)(context) == 0 {
             let asked = ask(functions, address);
-            let mut popped = std::ptr::null_mut();
+            let mut popped = ptr::null_mut();
             (functions.context_pop)(&raw mut popped);
             asked
         } else {
@@ -59,29 +59,38 @@ pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
 /// operation.
 fn ask(functions: &Functions, address: Address) -> Option<PointerLocation> {
     const HOST: u32 = 1;
-    let (mut kind, mut managed, mut ordinal) = (0_u64, 0_u64, 0_u64);
-    let (mut base, mut length) = (0_u64, 0_u64);
     let wanted = [
-        (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut kind),
-        (Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, &raw mut managed),
-        (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &raw mut ordinal),
-        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &raw mut base),
-        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut length),
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
     ];
-    let numbers = wanted.map(|(attribute, _)| attribute as u32);
-    let results = wanted.map(|(_, place)| place.cast::<c_void>());
-    // SAFETY: as many attributes as the count says, and eight bytes for each, the size of the
-    // largest.
-    let code = unsafe {
-        let count = numbers.len() as u32;
-        (functions.pointer_attributes)(count, numbers.as_ptr(), results.as_ptr(), address)
-    };
+    let (code, [kind, managed, ordinal, base, length]) =
+        pointer_attributes(functions, wanted, address);
     match kind as u32 {
         _ if code != 0 => None,
         0 => None,
         HOST if managed & 0xff == 0 => Some(PointerLocation::Host { base, length }),
         _ => Some(PointerLocation::Device(ordinal as u32)),
     }
+}
+
+/// Attributes of an address, 0 where the driver writes none.
+pub(super) fn pointer_attributes<const N: usize>(
+    functions: &Functions,
+    wanted: [Attribute; N],
+    address: Address,
+) -> (Code, [u64; N]) {
+    let mut found = [0; N];
+    let numbers = wanted.map(|attribute| attribute as u32);
+    let places = found.each_mut().map(|place| ptr::from_mut::<u64>(place).cast::<c_void>());
+    // SAFETY: as many attributes as the count says, and eight bytes for each, the size of the
+    // largest.
+    let code = unsafe {
+        (functions.pointer_attributes)(N as u32, numbers.as_ptr(), places.as_ptr(), address)
+    };
+    (code, found)
 }
 
 /// Does its primary context exist already?

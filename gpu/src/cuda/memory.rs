@@ -5,16 +5,18 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
 
 use super::Context;
 use super::library::Address;
+use super::locate::pointer_attributes;
 use crate::device_name::DeviceName;
-use crate::driver::{self, AddressRangeDriver, PhysicalMemory, PinnedBuffer};
+use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
+use crate::stream_waits::locked;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
@@ -22,16 +24,9 @@ const FILE_DESCRIPTOR: u32 = 1;
 /// Memory on this device that can be exported as a file descriptor, and that network cards may
 /// access if they can.
 fn shareable(context: &Context) -> sys::CUmemAllocationProp {
+    // A driver without the attribute returns an error.
     const GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED: u32 = 110;
-    let mut rdma = 0;
-    let mut device = 0;
-    // SAFETY: valid numbers. A driver without the attribute returns an error.
-    unsafe {
-        let functions = context.functions;
-        let _ = (functions.device_get)(&raw mut device, context.number as c_int);
-        let get = functions.device_attribute;
-        let _ = get(&raw mut rdma, GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED, device);
-    }
+    let has_rdma = context.has(GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED);
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes:
@@ -40,7 +35,7 @@ fn shareable(context: &Context) -> sys::CUmemAllocationProp {
         win32HandleMetaData: ptr::null_mut(),
         allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
-            gpuDirectRDMACapable: u8::from(rdma != 0),
+            gpuDirectRDMACapable: u8::from(has_rdma),
             usage: 0,
             reserved: [0; 4],
         },
@@ -56,22 +51,22 @@ fn location(number: u32) -> sys::CUmemLocation {
 
 pub(super) fn granularity(context: &Context) -> Result<u64> {
     const RECOMMENDED: u32 = 1;
-    let operation = "read properties";
-    let functions = context.make_current(operation)?;
     let wanted = shareable(context);
     let mut bytes = 0;
-    // SAFETY: a valid number, a valid description.
-    let code = unsafe { (functions.granularity)(&raw mut bytes, &raw const wanted, RECOMMENDED) };
-    context.check(operation, code).map(|()| bytes as u64)
+    context.call("read properties", |functions| {
+        // SAFETY: a valid number, a valid description.
+        unsafe { (functions.granularity)(&raw mut bytes, &raw const wanted, RECOMMENDED) }
+    })?;
+    Ok(bytes as u64)
 }
 
 pub(super) fn allocate(context: &Context, length: u64) -> Result<Address> {
-    let operation = "allocate memory";
-    let functions = context.make_current(operation)?;
     let mut address = 0;
-    // SAFETY: one valid number.
-    let code = unsafe { (functions.memory_allocate)(&raw mut address, length as usize) };
-    context.check(operation, code).map(|()| address)
+    context.call("allocate memory", |functions| {
+        // SAFETY: one valid number.
+        unsafe { (functions.memory_allocate)(&raw mut address, length as usize) }
+    })?;
+    Ok(address)
 }
 
 /// Physical memory, created or imported.
@@ -84,25 +79,39 @@ pub(super) struct Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.make_current("release memory") {
+        let _ = self.context.call("release memory", |functions| {
             // SAFETY: owned, and released once; mapped memory stays until it is unmapped.
-            let _ = unsafe { (functions.physical_release)(self.handle) };
-        }
+            unsafe { (functions.physical_release)(self.handle) }
+        });
     }
 }
 
 impl Physical {
     pub(super) fn create(context: &Arc<Context>, length: u64) -> Result<Self> {
-        let operation = "allocate memory";
-        let functions = context.make_current(operation)?;
         let wanted = shareable(context);
         let mut handle = 0;
         // SAFETY: a valid number, a valid description.
-        let code = unsafe {
+        context.call("allocate memory", |functions| unsafe {
             (functions.physical_create)(&raw mut handle, length as usize, &raw const wanted, 0)
-        };
-        context.check(operation, code)?;
+        })?;
         Ok(Self { context: Arc::clone(context), handle, length })
+    }
+
+    /// The memory that is mapped at an address, by any library, and the address of its first
+    /// byte. The handle keeps it allocated.
+    pub(super) fn mapped_at(context: &Arc<Context>, address: Address) -> Result<Mapped> {
+        let operation = "query mapped memory";
+        let functions = context.make_current(operation)?;
+        let (mut handle, mut base, mut length) = (0, 0, 0);
+        // SAFETY: valid numbers; the driver looks the address up.
+        unsafe {
+            let code = (functions.memory_range)(&raw mut base, &raw mut length, address);
+            context.check(operation, code)?;
+            let at = ptr::without_provenance_mut(address as usize);
+            context.check(operation, (functions.physical_retain)(&raw mut handle, at))?;
+        }
+        let length = length as u64;
+        Ok((Box::new(Self { context: Arc::clone(context), handle, length }), base, length))
     }
 
     /// The memory, and the device that it is located on.
@@ -149,14 +158,13 @@ impl Physical {
 impl PhysicalMemory for Physical {
     fn export(&self) -> Result<OwnedFd> {
         let operation = "export memory";
-        let functions = self.context.make_current(operation)?;
         let mut number: c_int = -1;
+        let out = (&raw mut number).cast::<c_void>();
         // SAFETY: space for a file descriptor's number.
-        let code = unsafe {
-            let out = (&raw mut number).cast::<c_void>();
+        let exported = self.context.call(operation, |functions| unsafe {
             (functions.physical_export)(out, self.handle, FILE_DESCRIPTOR, 0)
-        };
-        self.context.check(operation, code).map_err(|error| match error.kind() {
+        });
+        exported.map_err(|error| match error.kind() {
             // The driver's error for memory of other libraries that cannot be exported as a
             // file descriptor.
             ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
@@ -167,7 +175,7 @@ impl PhysicalMemory for Physical {
 }
 
 /// Takes ownership of the file descriptor that the driver returned, and sets close-on-exec.
-fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
+pub(super) fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
     // SAFETY: no pointers.
     if number < 0 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return Err(Error::system(operation, "fcntl F_SETFD"));
@@ -186,13 +194,11 @@ pub(super) struct AddressRange {
 
 impl AddressRange {
     pub(super) fn reserve(context: &Arc<Context>, length: u64) -> Result<Self> {
-        let operation = "reserve addresses";
-        let functions = context.make_current(operation)?;
         let mut address = 0;
-        // SAFETY: one valid number.
-        let code =
-            unsafe { (functions.address_reserve)(&raw mut address, length as usize, 0, 0, 0) };
-        context.check(operation, code)?;
+        context.call("reserve addresses", |functions| {
+            // SAFETY: one valid number.
+            unsafe { (functions.address_reserve)(&raw mut address, length as usize, 0, 0, 0) }
+        })?;
         Ok(Self { context: Arc::clone(context), address, length })
     }
 }
@@ -226,57 +232,20 @@ impl AddressRangeDriver for AddressRange {
     }
 
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
-        let operation = "unmap memory";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (functions.unmap)(self.address + offset, length as usize) };
-        self.context.check(operation, code)
+        self.context.call("unmap memory", |functions| unsafe {
+            (functions.unmap)(self.address + offset, length as usize)
+        })
     }
 }
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.make_current("free addresses") {
+        let _ = self.context.call("free addresses", |functions| {
             // SAFETY: reserved here; the pieces are unmapped, or the call is refused.
-            let _ = unsafe { (functions.address_free)(self.address, self.length as usize) };
-        }
+            unsafe { (functions.address_free)(self.address, self.length as usize) }
+        });
     }
-}
-
-pub(super) fn legacy_export(context: &Context, address: Address) -> Result<[u8; 64]> {
-    let operation = "export by legacy handle";
-    let functions = context.make_current(operation)?;
-    let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
-    // SAFETY: space for a handle.
-    let code = unsafe { (functions.ipc_memory_handle)(&raw mut handle, address) };
-    context.check(operation, code).map_err(|error| match error.kind() {
-        // The driver's error for memory that was not allocated with cuMemAlloc.
-        ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
-        _ => error,
-    })?;
-    Ok(handle.reserved.map(|byte| byte as u8))
-}
-
-/// Address and length of the whole allocation.
-pub(super) fn legacy_open(context: &Context, handle: [u8; 64]) -> Result<(Address, u64)> {
-    const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
-    let operation = "open legacy handle";
-    let functions = context.make_current(operation)?;
-    let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
-    let (mut address, mut base, mut length) = (0, 0, 0);
-    // SAFETY: valid numbers; the driver checks the handle.
-    unsafe {
-        let code = (functions.ipc_memory_open)(&raw mut address, handle, LAZY_ENABLE_PEER_ACCESS);
-        context.check(operation, code).map_err(|error| match error.kind() {
-            ErrorKind::OutOfMemory | ErrorKind::DeviceFailed | ErrorKind::NoPeerAccess => error,
-            _ => error.with_kind(ErrorKind::InvalidHandle),
-        })?;
-        let code = (functions.memory_range)(&raw mut base, &raw mut length, address);
-        context.check(operation, code).inspect_err(|_| {
-            let _ = (functions.ipc_memory_close)(address);
-        })?;
-    }
-    Ok((address, (length as u64).saturating_sub(address - base)))
 }
 
 pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerAttributes> {
@@ -284,32 +253,19 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
     const HOST: u64 = 1;
     let operation = "query pointer attributes";
     let functions = context.make_current(operation)?;
-    let mut memory_type = 0_u64;
-    let mut ordinal = 0_u64;
-    let mut buffer_id = 0_u64;
-    let mut is_managed = 0_u64;
-    let mut base = 0_u64;
-    let mut length = 0_u64;
-    let mut handle_types = 0_u64;
-    let mut pool = 0_u64;
     let wanted = [
-        (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut memory_type),
-        (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &raw mut ordinal),
-        (Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, &raw mut buffer_id),
-        (Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, &raw mut is_managed),
-        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &raw mut base),
-        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut length),
-        (Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, &raw mut handle_types),
-        (Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, &raw mut pool),
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+        Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
     ];
-    let numbers = wanted.map(|(attribute, _)| attribute as u32);
-    let results = wanted.map(|(_, out)| out.cast::<c_void>());
-    // SAFETY: eight attributes, and eight bytes for each, the size of the largest.
-    let code = unsafe {
-        let count = numbers.len() as u32;
-        (functions.pointer_attributes)(count, numbers.as_ptr(), results.as_ptr(), address)
-    };
+    let (code, found) = pointer_attributes(&functions, wanted, address);
     context.check(operation, code)?;
+    let [memory_type, ordinal, buffer_id, is_managed, base, length, handle_types, pool] = found;
     if memory_type == 0 {
         let detail = format!("the driver has no allocation at {address:#x}");
         return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
@@ -344,63 +300,6 @@ fn is_mapped(context: &Context, address: Address) -> bool {
     }
 }
 
-/// The piece that is mapped at an address, retained. For memory that was mapped in pieces, the
-/// driver reports the bounds of this piece, not those of the whole range.
-pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver::Mapping> {
-    let operation = "query mapped memory";
-    let functions = context.make_current(operation)?;
-    let (mut handle, mut base, mut length) = (0, 0, 0);
-    // SAFETY: valid numbers; the driver looks the address up.
-    unsafe {
-        let code = (functions.memory_range)(&raw mut base, &raw mut length, address);
-        context.check(operation, code)?;
-        let at = ptr::without_provenance_mut(address as usize);
-        context.check(operation, (functions.physical_retain)(&raw mut handle, at))?;
-    }
-    let length = length as u64;
-    let physical = Physical { context: Arc::clone(context), handle, length };
-    Ok(driver::Mapping { physical: Box::new(physical), base, length })
-}
-
-pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Result<OwnedFd> {
-    const DMA_BUF: u32 = 1;
-    let operation = "export as dma-buf";
-    let functions = context.make_current(operation)?;
-    let mut number: c_int = -1;
-    // SAFETY: space for a file descriptor's number.
-    let code = unsafe {
-        let out = (&raw mut number).cast::<c_void>();
-        (functions.address_handle)(out, address, length as usize, DMA_BUF, 0)
-    };
-    context.check(operation, code)?;
-    owned(operation, number)
-}
-
-/// # Safety
-/// Stays mapped until it is unregistered.
-pub(super) unsafe fn register(
-    context: &Context,
-    address: u64,
-    length: u64,
-    is_read_only: bool,
-) -> Result<()> {
-    const PORTABLE_AND_MAPPED: u32 = 1 | 2;
-    const READ_ONLY: u32 = 8;
-    let operation = "register host memory";
-    let functions = context.make_current(operation)?;
-    if is_read_only && !context.can_register_read_only() {
-        let detail = "the device cannot register memory that can only be read";
-        return Err(Error::new(operation, ErrorKind::NotSupported, detail));
-    }
-    // SAFETY: the caller's promise.
-    let code = unsafe {
-        let at = ptr::with_exposed_provenance_mut(address as usize);
-        let flags = PORTABLE_AND_MAPPED | if is_read_only { READ_ONLY } else { 0 };
-        (functions.host_register)(at, length as usize, flags)
-    };
-    context.check(operation, code)
-}
-
 /// Host memory, allocated with the driver.
 #[derive(Debug)]
 pub(super) struct PinnedBlock {
@@ -416,27 +315,20 @@ pub(super) struct PinnedBlock {
 pub(super) struct PinnedBufferPool(Mutex<Vec<(usize, u64)>>);
 
 impl PinnedBufferPool {
-    fn all(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self, length: usize) -> Option<u64> {
-        let mut all = self.all();
+        let mut all = locked(&self.0);
         let found = all.iter().position(|(of, _)| *of == length)?;
         Some(all.swap_remove(found).1)
     }
 
     /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
-        let all = std::mem::take(&mut *self.all());
-        if all.is_empty() {
-            return;
-        }
-        if let Ok(functions) = context.make_current("free host memory") {
-            for (_, address) in all {
-                // SAFETY: owned, and no operation on it is left.
-                let _ = unsafe { (functions.host_free)(address as *mut c_void) };
-            }
+        let all = std::mem::take(&mut *locked(&self.0));
+        for (_, address) in all {
+            // SAFETY: owned, and no operation on it is left.
+            let _ = context.call("free host memory", |functions| unsafe {
+                (functions.host_free)(address as *mut c_void)
+            });
         }
     }
 }
@@ -446,32 +338,26 @@ impl PinnedBufferPool {
 pub(super) struct AccumulatorPool(Mutex<Vec<Address>>);
 
 impl AccumulatorPool {
-    fn all(&self) -> MutexGuard<'_, Vec<Address>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn take(&self, context: &Context) -> Result<Address> {
-        let spare = self.all().pop();
+        let spare = locked(&self.0).pop();
         spare.map_or_else(|| allocate(context, 8), Ok)
     }
 
     pub(super) fn put_back(&self, address: Address) {
-        self.all().push(address);
+        locked(&self.0).push(address);
     }
 
     /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
-        for address in std::mem::take(&mut *self.all()) {
+        for address in std::mem::take(&mut *locked(&self.0)) {
             free_accumulator(context, address);
         }
     }
 }
 
 pub(super) fn free_accumulator(context: &Context, address: Address) {
-    if let Ok(functions) = context.make_current("free memory") {
-        // SAFETY: owned, and no operation on it is left.
-        let _ = unsafe { (functions.memory_free)(address) };
-    }
+    // SAFETY: owned, and no operation on it is left.
+    let _ = context.call("free memory", |functions| unsafe { (functions.memory_free)(address) });
 }
 
 impl PinnedBlock {
@@ -479,14 +365,16 @@ impl PinnedBlock {
         const PORTABLE: u32 = 1;
         let operation = "allocate host memory";
         let functions = context.make_current(operation)?;
-        if let Some(address) = context.pinned_buffers.take(length) {
-            return Ok(Self { context: Arc::clone(context), address, length });
-        }
-        let mut out = ptr::null_mut();
-        // SAFETY: space for an address.
-        let code = unsafe { (functions.host_allocate)(&raw mut out, length, PORTABLE) };
-        context.check(operation, code)?;
-        let address = out.expose_provenance() as u64;
+        let spare = context.pinned_buffers.take(length);
+        let address = spare.map_or_else(
+            || {
+                let mut out = ptr::null_mut();
+                // SAFETY: space for an address.
+                let code = unsafe { (functions.host_allocate)(&raw mut out, length, PORTABLE) };
+                context.check(operation, code).map(|()| out.expose_provenance() as u64)
+            },
+            Ok,
+        )?;
         Ok(Self { context: Arc::clone(context), address, length })
     }
 }
@@ -499,6 +387,6 @@ impl PinnedBuffer for PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        self.context.pinned_buffers.all().push((self.length, self.address));
+        locked(&self.context.pinned_buffers.0).push((self.length, self.address));
     }
 }

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
-use sys::CUdevice_attribute_enum as Attribute;
 
 use self::kernels::Kernels;
 use self::library::{
@@ -25,6 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::stream_waits::any_stream_waits;
 
 pub(crate) use device::{Device, count, uuid};
+pub(crate) use library::functions;
 pub(crate) use locate::{PointerLocation, locate};
 
 /// The primary context of a device, retained; frameworks use the same context.
@@ -119,29 +119,33 @@ impl Context {
         Ok(entered)
     }
 
-    /// True if done, false if not yet.
-    fn is_ready(&self, operation: &'static str, code: Code) -> Result<bool> {
-        if code == NOT_READY {
-            return Ok(false);
-        }
-        self.check(operation, code).map(|()| true)
+    /// Calls a function of the driver while the context is current.
+    fn call(&self, operation: &'static str, call: impl FnOnce(&Functions) -> Code) -> Result<()> {
+        let functions = self.make_current(operation)?;
+        self.check(operation, call(&functions))
     }
 
-    fn attribute(&self, attribute: Attribute) -> Result<i32> {
+    /// True if done, false if not yet.
+    fn is_ready(
+        &self,
+        operation: &'static str,
+        query: impl FnOnce(&Functions) -> Code,
+    ) -> Result<bool> {
+        match query(&*self.make_current(operation)?) {
+            NOT_READY => Ok(false),
+            code => self.check(operation, code).map(|()| true),
+        }
+    }
+
+    fn attribute(&self, attribute: u32) -> Result<i32> {
         let mut value = 0;
         // SAFETY: one valid number.
-        let code = unsafe {
-            (self.functions.device_attribute)(&raw mut value, attribute as u32, self.device)
-        };
+        let code =
+            unsafe { (self.functions.device_attribute)(&raw mut value, attribute, self.device) };
         self.check("read properties", code).map(|()| value)
     }
 
-    /// Can it register memory whose pages are read-only?
-    fn can_register_read_only(&self) -> bool {
-        self.has(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
-    }
-
-    fn has(&self, attribute: Attribute) -> bool {
+    fn has(&self, attribute: u32) -> bool {
         self.attribute(attribute).is_ok_and(|value| value != 0)
     }
 }

@@ -34,12 +34,11 @@ impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         /// Does not wait for the default stream, which other libraries may use.
         const NON_BLOCKING: u32 = 1;
-        let operation = "create stream";
-        let functions = context.make_current(operation)?;
         let mut raw = ptr::null_mut();
-        // SAFETY: space for a handle.
-        let code = unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) };
-        context.check(operation, code)?;
+        context.call("create stream", |functions| {
+            // SAFETY: space for a handle.
+            unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) }
+        })?;
         let (context, accumulator) = (Arc::clone(context), OnceLock::new());
         Ok(Self { context, raw, is_adopted: false, accumulator })
     }
@@ -55,12 +54,12 @@ impl Stream {
             let detail = "the per-thread default stream differs in each thread";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
-        let functions = context.make_current(operation)?;
         let raw: sys::CUstream = ptr::with_exposed_provenance_mut(handle as usize);
         let mut capturing = 0;
         // SAFETY: alive, by the caller's promise; space for a number.
-        let code = unsafe { (functions.stream_is_capturing)(raw, &raw mut capturing) };
-        context.check(operation, code)?;
+        context.call(operation, |functions| unsafe {
+            (functions.stream_is_capturing)(raw, &raw mut capturing)
+        })?;
         if capturing != 0 {
             let detail = "the stream is being captured into a graph";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
@@ -81,11 +80,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.is_adopted
-            && let Ok(functions) = self.context.make_current("close stream")
-        {
-            // SAFETY: owned, and all operations are done.
-            let _ = unsafe { (functions.stream_destroy)(self.raw) };
+        if !self.is_adopted {
+            let _ = self.context.call("close stream", |functions| {
+                // SAFETY: owned, and all operations are done.
+                unsafe { (functions.stream_destroy)(self.raw) }
+            });
         }
         if let Some(accumulator) = self.accumulator.take() {
             let free = || super::memory::free_accumulator(&self.context, accumulator);
@@ -101,22 +100,20 @@ impl StreamDriver for Stream {
         if length == 0 {
             return Ok(());
         }
-        let operation = "copy memory";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (functions.copy)(to, from, length as usize, self.raw) };
-        self.context.check(operation, code)
+        self.context.call("copy memory", |functions| unsafe {
+            (functions.copy)(to, from, length as usize, self.raw)
+        })
     }
 
     unsafe fn fill(&self, to: u64, byte: u8, length: u64) -> Result<()> {
         if length == 0 {
             return Ok(());
         }
-        let operation = "fill memory";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (functions.fill_bytes)(to, byte, length as usize, self.raw) };
-        self.context.check(operation, code)
+        self.context.call("fill memory", |functions| unsafe {
+            (functions.fill_bytes)(to, byte, length as usize, self.raw)
+        })
     }
 
     unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
@@ -161,44 +158,41 @@ impl StreamDriver for Stream {
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
         /// Includes a system-wide barrier before the write.
         const DEFAULT: u32 = 0;
-        let operation = "write word";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (functions.stream_write_word)(self.raw, to, value, DEFAULT) };
-        self.context.check(operation, code)
+        self.context.call("write word", |functions| unsafe {
+            (functions.stream_write_word)(self.raw, to, value, DEFAULT)
+        })
     }
 
     unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()> {
         const AT_LEAST: u32 = 0;
-        let operation = "wait for word";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (functions.stream_wait_for_word)(self.raw, at, min_value, AT_LEAST) };
-        self.context.check(operation, code)
+        self.context.call("wait for word", |functions| unsafe {
+            (functions.stream_wait_for_word)(self.raw, at, min_value, AT_LEAST)
+        })
     }
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let operation = "record event";
         let event: &Event = driver::downcast(operation, event)?;
-        let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive.
-        self.context.check(operation, unsafe { (functions.event_record)(event.raw, self.raw) })
+        self.context
+            .call(operation, |functions| unsafe { (functions.event_record)(event.raw, self.raw) })
     }
 
     fn wait(&self, event: &dyn EventDriver) -> Result<()> {
         let operation = "wait for event";
         let event: &Event = driver::downcast(operation, event)?;
-        let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive; the driver keeps the point, not the event.
-        let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
-        self.context.check(operation, code)
+        self.context.call(operation, |functions| unsafe {
+            (functions.stream_wait_event)(self.raw, event.raw, 0)
+        })
     }
 
     fn is_done(&self) -> Result<bool> {
-        let operation = "query stream";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: alive.
-        self.context.is_ready(operation, unsafe { (functions.stream_query)(self.raw) })
+        self.context
+            .is_ready("query stream", |functions| unsafe { (functions.stream_query)(self.raw) })
     }
 }
 
@@ -217,30 +211,28 @@ unsafe impl Sync for Event {}
 impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         const WITHOUT_TIME: u32 = 2;
-        let operation = "create event";
-        let functions = context.make_current(operation)?;
         let mut raw = ptr::null_mut();
-        // SAFETY: space for a handle.
-        let code = unsafe { (functions.event_create)(&raw mut raw, WITHOUT_TIME) };
-        context.check(operation, code)?;
+        context.call("create event", |functions| {
+            // SAFETY: space for a handle.
+            unsafe { (functions.event_create)(&raw mut raw, WITHOUT_TIME) }
+        })?;
         Ok(Self { context: Arc::clone(context), raw })
     }
 }
 
 impl EventDriver for Event {
     fn is_done(&self) -> Result<bool> {
-        let operation = "query event";
-        let functions = self.context.make_current(operation)?;
         // SAFETY: alive.
-        self.context.is_ready(operation, unsafe { (functions.event_query)(self.raw) })
+        self.context
+            .is_ready("query event", |functions| unsafe { (functions.event_query)(self.raw) })
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.make_current("close event") {
+        let _ = self.context.call("close event", |functions| {
             // SAFETY: owned. The driver releases it after it is reached.
-            let _ = unsafe { (functions.event_destroy)(self.raw) };
-        }
+            unsafe { (functions.event_destroy)(self.raw) }
+        });
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::{COUNT, state};
+use super::{COUNT, Fault, state};
 
 /// The behaviour of an emulated device, for all its streams in this process from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,25 +24,18 @@ impl Default for FaultConfig {
 pub(super) struct Faults {
     /// In nanoseconds.
     delay: AtomicU64,
-    are_not_peers: AtomicBool,
     /// The number of operations until one fails; below 0: none fails.
     until_failure: AtomicI64,
-    refuses_words: AtomicBool,
-    refuses_points: AtomicBool,
-    refuses_records: AtomicBool,
-    refuses_read_only: AtomicBool,
+    /// One for each [`Fault`].
+    switches: [AtomicBool; 5],
 }
 
 impl Faults {
     pub(super) const fn new() -> Self {
         Self {
             delay: AtomicU64::new(0),
-            are_not_peers: AtomicBool::new(false),
             until_failure: AtomicI64::new(-1),
-            refuses_words: AtomicBool::new(false),
-            refuses_points: AtomicBool::new(false),
-            refuses_records: AtomicBool::new(false),
-            refuses_read_only: AtomicBool::new(false),
+            switches: [const { AtomicBool::new(false) }; 5],
         }
     }
 
@@ -54,24 +47,12 @@ impl Faults {
         self.until_failure.load(Relaxed) >= 0 && self.until_failure.fetch_sub(1, Relaxed) == 0
     }
 
-    pub(super) fn are_not_peers(&self) -> bool {
-        self.are_not_peers.load(Relaxed)
+    pub(super) fn has(&self, fault: Fault) -> bool {
+        self.switches[fault as usize].load(Relaxed)
     }
 
-    pub(super) fn refuses_words(&self) -> bool {
-        self.refuses_words.load(Relaxed)
-    }
-
-    pub(super) fn refuses_points(&self) -> bool {
-        self.refuses_points.load(Relaxed)
-    }
-
-    pub(super) fn refuses_records(&self) -> bool {
-        self.refuses_records.load(Relaxed)
-    }
-
-    pub(super) fn refuses_read_only(&self) -> bool {
-        self.refuses_read_only.load(Relaxed)
+    fn switch(&self, fault: Fault, is_on: bool) {
+        self.switches[fault as usize].store(is_on, Relaxed);
     }
 }
 
@@ -81,7 +62,7 @@ pub fn configure_faults(number: u32, behaviour: FaultConfig) {
         let faults = &state(number).faults;
         let nanoseconds = behaviour.delay.as_nanos().min(u128::from(u64::MAX)) as u64;
         faults.delay.store(nanoseconds, Relaxed);
-        faults.are_not_peers.store(!behaviour.are_peers, Relaxed);
+        faults.switch(Fault::NoPeers, !behaviour.are_peers);
     }
 }
 
@@ -97,7 +78,7 @@ pub fn fail_after(number: u32, operations: u32) {
 /// work.
 pub fn refuse_words(number: u32, refuses: bool) {
     if number < COUNT {
-        state(number).faults.refuses_words.store(refuses, Relaxed);
+        state(number).faults.switch(Fault::Words, refuses);
     }
 }
 
@@ -105,7 +86,7 @@ pub fn refuse_words(number: u32, refuses: bool) {
 /// switched off; other operations work.
 pub fn refuse_points(number: u32, refuses: bool) {
     if number < COUNT {
-        state(number).faults.refuses_points.store(refuses, Relaxed);
+        state(number).faults.switch(Fault::Points, refuses);
     }
 }
 
@@ -113,7 +94,7 @@ pub fn refuse_points(number: u32, refuses: bool) {
 /// work.
 pub fn refuse_records(number: u32, refuses: bool) {
     if number < COUNT {
-        state(number).faults.refuses_records.store(refuses, Relaxed);
+        state(number).faults.switch(Fault::Records, refuses);
     }
 }
 
@@ -121,6 +102,6 @@ pub fn refuse_records(number: u32, refuses: bool) {
 /// is switched off.
 pub fn refuse_read_only_registrations(number: u32, refuses: bool) {
     if number < COUNT {
-        state(number).faults.refuses_read_only.store(refuses, Relaxed);
+        state(number).faults.switch(Fault::ReadOnly, refuses);
     }
 }

@@ -74,7 +74,7 @@ impl ForeignMemory {
         for length in pieces {
             let state = state(number);
             state.take("allocate memory", *length)?;
-            let physical = Physical::create(number, *length, state, is_exportable)
+            let physical = Physical::create(number, *length, is_exportable)
                 .inspect_err(|_| state.give_back(*length))?;
             if let Some((address_range, lengths)) = &mut made.mapped {
                 address_range.map(offset, &physical, &[])?;

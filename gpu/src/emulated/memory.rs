@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::State;
+use super::state;
 use crate::device_name::DeviceName;
-use crate::driver::{self, AddressRangeDriver, PhysicalMemory, PinnedBuffer};
+use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
+use crate::stream_waits::locked;
 
 /// The known addresses of this process.
 static ALLOCATIONS: Mutex<BTreeMap<u64, KnownAllocation>> = Mutex::new(BTreeMap::new());
@@ -39,7 +40,7 @@ impl KnownAllocation {
 }
 
 fn allocations() -> MutexGuard<'static, BTreeMap<u64, KnownAllocation>> {
-    ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&ALLOCATIONS)
 }
 
 fn with_allocation<T>(
@@ -57,11 +58,11 @@ pub(crate) fn attributes(address: u64) -> Option<PointerAttributes> {
 }
 
 /// The memory that is mapped at an address, by any library.
-pub(super) fn retain(address: u64) -> Option<driver::Mapping> {
+pub(super) fn retain(address: u64) -> Option<Mapped> {
     with_allocation(address, |found| {
         let physical = Box::new(found.physical.clone()?);
         let PointerAttributes { base, length, .. } = found.attributes;
-        Some(driver::Mapping { physical, base, length })
+        Some((physical as _, base, length))
     })
 }
 
@@ -106,11 +107,8 @@ pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -
 /// Returns its length.
 pub(super) fn free(address: u64) -> Result<u64> {
     let Some(found) = allocations().remove(&address) else {
-        return Err(Error::new(
-            "free memory",
-            ErrorKind::InvalidArgument,
-            "the address was not allocated",
-        ));
+        let detail = "the address was not allocated";
+        return Err(Error::new("free memory", ErrorKind::InvalidArgument, detail));
     };
     unmap(address, found.attributes.length)?;
     Ok(found.attributes.length)
@@ -128,9 +126,8 @@ pub(super) fn register(address: u64, length: u64) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn unregister(address: u64) -> Result<()> {
+pub(super) fn unregister(address: u64) {
     allocations().remove(&address);
-    Ok(())
 }
 
 /// Host memory that belongs to a stream.
@@ -171,13 +168,8 @@ fn page_size() -> u64 {
     u64::try_from(size).unwrap_or(64 << 10)
 }
 
-// Header words of a memory file, which identify it. They occupy a page, so that the rest can be
-// mapped.
-const AT_MAGIC: usize = 0;
-const AT_VERSION: usize = 1;
-const AT_RESIDENT: usize = 2;
-const AT_LENGTH: usize = 3;
-const AT_BYTES: usize = 4;
+/// Header words of a memory file, which identify it: magic number, version, device, length and
+/// offset of its bytes. They occupy a page, so that the rest can be mapped.
 const HEADER_WORDS: usize = 5;
 const MAGIC: u64 = u64::from_le_bytes(*b"FCSTNDIN");
 const VERSION: u64 = 2;
@@ -195,21 +187,15 @@ struct Pages {
     /// The file offset of its bytes: a page boundary.
     offset: u64,
     length: u64,
-    /// The device that it is charged to; None if it was imported.
-    charged: Option<&'static State>,
+    /// Is it charged to the device? Imported memory is not.
+    is_charged: bool,
     is_exportable: bool,
-}
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("State")
-    }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if let Some(state) = self.charged {
-            state.give_back(self.length);
+        if self.is_charged {
+            state(self.resident).give_back(self.length);
         }
     }
 }
@@ -251,16 +237,16 @@ fn check_file_size(operation: &'static str, length: u64) -> Result<()> {
     Err(error.with_code(libc::EFBIG.into()))
 }
 
-fn is_sealed(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: no pointers.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    seals >= 0 && seals & SEALS == SEALS
-}
-
 /// A sealed file of at least this many bytes, and a duplicate of its file descriptor.
-fn checked(operation: &'static str, descriptor: BorrowedFd<'_>, length: u64) -> Result<File> {
+fn checked(
+    operation: &'static str,
+    descriptor: BorrowedFd<'_>,
+    length: u64,
+) -> Result<(File, u64)> {
     let refuse = |detail: String| Error::new(operation, ErrorKind::InvalidHandle, detail);
-    if !is_sealed(descriptor) {
+    // SAFETY: no pointers.
+    let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 || seals & SEALS != SEALS {
         return Err(refuse("the file descriptor is not a sealed memory file".to_owned()));
     }
     let copy = descriptor.try_clone_to_owned();
@@ -269,40 +255,28 @@ fn checked(operation: &'static str, descriptor: BorrowedFd<'_>, length: u64) -> 
     if size < length {
         return Err(refuse(format!("{size} bytes, {length} are required")));
     }
-    Ok(file)
+    Ok((file, size))
 }
 
 impl Physical {
-    pub(super) fn create(
-        resident: u32,
-        length: u64,
-        state: &'static State,
-        is_exportable: bool,
-    ) -> Result<Self> {
-        Self::create_with_pages(resident, length, state, is_exportable, page_size())
+    pub(super) fn create(resident: u32, length: u64, is_exportable: bool) -> Result<Self> {
+        Self::create_with_pages(resident, length, is_exportable, page_size())
     }
 
     fn create_with_pages(
         resident: u32,
         length: u64,
-        state: &'static State,
         is_exportable: bool,
-        page: u64,
+        offset: u64,
     ) -> Result<Self> {
         let operation = "allocate memory";
-        let offset = page;
         let file = File::from(memory_file(operation, offset + length)?);
-        let mut words = [0; HEADER_WORDS];
-        words[AT_MAGIC] = MAGIC;
-        words[AT_VERSION] = VERSION;
-        words[AT_RESIDENT] = u64::from(resident);
-        words[AT_LENGTH] = length;
-        words[AT_BYTES] = offset;
+        let words: [u64; HEADER_WORDS] = [MAGIC, VERSION, u64::from(resident), length, offset];
         let header = words.map(u64::to_le_bytes);
         file.write_all_at(header.as_flattened(), 0)
             .map_err(|_| Error::system(operation, "pwrite"))?;
-        let (file, charged) = (file.into(), Some(state));
-        Ok(Self(Arc::new(Pages { file, resident, offset, length, charged, is_exportable })))
+        let (file, is_charged) = (file.into(), true);
+        Ok(Self(Arc::new(Pages { file, resident, offset, length, is_charged, is_exportable })))
     }
 
     /// The memory, and the number of its device.
@@ -315,20 +289,18 @@ impl Physical {
     fn import_with_pages(descriptor: BorrowedFd<'_>, length: u64, page: u64) -> Result<Self> {
         let operation = "import memory";
         let least = length.saturating_add(size_of::<[u64; HEADER_WORDS]>() as u64);
-        let file = checked(operation, descriptor, least)?;
-        let size = file.metadata().map_err(|_| Error::system(operation, "fstat"))?.len();
+        let (file, size) = checked(operation, descriptor, least)?;
         let mut header = [[0; 8]; HEADER_WORDS];
         file.read_exact_at(header.as_flattened_mut(), 0)
             .map_err(|_| Error::system(operation, "pread"))?;
-        let words = header.map(u64::from_le_bytes);
-        let (resident, offset) = (words[AT_RESIDENT], words[AT_BYTES]);
+        let [magic, version, resident, charged, offset] = header.map(u64::from_le_bytes);
         let end = offset.checked_add(length).filter(|end| *end <= size);
-        let detail = if (words[AT_MAGIC], words[AT_VERSION]) != (MAGIC, VERSION) {
+        let detail = if (magic, version) != (MAGIC, VERSION) {
             "not memory of an emulated device, or of another version".to_owned()
         } else if resident >= u64::from(super::COUNT) {
             format!("memory of emulated device {resident}, which does not exist")
-        } else if words[AT_LENGTH] < length {
-            format!("{} bytes, {length} are required", words[AT_LENGTH])
+        } else if charged < length {
+            format!("{charged} bytes, {length} are required")
         } else if end.is_none() {
             format!("{size} bytes, {length} are required from offset {offset}")
         } else if offset == 0 || !offset.is_multiple_of(page) {
@@ -336,7 +308,7 @@ impl Physical {
         } else {
             let (resident, file) = (resident as u32, file.into());
             let pages =
-                Pages { file, resident, offset, length, charged: None, is_exportable: true };
+                Pages { file, resident, offset, length, is_charged: false, is_exportable: true };
             return Ok(Self(Arc::new(pages)));
         };
         Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
@@ -420,9 +392,8 @@ mod tests {
     const LENGTH: u64 = super::super::GRANULARITY;
 
     fn create(page: u64) -> Physical {
-        let state = super::super::state(0);
-        state.take("test", LENGTH).unwrap();
-        Physical::create_with_pages(0, LENGTH, state, true, page).unwrap()
+        state(0).take("test", LENGTH).unwrap();
+        Physical::create_with_pages(0, LENGTH, true, page).unwrap()
     }
 
     #[test]

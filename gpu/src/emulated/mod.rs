@@ -33,7 +33,7 @@ pub(crate) use memory::attributes;
 
 use crate::device_name::DeviceName;
 use crate::driver::{
-    self, AddressRangeDriver, DeviceDriver, EventDriver, Imported, PhysicalMemory, PinnedBuffer,
+    AddressRangeDriver, DeviceDriver, EventDriver, Imported, Mapped, PhysicalMemory, PinnedBuffer,
     StreamDriver,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -45,6 +45,16 @@ pub const COUNT: u32 = 2;
 /// The memory size that each device reports. Pages are only allocated when they are touched.
 const TOTAL: u64 = 16 << 30;
 const GRANULARITY: u64 = 2 << 20;
+
+/// What an emulated device does not have, or refuses, while tests switch it on.
+#[derive(Clone, Copy)]
+enum Fault {
+    NoPeers,
+    Words,
+    Points,
+    Records,
+    ReadOnly,
+}
 
 /// The state that all handles of an emulated device share.
 pub(crate) struct State {
@@ -142,7 +152,7 @@ impl DeviceDriver for Device {
     }
 
     fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
-        let are_apart = |number: u32| state(number).faults.are_not_peers();
+        let are_apart = |number: u32| state(number).faults.has(Fault::NoPeers);
         Ok(if peer == self.number {
             PeerAccess::Same
         } else if are_apart(peer) || are_apart(self.number) {
@@ -171,7 +181,7 @@ impl DeviceDriver for Device {
 
     fn create(&self, length: u64) -> Result<Box<dyn PhysicalMemory>> {
         self.state().take("allocate memory", length)?;
-        let physical = Physical::create(self.number, length, self.state(), true);
+        let physical = Physical::create(self.number, length, true);
         Ok(Box::new(physical.inspect_err(|_| self.state().give_back(length))?))
     }
 
@@ -203,7 +213,7 @@ impl DeviceDriver for Device {
         })
     }
 
-    fn retain(&self, address: u64) -> Result<driver::Mapping> {
+    fn retain(&self, address: u64) -> Result<Mapped> {
         memory::retain(address).ok_or_else(|| {
             let detail = format!("nothing is mapped at {address:#x}");
             Error::new("query mapped memory", ErrorKind::InvalidArgument, detail)
@@ -215,7 +225,7 @@ impl DeviceDriver for Device {
     }
 
     unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {
-        if is_read_only && self.state().faults.refuses_read_only() {
+        if is_read_only && self.state().faults.has(Fault::ReadOnly) {
             return not_supported("register host memory", "registrations of read-only memory");
         }
         memory::register(address, length)
@@ -223,7 +233,8 @@ impl DeviceDriver for Device {
 
     unsafe fn unregister(&self, address: u64) -> Result<()> {
         stream::wait_until_no_stream_waits();
-        memory::unregister(address)
+        memory::unregister(address);
+        Ok(())
     }
 
     fn check_context(&self, _: &'static str) -> Result<()> {
@@ -252,7 +263,7 @@ impl DeviceDriver for Device {
     }
 
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
-        if self.state().faults.refuses_points() {
+        if self.state().faults.has(Fault::Points) {
             let detail = "injected fault: event queries are refused";
             return Err(Error::new("query event", ErrorKind::Other, detail));
         }

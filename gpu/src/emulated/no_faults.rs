@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::Fault;
+
 pub(super) struct Faults;
 
 impl Faults {
@@ -17,23 +19,7 @@ impl Faults {
         false
     }
 
-    pub(super) fn are_not_peers(&self) -> bool {
-        false
-    }
-
-    pub(super) fn refuses_words(&self) -> bool {
-        false
-    }
-
-    pub(super) fn refuses_points(&self) -> bool {
-        false
-    }
-
-    pub(super) fn refuses_records(&self) -> bool {
-        false
-    }
-
-    pub(super) fn refuses_read_only(&self) -> bool {
+    pub(super) fn has(&self, _: Fault) -> bool {
         false
     }
 }

@@ -4,21 +4,19 @@
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::State;
+use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::stream_waits::locked;
 
 fn failed(operation: &'static str) -> Error {
-    Error::new(
-        operation,
-        ErrorKind::DeviceFailed,
-        "an earlier operation on the stream failed (injected fault)",
-    )
+    let detail = "an earlier operation on the stream failed (injected fault)";
+    Error::new(operation, ErrorKind::DeviceFailed, detail)
 }
 
 /// How often an event was recorded, and how often that point was reached.
@@ -77,12 +75,6 @@ struct WorkQueue {
     state: &'static State,
 }
 
-impl WorkQueue {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A thread and its work queue.
 pub(super) struct Stream {
     work_queue: Arc<WorkQueue>,
@@ -107,15 +99,16 @@ impl Stream {
         Ok(Self { work_queue, worker: Some(worker) })
     }
 
-    fn push(&self, operation: Operation) {
-        self.work_queue.queue().waiting.push_back(operation);
+    fn push(&self, operation: Operation) -> Result<()> {
+        locked(&self.work_queue.queue).waiting.push_back(operation);
         self.work_queue.changed.notify_one();
+        Ok(())
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.work_queue.queue().is_over = true;
+        locked(&self.work_queue.queue).is_over = true;
         self.work_queue.changed.notify_one();
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
@@ -125,59 +118,51 @@ impl Drop for Stream {
 
 impl StreamDriver for Stream {
     unsafe fn copy(&self, to: u64, from: u64, length: u64) -> Result<()> {
-        self.push(Operation::Copy { to, from, length });
-        Ok(())
+        self.push(Operation::Copy { to, from, length })
     }
 
     unsafe fn fill(&self, to: u64, byte: u8, length: u64) -> Result<()> {
-        self.push(Operation::Fill { to, byte, length });
-        Ok(())
+        self.push(Operation::Fill { to, byte, length })
     }
 
     unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
-        self.push(Operation::Checksum { from, length, result });
-        Ok(())
+        self.push(Operation::Checksum { from, length, result })
     }
 
     unsafe fn copy_list(&self, list: u64, count: u32, _bytes: u64) -> Result<()> {
-        self.push(Operation::CopyList { list, count });
-        Ok(())
+        self.push(Operation::CopyList { list, count })
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
-        if self.work_queue.state.faults.refuses_words() {
+        if self.work_queue.state.faults.has(Fault::Words) {
             let detail = "injected fault: writes of words are refused";
             return Err(Error::new("write word", ErrorKind::Other, detail));
         }
-        self.push(Operation::WriteWord { to, value });
-        Ok(())
+        self.push(Operation::WriteWord { to, value })
     }
 
     unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()> {
-        self.push(Operation::WaitForWord { at, min_value });
-        Ok(())
+        self.push(Operation::WaitForWord { at, min_value })
     }
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let event: &Event = driver::downcast("record event", event)?;
-        if self.work_queue.state.faults.refuses_records() {
+        if self.work_queue.state.faults.has(Fault::Records) {
             let detail = "injected fault: event records are refused";
             return Err(Error::new("record event", ErrorKind::Other, detail));
         }
         let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
-        self.push(Operation::Record { event: event.clone(), point });
-        Ok(())
+        self.push(Operation::Record { event: event.clone(), point })
     }
 
     fn wait(&self, event: &dyn EventDriver) -> Result<()> {
         let event: &Event = driver::downcast("wait for event", event)?;
         let point = event.0.recorded.load(Ordering::Acquire);
-        self.push(Operation::Wait { event: event.clone(), point });
-        Ok(())
+        self.push(Operation::Wait { event: event.clone(), point })
     }
 
     fn is_done(&self) -> Result<bool> {
-        let queue = self.work_queue.queue();
+        let queue = locked(&self.work_queue.queue);
         if queue.has_failed {
             return Err(failed("query stream"));
         }
@@ -186,7 +171,7 @@ impl StreamDriver for Stream {
 }
 
 fn work(work_queue: &WorkQueue) {
-    let mut queue = work_queue.queue();
+    let mut queue = locked(&work_queue.queue);
     loop {
         let Some(operation) = queue.waiting.pop_front() else {
             if queue.is_over {
@@ -199,7 +184,7 @@ fn work(work_queue: &WorkQueue) {
         let has_failed = queue.has_failed;
         drop(queue);
         let is_good = perform(work_queue, operation, has_failed);
-        queue = work_queue.queue();
+        queue = locked(&work_queue.queue);
         queue.is_busy = false;
         queue.has_failed |= !is_good;
     }
@@ -316,7 +301,7 @@ fn wait(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
 fn until(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
     let mut rest = Duration::from_micros(20);
     while !is_over() {
-        if work_queue.queue().is_over {
+        if locked(&work_queue.queue).is_over {
             return false;
         }
         std::thread::sleep(rest);

@@ -7,12 +7,13 @@
 //! work.
 #![allow(unsafe_code)]
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::Stream;
 use crate::driver::{CopyEntry, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Slice;
+use crate::stream_waits::locked;
 
 /// The longest piece: one team of threads copies it. A multiple of 16, so that all pieces of a
 /// block have the same alignment to a thread's unit.
@@ -128,7 +129,13 @@ impl Stream {
         self.check_writable(operation, to)?;
         self.check_reach(operation, from)?;
         let limits = (to.length(), from.length());
-        let census = self.check_blocks(operation, limits, blocks.clone())?;
+        let mut census = BlockCounts::default();
+        for (number, block) in blocks.clone().enumerate() {
+            if !is_inside(limits, &block) {
+                return Err(self.beyond(operation, limits, number, block));
+            }
+            census.count(&block);
+        }
         let (below, by_kernel, by_engine) = census.split(by);
         let bases = (to.address(), from.address());
         let mut is_consistent = true;
@@ -137,7 +144,7 @@ impl Stream {
             let mut copies = CheckedBlocks { blocks: blocks.clone(), limits, is_consistent: true };
             let mut next = copies.next_of(|length| length >= below.max(1));
             while next.is_some() {
-                self.begin_with(operation, &[to, from], None, |raw| {
+                self.begin(operation, &[to, from], None, |raw| {
                     for _ in 0..COPIES_PER_LOCK {
                         let Some(block) = next else { break };
                         // SAFETY: inside of the ranges, which are kept alive until an event
@@ -161,7 +168,7 @@ impl Stream {
                 if count == 0 {
                     break;
                 }
-                self.begin_with(operation, &[to, from], Some(&list), |raw| {
+                self.begin(operation, &[to, from], Some(&list), |raw| {
                     // SAFETY: inside of the ranges; they and the list, which has no other user,
                     // are kept until an event behind it is done.
                     unsafe { raw.copy_list(list.address(), count, bytes) }
@@ -177,23 +184,6 @@ impl Stream {
         }
         let detail = "the iterator of blocks returned different blocks in its second pass";
         Err(self.refuse(operation, ErrorKind::OutOfBounds, detail.to_owned()))
-    }
-
-    /// Checks that all blocks are inside of the ranges, and counts their lengths.
-    fn check_blocks(
-        &self,
-        operation: &'static str,
-        limits: (u64, u64),
-        blocks: impl Iterator<Item = Block>,
-    ) -> Result<BlockCounts> {
-        let mut census = BlockCounts::default();
-        for (number, block) in blocks.enumerate() {
-            if !is_inside(limits, &block) {
-                return Err(self.beyond(operation, limits, number, block));
-            }
-            census.count(&block);
-        }
-        Ok(census)
     }
 
     #[cold]
@@ -220,12 +210,12 @@ impl Stream {
     fn list(&self) -> Result<Arc<dyn PinnedBuffer>> {
         let driver = self.device.driver("copy blocks")?;
         driver.check_context("copy blocks")?;
-        let free = || self.lists.lock().unwrap_or_else(PoisonError::into_inner).take(|_| true);
+        let free = || locked(&self.lists).take(|_| true);
         if let Some(list) = free() {
             return Ok(list);
         }
         // The events may not have been queried since the lists became free.
-        let mut in_flight = self.in_flight();
+        let mut in_flight = locked(&self.in_flight);
         if in_flight.since_last > 0 {
             self.mark(driver, &mut in_flight)?;
         }
@@ -233,9 +223,10 @@ impl Stream {
         if let Some(list) = free() {
             return Ok(list);
         }
-        let made = driver.pinned_buffer(LIST_ENTRIES * size_of::<CopyEntry>());
-        let made = Arc::from(made.map_err(|error: Error| error.on(self.device.name()))?);
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner).keep(&made);
+        let length = LIST_ENTRIES * size_of::<CopyEntry>();
+        let made = self.device.call("copy blocks", |driver| driver.pinned_buffer(length))?;
+        let made = Arc::from(made);
+        locked(&self.lists).keep(&made);
         Ok(made)
     }
 }

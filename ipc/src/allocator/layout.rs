@@ -109,6 +109,11 @@ const OWNER: u32 = (1 << OWNER_BITS) - 1;
 
 impl State {
     #[inline]
+    pub(super) fn free(generation: u32) -> Self {
+        Self { generation, kind: Kind::Free, owner: 0 }
+    }
+
+    #[inline]
     pub(super) fn from_word(word: u64) -> Self {
         let kind = match low(word) >> OWNER_BITS {
             1 => Kind::Free,

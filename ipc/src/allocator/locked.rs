@@ -222,9 +222,7 @@ impl<W: Words> Locked<'_, W> {
         let state = State { generation, kind: Kind::Allocated, owner: owner.0 };
         // The transaction is this single store.
         self.words().store(word_of(number, layout::STATE), state.word(), Release);
-        self.add(layout::BLOCKS_ALLOCATED, 1);
-        self.add(layout::FREE, u64::from(size).wrapping_neg());
-        Some(Ok(Block { number, generation }))
+        Some(Ok(self.allocated(Block { number, generation }, size)))
     }
 
     #[inline]
@@ -398,8 +396,7 @@ impl<W: Words> Locked<'_, W> {
         let mut transaction = self.transaction();
         transaction.set(word_of(block, layout::EXTENT), pair(first, size));
         transaction.set(word_of(block, layout::NEIGHBORS), pair(NONE, NONE));
-        let state = State { generation, kind: Kind::Free, owner: 0 };
-        transaction.set(word_of(block, layout::STATE), state.word());
+        transaction.set(word_of(block, layout::STATE), State::free(generation).word());
         transaction.set(layout::BLOCKS_CREATED, u64::from(made_then));
         transaction.commit();
         self.insert_free(block, size);
@@ -457,9 +454,7 @@ impl<W: Words> Locked<'_, W> {
             // The transaction is this single store.
             let state = taken(old.generation).word();
             self.words().store(word_of(block, layout::STATE), state, Release);
-            self.add(layout::BLOCKS_ALLOCATED, 1);
-            self.add(layout::FREE, u64::from(size).wrapping_neg());
-            return Ok(Block { number: block, generation: old.generation });
+            return Ok(self.allocated(Block { number: block, generation: old.generation }, size));
         }
         let (before, after) = self.neighbors(block);
         let mut made = self.blocks_created();
@@ -498,8 +493,7 @@ impl<W: Words> Locked<'_, W> {
                 pair(at.wrapping_add(skip).wrapping_add(size), rest),
             );
             transaction.set(word_of(behind, layout::NEIGHBORS), pair(number, after));
-            let generation = self.state(behind).generation;
-            let state = State { generation, kind: Kind::Free, owner: 0 };
+            let state = State::free(self.state(behind).generation);
             transaction.set(word_of(behind, layout::STATE), state.word());
         }
         if after != NONE {
@@ -514,9 +508,15 @@ impl<W: Words> Locked<'_, W> {
         if rest > 0 {
             self.insert_free(behind, rest);
         }
+        Ok(self.allocated(Block { number, generation }, size))
+    }
+
+    /// Counts an allocated block.
+    #[inline]
+    fn allocated(&self, block: Block, size: u32) -> Block {
         self.add(layout::BLOCKS_ALLOCATED, 1);
         self.add(layout::FREE, u64::from(size).wrapping_neg());
-        Ok(Block { number, generation })
+        block
     }
 
     /// Is this block allocated, and owned by `owner`?
@@ -539,8 +539,7 @@ impl<W: Words> Locked<'_, W> {
         let (_, size) = self.extent(block);
         self.add(layout::BLOCKS_ALLOCATED, 1_u64.wrapping_neg());
         self.add(layout::FREE, u64::from(size));
-        let generation = self.state(block).generation.wrapping_add(1);
-        let state = State { generation, kind: Kind::Free, owner: 0 };
+        let state = State::free(self.state(block).generation.wrapping_add(1));
         // The transaction is this single store.
         self.words().store(word_of(block, layout::STATE), state.word(), Release);
         self.cache_free(block, size);

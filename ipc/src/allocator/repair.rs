@@ -28,6 +28,10 @@ impl fmt::Display for AuditError {
 
 impl std::error::Error for AuditError {}
 
+fn flaw(what: &'static str, block: impl Into<Option<u32>>) -> Result<(), AuditError> {
+    Err(AuditError { what, block: block.into() })
+}
+
 impl<W: Words> Locked<'_, W> {
     /// Finishes the transaction of a dead lock owner, then rebuilds the derived state. May be
     /// interrupted at any point, and repeated by the next owner.
@@ -83,7 +87,6 @@ impl<W: Words> Locked<'_, W> {
     /// Checks all structures against each other.
     pub(super) fn audit(&self) -> Result<(), AuditError> {
         let made = self.blocks_created();
-        let flaw = |what, block| Err(AuditError { what, block: Some(block) });
         let at_hand = layout::FREE_CACHE..layout::FREE_CACHE + layout::MAX_CACHED;
         for word in at_hand.map(|slot| self.load(slot)).filter(|word| *word != 0) {
             let (block, size) = (high(word), low(word));
@@ -142,32 +145,29 @@ impl<W: Words> Locked<'_, W> {
         }
         self.audit_lists(made, free, unused)?;
         let counters =
-            [(layout::FREE, free), (layout::TOTAL, total), (layout::BLOCKS_ALLOCATED, taken)];
-        for (at, expected) in counters {
-            if self.load(at) != expected {
-                return Err(AuditError { what: "a counter is wrong", block: None });
-            }
+            [layout::FREE, layout::TOTAL, layout::BLOCKS_ALLOCATED].map(|at| self.load(at));
+        if counters != [free, total, taken] {
+            return flaw("a counter is wrong", None);
         }
         if self.load(layout::LOG_LENGTH) != 0 {
-            return Err(AuditError { what: "a transaction is incomplete", block: None });
+            return flaw("a transaction is incomplete", None);
         }
         Ok(())
     }
 
     fn audit_lists(&self, made: u32, free: u64, unused: u32) -> Result<(), AuditError> {
-        let flaw = |what, block| Err(AuditError { what, block: Some(block) });
         let (mut listed, mut steps) = (0_u64, 0_u32);
         for level in 0..LEVELS {
             let parts = self.load(layout::PART_BITS + level);
             let level_is_marked = self.load(layout::LEVEL_BITS) >> level & 1 == 1;
             if level_is_marked != (parts != 0) {
-                return Err(AuditError { what: "a level is marked wrong", block: None });
+                return flaw("a level is marked wrong", None);
             }
             for part in 0..super::classes::PARTS {
                 let class = Class { level, part };
                 let mut block = low(self.load(layout::HEADS + class.index()));
                 if (parts >> part & 1 == 1) != (block != NONE) {
-                    return Err(AuditError { what: "a class is marked wrong", block: None });
+                    return flaw("a class is marked wrong", None);
                 }
                 let mut before = NONE;
                 while block != NONE {
@@ -192,7 +192,7 @@ impl<W: Words> Locked<'_, W> {
             }
         }
         if listed != free {
-            return Err(AuditError { what: "not all free blocks are listed", block: None });
+            return flaw("not all free blocks are listed", None);
         }
         let (mut block, mut count) = (low(self.load(layout::FIRST_UNUSED)), 0);
         while block != NONE {
@@ -203,10 +203,7 @@ impl<W: Words> Locked<'_, W> {
             block = low(self.load(word_of(block, layout::LIST_LINKS)));
         }
         if count != unused {
-            return Err(AuditError {
-                what: "not all unused block records are listed",
-                block: None,
-            });
+            return flaw("not all unused block records are listed", None);
         }
         Ok(())
     }

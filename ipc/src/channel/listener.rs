@@ -80,18 +80,8 @@ impl ChannelListener {
         let end = deadline(timeout);
         loop {
             wait(&self.socket, libc::POLLIN, end, "a connection")?;
-            // SAFETY: no address is requested; the result is checked.
-            let fd = unsafe {
-                libc::accept4(
-                    self.socket.as_raw_fd(),
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
-                    libc::SOCK_CLOEXEC,
-                )
-            };
-            if fd >= 0 {
-                // SAFETY: just opened, and not shared.
-                return Ok(Channel(unsafe { OwnedFd::from_raw_fd(fd) }));
+            if let Some(connection) = self.try_accept() {
+                return Ok(Channel(connection));
             }
             match io::Error::last_os_error().raw_os_error() {
                 // The client has disconnected again.
@@ -99,6 +89,14 @@ impl ChannelListener {
                 _ => return Err(system("accept", Some(&self.path))),
             }
         }
+    }
+
+    fn try_accept(&self) -> Option<OwnedFd> {
+        let (socket, none) = (self.socket.as_raw_fd(), std::ptr::null_mut());
+        // SAFETY: no address is requested; the result is checked.
+        let fd = unsafe { libc::accept4(socket, none, std::ptr::null_mut(), libc::SOCK_CLOEXEC) };
+        // SAFETY: just opened, and not shared.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Is this a socket without a listener? Only valid under the [lock](DirectoryLock) of its
@@ -157,22 +155,9 @@ impl Drop for ChannelListener {
         // Shuts it down even if a forked child has a duplicate, which would keep the socket
         // open. SAFETY: a socket owned here.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
-        // Connections that were not accepted end with an error instead of their deadline.
-        // SAFETY: the same socket, which no longer waits; each file descriptor is closed once.
-        unsafe {
-            loop {
-                let waiting = libc::accept4(
-                    self.socket.as_raw_fd(),
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
-                    libc::SOCK_CLOEXEC,
-                );
-                if waiting < 0 {
-                    break;
-                }
-                libc::close(waiting);
-            }
-        }
+        // Connections that were not accepted end with an error instead of their deadline. The socket
+        // no longer waits.
+        while self.try_accept().is_some() {}
     }
 }
 

@@ -120,3 +120,9 @@ pub(super) fn held_bit(index: u32) -> u64 {
 
 /// The bits of all subscribers that have not read the entry.
 pub(super) const UNREAD: u64 = 0xffff_ffff_0000_0000;
+
+/// Both marks of a subscriber.
+#[inline]
+pub(super) fn marks(index: u32) -> u64 {
+    unread_bit(index) | held_bit(index)
+}

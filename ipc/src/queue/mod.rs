@@ -239,31 +239,23 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
         let policies =
             [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
-        let overflow_policy = words.load(layout::WHEN_FULL, Relaxed);
-        let Some(overflow_policy) =
-            policies.into_iter().find(|policy| policy.word() == overflow_policy)
-        else {
+        let policy = words.load(layout::WHEN_FULL, Relaxed);
+        let depth = words.load(layout::DEPTH, Relaxed);
+        let slots = words.load(layout::SLOTS, Relaxed);
+        let setup = policies.into_iter().find(|one| one.word() == policy);
+        let setup =
+            setup.map(|overflow_policy| QueueSetup { depth: depth as u32, overflow_policy });
+        let is_valid = |setup: &QueueSetup| {
+            (1..=u64::from(Self::MAX_DEPTH)).contains(&depth) && setup.slots() == slots
+        };
+        let Some(setup) = setup.filter(is_valid) else {
             return refuse("its header is inconsistent");
         };
-        let depth = words.load(layout::DEPTH, Relaxed);
-        if depth == 0 || depth > u64::from(Self::MAX_DEPTH) {
-            return refuse("its header is inconsistent");
-        }
-        let setup = QueueSetup { depth: depth as u32, overflow_policy };
-        let slots = words.load(layout::SLOTS, Relaxed);
-        if slots != setup.slots() {
-            return refuse("its header is inconsistent");
-        }
         if words.count() < Self::required_words(setup) {
             return refuse("it is truncated");
         }
-        Ok(Self {
-            words,
-            slots,
-            depth,
-            overflow_policy,
-            fork_generation: ForkGeneration::current(),
-        })
+        let (overflow_policy, fork_generation) = (setup.overflow_policy, ForkGeneration::current());
+        Ok(Self { words, slots, depth, overflow_policy, fork_generation })
     }
 
     /// Number of published entries, including skipped positions.
@@ -345,8 +337,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if !self.is_subscription_active(subscription_id) {
             return tail;
         }
-        let own_marks =
-            layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
+        let own_marks = layout::marks(subscription_id.index());
         let is_marked = |position: &u64| self.readers_of(*position) & own_marks != 0;
         self.positions_kept().find(is_marked).unwrap_or(tail)
     }
@@ -366,8 +357,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn backlog_of(&self, subscription_id: SubscriptionId) -> (u32, u32) {
         let (cursor, _) = self.progress_of(subscription_id);
-        let own_marks =
-            layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
+        let own_marks = layout::marks(subscription_id.index());
         let (mut unread, mut held) = (0, 0);
         for position in self.positions_kept().filter(|at| self.readers_of(*at) & own_marks != 0) {
             if position < cursor { held += 1 } else { unread += 1 }
@@ -383,8 +373,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         from: u64,
         mut each: impl FnMut([u64; E]),
     ) {
-        let own_marks =
-            layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
+        let own_marks = layout::marks(subscription_id.index());
         let is_marked = |position| self.readers_of(position) & own_marks != 0;
         let kept = self.positions_kept();
         for position in kept.start.max(from)..kept.end {

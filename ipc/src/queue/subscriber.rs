@@ -364,7 +364,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[inline]
     pub fn release_by(&self, subscription_id: SubscriptionId, position: u64) -> Option<[u64; E]> {
         let slot = self.slot(position);
-        let own_marks = unread_bit(subscription_id.index) | held_bit(subscription_id.index);
+        let own_marks = layout::marks(subscription_id.index);
         // A removed subscriber has nothing to release. If it is removed at this moment, no
         // other subscriber gets its slot before the subscription has ended.
         if !self.is_subscription_active(subscription_id) {

@@ -101,7 +101,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// No process will reach this entry, which the subscriber in this slot held. The queue must
     /// be locked.
     fn count_missed(&self, slot: usize, index: u32, dispose: &mut impl FnMut([u64; E])) {
-        let marks = unread_bit(index) | held_bit(index);
+        let marks = layout::marks(index);
         if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
             self.clear_marks(slot, marks, dispose);
             self.words.fetch_add(layout::subscriber(index, layout::MISSED), 1);
@@ -180,11 +180,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         for position in cursor.max(tail.saturating_sub(self.slots))..tail {
             let slot = self.slot(position);
             if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
-                self.clear_marks(
-                    slot,
-                    unread_bit(subscription_id.index()) | held_bit(subscription_id.index()),
-                    &mut dispose,
-                );
+                self.clear_marks(slot, layout::marks(subscription_id.index()), &mut dispose);
             }
         }
         // Entries that other subscribers have not read stay, and still list this subscriber,
@@ -202,10 +198,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// # Errors
     /// `LockTimeout`: then nothing is changed.
     pub fn halt(&self, caller: &Caller<'_>, participant: Participant) -> Result<()> {
-        let locked = self.lock(caller)?;
-        self.subscriptions_of(participant)
-            .for_each(|subscription_id| self.deactivate(subscription_id.index()));
-        drop(locked);
+        let _locked = self.lock(caller)?;
+        self.subscriptions_of(participant).for_each(|id| self.deactivate(id.index()));
         Ok(())
     }
 
@@ -335,7 +329,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.fence();
         self.deactivate(index);
         for slot in self.slots_used() {
-            self.clear_marks(slot, unread_bit(index) | held_bit(index), &mut dispose);
+            self.clear_marks(slot, layout::marks(index), &mut dispose);
         }
         if then == RemovedSlot::Reclaimed {
             self.words.store(layout::subscriber(index, layout::HAS_STALE_OWNER), 1, Relaxed);

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::processes::{DemoProcess, Role, WINDOW};
 use super::{DemoTopic, ProcessReport, SubscriberRow, TOPICS};
-use crate::cli::exit::Failure;
+use crate::cli::exit::{Failure, Result};
 use crate::cli::stages::{Stage, TOTAL};
-use crate::cli::statistics::Latency;
 use crate::cli::{output, size, text};
 
 /// Interval of the table, and of the lines.
@@ -32,7 +31,7 @@ impl LiveDisplay {
     }
 
     /// Updates the display if it is due.
-    pub(super) fn update(&mut self, members: &[DemoProcess]) -> Result<(), Failure> {
+    pub(super) fn update(&mut self, members: &[DemoProcess]) -> Result<()> {
         if Instant::now() < self.next {
             return Ok(());
         }
@@ -52,7 +51,7 @@ impl LiveDisplay {
     }
 
     /// Removes the table, so that other output can be printed.
-    pub(super) fn clear(&mut self) -> Result<(), Failure> {
+    pub(super) fn clear(&mut self) -> Result<()> {
         if self.lines == 0 {
             return Ok(());
         }
@@ -64,20 +63,25 @@ impl LiveDisplay {
     }
 
     fn line(&self, readers: &[SubscriberRow]) -> String {
-        let sum = |of: fn(&ProcessReport) -> u64| {
-            readers.iter().map(|it| of(&it.last_report)).sum::<u64>()
-        };
         let rate: f64 = readers.iter().map(SubscriberRow::bytes_per_s).sum();
+        let [messages, bytes, corrupted, missed] = totals(readers);
         format!(
-            "{:4.0} s: {} read and compared, {}; now {}/s; {} corrupted, {} missed\n",
+            "{:4.0} s: {} read and compared, {}; now {}/s; {corrupted} corrupted, {missed} missed\n",
             self.started_at.elapsed().as_secs_f64(),
-            text::count_of(sum(|last_report| last_report.messages), "message"),
-            size::amount(sum(|last_report| last_report.bytes) as f64),
+            text::count_of(messages, "message"),
+            size::amount(bytes as f64),
             size::amount(rate),
-            sum(|last_report| last_report.corrupted),
-            sum(|last_report| last_report.missed.unwrap_or(0)),
         )
     }
+}
+
+/// Messages and bytes that were read, and messages that were corrupted and missed.
+pub(super) fn totals(readers: &[SubscriberRow]) -> [u64; 4] {
+    let reports = readers.iter().map(|reader| &reader.last_report);
+    reports.fold([0; 4], |[messages, bytes, corrupted, missed], it| {
+        let missed = missed + it.missed.unwrap_or(0);
+        [messages + it.messages, bytes + it.bytes, corrupted + it.corrupted, missed]
+    })
 }
 
 impl SubscriberRow {
@@ -97,9 +101,8 @@ pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
     let one = |member: &DemoProcess| {
         let Role::Subscribe(topic) = member.part else { return None };
         let publisher = members.iter().find(|it| it.part == Role::Publish(topic));
-        let known = publisher.into_iter().chain([member]).flat_map(|it| &it.last_report.stages);
-        let known: Vec<&Latency> = known.collect();
-        let latency = |name| known.iter().find(|one| one.stage == name).copied().cloned();
+        let known = || publisher.into_iter().chain([member]).flat_map(|it| &it.last_report.stages);
+        let latency = |name| known().find(|one| one.stage == name).cloned();
         let latencies = stages().filter_map(latency).collect();
         let DemoTopic { name, size, from, .. } = TOPICS[topic];
         Some(SubscriberRow {
@@ -149,13 +152,12 @@ pub(super) fn table(readers: &[SubscriberRow], is_over: bool) -> String {
             one.map_or_else(String::new, |one| time(one.p50_us))
         }));
         row.push(last_report.paths.join(", "));
-        row.push(
-            match (last_report.messages, last_report.corrupted, last_report.missed.unwrap_or(0)) {
-                (0, 0, 0) => String::new(),
-                (_, 0, 0) => "right".to_owned(),
-                (_, corrupted, missed) => format!("{corrupted} CORRUPTED, {missed} MISSED"),
-            },
-        );
+        let [messages, _, corrupted, missed] = totals(std::slice::from_ref(reader));
+        row.push(match (messages, corrupted, missed) {
+            (0, 0, 0) => String::new(),
+            (_, 0, 0) => "right".to_owned(),
+            _ => format!("{corrupted} CORRUPTED, {missed} MISSED"),
+        });
         rows.push(row);
     }
     text::table(&rows)

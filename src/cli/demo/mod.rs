@@ -16,10 +16,11 @@ use self::display::LiveDisplay;
 use self::network::{DemoNetwork, NetworkMode};
 use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::node_client::check_device;
 use super::settings::seconds;
 use super::statistics::Latency;
+use super::topics::matching;
 use super::{output, size, text};
 
 /// Timeout of the start, and of reading what is left at the end.
@@ -56,7 +57,7 @@ pub(crate) struct Arguments {
     probe: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.time > Duration::from_secs(3600) || arguments.time < Duration::from_secs(1) {
         return Err(Failure::new(Exit::Usage, "--time is out of range. Use 1 to 3600 seconds"));
     }
@@ -193,10 +194,7 @@ fn places(requested: Option<MemoryLocation>) -> [MemoryLocation; NODES] {
         Some(place) => [place; NODES],
         None => match Device::count(Implementation::Cuda) {
             Ok(0) | Err(_) => [MemoryLocation::Host; NODES],
-            Ok(count) => {
-                let of = |number| MemoryLocation::Device(DeviceName::cuda(number));
-                [of(0), of(1.min(count - 1))]
-            }
+            Ok(count) => [0, 1.min(count - 1)].map(|n| MemoryLocation::Device(DeviceName::cuda(n))),
         },
     }
 }
@@ -228,17 +226,15 @@ fn options(text: &str) -> Vec<String> {
 }
 
 impl Demonstration<'_> {
-    fn print_introduction(&self) -> Result<(), Failure> {
+    fn print_introduction(&self) -> Result<()> {
         if self.arguments.json {
             return Ok(());
         }
         let network_mode = match &self.processes.network {
-            DemoNetwork::Namespaces(_) => {
-                "in two network namespaces with a cable between them".to_owned()
-            }
-            DemoNetwork::Loopback { why: None } => "on the loopback address".to_owned(),
+            DemoNetwork::Namespaces(_) => "in two network namespaces with a cable between them",
+            DemoNetwork::Loopback { why: None } => "on the loopback address",
             DemoNetwork::Loopback { why: Some(why) } => {
-                format!("on the loopback address (network namespaces unavailable: {why})")
+                &format!("on the loopback address (network namespaces unavailable: {why})")
             }
         };
         let [first, second] = &self.memory;
@@ -255,7 +251,7 @@ impl Demonstration<'_> {
         output::print(&(text::wrapped("", &about) + "\n"))
     }
 
-    fn run_phases(&mut self) -> Result<(), Failure> {
+    fn run_phases(&mut self) -> Result<()> {
         let startup_deadline = Instant::now() + STARTUP_TIMEOUT;
         self.start_services(startup_deadline)?;
         for (topic, subject) in TOPICS.iter().enumerate() {
@@ -268,8 +264,8 @@ impl Demonstration<'_> {
                 }
             }
         }
-        self.processes.wait_until("all subscribers were ready", startup_deadline, |members| {
-            members.iter().all(|member| member.has_reported || !member.part.reads())
+        self.processes.wait_until("all subscribers were ready", startup_deadline, |it| {
+            it.members.iter().all(|member| member.has_reported || !member.part.reads())
         })?;
         // More cores can verify more data.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -285,13 +281,9 @@ impl Demonstration<'_> {
             );
             self.start_at(topic, (Role::Publish(topic), subject.from, label), &words)?;
         }
-        self.processes.wait_until(
-            "all subscribers had a message",
-            startup_deadline,
-            |members| {
-                members.iter().all(|member| member.last_report.messages > 0 || !member.part.reads())
-            },
-        )?;
+        self.processes.wait_until("all subscribers had a message", startup_deadline, |it| {
+            it.members.iter().all(|member| member.last_report.messages > 0 || !member.part.reads())
+        })?;
         let started_at = Instant::now();
         self.started_at = Some(started_at);
         self.processes.display = (!self.arguments.json).then(LiveDisplay::begin);
@@ -302,12 +294,13 @@ impl Demonstration<'_> {
         self.rows = self.processes.report().map(copied).collect();
         let drain_deadline = Instant::now() + DRAIN_TIMEOUT;
         self.processes.end(Role::publishes, drain_deadline)?;
-        self.processes.wait_until("all messages were read", drain_deadline, has_all)?;
+        self.processes
+            .wait_until("all messages were read", drain_deadline, |it| has_all(&it.members))?;
         let left = Instant::now() + SHUTDOWN_TIMEOUT;
         // Reports of received messages list only topics that exist. An older report may still
         // arrive first.
         let known: Vec<u64> = self.processes.rows.iter().map(|(_, reports)| *reports).collect();
-        self.processes.wait_until_all("the nodes had reported their traffic", left, |it| {
+        self.processes.wait_until("the nodes had reported their traffic", left, |it| {
             it.rows.iter().zip(&known).all(|((_, reports), known)| *reports > known + 1)
         })?;
         self.rows.retain(|(_, row)| matches!(row, Row::Received { .. }));
@@ -322,31 +315,28 @@ impl Demonstration<'_> {
         topic: usize,
         process: (Role, usize, String),
         words: &str,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let memory = format!("--json --service external --memory {}", self.memory[process.1]);
         let all = [options(words), options(&memory), TOPICS[topic].options()].concat();
         self.processes.start(process, all)
     }
 
-    fn start_services(&mut self, startup_deadline: Instant) -> Result<(), Failure> {
+    fn start_services(&mut self, startup_deadline: Instant) -> Result<()> {
         let mut peer: Option<String> = None;
         for node in 0..NODES {
-            let (label, address, budget) =
-                (format!("node {}", node + 1), self.processes.network.address(node), budget());
+            let (address, budget) = (self.processes.network.address(node), budget());
             let words = format!(
                 "node --insecure --listen {address}:0 --lost-after 20 --budget-host {budget} --budget-device {budget}"
             );
             let mut all = options(&words);
             all.extend(peer.take().map(|peer| format!("--peers={peer}")));
-            self.processes.start((Role::NodeService, node, label), all)?;
+            self.processes.start((Role::NodeService, node, format!("node {}", node + 1)), all)?;
             self.processes.poll_node(node)?;
             let listens = |it: &DemoProcesses| {
-                it.rows[node].0.iter().find_map(|row| match row {
-                    Row::Node { listens, .. } => listens.clone(),
-                    _ => None,
-                })
+                matching!(it.rows[node].0, Row::Node { listens: Some(address), .. } => address.clone())
+            .next()
             };
-            self.processes.wait_until_all("the nodes were served", startup_deadline, |it| {
+            self.processes.wait_until("the nodes were served", startup_deadline, |it| {
                 listens(it).is_some()
             })?;
             peer = listens(&self.processes);

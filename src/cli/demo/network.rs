@@ -12,7 +12,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
 
 use super::NODES;
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use command::process::this_program;
 
 /// Interfaces at the ends of the cable.
@@ -43,7 +43,7 @@ pub(super) enum DemoNetwork {
 impl DemoNetwork {
     /// Creates network namespaces, if requested. Call before starting threads:
     /// unshare(CLONE_NEWUSER) needs a single-threaded process.
-    pub(super) fn prepare(network_mode: NetworkMode) -> Result<Self, Failure> {
+    pub(super) fn prepare(network_mode: NetworkMode) -> Result<Self> {
         if network_mode == NetworkMode::Loopback {
             return Ok(Self::Loopback { why: None });
         }
@@ -74,10 +74,9 @@ impl DemoNetwork {
     }
 
     /// Moves this thread, and the processes it starts, to the network of a node.
-    pub(super) fn enter(&self, node: usize) -> Result<(), Failure> {
+    pub(super) fn enter(&self, node: usize) -> Result<()> {
         let Self::Namespaces(networks) = self else { return Ok(()) };
-        let entered = setns(&networks[node], CloneFlags::CLONE_NEWNET);
-        entered.map_err(|error| {
+        setns(&networks[node], CloneFlags::CLONE_NEWNET).map_err(|error| {
             Failure::failed(format!("enter network namespace failed: {}", error.desc()))
         })
     }
@@ -91,14 +90,12 @@ fn probe_in_child() -> Result<(), String> {
         .stderr(Stdio::null())
         .output()
         .map_err(|error| format!("starting a process: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
-    }
+    let why = || String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    output.status.success().then_some(()).ok_or_else(why)
 }
 
 /// The attempt of the child process.
-pub(super) fn probe() -> Result<(), Failure> {
+pub(super) fn probe() -> Result<()> {
     create_namespaces().map(drop).map_err(|why| {
         println!("{why}");
         Failure::silent(Exit::Denied)
@@ -145,11 +142,8 @@ fn ip(arguments: &str) -> Result<(), String> {
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("starting ip: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => {
-            let message = String::from_utf8_lossy(&output.stderr);
-            Err(format!("ip {arguments}: {}", message.trim()))
-        }
+    if output.status.success() {
+        return Ok(());
     }
+    Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }

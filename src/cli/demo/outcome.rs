@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use pubsub::Row;
 use serde::Serialize;
 
-use super::display::{readers, table, time};
+use super::display::{readers, table, time, totals};
 use super::processes::Role;
-use super::{DemoTopic, Demonstration, NODES, ProcessReport, SubscriberRow, TOPICS};
-use crate::cli::exit::{Exit, Failure};
+use super::{DemoTopic, Demonstration, NODES, SubscriberRow, TOPICS};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::stages::TOTAL;
 use crate::cli::statistics::Latency;
 use crate::cli::{output, size, text};
@@ -55,9 +55,9 @@ impl DemoResult {
             _ => None,
         });
         let subscribers = readers(members);
-        let verified = subscribers
-            .iter()
-            .all(|it| it.last_report.corrupted == 0 && it.last_report.messages > 0);
+        let is_verified =
+            |it: &SubscriberRow| it.last_report.corrupted == 0 && it.last_report.messages > 0;
+        let verified = subscribers.iter().all(is_verified);
         Self {
             network: all.processes.network.name(),
             memory: all.memory.clone(),
@@ -71,7 +71,7 @@ impl DemoResult {
         }
     }
 
-    pub(super) fn print(&self) -> Result<(), Failure> {
+    pub(super) fn print(&self) -> Result<()> {
         output::print(&table(&self.subscribers, true))?;
         let legend = "borrow: waiting for the loan of memory; fill: writing; begin: until the node begins to write \
              the message to the other node, or delivers it locally; out: copying out of a device; wire: until \
@@ -80,19 +80,13 @@ impl DemoResult {
         let legend = text::wrapped("Medians by stage. ", legend);
         output::print(&format!("\n{legend}\n"))?;
         for (path, traffic) in &self.paths {
-            let (once, read) = (traffic.bytes as f64, traffic.read_bytes as f64);
+            let [once, read] =
+                [traffic.bytes, traffic.read_bytes].map(|it| size::amount(it as f64));
+            let [sent, received] =
+                [traffic.messages, traffic.read_messages].map(|it| text::count_of(it, "message"));
             let what = match traffic.messages {
-                0 => format!(
-                    "{} read, {}",
-                    text::count_of(traffic.read_messages, "message"),
-                    size::amount(read)
-                ),
-                messages => format!(
-                    "{}, {}, sent once; {} read of that",
-                    text::count_of(messages, "message"),
-                    size::amount(once),
-                    size::amount(read)
-                ),
+                0 => format!("{received} read, {read}"),
+                _ => format!("{sent}, {once}, sent once; {read} read of that"),
             };
             output::print(&format!("path {path}: {what}\n"))?;
         }
@@ -106,21 +100,17 @@ impl DemoResult {
                 size::amount(bytes as f64 / p50_us.max(1e-3) * 1e6)
             ))?;
         }
-        let sum = |of: fn(&ProcessReport) -> u64| -> u64 {
-            self.subscribers.iter().map(|it| of(&it.last_report)).sum()
-        };
+        let [messages, bytes, corrupted, missed] = totals(&self.subscribers);
         output::print(&format!(
-            "data: {}, {} compared byte by byte: {} corrupted, {} missed\n",
-            text::count_of(sum(|it| it.messages), "message"),
-            size::amount(sum(|it| it.bytes) as f64),
-            sum(|it| it.corrupted),
-            sum(|it| it.missed.unwrap_or(0)),
+            "data: {}, {} compared byte by byte: {corrupted} corrupted, {missed} missed\n",
+            text::count_of(messages, "message"),
+            size::amount(bytes as f64),
         ))
     }
 
     /// Did everything succeed?
-    pub(super) fn verdict(&self) -> Result<(), Failure> {
-        let corrupted: u64 = self.subscribers.iter().map(|it| it.last_report.corrupted).sum();
+    pub(super) fn verdict(&self) -> Result<()> {
+        let [_, _, corrupted, _] = totals(&self.subscribers);
         if corrupted > 0 {
             return Err(Failure::new(Exit::DataCorrupted, text::corrupted(corrupted)));
         }
@@ -136,8 +126,8 @@ impl DemoResult {
             let is_as_meant =
                 last_report.paths.iter().all(|path| (path == SHARED_MEMORY) == *is_local);
             if !is_as_meant || last_report.paths.len() != 1 {
-                let why =
-                    format!("{name} received by unexpected path {}", last_report.paths.join(", "));
+                let paths = last_report.paths.join(", ");
+                let why = format!("{name} received by unexpected path {paths}");
                 return Err(Failure::new(Exit::NoProvider, why));
             }
         }
@@ -208,6 +198,7 @@ fn slowest(subscribers: &[SubscriberRow]) -> Vec<SlowestStage> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::demo::ProcessReport;
 
     #[test]
     fn slowest_stage_of_each_path_is_reported() {

@@ -16,7 +16,7 @@ use pubsub::Row;
 use super::display::LiveDisplay;
 use super::network::DemoNetwork;
 use super::{NODES, ProcessReport};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::process::{is_ignored, kill_with_parent, limit_lifetime};
 use crate::cli::settings;
 use crate::cli::signals::{Signals, interrupted};
@@ -95,20 +95,18 @@ pub(super) struct DemoProcesses {
 
 impl DemoProcesses {
     /// Call before starting threads.
-    pub(super) fn new(network: DemoNetwork, limit: Duration) -> Result<Self, Failure> {
+    pub(super) fn new(network: DemoNetwork, limit: Duration) -> Result<Self> {
         let (event_sender, events) = channel();
         let signals = match is_ignored(Signal::SIGHUP) {
             true => Signals::catch()?,
             false => Signals::catch_with_hangup()?,
         };
-        let (members, rows) = (Vec::new(), Default::default());
-        let directory = TempDir::create(Program::Demo)?;
         Ok(Self {
             network,
-            members,
+            members: Vec::new(),
             display: None,
-            rows,
-            directory,
+            rows: Default::default(),
+            directory: TempDir::create(Program::Demo)?,
             limit,
             event_sender,
             events,
@@ -128,7 +126,7 @@ impl DemoProcesses {
 
     /// Requests reports of a node repeatedly, in a thread, so that a node without answer blocks
     /// nothing.
-    pub(super) fn poll_node(&self, node: usize) -> Result<(), Failure> {
+    pub(super) fn poll_node(&self, node: usize) -> Result<()> {
         let (event_sender, directory) = (self.event_sender.clone(), self.directory_of(node));
         let poll_reports = move || {
             let mut is_received = true;
@@ -148,14 +146,14 @@ impl DemoProcesses {
         &mut self,
         (part, node, label): (Role, usize, String),
         arguments: impl IntoIterator<Item = String>,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let failed = |why: String| Failure::failed(format!("start {label} failed: {why}"));
         let mut command = this_program("fabricast");
         command.args(arguments).args(["--service-timeout", "20", "--label", &label]);
         command.arg("--directory").arg(self.directory_of(node));
-        settings::variables().for_each(|variable| {
+        for variable in settings::variables() {
             command.env_remove(variable);
-        });
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let number = self.members.len();
         let errors = self.directory.path().join(number.to_string());
@@ -196,37 +194,25 @@ impl DemoProcesses {
     }
 
     /// Terminates the processes of some roles, and waits until they have ended.
-    pub(super) fn end(
-        &mut self,
-        selects: impl Fn(Role) -> bool,
-        deadline: Instant,
-    ) -> Result<(), Failure> {
+    pub(super) fn end(&mut self, selects: impl Fn(Role) -> bool, deadline: Instant) -> Result<()> {
         for member in self.members.iter_mut().filter(|member| selects(member.part)) {
             member.is_terminating = true;
             let _ = kill(Pid::from_raw(member.child.id() as i32), Signal::SIGTERM);
         }
-        self.wait_until("all had ended", deadline, |members| {
-            members.iter().all(|member| member.has_exited || !selects(member.part))
+        self.wait_until("all had ended", deadline, |it| {
+            it.members.iter().all(|member| member.has_exited || !selects(member.part))
         })
     }
 
     /// Processes events until the condition holds, and updates the display.
+
+    /// As [`Self::wait_until`], with a condition of all processes and of the reports of the nodes.
     pub(super) fn wait_until(
         &mut self,
         what: &str,
         deadline: Instant,
-        condition: impl Fn(&[DemoProcess]) -> bool,
-    ) -> Result<(), Failure> {
-        self.wait_until_all(what, deadline, |it| condition(&it.members))
-    }
-
-    /// As [`Self::wait_until`], with a condition of all processes and of the reports of the nodes.
-    pub(super) fn wait_until_all(
-        &mut self,
-        what: &str,
-        deadline: Instant,
         condition: impl Fn(&Self) -> bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         loop {
             self.members.iter_mut().try_for_each(DemoProcess::check_exit)?;
             let is_over = condition(self);
@@ -241,10 +227,9 @@ impl DemoProcesses {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let why = format!(
-                    "run the demonstration failed: timed out waiting until {what}{}",
-                    self.why()
-                );
+                let why = self.why();
+                let why =
+                    format!("run the demonstration failed: timed out waiting until {what}{why}");
                 return Err(Failure::new(Exit::Deadline, why));
             }
             match self.events.recv_timeout(left.min(EVENT_POLL_INTERVAL)) {
@@ -256,9 +241,8 @@ impl DemoProcesses {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::failed(
-                        "run the demonstration failed: all of its processes have ended",
-                    ));
+                    let why = "run the demonstration failed: all of its processes have ended";
+                    return Err(Failure::failed(why));
                 }
             }
         }
@@ -266,21 +250,18 @@ impl DemoProcesses {
 
     /// Peers that are not connected, as a possible cause.
     fn why(&self) -> String {
-        let all: Vec<String> = self
-            .report()
-            .filter_map(|(_, row)| match row {
-                Row::Peer { label, address, is_connected: false, detail, .. } => {
-                    Some(format!("; node \"{label}\" at {address} is not connected: {detail}"))
-                }
-                _ => None,
-            })
-            .collect();
-        all.concat()
+        let disconnected = self.report().filter_map(|(_, row)| match row {
+            Row::Peer { label, address, is_connected: false, detail, .. } => {
+                Some(format!("; node \"{label}\" at {address} is not connected: {detail}"))
+            }
+            _ => None,
+        });
+        disconnected.collect()
     }
 }
 
 impl DemoProcess {
-    fn receive_line(&mut self, line: Option<String>) -> Result<(), Failure> {
+    fn receive_line(&mut self, line: Option<String>) -> Result<()> {
         if let Some(line) = line {
             let wrong = |error| {
                 Failure::failed(format!("parse output of {} failed: {line:?}: {error}", self.label))
@@ -310,7 +291,7 @@ impl DemoProcess {
     }
 
     /// Checks the exit status of a process with closed output.
-    fn check_exit(&mut self) -> Result<(), Failure> {
+    fn check_exit(&mut self) -> Result<()> {
         if self.has_exited || !self.output_closed {
             return Ok(());
         }
@@ -345,7 +326,7 @@ impl Drop for DemoProcesses {
     }
 }
 
-fn spawn_thread(task: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+fn spawn_thread(task: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = std::thread::Builder::new().spawn(task);
     thread.map(drop).map_err(|error| Failure::failed(format!("start thread failed: {error}")))
 }
@@ -373,7 +354,7 @@ mod tests {
         }
     }
 
-    fn end(script: &str, is_terminating: bool) -> Result<(), Failure> {
+    fn end(script: &str, is_terminating: bool) -> Result<()> {
         let mut member = member(script, is_terminating);
         while !member.has_exited {
             member.check_exit()?;

@@ -66,21 +66,19 @@ impl Devices {
                 free_memory: device.free_memory().ok(),
                 driver: properties.driver.clone(),
                 handle_types: handle_types
-                    .iter()
-                    .filter(|(has, _)| *has)
-                    .map(|(_, name)| *name)
+                    .into_iter()
+                    .filter_map(|(has, name)| has.then_some(name))
                     .collect(),
                 peers: open.iter().filter(reaches).map(|other| other.name().to_string()).collect(),
                 counters_error: counters.err().map(|error| error.to_string()),
             }
         });
-        let found = found.collect();
         let unavailable =
             survey.missing.iter().map(|(implementation, error)| UnavailableImplementation {
                 implementation: implementation.to_string(),
                 reason: error.to_string(),
             });
-        Self { found, unavailable: unavailable.collect() }
+        Self { found: found.collect(), unavailable: unavailable.collect() }
     }
 
     pub(super) fn has_cuda(&self) -> bool {

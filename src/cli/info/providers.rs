@@ -7,7 +7,7 @@ use fabric::{
 use serde::Serialize;
 
 use crate::cli::choices::{self, distinct};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::{size, text};
 
 /// One offer, for display.
@@ -42,7 +42,7 @@ pub(crate) struct ProviderSurvey {
 }
 
 impl ProviderSurvey {
-    pub(crate) fn take(source: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn take(source: Option<&str>) -> Result<Self> {
         let mut entries: Vec<ProviderEntry> = Vec::new();
         let mut all_device = Vec::new();
         for kind in [EndpointKind::Rdm, EndpointKind::Msg] {
@@ -51,15 +51,16 @@ impl ProviderSurvey {
             // Some have no one-sided transfers; they are listed, too.
             for caps in [one_sided, Caps::MESSAGE] {
                 for offer in query_offers(kind, caps, source)? {
-                    if entries.iter().any(|known| is_same_offer(&known.facts, &offer)) {
+                    let facts = offer.capabilities().clone();
+                    if entries.iter().any(|known| is_same(&known.facts, &facts)) {
                         continue;
                     }
                     entries.push(ProviderEntry {
-                        facts: offer.capabilities().clone(),
                         device_memory: device
                             .iter()
-                            .any(|d| is_same_offer(d.capabilities(), &offer)),
+                            .any(|known| is_same(known.capabilities(), &facts)),
                         description: offer.describe(),
+                        facts,
                         offer,
                     });
                 }
@@ -74,7 +75,7 @@ impl ProviderSurvey {
     }
 
     /// The offers of the provider with this name, or with a layer of this name; all without a name.
-    pub(crate) fn named(&self, name: Option<&str>) -> Result<Vec<&ProviderEntry>, Failure> {
+    pub(crate) fn named(&self, name: Option<&str>) -> Result<Vec<&ProviderEntry>> {
         let Some(name) = name else { return Ok(self.entries.iter().collect()) };
         let found: Vec<&ProviderEntry> =
             self.entries.iter().filter(|entry| is_named(&entry.facts, name)).collect();
@@ -119,29 +120,17 @@ impl ProviderSurvey {
     }
 }
 
-fn query_offers(
-    kind: EndpointKind,
-    caps: Caps,
-    source: Option<&str>,
-) -> Result<Vec<Offer>, Failure> {
+fn query_offers(kind: EndpointKind, caps: Caps, source: Option<&str>) -> Result<Vec<Offer>> {
     let query = Query::new(kind).caps(caps);
-    let query = match source {
-        Some(source) => query.source(source),
-        None => query,
-    };
+    let query = source.into_iter().fold(query, Query::source);
     match query.offers() {
-        Ok(offers) => Ok(offers),
         Err(error) if error.kind() == ErrorKind::NoProvider => Ok(Vec::new()),
-        Err(error) => Err(error.into()),
+        offers => Ok(offers?),
     }
 }
 
 fn is_named(facts: &Capabilities, name: &str) -> bool {
     facts.provider == name || facts.provider.split(';').any(|layer| layer == name)
-}
-
-fn is_same_offer(known: &Capabilities, offer: &Offer) -> bool {
-    is_same(known, offer.capabilities())
 }
 
 /// Ports, and process numbers in addresses, differ from call to call, so only the network's name is
@@ -173,21 +162,8 @@ pub(super) fn table(entries: &[&ProviderEntry]) -> String {
             }),
         }
     }
-    let head = [
-        "provider",
-        "domain",
-        "kind",
-        "reach",
-        "imm",
-        "order",
-        "mr_mode",
-        "FI_HMEM",
-        "max",
-        "inject",
-        "progress",
-        "threading",
-    ];
-    let mut cells = vec![head.map(str::to_owned).to_vec()];
+    let head = "provider domain kind reach imm order mr_mode FI_HMEM max inject progress threading";
+    let mut cells = vec![head.split(' ').map(str::to_owned).collect::<Vec<_>>()];
     for row in rows {
         let kinds: Vec<&str> = row.kinds.into_iter().map(kind_name).collect();
         let domains = choices::join_domains(&row.domains);
@@ -216,11 +192,8 @@ fn kind_name(kind: EndpointKind) -> &'static str {
 /// The columns from reach on.
 fn columns(entry: &ProviderEntry) -> Vec<String> {
     let facts = &entry.facts;
-    let immediates = if facts.caps.contains(Caps::RMA) {
-        facts.immediates.cq_data_size.to_string()
-    } else {
-        "no RMA".to_owned()
-    };
+    let has_rma = facts.caps.contains(Caps::RMA);
+    let immediates = has_rma.then(|| facts.immediates.cq_data_size.to_string());
     let orders = facts.order.send_order & facts.order.receive_order;
     let order =
         match (orders.contains(Order::WRITE_AFTER_WRITE), orders.contains(Order::SEND_AFTER_WRITE))
@@ -239,7 +212,7 @@ fn columns(entry: &ProviderEntry) -> Vec<String> {
     let threading = format!("{:?}", facts.execution.threading).to_lowercase();
     [
         if facts.reaches_other_machines { "network" } else { "machine" },
-        &immediates,
+        immediates.as_deref().unwrap_or("no RMA"),
         order,
         &mr_mode(facts.registration.mr_mode),
         if entry.device_memory { "yes" } else { "no" },

@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::ServiceManager;
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::node_client;
 use super::output;
 use super::paths::remedy_for;
 use super::service_wait::ServiceWait;
 use super::settings::{NODE_SETTINGS, Options};
 use super::signals::{Signals, interrupted};
-use super::topics::{fields_of, replication_error};
+use super::topics::{fields_of, matching, replication_error};
 
 /// Interval of the reports.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ impl Arguments {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let signals = Signals::catch_with_hangup()?;
     let settings = arguments.settings.settings()?;
     let manager = ServiceManager::from_environment();
@@ -93,10 +93,7 @@ fn status_of(rows: &[Row], serves: bool) -> Option<String> {
         return Some(format!("process {process} serves node {identity}; taking over"));
     }
     // The log has the reason.
-    let remedy = rows.iter().find_map(|row| match row {
-        Row::ReplicationError { kind, .. } => Some(remedy_for(*kind)),
-        _ => None,
-    });
+    let remedy = matching!(rows, Row::ReplicationError { kind, .. } => remedy_for(*kind)).next();
     let listens = listens.as_ref().map_or_else(
         || format!("not listening for other nodes{}", remedy.unwrap_or_default()),
         |address| format!("listening for other nodes at {address}"),
@@ -105,7 +102,7 @@ fn status_of(rows: &[Row], serves: bool) -> Option<String> {
 }
 
 /// Fails if the node has a network, without --insecure.
-fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
+fn check_insecure(network: &NetworkOptions) -> Result<()> {
     let Some(address) = network.first_address().filter(|_| !network.insecure) else {
         return Ok(());
     };
@@ -117,7 +114,7 @@ fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
 }
 
 /// The node as JSON.
-fn to_json(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
+fn to_json(rows: &[Row], directory: &Path) -> Result<Value> {
     Ok(json!({
         "node": fields_of!(rows, Node)?.pop(),
         "directory": directory.display().to_string(),
@@ -131,13 +128,14 @@ fn serve(
     signals: &Signals,
     manager: &ServiceManager,
     json_directory: Option<&Path>,
-) -> Result<(), Failure> {
+) -> Result<()> {
     let mut hangups = 0;
     let (mut status, mut is_ready) = (None, false);
     let mut line = Value::Null;
     loop {
         let reported = node.clone();
-        let rows = match signals.run_interruptible(move || reported.report()) {
+        let report = move || reported.report();
+        let rows = match Signals::run_interruptible(Some(signals), report, Duration::MAX, || {}) {
             Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
             rows => rows?,
         };

@@ -4,30 +4,22 @@ use pubsub::{ErrorKind, ReportedSubscriber, Row};
 use serde_json::{Value, json};
 
 use super::Arguments;
-use crate::cli::exit::Failure;
+use crate::cli::exit::Result;
 use crate::cli::node_client;
 use crate::cli::size::amount;
-use crate::cli::topics::{fields_of, replication_error};
+use crate::cli::topics::{fields_of, matching, replication_error};
 use crate::cli::{output, text};
 
-pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     let rows = node_client::report(&settings)?;
-    match arguments.json {
-        true => output::json(&to_json(&rows)?),
-        false => output::print(&to_text(&rows)),
-    }
+    if arguments.json { output::json(&to_json(&rows)?) } else { output::print(&to_text(&rows)) }
 }
 
 /// Name of a node if known, else its address, else the begin of its identity.
 pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
     const ID_PREFIX_LENGTH: usize = 8;
-    let of_it = || {
-        rows.iter().filter_map(|row| match row {
-            Row::Peer { node, label, address, .. } if node == identity => Some((label, address)),
-            _ => None,
-        })
-    };
+    let of_it = || matching!(rows, Row::Peer { node, label, address, .. } if node == identity => (label, address));
     let known = |text: &&String| !text.is_empty();
     let label = of_it().map(|(label, _)| label).find(known);
     match label.or_else(|| of_it().map(|(_, address)| address).find(known)) {
@@ -62,10 +54,8 @@ fn to_text(rows: &[Row]) -> String {
     let mut out = String::new();
     for row in rows {
         let Row::Topic { name: topic, .. } = row else { continue };
-        out.push_str(&format!(
-            "{}\n",
-            text::heading(&format!("Topic \"{}\"", topic.escape_debug()))
-        ));
+        let title = format!("Topic \"{}\"", topic.escape_debug());
+        out.push_str(&format!("{}\n", text::heading(&title)));
         for line in topic_lines(rows, topic) {
             out.push_str(&text::wrapped("  ", &line));
         }
@@ -85,10 +75,7 @@ fn to_text(rows: &[Row]) -> String {
                 false => format!("\"{}\" ", label.escape_debug()),
             };
             let (address, detail) = (text::escape_control(address), text::escape_control(detail));
-            let detail = match detail.is_empty() {
-                true => String::new(),
-                false => format!(": {detail}"),
-            };
+            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
             let line = format!("{name}at {address}: {state}{detail}");
             out.push_str(&text::wrapped("node ", &line));
         }
@@ -98,20 +85,16 @@ fn to_text(rows: &[Row]) -> String {
 
 fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     let mut lines = Vec::new();
-    let local = |row: &&Row| match row {
-        Row::Publisher { topic, .. } => topic == name_of_topic,
-        _ => false,
-    };
     let count_of = |number: usize, thing| text::count_of(number as u64, thing);
-    let publishers = count_of(rows.iter().filter(local).count(), "publisher");
-    let subscribers = rows.iter().filter(|row| match row {
-        Row::Subscriber { topic, participant, .. } => {
-            topic == name_of_topic && *participant != ReportedSubscriber::Replication
-        }
-        _ => false,
-    });
+    let publishers = matching!(rows, Row::Publisher { topic, .. } if topic == name_of_topic => ());
+    let subscribers = matching!(
+    rows,
+    Row::Subscriber { topic, participant, .. }
+    if topic == name_of_topic && *participant != ReportedSubscriber::Replication => ()
+    );
     lines.push(format!(
-        "on this node: {publishers}, {}, by shared memory: all read one copy",
+        "on this node: {}, {}, by shared memory: all read one copy",
+        count_of(publishers.count(), "publisher"),
         count_of(subscribers.count(), "subscriber")
     ));
     for row in rows {
@@ -154,22 +137,17 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
 
 /// Names of nodes that were given up and missed messages of a topic, as far as known.
 pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
-    let names = rows.iter().filter_map(|row| match row {
-        Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => {
-            Some(if label.is_empty() { name_of_node(rows, node) } else { label.clone() })
-        }
-        _ => None,
-    });
-    names.collect()
+    let name = |node, label: &String| {
+        if label.is_empty() { name_of_node(rows, node) } else { label.clone() }
+    };
+    matching!(rows, Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => name(node, label))
+    .collect()
 }
 
 /// The names in brackets; empty without names.
 pub(crate) fn bracketed_names(names: &[String]) -> String {
     let names: Vec<_> = names.iter().map(|name| format!("\"{}\"", name.escape_debug())).collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", names.join(", ")),
-    }
+    if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
 }
 
 /// Why a topic is not replicated to or from a node.
@@ -202,10 +180,8 @@ pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
     if !settings.is_empty() {
         let options: Vec<_> =
             settings.iter().map(|name| format!("--{}", name.replace('_', "-"))).collect();
-        which.push(format!(
-            "topic settings differ ({})",
-            text::escape_control(&settings.join(", "))
-        ));
+        let names = text::escape_control(&settings.join(", "));
+        which.push(format!("topic settings differ ({names})"));
         advice.push(format!(
             "Set the same {} on both, or omit all topic settings on one: it is recreated there once \
              no process uses it",
@@ -226,24 +202,16 @@ fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
         let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;
         format!("{} {microseconds:.1} µs", text::escape_control(stage))
     };
-    match stages.is_empty() {
-        true => String::new(),
-        false => {
-            let all: Vec<_> = stages.iter().map(each).collect();
-            format!("; for each: {}", all.join(", "))
-        }
-    }
+    let all: Vec<_> = stages.iter().map(each).collect();
+    if all.is_empty() { String::new() } else { format!("; for each: {}", all.join(", ")) }
 }
 
-fn to_json(rows: &[Row]) -> Result<Value, Failure> {
+fn to_json(rows: &[Row]) -> Result<Value> {
     let mut missed = fields_of!(rows, Missed)?;
     for one in &mut missed {
         one["names"] = one["topic"].as_str().map(|topic| given_up(rows, topic)).into();
     }
-    let topics = rows.iter().filter_map(|row| match row {
-        Row::Topic { name, .. } => Some(name),
-        _ => None,
-    });
+    let topics = matching!(rows, Row::Topic { name, .. } => name);
     Ok(json!({
         "replication_error": replication_error(rows),
         "topics": topics.collect::<Vec<_>>(),

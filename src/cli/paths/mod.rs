@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 use transfer::path::{Choice, Path, Policy, Reason, Verdict, choose, situations};
 
-use super::exit::Failure;
+use super::exit::Result;
 use super::settings::{DIRECTORY_ONLY, Options, seconds};
 use super::{output, text};
 
@@ -66,7 +66,7 @@ struct SituationTable<'a> {
     situations: Vec<SituationChoice>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.topics {
         return inter_node::run(arguments);
     }

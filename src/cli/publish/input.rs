@@ -14,7 +14,7 @@ use nix::poll::PollFlags;
 use pubsub::Loan;
 
 use super::LengthLimit;
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::node_client::round_up_to_4k;
 use crate::cli::signals::{Signals, interrupted};
 use crate::cli::test_pattern::Content;
@@ -65,8 +65,8 @@ impl Message {
         loan: &mut Loan,
         buffer: &mut Vec<u8>,
         signals: &Signals,
-    ) -> Result<(), Failure> {
-        let mut write = |offset: u64, part: &[u8]| -> Result<(), Failure> {
+    ) -> Result<()> {
+        let mut write = |offset: u64, part: &[u8]| -> Result<()> {
             signals.check_interrupted()?;
             Ok(loan.write(offset, part)?)
         };
@@ -104,7 +104,7 @@ impl LengthLimit<'_> {
     }
 
     /// Fails for a message of this length if it is too long.
-    pub(super) fn check(&self, name: impl Display, length: u64) -> Result<(), Failure> {
+    pub(super) fn check(&self, name: impl Display, length: u64) -> Result<()> {
         if length <= self.maximum() { Ok(()) } else { Err(self.too_long(name, Some(length))) }
     }
 
@@ -171,7 +171,7 @@ pub(super) enum Input<'a> {
 
 impl<'a> Input<'a> {
     /// All of standard input.
-    pub(super) fn whole(limit: LengthLimit<'_>, signals: &Signals) -> Result<Self, Failure> {
+    pub(super) fn whole(limit: LengthLimit<'_>, signals: &Signals) -> Result<Self> {
         print_at_terminal(
             "reading one message from the terminal; end it with Ctrl-D (with --lines, each line is a message)",
         );
@@ -210,7 +210,7 @@ impl<'a> Input<'a> {
         &mut self,
         limit: LengthLimit<'_>,
         signals: &Signals,
-    ) -> Result<Option<Message>, Failure> {
+    ) -> Result<Option<Message>> {
         match self {
             Self::Whole(bytes) => Ok(bytes.take().map(Message::Bytes)),
             Self::Lines(lines) => Ok(line(lines, limit)?.map(Message::Bytes)),
@@ -230,7 +230,7 @@ impl<'a> Input<'a> {
 
 /// Opens a file. A long file is read when it is published. A short one is read at once, as pipes
 /// are: the length of files in /proc is meaningless.
-fn open(path: PathBuf, limit: LengthLimit<'_>, signals: &Signals) -> Result<Message, Failure> {
+fn open(path: PathBuf, limit: LengthLimit<'_>, signals: &Signals) -> Result<Message> {
     // Opening a pipe without a writer would block signals, so it is not blocking.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
@@ -274,19 +274,16 @@ impl<F: AsFd> Read for InterruptibleReader<'_, F> {
 }
 
 /// The whole input.
-fn whole(from: impl Read, name: impl Display, limit: LengthLimit<'_>) -> Result<Vec<u8>, Failure> {
+fn whole(from: impl Read, name: impl Display, limit: LengthLimit<'_>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let maximum = limit.maximum();
     let read = from.take(maximum.saturating_add(1)).read_to_end(&mut bytes);
     read.map_err(|error| failed(&name, &error))?;
-    match bytes.len() as u64 > maximum {
-        true => Err(limit.too_long(name, None)),
-        false => Ok(bytes),
-    }
+    if bytes.len() as u64 > maximum { Err(limit.too_long(name, None)) } else { Ok(bytes) }
 }
 
 /// The next line, without its line feed.
-fn line(from: &mut impl BufRead, limit: LengthLimit<'_>) -> Result<Option<Vec<u8>>, Failure> {
+fn line(from: &mut impl BufRead, limit: LengthLimit<'_>) -> Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     // The line feed, and one byte more, which shows that the line is too long.
     let maximum = limit.maximum();

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use self::input::{Input, Message};
 use self::wait_notice::{Wait, WaitNotice};
 use super::connectivity::{self, ConnectivityReporter, Phase};
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::histogram::Histogram;
 use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::paths::{bracketed_names, given_up};
@@ -85,14 +85,12 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
     if arguments.pattern && arguments.size < test_pattern::HEADER as u64 {
-        let why = format!(
-            "--size is too small. A pattern message has at least {} bytes",
-            test_pattern::HEADER
-        );
+        let least = test_pattern::HEADER;
+        let why = format!("--size is too small. A pattern message has at least {least} bytes");
         return Err(Failure::new(Exit::Usage, why));
     }
     let mut summary = PublishSummary::default();
@@ -113,7 +111,7 @@ fn publish(
     settings: &Settings,
     signals: &Signals,
     summary: &mut PublishSummary,
-) -> Result<(), Failure> {
+) -> Result<()> {
     let name = &arguments.topic;
     let request = TopicRequest::join(settings, "pub", name, signals)?;
     let node = request.node();
@@ -155,7 +153,7 @@ fn input<'a>(
     arguments: &Arguments,
     limit: LengthLimit<'_>,
     signals: &'a Signals,
-) -> Result<Input<'a>, Failure> {
+) -> Result<Input<'a>> {
     if arguments.pattern {
         let next = Content { run: random_run()?, number: 0, length: arguments.size };
         return Ok(Input::Pattern { next, left: arguments.count });
@@ -170,7 +168,7 @@ fn input<'a>(
 }
 
 /// A number for the run, unique with high probability.
-fn random_run() -> Result<u64, Failure> {
+fn random_run() -> Result<u64> {
     getrandom::u64()
         .map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))
 }
@@ -230,7 +228,7 @@ struct PublishRun<'a> {
 }
 
 impl PublishRun<'_> {
-    fn run_all(&mut self, input: Input<'_>) -> Result<(), Failure> {
+    fn run_all(&mut self, input: Input<'_>) -> Result<()> {
         self.wait_for_subscribers()?;
         self.publish_all(input)?;
         self.wait_until_released()
@@ -238,7 +236,7 @@ impl PublishRun<'_> {
 
     /// The result, with the messages missed at the end of the run. Missed messages are more severe
     /// than the failure that ended it.
-    fn final_result(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
+    fn final_result(&mut self, done: Result<()>) -> Result<()> {
         let counters = self.publisher.counters();
         let summary = &mut *self.summary;
         (summary.missed_by_nodes, summary.evicted) = (counters.missed_by_nodes, counters.evicted);
@@ -262,7 +260,7 @@ impl PublishRun<'_> {
         Err(Failure::new(Exit::MessagesMissed, why))
     }
 
-    fn wait_for_subscribers(&mut self) -> Result<(), Failure> {
+    fn wait_for_subscribers(&mut self) -> Result<()> {
         let expected = self.arguments.wait_for;
         let deadline = Deadline::after(self.arguments.timeout);
         let mut is_reported = false;
@@ -284,22 +282,18 @@ impl PublishRun<'_> {
             if !is_reported {
                 is_reported = true;
                 let awaited = text::count_of(expected.into(), "subscriber");
-                let (topic, directory_note) =
+                let (topic, note) =
                     (self.arguments.topic.escape_debug(), directory_note(self.node));
                 text::print_error(&format!(
-                    "fabricast: waiting for {awaited} of topic \"{topic}\" {directory_note}"
+                    "fabricast: waiting for {awaited} of topic \"{topic}\" {note}"
                 ));
             }
-            connectivity::print_lines(&self.connectivity.poll(
-                self.node,
-                &self.arguments.topic,
-                Phase::Waiting,
-            ));
+            self.poll_connectivity(Phase::Waiting);
             self.signals.pause(deadline.slice().min(SLICE / 5))?;
         }
     }
 
-    fn publish_all(&mut self, mut input: Input<'_>) -> Result<(), Failure> {
+    fn publish_all(&mut self, mut input: Input<'_>) -> Result<()> {
         input.print_terminal_hint();
         let mut buffer = Vec::new();
         let began = Instant::now();
@@ -330,7 +324,7 @@ impl PublishRun<'_> {
                     "topic \"{topic}\": the last subscriber has left; messages now have no subscriber"
                 )]);
             }
-            self.poll_connectivity();
+            self.poll_connectivity(Phase::Flowing);
             self.show_progress("");
             if let Some(pause) = self.arguments.interval
                 && printed_at.is_none_or(|at| at.elapsed() >= pause)
@@ -352,13 +346,13 @@ impl PublishRun<'_> {
         }
     }
 
-    fn poll_connectivity(&mut self) {
-        let lines = self.connectivity.poll(self.node, &self.arguments.topic, Phase::Flowing);
+    fn poll_connectivity(&mut self, phase: Phase) {
+        let lines = self.connectivity.poll(self.node, &self.arguments.topic, phase);
         self.print_error(&lines);
     }
 
     /// Waits until the next message is due.
-    fn wait_for_rate(&mut self, since: &mut Instant) -> Result<(), Failure> {
+    fn wait_for_rate(&mut self, since: &mut Instant) -> Result<()> {
         self.signals.check_interrupted()?;
         let Some(rate) = self.arguments.rate else { return Ok(()) };
         let at = Duration::try_from_secs_f64(self.summary.messages as f64 / rate);
@@ -371,13 +365,13 @@ impl PublishRun<'_> {
             if left.is_zero() {
                 return Ok(());
             }
-            self.poll_connectivity();
+            self.poll_connectivity(Phase::Flowing);
             self.signals.pause(left.min(CONNECTIVITY_POLL_INTERVAL))?;
         }
     }
 
     /// Publishes a message; waits for space in the topic as long as allowed.
-    fn publish(&mut self, message: Message, buffer: &mut Vec<u8>) -> Result<Sent, Failure> {
+    fn publish(&mut self, message: Message, buffer: &mut Vec<u8>) -> Result<Sent> {
         let deadline = Deadline::after(self.arguments.timeout);
         let length = message.length();
         // Measured for JSON only, so that other runs do not pay for it.
@@ -393,11 +387,10 @@ impl PublishRun<'_> {
                 self.summary.waited += since.elapsed();
                 match borrowed {
                     Ok(loan) => break loan,
-                    Err(error) => {
-                        let began = *began.get_or_insert(since);
-                        self.continue_after(error, deadline, (Wait::Room, began))?;
-                    }
+                    Err(error) => timed_out(error)?,
                 }
+                let began = *began.get_or_insert(since);
+                self.continue_waiting(deadline, (Wait::Room, began))?;
             },
         };
         let loaned_at = clock();
@@ -418,27 +411,9 @@ impl PublishRun<'_> {
         }
     }
 
-    /// After a timeout of a slice: continues, unless the wait is too long or the error is another
-    /// one.
-    fn continue_after(
-        &mut self,
-        error: pubsub::Error,
-        deadline: Deadline,
-        wait: (Wait, Instant),
-    ) -> Result<(), Failure> {
-        match error.kind() {
-            ErrorKind::DeadlineExceeded => self.continue_waiting(deadline, wait),
-            _ => Err(with_remedy(error)),
-        }
-    }
-
-    fn continue_waiting(
-        &mut self,
-        deadline: Deadline,
-        wait: (Wait, Instant),
-    ) -> Result<(), Failure> {
+    fn continue_waiting(&mut self, deadline: Deadline, wait: (Wait, Instant)) -> Result<()> {
         self.show_progress("; waiting for space in the topic");
-        self.poll_connectivity();
+        self.poll_connectivity(Phase::Flowing);
         if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait) {
             self.progress.clear();
             text::print_error(&format!("fabricast: {notice}"));
@@ -465,17 +440,26 @@ impl PublishRun<'_> {
     }
 
     /// Waits until all subscribers have released all messages.
-    fn wait_until_released(&mut self) -> Result<(), Failure> {
+    fn wait_until_released(&mut self) -> Result<()> {
         let deadline = Deadline::after(self.arguments.timeout);
         let began = Instant::now();
         while self.is_reliable {
             match self.publisher.flush(deadline.slice()) {
                 Ok(()) => break,
-                Err(error) => self.continue_after(error, deadline, (Wait::Release, began))?,
+                Err(error) => timed_out(error)?,
             }
+            self.continue_waiting(deadline, (Wait::Release, began))?;
         }
         self.summary.is_released = self.is_reliable;
         Ok(())
+    }
+}
+
+/// Another error than that of a deadline ends the run.
+fn timed_out(error: pubsub::Error) -> Result<()> {
+    match error.kind() {
+        ErrorKind::DeadlineExceeded => Ok(()),
+        _ => Err(with_remedy(error)),
     }
 }
 
@@ -516,20 +500,14 @@ fn report(arguments: &Arguments, summary: &PublishSummary, is_complete: bool) ->
 }
 
 /// Prints the result.
-fn print_summary(
-    arguments: &Arguments,
-    summary: &PublishSummary,
-    is_complete: bool,
-) -> Result<(), Failure> {
+fn print_summary(arguments: &Arguments, summary: &PublishSummary, is_complete: bool) -> Result<()> {
     let PublishSummary { messages, bytes, without_subscriber, dropped, .. } = *summary;
     if summary.publisher.is_none() || (messages == 0 && !is_complete) {
         // Nothing to report besides the failure.
         return Ok(());
     }
-    let had_no_subscriber = match &summary.directory_note {
-        Some(directory_note) => format!("had no subscriber {directory_note}"),
-        None => "had no subscriber".to_owned(),
-    };
+    let note = summary.directory_note.iter().map(|note| format!(" {note}")).collect::<String>();
+    let had_no_subscriber = format!("had no subscriber{note}");
     let all = totals(messages, bytes, summary.rate(bytes));
     let mut line = format!("{}: {all}", arguments.topic.escape_debug());
     let missed = summary.missed_by_nodes;

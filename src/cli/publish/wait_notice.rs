@@ -8,6 +8,7 @@ use pubsub::{Node, ReportedSubscriber, Row, ServiceProcess};
 use crate::cli::connectivity::request_report;
 use crate::cli::node_client::directory_note;
 use crate::cli::text;
+use crate::cli::topics::matching;
 
 /// Time until the notice.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
@@ -57,15 +58,13 @@ impl WaitNotice {
         };
         *self = Self::Reported;
         // A stopped service evicts no subscriber, itself included.
-        let unresponsive = match answer {
-            Some(_) => None,
-            None => ServiceProcess::of(node.directory()).ok().flatten(),
-        };
-        let unresponsive = unresponsive.filter(|process| process.number != std::process::id());
+        let service = || ServiceProcess::of(node.directory()).ok().flatten();
+        let unresponsive = answer.is_none().then(service).flatten();
+        let unresponsive = unresponsive
+            .filter(|process| process.number != std::process::id())
+            .map_or_else(String::new, describe_unresponsive);
         let notice = describe(&answer.unwrap_or_default(), topic, wait);
-        let unresponsive =
-            unresponsive.map(|process| format!("; {}", describe_unresponsive(process)));
-        Some(format!("{notice}{} {}", unresponsive.unwrap_or_default(), directory_note(node)))
+        Some(format!("{notice}{unresponsive} {}", directory_note(node)))
     }
 }
 
@@ -73,8 +72,8 @@ impl WaitNotice {
 fn describe_unresponsive(process: ServiceProcess) -> String {
     let (number, state) = (process.number, process.state());
     let named = format!(
-        "{process} serves the node, which evicts subscribers that hold messages for too long, and does \
-         not answer: {state}"
+        "; {process} serves the node, which evicts subscribers that hold messages for too long, and does \
+        not answer: {state}"
     );
     match number {
         0 => named,
@@ -88,41 +87,32 @@ fn describe(rows: &[Row], topic: &str, wait: Wait) -> String {
         Wait::Room => format!("waiting for space in topic \"{name}\""),
         Wait::Release => format!("waiting until all messages of topic \"{name}\" are released"),
     };
-    match slowest(rows, topic) {
-        Some((subscriber, behind)) => {
-            let messages = text::count_of(behind, "message");
-            format!("{what}: {subscriber} has {messages} to read or release")
-        }
-        None => format!("{what}: a subscriber has messages to read or release"),
-    }
+    let (subscriber, messages) = match slowest(rows, topic) {
+        Some((subscriber, behind)) => (subscriber, text::count_of(behind, "message")),
+        None => ("a subscriber".to_owned(), "messages".to_owned()),
+    };
+    format!("{what}: {subscriber} has {messages} to read or release")
 }
 
 /// The subscriber of a topic that is furthest behind, and by how many messages.
 fn slowest(rows: &[Row], name: &str) -> Option<(String, u64)> {
-    let subscribers = rows.iter().filter_map(|row| match row {
-        Row::Subscriber { topic, participant, behind, .. } if topic == name && *behind > 0 => {
-            Some((participant, *behind))
-        }
-        _ => None,
-    });
+    let subscribers = matching!(
+    rows,
+    Row::Subscriber { topic, participant, behind, .. }
+    if topic == name && *behind > 0 => (participant, *behind)
+    );
     let (participant, behind) = subscribers.max_by_key(|(_, behind)| *behind)?;
-    let process = rows.iter().find_map(|row| match row {
-        Row::Process { participant: of, label, process }
-            if matches!(participant, ReportedSubscriber::Process(it) if it == of) =>
-        {
-            let label = label.escape_debug();
-            Some(match process {
-                0 => format!("\"{label}\""),
-                _ => format!("process {process} (\"{label}\")"),
-            })
-        }
-        _ => None,
-    });
-    let other = match participant {
-        ReportedSubscriber::Replication => "another node",
-        ReportedSubscriber::Process(_) => "a subscriber",
+    let ReportedSubscriber::Process(participant) = participant else {
+        return Some(("another node".to_owned(), behind));
     };
-    Some((process.unwrap_or_else(|| other.to_owned()), behind))
+    let mut process = matching!(
+    rows,
+    Row::Process { participant: of, label, process } if of == participant => match process {
+    0 => format!("\"{}\"", label.escape_debug()),
+    _ => format!("process {process} (\"{}\")", label.escape_debug()),
+    }
+    );
+    Some((process.next().unwrap_or_else(|| "a subscriber".to_owned()), behind))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use pubsub::Budgets;
 use serde_json::{Value, json};
 
 use super::{ALL, Declaration, Options, Settings, TABLE};
-use crate::cli::exit::Failure;
+use crate::cli::exit::Result;
 use crate::cli::size::amount;
 use crate::cli::{output, text};
 
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     settings: Options<ALL>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     match arguments.json {
         true => output::json(&to_json(&settings)),

@@ -22,10 +22,8 @@ pub(super) fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
             Some(near) => format!("The nearest setting is {near}"),
             None => "\"fabricast config --help\" lists the settings".to_owned(),
         };
-        format!(
-            "environment variable {} is ignored: unknown setting. {remedy}",
-            name.escape_debug()
-        )
+        let name = name.escape_debug();
+        format!("environment variable {name} is ignored: unknown setting. {remedy}")
     };
     unknown.iter().map(warning).collect()
 }

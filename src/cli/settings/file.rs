@@ -10,7 +10,7 @@ use toml::de::{DeString, DeTable, DeValue};
 use super::declare::Group;
 use super::value::text_for_form;
 use super::{Settings, TABLE};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 
 /// A settings file and the settings read from it.
 struct File<'a> {
@@ -20,7 +20,7 @@ struct File<'a> {
 }
 
 /// Reads the settings of a file.
-pub(super) fn read(settings: &mut Settings, path: &Path, text: &str) -> Result<(), Failure> {
+pub(super) fn read(settings: &mut Settings, path: &Path, text: &str) -> Result<()> {
     let mut file = File { path, text, settings };
     let table = DeTable::parse(text)
         .map_err(|error| file.wrong(error.span().unwrap_or_default(), error.message()))?;
@@ -54,7 +54,7 @@ impl File<'_> {
         group: Group,
         key: &Spanned<DeString<'_>>,
         value: &Spanned<DeValue<'_>>,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let name = key.get_ref().as_ref();
         let Some(which) = TABLE.iter().position(|one| one.group == group && one.name == name)
         else {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use pubsub::{Budgets, MemoryLocation, Reliability, TopicSettings};
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use declare::{Group, declare};
 pub(crate) use environment::variables;
 pub(crate) use options::{ALL, DIRECTORY_ONLY, NODE_SETTINGS, Options};
@@ -209,23 +209,18 @@ impl Settings {
         file: Option<(&Path, &str)>,
         environment: impl Fn(&str) -> Option<OsString>,
         options: &[OptionValue],
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let mut settings = Self::default();
         if let Some((path, text)) = file {
             file::read(&mut settings, path, text)?;
         }
         for declaration in TABLE.iter() {
             // Empty counts as not set.
-            let Some(value) = environment(&declaration.variable).filter(|value| !value.is_empty())
-            else {
-                continue;
-            };
+            let value = environment(&declaration.variable).filter(|value| !value.is_empty());
+            let Some(value) = value else { continue };
             let origin = format!("environment {}", declaration.variable);
-            let Some(text) = value.to_str() else {
-                let why = format!("{origin} is not UTF-8");
-                return Err(Failure::new(Exit::Usage, why));
-            };
-            settings.apply(declaration, text, &origin)?;
+            let not_utf8 = || Failure::new(Exit::Usage, format!("{origin} is not UTF-8"));
+            settings.apply(declaration, value.to_str().ok_or_else(not_utf8)?, &origin)?;
         }
         for (which, text) in options {
             let declaration = &TABLE[*which];
@@ -284,7 +279,7 @@ impl Settings {
         TABLE.iter().any(|one| one.group == Group::Topic && one.is_set(self))
     }
 
-    fn apply(&mut self, of: &Declaration, text: &str, origin: &str) -> Result<(), Failure> {
+    fn apply(&mut self, of: &Declaration, text: &str, origin: &str) -> Result<()> {
         (of.read)(self, text, origin).map_err(|why| {
             Failure::new(Exit::Usage, format!("{origin} is \"{}\": {why}", text.escape_debug()))
         })

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use super::declare::Group;
 use super::value::ValueForm;
 use super::{Declaration, FILE_VARIABLE, OptionValue, Settings, TABLE, environment};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::text;
 
 const HEADING: &str = "Settings (also in a file, or in the environment)";
@@ -32,7 +32,7 @@ pub(crate) struct Options<const SCOPE: u8> {
 
 impl<const SCOPE: u8> Options<SCOPE> {
     /// The settings, merged with the environment and the file.
-    pub(crate) fn settings(&self) -> Result<Settings, Failure> {
+    pub(crate) fn settings(&self) -> Result<Settings> {
         let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
         let path = self.file.clone().or_else(|| named.map(PathBuf::from));
         let read = path.as_deref().map(read).transpose();
@@ -52,8 +52,7 @@ impl<const SCOPE: u8> Options<SCOPE> {
 /// The text of a file. Fails if it is far too long for settings.
 fn read(path: &Path) -> std::io::Result<String> {
     const LONGEST: u64 = 1 << 20;
-    let mut text = String::new();
-    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
+    let text = std::io::read_to_string(File::open(path)?.take(LONGEST + 1))?;
     if text.len() as u64 > LONGEST {
         return Err(std::io::Error::other("it is longer than 1 MiB"));
     }

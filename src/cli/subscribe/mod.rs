@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use self::sink::Sink;
 use super::connectivity::{self, ConnectivityReporter, Phase};
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, Result};
 use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::progress::{Progress, totals};
 use super::settings::{ALL, Options, Settings, seconds};
@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    fn sink(&self, signals: &Signals) -> Result<Sink, Failure> {
+    fn sink(&self, signals: &Signals) -> Result<Sink> {
         match (&self.file, &self.into) {
             (Some(file), _) => Sink::file(file, signals),
             (None, Some(directory)) => Sink::directory(directory),
@@ -77,7 +77,7 @@ impl Arguments {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
     if arguments.lines && arguments.file.is_none() && !arguments.writes_to_stdout() {
@@ -105,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Faults of the data are more severe than the reason of the end.
-fn more_severe(done: Result<(), Failure>, verdict: Result<(), Failure>) -> Result<(), Failure> {
+fn more_severe(done: Result<()>, verdict: Result<()>) -> Result<()> {
     match (done, verdict) {
         (done, Ok(())) => done,
         (Err(done), Err(verdict)) if !done.is_silent() => {
@@ -121,7 +121,7 @@ fn read(
     settings: &Settings,
     signals: &Signals,
     outcome: &mut SubscribeSummary,
-) -> Result<(), Failure> {
+) -> Result<()> {
     let sink = arguments.sink(signals)?;
     let request = TopicRequest::join(settings, "sub", &arguments.topic, signals)?;
     let node = request.node();
@@ -197,7 +197,7 @@ const CHUNK: u64 = 1 << 20;
 const MAX_REPORTED_FAULTS: u64 = 10;
 
 impl SubscribeRun<'_> {
-    fn read_all(&mut self, node: &Node) -> Result<(), Failure> {
+    fn read_all(&mut self, node: &Node) -> Result<()> {
         let mut deadline = Deadline::after(self.arguments.timeout);
         let expected = self.arguments.count.unwrap_or(u64::MAX);
         let mut printed_at: Option<Instant> = None;
@@ -272,10 +272,9 @@ impl SubscribeRun<'_> {
     fn report_waiting(&mut self, node: &Node) {
         if !self.wait_reported && self.began.elapsed() >= NOTICE_DELAY {
             self.wait_reported = true;
-            let (topic, directory_note) =
-                (self.arguments.topic.escape_debug(), directory_note(node));
+            let (topic, note) = (self.arguments.topic.escape_debug(), directory_note(node));
             text::print_error(&format!(
-                "fabricast: waiting for messages of topic \"{topic}\" {directory_note}"
+                "fabricast: waiting for messages of topic \"{topic}\" {note}"
             ));
         }
     }
@@ -306,7 +305,7 @@ impl SubscribeRun<'_> {
         }
     }
 
-    fn read(&mut self, sample: &Sample) -> Result<(), Failure> {
+    fn read(&mut self, sample: &Sample) -> Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_nanos() as u64);
         if self.arguments.check {
@@ -331,8 +330,8 @@ impl SubscribeRun<'_> {
         Ok(())
     }
 
-    fn check(&mut self, sample: &Sample) -> Result<(), Failure> {
-        let read = |offset: u64, to: &mut [u8]| -> Result<(), Failure> {
+    fn check(&mut self, sample: &Sample) -> Result<()> {
+        let read = |offset: u64, to: &mut [u8]| -> Result<()> {
             self.signals.check_interrupted()?;
             Ok(sample.read(offset, to)?)
         };
@@ -347,7 +346,7 @@ impl SubscribeRun<'_> {
         Ok(())
     }
 
-    fn write(&mut self, sample: &Sample) -> Result<(), Failure> {
+    fn write(&mut self, sample: &Sample) -> Result<()> {
         let length = sample.length();
         self.sink.begin()?;
         let mut offset = 0;
@@ -373,18 +372,16 @@ impl SubscribeRun<'_> {
 
 impl SubscribeSummary {
     /// The failure for corrupted or missed messages.
-    fn verdict(&self) -> Result<(), Failure> {
+    fn verdict(&self) -> Result<()> {
         if self.corrupted > 0 {
             return Err(Failure::new(Exit::DataCorrupted, text::corrupted(self.corrupted)));
         }
-        match self.missed {
-            missed if missed > 0 && self.is_reliable => {
-                let why =
-                    text::count_of_irregular(missed, "message was missed", "messages were missed");
-                Err(Failure::new(Exit::MessagesMissed, why))
-            }
-            _ => Ok(()),
+        if self.missed == 0 || !self.is_reliable {
+            return Ok(());
         }
+        let (one, several) = ("message was missed", "messages were missed");
+        let why = text::count_of_irregular(self.missed, one, several);
+        Err(Failure::new(Exit::MessagesMissed, why))
     }
 
     /// The result as JSON, also of an incomplete run.
@@ -409,7 +406,7 @@ impl SubscribeSummary {
     }
 
     /// Prints the result.
-    fn print_summary(&self, arguments: &Arguments) -> Result<(), Failure> {
+    fn print_summary(&self, arguments: &Arguments) -> Result<()> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
         if !self.is_subscribed {

@@ -13,7 +13,7 @@ use nix::libc;
 use nix::poll::PollFlags;
 use nix::unistd::linkat;
 
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::signals::{SLICE, Signals, interrupted};
 use crate::cli::text;
 
@@ -79,7 +79,7 @@ impl Drop for PartialFile {
 }
 
 impl PartialFile {
-    fn unnamed(directory: &Path) -> Result<Self, Failure> {
+    fn unnamed(directory: &Path) -> Result<Self> {
         let mut options = OpenOptions::new();
         let file = options.write(true).custom_flags(libc::O_TMPFILE).open(directory);
         let file = PartialFileHandle::Unlocked(file.map_err(|error| failed(directory, &error))?);
@@ -88,7 +88,7 @@ impl PartialFile {
 
     /// Are unnamed files supported that can get a name later? Tried with a name that is removed at
     /// once.
-    fn supports_unnamed(directory: &Path, target: &Path) -> Result<bool, Failure> {
+    fn supports_unnamed(directory: &Path, target: &Path) -> Result<bool> {
         let Ok(mut part) = Self::unnamed(directory) else { return Ok(false) };
         let name = part_name(target)?;
         let is_named = part.link_as(&name).is_ok_and(|is_free| is_free);
@@ -97,7 +97,7 @@ impl PartialFile {
     }
 
     /// Creates it with a random name.
-    fn named(target: &Path) -> Result<Self, Failure> {
+    fn named(target: &Path) -> Result<Self> {
         Self::create_named_with(target, lock)
     }
 
@@ -105,7 +105,7 @@ impl PartialFile {
     fn create_named_with(
         target: &Path,
         lock: impl Fn(File) -> Result<Flock<File>, (File, Errno)>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         for _ in 0..ATTEMPTS {
             let path = part_name(target)?;
             let file = OpenOptions::new().write(true).create_new(true).open(&path);
@@ -135,7 +135,7 @@ impl PartialFile {
     }
 
     /// Gives the complete message its name. False if the name exists.
-    fn link_as(&self, target: &Path) -> Result<bool, Failure> {
+    fn link_as(&self, target: &Path) -> Result<bool> {
         let cwd = nix::fcntl::AT_FDCWD;
         let named = match &self.name {
             None => {
@@ -174,7 +174,7 @@ impl Sink {
     }
 
     /// Waits for the reader, if the file is a pipe.
-    pub(super) fn file(path: &Path, signals: &Signals) -> Result<Self, Failure> {
+    pub(super) fn file(path: &Path, signals: &Signals) -> Result<Self> {
         let mut options = OpenOptions::new();
         options.append(true).create(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
         let mut is_reported = false;
@@ -198,7 +198,7 @@ impl Sink {
 
     /// Numbers continue after those of existing messages. Tries at once to create a file as for
     /// messages, so that an unwritable directory is reported before any message is read.
-    pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
+    pub(super) fn directory(path: &Path) -> Result<Self> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, &error))?;
         remove_stale_parts(path);
         let number = highest_number(path).map_err(|error| failed(path, &error))?;
@@ -216,7 +216,7 @@ impl Sink {
     }
 
     /// Begins the next message.
-    pub(super) fn begin(&mut self) -> Result<(), Failure> {
+    pub(super) fn begin(&mut self) -> Result<()> {
         if let Self::Directory { path, number, is_unnamed, part } = self {
             *part = Some(match is_unnamed {
                 true => PartialFile::unnamed(path)?,
@@ -226,13 +226,13 @@ impl Sink {
         Ok(())
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8], signals: &Signals) -> Result<(), Failure> {
+    pub(super) fn write(&mut self, bytes: &[u8], signals: &Signals) -> Result<()> {
         let to_file = |path: &Path, file: &File| {
             let written = write_all(file.as_fd(), bytes, usize::MAX, signals)?;
             written.map_err(|error| failed(path, &error.into()))
         };
         match self {
-            Self::Discard => Ok(()),
+            Self::Discard | Self::Directory { part: None, .. } => Ok(()),
             Self::Output { is_terminal: true, .. } if is_binary(bytes) => {
                 let why = "write message to terminal failed: it is binary. Use --file or --into, or --check or --stats, \
                            or pipe it through cat";
@@ -251,26 +251,21 @@ impl Sink {
             }
             Self::File(path, file) => to_file(path, file),
             Self::Directory { path, part: Some(part), .. } => to_file(path, &part.file),
-            Self::Directory { .. } => Ok(()),
         }
     }
 
     /// Ends the message.
-    pub(super) fn end(&mut self) -> Result<(), Failure> {
-        match self {
-            Self::Directory { path, number, part, .. } => {
-                let Some(part) = part.take() else { return Ok(()) };
-                loop {
-                    // Other processes may write in the directory, too.
-                    *number = number.checked_add(1).ok_or_else(|| {
-                        failed(path, &io::Error::other("message numbers are exhausted"))
-                    })?;
-                    if part.link_as(&named(path, *number))? {
-                        return Ok(());
-                    }
-                }
+    pub(super) fn end(&mut self) -> Result<()> {
+        let Self::Directory { path, number, part, .. } = self else { return Ok(()) };
+        let Some(part) = part.take() else { return Ok(()) };
+        loop {
+            // Other processes may write in the directory, too.
+            *number = number
+                .checked_add(1)
+                .ok_or_else(|| failed(path, &io::Error::other("message numbers are exhausted")))?;
+            if part.link_as(&named(path, *number))? {
+                return Ok(());
             }
-            _ => Ok(()),
         }
     }
 }
@@ -305,7 +300,7 @@ fn highest_number(directory: &Path) -> io::Result<u64> {
 }
 
 /// A random name for a partial file.
-fn part_name(target: &Path) -> Result<PathBuf, Failure> {
+fn part_name(target: &Path) -> Result<PathBuf> {
     let random = getrandom::u64()
         .map_err(|error| Failure::failed(format!("generate a file name failed: {error}")))?;
     Ok(target.with_extension(format!("{random:016x}{PART_SUFFIX}")))
@@ -364,7 +359,7 @@ fn write_all(
     mut bytes: &[u8],
     write_size: usize,
     signals: &Signals,
-) -> Result<Result<(), Errno>, Failure> {
+) -> Result<Result<(), Errno>> {
     while !bytes.is_empty() {
         signals.check_interrupted()?;
         while !signals.wait_for(to, PollFlags::POLLOUT, SIGNAL_POLL_INTERVAL) {

@@ -4,15 +4,18 @@ use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::handle::{Handle, Kind};
 use crate::timeout::Timeout;
 
 /// Maximum length of a text: that of a path.
 const LONGEST_TEXT: usize = 4096;
 
+/// Operation and name of an argument, for messages.
+pub(crate) type Name<'a> = (Operation, &'a str);
+
 /// An argument of C.
-pub(crate) trait Argument {
+pub(crate) trait Argument: Sized {
     /// Its C type.
     type Raw: Copy;
 
@@ -21,60 +24,56 @@ pub(crate) trait Argument {
     /// # Safety
     /// The pointer is valid, if it is not NULL.
     unsafe fn clear(_: Self::Raw, _: usize) {}
+
+    /// Converts the argument, with the length that was passed, if any.
+    ///
+    /// # Safety
+    /// The pointer is valid for the length while the value is used, if it is not NULL, and no other
+    /// thread changes its memory meanwhile.
+    unsafe fn from_c(name: Name<'_>, raw: Self::Raw, length: usize) -> Result<Self>;
 }
 
 /// Arguments that are passed on unchanged.
 macro_rules! plain {
-    ($($type:ident),*) => {$(
-        impl Argument for $type {
+    ($($type:ty),*) => {$(
+        impl $crate::ffi::Argument for $type {
             type Raw = Self;
-        }
 
-        impl FromC for $type {
-            unsafe fn from_c(_: &'static CStr, _: &'static str, raw: Self) -> Result<Self> {
+            unsafe fn from_c(
+                _: $crate::ffi::Name<'_>,
+                raw: Self,
+                _: usize,
+            ) -> $crate::failure::Result<Self> {
                 Ok(raw)
             }
         }
     )*};
 }
+pub(crate) use plain;
 
-/// Converts the argument.
-pub(crate) trait FromC: Argument + Sized {
-    /// # Safety
-    /// The pointer is valid while the value is used, if it is not NULL, and no other thread changes
-    /// its memory meanwhile.
-    unsafe fn from_c(operation: &'static CStr, name: &'static str, raw: Self::Raw) -> Result<Self>;
-}
-
-plain!(usize, i32, u64);
+plain!(usize, i32, u64, *mut c_char);
 
 impl Argument for Timeout {
     type Raw = i64;
-}
 
-impl FromC for Timeout {
-    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: i64) -> Result<Self> {
+    unsafe fn from_c(_: Name<'_>, raw: i64, _: usize) -> Result<Self> {
         Ok(Self::of_nanoseconds(raw))
     }
 }
 
-impl<K> Argument for Handle<K> {
+impl<K: Kind> Argument for Handle<K> {
     type Raw = *mut K;
-}
 
-impl<K: Kind> FromC for Handle<K> {
-    unsafe fn from_c(operation: &'static CStr, _: &'static str, raw: *mut K) -> Result<Self> {
+    unsafe fn from_c((operation, _): Name<'_>, raw: *mut K, _: usize) -> Result<Self> {
         Self::of_pointer(operation, raw)
     }
 }
 
 /// A handle, or NULL.
-impl<K> Argument for Option<Handle<K>> {
+impl<K: Kind> Argument for Option<Handle<K>> {
     type Raw = *mut K;
-}
 
-impl<K: Kind> FromC for Option<Handle<K>> {
-    unsafe fn from_c(operation: &'static CStr, _: &'static str, raw: *mut K) -> Result<Self> {
+    unsafe fn from_c((operation, _): Name<'_>, raw: *mut K, _: usize) -> Result<Self> {
         if raw.is_null() { Ok(None) } else { Handle::of_pointer(operation, raw).map(Some) }
     }
 }
@@ -89,46 +88,25 @@ pub(crate) struct CallerRange<'a> {
 
 impl Argument for CallerRange<'_> {
     type Raw = *const c_void;
-}
 
-impl CallerRange<'_> {
-    /// # Safety
-    /// The memory of this length is valid, of any kind, and not written while the value is used.
-    pub(crate) unsafe fn from_c(
-        operation: &'static CStr,
-        name: &'static str,
-        raw: *const c_void,
-        length: usize,
-    ) -> Result<Self> {
-        check_length(operation, name, raw, length)?;
+    unsafe fn from_c(name: Name<'_>, raw: *const c_void, length: usize) -> Result<Self> {
+        check_length(name, raw, length)?;
         // Other code dereferences the number.
         let address = raw.expose_provenance() as u64;
         if address.checked_add(length as u64).is_none() {
-            return refuse(operation, name, "is longer than memory can be");
+            return refuse(name, "is longer than memory can be");
         }
         Ok(Self { address, length, lives: PhantomData })
     }
+}
 
+impl CallerRange<'_> {
     pub(crate) fn address(self) -> u64 {
         self.address
     }
 
     pub(crate) fn length(self) -> usize {
         self.length
-    }
-}
-
-/// An address that names an object of this library, and is not dereferenced.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Address(pub(crate) usize);
-
-impl Argument for Address {
-    type Raw = *mut c_char;
-}
-
-impl FromC for Address {
-    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: *mut c_char) -> Result<Self> {
-        Ok(Self(raw.addr()))
     }
 }
 
@@ -141,10 +119,8 @@ unsafe impl Send for UserData {}
 
 impl Argument for UserData {
     type Raw = *mut c_void;
-}
 
-impl FromC for UserData {
-    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: *mut c_void) -> Result<Self> {
+    unsafe fn from_c(_: Name<'_>, raw: *mut c_void, _: usize) -> Result<Self> {
         Ok(Self(raw))
     }
 }
@@ -155,17 +131,17 @@ impl UserData {
     }
 }
 
-pub(super) fn refuse<T>(operation: &'static CStr, name: &str, what: &str) -> Result<T> {
+pub(super) fn refuse<T>((operation, name): Name<'_>, what: &str) -> Result<T> {
     Err(Failure::invalid(operation, format_args!("the argument \"{name}\" {what}")))
 }
 
 /// Not NULL, and aligned for a `T`.
-pub(super) fn check_pointer<T>(operation: &'static CStr, name: &str, raw: *const T) -> Result<()> {
+pub(super) fn check_pointer<T>(name: Name<'_>, raw: *const T) -> Result<()> {
     if raw.is_null() {
-        return refuse(operation, name, "is NULL");
+        return refuse(name, "is NULL");
     }
     if !raw.is_aligned() {
-        return refuse(operation, name, "is not aligned");
+        return refuse(name, "is not aligned");
     }
     Ok(())
 }
@@ -191,7 +167,7 @@ impl<'a> Text<'a> {
     }
 
     /// The text; None if it is NULL.
-    pub(crate) fn get(self, operation: &'static CStr, name: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn get(self, operation: Operation, name: &str) -> Result<Option<&'a str>> {
         if self.start.is_null() {
             return Ok(None);
         }
@@ -199,99 +175,65 @@ impl<'a> Text<'a> {
         // SAFETY: its creator guarantees a zero-terminated text; nothing after the zero is read.
         let length = (0..=LONGEST_TEXT).find(|at| unsafe { *start.add(*at) } == 0);
         let Some(length) = length else {
-            return refuse(operation, name, "is a text of more than 4096 bytes");
+            return refuse((operation, name), "is a text of more than 4096 bytes");
         };
         // SAFETY: these bytes were just read.
         let bytes = unsafe { std::slice::from_raw_parts(start, length) };
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(Some(text)),
-            Err(_) => refuse(operation, name, "is a text that is not UTF-8"),
+            Err(_) => refuse((operation, name), "is a text that is not UTF-8"),
         }
     }
 
     /// The text; NULL is an error.
-    pub(crate) fn required(self, operation: &'static CStr, name: &str) -> Result<&'a str> {
-        match self.get(operation, name)? {
-            Some(text) => Ok(text),
-            None => refuse(operation, name, "is NULL"),
-        }
+    pub(crate) fn required(self, operation: Operation, name: &str) -> Result<&'a str> {
+        self.get(operation, name)?.map_or_else(|| refuse((operation, name), "is NULL"), Ok)
     }
 }
 
 impl Argument for Text<'_> {
     type Raw = *const c_char;
-}
 
-impl FromC for Text<'_> {
-    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: *const c_char) -> Result<Self> {
+    unsafe fn from_c(_: Name<'_>, raw: *const c_char, _: usize) -> Result<Self> {
         Ok(Self { start: raw, lives: PhantomData })
     }
 }
 
 /// Bytes of the caller, for reading.
-#[derive(Debug)]
-pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
-
-impl Argument for Bytes<'_> {
+impl Argument for &[u8] {
     type Raw = *const c_void;
-}
 
-impl Bytes<'_> {
-    /// # Safety
-    /// The memory of this length is valid, and not written while the value is used.
-    pub(crate) unsafe fn from_c(
-        operation: &'static CStr,
-        name: &'static str,
-        raw: *const c_void,
-        length: usize,
-    ) -> Result<Self> {
-        check_length(operation, name, raw, length)?;
+    unsafe fn from_c(name: Name<'_>, raw: *const c_void, length: usize) -> Result<Self> {
+        check_length(name, raw, length)?;
         if length == 0 {
-            return Ok(Self(&[]));
+            return Ok(&[]);
         }
         // SAFETY: not NULL, not longer than `isize::MAX`, and valid as the caller guarantees.
-        Ok(Self(unsafe { std::slice::from_raw_parts(raw.cast(), length) }))
+        Ok(unsafe { std::slice::from_raw_parts(raw.cast(), length) })
     }
 }
 
 /// Bytes of the caller, for writing.
-#[derive(Debug)]
-pub(crate) struct OutBytes<'a>(pub(crate) &'a mut [u8]);
-
-impl Argument for OutBytes<'_> {
+impl Argument for &mut [u8] {
     type Raw = *mut c_void;
-}
 
-impl OutBytes<'_> {
-    /// # Safety
-    /// The memory of this length is valid, and not used by others while the value is used.
-    pub(crate) unsafe fn from_c(
-        operation: &'static CStr,
-        name: &'static str,
-        raw: *mut c_void,
-        length: usize,
-    ) -> Result<Self> {
-        check_length(operation, name, raw, length)?;
+    unsafe fn from_c(name: Name<'_>, raw: *mut c_void, length: usize) -> Result<Self> {
+        check_length(name, raw, length)?;
         if length == 0 {
-            return Ok(Self(&mut []));
+            return Ok(&mut []);
         }
         // SAFETY: not NULL, not longer than `isize::MAX`, and valid as the caller guarantees.
         // Memory that C left uninitialised has some value, as seen from here.
-        Ok(Self(unsafe { std::slice::from_raw_parts_mut(raw.cast(), length) }))
+        Ok(unsafe { std::slice::from_raw_parts_mut(raw.cast(), length) })
     }
 }
 
-fn check_length(
-    operation: &'static CStr,
-    name: &str,
-    raw: *const c_void,
-    length: usize,
-) -> Result<()> {
+fn check_length(name: Name<'_>, raw: *const c_void, length: usize) -> Result<()> {
     if length > isize::MAX as usize {
-        return refuse(operation, name, "is longer than memory can be");
+        return refuse(name, "is longer than memory can be");
     }
     if raw.is_null() && length > 0 {
-        return refuse(operation, name, "is NULL, but its length is not 0");
+        return refuse(name, "is NULL, but its length is not 0");
     }
     Ok(())
 }

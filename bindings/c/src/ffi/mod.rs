@@ -10,19 +10,14 @@ mod structure;
 
 use std::any::Any;
 use std::cell::Cell;
-use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use crate::failure::{self, Failure, Result};
+use crate::failure::{self, Failure, Operation, Result};
 use crate::status::Status;
 
-pub(crate) use self::argument::{
-    Address, Argument, Bytes, CallerRange, FromC, OutBytes, Text, UserData,
-};
-pub(crate) use self::structure::{
-    Layout, OptionalOutStruct, OptionalStruct, Out, OutStruct, Plain, WithDefaults,
-};
+pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, plain};
+pub(crate) use self::structure::{Layout, Out, OutStruct, WithDefaults};
 
 /// Functions of the interface. Each has an operation, with which its messages begin; an argument
 /// with a name in brackets before or behind it has the length of that argument.
@@ -47,8 +42,6 @@ macro_rules! export {
             )*
         ) -> $answer {
             const OPERATION: &std::ffi::CStr = $operation;
-            #[allow(unused_imports)]
-            use $crate::ffi::FromC as _;
             $crate::ffi::call(OPERATION, || {
                 $(
                     // SAFETY: as below.
@@ -59,8 +52,10 @@ macro_rules! export {
                 $(
                     // SAFETY: the caller follows the header for this argument.
                     let $argument = unsafe {
-                        <$type>::from_c(
-                            OPERATION, stringify!($argument), $argument $(, $before)? $(, $length)?
+                        <$type as $crate::ffi::Argument>::from_c(
+                            (OPERATION, stringify!($argument)),
+                            $argument,
+                            0 $(+ $before)? $(+ $length)?,
                         )
                     }?;
                 )*
@@ -132,10 +127,7 @@ thread_local! {
 
 /// Runs a function's body; on failure or panic the thread's last error is set. Fails in the log
 /// callback, which may run while the library holds a lock.
-pub(crate) fn call<A: Answer>(
-    operation: &'static CStr,
-    body: impl FnOnce() -> Result<A::Value>,
-) -> A {
+pub(crate) fn call<A: Answer>(operation: Operation, body: impl FnOnce() -> Result<A::Value>) -> A {
     let body = || match IN_CALLBACK.get() {
         true => Err(Failure::invalid(operation, "called from the log callback")),
         false => body(),

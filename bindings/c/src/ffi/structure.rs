@@ -1,10 +1,9 @@
 //! Outputs and structures of C.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::ptr;
 
-use super::argument::{Argument, FromC, check_pointer, refuse};
+use super::argument::{Argument, Name, check_pointer, refuse};
 use crate::failure::{Failure, Result};
 
 /// Types that C can be given: any pattern of bytes is a value, zeros included.
@@ -33,8 +32,9 @@ unsafe impl<T> Plain for *const T {}
 /// A structure that C passes or receives.
 ///
 /// # Safety
-/// It is `repr(C)`; structures that C passes begin with their size.
-pub(crate) unsafe trait Layout: Plain {
+/// It is `repr(C)` without gaps, and any pattern of bytes is a value; structures that C passes begin
+/// with their size.
+pub(crate) unsafe trait Layout: Copy {
     /// Its size in the first version of the interface.
     const MIN_SIZE: usize;
 }
@@ -61,11 +61,9 @@ impl<T: Plain> Argument for Out<'_, T> {
             unsafe { raw.write_bytes(T::EMPTY_BYTE, 1) };
         }
     }
-}
 
-impl<T: Plain> FromC for Out<'_, T> {
-    unsafe fn from_c(operation: &'static CStr, name: &'static str, raw: *mut T) -> Result<Self> {
-        check_pointer(operation, name, raw)?;
+    unsafe fn from_c(name: Name<'_>, raw: *mut T, _: usize) -> Result<Self> {
+        check_pointer(name, raw)?;
         Ok(Self { target: raw, lives: PhantomData })
     }
 }
@@ -96,22 +94,15 @@ impl<T: Layout> Argument for OutStruct<'_, T> {
             unsafe { raw.cast::<u8>().write_bytes(0, size) };
         }
     }
+
+    unsafe fn from_c(name: Name<'_>, raw: *mut T, size: usize) -> Result<Self> {
+        check_pointer(name, raw)?;
+        check_size::<T>(name, size)?;
+        Ok(Self { target: raw.cast(), size, lives: PhantomData })
+    }
 }
 
 impl<T: Layout> OutStruct<'_, T> {
-    /// # Safety
-    /// The pointer is valid for this size.
-    pub(crate) unsafe fn from_c(
-        operation: &'static CStr,
-        name: &'static str,
-        raw: *mut T,
-        size: usize,
-    ) -> Result<Self> {
-        check_pointer(operation, name, raw)?;
-        check_size::<T>(operation, name, size)?;
-        Ok(Self { target: raw.cast(), size, lives: PhantomData })
-    }
-
     /// Writes it. The value may have another lifetime: only C reads it.
     pub(crate) fn put<U: Layout>(self, value: U) -> Result<()> {
         const { assert!(size_of::<U>() == size_of::<T>()) };
@@ -129,32 +120,17 @@ impl<T: Layout> OutStruct<'_, T> {
 }
 
 /// An optional output structure, which may be NULL.
-#[derive(Debug)]
-pub(crate) struct OptionalOutStruct<'a, T>(pub(crate) Option<OutStruct<'a, T>>);
-
-impl<T: Layout> Argument for OptionalOutStruct<'_, T> {
+impl<'a, T: Layout> Argument for Option<OutStruct<'a, T>> {
     type Raw = *mut T;
 
     unsafe fn clear(raw: *mut T, size: usize) {
         // SAFETY: as the caller guarantees.
         unsafe { OutStruct::<T>::clear(raw, size) };
     }
-}
 
-impl<T: Layout> OptionalOutStruct<'_, T> {
-    /// # Safety
-    /// The pointer is valid for this size, or NULL.
-    pub(crate) unsafe fn from_c(
-        operation: &'static CStr,
-        name: &'static str,
-        raw: *mut T,
-        size: usize,
-    ) -> Result<Self> {
-        if raw.is_null() {
-            return Ok(Self(None));
-        }
+    unsafe fn from_c(name: Name<'_>, raw: *mut T, size: usize) -> Result<Self> {
         // SAFETY: as the caller guarantees.
-        Ok(Self(Some(unsafe { OutStruct::from_c(operation, name, raw, size) }?)))
+        (!raw.is_null()).then(|| unsafe { OutStruct::from_c(name, raw, size) }).transpose()
     }
 }
 
@@ -165,7 +141,7 @@ fn is_possible<T: Layout>(size: usize) -> bool {
     (T::MIN_SIZE..=LONGEST_STRUCTURE).contains(&size)
 }
 
-fn check_size<T: Layout>(operation: &'static CStr, name: &str, size: usize) -> Result<()> {
+fn check_size<T: Layout>((operation, name): Name<'_>, size: usize) -> Result<()> {
     if !is_possible::<T>(size) {
         let detail = format_args!(
             "the structure \"{name}\" has a size of {size}: from {} to {LONGEST_STRUCTURE} is possible",
@@ -177,35 +153,30 @@ fn check_size<T: Layout>(operation: &'static CStr, name: &str, size: usize) -> R
 }
 
 /// A structure that begins with its size; NULL means the defaults.
-#[derive(Debug)]
-pub(crate) struct OptionalStruct<T>(pub(crate) Option<T>);
-
-impl<T> Argument for OptionalStruct<T> {
+impl<T: WithDefaults> Argument for Option<T> {
     type Raw = *const T;
-}
 
-impl<T: WithDefaults> FromC for OptionalStruct<T> {
-    unsafe fn from_c(operation: &'static CStr, name: &'static str, raw: *const T) -> Result<Self> {
+    unsafe fn from_c(name: Name<'_>, raw: *const T, _: usize) -> Result<Self> {
         if raw.is_null() {
-            return Ok(Self(None));
+            return Ok(None);
         }
-        check_pointer(operation, name, raw)?;
+        check_pointer(name, raw)?;
         // SAFETY: not NULL, aligned, and the structure begins with its size.
         let size = unsafe { raw.cast::<usize>().read() };
-        check_size::<T>(operation, name, size)?;
+        check_size::<T>(name, size)?;
         let known = size.min(size_of::<T>());
         // SAFETY: the caller's structure has the size that it contains.
         let unknown =
             unsafe { std::slice::from_raw_parts(raw.cast::<u8>().add(known), size - known) };
         if unknown.iter().any(|byte| *byte != 0) {
             let what = "sets what this version of the library does not know";
-            return refuse(operation, name, what);
+            return refuse(name, what);
         }
         let mut value = T::defaults(size_of::<T>());
         // SAFETY: both have that length, and any bytes are a value of a layout.
         unsafe {
             ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut value).cast::<u8>(), known);
         }
-        Ok(Self(Some(value)))
+        Ok(Some(value))
     }
 }

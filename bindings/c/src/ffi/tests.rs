@@ -1,6 +1,6 @@
 //! Errors that C programs make, and their results.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 
 fn text(raw: *const c_char) -> Text<'static> {
     // SAFETY: the tests pass static texts, or NULL.
-    unsafe { Text::from_c(c"test", "name", raw) }.unwrap()
+    unsafe { Text::from_c((c"test", "name"), raw, 0) }.unwrap()
 }
 
 #[test]
@@ -51,14 +51,14 @@ fn impossible_bytes_are_errors() {
     let valid = (&raw const something).cast::<c_void>();
     // SAFETY: nothing is read of invalid ranges, and one byte is valid.
     unsafe {
-        refused(Bytes::from_c(c"test", "data", ptr::null(), 1));
-        refused(Bytes::from_c(c"test", "data", valid, usize::MAX));
-        refused(OutBytes::from_c(c"test", "into", ptr::null_mut(), 1));
-        refused(CallerRange::from_c(c"test", "pointer", ptr::null(), 1));
-        refused(CallerRange::from_c(c"test", "pointer", ptr::without_provenance(usize::MAX), 2));
-        assert_eq!(Bytes::from_c(c"test", "data", valid, 1).unwrap().0, [7]);
-        assert!(Bytes::from_c(c"test", "data", ptr::null(), 0).unwrap().0.is_empty());
-        assert!(OutBytes::from_c(c"test", "into", ptr::null_mut(), 0).unwrap().0.is_empty());
+        refused(<&[u8]>::from_c((c"test", "data"), ptr::null(), 1));
+        refused(<&[u8]>::from_c((c"test", "data"), valid, usize::MAX));
+        refused(<&mut [u8]>::from_c((c"test", "into"), ptr::null_mut(), 1));
+        refused(CallerRange::from_c((c"test", "pointer"), ptr::null(), 1));
+        refused(CallerRange::from_c((c"test", "pointer"), ptr::without_provenance(usize::MAX), 2));
+        assert_eq!(<&[u8]>::from_c((c"test", "data"), valid, 1).unwrap(), [7]);
+        assert!(<&[u8]>::from_c((c"test", "data"), ptr::null(), 0).unwrap().is_empty());
+        assert!(<&mut [u8]>::from_c((c"test", "into"), ptr::null_mut(), 0).unwrap().is_empty());
     }
 }
 
@@ -67,12 +67,12 @@ fn output_is_cleared_then_filled() {
     let mut target = [u64::MAX; 2];
     // SAFETY: valid for one value; the other pointers are not dereferenced.
     unsafe {
-        refused(Out::<u64>::from_c(c"test", "count", ptr::null_mut()));
-        refused(Out::<u64>::from_c(c"test", "count", target.as_mut_ptr().byte_add(1)));
+        refused(Out::<u64>::from_c((c"test", "count"), ptr::null_mut(), 0));
+        refused(Out::<u64>::from_c((c"test", "count"), target.as_mut_ptr().byte_add(1), 0));
         Out::<u64>::clear(ptr::null_mut(), 0);
         Out::<u64>::clear(target.as_mut_ptr(), 0);
         assert_eq!(target, [0, u64::MAX]);
-        let out = Out::<u64>::from_c(c"test", "count", target.as_mut_ptr()).unwrap();
+        let out = Out::<u64>::from_c((c"test", "count"), target.as_mut_ptr(), 0).unwrap();
         out.put(5).unwrap();
     }
     assert_eq!(target, [5, u64::MAX]);
@@ -80,7 +80,7 @@ fn output_is_cleared_then_filled() {
 
 /// Functions as C sees them.
 mod seen {
-    use crate::ffi::{OptionalOutStruct, OutStruct};
+    use crate::ffi::OutStruct;
     use crate::handle::Handle;
     use crate::layout::{RawCounters, RawSent};
     use crate::topic::OpenTopic;
@@ -90,7 +90,7 @@ mod seen {
         fn test_that_structures_are_cleared(
             topic: Handle<OpenTopic>,
             counters: OutStruct<'_, RawCounters>[size],
-            sent: OptionalOutStruct<'_, RawSent>[other_size],
+            sent: Option<OutStruct<'_, RawSent>>[other_size],
         ) -> i32, c"test" {
             let _ = (topic, counters, sent);
             Ok(())

@@ -7,13 +7,12 @@
 mod table;
 
 use std::any::Any;
-use std::ffi::CStr;
 use std::fmt;
 use std::marker::PhantomData;
 
 pub(crate) use self::table::HandleTable;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::status::Status;
 
 /// A kind of object with handles.
@@ -22,7 +21,25 @@ pub(crate) trait Kind: Any + Send + Sync {
     const NUMBER: u64;
     /// Its name in messages.
     const NAME: &'static str;
+
+    /// Ends waits and releases what is held, after its handle was closed.
+    fn end(&self) {}
 }
+
+/// Declares the kind of a type, its number and its name.
+macro_rules! kind {
+    ($type:ty, $number:literal, $name:literal $(, $end:expr)?) => {
+        impl $crate::handle::Kind for $type {
+            const NUMBER: u64 = $number;
+            const NAME: &'static str = $name;
+
+            $(fn end(&self) {
+                $end(self);
+            })?
+        }
+    };
+}
+pub(crate) use kind;
 
 // From the lowest bit: generation, slot, forks, kind, and a mark.
 const GENERATION_BITS: u32 = 32;
@@ -87,7 +104,7 @@ impl<K: Kind> Handle<K> {
     }
 
     /// The handle of a C pointer.
-    pub(crate) fn of_pointer(operation: &'static CStr, pointer: *mut K) -> Result<Self> {
+    pub(crate) fn of_pointer(operation: Operation, pointer: *mut K) -> Result<Self> {
         let word = pointer.addr() as u64;
         let refuse = |detail: String| Err(Failure::new(Status::BadHandle, operation, detail));
         if word == 0 {

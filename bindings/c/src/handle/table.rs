@@ -1,11 +1,10 @@
 //! The open handles of one kind, with their objects.
 
 use std::any::Any;
-use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Handle, Kind, MAX_HANDLES};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::status::Status;
 
 /// The open handles of one kind, with their objects.
@@ -39,11 +38,7 @@ impl HandleTable {
     }
 
     /// Opens a handle of an object.
-    pub(crate) fn open<K: Kind>(
-        &self,
-        operation: &'static CStr,
-        object: Arc<K>,
-    ) -> Result<Handle<K>> {
+    pub(crate) fn open<K: Kind>(&self, operation: Operation, object: Arc<K>) -> Result<Handle<K>> {
         let mut slots = self.slots();
         let number = match slots.free.pop() {
             Some(number) => number,
@@ -62,38 +57,18 @@ impl HandleTable {
     }
 
     /// The object of a handle.
-    pub(crate) fn find<K: Kind>(
-        &self,
-        operation: &'static CStr,
-        handle: Handle<K>,
-    ) -> Result<Arc<K>> {
-        self.check_forks(operation, handle)?;
-        let slots = self.slots();
-        let slot = slots.all.get(handle.slot as usize);
-        let slot = slot.filter(|slot| slot.generation == handle.generation);
-        let object = slot.and_then(|slot| slot.object.clone()?.downcast().ok());
-        object.ok_or_else(|| closed(operation, handle))
+    pub(crate) fn find<K: Kind>(&self, operation: Operation, handle: Handle<K>) -> Result<Arc<K>> {
+        self.with_slot(operation, handle, |_, slot| slot.object.clone()?.downcast().ok())
     }
 
     /// Closes a handle.
-    pub(crate) fn close<K: Kind>(
-        &self,
-        operation: &'static CStr,
-        handle: Handle<K>,
-    ) -> Result<Arc<K>> {
-        self.check_forks(operation, handle)?;
-        let mut slots = self.slots();
-        let slot = slots.all.get_mut(handle.slot as usize);
-        let slot = slot.filter(|slot| slot.generation == handle.generation);
-        let Some((slot, object)) = slot.and_then(|slot| {
+    pub(crate) fn close<K: Kind>(&self, operation: Operation, handle: Handle<K>) -> Result<Arc<K>> {
+        self.with_slot(operation, handle, |free, slot| {
             let object = slot.object.take()?.downcast().ok()?;
-            Some((slot, object))
-        }) else {
-            return Err(closed(operation, handle));
-        };
-        slot.generation = slot.generation.wrapping_add(1);
-        slots.free.push(handle.slot);
-        Ok(object)
+            slot.generation = slot.generation.wrapping_add(1);
+            free.push(handle.slot);
+            Some(object)
+        })
     }
 
     /// Number of open handles.
@@ -102,19 +77,26 @@ impl HandleTable {
         slots.all.len() - slots.free.len()
     }
 
-    fn check_forks<K: Kind>(&self, operation: &'static CStr, handle: Handle<K>) -> Result<()> {
-        if handle.forks == self.forks {
-            return Ok(());
+    /// The result for the slot of an open handle; None means that it was closed.
+    fn with_slot<K: Kind>(
+        &self,
+        operation: Operation,
+        handle: Handle<K>,
+        act: impl FnOnce(&mut Vec<u32>, &mut Slot) -> Option<Arc<K>>,
+    ) -> Result<Arc<K>> {
+        if handle.forks != self.forks {
+            let detail = format!("this {} belongs to the parent process (fork)", K::NAME);
+            return Err(Failure::new(Status::Forked, operation, detail));
         }
-        let detail = format!("this {} belongs to the parent process (fork)", K::NAME);
-        Err(Failure::new(Status::Forked, operation, detail))
+        let Slots { all, free } = &mut *self.slots();
+        let slot = all.get_mut(handle.slot as usize);
+        let slot = slot.filter(|slot| slot.generation == handle.generation);
+        slot.and_then(|slot| act(free, slot)).ok_or_else(|| {
+            let word = handle.pointer().addr();
+            let detail = format!("the {} {word:#x} was closed", K::NAME);
+            Failure::new(Status::BadHandle, operation, detail)
+        })
     }
-}
-
-fn closed<K: Kind>(operation: &'static CStr, handle: Handle<K>) -> Failure {
-    let word = handle.pointer().addr();
-    let detail = format!("the {} {word:#x} was closed", K::NAME);
-    Failure::new(Status::BadHandle, operation, detail)
 }
 
 #[cfg(test)]

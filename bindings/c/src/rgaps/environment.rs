@@ -1,12 +1,12 @@
 //! Environment variables of the nodes and topics of `rgaps.h`.
 
-use std::ffi::{CStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 use std::time::Duration;
 
 use pubsub::{MemoryLocation, NodeOptions, Reliability, ServiceMode, TopicSettings};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Operation, Result};
 use crate::network::network;
 
 const DEVICE: &str = "FABRICAST_DEVICE";
@@ -49,13 +49,13 @@ const DEFAULT_LARGEST: u64 = 16 << 20;
 
 /// The variables, and the operation for errors.
 pub(super) struct Environment<F> {
-    operation: &'static CStr,
+    operation: Operation,
     value_of: F,
 }
 
 impl Environment<fn(&str) -> Option<OsString>> {
     /// The variables of this process.
-    pub(super) fn of_process(operation: &'static CStr) -> Self {
+    pub(super) fn of_process(operation: Operation) -> Self {
         Self { operation, value_of: |name| std::env::var_os(name) }
     }
 }
@@ -158,14 +158,11 @@ pub(super) fn variable_of(field: &str) -> String {
 fn bytes(text: &str) -> Option<u64> {
     let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
     let short = short.unwrap_or(text);
-    let (number, shift) = match short.as_bytes().last()? {
-        b'K' | b'k' => (&short[..short.len() - 1], 10),
-        b'M' | b'm' => (&short[..short.len() - 1], 20),
-        b'G' | b'g' => (&short[..short.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = number.parse().ok()?;
-    number.checked_mul(1 << shift)
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let known =
+        units.into_iter().find_map(|(unit, shift)| Some((short.strip_suffix(unit)?, shift)));
+    let (number, shift) = known.unwrap_or((text, 0));
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 #[cfg(test)]

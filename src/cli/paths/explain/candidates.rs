@@ -47,28 +47,20 @@ pub(super) fn remote(devices: &[Device], locality: Option<&Locality>) -> Vec<Nam
         let unseen = MemoryAttributes::on_device(Uuid([0xff; 16]), Exportability::ByDescriptors);
         return vec![named("device memory", None, unseen), host];
     }
-    let when_supported = |is_offered, exportability, or| match is_offered {
-        true => exportability,
-        false => Exportability::Not(or),
+    let on = |device: &Device, name, is_offered, exportability, or| {
+        let exportability = if is_offered { exportability } else { Exportability::Not(or) };
+        let memory = MemoryAttributes::on_device(device.properties().uuid, exportability);
+        named(name, Some(device), memory)
     };
     let of_pools = devices.iter().map(|device| {
-        let properties = device.properties();
-        let is_offered = properties.handle_types.file_descriptor;
-        let exportability =
-            when_supported(is_offered, Exportability::ByDescriptors, ExportObstacle::NotExportable);
-        let memory = MemoryAttributes::on_device(properties.uuid, exportability);
-        named("device memory of a pool", Some(device), memory)
+        let is_offered = device.properties().handle_types.file_descriptor;
+        let (exportability, or) = (Exportability::ByDescriptors, ExportObstacle::NotExportable);
+        on(device, "device memory of a pool", is_offered, exportability, or)
     });
     let plain = devices.iter().map(|device| {
-        let properties = device.properties();
-        let is_offered = properties.handle_types.legacy;
-        let exportability = when_supported(
-            is_offered,
-            Exportability::ByLegacyHandle,
-            ExportObstacle::NoLegacyHandle,
-        );
-        let memory = MemoryAttributes::on_device(properties.uuid, exportability);
-        named("device memory of cudaMalloc", Some(device), memory)
+        let is_offered = device.properties().handle_types.legacy;
+        let (exportability, or) = (Exportability::ByLegacyHandle, ExportObstacle::NoLegacyHandle);
+        on(device, "device memory of cudaMalloc", is_offered, exportability, or)
     });
     of_pools.chain(plain).chain([host]).collect()
 }

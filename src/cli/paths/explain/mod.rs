@@ -12,7 +12,7 @@ use transfer::path::{Choice, Locality, Operation, Path, Policy};
 use transfer::{Agent, AgentCard, ErrorKind, MemoryAttributes, PeerId, RegionDescriptor};
 
 use super::{Arguments, name};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::{output, text};
 
 /// Upper bound of the length of cards and descriptors.
@@ -67,12 +67,9 @@ struct ExplainReport<'a> {
     program: &'static str,
 }
 
-pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure> {
-    let region = arguments.region.as_deref().map(|path| {
-        let region = RegionDescriptor::decode(&read(path)?);
-        region.map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", path.display())))
-    });
-    let region = region.transpose()?;
+pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<()> {
+    let region = arguments.region.as_deref();
+    let region = region.map(|path| decoded(path, RegionDescriptor::decode)).transpose()?;
     let mut cards = cards(peer)?;
     if peer.is_dir() {
         // In a directory, only the agent of the region.
@@ -98,7 +95,7 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
 }
 
 /// Fails if no agent can be reached.
-fn conclude(peers: &[AgentReport]) -> Result<(), Failure> {
+fn conclude(peers: &[AgentReport]) -> Result<()> {
     if peers.iter().any(|found| found.exit.is_none()) {
         return Ok(());
     }
@@ -112,30 +109,30 @@ fn conclude(peers: &[AgentReport]) -> Result<(), Failure> {
     Err(Failure::new(exit, why))
 }
 
-fn read(path: &FilePath) -> Result<Vec<u8>, Failure> {
+fn read(path: &FilePath) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => Ok(bytes),
-        Err(error) => {
-            let exit = match error.kind() {
-                io::ErrorKind::NotFound => Exit::NotFound,
-                _ => Exit::Failed,
-            };
-            Err(Failure::new(exit, format!("read {} failed: {error}", path.display())))
-        }
-    }
+    read.map(|_| bytes).map_err(|error| {
+        let exit = match error.kind() {
+            io::ErrorKind::NotFound => Exit::NotFound,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, format!("read {} failed: {error}", path.display()))
+    })
 }
 
-fn card_at(path: PathBuf) -> Result<(PathBuf, AgentCard), Failure> {
-    match AgentCard::decode(&read(&path)?) {
-        Ok(card) => Ok((path, card)),
-        Err(error) => Err(Failure::new(Exit::Usage, format!("{}: {error}", path.display()))),
-    }
+fn decoded<T>(path: &FilePath, decode: impl Fn(&[u8]) -> transfer::Result<T>) -> Result<T> {
+    decode(&read(path)?)
+        .map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", path.display())))
+}
+
+fn card_at(path: PathBuf) -> Result<(PathBuf, AgentCard)> {
+    let card = decoded(&path, AgentCard::decode)?;
+    Ok((path, card))
 }
 
 /// The card in a file, or the cards in a directory, by name.
-fn cards(path: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
+fn cards(path: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>> {
     if !path.is_dir() {
         return Ok(vec![card_at(path.to_owned())?]);
     }
@@ -158,7 +155,7 @@ fn examine(
     card: &AgentCard,
     region: Option<&RegionDescriptor>,
     arguments: &Arguments,
-) -> Result<AgentReport, Failure> {
+) -> Result<AgentReport> {
     let mut found = AgentReport {
         label: card.label.clone(),
         identity: card.identity.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -282,10 +279,6 @@ fn operation_name(operation: &Operation) -> &'static str {
     }
 }
 
-fn join(operations: &[Operation]) -> String {
-    operations.iter().map(operation_name).collect::<Vec<_>>().join(" and ")
-}
-
 /// Is the device emulated in host memory, so that the path is that of a GPU?
 fn is_emulated(judged: &PathChoice) -> bool {
     let ends = || judged.local.iter().chain(&judged.remote_devices);
@@ -294,20 +287,17 @@ fn is_emulated(judged: &PathChoice) -> bool {
 
 fn to_text(found: &AgentReport) -> String {
     if found.is_stale {
-        return format!(
-            "Agent \"{}\" has exited, its card: {}\n",
-            found.label,
-            found.card.display()
-        );
+        let card = found.card.display();
+        return format!("Agent \"{}\" has exited, its card: {card}\n", found.label);
     }
     let place = match &found.locality {
-        None => "unreachable".to_owned(),
-        Some(Locality::SameProcess | Locality::SameMachine) => "on this machine".to_owned(),
+        None => "unreachable",
+        Some(Locality::SameProcess | Locality::SameMachine) => "on this machine",
         Some(Locality::NoDescriptorPassing { .. }) => {
-            "on this machine, but descriptors cannot be passed".to_owned()
+            "on this machine, but descriptors cannot be passed"
         }
-        Some(Locality::ForcedRemote) => "treated as remote".to_owned(),
-        Some(Locality::OtherMachine) => "on another machine".to_owned(),
+        Some(Locality::ForcedRemote) => "treated as remote",
+        Some(Locality::OtherMachine) => "on another machine",
     };
     let title = format!("Agent \"{}\", {place} ({})", found.label, found.card.display());
     let mut out = format!("{}\n", text::heading(&title));
@@ -323,7 +313,8 @@ fn to_text(found: &AgentReport) -> String {
         if !judged.remote_devices.is_empty() {
             remote.push_str(&format!(" on {}", judged.remote_devices.join(", ")));
         }
-        let operations = join(&judged.operations);
+        let operations: Vec<_> = judged.operations.iter().map(operation_name).collect();
+        let operations = operations.join(" and ");
         let ends = format!(
             "{}; remote {remote}; {operations}: {}{}",
             judged.local.join(", "),

@@ -3,11 +3,11 @@
 use fabric::{Caps, EndpointKind, ErrorKind, Offer, Query};
 use transfer::{Agent, AgentCard, AgentOptions};
 
-use crate::cli::exit::Failure;
+use crate::cli::exit::{Failure, Result};
 
 /// Starts the agent. With `provider` it has a fabric: of this provider, or, if empty, of one that
 /// the other agent has.
-pub(super) fn start(card: &AgentCard, fabric: Option<&str>) -> Result<Agent, Failure> {
+pub(super) fn start(card: &AgentCard, fabric: Option<&str>) -> Result<Agent> {
     let mut options = AgentOptions::new("fabricast paths");
     if let Some(provider) = fabric {
         let offer = match provider {
