@@ -128,8 +128,8 @@ fn all_messages_are_read_and_verified() {
         let is_remote = subscriber["paths"][0] != "shared-memory";
         let stages = subscriber["stages"].as_array().unwrap().iter();
         let stages: Vec<_> = stages.map(|it| it["stage"].as_str().unwrap()).collect();
-        assert!(stages.starts_with(&["borrow", "fill", "begin"]), "{stages:?}");
-        assert!(stages.ends_with(&["notice", "all"]), "{stages:?}");
+        assert!(stages.starts_with(&["loan", "fill", "queue"]), "{stages:?}");
+        assert!(stages.ends_with(&["wakeup", "total"]), "{stages:?}");
         assert_eq!(stages.contains(&"wire"), is_remote, "{stages:?}");
     }
     let paths = found["paths"].as_object().unwrap();

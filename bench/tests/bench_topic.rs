@@ -107,7 +107,7 @@ fn intra_node_report_is_consistent() {
     let found = bench("within", &["--iters", "33"]);
     assert!(found["p50_us"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["iterations"], &found["bytes"]), (&33.into(), &64.into()), "{found}");
-    assert_eq!(stages(&found), ["borrow", "begin", "notice", "drop"], "{found}");
+    assert_eq!(stages(&found), ["loan", "queue", "wakeup", "release"], "{found}");
     assert_eq!((&found["verified_messages"], &found["note"]), (&4.into(), &Value::Null), "{found}");
     let (all, queue) = (found["p50_us"].as_f64().unwrap(), found["queue_p50_us"].as_f64().unwrap());
     assert!(queue > 0.0, "{found}");
@@ -130,7 +130,7 @@ fn intra_node_report_is_consistent() {
         (&3.into(), &8.into()),
         "{found}"
     );
-    assert_eq!(stages(&found), ["borrow", "fill", "begin", "notice", "drop"], "{found}");
+    assert_eq!(stages(&found), ["loan", "fill", "queue", "wakeup", "release"], "{found}");
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn inter_node_report_is_consistent() {
     assert!(found["messages_per_s"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["path"], &found["stream_depth"]), (&"ring".into(), &1024.into()));
     let small = stages(&found);
-    assert!(small.starts_with(&["borrow", "begin", "wire"]), "{found}");
-    assert!(small.ends_with(&["notice", "drop"]), "{found}");
+    assert!(small.starts_with(&["loan", "queue", "wire"]), "{found}");
+    assert!(small.ends_with(&["wakeup", "release"]), "{found}");
     assert!(small.contains(&found["slowest_stage"].as_str().unwrap()), "{found}");
     let device = ["--memory", "emulated:0", "--remote-memory", "emulated:1"];
     let large = ["--inter-node", "--iters", "11", "--size", "4M"];
@@ -163,7 +163,7 @@ fn inter_node_report_is_consistent() {
     );
     assert_eq!(
         stages(&found),
-        ["borrow", "begin", "out", "wire", "in", "notice", "drop"],
+        ["loan", "queue", "copy-out", "wire", "copy-in", "wakeup", "release"],
         "{found}"
     );
     let baselines = found["stage_baselines"].as_array().unwrap();
@@ -205,7 +205,8 @@ fn several_lanes_and_readers_are_reported() {
         let baselines = found["stage_baselines"].as_array().unwrap();
         let stages: Vec<_> = baselines.iter().map(|it| it["stage"].as_str().unwrap()).collect();
         // Host memory is not copied out.
-        let expected = if wire_only { &["wire", "in"][..] } else { &["out", "wire", "in"] };
+        let expected =
+            if wire_only { &["wire", "copy-in"][..] } else { &["copy-out", "wire", "copy-in"] };
         assert_eq!(stages, expected, "{found}");
     }
 }

@@ -31,7 +31,7 @@ pub enum Stage {
 pub const COUNT: usize = Stage::ALL.len();
 
 /// The total, which is not a stage: from publish until pull.
-pub const TOTAL: &str = "all";
+pub const TOTAL: &str = "total";
 
 impl Stage {
     /// In order of time.
@@ -48,7 +48,7 @@ impl Stage {
 
     /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
-        ["borrow", "fill", "begin", "out", "wire", "in", "notice", "drop"][self as usize]
+        ["loan", "fill", "queue", "copy-out", "wire", "copy-in", "wakeup", "release"][self as usize]
     }
 }
 
@@ -88,19 +88,19 @@ mod tests {
     fn stages_begin_and_end_as_documented() {
         let mut times = Times::default();
         (times.allocated, times.filled, times.published) = (100, 200, 230);
-        assert_eq!(names(durations(&times, false, 200, 270)), [("begin", 30), ("notice", 40)]);
+        assert_eq!(names(durations(&times, false, 200, 270)), [("queue", 30), ("wakeup", 40)]);
         // Of another node: published there at 190, begun at 200, copied out by 260, the last byte
         // at 300, copied in from 240 to 310, delivered at 315.
         (times.posted, times.filled, times.wire) = (200, 260, 300);
         (times.copying, times.copied, times.published) = (240, 310, 315);
-        let all = [("begin", 10), ("out", 60), ("wire", 100), ("in", 70), ("notice", 5)];
+        let all = [("queue", 10), ("copy-out", 60), ("wire", 100), ("copy-in", 70), ("wakeup", 5)];
         assert_eq!(names(durations(&times, true, 190, 320)), all);
         // From host memory to host memory, in one chunk.
         (times.filled, times.copying) = (200, 310);
-        let all = [("begin", 10), ("wire", 100), ("notice", 5)];
+        let all = [("queue", 10), ("wire", 100), ("wakeup", 5)];
         assert_eq!(names(durations(&times, true, 190, 320)), all);
         // The other node's clock is ahead.
-        let all = [("begin", 10), ("notice", 5)];
+        let all = [("queue", 10), ("wakeup", 5)];
         (times.posted, times.filled) = (5000, 5000);
         assert_eq!(names(durations(&times, true, 4990, 320)), all);
     }

@@ -137,7 +137,7 @@ pub fn play(script: &[u8]) -> usize {
             }
             _ => {
                 if layout == ChunkLayout::TrailingFlag {
-                    reader.look(|location| memory.look(location), |at| memory.flag(at));
+                    reader.poll(|location| memory.look(location), |at| memory.flag(at));
                 }
                 let arrived = match reader.take(|location| memory.look(location)) {
                     Ok(Some(arrived)) => arrived,

@@ -117,10 +117,10 @@ impl Error {
 ///
 /// ```
 /// let missing = gpu::Device::open("emulated:99".parse().unwrap()).unwrap_err();
-/// assert!(!gpu::is_over(&missing));
+/// assert!(!gpu::proves_idle(&missing));
 /// ```
 #[must_use]
-pub fn is_over(error: &Error) -> bool {
+pub fn proves_idle(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DeviceFailed | ErrorKind::Forked)
 }
 

@@ -50,7 +50,7 @@ use std::time::Duration;
 pub use checksum::checksum;
 pub use device::{Device, DeviceSurvey};
 pub use device_name::{DeviceName, Implementation};
-pub use error::{Error, ErrorKind, Result, is_over};
+pub use error::{Error, ErrorKind, Result, proves_idle};
 pub use event::{Event, Point};
 pub use importer::Importer;
 pub use legacy_handle::{LegacyHandle, open_legacy_handles};

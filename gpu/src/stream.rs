@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::driver::{DeviceDriver, EventDriver, PinnedBuffer, StreamDriver};
-use crate::error::{Error, ErrorKind, Result, is_over};
+use crate::error::{Error, ErrorKind, Result, proves_idle};
 use crate::event::{Event, Point};
 use crate::memory::{Memory, MemoryInner, Slice};
 use crate::reuse::ReusePool;
@@ -531,7 +531,7 @@ impl Stream {
     /// Does this result of a wait prove that no operation of this library is in flight? In a
     /// forked child, the operations of the parent are unknown.
     fn is_idle(&self, outcome: &Result<()>) -> bool {
-        self.device.is_current() && outcome.as_ref().map_or_else(is_over, |()| true)
+        self.device.is_current() && outcome.as_ref().map_or_else(proves_idle, |()| true)
     }
 
     /// Waits until no operation of this library is in flight. Operations of other libraries on
@@ -567,7 +567,7 @@ fn remaining(timeout: Duration) -> impl Fn() -> Duration + Copy {
 /// unknown, and the query is repeated.
 fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
     match answer {
-        Err(error) if !is_over(&error) => Ok(false),
+        Err(error) if !proves_idle(&error) => Ok(false),
         answer => answer,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{
 
 use crate::device_name::Implementation;
 use crate::driver::{EventDriver, StreamDriver};
-use crate::error::{Result, is_over};
+use crate::error::{Result, proves_idle};
 use crate::fork::ForkGeneration;
 
 /// Read-locked while a wait starts, write-locked while memory is freed because no stream waits.
@@ -147,7 +147,7 @@ impl StreamWaits {
 /// A failed device waits for nothing. Other errors prove nothing, for example the error of a
 /// stream that is being captured.
 fn is_known_over(asked: Result<bool>) -> bool {
-    asked.unwrap_or_else(|error| is_over(&error))
+    asked.unwrap_or_else(|error| proves_idle(&error))
 }
 
 /// Runs an action that would block on waiting streams, if no stream waits; no wait starts

@@ -63,7 +63,7 @@ fn copies_are_over(driver: &Driver, device: &Device, code: i32) {
     driver.set("fake_fail", code);
     let start = Instant::now();
     let error = point.is_done().unwrap_err();
-    assert!(gpu::is_over(&error), "{error}");
+    assert!(gpu::proves_idle(&error), "{error}");
     let error = first.close(DEFAULT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceFailed, "{error}");
     drop((second, memory, point));

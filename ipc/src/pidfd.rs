@@ -25,7 +25,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// ```
 /// use ipc::PidFd;
 /// let me = PidFd::of_this_process()?;
-/// assert!(!me.is_over());
+/// assert!(!me.has_exited());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl PidFd {
     /// use ipc::{Channel, PidFd};
     /// let (here, _there) = Channel::pair()?;
     /// let sent = PidFd::of_this_process()?.as_fd().try_clone_to_owned()?;
-    /// assert!(!PidFd::of_peer(&here, sent)?.is_over());
+    /// assert!(!PidFd::of_peer(&here, sent)?.has_exited());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -129,7 +129,7 @@ impl PidFd {
 
     /// Has the process exited?
     #[must_use]
-    pub fn is_over(&self) -> bool {
+    pub fn has_exited(&self) -> bool {
         let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry. An interruption reads as "running", which was true.
         unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLIN != 0 }
@@ -333,7 +333,9 @@ impl<W: Words> Liveness for ParticipantTable<W> {
         }
         let pidfds = self.pidfds.read().unwrap_or_else(PoisonError::into_inner);
         let is_over = match &pidfds[slot] {
-            Some((generation, pidfd)) if *generation == participant.generation() => pidfd.is_over(),
+            Some((generation, pidfd)) if *generation == participant.generation() => {
+                pidfd.has_exited()
+            }
             _ => false,
         };
         drop(pidfds);
@@ -506,7 +508,7 @@ mod tests {
         let own = PidFd::of_this_process().unwrap();
         assert_eq!(own.number().unwrap(), i64::from(std::process::id()));
         assert_eq!(other.number().unwrap(), i64::from(number));
-        assert!(!PidFd::by_number(&here, own.try_clone().unwrap()).unwrap().is_over());
+        assert!(!PidFd::by_number(&here, own.try_clone().unwrap()).unwrap().has_exited());
         let error = PidFd::by_number(&here, other.try_clone().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert!(error.to_string().contains(&number.to_string()), "{error}");
@@ -514,7 +516,7 @@ mod tests {
         let found = PidFd::of_peer(&here, sent(&other));
         kill(number);
         let end = Instant::now() + Duration::from_secs(20);
-        while !other.is_over() {
+        while !other.has_exited() {
             assert!(Instant::now() < end, "its exit was not detected");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -526,7 +528,7 @@ mod tests {
         match by_kernel {
             Some(peer) => {
                 assert_eq!(peer.number().unwrap(), i64::from(std::process::id()));
-                assert!(!found.unwrap().is_over());
+                assert!(!found.unwrap().has_exited());
             }
             None => assert_eq!(found.unwrap_err().kind(), io::ErrorKind::InvalidData),
         }

@@ -35,7 +35,7 @@ pub trait DoorbellListener: Debug + Send + Sync {
     fn rung(&self);
     /// About a second has passed. A waiter announces itself again, and polls: a process that
     /// was about to ring may have been stopped.
-    fn look(&self);
+    fn check(&self);
 }
 
 /// A doorbell on any kind of words.
@@ -71,7 +71,7 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 ///     fn rung(&self) {
 ///         let _ = self.0.send(());
 ///     }
-///     fn look(&self) {}
+///     fn check(&self) {}
 /// }
 ///
 /// // Other processes that map the segment can ring, too.
@@ -251,7 +251,7 @@ impl WatcherThread {
                         registration.seen = count;
                         registration.listener.rung();
                     } else if is_time {
-                        registration.listener.look();
+                        registration.listener.check();
                     }
                     waiters.push((Arc::clone(&registration.doorbell), count as u32));
                 }

@@ -46,7 +46,7 @@ pub(crate) type Retry = Box<dyn FnMut(&Caller<'_>) -> bool + Send>;
 #[derive(Debug)]
 pub(crate) struct NodeContext {
     pub(crate) me: Participant,
-    pub(crate) roster: Arc<ParticipantTable<MappedWords>>,
+    pub(crate) participants: Arc<ParticipantTable<MappedWords>>,
     pub(crate) service: Arc<dyn ServiceClient>,
     pub(crate) fork_generation: ForkGeneration,
     /// Rung after a publish on a replicated topic.
@@ -62,7 +62,7 @@ pub(crate) struct NodeContext {
 impl NodeContext {
     #[inline]
     pub(crate) fn caller(&self) -> Caller<'_> {
-        Caller::new(self.me, &*self.roster)
+        Caller::new(self.me, &*self.participants)
     }
 
     /// For calls with a deadline, which they check between attempts. Only a stopped or starved

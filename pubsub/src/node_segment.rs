@@ -38,7 +38,7 @@ pub(crate) type PublishDoorbell = MarkedDoorbell<MappedWords>;
 pub(crate) struct NodeSegment {
     segment: Segment,
     words: MappedWords,
-    roster: Arc<ParticipantTable<MappedWords>>,
+    participants: Arc<ParticipantTable<MappedWords>>,
     publish_doorbell: Arc<PublishDoorbell>,
 }
 
@@ -64,20 +64,20 @@ impl NodeSegment {
 
     fn from_segment(segment: Segment) -> Result<Self> {
         let words = segment.words();
-        let roster = ParticipantTable::new(segment.words());
-        let (Some(roster), Some(publish_doorbell)) =
-            (roster, PublishDoorbell::new(&words, PUBLISH_DOORBELL))
+        let participants = ParticipantTable::new(segment.words());
+        let (Some(participants), Some(publish_doorbell)) =
+            (participants, PublishDoorbell::new(&words, PUBLISH_DOORBELL))
         else {
             let detail = "it is too small";
             return Err(Error::new("open segment of node", ErrorKind::Malformed, detail));
         };
-        let (roster, publish_doorbell) = (Arc::new(roster), Arc::new(publish_doorbell));
-        Ok(Self { segment, words, roster, publish_doorbell })
+        let (participants, publish_doorbell) = (Arc::new(participants), Arc::new(publish_doorbell));
+        Ok(Self { segment, words, participants, publish_doorbell })
     }
 
     /// The participant table.
-    pub(crate) fn roster(&self) -> &Arc<ParticipantTable<MappedWords>> {
-        &self.roster
+    pub(crate) fn participants(&self) -> &Arc<ParticipantTable<MappedWords>> {
+        &self.participants
     }
 
     /// Rung after a publish on a replicated topic.

@@ -124,7 +124,7 @@ mod tests {
         all.add(10, 4000, durations);
         let found = all.latencies();
         let found: Vec<_> = found.iter().map(|one| (&*one.stage, one.p50_us.round())).collect();
-        assert_eq!(found, [("all", 4.0), ("fill", 1.0), ("notice", 4.0)]);
+        assert_eq!(found, [("total", 4.0), ("fill", 1.0), ("wakeup", 4.0)]);
         assert_eq!((all.messages, all.bytes), (2, 20));
         assert_eq!(all.table().lines().count(), 4);
         // Equal but for rounding.

@@ -32,7 +32,7 @@ fn pattern_arrives_complete() {
     assert_eq!((&read["messages"], &read["missed"]), (&300.into(), &0.into()), "{read}");
     assert_eq!((&read["corrupted"], &read["node"]), (&0.into(), &sent["node"]), "{read}");
     let stages: Vec<_> = read["stages"].as_array().unwrap().iter().map(|l| &l["stage"]).collect();
-    assert_eq!(stages, ["all", "fill", "begin", "notice"]);
+    assert_eq!(stages, ["total", "fill", "queue", "wakeup"]);
     let output = other.succeed();
     assert!(output.contains("300 messages") && output.contains("p99"), "{output}");
     assert!(output.contains("0 corrupted"), "{output}");

@@ -27,7 +27,7 @@ errors::define! {
         /// No path is possible; the detail has a reason for each.
         NoPath = "no path",
         /// The region was withdrawn, or its agent was restarted.
-        Stale = "gone",
+        Stale = "stale",
         /// The region's rights do not allow it.
         NotAllowed = "not allowed",
         /// A limit was reached.

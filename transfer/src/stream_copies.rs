@@ -52,7 +52,7 @@ impl<T> StreamCopies<T> {
         let outcome = match self.is_first_done() {
             Ok(false) => return None,
             Ok(true) => Ok(()),
-            Err(error) if gpu::is_over(&error) => Err(Error::caused_by(COPY, error)),
+            Err(error) if gpu::proves_idle(&error) => Err(Error::caused_by(COPY, error)),
             Err(error) => {
                 // Only the query failed: the copy may be in flight.
                 tracing::debug!(%error, "the state of a copy cannot be queried now");
@@ -91,7 +91,7 @@ impl<T> StreamCopies<T> {
     /// memory must never be freed then.
     pub(crate) fn close(self, end: Instant) -> bool {
         let closed = self.stream.close(remaining(end));
-        closed.map_or_else(|error| gpu::is_over(&error), |()| true)
+        closed.map_or_else(|error| gpu::proves_idle(&error), |()| true)
     }
 }
 

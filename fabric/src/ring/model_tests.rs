@@ -247,7 +247,7 @@ impl RingModel {
         };
         if self.geometry.layout() == ChunkLayout::TrailingFlag {
             let flag = |at: u64| u64::from_le_bytes(*memory[at as usize..].first_chunk().unwrap());
-            self.reader.look(look, flag);
+            self.reader.poll(look, flag);
         }
         let Some(arrived) = self.reader.take(look).unwrap() else { return false };
         let header = arrived.header;
@@ -633,7 +633,7 @@ fn protocol_violations_are_detected() {
     reader
         .notice(&Immediate { ring: 1, epoch: 0, notice: RingNotice::Chunk { sequence: 0 } }, 163)
         .unwrap();
-    let wrong = ProtocolError::WrongLength { sequence: 0, came: 163, announced: 164 };
+    let wrong = ProtocolError::WrongLength { sequence: 0, received: 163, announced: 164 };
     assert_eq!(reader.take(|_| valid.encode()), Err(wrong));
     let misplaced = ProtocolError::Misplaced { sequence: 0 };
     assert_eq!(refused(ChunkHeader { message: 1, ..valid }), misplaced);

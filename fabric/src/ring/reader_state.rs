@@ -66,7 +66,7 @@ pub enum ProtocolError {
         /// Its sequence number.
         sequence: u64,
         /// Bytes that arrived.
-        came: u64,
+        received: u64,
         /// Bytes according to the header.
         announced: u64,
     },
@@ -85,8 +85,8 @@ impl fmt::Display for ProtocolError {
             Self::Misplaced { sequence } => {
                 write!(f, "chunk {sequence} does not continue its message")
             }
-            Self::WrongLength { sequence, came, announced } => {
-                write!(f, "chunk {sequence} has {came} bytes, its header says {announced}")
+            Self::WrongLength { sequence, received, announced } => {
+                write!(f, "chunk {sequence} has {received} bytes, its header says {announced}")
             }
         }
     }
@@ -263,13 +263,13 @@ impl ReaderState {
     }
 
     /// Chunks that arrived, taken or not.
-    pub fn came(&self) -> u64 {
+    pub fn received_chunks(&self) -> u64 {
         self.sequence + self.arrived.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
     }
 
     /// Polls the ring for the next chunk and its flag, for a reader without notices. `look` reads a
     /// header, `flag` a word at an offset of the ring.
-    pub fn look(
+    pub fn poll(
         &mut self,
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
         flag: impl Fn(u64) -> u64,
@@ -351,10 +351,10 @@ impl ReaderState {
             ChunkLayout::SeparateHeader if payload > 0 => payload,
             _ => HEADER_LEN + payload,
         };
-        let came = self.lengths[number];
-        if came != 0 && came != announced as u32 {
-            let (sequence, came) = (self.sequence, came.into());
-            return Err(ProtocolError::WrongLength { sequence, came, announced });
+        let received = self.lengths[number];
+        if received != 0 && received != announced as u32 {
+            let (sequence, received) = (self.sequence, received.into());
+            return Err(ProtocolError::WrongLength { sequence, received, announced });
         }
         self.arrived[word] &= !bit;
         self.awaits_header = false;

@@ -215,7 +215,7 @@ impl RingReceiver {
         let memory = &*self.memory;
         let look = |location| memory.read_header(location);
         if self.mode == NotifyMode::Polling {
-            self.reader.look(look, |offset| memory.read_flag(offset));
+            self.reader.poll(look, |offset| memory.read_flag(offset));
         }
         let taken = self.reader.take(look).map_err(protocol_error);
         let Some(arrived) = taken.inspect_err(|error| self.fail(error.clone()))? else {

@@ -237,12 +237,12 @@ pub(super) fn check(functions: &Functions, operation: &'static str, code: Code) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::is_over;
+    use crate::error::proves_idle;
 
     /// No copy outlives the driver or its context, so nothing has to be waited for.
     #[test]
     fn ended_driver_or_context_has_nothing_in_flight() {
-        let is_over = |code| is_over(&Error::new("query stream", kind_of(code), ""));
+        let is_over = |code| proves_idle(&Error::new("query stream", kind_of(code), ""));
         for ended in [4, 700, 709] {
             assert!(is_over(ended), "{ended}");
         }

@@ -297,7 +297,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         participant: Participant,
     ) -> impl Iterator<Item = SubscriptionId> {
         self.subscriptions_among(u32::MAX)
-            .filter(move |subscription_id| subscription_id.who() == Some(participant))
+            .filter(move |subscription_id| subscription_id.participant() == Some(participant))
     }
 
     fn subscriptions_among(&self, slot_bits: u32) -> impl Iterator<Item = SubscriptionId> {

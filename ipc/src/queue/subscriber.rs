@@ -30,7 +30,7 @@ impl SubscriptionId {
 
     /// Its participant.
     #[must_use]
-    pub fn who(self) -> Option<Participant> {
+    pub fn participant(self) -> Option<Participant> {
         Participant::from_number(self.name as u32)
     }
 

@@ -67,7 +67,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     ) -> Result<Option<Subscriber>> {
         let locked = self.lock(caller)?;
         let mut subscriptions = self.subscription_ids();
-        let Some(old) = subscriptions.find(|old| old.who() == Some(participant)) else {
+        let Some(old) = subscriptions.find(|old| old.participant() == Some(participant)) else {
             return Ok(None);
         };
         let index = old.index();

@@ -292,7 +292,7 @@ fn resumed_role_misses_nothing() {
         let mut after = queue.resume(&second, role, |_| {}).unwrap().unwrap();
         assert_eq!((after.index(), after.position()), (before.index(), 0));
         assert!(
-            after.subscription_id().who() == Some(role)
+            after.subscription_id().participant() == Some(role)
                 && after.subscription_id() != before.subscription_id()
         );
         assert!(!queue.is_subscribed(&before) && queue.take(&mut before).is_none());

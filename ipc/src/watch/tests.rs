@@ -38,7 +38,7 @@ impl DoorbellListener for RecordingListener {
     fn rung(&self) {
         let _ = self.rung.send(self.number);
     }
-    fn look(&self) {
+    fn check(&self) {
         self.periodic_calls.fetch_add(1, Relaxed);
     }
 }
@@ -235,7 +235,7 @@ impl DoorbellListener for Waker {
         self.1.notify_all();
     }
     // Must not be needed: it would hide a lost wake-up, which is found a second later.
-    fn look(&self) {}
+    fn check(&self) {}
 }
 
 #[test]

@@ -52,7 +52,7 @@ static SOURCES: Sources = Sources::new(
 const LAYOUT: Layout = Layout::new("crash points", 1);
 const MAX_BLOCKS: u32 = 32;
 const MEMORY: u64 = 1 << 15;
-const ROSTER: usize = 256;
+const PARTICIPANTS: usize = 256;
 /// On a device that is never opened: stream order applies there.
 const PLACE: SharedLocation = SharedLocation::Device([7; 16]);
 const SETTINGS: [SharedSettings; 2] =
@@ -87,7 +87,7 @@ fn role() -> Participant {
 struct World {
     words: MappedWords,
     crash: Crash,
-    roster: ParticipantTable<WordRange<MappedWords>>,
+    participants: ParticipantTable<WordRange<MappedWords>>,
     survivor: Participant,
     victim: Participant,
     settings: SharedSettings,
@@ -113,15 +113,15 @@ impl World {
     fn unformatted(settings: SharedSettings) -> Self {
         let topic = TopicWords::<CrashingWords<'_>>::required_words(&settings);
         let control_segment = Control::required_words(MAX_BLOCKS);
-        let count = ROSTER + topic + 2 * control_segment;
+        let count = PARTICIPANTS + topic + 2 * control_segment;
         let words = Segment::create(LAYOUT, count * 8).unwrap().words();
-        let roster =
-            ParticipantTable::new(WordRange::new(words.clone(), 0, ROSTER).unwrap()).unwrap();
-        let survivor = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
+        let participants =
+            ParticipantTable::new(WordRange::new(words.clone(), 0, PARTICIPANTS).unwrap()).unwrap();
+        let survivor = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         // Its pidfd is added when it is forked.
-        let victim = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
+        let victim = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         let (crash, slow) = (Crash::new(&SOURCES), RefCell::default());
-        Self { words, crash, roster, survivor, victim, settings, slow }
+        Self { words, crash, participants, survivor, victim, settings, slow }
     }
 
     fn part(&self, first: usize, count: usize) -> CrashingWords<'_> {
@@ -129,12 +129,12 @@ impl World {
     }
 
     fn topic_words(&self) -> CrashingWords<'_> {
-        self.part(ROSTER, TopicWords::<CrashingWords<'_>>::required_words(&self.settings))
+        self.part(PARTICIPANTS, TopicWords::<CrashingWords<'_>>::required_words(&self.settings))
     }
 
     fn control_words(&self, direction: Direction) -> CrashingWords<'_> {
         let count = Control::required_words(MAX_BLOCKS);
-        let first = ROSTER + TopicWords::<CrashingWords<'_>>::required_words(&self.settings);
+        let first = PARTICIPANTS + TopicWords::<CrashingWords<'_>>::required_words(&self.settings);
         self.part(first + usize::from(direction == Direction::Inbound) * count, count)
     }
 
@@ -147,7 +147,7 @@ impl World {
     }
 
     fn caller(&self, me: Participant) -> Caller<'_> {
-        Caller { timeout: Duration::from_secs(20), ..Caller::new(me, &self.roster) }
+        Caller { timeout: Duration::from_secs(20), ..Caller::new(me, &self.participants) }
     }
 
     /// A loan with all its sample info.
@@ -423,9 +423,9 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let mut reader = world.subscribe(world.survivor);
     let act = scenario(&world);
     let child = fork(&world.crash, point, || act(&world));
-    world.roster.add_pidfd(world.victim, PidFd::from_fd(child.pidfd()).unwrap());
+    world.participants.add_pidfd(world.victim, PidFd::from_fd(child.pidfd()).unwrap());
     let was_killed = child.was_killed();
-    assert!(world.roster.is_dead(Some(world.victim)));
+    assert!(world.participants.is_dead(Some(world.victim)));
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
     if name.starts_with("record ") {
         world.check_remote_losses(&what);
@@ -459,7 +459,7 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
 fn run_reclaim(settings: SharedSettings, first: u64, second: u64) -> (bool, bool) {
     let world = World::new(settings);
     let mut reader = world.subscribe(world.survivor);
-    let dead = world.roster.admit(PidFd::of_this_process().unwrap()).unwrap();
+    let dead = world.participants.admit(PidFd::of_this_process().unwrap()).unwrap();
     let child = fork(&world.crash, first, || {
         let mut subscribers = world.subscribe(dead);
         let id = world.topic().claim(dead).unwrap();
@@ -478,13 +478,13 @@ fn run_reclaim(settings: SharedSettings, first: u64, second: u64) -> (bool, bool
         };
         world.publish_in_order(dead, id, 2).into_iter().for_each(keep);
     });
-    world.roster.add_pidfd(dead, PidFd::from_fd(child.pidfd()).unwrap());
+    world.participants.add_pidfd(dead, PidFd::from_fd(child.pidfd()).unwrap());
     let first_was_killed = child.was_killed();
-    assert!(world.roster.is_dead(Some(dead)));
+    assert!(world.participants.is_dead(Some(dead)));
     let reclaimer = fork(&world.crash, second, || world.reclaim(world.victim, dead));
-    world.roster.add_pidfd(world.victim, PidFd::from_fd(reclaimer.pidfd()).unwrap());
+    world.participants.add_pidfd(world.victim, PidFd::from_fd(reclaimer.pidfd()).unwrap());
     let was_killed = reclaimer.was_killed();
-    assert!(world.roster.is_dead(Some(world.victim)));
+    assert!(world.participants.is_dead(Some(world.victim)));
     let what = format!("reclaim, {}, killed at {first} and {second}", settings.reliability);
     world.reclaim(world.survivor, world.victim);
     world.reclaim(world.survivor, dead);

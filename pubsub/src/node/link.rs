@@ -182,7 +182,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
     let channel = &link.channel;
     let waiting = shared.report_blocked_topics(Instant::now(), BLOCKED_REPORT_INTERVAL);
     // No message reports a death, and the slot of a dead process may stay free for ever.
-    shared.roster().drop_unused_pidfds();
+    shared.participants().drop_unused_pidfds();
     for request in shared.requests() {
         if send_request("send to service of node", channel, &request, &[]).is_err() {
             return Next::Lost;
@@ -214,7 +214,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
     let _ = poll(&mut entries, PollTimeout::try_from(longest).unwrap_or(PollTimeout::ZERO));
     shared.bell.silence();
     // Checked first: messages that the service sent before its end are still handled.
-    let is_over = link.service.is_over();
+    let is_over = link.service.has_exited();
     loop {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
@@ -299,7 +299,7 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
     match protocol::decode(operation, &bytes)? {
         Notice::Pidfds { participants } => {
             for (participant, pidfd) in protocol::pidfds(&participants, descriptors)? {
-                shared.roster().add_pidfd(participant, pidfd);
+                shared.participants().add_pidfd(participant, pidfd);
             }
         }
         Notice::Pool { pool } => shared.on_pool(pool, only(descriptors)?),
@@ -372,7 +372,7 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
         let error = match attempt {
             Ok((channel, Ok(welcome))) => {
                 for (participant, pidfd) in welcome.pidfds {
-                    shared.roster().add_pidfd(participant, pidfd);
+                    shared.participants().add_pidfd(participant, pidfd);
                 }
                 match hand_over(shared, &channel) {
                     Ok(()) => return Ok(Some(Link { channel, service: welcome.service })),
@@ -392,9 +392,9 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
 }
 
 fn hand_over(shared: &MembershipState, channel: &Channel) -> Result<()> {
-    let pidfds = shared.roster().pidfds().during(REJOINING)?;
+    let pidfds = shared.participants().pidfds().during(REJOINING)?;
     let known: Vec<_> =
-        pidfds.into_iter().filter(|(it, _)| !shared.roster().is_dead(Some(*it))).collect();
+        pidfds.into_iter().filter(|(it, _)| !shared.participants().is_dead(Some(*it))).collect();
     for some in known.chunks(MAX_PIDFDS_PER_MESSAGE) {
         let participants = some.iter().map(|(participant, _)| participant.number()).collect();
         let files: Vec<_> = some.iter().map(|(_, pidfd)| pidfd.as_fd()).collect();

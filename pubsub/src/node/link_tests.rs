@@ -27,7 +27,7 @@ fn directory(name: &str) -> PathBuf {
 
 fn member(directory: &std::path::Path) -> MembershipState {
     let node_segment = NodeSegment::create(NodeId([3; 16])).unwrap();
-    let me = node_segment.roster().admit(PidFd::of_this_process().unwrap()).unwrap();
+    let me = node_segment.participants().admit(PidFd::of_this_process().unwrap()).unwrap();
     node_segment.mark_member(me);
     let options = NodeOptions {
         directory: directory.to_owned(),
@@ -83,8 +83,8 @@ fn temporary_rejection_does_not_end_a_membership() {
 fn leaving_while_rejoining_ends_with_the_last_other_member() {
     let directory = directory("company");
     let shared = member(&directory);
-    let roster = shared.roster();
-    let other = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
+    let participants = shared.participants();
+    let other = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
     shared.node_segment.mark_member(other);
     std::thread::scope(|scope| {
         let back = scope.spawn(|| rejoin(&shared).map(|link| link.is_some()));
@@ -94,7 +94,7 @@ fn leaving_while_rejoining_ends_with_the_last_other_member() {
         // The other member might still serve.
         std::thread::sleep(moment);
         assert!(!back.is_finished());
-        assert!(roster.free_slot(other));
+        assert!(participants.free_slot(other));
         assert!(!back.join().unwrap().unwrap(), "it waited until the deadline");
     });
     std::fs::remove_dir_all(directory).unwrap();
@@ -122,7 +122,7 @@ impl ipc::DoorbellListener for RingForwarder {
     fn rung(&self) {
         let _ = self.0.send(());
     }
-    fn look(&self) {}
+    fn check(&self) {}
 }
 
 #[test]

@@ -94,8 +94,8 @@ impl MembershipState {
         }
     }
 
-    pub(super) fn roster(&self) -> &Arc<ParticipantTable<MappedWords>> {
-        self.node_segment.roster()
+    pub(super) fn participants(&self) -> &Arc<ParticipantTable<MappedWords>> {
+        self.node_segment.participants()
     }
 
     pub(super) fn leaving_since(&self) -> Option<Instant> {
@@ -109,7 +109,7 @@ impl MembershipState {
 
     /// Whether the node has any other member.
     pub(super) fn has_other_members(&self) -> bool {
-        let living = self.roster().living_participants();
+        let living = self.participants().living_participants();
         living.into_iter().any(|it| it != self.me && self.node_segment.is_member(it))
     }
 
@@ -117,7 +117,7 @@ impl MembershipState {
     fn end(&self) {
         if !self.has_left.load(Ordering::Acquire) {
             // The service detects it sooner or later.
-            self.roster().leave(self.me);
+            self.participants().leave(self.me);
         }
         // Before the service, if this process runs it: the next process then need not wait for a
         // member that returns the node segment.
@@ -132,7 +132,7 @@ impl MembershipState {
             return false;
         }
         let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
-        let caller = Caller::new(self.me, &**self.roster());
+        let caller = Caller::new(self.me, &**self.participants());
         // All of them, even if the first is busy.
         let is_any_busy = pools.iter().filter(|pool| pool.poll_streams(&caller)).count() > 0;
         if is_any_busy {
@@ -144,7 +144,8 @@ impl MembershipState {
     /// Tries operations again that wait for locks. True if some are left.
     pub(super) fn retry(&self) -> bool {
         let mut unfinished = std::mem::take(&mut *lock(&self.unfinished));
-        let caller = Caller { timeout: Duration::ZERO, ..Caller::new(self.me, &**self.roster()) };
+        let caller =
+            Caller { timeout: Duration::ZERO, ..Caller::new(self.me, &**self.participants()) };
         unfinished.retain_mut(|(topic, attempt)| {
             let is_done = attempt(&caller);
             if is_done {
@@ -161,7 +162,7 @@ impl MembershipState {
     /// for as long as this process lives.
     fn drain_streams(&self) -> bool {
         let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
-        let caller = Caller::new(self.me, &**self.roster());
+        let caller = Caller::new(self.me, &**self.participants());
         let deadline = Instant::now() + STREAM_DRAIN_TIMEOUT;
         pools.iter().all(|pool| pool.drain_streams(&caller, deadline))
     }

@@ -127,20 +127,20 @@ impl JoinedNode {
         };
         let pidfd = PidFd::of_this_process().during(JOINING)?;
         for (participant, pidfd) in welcome.pidfds {
-            node_segment.roster().add_pidfd(participant, pidfd);
+            node_segment.participants().add_pidfd(participant, pidfd);
         }
-        node_segment.roster().add_pidfd(me, pidfd);
+        node_segment.participants().add_pidfd(me, pidfd);
         let member_lock = MemberLock::hold(JOINING, &options.directory)?;
         // A service that re-creates the node writes its identity before it checks for members the
         // last time.
         let is_same = member_lock.node().is_none_or(|node| node == node_segment.identity());
         node_segment.mark_member(me);
-        let is_living = !node_segment.roster().is_dead(Some(me));
+        let is_living = !node_segment.participants().is_dead(Some(me));
         let link = Link { channel, service: welcome.service };
         if is_same && is_living {
             return Ok(Some(Self { link, node_segment, me, member_lock }));
         }
-        node_segment.roster().leave(me);
+        node_segment.participants().leave(me);
         Ok(None)
     }
 }
@@ -230,9 +230,9 @@ impl Node {
 
     fn start(options: NodeOptions, service: LocalService, joined: JoinedNode) -> Result<Self> {
         let JoinedNode { link, node_segment, me, member_lock } = joined;
-        let (roster, publish_doorbell) =
-            (Arc::clone(node_segment.roster()), Arc::clone(node_segment.publish_doorbell()));
-        let bell = WakeFd::new().during(JOINING).inspect_err(|_| _ = roster.leave(me))?;
+        let (participants, publish_doorbell) =
+            (Arc::clone(node_segment.participants()), Arc::clone(node_segment.publish_doorbell()));
+        let bell = WakeFd::new().during(JOINING).inspect_err(|_| _ = participants.leave(me))?;
         let (waiting, interruptible) = (options.waiting, options.interruptible);
         let shared =
             Arc::new(MembershipState::new(options, node_segment, me, bell, service, member_lock));
@@ -240,12 +240,12 @@ impl Node {
             let shared = Arc::clone(&shared);
             move || link::run(&shared, link)
         });
-        let thread = thread.during(JOINING).inspect_err(|_| _ = roster.leave(me))?;
+        let thread = thread.during(JOINING).inspect_err(|_| _ = participants.leave(me))?;
         let fork_generation = ForkGeneration::current();
         let membership = Arc::new(Membership { shared, thread: Some(thread), fork_generation });
         let context = NodeContext {
             me,
-            roster,
+            participants,
             service: Arc::clone(&membership) as _,
             fork_generation,
             publish_doorbell,

@@ -94,7 +94,7 @@ pub enum ConnectionMessage {
     /// From the writer: it has messages for the reader.
     ConnectRequest {
         connection: u64,
-        facts: TopicParameters,
+        parameters: TopicParameters,
         from: Vec<u8>,
         /// Addresses of further lanes that it could write from.
         lane_addresses: Vec<Vec<u8>>,
@@ -139,8 +139,10 @@ impl ConnectionMessage {
             all().all(is_address) && all().map(Vec::len).sum::<usize>() <= MAX_TOTAL_ADDRESS_LENGTH
         };
         match self {
-            Self::ConnectRequest { facts, from, lane_addresses, .. } => {
-                if facts.largest > MAX_PAYLOAD_LENGTH || facts.depth > TopicSettings::MAX_DEPTH {
+            Self::ConnectRequest { parameters, from, lane_addresses, .. } => {
+                if parameters.largest > MAX_PAYLOAD_LENGTH
+                    || parameters.depth > TopicSettings::MAX_DEPTH
+                {
                     return Some("topic parameters out of range");
                 }
                 if lane_addresses.len() >= usize::from(MAX_LANES) {

@@ -98,11 +98,11 @@ mod tests {
         ControlMessage::ConnectionMessage { topic: TOPIC.to_owned(), message }
     }
 
-    fn connect_request(facts: TopicParameters, address: usize, lanes: u8) -> ControlMessage {
+    fn connect_request(parameters: TopicParameters, address: usize, lanes: u8) -> ControlMessage {
         let lane_addresses = vec![vec![1; address]; usize::from(lanes - 1)];
         connection_message(ConnectionMessage::ConnectRequest {
             connection: 1 << 40,
-            facts,
+            parameters,
             from: vec![1; address],
             lane_addresses,
         })

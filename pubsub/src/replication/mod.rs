@@ -104,7 +104,7 @@ pub(crate) type WaitingArrivals = Arc<Mutex<BTreeSet<u32>>>;
 pub(crate) struct ServiceContext {
     pub(crate) me: Participant,
     pub(crate) role: Participant,
-    pub(crate) roster: Arc<ParticipantTable<MappedWords>>,
+    pub(crate) participants: Arc<ParticipantTable<MappedWords>>,
     /// Requests to grow pools; `bell` wakes the thread that grows them.
     pub(crate) growth: Sender<(PoolId, u64)>,
     pub(crate) bell: Arc<WakeFd>,
@@ -114,7 +114,7 @@ pub(crate) struct ServiceContext {
 
 impl ServiceContext {
     fn caller(&self) -> Caller<'_> {
-        Caller { timeout: LOCK_TIMEOUT, ..Caller::new(self.me, &*self.roster) }
+        Caller { timeout: LOCK_TIMEOUT, ..Caller::new(self.me, &*self.participants) }
     }
 
     fn request_growth(&self, pool: PoolId, bytes: u64) {

@@ -79,7 +79,7 @@ impl ReceivedTopics {
         worker_pool: &mut WorkerPool,
     ) {
         let is_compatible = remote_nodes.is_provider_compatible(node);
-        if let ConnectionMessage::ConnectRequest { connection, facts: theirs, .. } = &message
+        if let ConnectionMessage::ConnectRequest { connection, parameters: theirs, .. } = &message
             && !local.is_some_and(|local| {
                 is_compatible
                     && self.receive(node, local, (theirs.number, *connection), worker_pool)
@@ -93,7 +93,7 @@ impl ReceivedTopics {
         }
         let Some(number) = local.map(|local| local.topic.number()) else { return };
         // A lost message is requested again after a timeout.
-        worker_pool.tell(number, Command::ControlMessage(key(number), node, message));
+        worker_pool.send(number, Command::ControlMessage(key(number), node, message));
     }
 
     /// Receives a topic from a node, if this node subscribes.
@@ -227,7 +227,7 @@ impl ReceivedTopics {
         worker_pool: &WorkerPool,
     ) {
         if let Some(received) = self.received.remove(&(number, node)) {
-            worker_pool.tell(number, Command::StopInbound(key(number), node));
+            worker_pool.send(number, Command::StopInbound(key(number), node));
             self.draining_sinks.push(DrainingSink { received, worker_ended: false, forgets });
         }
     }

@@ -78,8 +78,8 @@ impl TestNode {
 
     fn with(identity: u8, settings: SharedSettings) -> Self {
         let node_segment = NodeSegment::create(NodeId([identity; 16])).unwrap();
-        let me = node_segment.roster().admit(PidFd::of_this_process().unwrap()).unwrap();
-        let caller = Caller::new(me, &**node_segment.roster());
+        let me = node_segment.participants().admit(PidFd::of_this_process().unwrap()).unwrap();
+        let caller = Caller::new(me, &**node_segment.participants());
         let pool = |direction| {
             let id = PoolId { place: settings.place, direction };
             let pool = Pool::create(id, 16 << 20, 256).unwrap();
@@ -100,11 +100,11 @@ impl TestNode {
     }
 
     fn caller(&self) -> Caller<'_> {
-        Caller::new(self.me, &**self.node_segment.roster())
+        Caller::new(self.me, &**self.node_segment.participants())
     }
 
     fn role(&self) -> Participant {
-        self.node_segment.roster().admit_role(0).unwrap()
+        self.node_segment.participants().admit_role(0).unwrap()
     }
 
     fn service_context(&self) -> Arc<ServiceContext> {
@@ -112,7 +112,7 @@ impl TestNode {
         Arc::new(ServiceContext {
             me: self.me,
             role: self.role(),
-            roster: Arc::clone(self.node_segment.roster()),
+            participants: Arc::clone(self.node_segment.participants()),
             growth,
             bell: Arc::new(WakeFd::new().unwrap()),
             waiting_arrivals: WaitingArrivals::default(),
@@ -533,7 +533,7 @@ fn header_at(position: u64) -> MessageHeader {
 fn idle_publisher_is_found_while_another_publishes() {
     let mut node = TestNode::new(1);
     let (mut idle, caller) =
-        (IdlePublishers::default(), Caller::new(node.me, &**node.node_segment.roster()));
+        (IdlePublishers::default(), Caller::new(node.me, &**node.node_segment.participants()));
     node.topic.local().subscribe(&caller).unwrap();
     let (first, second) = (node.publisher, node.topic.claim(node.me).unwrap());
     node.publish(1).unwrap();

@@ -293,9 +293,9 @@ impl WorkerPool {
 
     /// Sends a command to a topic's worker. If the worker has ended, its successor gets all
     /// commands again.
-    pub(super) fn tell(&self, number: u32, command: Command) {
+    pub(super) fn send(&self, number: u32, command: Command) {
         let Some(workers) = &self.workers else { return };
-        if let Err(error) = workers.of(key(number)).tell(command) {
+        if let Err(error) = workers.of(key(number)).send(command) {
             tracing::debug!(%error, "a worker did not take a command");
         }
     }
@@ -303,7 +303,7 @@ impl WorkerPool {
     /// Sends a command to all workers.
     pub(super) fn tell_all(&self, command: impl Fn() -> Command) {
         for worker in self.all() {
-            let _ = worker.tell(command());
+            let _ = worker.send(command());
         }
     }
 
@@ -320,7 +320,7 @@ impl WorkerPool {
         let (mut events, mut has_more, mut has_ended) = (Vec::new(), false, false);
         for worker in self.all() {
             for count in 0..=EVENTS_PER_WORKER {
-                match worker.try_report() {
+                match worker.try_event() {
                     Ok(Some(event)) => events.push(event),
                     Ok(None) => break,
                     Err(_) => {

@@ -77,7 +77,7 @@ impl DoorbellListener for BellListener {
         }
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let Some(flag) = self.flag.upgrade() else { return };
         if flag.is_raised() {
             return;

@@ -239,7 +239,7 @@ struct DeferredRelease {
 pub(super) struct DeferredReleases {
     topic: Arc<Topic>,
     me: Participant,
-    roster: Arc<ParticipantTable<MappedWords>>,
+    participants: Arc<ParticipantTable<MappedWords>>,
     subscription_ids: [SubscriptionId; 2],
     count: AtomicUsize,
     all: Mutex<Vec<DeferredRelease>>,
@@ -250,7 +250,7 @@ impl DeferredReleases {
         Self {
             topic: Arc::clone(&context.topic),
             me: context.node.me,
-            roster: Arc::clone(&context.node.roster),
+            participants: Arc::clone(&context.node.participants),
             subscription_ids,
             count: AtomicUsize::new(0),
             all: Mutex::default(),
@@ -270,7 +270,7 @@ impl DeferredReleases {
             None => false,
         };
         if is_read {
-            let caller = Caller::new(self.me, &*self.roster);
+            let caller = Caller::new(self.me, &*self.participants);
             let id = self.subscription_ids[release.direction as usize];
             pool.control().end_stream_read(release.block, id.index());
             let (id, control) = ((release.direction, id), pool.control());

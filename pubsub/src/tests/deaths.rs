@@ -19,7 +19,7 @@ impl TestNode {
     pub(super) fn joined(&self, me: Participant) -> Self {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
         let node_segment = Segment::open(copy(self.node_segment.as_fd()), NODE_SEGMENT).unwrap();
-        let roster = Arc::new(ParticipantTable::new(node_segment.words()).unwrap());
+        let participants = Arc::new(ParticipantTable::new(node_segment.words()).unwrap());
         let opened = |pool: &Pool| {
             let opened = Pool::open(copy(pool.control_segment())).unwrap();
             for number in 0..pool.held() {
@@ -30,7 +30,7 @@ impl TestNode {
         let topic = Arc::new(Topic::open(copy(self.topic.segment())).unwrap());
         Self::with_parts(
             node_segment,
-            roster,
+            participants,
             me,
             topic,
             opened(&self.local),
@@ -40,12 +40,12 @@ impl TestNode {
 
     /// A participant for a child that is forked later.
     pub(super) fn admit(&self) -> Participant {
-        self.service.roster.admit(PidFd::of_this_process().unwrap()).unwrap()
+        self.service.participants.admit(PidFd::of_this_process().unwrap()).unwrap()
     }
 
     /// Reclaims after a dead participant, as the service does.
     pub(super) fn reclaim(&self, dead: Participant) {
-        while !self.service.roster.is_dead(Some(dead)) {
+        while !self.service.participants.is_dead(Some(dead)) {
             std::thread::yield_now();
         }
         let caller = self.caller();
@@ -53,7 +53,7 @@ impl TestNode {
         for pool in [&self.local, &self.inbound] {
             pool.reclaim(&caller, dead).unwrap();
         }
-        assert!(self.service.roster.free_slot(dead));
+        assert!(self.service.participants.free_slot(dead));
     }
 }
 
@@ -75,7 +75,7 @@ fn two_processes_exchange_messages() {
             assert_eq!(sample.to_vec().unwrap(), number.to_le_bytes());
         }
     });
-    node.service.roster.add_pidfd(participant, pidfd_of(&child));
+    node.service.participants.add_pidfd(participant, pidfd_of(&child));
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     drop(subscriber);
     for number in 0..100_u32 {
@@ -108,7 +108,7 @@ fn killed_process_is_reclaimed_and_its_publisher_reported() {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    node.service.roster.add_pidfd(participant, pidfd_of(&child));
+    node.service.participants.add_pidfd(participant, pidfd_of(&child));
     let last = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     assert_eq!(node.blocks_allocated(), 3);
@@ -184,7 +184,7 @@ fn publisher_times_out_while_a_lock_is_held() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             };
-            let other = Caller::new(node.admit(), &*node.service.roster);
+            let other = Caller::new(node.admit(), &*node.service.participants);
             node.topic.local().find_entries(&other, hold).unwrap();
         });
         is_held.wait();
@@ -236,7 +236,7 @@ fn subscription_dropped_under_a_held_lock_ends_later() {
                     may_continue.wait();
                 }
             };
-            let stopped = Caller::new(node.admit(), &*node.service.roster);
+            let stopped = Caller::new(node.admit(), &*node.service.participants);
             node.topic.local().find_entries(&stopped, hold).unwrap();
         });
         is_held.wait();

@@ -207,7 +207,7 @@ fn forked_child_drops_a_loan_without_waiting() {
     let has_ended = loans.wait(Instant::now(), || {
         let child = ForkedChild::new(|| loans.give_back(Borrower::Transient));
         let (pidfd, end) = (pidfd_of(&child), Instant::now() + TEST_TIMEOUT / 4);
-        while !pidfd.is_over() && Instant::now() < end {
+        while !pidfd.has_exited() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
         child.kill();

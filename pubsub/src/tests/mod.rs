@@ -45,7 +45,7 @@ fn settings() -> TopicSettings {
 #[derive(Debug)]
 struct FakeService {
     me: Participant,
-    roster: Arc<ParticipantTable<MappedWords>>,
+    participants: Arc<ParticipantTable<MappedWords>>,
     pools: Vec<Arc<Pool>>,
     changes: AtomicU64,
     publisher_blocked: AtomicU64,
@@ -70,7 +70,7 @@ impl ServiceClient for FakeService {
         let Ok(piece) = pool.make_piece(bytes) else { return };
         if pool.may_grow(piece.length) {
             pool.adopt_piece(number, piece).unwrap();
-            pool.admit_piece(&Caller::new(self.me, &*self.roster), number).unwrap();
+            pool.admit_piece(&Caller::new(self.me, &*self.participants), number).unwrap();
         }
     }
 
@@ -126,20 +126,20 @@ impl TestNode {
         let node_segment =
             Segment::create(NODE_SEGMENT, ParticipantTable::<MappedWords>::WORDS * 8).unwrap();
         node_segment.mark_ready();
-        let roster = Arc::new(ParticipantTable::new(node_segment.words()).unwrap());
-        let me = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
+        let participants = Arc::new(ParticipantTable::new(node_segment.words()).unwrap());
+        let me = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         let pool = |direction| {
             let id = PoolId { place: settings.place, direction };
             Arc::new(Pool::create(id, limit, 256).unwrap())
         };
         let (local, inbound) = (pool(Direction::Local), pool(Direction::Inbound));
         let topic = Arc::new(Topic::create(3, "test", &settings).unwrap());
-        Self::with_parts(node_segment, roster, me, topic, local, inbound)
+        Self::with_parts(node_segment, participants, me, topic, local, inbound)
     }
 
     fn with_parts(
         node_segment: Segment,
-        roster: Arc<ParticipantTable<MappedWords>>,
+        participants: Arc<ParticipantTable<MappedWords>>,
         me: Participant,
         topic: Arc<Topic>,
         local: Arc<Pool>,
@@ -147,7 +147,7 @@ impl TestNode {
     ) -> Self {
         let service = FakeService {
             me,
-            roster,
+            participants,
             pools: vec![Arc::clone(&local), Arc::clone(&inbound)],
             changes: AtomicU64::new(0),
             publisher_blocked: AtomicU64::new(0),
@@ -161,13 +161,13 @@ impl TestNode {
     }
 
     fn caller(&self) -> Caller<'_> {
-        Caller::new(self.service.me, &*self.service.roster)
+        Caller::new(self.service.me, &*self.service.participants)
     }
 
     fn context_of(&self, me: Participant) -> TopicContext {
         let node = NodeContext {
             me,
-            roster: Arc::clone(&self.service.roster),
+            participants: Arc::clone(&self.service.participants),
             service: Arc::clone(&self.service) as Arc<dyn ServiceClient>,
             fork_generation: ForkGeneration::current(),
             publish_doorbell: Arc::clone(&self.service.publish_doorbell),

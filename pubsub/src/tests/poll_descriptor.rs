@@ -221,7 +221,7 @@ impl DoorbellListener for Counter {
     fn rung(&self) {
         self.0.fetch_add(1, Relaxed);
     }
-    fn look(&self) {}
+    fn check(&self) {}
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn death_of_a_publisher_makes_the_descriptor_readable() {
         publisher.push(b"its last", TEST_TIMEOUT).unwrap();
         std::thread::sleep(TEST_TIMEOUT);
     });
-    node.service.roster.add_pidfd(participant, pidfd_of(&child));
+    node.service.participants.add_pidfd(participant, pidfd_of(&child));
     assert_eq!(next(&mut subscriber), b"its last");
     assert_drained(&mut subscriber);
     assert!(ready(&loops, SHORT_TIMEOUT).len() < 2);
@@ -451,7 +451,7 @@ fn messages_of_killed_processes_are_all_signalled() {
         })
         .collect();
     for (participant, child) in participants.iter().zip(&children) {
-        node.service.roster.add_pidfd(*participant, pidfd_of(child.as_ref().unwrap()));
+        node.service.participants.add_pidfd(*participant, pidfd_of(child.as_ref().unwrap()));
     }
     let mut expected = [[0; 3]; 3];
     let is_done = |expected: &[[u64; 3]; 3]| {

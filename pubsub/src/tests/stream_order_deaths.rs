@@ -35,7 +35,7 @@ fn stream_continues_after_the_death_of_its_publisher() {
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
         sleep_for_ever();
     });
-    node.service.roster.add_pidfd(participant, pidfd_of(&child));
+    node.service.participants.add_pidfd(participant, pidfd_of(&child));
     let waiting = device.stream().unwrap();
     let first = subscriber.pull(TEST_TIMEOUT).unwrap();
     let lost = subscriber.pull_on(&waiting, TEST_TIMEOUT).unwrap();
@@ -85,7 +85,7 @@ fn messages_held_by_a_dead_readers_stream_are_freed() {
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
         sleep_for_ever();
     });
-    node.service.roster.add_pidfd(participant, pidfd_of(&child));
+    node.service.participants.add_pidfd(participant, pidfd_of(&child));
     drop(witness.pull(TEST_TIMEOUT).unwrap());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
     publisher.push(b"y", TEST_TIMEOUT).unwrap();
@@ -96,7 +96,7 @@ fn messages_held_by_a_dead_readers_stream_are_freed() {
     let (_, subscription_ids) = (0, node.topic.local().subscription_ids().collect::<Vec<_>>());
     let subscription_id = subscription_ids
         .into_iter()
-        .find(|subscription_id| subscription_id.who() == Some(participant))
+        .find(|subscription_id| subscription_id.participant() == Some(participant))
         .unwrap();
     let held_for = Duration::from_secs(1);
     node.topic

@@ -27,7 +27,7 @@ impl<W: Words + Clone> TopicWords<W> {
             let slot = SubscriberSlot::find(self.words(), Direction::Local, subscription_id);
             let (unread, held) = self.local().backlog_of(subscription_id);
             SubscriberInfo {
-                participant: subscription_id.who(),
+                participant: subscription_id.participant(),
                 cursor: self.local().progress_of(subscription_id).0,
                 unread,
                 held,
@@ -63,7 +63,7 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn activity(&self) -> (bool, bool) {
         let publishes = publishers::slots(self.words()).any(|slot| slot.seen().is_some());
         let is_process = |subscription_id: SubscriptionId| {
-            !subscription_id.who().is_some_and(Participant::is_role)
+            !subscription_id.participant().is_some_and(Participant::is_role)
         };
         (publishes, self.local().subscription_ids().any(is_process))
     }
@@ -80,7 +80,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let subscription_ids =
             [self.local(), self.inbound()].into_iter().flat_map(|queue| queue.subscription_ids());
         publishers
-            .chain(subscription_ids.filter_map(|subscription_id| subscription_id.who()))
+            .chain(subscription_ids.filter_map(|subscription_id| subscription_id.participant()))
             .chain(self.writer())
             .collect()
     }

@@ -30,7 +30,7 @@ fn thousand_idle_topics_use_no_cpu_and_wake_on_publish() {
         let source = GatedSource { source, gate };
         let options = topic(64);
         let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
-        nodes.of(0).tell(Command::AddDestination(key, node(1))).unwrap();
+        nodes.of(0).send(Command::AddDestination(key, node(1))).unwrap();
         if number % 50 == 0 {
             nodes.process_events();
             // Waits until the workers have processed their commands, so that the queues have room.

@@ -43,7 +43,7 @@ fn connect_request_with_invalid_addresses_is_refused() {
     for provider in PROVIDERS {
         let mut nodes = Nodes::start(2, &with_lanes(2, provider));
         receive(&nodes, KEY, 1, MemoryKind::Host, &PublishedLog::default());
-        let facts = TopicParameters { number: 1, largest: 2 * MIB as u64, depth: 16 };
+        let parameters = TopicParameters { number: 1, largest: 2 * MIB as u64, depth: 16 };
         let from = nodes.of(0).address().to_vec();
         let invalid = || vec![1; 3];
         let mut requests = vec![(invalid(), Vec::new())];
@@ -53,8 +53,8 @@ fn connect_request_with_invalid_addresses_is_refused() {
         for (connection, (from, lane_addresses)) in (1..).zip(requests) {
             nodes.failed.clear();
             let request =
-                ConnectionMessage::ConnectRequest { connection, facts, from, lane_addresses };
-            nodes.of(1).tell(Command::ControlMessage(KEY, node(0), request)).unwrap();
+                ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses };
+            nodes.of(1).send(Command::ControlMessage(KEY, node(0), request)).unwrap();
             nodes.until("a refusal", |nodes| !nodes.failed.is_empty());
         }
     }
@@ -116,7 +116,7 @@ fn topics_without_large_messages_have_one_lane() {
     let source = TestSource::new(&lengths(&[64, 70_000]), MemoryKind::Host, 0, 20);
     let is_done = source.is_done();
     let announcer = nodes.of(0).send_topic(KEY, topic(100_000), Box::new(source)).unwrap();
-    nodes.of(0).tell(Command::AddDestination(KEY, node(1))).unwrap();
+    nodes.of(0).send(Command::AddDestination(KEY, node(1))).unwrap();
     announcer.announce_waiter();
     nodes.until("all messages", |_| is_done());
     log.check(20);
@@ -162,8 +162,8 @@ fn reader_that_disappears_blocks_no_other_reader() {
     // reader is opened again, too, and its messages are sent again.
     nodes.removed.push(node(2));
     drop(nodes.workers.remove(&node(2)));
-    nodes.of(0).tell(Command::NodeLost(node(2))).unwrap();
-    nodes.of(0).tell(Command::RemoveDestination(KEY, node(2))).unwrap();
+    nodes.of(0).send(Command::NodeLost(node(2))).unwrap();
+    nodes.of(0).send(Command::RemoveDestination(KEY, node(2))).unwrap();
     nodes.until("all messages", |_| is_done());
     log.check(count);
     nodes.removed.clear();
@@ -192,7 +192,7 @@ fn large_and_small_messages_of_many_topics_go_both_ways() {
         let source = TestSource::new(&lengths, memory, 0, count);
         are_done.push(Box::new(source.is_done()));
         let announcer = nodes.of(from).send_topic(key, topic(1 << 30), Box::new(source)).unwrap();
-        nodes.of(from).tell(Command::AddDestination(key, node(1 - from))).unwrap();
+        nodes.of(from).send(Command::AddDestination(key, node(1 - from))).unwrap();
         announcer.announce_waiter();
         logs.push(log);
     }

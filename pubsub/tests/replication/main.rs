@@ -41,12 +41,12 @@ fn disconnect_in_turns(
     for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
         let so_far = round * count as usize / 6;
         nodes.until("some messages", |_| log.len() >= so_far || is_done());
-        nodes.of(at).tell(Command::NodeLost(node(1 - at))).unwrap();
+        nodes.of(at).send(Command::NodeLost(node(1 - at))).unwrap();
         let before = nodes.lost.len();
         nodes.until("a disconnect", |nodes| nodes.lost.len() > before || is_done());
         if at == 1 {
             // Only the writer connects.
-            nodes.of(0).tell(Command::NodeLost(node(1))).unwrap();
+            nodes.of(0).send(Command::NodeLost(node(1))).unwrap();
         }
     }
 }
@@ -56,7 +56,7 @@ fn send(nodes: &Nodes, key: TopicKey, source: TestSource, to: &[u8]) -> impl Fn(
     let is_done = source.is_done();
     let announcer = nodes.of(0).send_topic(key, topic(1 << 30), Box::new(source)).unwrap();
     for number in to {
-        nodes.of(0).tell(Command::AddDestination(key, node(*number))).unwrap();
+        nodes.of(0).send(Command::AddDestination(key, node(*number))).unwrap();
     }
     announcer.announce_waiter();
     is_done
@@ -117,7 +117,7 @@ fn three_nodes_receive_the_same_messages() {
     let source = TestSource::new(&lengths, MemoryKind::Host, 0, count);
     are_done.push(Box::new(source.is_done()));
     let announcer = nodes.of(1).send_topic(KEY, topic(1 << 30), Box::new(source)).unwrap();
-    nodes.of(1).tell(Command::AddDestination(KEY, node(0))).unwrap();
+    nodes.of(1).send(Command::AddDestination(KEY, node(0))).unwrap();
     announcer.announce_waiter();
     nodes.until("all messages", |_| are_done.iter().all(|is_done| is_done()));
     logs.iter().chain([&back]).for_each(|log| log.check(count));
@@ -157,14 +157,14 @@ fn reader_that_stops_does_not_affect_other_readers() {
     let is_done = send(&nodes, KEY, TestSource::new(&lengths, MemoryKind::Host, 0, count), &[1, 2]);
     nodes.until("some messages", |_| other.len() > 100);
     nodes.removed.push(node(2));
-    nodes.of(2).tell(Command::StopInbound(KEY, node(0))).unwrap();
+    nodes.of(2).send(Command::StopInbound(KEY, node(0))).unwrap();
     let is_lost = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(0), node(2), Side::Writer));
     nodes.until("a disconnect at the writer", |nodes| is_lost(nodes) || is_done());
-    nodes.of(0).tell(Command::RemoveDestination(KEY, node(2))).unwrap();
+    nodes.of(0).send(Command::RemoveDestination(KEY, node(2))).unwrap();
     nodes.until("all messages", |_| is_done());
     log.check(count);
     // The reader is notified of a writer that stops.
-    nodes.of(0).tell(Command::StopOutbound(KEY)).unwrap();
+    nodes.of(0).send(Command::StopOutbound(KEY)).unwrap();
     let is_over = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(1), node(0), Side::Reader));
     nodes.until("a disconnect at the reader", is_over);
 }
@@ -182,14 +182,14 @@ fn control_messages_for_unknown_topics_are_no_failures() {
     log.check(10);
     // Both ends stop the topic, and control messages for it follow.
     nodes.removed.push(node(1));
-    nodes.of(1).tell(Command::StopInbound(KEY, node(0))).unwrap();
-    nodes.of(0).tell(Command::StopOutbound(KEY)).unwrap();
-    nodes.of(0).tell(Command::AddDestination(KEY, node(1))).unwrap();
+    nodes.of(1).send(Command::StopInbound(KEY, node(0))).unwrap();
+    nodes.of(0).send(Command::StopOutbound(KEY)).unwrap();
+    nodes.of(0).send(Command::AddDestination(KEY, node(1))).unwrap();
     for message in [
         ConnectionMessage::Refused { connection: 1, reason: String::new() },
         ConnectionMessage::Restart { connection: 1, reason: String::new() },
     ] {
-        nodes.of(0).tell(Command::ControlMessage(KEY, node(1), message)).unwrap();
+        nodes.of(0).send(Command::ControlMessage(KEY, node(1), message)).unwrap();
     }
     // Commands are processed in order: after this the messages are, too.
     nodes.counters(0);
@@ -218,20 +218,20 @@ fn hung_worker_does_not_block_senders_of_commands() {
     // Retention is limited, so that messages are taken although no reader is connected.
     let topic = TopicOptions { max_retained: Some(1), ..topic(64) };
     let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(HangingSource(blocked))).unwrap();
-    nodes.of(0).tell(Command::AddDestination(KEY, node(1))).unwrap();
+    nodes.of(0).send(Command::AddDestination(KEY, node(1))).unwrap();
     announcer.announce_waiter();
     let start = Instant::now();
-    (0..1100).for_each(|_| nodes.of(0).tell(Command::NodeLost(node(2))).unwrap());
+    (0..1100).for_each(|_| nodes.of(0).send(Command::NodeLost(node(2))).unwrap());
     // Control messages beyond that are refused.
     let restart = || ConnectionMessage::Restart { connection: 1, reason: String::new() };
     let mut errors = (0..1100).map(|_| {
-        nodes.of(0).tell(Command::ControlMessage(KEY, node(1), restart())).unwrap_err().kind()
+        nodes.of(0).send(Command::ControlMessage(KEY, node(1), restart())).unwrap_err().kind()
     });
     assert!(errors.all(|kind| kind == ErrorKind::TooMany));
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     drop(release);
     let end = Instant::now() + TIMEOUT;
-    while nodes.of(0).tell(Command::ControlMessage(KEY, node(1), restart())).is_err() {
+    while nodes.of(0).send(Command::ControlMessage(KEY, node(1), restart())).is_err() {
         assert!(Instant::now() < end, "timeout: the worker accepts no command");
     }
     nodes.counters(0);

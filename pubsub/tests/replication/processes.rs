@@ -77,7 +77,7 @@ impl NodeProcess {
                 node_process.is_done = Some(Box::new(source.is_done()));
                 let announcer =
                     node_process.worker.send_topic(KEY, topic(1 << 30), Box::new(source)).unwrap();
-                node_process.worker.tell(Command::AddDestination(KEY, node(1))).unwrap();
+                node_process.worker.send(Command::AddDestination(KEY, node(1))).unwrap();
                 announcer.announce_waiter();
             }
             Side::Reader => {
@@ -94,7 +94,7 @@ impl NodeProcess {
 
     /// Exchanges control messages. False if the other process has ended.
     fn process_events(&mut self) -> bool {
-        while let Some(event) = self.worker.try_report().unwrap() {
+        while let Some(event) = self.worker.try_event().unwrap() {
             if !self.process(event) {
                 return false;
             }
@@ -111,7 +111,7 @@ impl NodeProcess {
                     return false;
                 }
                 let message = control::codec::decode(TAG, &bytes).unwrap();
-                self.worker.tell(Command::ControlMessage(KEY, node(1), message)).unwrap();
+                self.worker.send(Command::ControlMessage(KEY, node(1), message)).unwrap();
             }
             Ok(_) => return false,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -125,8 +125,8 @@ impl NodeProcess {
 
     fn process(&mut self, event: WorkerEvent) -> bool {
         match event {
-            WorkerEvent::ControlMessage { terms, .. } => {
-                let message = control::codec::encode(TAG, &terms);
+            WorkerEvent::ControlMessage { message, .. } => {
+                let message = control::codec::encode(TAG, &message);
                 let mut frame = (message.len() as u32).to_le_bytes().to_vec();
                 frame.extend(message);
                 self.stream.set_nonblocking(false).unwrap();
@@ -135,7 +135,7 @@ impl NodeProcess {
                 result.is_ok()
             }
             WorkerEvent::Disconnected { side: Side::Writer, .. } => {
-                self.worker.tell(Command::AddDestination(KEY, node(1))).unwrap();
+                self.worker.send(Command::AddDestination(KEY, node(1))).unwrap();
                 true
             }
             WorkerEvent::Failed { error, .. } => panic!("{error}"),
@@ -214,12 +214,12 @@ fn kill_repeatedly(name: &str, victim: Side, provider: &str, memory: MemoryKind)
         if kills < KILLS && published > (kills + 1) * COUNT / (KILLS + 2) {
             kills += 1;
             child.kill();
-            node_process.worker.tell(Command::NodeLost(node(1))).unwrap();
+            node_process.worker.send(Command::NodeLost(node(1))).unwrap();
             let (next, stream) = spawn(directory, &listener, victim, provider, memory);
             stream.set_nonblocking(true).unwrap();
             (child, node_process.stream) = (next, stream);
             if node_process.side == Side::Writer {
-                node_process.worker.tell(Command::AddDestination(KEY, node(1))).unwrap();
+                node_process.worker.send(Command::AddDestination(KEY, node(1))).unwrap();
             }
             continue;
         }

@@ -56,21 +56,21 @@ fn repeated_connect_requests_use_bounded_memory() {
         let (limit, is_done) = (Arc::new(AtomicU64::new(20)), source.is_done());
         let source = LimitedSource { source, given: 0, limit: Arc::clone(&limit) };
         let announcer = nodes.of(0).send_topic(KEY, topic(1 << 30), Box::new(source)).unwrap();
-        nodes.of(0).tell(Command::AddDestination(KEY, node(1))).unwrap();
+        nodes.of(0).send(Command::AddDestination(KEY, node(1))).unwrap();
         announcer.announce_waiter();
         nodes.until("the first messages", |_| log.len() == 20);
-        let facts = TopicParameters { number: 1, largest: 1 << 20, depth: 16 };
+        let parameters = TopicParameters { number: 1, largest: 1 << 20, depth: 16 };
         let from = nodes.of(2).address().to_vec();
         let mut max = 0;
         for connection in 0..300 {
             let lane_addresses = vec![from.clone(); lanes as usize - 1];
             let request = ConnectionMessage::ConnectRequest {
                 connection,
-                facts,
+                parameters,
                 from: from.clone(),
                 lane_addresses,
             };
-            nodes.of(1).tell(Command::ControlMessage(OTHER, node(2), request)).unwrap();
+            nodes.of(1).send(Command::ControlMessage(OTHER, node(2), request)).unwrap();
             nodes.process_events();
             max = max.max(nodes.counters(1).quarantined_bytes);
         }
@@ -113,7 +113,7 @@ impl TwoWriters {
             at += 1;
             let worker = nodes.of(from);
             let announcer = worker.send_topic(key, topic(1 << 20), Box::new(source)).unwrap();
-            worker.tell(Command::AddDestination(key, node(1))).unwrap();
+            worker.send(Command::AddDestination(key, node(1))).unwrap();
             announcer
         });
         nodes.until("all connections", |nodes| nodes.connected == 4);
@@ -142,7 +142,7 @@ fn node_that_returns_repeatedly_disturbs_no_others() {
     for provider in super::PROVIDERS {
         let mut all = TwoWriters::start(provider);
         for times in 1..=10 {
-            all.nodes.of(1).tell(Command::NodeReturned(node(2))).unwrap();
+            all.nodes.of(1).send(Command::NodeReturned(node(2))).unwrap();
             // Both ends of its own connection are opened again.
             all.nodes.until("a reconnect", |nodes| nodes.connected >= 4 + 2 * times);
             all.wait_for_messages();
@@ -171,7 +171,7 @@ fn node_with_false_stall_checks_disturbs_others_once() {
                 last = Instant::now();
                 let connection = all.nodes.last_request[&(OTHER, node(2))];
                 let check = ConnectionMessage::StallCheck { connection, chunks: 1 << 30, read: 0 };
-                all.nodes.of(1).tell(Command::ControlMessage(OTHER, node(2), check)).unwrap();
+                all.nodes.of(1).send(Command::ControlMessage(OTHER, node(2), check)).unwrap();
             }
         }
         all.wait_for_messages();
@@ -193,7 +193,7 @@ fn exceed_ring_limit(writer_of: impl Fn(TopicKey) -> u8) {
         let announcer = nodes.of(writer).send_topic(key, topic(64), Box::new(source)).unwrap();
         let sink = Box::new(log.sink(MemoryKind::Host));
         nodes.of(1).receive_topic(key, node(writer), 0, None, sink).unwrap();
-        nodes.of(writer).tell(Command::AddDestination(key, node(1))).unwrap();
+        nodes.of(writer).send(Command::AddDestination(key, node(1))).unwrap();
         announcer.announce_waiter();
         // Limits the control messages in the queue of a worker.
         if key.0 % 64 == 63 {
@@ -206,7 +206,7 @@ fn exceed_ring_limit(writer_of: impl Fn(TopicKey) -> u8) {
     assert_eq!(nodes.failed, Vec::<String>::new());
     let refused = nodes.lost[0].0;
     let stopped = (0..).map(TopicKey).find(|key| *key != refused).unwrap();
-    nodes.of(1).tell(Command::StopInbound(stopped, node(writer_of(stopped)))).unwrap();
+    nodes.of(1).send(Command::StopInbound(stopped, node(writer_of(stopped)))).unwrap();
     nodes.until("the last message", |_| log.len() as u64 == RINGS + 1);
 }
 

@@ -228,7 +228,10 @@ pub(crate) fn options(provider: &str) -> WorkerOptions {
 }
 
 pub(crate) fn topic(largest: u64) -> TopicOptions {
-    TopicOptions { facts: TopicParameters { number: 1, largest, depth: 16 }, max_retained: None }
+    TopicOptions {
+        parameters: TopicParameters { number: 1, largest, depth: 16 },
+        max_retained: None,
+    }
 }
 
 pub(crate) fn node(number: u8) -> NodeId {
@@ -284,14 +287,14 @@ impl Nodes {
     /// Delivers control messages and records the other events of all workers.
     pub(crate) fn process_events(&mut self) {
         for (from, worker) in &self.workers {
-            while let Some(event) = worker.try_report().unwrap() {
+            while let Some(event) = worker.try_event().unwrap() {
                 match event {
-                    WorkerEvent::ControlMessage { key, node: to, terms } => {
-                        if let ConnectionMessage::ConnectRequest { connection, .. } = terms {
+                    WorkerEvent::ControlMessage { key, node: to, message } => {
+                        if let ConnectionMessage::ConnectRequest { connection, .. } = message {
                             self.last_request.insert((key, *from), connection);
                         }
                         if let Some(reader) = self.workers.get(&to) {
-                            reader.tell(Command::ControlMessage(key, *from, terms)).unwrap();
+                            reader.send(Command::ControlMessage(key, *from, message)).unwrap();
                         }
                     }
                     WorkerEvent::Connected { .. } => self.connected += 1,
@@ -300,7 +303,7 @@ impl Nodes {
                         self.lost.push((key, *from, of, side));
                         self.reasons.push(reason.to_string());
                         if side == Side::Writer && !self.removed.contains(&of) {
-                            worker.tell(Command::AddDestination(key, of)).unwrap();
+                            worker.send(Command::AddDestination(key, of)).unwrap();
                         }
                     }
                     WorkerEvent::Failed { key, node, side, error } => {

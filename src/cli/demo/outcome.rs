@@ -73,10 +73,10 @@ impl DemoResult {
 
     pub(super) fn print(&self) -> Result<()> {
         output::print(&table(&self.subscribers, true))?;
-        let legend = "borrow: waiting for the loan of memory; fill: writing; begin: until the node begins to write \
-             the message to the other node, or delivers it locally; out: copying out of a device; wire: until \
-             the last byte arrives; in: copying into the memory of the topic; notice: until a subscriber pulls \
-             the message. Chunks overlap, and so do out, wire and in; all: from publish on";
+        let legend = "loan: waiting for the loan of memory; fill: writing; queue: until the node begins to write \
+             the message to the other node, or delivers it locally; copy-out: copying out of a device; wire: until \
+             the last byte arrives; copy-in: copying into the memory of the topic; wakeup: until a subscriber pulls \
+             the message. Chunks overlap, and so do copy-out, wire and copy-in; total: from publish on";
         let legend = text::wrapped("Medians by stage. ", legend);
         output::print(&format!("\n{legend}\n"))?;
         for (path, traffic) in &self.paths {
@@ -214,9 +214,9 @@ mod tests {
                 ..ProcessReport::default()
             },
         };
-        let near = [("borrow", 1.0), ("fill", 90.0), ("notice", 3.0), ("all", 900.0)];
-        let far = [("fill", 80.0), ("wire", 700.0), ("in", 1.0), ("all", 900.0)];
-        let further = [("fill", 80.0), ("wire", 70.0), ("in", 1.0), ("all", 900.0)];
+        let near = [("loan", 1.0), ("fill", 90.0), ("wakeup", 3.0), ("total", 900.0)];
+        let far = [("fill", 80.0), ("wire", 700.0), ("copy-in", 1.0), ("total", 900.0)];
+        let further = [("fill", 80.0), ("wire", 70.0), ("copy-in", 1.0), ("total", 900.0)];
         let found = slowest(&[
             reader(SHARED_MEMORY, "camera", &near),
             reader("ring", "tensors", &far),

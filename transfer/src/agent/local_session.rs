@@ -74,7 +74,7 @@ pub(super) fn receive(
 impl LocalSession {
     /// Checks the process of the peer and the connection to it.
     pub(super) fn refresh(&mut self) {
-        self.process_ended = self.process_ended || self.pidfd.is_over();
+        self.process_ended = self.process_ended || self.pidfd.has_exited();
         self.is_disconnected = self.is_disconnected
             || match &self.connection {
                 Connection::Channel(channel) => channel.is_shut_down(),

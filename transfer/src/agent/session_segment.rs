@@ -60,7 +60,7 @@ struct OtherSide<'a> {
 impl Liveness for OtherSide<'_> {
     fn is_dead(&self, participant: Option<Participant>) -> bool {
         match participant {
-            Some(name) if name == self.name => self.pidfd.is_over(),
+            Some(name) if name == self.name => self.pidfd.has_exited(),
             Some(name) => name != target() && name != initiator(),
             None => true,
         }

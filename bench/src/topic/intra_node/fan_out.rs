@@ -53,8 +53,8 @@ impl Metrics for FanOutMetrics {
             "p99",
             "publish p50",
             "p99",
-            "borrow",
-            "notice",
+            "loan",
+            "wakeup",
             "queue p50",
             "p99",
         ];
@@ -72,8 +72,8 @@ impl Metrics for FanOutMetrics {
                 format_figure(row.common.p99_us),
                 format_figure(found.publish_p50_us),
                 format_figure(found.publish_p99_us),
-                stage("borrow"),
-                stage("notice"),
+                stage("loan"),
+                stage("wakeup"),
                 format_figure(found.queue_p50_us),
                 format_figure(found.queue_p99_us),
             ]

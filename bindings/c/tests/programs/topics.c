@@ -130,7 +130,7 @@ static void read_loans(fabricast_subscriber *subscriber, uint64_t identity)
         CHECK(info.metadata == metadata && info.metadata_length == metadata_length);
         CHECK(strcmp(info.memory, "host") == 0 && strcmp(info.origin, "") == 0);
         CHECK(info.publisher == identity && info.sequence == message + 1);
-        CHECK(strcmp(info.way, "shared-memory") == 0);
+        CHECK(strcmp(info.path, "shared-memory") == 0);
         CHECK(info.published_at > 0 && info.published_at >= earlier);
         earlier = info.published_at;
         if (length > 3) {

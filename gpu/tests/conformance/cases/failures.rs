@@ -56,7 +56,7 @@ pub fn streams_of_a_reset_device_close_at_once(fixture: &Fixture) -> Result<(), 
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     let error = point.is_done().unwrap_err();
     println!("{error}");
-    assert!(gpu::is_over(&error), "{error}");
+    assert!(gpu::proves_idle(&error), "{error}");
     let start = Instant::now();
     let error = first.close(DEFAULT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceFailed, "{error}");

@@ -209,7 +209,7 @@ impl Routing {
         remote_nodes: &RemoteNodes,
     ) -> Option<(u32, NodeId)> {
         match event {
-            WorkerEvent::ControlMessage { key, node, terms: message } => {
+            WorkerEvent::ControlMessage { key, node, message } => {
                 let topic = self.local_topic(number(key))?.topic.name().to_owned();
                 remote_nodes.send(node, &ControlMessage::ConnectionMessage { topic, message });
             }
@@ -284,7 +284,7 @@ impl Routing {
         let Some(replicated) = self.replicated_topics.get(&number) else { return };
         if replicated.is_replicated() {
             // The worker knows which destinations lag.
-            return worker_pool.tell(number, Command::ReportLagging(key(number)));
+            return worker_pool.send(number, Command::ReportLagging(key(number)));
         }
         let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();
         for node in nodes {

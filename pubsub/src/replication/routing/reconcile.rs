@@ -114,7 +114,7 @@ impl Replicating {
                     remote_nodes
                         .send(*node, &ControlMessage::StartSequences { topic, start_sequences });
                 }
-                worker_pool.tell(topic.number(), Command::AddDestination(key, *node));
+                worker_pool.send(topic.number(), Command::AddDestination(key, *node));
                 has_new = true;
                 self.announced.insert(*node, connects);
             } else if !connects {
@@ -124,7 +124,7 @@ impl Replicating {
         self.announced.retain(|node, _| {
             let is_wanted = wanted.contains_key(node);
             if !is_wanted {
-                worker_pool.tell(topic.number(), Command::RemoveDestination(key, *node));
+                worker_pool.send(topic.number(), Command::RemoveDestination(key, *node));
             }
             is_wanted
         });
@@ -301,7 +301,7 @@ impl TopicReplication {
         let (topic, role) = (&self.local_topic.topic, service_context.role);
         let is_halted = matches!(self.state, State::Inherited)
             && topic.local().subscriptions_of(role).next().is_some()
-            && !topic.local().subscription_ids().any(|id| id.who() == Some(role));
+            && !topic.local().subscription_ids().any(|id| id.participant() == Some(role));
         if is_halted {
             topic.finish_giving_up();
             for node in topic.destinations() {
@@ -351,7 +351,7 @@ fn give_up(
 /// The subscriptions of services that replicate it.
 fn subscription_ids(topic: &Topic) -> impl Iterator<Item = ipc::SubscriptionId> {
     let all = topic.local().subscription_ids();
-    all.filter(|id| id.who().is_some_and(Participant::is_role))
+    all.filter(|id| id.participant().is_some_and(Participant::is_role))
 }
 
 pub(crate) fn has_backlog(topic: &Topic) -> bool {
@@ -470,7 +470,7 @@ impl Routing {
             State::Replicating(_) if wanted.is_empty() => {
                 topic.set_replicated(false);
                 self.publish_listener.stop_listening(topic.number());
-                worker_pool.tell(topic.number(), Command::StopOutbound(key(topic.number())));
+                worker_pool.send(topic.number(), Command::StopOutbound(key(topic.number())));
                 replicated.stop_source(false)
             }
             State::Replicating(replication) => {
@@ -542,7 +542,7 @@ impl Routing {
             (source, TopicSource::new(service_context, parts, &replicated.delivered, &gate, alive))
         };
         let options = TopicOptions {
-            facts: TopicParameters {
+            parameters: TopicParameters {
                 number: u64::from(number),
                 largest: settings.largest,
                 depth: settings.depth,

@@ -101,7 +101,8 @@ fn given_up_node_misses_messages_that_others_get() {
 fn lost_publisher_is_reported_to_subscribing_nodes() {
     let (writing, reading) = (TestNode::new(1), TestNode::new(2));
     let (mut writer, mut reader, mut subscriber) = replicators(&writing, &reading);
-    let dead = writing.node_segment.roster().admit(PidFd::of_this_process().unwrap()).unwrap();
+    let dead =
+        writing.node_segment.participants().admit(PidFd::of_this_process().unwrap()).unwrap();
     let ids = [0, 1].map(|_| writing.topic.claim(dead).unwrap());
     writing.publish(0).unwrap();
     writing

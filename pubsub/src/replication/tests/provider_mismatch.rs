@@ -101,10 +101,11 @@ fn connect_request_before_provider_is_answered_with_restart() {
         events.iter().any(|event| matches!(event, PeerEvent::Interests { .. }))
     });
     let PeerEvent::Connected { session, .. } = events[0] else { panic!("{events:?}") };
-    let facts = TopicParameters { number: 1, largest: 64, depth: DEPTH as u32 };
+    let parameters = TopicParameters { number: 1, largest: 64, depth: DEPTH as u32 };
     let answer = |replication: &mut Replicator, connection: u64| {
         let (from, lane_addresses) = (FROM.to_vec(), Vec::new());
-        let message = ConnectionMessage::ConnectRequest { connection, facts, from, lane_addresses };
+        let message =
+            ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses };
         send(&other, session, &ControlMessage::ConnectionMessage { topic: NAME.into(), message });
         let mut answer = None;
         until("an answer", &mut [replication], || {

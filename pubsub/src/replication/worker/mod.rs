@@ -107,7 +107,7 @@ impl WorkerOptions {
 #[derive(Debug, Clone, Copy)]
 pub struct TopicOptions {
     /// Its parameters.
-    pub facts: TopicParameters,
+    pub parameters: TopicParameters,
     /// Messages retained for lagging nodes, which miss the oldest ones; None: all are retained, and
     /// the source is blocked.
     pub max_retained: Option<usize>,
@@ -169,7 +169,7 @@ pub enum Command {
 #[derive(Debug)]
 pub enum WorkerEvent {
     /// A connection message about a topic, for a node's worker.
-    ControlMessage { key: TopicKey, node: NodeId, terms: ConnectionMessage },
+    ControlMessage { key: TopicKey, node: NodeId, message: ConnectionMessage },
     /// Messages of a topic flow; `side` is the local side.
     Connected { key: TopicKey, node: NodeId, side: Side },
     /// The connection ended. No message is lost: [`AddDestination`](Command::AddDestination)
@@ -209,7 +209,7 @@ impl Drop for WorkerEvents {
 #[derive(Debug, Clone)]
 struct ConnectRequest {
     connection: u64,
-    facts: TopicParameters,
+    parameters: TopicParameters,
     /// The address of its endpoint.
     from: Vec<u8>,
     /// Addresses of further lanes that it could write from.
@@ -294,7 +294,7 @@ impl Worker {
         source: Box<dyn Source>,
     ) -> Result<Announcer> {
         let announcer = Announcer::new(&self.doorbell, key);
-        self.tell(Command::AddOutbound(key, options, source))?;
+        self.send(Command::AddOutbound(key, options, source))?;
         Ok(announcer)
     }
 
@@ -309,18 +309,18 @@ impl Worker {
         sink: Box<dyn Sink>,
     ) -> Result<()> {
         let inbound_options = InboundTopicOptions { from, device, sink };
-        self.tell(Command::AddInbound(key, origin, Box::new(inbound_options)))
+        self.send(Command::AddInbound(key, origin, Box::new(inbound_options)))
     }
 
     /// Requests its counters, which arrive later.
     pub fn request_counters(&self) -> Result<Receiver<Counters>> {
         let (sender, receiver) = bounded(1);
-        self.tell(Command::GetCounters(sender))?;
+        self.send(Command::GetCounters(sender))?;
         Ok(receiver)
     }
 
     /// The next event, if any.
-    pub fn try_report(&self) -> Result<Option<WorkerEvent>> {
+    pub fn try_event(&self) -> Result<Option<WorkerEvent>> {
         self.bell.silence();
         match self.events.try_recv() {
             Ok(event) => Ok(Some(event)),
@@ -329,7 +329,7 @@ impl Worker {
         }
     }
 
-    /// Readable when there may be [events](Self::try_report): read until there are none.
+    /// Readable when there may be [events](Self::try_event): read until there are none.
     pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -337,11 +337,11 @@ impl Worker {
     /// Ends the thread, as a failure would.
     #[cfg(test)]
     pub(crate) fn stop_for_test(&self) {
-        let _ = self.tell(Command::Stop);
+        let _ = self.send(Command::Stop);
     }
 
     /// Sends a command. Repeatable commands are refused while the queue is full.
-    pub fn tell(&self, command: Command) -> Result<()> {
+    pub fn send(&self, command: Command) -> Result<()> {
         let is_repeatable = matches!(
             command,
             Command::ControlMessage(..) | Command::ReportLagging(_) | Command::GetCounters(_)
@@ -361,7 +361,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let _ = self.tell(Command::Stop);
+        let _ = self.send(Command::Stop);
         // A provider may hang; then the thread and all it owns are abandoned.
         if let Err(RecvTimeoutError::Disconnected) = self.finished.recv_timeout(JOIN_TIMEOUT)
             && let Some(thread) = self.thread.take()

@@ -109,8 +109,8 @@ impl Service {
                 return Err(out_of_descriptors(connection, limit));
             }
             // Without free slots no service could take over.
-            let is_full = served_node.roster.free_slots() <= RESERVED_ROSTER_SLOTS;
-            let admitted = if is_full { None } else { served_node.roster.admit(known) };
+            let is_full = served_node.participants.free_slots() <= RESERVED_ROSTER_SLOTS;
+            let admitted = if is_full { None } else { served_node.participants.admit(known) };
             admitted.ok_or_else(|| {
                 let detail = "the node has the maximum number of members";
                 Error::new(RECEIVING, ErrorKind::TooMany, detail)
@@ -167,10 +167,12 @@ impl Service {
         let member = self.introduce(connection, &pidfd, |_, served_node, known| {
             // No process may claim a role, whose end would affect all members.
             let member = Participant::from_number(participant).filter(|it| {
-                *it != served_node.me && !it.is_role() && !served_node.roster.is_dead(Some(*it))
+                *it != served_node.me
+                    && !it.is_role()
+                    && !served_node.participants.is_dead(Some(*it))
             });
             let member = member.ok_or_else(other_node)?;
-            served_node.roster.add_pidfd(member, known);
+            served_node.participants.add_pidfd(member, known);
             Ok(member)
         })?;
         // An older connection belongs to the same process, which returns everything again.
@@ -182,7 +184,7 @@ impl Service {
     /// The node segment is known, and with it the members that have to rejoin.
     fn await_members(&mut self) {
         let Some(served_node) = &self.served_node else { return };
-        let living = served_node.roster.living_participants().into_iter();
+        let living = served_node.participants.living_participants().into_iter();
         // Neither admitted processes that never became members, nor other services.
         let members = living.filter(|it| served_node.node_segment.is_member(*it)).collect();
         if let Some(takeover) = &mut self.takeover {
@@ -273,11 +275,11 @@ impl Service {
         let Some(served_node) = &self.served_node else { return Ok(()) };
         for (member, pidfd) in protocol::pidfds(participants, files)? {
             let is_known = self.reclaimer.watches(member) || member.is_role();
-            if is_known || served_node.roster.is_dead(Some(member)) {
+            if is_known || served_node.participants.is_dead(Some(member)) {
                 continue;
             }
             let Ok(copy) = pidfd.try_clone() else { continue };
-            served_node.roster.add_pidfd(member, copy);
+            served_node.participants.add_pidfd(member, copy);
             self.reclaimer.watch(member, pidfd);
         }
         Ok(())

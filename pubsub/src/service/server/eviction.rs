@@ -204,7 +204,7 @@ impl Service {
         let mut has_evicted = false;
         for (holder, held_for) in self.eviction_monitor.update(now, which, found.as_ref()) {
             // Replication waits for other nodes itself: it knows the node, and allows more time.
-            if holder.who().is_some_and(Participant::is_role) {
+            if holder.participant().is_some_and(Participant::is_role) {
                 if replication.is_some_and(|it| held_for >= it.stall_timeout(number)) {
                     stalled.insert(number);
                 }
@@ -214,7 +214,7 @@ impl Service {
             let controls = [local.control(), inbound.control()];
             match topic.evict_in(&served_node.caller(), at, held_for, controls) {
                 Ok(()) => {
-                    let participant = holder.who();
+                    let participant = holder.participant();
                     let client = participant.and_then(|participant| self.broker.name(participant));
                     tracing::warn!(
                         topic = topic.name(),

@@ -89,7 +89,7 @@ struct JoiningClient {
 struct ServedNode {
     node_segment: NodeSegment,
     me: Participant,
-    roster: Arc<ParticipantTable<MappedWords>>,
+    participants: Arc<ParticipantTable<MappedWords>>,
     number: u32,
     /// Pidfd of this process.
     pidfd: PidFd,
@@ -106,7 +106,7 @@ impl ServedNode {
 
     /// With a short timeout, since all members wait while the service does.
     fn caller(&self) -> Caller<'_> {
-        Caller { timeout: LOCK_TIMEOUT, ..Caller::new(self.me, &*self.roster) }
+        Caller { timeout: LOCK_TIMEOUT, ..Caller::new(self.me, &*self.participants) }
     }
 }
 
@@ -296,14 +296,14 @@ impl Service {
     fn attach_segment(&mut self, node_segment: NodeSegment) -> Result<()> {
         let pidfd = || PidFd::of_this_process().during(SERVING);
         let (own, watched) = (pidfd()?, pidfd()?);
-        let roster = Arc::clone(node_segment.roster());
-        let Some(me) = roster.admit(pidfd()?) else {
+        let participants = Arc::clone(node_segment.participants());
+        let Some(me) = participants.admit(pidfd()?) else {
             let detail = format!("the node already has {} members", Participant::SLOTS);
             return Err(Error::new(SERVING, ErrorKind::TooMany, detail));
         };
         self.reclaimer.watch(me, watched);
         let number = node_segment.next_service_number();
-        self.served_node = Some(ServedNode { node_segment, me, roster, number, pidfd: own });
+        self.served_node = Some(ServedNode { node_segment, me, participants, number, pidfd: own });
         self.load_network_options();
         Ok(())
     }
@@ -322,10 +322,10 @@ impl Service {
             );
         } else if let Some(served_node) = &self.served_node {
             match self.broker.registry().reclaim(&served_node.caller(), served_node.me) {
-                Ok(()) => drop(served_node.roster.free_slot(served_node.me)),
+                Ok(()) => drop(served_node.participants.free_slot(served_node.me)),
                 Err(error) => {
                     tracing::debug!(%error, "the next service reclaims after this one");
-                    served_node.roster.leave(served_node.me);
+                    served_node.participants.leave(served_node.me);
                 }
             }
         }

@@ -101,7 +101,7 @@ impl Reclaimer {
         match registry.owners(&served_node.caller()) {
             Ok(owners) => {
                 let dead =
-                    |it: &Participant| !it.is_role() && served_node.roster.is_dead(Some(*it));
+                    |it: &Participant| !it.is_role() && served_node.participants.is_dead(Some(*it));
                 self.unreclaimed.extend(owners.into_iter().filter(dead));
                 self.must_rescan_owners = false;
             }
@@ -137,7 +137,7 @@ impl Service {
         self.stop_awaiting(participant);
         let Some(served_node) = self.served_node.as_ref().filter(|_| !is_leaving) else { return };
         let ClientName { process, label } = &name;
-        if served_node.roster.is_dead(Some(participant)) {
+        if served_node.participants.is_dead(Some(participant)) {
             // Its last messages, perhaps `Leave`, are not read any more.
             log_change!(self, %participant, process, label, "a process exited");
             return;
@@ -222,7 +222,7 @@ impl Service {
             return;
         }
         self.reclaimer.checked_liveness_at = Instant::now();
-        for participant in served_node.roster.dead_participants() {
+        for participant in served_node.participants.dead_participants() {
             self.mark_ended(participant);
         }
     }
@@ -231,11 +231,11 @@ impl Service {
     /// sent their pidfds. They own nothing, since they never became members.
     pub(super) fn remove_unknown_members(&self) {
         let Some(served_node) = &self.served_node else { return };
-        for found in served_node.roster.living_participants() {
+        for found in served_node.participants.living_participants() {
             let is_known = self.reclaimer.watches(found) || self.broker.name(found).is_some();
             if !is_known && !found.is_role() && !served_node.node_segment.is_member(found) {
                 tracing::debug!(participant = %found, "an unused participant number was freed");
-                served_node.roster.free_slot(found);
+                served_node.participants.free_slot(found);
             }
         }
     }
@@ -264,7 +264,7 @@ impl Service {
             return false;
         }
         // The participant owns nothing any more.
-        served_node.roster.free_slot(participant);
+        served_node.participants.free_slot(participant);
         let topics = self.broker.registry_mut().remove_user_from(participant, |_| true);
         self.review_topics(topics);
         self.broker.notify(participant, &Notice::Left, Vec::new());

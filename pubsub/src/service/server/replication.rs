@@ -220,7 +220,7 @@ impl Service {
         else {
             return true;
         };
-        let Some(role) = served_node.roster.admit_role(0) else { return true };
+        let Some(role) = served_node.participants.admit_role(0) else { return true };
         match replication::release_retained(topic, local, &served_node.caller(), role) {
             Ok(false) => true,
             Ok(true) => {
@@ -280,11 +280,11 @@ impl Service {
         if replication.replicator.is_some() || !replication.attempts.may_begin(Instant::now()) {
             return;
         }
-        let Some(role) = served_node.roster.admit_role(0) else { return };
+        let Some(role) = served_node.participants.admit_role(0) else { return };
         let service_context = Arc::new(ServiceContext {
             me: served_node.me,
             role,
-            roster: Arc::clone(&served_node.roster),
+            participants: Arc::clone(&served_node.participants),
             growth: replication.growth_sender.clone(),
             bell: Arc::clone(&self.bell),
             waiting_arrivals: WaitingArrivals::clone(&replication.waiting_arrivals),

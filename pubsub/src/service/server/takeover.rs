@@ -84,7 +84,7 @@ impl Service {
         let Some(takeover) = &mut self.takeover else { return };
         if let Some(served_node) = &self.served_node {
             // Other processes may have marked members as dead.
-            takeover.remove_dead(|participant| served_node.roster.is_dead(Some(participant)));
+            takeover.remove_dead(|participant| served_node.participants.is_dead(Some(participant)));
         }
         let outcome = takeover.outcome(Instant::now());
         let created = match (outcome, &self.served_node) {
@@ -130,7 +130,7 @@ impl Service {
             self.broker.send_missing(participant);
         }
         // Deaths that were not reported, the last service among them.
-        self.reclaimer.reclaim_later(served_node.roster.dead_participants());
+        self.reclaimer.reclaim_later(served_node.participants.dead_participants());
         self.reclaim_all();
         self.review_topics(self.broker.registry().topic_numbers());
     }

@@ -189,18 +189,18 @@ fn participant_that_never_became_a_member_is_freed() {
     joining_client.send_hello();
     run_several(&mut service);
     let participant = joining_client.welcome().unwrap();
-    assert_eq!(served_node(&service).roster.free_slots(), PLACES - 2);
+    assert_eq!(served_node(&service).participants.free_slots(), PLACES - 2);
     // The client fails before it becomes a member.
     drop(joining_client);
     run_several(&mut service);
-    assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
+    assert_eq!(served_node(&service).participants.free_slots(), PLACES - 1);
     assert!(!service.reclaimer.watches(participant));
     // Another client is a member, and only loses its connection.
     let member = test_dir.member();
     member.join(&mut service);
     drop(member);
     run_several(&mut service);
-    assert_eq!(served_node(&service).roster.free_slots(), PLACES - 2);
+    assert_eq!(served_node(&service).participants.free_slots(), PLACES - 2);
 }
 
 #[test]
@@ -208,10 +208,10 @@ fn process_that_left_unnoticed_is_reclaimed_later() {
     let test_dir = TestDir::new();
     let (mut service, member, participant) = test_dir.joined();
     drop(member);
-    served_node(&service).roster.leave(participant);
+    served_node(&service).participants.leave(participant);
     service.reclaimer.expire_liveness_check();
     run_several(&mut service);
-    assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
+    assert_eq!(served_node(&service).participants.free_slots(), PLACES - 1);
 }
 
 #[test]
@@ -237,8 +237,8 @@ fn unknown_participants_do_not_delay_a_takeover() {
     let (mut service, node_segment, _held) = test_dir.successor();
     // The last service was killed after it admitted a process, before it sent the pidfd.
     let (participant, stray) = (
-        node_segment.roster().admit(pidfd()).unwrap(),
-        node_segment.roster().admit(pidfd()).unwrap(),
+        node_segment.participants().admit(pidfd()).unwrap(),
+        node_segment.participants().admit(pidfd()).unwrap(),
     );
     node_segment.mark_member(participant);
     let member = test_dir.member();
@@ -249,8 +249,8 @@ fn unknown_participants_do_not_delay_a_takeover() {
     member.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
     assert!(service.takeover.is_none(), "it waits for an unknown participant");
-    assert!(node_segment.roster().is_dead(Some(stray)));
-    assert_eq!(node_segment.roster().free_slots(), PLACES - 2);
+    assert!(node_segment.participants().is_dead(Some(stray)));
+    assert_eq!(node_segment.participants().free_slots(), PLACES - 2);
 }
 
 #[test]
@@ -258,8 +258,10 @@ fn segment_of_an_earlier_node_is_rejected() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
     let stale = NodeSegment::create(NodeId::random().unwrap()).unwrap();
-    let (late, participant) =
-        (stale.roster().admit(pidfd()).unwrap(), node_segment.roster().admit(pidfd()).unwrap());
+    let (late, participant) = (
+        stale.participants().admit(pidfd()).unwrap(),
+        node_segment.participants().admit(pidfd()).unwrap(),
+    );
     node_segment.mark_member(participant);
     stale.mark_member(late);
     let (first, member) = (test_dir.member(), test_dir.member());
@@ -295,10 +297,10 @@ fn node_is_recreated_once_its_last_member_is_gone() {
 fn participant_slots_are_reserved_for_services() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    let participant = node_segment.roster().admit(pidfd()).unwrap();
+    let participant = node_segment.participants().admit(pidfd()).unwrap();
     node_segment.mark_member(participant);
-    while node_segment.roster().free_slots() > RESERVED_ROSTER_SLOTS {
-        let other = node_segment.roster().admit(pidfd()).unwrap();
+    while node_segment.participants().free_slots() > RESERVED_ROSTER_SLOTS {
+        let other = node_segment.participants().admit(pidfd()).unwrap();
         node_segment.mark_member(other);
     }
     let (member, joining_client) = (test_dir.member(), test_dir.member());
@@ -311,14 +313,14 @@ fn participant_slots_are_reserved_for_services() {
     takeover.set_awaited(Instant::now() - Duration::from_secs(60), BTreeSet::from([participant]));
     run_several(&mut service);
     assert!(joining_client.is_rejected());
-    assert!(served_node(&service).roster.free_slots() > 0);
+    assert!(served_node(&service).participants.free_slots() > 0);
 }
 
 #[test]
 fn late_objects_are_reclaimed_after_removed_participants() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    let admit = || node_segment.roster().admit(pidfd()).unwrap();
+    let admit = || node_segment.participants().admit(pidfd()).unwrap();
     let (first, late, dead) = (admit(), admit(), admit());
     node_segment.mark_member(first);
     let member = test_dir.member();
@@ -331,7 +333,7 @@ fn late_objects_are_reclaimed_after_removed_participants() {
     topic.claim(dead).unwrap();
     topic.local().subscribe(&Caller::new(dead, &AlwaysAlive)).unwrap();
     topic.claim(late).unwrap();
-    node_segment.roster().free_slot(dead);
+    node_segment.participants().free_slot(dead);
     node_segment.mark_member(late);
 
     let other = test_dir.member();
@@ -439,7 +441,7 @@ fn held_lock_does_not_block_the_service() {
         &[],
     );
     run_several(&mut service);
-    let other = served_node(&service).roster.admit(pidfd()).unwrap();
+    let other = served_node(&service).participants.admit(pidfd()).unwrap();
     let pool = local_pool(&service);
     is_held_by(&pool, Some(other));
     member.send_request(&Request::Leave, &[]);
@@ -457,11 +459,12 @@ fn service_with_a_running_worker_keeps_its_participant() {
     for has_workers in [true, false] {
         let test_dir = TestDir::new();
         let mut service = test_dir.service();
-        let (roster, me) = (Arc::clone(&served_node(&service).roster), served_node(&service).me);
+        let (participants, me) =
+            (Arc::clone(&served_node(&service).participants), served_node(&service).me);
         let service_context = Arc::new(ServiceContext {
             me,
             role: Participant::role(0).unwrap(),
-            roster: Arc::clone(&roster),
+            participants: Arc::clone(&participants),
             growth: crossbeam_channel::bounded(1).0,
             bell: Arc::clone(&service.bell),
             waiting_arrivals: WaitingArrivals::default(),
@@ -470,7 +473,7 @@ fn service_with_a_running_worker_keeps_its_participant() {
         service.replication.set_context(&service_context);
         let worker = has_workers.then_some(service_context);
         service.close();
-        assert_eq!(roster.is_dead(Some(me)), !has_workers);
+        assert_eq!(participants.is_dead(Some(me)), !has_workers);
         drop(worker);
     }
 }

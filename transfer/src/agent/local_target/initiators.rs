@@ -75,7 +75,7 @@ impl LocalInitiator {
         let mut local_session = lock(&self.local_session);
         local_session.take_rest().for_each(|notice| report(Event::Notice { from, notice }));
         // Its process may have exited regularly since it disconnected.
-        let is_dead = !local_session.left_cleanly() && self.pidfd.is_over();
+        let is_dead = !local_session.left_cleanly() && self.pidfd.has_exited();
         drop(local_session);
         report(Event::Left { from, label, is_dead });
         self.departure_reported.store(true, Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl LocalInitiator {
 
     /// Have all copies completed that were started when `begun` was read?
     fn is_settled(&self, begun: u64) -> bool {
-        lock(&self.local_session).is_settled(begun) || self.pidfd.is_over()
+        lock(&self.local_session).is_settled(begun) || self.pidfd.has_exited()
     }
 
     /// Can it access a region, now or later? A lost connection does not stop its copies with open
@@ -99,7 +99,7 @@ impl LocalInitiator {
         let has_finished =
             local_session.left_cleanly() && local_session.is_settled(local_session.begun());
         drop(local_session);
-        self.has_opened(None) && !has_finished && !self.pidfd.is_over()
+        self.has_opened(None) && !has_finished && !self.pidfd.has_exited()
     }
 }
 

@@ -55,9 +55,9 @@ impl WorkerEndpoint {
     }
 
     /// Number of lanes for messages of such a topic.
-    pub(crate) fn lane_count_for(&self, facts: &TopicParameters) -> usize {
+    pub(crate) fn lane_count_for(&self, parameters: &TopicParameters) -> usize {
         let lanes = self.transport.port().lanes().min(MAX_LANES.into());
-        if facts.largest < MIN_STRIPED_LENGTH { 1 } else { lanes }
+        if parameters.largest < MIN_STRIPED_LENGTH { 1 } else { lanes }
     }
 
     /// Connects an offered ring, as its writer answered.
@@ -103,7 +103,7 @@ impl WorkerEndpoint {
         device: Option<&Device>,
         options: &WorkerOptions,
     ) -> Result<(RingOffer, RingMemory)> {
-        let lanes = self.lane_count_for(&request.facts).min(1 + request.lane_addresses.len());
+        let lanes = self.lane_count_for(&request.parameters).min(1 + request.lane_addresses.len());
         // Only as many lanes as a message has space for.
         let lanes = 1 + self.further_lane_addresses(lanes).len();
         // Before the writer knows the ring.
@@ -112,7 +112,8 @@ impl WorkerEndpoint {
             request.lane_addresses.iter().take(lanes - 1).cloned().map(Address).collect();
         let port = self.transport.port_mut();
         port.insert_lane_addresses(&lane_addresses).map_err(of_fabric)?;
-        let capacity = options.ring_size_for(lanes, request.facts.largest, request.facts.depth);
+        let capacity =
+            options.ring_size_for(lanes, request.parameters.largest, request.parameters.depth);
         let options = RingOptions::new(port.endpoint(), capacity).map_err(of_fabric)?;
         let (ring, pinned) = match device {
             None => {

@@ -23,7 +23,7 @@ impl WorkerLoop {
                     if self.is_duplicate(WorkerTopicKey::Out(key)) {
                         continue;
                     }
-                    let is_striped = options.facts.largest >= MIN_STRIPED_LENGTH;
+                    let is_striped = options.parameters.largest >= MIN_STRIPED_LENGTH;
                     let lanes = self.endpoint.transport().port().lanes();
                     let outbound = OutboundOptions {
                         piece: self.options.chunk,
@@ -31,7 +31,7 @@ impl WorkerLoop {
                         max_retained: options.max_retained,
                         timeout: nanoseconds(self.options.timeout),
                     };
-                    let topic = OutboundTopic::new(key, options.facts, source, outbound);
+                    let topic = OutboundTopic::new(key, options.parameters, source, outbound);
                     self.topics.add_outbound(topic);
                 }
                 Command::StopOutbound(key) => {

@@ -12,7 +12,7 @@ use crate::text::shortened;
 
 impl WorkerLoop {
     fn send_message(&self, key: TopicKey, node: NodeId, message: ConnectionMessage) {
-        self.events.send(WorkerEvent::ControlMessage { key, node, terms: message });
+        self.events.send(WorkerEvent::ControlMessage { key, node, message });
     }
 
     pub(super) fn report_failure(&self, key: TopicKey, node: NodeId, side: Side, error: Error) {
@@ -37,10 +37,11 @@ impl WorkerLoop {
         }
         let (connection, from) = (self.topics.next_connection(), self.endpoint.address().to_vec());
         let Some(topic) = self.topics.outbound(index) else { return };
-        let facts = topic.request(node, connection, self.now.monotonic);
-        let lanes = self.endpoint.lane_count_for(&facts);
+        let parameters = topic.request(node, connection, self.now.monotonic);
+        let lanes = self.endpoint.lane_count_for(&parameters);
         let lane_addresses = self.endpoint.further_lane_addresses(lanes);
-        let request = ConnectionMessage::ConnectRequest { connection, facts, from, lane_addresses };
+        let request =
+            ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses };
         self.send_message(key, node, request);
     }
 
@@ -58,12 +59,12 @@ impl WorkerLoop {
             return self.answer_unknown_topic(key, node, &message);
         };
         match message {
-            ConnectionMessage::ConnectRequest { connection, facts, from, lane_addresses } => {
+            ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses } => {
                 let topic = self.topics.inbound(index);
                 let is_obsolete = topic.is_some_and(|topic| topic.has_obsolete_ring(&from));
                 self.close_inbound_ring(index, is_obsolete);
                 if let Some(topic) = self.topics.inbound(index) {
-                    let request = ConnectRequest { connection, facts, from, lane_addresses };
+                    let request = ConnectRequest { connection, parameters, from, lane_addresses };
                     topic.set_request(Some(request));
                 }
                 self.ready(TopicSlot::In(index));

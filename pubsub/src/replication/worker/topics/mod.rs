@@ -35,7 +35,7 @@ struct OutboundConnection {
 /// A topic that is sent.
 pub(super) struct OutboundTopic {
     key: TopicKey,
-    facts: TopicParameters,
+    parameters: TopicParameters,
     source: Box<dyn Source>,
     outbound: Outbound<Transport>,
     connections: HashMap<NodeId, OutboundConnection>,
@@ -45,13 +45,13 @@ pub(super) struct OutboundTopic {
 impl OutboundTopic {
     pub(super) fn new(
         key: TopicKey,
-        facts: TopicParameters,
+        parameters: TopicParameters,
         source: Box<dyn Source>,
         options: OutboundOptions,
     ) -> Self {
         Self {
             key,
-            facts,
+            parameters,
             source,
             outbound: Outbound::new(options),
             connections: HashMap::new(),
@@ -96,7 +96,7 @@ impl OutboundTopic {
     /// A ring of a node is requested now.
     pub(super) fn request(&mut self, node: NodeId, connection: u64, now: u64) -> TopicParameters {
         self.set_connection(node, connection, Some(now));
-        self.facts
+        self.parameters
     }
 
     /// Whether this is the current connection to a node, with a requested ring if that matters.
@@ -168,8 +168,8 @@ impl OutboundTopic {
                 // A chunk that waits for the provider counts as expected.
                 let chunks = chunks + u64::from(!is_unread);
                 let connection = link.connection;
-                let terms = ConnectionMessage::StallCheck { connection, chunks, read };
-                events.send(WorkerEvent::ControlMessage { key: self.key, node: *node, terms });
+                let message = ConnectionMessage::StallCheck { connection, chunks, read };
+                events.send(WorkerEvent::ControlMessage { key: self.key, node: *node, message });
             }
         }
     }
@@ -196,7 +196,8 @@ impl InboundRing {
         let receiver = port.receiver(self.id).ok()?;
         // A polling reader does not know arrived chunks before it takes them.
         let is_notified = receiver.notify() != NotifyMode::Polling;
-        is_notified.then(|| (receiver.reader().came(), receiver.reader().credited_head()))
+        is_notified
+            .then(|| (receiver.reader().received_chunks(), receiver.reader().credited_head()))
     }
 }
 
@@ -305,7 +306,7 @@ impl InboundTopic {
     /// Takes the request to be answered, with the first position that is lacking.
     pub(super) fn take_request(&mut self) -> Option<(ConnectRequest, u64)> {
         let request = self.request.take()?;
-        self.inbound.set_largest(request.facts.largest);
+        self.inbound.set_largest(request.parameters.largest);
         Some((request, self.inbound.expected()))
     }
 

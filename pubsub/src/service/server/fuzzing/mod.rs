@@ -69,7 +69,7 @@ impl Fixture {
             true => {
                 MemberLock::write_node_id(SERVING, &test_dir.0, Some(node_segment.identity()))?;
                 node_segment
-                    .roster()
+                    .participants()
                     .admit(PidFd::of_this_process().map_err(failed)?)
                     .inspect(|participant| node_segment.mark_member(*participant));
                 Some(MemberLock::hold(SERVING, &test_dir.0)?)
@@ -88,7 +88,7 @@ impl Fixture {
             Service::new(options, Arc::default(), None, listener, Arc::new(bell), Arc::default())?;
         // As on a node with replication.
         if let Some(served_node) = &service.served_node {
-            served_node.roster.admit_role(0);
+            served_node.participants.admit_role(0);
         }
         let pool = |direction| {
             let id = PoolId { place: SharedLocation::Host, direction };

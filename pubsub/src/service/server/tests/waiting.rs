@@ -115,7 +115,7 @@ fn only_topics_with_waiting_publishers_are_monitored() {
 fn blocking_subscriber_is_evicted_after_a_takeover() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    let id = node_segment.roster().admit(pidfd()).unwrap();
+    let id = node_segment.participants().admit(pidfd()).unwrap();
     node_segment.mark_member(id);
     let pool = |direction| {
         let pool = Pool::create(PoolId { direction, ..LOCAL }, 1 << 20, 64).unwrap();
