@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::exit::{Exit, Failure, Result};
-use super::node_client::{check_not_a_file, with_remedy};
+use super::open_topic::{check_not_a_file, with_remedy};
 use super::output;
 use super::settings::{DIRECTORY_ONLY, Options};
 

@@ -7,7 +7,7 @@ mod connectivity;
 mod demo;
 mod info;
 mod node;
-mod node_client;
+mod open_topic;
 mod paths;
 mod progress;
 mod publish;

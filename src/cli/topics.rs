@@ -9,7 +9,7 @@ use super::exit::{Failure, Result};
 use super::paths::name_of_node;
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
-use super::{node_client, output, text};
+use super::{open_topic, output, text};
 
 /// Lists the topics of a node with publishers, subscribers and backlog, and topics that exist on
 /// connected peers only.
@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
-    let rows = node_client::report(&settings)?;
+    let rows = open_topic::report(&settings)?;
     match arguments.json {
         true => output::json(&to_json(&rows)?),
         false => output::print(&to_text(&rows, arguments.verbose)),

@@ -3,7 +3,7 @@
 //! It belongs to the port, not to a ring: a late write to deregistered memory breaks the connection
 //! for all rings.
 
-use super::credit::{self, Credit};
+use super::credit_format::{self, Credit};
 use super::memory::RegistrationScope;
 use crate::{Access, Endpoint, HostMemory, MemoryRegion, Result};
 
@@ -18,7 +18,7 @@ pub(super) fn register(endpoint: &Endpoint, senders: u16) -> Result<MemoryRegion
 
 /// Offset of the credit slot of this sender.
 pub(super) fn credit_offset(sender_index: u16) -> usize {
-    SCRATCH_LEN + usize::from(sender_index) * credit::LENGTH
+    SCRATCH_LEN + usize::from(sender_index) * credit_format::LENGTH
 }
 
 /// The credit slot of one sender.
@@ -34,14 +34,14 @@ impl CreditSlot {
     pub(super) fn new(credit_memory: &MemoryRegion, sender_index: u16, epoch: u32) -> Result<Self> {
         let slot =
             Self { credit_memory: credit_memory.clone(), at: credit_offset(sender_index), epoch };
-        slot.credit_memory.write(slot.at, &[0; credit::LENGTH])?;
+        slot.credit_memory.write(slot.at, &[0; credit_format::LENGTH])?;
         Ok(slot)
     }
 
     /// The last credit written, if it is complete and of this epoch.
     #[inline]
     pub(super) fn read(&self) -> Option<Credit> {
-        let mut bytes = [0; credit::LENGTH];
+        let mut bytes = [0; credit_format::LENGTH];
         for (word, at) in bytes.chunks_exact_mut(8).zip([self.at, self.at + 8]) {
             word.copy_from_slice(&self.credit_memory.load_u64(at).ok()?.to_ne_bytes());
         }

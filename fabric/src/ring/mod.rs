@@ -11,7 +11,7 @@
 
 mod chunk_poster;
 mod connection;
-mod credit;
+mod credit_format;
 mod credit_memory;
 mod geometry;
 mod header;
@@ -53,7 +53,7 @@ pub use writer_state::{Blocked, Message};
 
 // The protocol itself, public for simulations and fuzzing; applications use `Port`.
 #[doc(hidden)]
-pub use credit::Credit;
+pub use credit_format::Credit;
 #[doc(hidden)]
 pub use geometry::{
     MAX_CAPACITY, MAX_CHUNKS, MAX_CHUNKS_SEPARATE_HEADER, MIN_GRANULE, RingGeometry,
@@ -96,7 +96,7 @@ struct ReceivedNotice {
     /// Bytes of the write that carried it; 0 where the provider does not report them.
     length: u64,
     /// The credit in a message, behind the notice.
-    credit: Option<[u8; credit::LENGTH]>,
+    credit: Option<[u8; credit_format::LENGTH]>,
 }
 
 /// A ring that a port writes.

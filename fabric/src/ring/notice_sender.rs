@@ -1,6 +1,6 @@
 //! Sends notices without a chunk: credit, and the closing of either side.
 
-use super::credit;
+use super::credit_format;
 use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, ordered_write_limit};
 use super::{Credit, EndpointIo, NotifyMode};
@@ -60,12 +60,12 @@ impl NoticeSender {
         }
         let credit_memory = domain.attach(credit_memory)?;
         let credit_offset = credit_offset as u64;
-        if credit_memory.len() < credit_offset + credit::LENGTH as u64 {
+        if credit_memory.len() < credit_offset + credit_format::LENGTH as u64 {
             let detail =
                 format!("the offered credit memory has only {} bytes", credit_memory.len());
             return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
         }
-        let words = scope.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
+        let words = scope.register(HostMemory::zeroed(credit_format::LENGTH)?, Access::WRITE)?;
         let tag = tagged.then_some(NOTICE_TAG);
         Ok(Self { mode, tag, peer, credit_memory, credit_offset, words })
     }
@@ -99,7 +99,7 @@ impl NoticeSender {
     /// Messages have no common slot.
     pub(super) fn credits_may_reorder(&self, domain: &Domain) -> bool {
         let ordered = ordered_write_limit(domain.capabilities());
-        self.mode == NotifyMode::Immediate && ordered < credit::LENGTH as u64
+        self.mode == NotifyMode::Immediate && ordered < credit_format::LENGTH as u64
     }
 
     /// Returns credit to a writer. With a number, a completion that [carries

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::credit;
+use super::credit_format;
 use super::{ChunkLayout, HEADER_LEN};
 use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 
@@ -34,7 +34,7 @@ pub enum NotifyMode {
 /// Bytes of a notice that is a message.
 pub(super) const NOTICE_LEN: usize = 4;
 /// Bytes of a notice with its credit.
-pub(super) const CREDIT_NOTICE_LEN: usize = NOTICE_LEN + credit::LENGTH;
+pub(super) const CREDIT_NOTICE_LEN: usize = NOTICE_LEN + credit_format::LENGTH;
 /// Tag of notices, which separates them from messages of the application.
 pub(super) const NOTICE_TAG: u64 = 0x5263_6e67;
 

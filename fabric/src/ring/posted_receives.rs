@@ -1,6 +1,6 @@
 //! Receives that are posted ahead for notices: for messages, and where immediates consume receives.
 
-use super::credit;
+use super::credit_format;
 use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, has_tags};
 use super::{EndpointIo, ReceivedNotice};
@@ -132,7 +132,7 @@ impl PostedReceives {
         let slot = completion.token as u16;
         self.unposted.push(slot);
         let Some(region) = &self.messages else { return Ok(None) };
-        let (mut bits, mut credit) = ([0; NOTICE_LEN], [0; credit::LENGTH]);
+        let (mut bits, mut credit) = ([0; NOTICE_LEN], [0; credit_format::LENGTH]);
         let at = usize::from(slot) * RECEIVE_LEN;
         region.read(at, &mut bits)?;
         region.read(at + NOTICE_LEN, &mut credit)?;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::chunk_poster::{ChunkPoster, Posted};
-use super::credit;
+use super::credit_format;
 use super::credit_memory::CreditSlot;
 use super::lanes::StripeTracker;
 use super::memory::RegistrationScope;
@@ -287,7 +287,7 @@ impl RingSender {
     pub(super) fn handle_notice(
         &mut self,
         immediate: &Immediate,
-        credit: Option<[u8; credit::LENGTH]>,
+        credit: Option<[u8; credit_format::LENGTH]>,
     ) -> bool {
         if self.writer.take_credit_notice(immediate) {
             let credit = match &self.credit {

@@ -20,7 +20,7 @@ use testkit::children::ForkedChild;
 use self::scenarios::{Scenario, scenarios};
 use crate::pool::{Direction, PoolControl, PoolId, Readiness, Stage, SyncPoint};
 use crate::settings::{Reliability, SharedLocation, SharedSettings};
-use crate::topic::{Delivery, Entry, LostPublisher, OriginId, RemoteHeartbeat, TopicWords};
+use crate::topic::{Delivery, Entry, LostPublisher, OriginId, RemoteLastSequence, TopicWords};
 
 static SOURCES: Sources = Sources::new(
     &[
@@ -30,7 +30,7 @@ static SOURCES: Sources = Sources::new(
         "pubsub/src/topic/subscribers.rs",
         "pubsub/src/topic/destinations.rs",
         "pubsub/src/topic/losses.rs",
-        "pubsub/src/topic/remote_heartbeats.rs",
+        "pubsub/src/topic/remote_last_sequences.rs",
         "pubsub/src/topic/given_up.rs",
         "pubsub/src/topic/intent.rs",
         "pubsub/src/topic/words.rs",
@@ -75,8 +75,8 @@ fn lost(publisher: u64) -> LostPublisher {
 }
 
 /// The heartbeat of a publisher of another node.
-fn published(publisher: u64, last: u64) -> RemoteHeartbeat {
-    RemoteHeartbeat { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
+fn published(publisher: u64, last: u64) -> RemoteLastSequence {
+    RemoteLastSequence { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
 }
 
 fn role() -> Participant {
@@ -362,14 +362,14 @@ impl World {
     /// change.
     fn check_remote_heartbeats(&self, what: &str) {
         let topic = self.topic();
-        let found = topic.remote_heartbeats();
-        let is_recorded = |it: &RemoteHeartbeat| *it == published(it.publisher, it.last);
-        let is_known = |it: &RemoteHeartbeat| it.last == it.publisher || it.last == 9;
+        let found = topic.remote_last_sequences();
+        let is_recorded = |it: &RemoteLastSequence| *it == published(it.publisher, it.last);
+        let is_known = |it: &RemoteLastSequence| it.last == it.publisher || it.last == 9;
         assert!(found.iter().all(|it| is_recorded(it) && is_known(it)), "{what}: {found:?}");
         let last: Vec<_> = (1..=3).map(|last| published(last, last + 10)).collect();
         let changes = topic.remote_heartbeat_changes();
         assert!(last.iter().all(|heartbeat| topic.record_remote_heartbeat(heartbeat)), "{what}");
-        let mut found = topic.remote_heartbeats();
+        let mut found = topic.remote_last_sequences();
         found.sort_by_key(|it| it.publisher);
         assert_eq!(found, last, "{what}");
         assert!(topic.remote_heartbeat_changes() > changes, "{what}");

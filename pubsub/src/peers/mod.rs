@@ -5,13 +5,12 @@
 //! messages through the peers.
 //!
 //! The logic knows no sockets, threads or clock: `protocol` (frames), `framing`,
-//! `connection_protocol` (one connection), `session_arbitration` (which connection with a node
+//! `heartbeats` (one connection), `session_arbitration` (which connection with a node
 //! becomes the session), `address_book` (which addresses to dial, and when), `interests` (interests
 //! and their changes), `mesh` (all of it, with received frames, limits of connections and reports). `event_loop`, `socket`, `resolver`, `event_queue` and `handle` bind it to the system.
 
 mod address_book;
 mod close_reason;
-mod connection_protocol;
 mod event;
 mod event_loop;
 mod event_queue;
@@ -19,6 +18,7 @@ mod framing;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod handle;
+mod heartbeats;
 mod identity;
 mod interests;
 mod listener;

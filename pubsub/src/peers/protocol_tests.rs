@@ -5,9 +5,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::connection_protocol::{ConnectionProtocol, ReceivedFrame};
 use super::framing::ReceiveBuffer;
 use super::fuzzing;
+use super::heartbeats::{ConnectionProtocol, ReceivedFrame};
 use super::identity::SessionId;
 use super::interests::{
     Interest, InterestChange, InterestSender, Interests, MAX_INTERESTS, PeerInterests,

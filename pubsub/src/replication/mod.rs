@@ -36,6 +36,7 @@ mod tests;
 mod traits;
 mod transport;
 mod worker;
+mod worker_pool;
 mod workers;
 
 pub use connection_messages::{ConnectionMessage, Provider, Side, TopicParameters};
@@ -49,8 +50,8 @@ pub use message_header::{
 pub use outbound::DestinationCounters;
 pub use worker::{
     Announcer, Command, Counters, TopicKey, TopicOptions, Worker, WorkerEvent, WorkerOptions,
-    Workers,
 };
+pub use workers::Workers;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use control_messages::reencode_control_message;
@@ -74,7 +75,7 @@ use self::remote_nodes::RemoteNodes;
 use self::routing::Routing;
 use self::source::lost_publishers;
 use self::source::publish_listener::PublishListener;
-use self::workers::{PoolEvent, WorkerPool};
+use self::worker_pool::{PoolEvent, WorkerPool};
 use crate::error::{Error, Result};
 pub use crate::ids::NodeId;
 use crate::lock::lock;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipc::{Caller, Participant};
 
+use super::piece_size;
 use crate::budgets::Budgets;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
@@ -17,9 +18,6 @@ use crate::settings::{MAX_TOPIC_NAME, Reserve, SharedLocation, SharedSettings};
 use crate::text::counted;
 use crate::topic::Topic;
 
-/// Range of the size of a new piece, which doubles its pool; a message may need a larger one.
-const MIN_PIECE: u64 = 4 << 20;
-const MAX_PIECE: u64 = 1 << 30;
 /// Blocks of a pool, free ones included. Unused parts of such a large control segment take no
 /// memory.
 const MAX_BLOCKS: u32 = 1 << 19;
@@ -392,10 +390,8 @@ impl Registry {
             let detail = "a piece of the pool is held by processes that have not rejoined";
             return Err(Error::new("grow pool", ErrorKind::NotFound, detail).on(id));
         }
-        // Doubles the pool, so that many loans need few pieces.
-        let generous = pool.length().clamp(MIN_PIECE, MAX_PIECE).max(bytes);
-        let at_least = if pool.may_grow(generous) { generous } else { bytes };
-        let stored = pool.store_piece(held, pool.make_piece(at_least)?);
+        let length = piece_size::of_next(pool, bytes);
+        let stored = pool.store_piece(held, pool.make_piece(length)?);
         Ok((stored != PieceStored::Rejected).then_some(held))
     }
 

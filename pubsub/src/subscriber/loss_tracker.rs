@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use ipc::Words;
 
 use crate::pool::SampleInfo;
-use crate::topic::{PUBLISHER_SLOTS, Published, RemoteHeartbeat};
+use crate::topic::{PUBLISHER_SLOTS, Published, RemoteLastSequence};
 
 /// A publisher, and the number of its next message.
 #[derive(Debug, Clone, Copy, Default)]
@@ -79,7 +79,7 @@ impl LossTracker {
     pub(crate) fn new(
         before: &Published,
         drops_seen: u64,
-        (remote, changes_seen): (&[RemoteHeartbeat], u64),
+        (remote, changes_seen): (&[RemoteLastSequence], u64),
         since: u64,
     ) -> Self {
         let mut local = [PublisherProgress::default(); PUBLISHER_SLOTS];
@@ -170,7 +170,7 @@ impl LossTracker {
 
     /// The progress of a publisher, given that none of its messages up to the heartbeat will be
     /// delivered.
-    fn known_of(&self, heartbeat: &RemoteHeartbeat) -> PublisherProgress {
+    fn known_of(&self, heartbeat: &RemoteLastSequence) -> PublisherProgress {
         let behind = heartbeat.last.saturating_add(1);
         match self.remote.get(&(heartbeat.node, slot_of(heartbeat.publisher))) {
             Some(known) if known.publisher == heartbeat.publisher => *known,
@@ -187,20 +187,20 @@ impl LossTracker {
     }
 
     /// Of those since this subscription.
-    fn missing_of_publisher(&self, heartbeat: &RemoteHeartbeat) -> u64 {
+    fn missing_of_publisher(&self, heartbeat: &RemoteLastSequence) -> u64 {
         let known = self.known_of(heartbeat);
         let is_own = known.publisher == heartbeat.publisher && heartbeat.at >= self.since;
         if is_own { heartbeat.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
     }
 
     /// How many messages are missing, given that no more of these are delivered.
-    pub(super) fn missing_remote(&self, heartbeat: &[RemoteHeartbeat]) -> u64 {
+    pub(super) fn missing_remote(&self, heartbeat: &[RemoteLastSequence]) -> u64 {
         let missing = heartbeat.iter().map(|heartbeat| self.missing_of_publisher(heartbeat));
         missing.fold(0, u64::wrapping_add)
     }
 
     /// Counts them.
-    pub(super) fn settle_remote(&mut self, heartbeat: &[RemoteHeartbeat], changes: u64) {
+    pub(super) fn settle_remote(&mut self, heartbeat: &[RemoteLastSequence], changes: u64) {
         let since = self.since;
         for heartbeat in heartbeat.iter().filter(|it| it.at >= since) {
             self.add_missed(self.missing_of_publisher(heartbeat));
@@ -258,8 +258,8 @@ mod tests {
         LossTracker::new(&Published { serial, publishers }, 0, (&[], 0), 10)
     }
 
-    fn published(publisher: u64, last: u64) -> RemoteHeartbeat {
-        RemoteHeartbeat { node: NODE, publisher, last, first: 0, since: 10, at: 10 }
+    fn published(publisher: u64, last: u64) -> RemoteLastSequence {
+        RemoteLastSequence { node: NODE, publisher, last, first: 0, since: 10, at: 10 }
     }
 
     fn id(serial: u64, slot: u64) -> u64 {
@@ -371,10 +371,10 @@ mod tests {
         // The number of its first message is unknown.
         loss_tracker.settle_remote(&[published(id(1, 0), 9)], 1);
         assert_eq!(loss_tracker.missed(), 0);
-        loss_tracker.settle_remote(&[RemoteHeartbeat { first: 4, ..published(id(1, 1), 9) }], 2);
+        loss_tracker.settle_remote(&[RemoteLastSequence { first: 4, ..published(id(1, 1), 9) }], 2);
         assert_eq!(loss_tracker.missed(), 6);
         // The subscription is later than its first messages.
-        let late = RemoteHeartbeat { first: 4, since: 9, ..published(id(1, 2), 9) };
+        let late = RemoteLastSequence { first: 4, since: 9, ..published(id(1, 2), 9) };
         loss_tracker.settle_remote(&[late], 3);
         assert_eq!(loss_tracker.missed(), 6);
     }
@@ -383,15 +383,15 @@ mod tests {
     fn messages_lost_before_the_subscription_are_not_counted() {
         let before = Published { serial: 0, publishers: Vec::new() };
         let heartbeat = [
-            RemoteHeartbeat { first: 1, ..published(id(1, 0), 9) },
+            RemoteLastSequence { first: 1, ..published(id(1, 0), 9) },
             // Messages were received since.
-            RemoteHeartbeat { first: 1, since: 4, at: 9, ..published(id(1, 1), 9) },
+            RemoteLastSequence { first: 1, since: 4, at: 9, ..published(id(1, 1), 9) },
         ];
         let mut loss_tracker = LossTracker::new(&before, 0, (&heartbeat, 2), 10);
         assert!(!loss_tracker.has_new_heartbeats(2));
         // Each change is checked against all publishers.
         loss_tracker.settle_remote(&heartbeat, 3);
-        let later = heartbeat.map(|heartbeat| RemoteHeartbeat {
+        let later = heartbeat.map(|heartbeat| RemoteLastSequence {
             last: heartbeat.last + 3,
             at: 12,
             ..heartbeat

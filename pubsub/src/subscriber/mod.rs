@@ -19,7 +19,7 @@ use crate::ids::PublisherId;
 use crate::pool::{Direction, PollBackoff};
 use crate::settings::Reliability;
 use crate::text;
-use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteHeartbeat};
+use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequence};
 
 pub(crate) use self::loss_tracker::{LossTracker, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
@@ -171,7 +171,7 @@ impl Subscriber {
         let caller = context.node.caller();
         // Before it subscribes: later changes are checked again.
         let changes = topic.remote_heartbeat_changes();
-        let remote = topic.remote_heartbeats();
+        let remote = topic.remote_last_sequences();
         let inbound = topic.inbound().subscribe(&caller).map_err(refused)?;
         let local = match topic.local().subscribe(&caller) {
             Ok(local) => local,
@@ -266,14 +266,14 @@ impl Subscriber {
     }
 
     /// The heartbeats of other nodes, if they are new and none of their messages can be pulled.
-    fn missing_remote(&self) -> Option<(Vec<RemoteHeartbeat>, u64)> {
+    fn missing_remote(&self) -> Option<(Vec<RemoteLastSequence>, u64)> {
         let topic = &self.shared.context.topic;
         // First: later heartbeats are handled by the next call.
         let changes = topic.remote_heartbeat_changes();
         if !self.loss_tracker.has_new_heartbeats(changes) {
             return None;
         }
-        let heartbeats = topic.remote_heartbeats();
+        let heartbeats = topic.remote_last_sequences();
         // Afterwards: all messages before a heartbeat were delivered before it was recorded.
         self.has_all(Direction::Inbound).then_some((heartbeats, changes))
     }

@@ -4,6 +4,7 @@
 mod backpressure;
 mod destinations;
 mod entry;
+mod eviction;
 mod given_up;
 mod intent;
 mod layout;
@@ -12,7 +13,7 @@ mod origins;
 mod participants;
 mod publishers;
 mod reclaim;
-mod remote_heartbeats;
+mod remote_last_sequences;
 mod subscribers;
 #[cfg(test)]
 mod tests;
@@ -35,7 +36,7 @@ pub(crate) use self::layout::PUBLISHER_SLOTS;
 pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::{Published, PublisherSlot};
-pub(crate) use self::remote_heartbeats::RemoteHeartbeat;
+pub(crate) use self::remote_last_sequences::RemoteLastSequence;
 pub(crate) use self::words::TopicQueue;
 
 /// Number of last lost publishers that a topic remembers.

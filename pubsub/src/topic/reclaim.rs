@@ -1,18 +1,13 @@
-//! Reclaim after dead participants, and eviction of subscribers.
+//! Reclaim after dead participants.
 
-use std::time::Duration;
-
-use ipc::{Caller, Participant, QueueError, SubscriptionId, Words};
+use ipc::{Caller, Participant, Words};
 
 use super::TopicWords;
-use super::entry::Entry;
 use super::losses::LostPublisher;
 use super::publishers;
-use super::subscribers::SubscriberSlot;
 use crate::error::Result;
 use crate::error_mapping::{During, On};
-use crate::pool::{Direction, PoolControl, Readiness};
-use crate::settings::Reliability;
+use crate::pool::{Direction, PoolControl};
 
 impl<W: Words + Clone> TopicWords<W> {
     /// Reclaims after a participant that is dead or leaves: publishers, subscriptions, and an
@@ -49,129 +44,5 @@ impl<W: Words + Clone> TopicWords<W> {
             expelled.during("reclaim after participant of topic").on(self.name())?;
         }
         Ok(())
-    }
-
-    /// In a full topic: subscribers that hold messages, or have unread ones, each with the position
-    /// of the oldest. The holder of the very oldest blocks publishers that
-    /// [wait](Self::backpressure); the others may be next.
-    ///
-    /// Empty while there is room: missing memory is then used by loans, or other topics. Topics
-    /// that drop messages are blocked by held messages only.
-    pub(crate) fn holders(&self, direction: Direction) -> Vec<(SubscriptionId, u64)> {
-        let queue = self.queue(direction);
-        match self.settings().reliability {
-            _ if queue.has_room() => Vec::new(),
-            Reliability::Reliable => queue.oldest_of_each(),
-            Reliability::DropOldest | Reliability::DropNewest => queue.oldest_held_of_each(),
-        }
-    }
-
-    /// Whether a stream still has to write this message. Then its holder does not block publishers.
-    pub(crate) fn is_being_written(&self, position: u64, local: &PoolControl<W>) -> bool {
-        let is_pending = |words| {
-            let entry = Entry::from_words(words);
-            entry.sync_point.is_some_and(|sync_point| {
-                local.readiness(entry.block, sync_point) == Some(Readiness::Pending)
-            })
-        };
-        // The message at this position or, if it was released, a later one.
-        let mut visited = 0;
-        let first = |words| {
-            visited += 1;
-            visited > 1 || is_pending(words)
-        };
-        self.local().find_unreleased(position, first) == Some(position)
-    }
-
-    /// How long a refused attempt counts as waiting. It is shorter than the release deadline, so
-    /// that a single attempt evicts no subscriber.
-    pub(crate) fn refusal_window(&self) -> Duration {
-        self.settings().release_deadline() / 4 * 3
-    }
-
-    /// Since when the longest waiting publisher waits for room; None if none does. A refused
-    /// attempt counts [for a while](Self::refusal_window).
-    pub(crate) fn backpressure(&self) -> Option<u64> {
-        let holds = self.refusal_window();
-        let waiting = publishers::slots(self.words()).filter(|slot| slot.participant().is_some());
-        waiting.filter_map(|slot| slot.backpressure().since(holds)).min()
-    }
-
-    /// Evicts a living subscriber from both queues, with the reason. It keeps its subscriptions
-    /// until it ends them itself. The [reclaim](Self::reclaim_in) after a process that died here
-    /// does the rest.
-    pub(crate) fn evict_in(
-        &self,
-        caller: &Caller<'_>,
-        (direction, subscription_id): (Direction, SubscriptionId),
-        held_for: Duration,
-        controls: [&PoolControl<W>; 2],
-    ) -> Result<()> {
-        let Some(slot) = SubscriberSlot::find(self.words(), direction, subscription_id) else {
-            // Its two subscriptions are not joined yet.
-            return self.evict_from(caller, direction, subscription_id, controls);
-        };
-        let subscription_ids = slot.subscription_ids();
-        if subscription_ids[direction as usize] != subscription_id.to_bits() {
-            // It has ended its subscription itself, and the slot was reused.
-            return Ok(());
-        }
-        // First: the subscriber then finds the reason when it detects the eviction.
-        slot.evict(subscription_ids[0], held_for);
-        // Before there is room: a publisher that gets the room then sees the eviction.
-        slot.count(subscription_ids[0]);
-        let evicted = self.evict_both(caller, subscription_ids, controls);
-        if evicted.is_err() && self.are_active(subscription_ids) {
-            slot.undo_eviction();
-        }
-        evicted
-    }
-
-    fn are_active(&self, subscription_ids: [u64; 2]) -> bool {
-        [self.local(), self.inbound()].into_iter().zip(subscription_ids).all(|(queue, bits)| {
-            // A subscription stays its own when it is evicted.
-            queue.find_subscription(bits).is_some_and(|it| queue.is_subscription_active(it))
-        })
-    }
-
-    /// Finishes evictions of processes that died, or could not get a lock.
-    fn finish_evictions(&self, caller: &Caller<'_>, controls: [&PoolControl<W>; 2]) -> Result<()> {
-        for slot in SubscriberSlot::all(self.words()) {
-            if let Some(subscription_ids) = slot.evicted_subscriptions() {
-                slot.count(subscription_ids[0]);
-                self.evict_both(caller, subscription_ids, controls)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn evict_both(
-        &self,
-        caller: &Caller<'_>,
-        subscription_ids: [u64; 2],
-        controls: [&PoolControl<W>; 2],
-    ) -> Result<()> {
-        for (direction, bits) in Direction::BOTH.into_iter().zip(subscription_ids) {
-            if let Some(subscription_id) = self.queue(direction).find_subscription(bits) {
-                self.evict_from(caller, direction, subscription_id, controls)?;
-            }
-        }
-        self.local().ring_messages();
-        Ok(())
-    }
-
-    fn evict_from(
-        &self,
-        caller: &Caller<'_>,
-        direction: Direction,
-        subscription_id: SubscriptionId,
-        controls: [&PoolControl<W>; 2],
-    ) -> Result<()> {
-        let dispose = |words| _ = self.dispose(caller, controls[direction as usize], words);
-        match self.queue(direction).evict(caller, subscription_id, dispose) {
-            // Or it has ended its subscription itself.
-            Ok(()) | Err(QueueError::NotSubscribed) => Ok(()),
-            Err(cause) => Err(cause.during("evict subscriber of topic").on(self.name())),
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipc::{AlwaysAlive, LocalWords, Owner, Participant};
 
 use super::losses::LostPublisher;
-use super::remote_heartbeats::RemoteHeartbeat;
+use super::remote_last_sequences::RemoteLastSequence;
 use super::subscribers::SubscriberSlot;
 use super::*;
 use crate::error::ErrorKind;
@@ -231,7 +231,7 @@ fn last_lost_publishers_are_remembered() {
 fn remote_heartbeats_are_recorded_for_each_publisher() {
     let world = World::new();
     let topic = world.topic();
-    let heartbeat = |publisher: u64, last| RemoteHeartbeat {
+    let heartbeat = |publisher: u64, last| RemoteLastSequence {
         node: [publisher as u8; 16],
         publisher,
         last,
@@ -239,25 +239,28 @@ fn remote_heartbeats_are_recorded_for_each_publisher() {
         since: 2,
         at: 3,
     };
-    assert!(topic.remote_heartbeats().is_empty());
+    assert!(topic.remote_last_sequences().is_empty());
     // The same heartbeat again is no change, at any inbound position.
     for (heartbeat, is_new) in [
         (heartbeat(1, 5), true),
-        (RemoteHeartbeat { at: 4, ..heartbeat(1, 5) }, false),
+        (RemoteLastSequence { at: 4, ..heartbeat(1, 5) }, false),
         (heartbeat(2, 1), true),
         (heartbeat(1, 6), true),
         // The next publisher in the same slot of its node.
-        (RemoteHeartbeat { publisher: 0x101, ..heartbeat(1, 2) }, true),
+        (RemoteLastSequence { publisher: 0x101, ..heartbeat(1, 2) }, true),
     ] {
         assert_eq!(topic.record_remote_heartbeat(&heartbeat), is_new, "{heartbeat:?}");
     }
-    let expected = [RemoteHeartbeat { publisher: 0x101, ..heartbeat(1, 2) }, heartbeat(2, 1)];
-    assert_eq!((topic.remote_heartbeats(), topic.remote_heartbeat_changes()), (expected.into(), 4));
+    let expected = [RemoteLastSequence { publisher: 0x101, ..heartbeat(1, 2) }, heartbeat(2, 1)];
+    assert_eq!(
+        (topic.remote_last_sequences(), topic.remote_heartbeat_changes()),
+        (expected.into(), 4)
+    );
     // The oldest heartbeats are replaced.
     for publisher in 3..=66 {
         assert!(topic.record_remote_heartbeat(&heartbeat(publisher, 1)));
     }
-    let mut found: Vec<_> = topic.remote_heartbeats();
+    let mut found: Vec<_> = topic.remote_last_sequences();
     found.sort_by_key(|heartbeat| heartbeat.publisher);
     assert_eq!(found, (3..=66).map(|publisher| heartbeat(publisher, 1)).collect::<Vec<_>>());
 }

@@ -17,7 +17,7 @@ use self::network::{DemoNetwork, NetworkMode};
 use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
 use super::exit::{Exit, Failure, Result};
-use super::node_client::check_device;
+use super::open_topic::check_device;
 use super::settings::seconds;
 use super::statistics::Latency;
 use super::topics::matching;

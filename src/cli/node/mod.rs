@@ -11,7 +11,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::ServiceManager;
 use super::exit::{Exit, Failure, Result};
-use super::node_client;
+use super::open_topic;
 use super::output;
 use super::paths::remedy_for;
 use super::service_wait::ServiceWait;
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     let manager = ServiceManager::from_environment();
     // An embedded service continues without other nodes; a dedicated one does not.
-    let mut options = node_client::options(&settings, "node");
+    let mut options = open_topic::options(&settings, "node");
     // The dedicated service always serves.
     options.service = ServiceMode::Dedicated;
     if let Some(network) = &options.network {
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     tracing::info!(directory = %settings.directory.value.display(), "joining the node");
     let service = ServiceWait::of(&settings.directory.value);
-    let node = match node_client::join(&settings, options, &service, &signals) {
+    let node = match open_topic::join(&settings, options, &service, &signals) {
         // Nothing was started that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
         joined => joined?,

@@ -15,7 +15,7 @@ use pubsub::Loan;
 
 use super::LengthLimit;
 use crate::cli::exit::{Exit, Failure, Result};
-use crate::cli::node_client::round_up_to_4k;
+use crate::cli::open_topic::round_up_to_4k;
 use crate::cli::signals::{Signals, interrupted};
 use crate::cli::test_pattern::Content;
 use crate::cli::{size, text};

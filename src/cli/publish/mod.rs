@@ -14,7 +14,7 @@ use self::wait_notice::{Wait, WaitNotice};
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
 use super::histogram::Histogram;
-use super::node_client::{self, TopicRequest, directory_note, with_remedy};
+use super::open_topic::{self, TopicRequest, directory_note, with_remedy};
 use super::paths::{bracketed_names, given_up};
 use super::progress::{Progress, totals};
 use super::settings::{ALL, Options, Settings, seconds};
@@ -33,7 +33,7 @@ use super::{output, size, text};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
-    #[arg(value_parser = node_client::topic_name)]
+    #[arg(value_parser = open_topic::topic_name)]
     topic: String,
     /// Publish each line of standard input, without its line feed
     #[arg(long, conflicts_with_all = ["files", "pattern"])]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pubsub::{Node, ReportedSubscriber, Row, ServiceProcess};
 
 use crate::cli::connectivity::request_report;
-use crate::cli::node_client::directory_note;
+use crate::cli::open_topic::directory_note;
 use crate::cli::text;
 use crate::cli::topics::matching;
 

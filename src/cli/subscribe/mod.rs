@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use self::sink::Sink;
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
-use super::node_client::{self, TopicRequest, directory_note, with_remedy};
+use super::open_topic::{self, TopicRequest, directory_note, with_remedy};
 use super::progress::{Progress, totals};
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
@@ -27,7 +27,7 @@ use super::{output, size, text};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
-    #[arg(value_parser = node_client::topic_name)]
+    #[arg(value_parser = open_topic::topic_name)]
     topic: String,
     /// Write a line feed after each message
     #[arg(long, conflicts_with = "into")]

@@ -13,7 +13,7 @@ use crate::replication::routing::plan::RoutingPlan;
 use crate::replication::routing::reconcile::is_delivered;
 use crate::replication::source::start_sequences::ReplicationStart;
 use crate::replication::{ControlMessage, RemoteNodes};
-use crate::topic::{PUBLISHER_SLOTS, RemoteHeartbeat, Topic};
+use crate::topic::{PUBLISHER_SLOTS, RemoteLastSequence, Topic};
 
 /// As many as can publish in a topic of a node.
 pub(crate) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
@@ -42,7 +42,7 @@ impl LastSequences {
         let mut is_new = false;
         for (publisher, last) in self.publishers {
             let (first, since) = start.map_or((0, 0), |start| start.first_of(publisher));
-            let heartbeat = RemoteHeartbeat { node: node.0, publisher, last, first, since, at };
+            let heartbeat = RemoteLastSequence { node: node.0, publisher, last, first, since, at };
             is_new |= topic.record_remote_heartbeat(&heartbeat);
         }
         if is_new {

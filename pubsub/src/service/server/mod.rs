@@ -24,6 +24,7 @@ mod eviction;
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod fuzzing_tests;
+mod handover;
 mod reclaim;
 mod replication;
 mod reports;

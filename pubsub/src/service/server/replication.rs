@@ -24,7 +24,7 @@ const START_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duratio
 const LOG_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 /// Back-off of attempts to release retained messages.
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
-/// Maximum number of queued growth requests.
+/// Maximum number of queued requests to grow pools.
 const MAX_GROWTH_REQUESTS: usize = 64;
 
 pub(super) struct ReplicationSupervisor {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use fabric::Address;
 
-use super::link_flow::{ChunkWindow, NoticeQueue};
+use super::chunk_window::ChunkWindow;
+use super::notice_queue::NoticeQueue;
 use super::target_replies::withdrawn;
 use super::tcp_probe::TcpProbe;
 use super::{CONNECT, InitiatorRole, KnownTarget, Link, LinkState, PendingOpen, WantedRegion};

@@ -1,8 +1,9 @@
 //! The initiator's side of a rail: links to targets, and transfers over them.
 
+mod chunk_window;
 mod chunks;
-mod link_flow;
 mod links;
+mod notice_queue;
 mod target_replies;
 mod tcp_probe;
 mod transfers;
@@ -12,9 +13,10 @@ use std::time::Instant;
 
 use fabric::Peer;
 
+use self::chunk_window::ChunkWindow;
 use self::chunks::Stage;
-use self::link_flow::{ChunkWindow, NoticeQueue};
 use self::links::RetryBackoff;
+use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;
 use self::transfers::ActiveTransfer;
 use super::LinkTarget;

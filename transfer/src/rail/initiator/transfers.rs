@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::collections::btree_map::Entry;
 use std::time::Instant;
 
+use super::chunk_window::MAX_IN_FLIGHT_CHUNKS;
 use super::chunks::{Stage, TransferChunks};
-use super::link_flow::MAX_IN_FLIGHT_CHUNKS;
 use super::target_replies::withdrawn;
 use super::{ChunkRange, InFlightChunk, InitiatorRole, Link, Pipeline};
 use crate::error::{Context, Error, ErrorKind, Result};

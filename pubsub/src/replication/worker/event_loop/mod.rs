@@ -2,7 +2,7 @@
 
 mod commands;
 mod connections;
-mod renewal;
+mod fault_handling;
 mod teardown;
 
 use std::mem;

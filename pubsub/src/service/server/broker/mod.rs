@@ -1,6 +1,6 @@
 //! The clients, the topics and pools of the node, and what each client uses of them.
 
-mod growth;
+mod piece_distribution;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ipc::{Participant, PidFd};
 
-use self::growth::Growth;
+use self::piece_distribution::Growth;
 use super::ClientName;
 use super::admission::RECEIVING;
 use crate::error::{Error, ErrorKind, Result};

@@ -23,7 +23,7 @@ const WORDS: usize = 7;
 
 /// The heartbeat of a publisher of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RemoteHeartbeat {
+pub(crate) struct RemoteLastSequence {
     pub(crate) node: [u8; 16],
     pub(crate) publisher: u64,
     /// The sequence of its last message.
@@ -37,7 +37,7 @@ pub(crate) struct RemoteHeartbeat {
     pub(crate) at: u64,
 }
 
-impl RemoteHeartbeat {
+impl RemoteLastSequence {
     fn words(&self) -> [u64; WORDS] {
         let [low, high] = id_to_words(&self.node);
         [low, high, self.publisher, self.last, self.first, self.since, self.at]
@@ -61,12 +61,12 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 
     /// The recorded heartbeats, except one that is being written: that counts as another change.
-    pub(crate) fn remote_heartbeats(&self) -> Vec<RemoteHeartbeat> {
+    pub(crate) fn remote_last_sequences(&self) -> Vec<RemoteLastSequence> {
         self.remote_heartbeat_slots().filter_map(|(_, found)| found).collect()
     }
 
     /// Offset and content of each slot.
-    fn remote_heartbeat_slots(&self) -> impl Iterator<Item = (usize, Option<RemoteHeartbeat>)> {
+    fn remote_heartbeat_slots(&self) -> impl Iterator<Item = (usize, Option<RemoteLastSequence>)> {
         (0..MAX_REMOTE_HEARTBEATS).map(|slot| {
             let at = REMOTE_HEARTBEATS + slot * CACHE_LINE_WORDS;
             let version = self.words().load(at + VERSION, Acquire);
@@ -76,13 +76,13 @@ impl<W: Words + Clone> TopicWords<W> {
             let is_whole = version != 0
                 && version.is_multiple_of(2)
                 && self.words().load(at + VERSION, Acquire) == version;
-            (at, is_whole.then(|| RemoteHeartbeat::from_words(content)))
+            (at, is_whole.then(|| RemoteLastSequence::from_words(content)))
         })
     }
 
     /// Records a heartbeat, in the slot with the oldest one if none is free. False if it was
     /// recorded before.
-    pub(crate) fn record_remote_heartbeat(&self, content: &RemoteHeartbeat) -> bool {
+    pub(crate) fn record_remote_heartbeat(&self, content: &RemoteLastSequence) -> bool {
         let words = self.words();
         let version = |at: usize| words.load(at + VERSION, Acquire);
         let mut same = None;
@@ -90,7 +90,7 @@ impl<W: Words + Clone> TopicWords<W> {
             let Some(found) = found.filter(|found| content.replaces(found)) else { continue };
             // A service may have died between the slot and the count of changes.
             let is_counted = version(at) / 2 <= self.remote_heartbeat_changes();
-            if is_counted && (RemoteHeartbeat { at: content.at, ..found }) == *content {
+            if is_counted && (RemoteLastSequence { at: content.at, ..found }) == *content {
                 return false;
             }
             same = Some(at);

@@ -1,12 +1,8 @@
-//! How much a link may send: chunks in flight, and notices as far as the target grants credit.
-
-use std::collections::VecDeque;
+//! How many chunks a link may have in flight, and the staging slots of its target.
 
 use fabric::{RemoteMemory, RemoteSlice};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::notice::Notice;
-use crate::operations::Token;
 
 /// Maximum of a peer's chunks in flight, and their bytes: enough to fill a wire, and few enough for
 /// other messages to get through.
@@ -94,52 +90,5 @@ impl ChunkWindow {
         }
         self.slots.get_or_insert(RemoteSlots { memory, length, free: (0..count).rev().collect() });
         Ok(())
-    }
-}
-
-/// Notices to a peer.
-#[derive(Debug, Default)]
-pub(super) struct NoticeQueue {
-    unsent: VecDeque<(Token, Notice)>,
-    /// Sent notices without acknowledgement.
-    unacknowledged: VecDeque<Token>,
-    sent: u64,
-    credit_limit: u64,
-}
-
-impl NoticeQueue {
-    pub(super) fn push(&mut self, token: Token, notice: Notice) {
-        self.unsent.push_back((token, notice));
-    }
-
-    /// The next notice to be sent, if there is credit.
-    pub(super) fn next(&mut self) -> Option<Notice> {
-        if self.sent >= self.credit_limit {
-            return None;
-        }
-        let (token, notice) = self.unsent.pop_front()?;
-        self.sent += 1;
-        self.unacknowledged.push_back(token);
-        Some(notice)
-    }
-
-    pub(super) fn add_credit(&mut self, credit_limit: u64) {
-        self.credit_limit = self.credit_limit.max(credit_limit);
-    }
-
-    /// The peer has received so many notices since the session began: returns those that are new.
-    /// None if more than were sent.
-    pub(super) fn acknowledge(
-        &mut self,
-        notices: u64,
-    ) -> Option<impl Iterator<Item = Token> + use<'_>> {
-        let before = self.sent - self.unacknowledged.len() as u64;
-        let more = notices.saturating_sub(before) as usize;
-        (notices <= self.sent).then(|| self.unacknowledged.drain(..more))
-    }
-
-    /// The sent notices without acknowledgement, and the unsent ones.
-    pub(super) fn into_rest(self) -> (VecDeque<Token>, VecDeque<(Token, Notice)>) {
-        (self.unacknowledged, self.unsent)
     }
 }
