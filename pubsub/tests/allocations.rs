@@ -26,7 +26,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::with_thread_names();
 /// Messages of a round.
 const MESSAGES: u64 = 2000;
 /// Threads that do periodic work, whether messages flow or not.
-const PERIODIC: [&str; 3] = ["fabricast-node", "fabricast-peers", "fabricast-link"];
+const PERIODIC: [&str; 4] =
+    ["fabricast-node", "fabricast-peers", "fabricast-link", "fabricast-pubs"];
 /// Allocations that each of them may make in a second.
 const MAX_PER_SECOND: f64 = 500.0;
 

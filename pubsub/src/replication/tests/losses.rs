@@ -63,6 +63,8 @@ fn given_up_node_misses_messages_that_others_get() {
         .topic
         .subscribe_for_replication(&writing.caller(), writing.role(), &writing.local)
         .unwrap();
+    // Long enough that the reader is not given up, too, where the machine is busy.
+    let network = || NetworkOptions { lost_after: Duration::from_secs(2), ..network() };
     let mut writer = writing.replication(&network());
     let peers = vec![writer.listens().unwrap()];
     let mut reader = reading.replication(&NetworkOptions { peers, ..network() });
