@@ -191,8 +191,10 @@ struct WorkerEvents {
 
 impl WorkerEvents {
     fn send(&self, event: WorkerEvent) {
-        // The receiver may have been dropped.
-        let _ = self.sender.as_ref().map(|sender| sender.send(event));
+        if let Some(sender) = &self.sender {
+            // The receiver may have been dropped.
+            let _ = sender.send(event);
+        }
         self.bell.ring();
     }
 }

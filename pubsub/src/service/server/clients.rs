@@ -332,10 +332,8 @@ impl Service {
             Request::CloseTopic { number, granted } => {
                 self.handle_close_topic(member, number, granted)
             }
-            Request::Grow { pool, bytes } => {
-                if self.broker.uses_pool(member, pool) {
-                    self.broker.grow_or_log(&served_node.caller(), pool, bytes);
-                }
+            Request::Grow { pool, bytes } if self.broker.uses_pool(member, pool) => {
+                self.broker.grow_or_log(&served_node.caller(), pool, bytes);
             }
             Request::ParticipantsChanged { number } => self.topic_changed(number),
             // Ignored for a topic that it does not use.
