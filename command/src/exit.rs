@@ -140,7 +140,8 @@ impl Failure {
         self
     }
 
-    /// Adds what was done before the failure, which [`conclude`] prints with `--json`.
+    /// Adds what was done before the failure, which
+    /// [`conclude`](crate::output::conclude) prints with `--json`.
     pub fn with_report(mut self, report: &impl Serialize) -> Self {
         if let Ok(Value::Object(report)) = serde_json::to_value(report) {
             self.0.report = report;

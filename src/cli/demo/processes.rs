@@ -205,8 +205,6 @@ impl DemoProcesses {
     }
 
     /// Processes events until the condition holds, and updates the display.
-
-    /// As [`Self::wait_until`], with a condition of all processes and of the reports of the nodes.
     pub(super) fn wait_until(
         &mut self,
         what: &str,
