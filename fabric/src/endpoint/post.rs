@@ -109,8 +109,8 @@ impl Endpoint {
             Some(addresses) => addresses.protect(operation, peer, &self.hazard),
             None if peer == Peer::CONNECTED => Ok(sys::FI_ADDR_UNSPEC),
             None => {
-                let detail = "a connected endpoint has one peer: Peer::CONNECTED";
-                Err(self.domain.error(ErrorKind::InvalidArgument, operation, detail))
+                let detail = || "a connected endpoint has one peer: Peer::CONNECTED".to_owned();
+                Err(self.refuse(operation, ErrorKind::InvalidArgument, detail))
             }
         }
     }
@@ -131,7 +131,19 @@ impl Endpoint {
         kind: ErrorKind,
         why: impl FnOnce() -> String,
     ) -> Result<()> {
-        if is_so { Ok(()) } else { Err(self.domain.error(kind, operation, why())) }
+        if is_so { Ok(()) } else { Err(self.refuse(operation, kind, why)) }
+    }
+
+    /// Out of line: posts are inlined up to here.
+    #[cold]
+    #[inline(never)]
+    fn refuse(
+        &self,
+        operation: &'static str,
+        kind: ErrorKind,
+        why: impl FnOnce() -> String,
+    ) -> Error {
+        self.domain.error(kind, operation, why())
     }
 
     #[inline]

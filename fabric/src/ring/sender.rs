@@ -207,10 +207,14 @@ impl RingSender {
             return Ok(Pushed::Busy);
         }
         self.committed(message, &chunk);
-        self.record_posted(0, &chunk);
         if posted == Posted::Copied {
             self.injected_to = self.writer.tail();
-            self.lane_0_completed(chunk.header.payload);
+        }
+        if self.stripe_tracker.is_some() {
+            self.record_posted(0, &chunk);
+            if posted == Posted::Copied {
+                self.lane_0_completed(chunk.header.payload);
+            }
         }
         Ok(Pushed::Posted(chunk.header.payload.into()))
     }
@@ -318,13 +322,14 @@ impl RingSender {
     /// A write completed.
     #[inline]
     pub(super) fn completed(&mut self, slot: u16) {
-        if let Some(bytes) = self.chunk_poster.completed(slot) {
+        if let Some(bytes) = self.chunk_poster.completed(slot)
+            && self.stripe_tracker.is_some()
+        {
             self.lane_0_completed(bytes);
         }
     }
 
     /// A chunk on the port's endpoint is complete.
-    #[inline]
     fn lane_0_completed(&mut self, bytes: u32) {
         self.lane_completed(0, self.chunk_poster.completed_to(), bytes.into());
     }

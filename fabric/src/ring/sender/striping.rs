@@ -64,7 +64,6 @@ impl RingSender {
         stripe_tracker.pick_lane(bytes.min(self.writer.max_payload()))
     }
 
-    #[inline]
     pub(super) fn record_posted(&mut self, lane: usize, chunk: &Chunk) {
         if let Some(stripe_tracker) = &mut self.stripe_tracker {
             let now = self.start.elapsed().as_nanos() as u64;
@@ -74,7 +73,6 @@ impl RingSender {
     }
 
     /// A lane has completed a chunk, and all its chunks up to this position.
-    #[inline]
     pub(in super::super) fn lane_completed(&mut self, lane: usize, completed_to: u64, bytes: u64) {
         if let Some(stripe_tracker) = &mut self.stripe_tracker {
             let now = self.start.elapsed().as_nanos() as u64;
