@@ -247,6 +247,10 @@ fn run_process(cells: &[&Cell]) -> std::io::Result<Vec<Row>> {
     let environment = cells[0].group().map_or(&[][..], |g| g.environment);
     let mut child = command
         .envs(environment.iter().copied())
+        // Freed blocks of megabytes go back to the system. By default glibc raises this threshold
+        // when one is freed, and whether the next ones stay in the heap, and look like a leak,
+        // depends on its layout.
+        .env("MALLOC_MMAP_THRESHOLD_", "131072")
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)
