@@ -13,10 +13,10 @@ use std::sync::atomic::Ordering::Relaxed;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForkGeneration(u32);
 
-static INCARNATION: AtomicU32 = AtomicU32::new(0);
+static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn after_fork_in_child() {
-    INCARNATION.fetch_add(1, Relaxed);
+    GENERATION.fetch_add(1, Relaxed);
 }
 
 impl ForkGeneration {
@@ -29,14 +29,14 @@ impl ForkGeneration {
             // SAFETY: the handler only does an atomic addition.
             unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         });
-        Self(INCARNATION.load(Relaxed))
+        Self(GENERATION.load(Relaxed))
     }
 
     /// Is this still the same process?
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
-        self.0 == INCARNATION.load(Relaxed)
+        self.0 == GENERATION.load(Relaxed)
     }
 }
 

@@ -13,7 +13,6 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{PoisonError, RwLock};
 
 use crate::channel::{Channel, socket_option};
-pub use crate::fork::ForkGeneration;
 use crate::participant::{Liveness, Participant};
 use crate::words::Words;
 
@@ -332,18 +331,18 @@ impl<W: Words> Liveness for ParticipantTable<W> {
             return true;
         }
         let pidfds = self.pidfds.read().unwrap_or_else(PoisonError::into_inner);
-        let is_over = match &pidfds[slot] {
+        let has_exited = match &pidfds[slot] {
             Some((generation, pidfd)) if *generation == participant.generation() => {
                 pidfd.has_exited()
             }
             _ => false,
         };
         drop(pidfds);
-        if is_over {
+        if has_exited {
             // For processes that do not have its pidfd.
             let _ = self.words.compare_exchange(slot, word, encode_slot(generation, DEAD));
         }
-        is_over
+        has_exited
     }
 }
 

@@ -222,7 +222,7 @@ impl<W: Words> Locked<'_, W> {
         let state = State { generation, kind: Kind::Allocated, owner: owner.0 };
         // The transaction is this single store.
         self.words().store(word_of(number, layout::STATE), state.word(), Release);
-        Some(Ok(self.allocated(Block { number, generation }, size)))
+        Some(Ok(self.count_allocated(Block { number, generation }, size)))
     }
 
     #[inline]
@@ -454,7 +454,9 @@ impl<W: Words> Locked<'_, W> {
             // The transaction is this single store.
             let state = taken(old.generation).word();
             self.words().store(word_of(block, layout::STATE), state, Release);
-            return Ok(self.allocated(Block { number: block, generation: old.generation }, size));
+            return Ok(
+                self.count_allocated(Block { number: block, generation: old.generation }, size)
+            );
         }
         let (before, after) = self.neighbors(block);
         let mut made = self.blocks_created();
@@ -508,12 +510,12 @@ impl<W: Words> Locked<'_, W> {
         if rest > 0 {
             self.insert_free(behind, rest);
         }
-        Ok(self.allocated(Block { number, generation }, size))
+        Ok(self.count_allocated(Block { number, generation }, size))
     }
 
-    /// Counts an allocated block.
+    /// Counts an allocated block, and returns it.
     #[inline]
-    fn allocated(&self, block: Block, size: u32) -> Block {
+    fn count_allocated(&self, block: Block, size: u32) -> Block {
         self.add(layout::BLOCKS_ALLOCATED, 1);
         self.add(layout::FREE, u64::from(size).wrapping_neg());
         block

@@ -218,7 +218,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         words.store(layout::SLOTS, setup.slots(), Relaxed);
         words.store(layout::ENTRY, E as u64, Relaxed);
         words.store(layout::DEPTH, u64::from(setup.depth), Relaxed);
-        words.store(layout::WHEN_FULL, setup.overflow_policy.word(), Relaxed);
+        words.store(layout::OVERFLOW_POLICY, setup.overflow_policy.word(), Relaxed);
         words.store(layout::KIND, layout::LAYOUT, Release);
         Self::attach(words)
     }
@@ -239,7 +239,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
         let policies =
             [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
-        let policy = words.load(layout::WHEN_FULL, Relaxed);
+        let policy = words.load(layout::OVERFLOW_POLICY, Relaxed);
         let depth = words.load(layout::DEPTH, Relaxed);
         let slots = words.load(layout::SLOTS, Relaxed);
         let setup = policies.into_iter().find(|one| one.word() == policy);
