@@ -1,8 +1,8 @@
 //! Waking processes that sleep until shared memory changes.
 //!
 //! Two words: a count that sleepers sleep on, and a flag that sleepers exist. A ring that finds the
-//! flag increments the count. Without sleepers, a ring only reads a word that seldom changes. No counter of
-//! sleepers exists, so a sleeper that dies causes at most one superfluous ring.
+//! flag increments the count. Without sleepers, a ring only reads a word that seldom changes. No
+//! counter of sleepers exists, so a sleeper that dies causes at most one superfluous ring.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};

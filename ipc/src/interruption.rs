@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::futex;
 
-/// Tells whether a signal handler has ended a sleep of the calling thread, since a chosen moment.
+/// Tells whether a signal handler has ended a sleep of the calling thread since the
+/// [start](Self::watch).
 ///
 /// A sleep in this crate ends when a handler has run in the sleeping thread, even with
 /// `SA_RESTART`; the wait checks its condition and sleeps again. A wait that should end then

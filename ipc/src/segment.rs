@@ -394,7 +394,7 @@ impl Mapping {
         }
         if seals & needed != needed {
             return refuse(
-                "its size is not sealed (F_SEAL_SHRINK, F_SEAL_GROW), so it could be truncated",
+                "its size is not sealed (F_SEAL_SHRINK, F_SEAL_GROW), so it could change",
             );
         }
         let file = File::from(file);
