@@ -29,8 +29,7 @@ pub fn check(page: &str, name: &str, text: &str) {
 /// A section for each subcommand: usage, arguments and options, without the options under a
 /// heading of their own.
 #[must_use]
-pub fn of_subcommands(program: Command) -> String {
-    let mut program = program;
+pub fn of_subcommands(mut program: Command) -> String {
     program.build();
     let mut out = String::new();
     for command in program.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
