@@ -93,8 +93,8 @@ pub struct Endpoint {
     limits: Limits,
     /// Regions that are closed before the endpoint.
     bound: BoundRegistrations,
-    _counters: Vec<Counter>,
-    _events: Option<Arc<EventQueueShared>>,
+    counters: Vec<Counter>,
+    events: Option<Arc<EventQueueShared>>,
     domain: Domain,
 }
 
@@ -304,8 +304,8 @@ impl<'q> EndpointBuilder<'q> {
             bound: BoundRegistrations::new(),
             addresses: self.addresses,
             hazard,
-            _counters: counters.into_iter().map(|(counter, _)| counter).collect(),
-            _events: self.events,
+            counters: counters.into_iter().map(|(counter, _)| counter).collect(),
+            events: self.events,
             domain,
         })
     }
@@ -461,7 +461,7 @@ impl Endpoint {
             // The provider may still use all of it: the objects of the endpoint, and the memory
             // in its queues, must never be freed.
             std::mem::forget((self.queue_binding.clone(), self.addresses.clone()));
-            std::mem::forget((self._events.clone(), self._counters.clone(), self.domain.clone()));
+            std::mem::forget((self.events.clone(), self.counters.clone(), self.domain.clone()));
         }
         result
     }
