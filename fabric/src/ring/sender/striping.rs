@@ -2,8 +2,8 @@
 
 use super::super::lanes::{ExtraLanes, StripeTracker};
 use super::super::{Chunk, Message, SenderInstance};
-use super::{EndNotice, Pushed, RingSender, bytes_in_part, not_in_part};
-use crate::{Error, MemoryRegion, RegionSlice, Result};
+use super::{EndNotice, Pushed, RingSender, bytes_in_part};
+use crate::{Error, ErrorKind, MemoryRegion, RegionSlice, Result};
 
 /// Outcome of planning a chunk.
 pub(super) enum Planned<'a> {
@@ -23,7 +23,8 @@ impl RingSender {
         at: u64,
     ) -> Result<Pushed> {
         if lane >= self.lanes() {
-            return Err(not_in_part(message, part, at));
+            let detail = format!("the ring has no lane {lane}, it has {} lanes", self.lanes());
+            return Err(Error::new(ErrorKind::OutOfBounds, "write to ring", detail));
         }
         let most = bytes_in_part(message, part, at)?;
         let (chunk, body) = match self.plan(message, (part, at), most)? {
