@@ -57,9 +57,9 @@ struct Handshake {
     stage: Stage,
 }
 
-/// A ring of a writer, and its provider.
+/// A ring that is offered to one writer, with its port and provider.
 #[derive(Debug)]
-struct EstablishedRing {
+struct OfferedRing {
     port: Box<Port>,
     ring: ReceiverId,
     provider: ProviderProtocol,
@@ -70,7 +70,7 @@ struct EstablishedRing {
 enum Stage {
     Hello,
     Address(Box<(Port, AddressVector)>, ProviderProtocol),
-    Answer(EstablishedRing, Peer),
+    Answer(OfferedRing, Peer),
     Finished,
 }
 
@@ -190,7 +190,7 @@ impl RingListener {
                 Ok(None) => at += 1,
                 Ok(Some(established)) => {
                     let Handshake { framed, from, .. } = self.handshakes.remove(at);
-                    let EstablishedRing { port, ring, provider } = established;
+                    let OfferedRing { port, ring, provider } = established;
                     let started = framed.into_stream().and_then(|stream| {
                         let peer = (from, provider.name);
                         RingReader::start(*port, ring, stream, peer, self.setup.largest)
@@ -258,12 +258,12 @@ impl Handshake {
     }
 
     /// Answers the frames that have arrived. Returns the ring once it is established.
-    fn advance(&mut self, setup: &RingSetup) -> Result<Option<EstablishedRing>> {
+    fn advance(&mut self, setup: &RingSetup) -> Result<Option<OfferedRing>> {
         while let Some(frame) = self.framed.next()? {
             self.stage = match (mem::replace(&mut self.stage, Stage::Finished), frame) {
                 (Stage::Hello, Frame::Hello { providers }) => self.choose(setup, &providers)?,
-                (Stage::Address(local, provider), Frame::Address(address)) => {
-                    let (port, addresses) = *local;
+                (Stage::Address(opened, provider), Frame::Address(address)) => {
+                    let (port, addresses) = *opened;
                     let writer = addresses.insert(&address)?;
                     self.offer(setup, Box::new(port), provider, writer)?
                 }
@@ -291,10 +291,10 @@ impl Handshake {
         let local = provider_choice::bind_address(local);
         let usable = provider_choice::usable_providers(local, &setup.policy)?;
         let (provider, offer) = provider_choice::common_provider(usable, offered)?;
-        let local = Box::new(provider_choice::open(&offer)?);
-        let address = local.0.endpoint().address()?;
+        let (port, addresses) = provider_choice::open(&offer)?;
+        let address = port.endpoint().address()?;
         self.framed.send(&Frame::Selected { provider: provider.clone(), address })?;
-        Ok(Stage::Address(local, provider))
+        Ok(Stage::Address(Box::new((port, addresses)), provider))
     }
 
     fn offer(
@@ -308,7 +308,7 @@ impl Handshake {
         let ring = port.offer(&options)?;
         let offer = port.ring_offer(ring)?;
         self.framed.send(&Frame::Offer { offer, largest: setup.largest })?;
-        Ok(Stage::Answer(EstablishedRing { port, ring, provider }, writer))
+        Ok(Stage::Answer(OfferedRing { port, ring, provider }, writer))
     }
 }
 
