@@ -191,8 +191,7 @@ impl EventQueue {
             if !backoff.pause(&deadline) {
                 let detail = format!("no event within {timeout:?}");
                 let kind = ErrorKind::DeadlineExceeded;
-                return Err(Error::new(kind, "wait for event", detail)
-                    .with_provider(self.shared.fabric.provider()));
+                return Err(self.shared.fabric.error(kind, "wait for event", detail));
             }
         }
     }
