@@ -122,7 +122,7 @@ pub(crate) struct ProgressGuard<'a> {
 }
 
 impl DeferredDeregistration {
-    /// Closes the deferred registrations, and returns the memory that may be freed.
+    /// Closes the registration, and returns the memory that may be freed.
     fn close(self) -> Option<Keepalive> {
         let Self { handle, memory, bytes } = self;
         let Err(error) = handle.close() else { return memory };

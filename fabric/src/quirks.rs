@@ -2,7 +2,7 @@
 //!
 //! Apart from one check each in `capabilities` and `offer`, this is the only file of the library
 //! that knows providers by name. Everything else depends on
-//! [`Capabilities`](crate::Capabilities), which are corrected by it when an offer is read.
+//! [`Capabilities`](crate::Capabilities), which this file corrects when an offer is read.
 
 use crate::{Caps, Version};
 

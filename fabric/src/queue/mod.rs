@@ -89,7 +89,7 @@ pub struct CompletionQueue {
     max_pause: Duration,
     wait_fd: Option<RawFd>,
     reports_source: bool,
-    /// Reading it is guarded by the [deregistration lock](crate::deregistration::DeregistrationLock).
+    /// Reading it is guarded by the [deregistration lock](Domain::deregistration_lock).
     needs_deregistration_lock: bool,
     closed_endpoints_seen: u32,
     /// Closed members, whose last entries may still be in the queue.
@@ -156,7 +156,7 @@ pub struct Waker(Arc<QueueShared>);
 /// One endpoint, as its queues see it.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// The endpoint to cancel receives on; null once it is being closed.
+    /// The address of the endpoint, to cancel receives on; none once it is being closed.
     endpoint: Mutex<Option<usize>>,
     closed: AtomicBool,
     /// Used to name the peers of failed operations.

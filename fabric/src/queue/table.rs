@@ -260,7 +260,7 @@ impl Table {
         self.total as usize - self.free.len()
     }
 
-    /// The number of slots that one member uses.
+    /// The indices of the slots that one member uses.
     pub(super) fn of_member(&mut self, member: u32) -> Vec<u32> {
         (0..self.total)
             .filter(|i| self.at(*i).is_some_and(|s| s.state != State::Free && s.member == member))

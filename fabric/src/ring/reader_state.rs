@@ -455,8 +455,8 @@ impl ReaderState {
         self.returned.head
     }
 
-    /// Did [`take`](Self::take) find the notice of the next chunk, but not its header yet? No further
-    /// notice reports the header.
+    /// Did [`take`](Self::take) find the notice of the next chunk, but not its header yet? No
+    /// further notice reports the header.
     #[inline]
     pub fn awaits_header(&self) -> bool {
         self.awaits_header

@@ -432,7 +432,8 @@ impl RingReceiver {
         self.broken.is_none() && self.reader.awaits_header()
     }
 
-    /// Does dropping a view wake the thread that sleeps in the queue? Set only if there are views.
+    /// Sets whether dropping a view wakes the thread that sleeps in the queue. Without views it
+    /// stays unset.
     pub(super) fn set_sleeping(&self, is_asleep: bool) {
         self.memory.set_sleeping(is_asleep && !self.reader.unreleased().is_empty());
     }

@@ -14,7 +14,7 @@ const MAX_IN_FLIGHT: u64 = 4;
 /// neither rings nor the owner of the port make progress, and the owner has to feed all lanes.
 /// Three or more lanes copy faster than such an owner feeds them: 64 MiB between two devices took
 /// twice as long over lane 0 and four extra lanes, which were mostly idle, as over the extra lanes
-/// alone. With two the stripe of lane 0 would be missed.
+/// alone. Two extra lanes alone are slower than with lane 0.
 const EXTRA_LANES_ALONE: usize = 3;
 
 /// The chunks of a ring by lane; lane 0 is the port's endpoint.
