@@ -249,9 +249,10 @@ fn carries_messages(cell: &Cell, notify: NotifyMode, caps: Caps) -> CaseResult {
         let sent = fixture.ports[A].sender(fixture.sender)?.statistics();
         let received = fixture.ports[B].receiver(fixture.receiver)?.statistics();
         ensure!(sent.messages == 10 && received.messages == 10, "{sent:?} {received:?}");
-        let told = (received.chunks, received.bytes, received.credits);
-        ensure!(told.0 == sent.chunks && told.1 == sent.bytes, "{sent:?} {received:?}");
-        ensure!(told.2 >= sent.credits && sent.credits > 0, "{sent:?} {received:?}");
+        let is_equal = received.chunks == sent.chunks && received.bytes == sent.bytes;
+        ensure!(is_equal, "{sent:?} {received:?}");
+        let is_credited = received.credits >= sent.credits && sent.credits > 0;
+        ensure!(is_credited, "{sent:?} {received:?}");
         ensure!(received.duplicates == 0 && received.unmatched_notices == 0, "{received:?}");
     }
     Ok(())

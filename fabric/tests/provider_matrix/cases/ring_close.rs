@@ -109,7 +109,7 @@ fn ring_ends_tell_each_other(cell: &Cell) -> CaseResult {
     ensure!(refused.as_ref().is_err_and(|e| e.kind() == ErrorKind::Closed), "{refused:?}");
     // The writer drops its side: the reader waits for that.
     fixture.ports[A].drop_sender(sender);
-    fixture.until("both to be let go of", |fixture| {
+    fixture.until("both sides to be dropped", |fixture| {
         Ok(fixture.ports[A].rings().1 == 0 && fixture.ports[B].rings().0 == 0)
     })?;
     Ok(())
