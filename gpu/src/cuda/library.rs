@@ -242,13 +242,13 @@ mod tests {
     /// No copy outlives the driver or its context, so nothing has to be waited for.
     #[test]
     fn ended_driver_or_context_has_nothing_in_flight() {
-        let is_over = |code| proves_idle(&Error::new("query stream", kind_of(code), ""));
+        let is_idle = |code| proves_idle(&Error::new("query stream", kind_of(code), ""));
         for ended in [4, 700, 709] {
-            assert!(is_over(ended), "{ended}");
+            assert!(is_idle(ended), "{ended}");
         }
         // Not initialized, another context, not permitted during a capture, not ready.
         for other in [1, 2, 3, 201, 400, 600, 800, 900, 906] {
-            assert!(!is_over(other), "{other}");
+            assert!(!is_idle(other), "{other}");
         }
     }
 }

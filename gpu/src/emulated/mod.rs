@@ -46,7 +46,8 @@ pub const COUNT: u32 = 2;
 const TOTAL: u64 = 16 << 30;
 const GRANULARITY: u64 = 2 << 20;
 
-/// What an emulated device does not have, or refuses, while tests switch it on.
+/// A fault that tests switch on: the device has no peers, or refuses writes of words, queries of
+/// events, records of events, or registrations of read-only memory.
 #[derive(Clone, Copy)]
 enum Fault {
     NoPeers,
