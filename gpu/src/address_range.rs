@@ -8,8 +8,8 @@ use crate::device::Device;
 use crate::device_name::DeviceName;
 use crate::driver::{AddressRangeDriver, PhysicalMemory};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::locked;
 use crate::properties::PeerAccess;
-use crate::stream_waits::locked;
 
 /// A range of addresses, filled from its start with whole pieces of memory.
 pub(crate) struct AddressRange {

@@ -14,7 +14,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::device_name::Implementation;
-use crate::stream_waits::{FreeGuard, any_stream_waits, locked};
+use crate::lock::locked;
+use crate::stream_waits::{FreeGuard, any_stream_waits};
 
 /// Memory without users that is to be freed.
 #[derive(Debug)]

@@ -13,9 +13,10 @@ use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::ForkGeneration;
 use crate::legacy_handle::Table;
+use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 use crate::properties::{PeerAccess, Properties, Uuid};
-use crate::stream_waits::{FreeGuard, locked};
+use crate::stream_waits::FreeGuard;
 use crate::{cuda, emulated};
 
 /// An open device. Clones of the handle are the same device.

@@ -6,11 +6,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::driver::DeviceDriver;
 use crate::error::Result;
+use crate::lock::locked;
 
 /// A range of another process's allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,7 +50,7 @@ struct Entry {
 static OWN_HANDLES: Mutex<BTreeSet<[u8; 64]>> = Mutex::new(BTreeSet::new());
 
 pub(crate) fn remember_own_handle(bytes: [u8; 64]) {
-    OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).insert(bytes);
+    locked(&OWN_HANDLES).insert(bytes);
 }
 
 /// Number of open handles in the whole process.
@@ -125,7 +126,7 @@ fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
     const PID_BYTES: std::ops::Range<usize> = 8..12;
     /// Above the largest process id of Linux.
     const UNUSED_PID: u32 = 1 << 30;
-    let is_own = OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).contains(&bytes);
+    let is_own = locked(&OWN_HANDLES).contains(&bytes);
     if is_own || bytes[PID_BYTES] != own.to_ne_bytes() {
         return None;
     }

@@ -17,9 +17,9 @@
 //! This crate has no knowledge of networks, or of what other processes do with exported memory.
 //!
 //! Modules, each importing only those before it: `device_name`, `error`, `properties`,
-//! `pointer_attributes`, `fork`, `budget`, `checksum`, `reuse`, `waiting`, `driver`, `stream_waits`,
-//! `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`, `event`,
-//! `address_range`, `foreign`, `memory`, `importer`, `stream`.
+//! `pointer_attributes`, `fork`, `lock`, `budget`, `checksum`, `reuse`, `waiting`, `driver`,
+//! `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
+//! `event`, `address_range`, `foreign`, `memory`, `importer`, `stream`.
 
 mod address_range;
 mod budget;
@@ -37,6 +37,7 @@ mod fork;
 mod importer;
 mod legacy_handle;
 mod link_counters;
+mod lock;
 mod memory;
 mod pointer_attributes;
 mod properties;

@@ -17,9 +17,10 @@ use crate::device::Device;
 use crate::driver::{DeviceDriver, EventDriver, PinnedBuffer, StreamDriver};
 use crate::error::{Error, ErrorKind, Result, proves_idle};
 use crate::event::{Event, Point};
+use crate::lock::locked;
 use crate::memory::{Memory, MemoryInner, Slice};
 use crate::reuse::ReusePool;
-use crate::stream_waits::{StreamWaits, locked};
+use crate::stream_waits::StreamWaits;
 use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};

@@ -2,14 +2,13 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, TryLockError, Weak,
-};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, TryLockError, Weak};
 
 use crate::device_name::Implementation;
 use crate::driver::{EventDriver, StreamDriver};
 use crate::error::{Result, proves_idle};
 use crate::fork::ForkGeneration;
+use crate::lock::locked;
 
 /// Read-locked while a wait starts, write-locked while memory is freed because no stream waits.
 static GATE: RwLock<()> = RwLock::new(());
@@ -52,10 +51,6 @@ impl Drop for FreeGuard {
 /// Streams of this process, on all devices, that have waited. Memory that several devices can
 /// access is freed, and host memory unregistered, only when all of them are idle.
 static WAITING_STREAMS: Mutex<Vec<Weak<StreamWaits>>> = Mutex::new(Vec::new());
-
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The waits of a stream, as far as they can be tracked without querying the stream.
 #[derive(Debug)]

@@ -3,12 +3,13 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use cudarc::driver::sys;
 
 use super::{Context, CurrentContext};
 use crate::error::Result;
+use crate::lock::locked;
 
 /// Threads of a block that copies a list: the size of the largest team.
 const COPY_THREADS: u32 = 512;
@@ -95,7 +96,7 @@ impl Kernels {
         if let Some(loaded) = slot.get() {
             return Ok(loaded.function);
         }
-        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _loading = locked(&self.loading);
         if let Some(loaded) = slot.get() {
             return Ok(loaded.function);
         }

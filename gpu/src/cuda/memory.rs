@@ -15,8 +15,8 @@ use super::locate::pointer_attributes;
 use crate::device_name::DeviceName;
 use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
-use crate::stream_waits::locked;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
@@ -97,8 +97,9 @@ impl Physical {
         Ok(Self { context: Arc::clone(context), handle, length })
     }
 
-    /// The memory that is mapped at an address, by any library, and the address of its first
-    /// byte. The handle keeps it allocated.
+    /// The piece that is mapped at an address, by any library. The handle keeps it allocated. For
+    /// memory that was mapped in pieces, the driver reports the bounds of this piece, not those of
+    /// the whole range.
     pub(super) fn mapped_at(context: &Arc<Context>, address: Address) -> Result<Mapped> {
         let operation = "query mapped memory";
         let functions = context.make_current(operation)?;

@@ -13,8 +13,8 @@ use super::state;
 use crate::device_name::DeviceName;
 use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
-use crate::stream_waits::locked;
 
 /// The known addresses of this process.
 static ALLOCATIONS: Mutex<BTreeMap<u64, KnownAllocation>> = Mutex::new(BTreeMap::new());
@@ -237,7 +237,8 @@ fn check_file_size(operation: &'static str, length: u64) -> Result<()> {
     Err(error.with_code(libc::EFBIG.into()))
 }
 
-/// A sealed file of at least this many bytes, and a duplicate of its file descriptor.
+/// A duplicate of the file descriptor of a sealed file, which has at least this many bytes, and
+/// the length of the file.
 fn checked(
     operation: &'static str,
     descriptor: BorrowedFd<'_>,
@@ -293,14 +294,14 @@ impl Physical {
         let mut header = [[0; 8]; HEADER_WORDS];
         file.read_exact_at(header.as_flattened_mut(), 0)
             .map_err(|_| Error::system(operation, "pread"))?;
-        let [magic, version, resident, charged, offset] = header.map(u64::from_le_bytes);
+        let [magic, version, resident, allocated, offset] = header.map(u64::from_le_bytes);
         let end = offset.checked_add(length).filter(|end| *end <= size);
         let detail = if (magic, version) != (MAGIC, VERSION) {
             "not memory of an emulated device, or of another version".to_owned()
         } else if resident >= u64::from(super::COUNT) {
             format!("memory of emulated device {resident}, which does not exist")
-        } else if charged < length {
-            format!("{charged} bytes, {length} are required")
+        } else if allocated < length {
+            format!("{allocated} bytes, {length} are required")
         } else if end.is_none() {
             format!("{size} bytes, {length} are required from offset {offset}")
         } else if offset == 0 || !offset.is_multiple_of(page) {

@@ -12,7 +12,7 @@ use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::stream_waits::locked;
+use crate::lock::locked;
 
 fn failed(operation: &'static str) -> Error {
     let detail = "an earlier operation on the stream failed (injected fault)";

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use super::Stream;
 use crate::driver::{CopyEntry, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::locked;
 use crate::memory::Slice;
-use crate::stream_waits::locked;
 
 /// The longest piece: one team of threads copies it. A multiple of 16, so that all pieces of a
 /// block have the same alignment to a thread's unit.
