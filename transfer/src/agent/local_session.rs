@@ -9,11 +9,11 @@ use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
 
 use super::card::AgentCard;
 use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
-use super::notice::Notice;
 use super::protocol::{Reply, Request};
 use super::session_segment::{InitiatorSegment, TargetSegment};
 use super::{CONNECT, card_file};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
+use crate::notice::Notice;
 use crate::region::{RegionDescriptor, RegisteredRegion};
 use crate::remaining;
 use crate::wire::malformed;

@@ -9,11 +9,11 @@ use super::card::AgentCard;
 use super::epochs::Epochs;
 use super::local_session::{LocalSession, ProgressCallback};
 use super::local_target::{self, LocalTarget};
-use super::notice::Notice;
-use super::operations::{OperationInfo, Operations, Token};
 use super::{DeferredOperation, JOIN, OperationContext, card_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
+use crate::notice::Notice;
+use crate::operations::{OperationInfo, Operations, Token};
 use crate::path::Locality;
 use crate::region::RegionDescriptor;
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use super::{MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
+use super::MAX_PUBLISHED_REGIONS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::region::{Region, RegionDescriptor, RegisteredRegion};
+use crate::wire::MAX_LABEL_LENGTH;
 
 #[derive(Debug, Default)]
 pub(super) struct PublishedRegions(BTreeMap<String, Weak<RegisteredRegion>>);

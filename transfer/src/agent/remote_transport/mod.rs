@@ -15,12 +15,12 @@ use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
 use super::events::{Event, Events};
 use super::local_target::LocalTarget;
-use super::notice::Notice;
-use super::operations::Token;
 use super::route::{DataMover, RouteInner};
 use super::{CONNECT, JOIN, OperationContext};
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
+use crate::notice::Notice;
+use crate::operations::Token;
 use crate::path::{Fabric, Operation, Registration};
 use crate::rail::{
     Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer, RemoteSide,
