@@ -27,7 +27,6 @@ use crate::rail::{
 };
 
 pub(super) use connect::LinkCounts;
-pub(super) use route_lane::registration;
 
 #[cfg(test)]
 mod tests;
@@ -348,6 +347,7 @@ impl RemoteTransport {
                 .send_command(move |driver| driver.notices_taken(session, notices));
         }
     }
+
     /// Submits a transfer to the connected rails. Peers with a local session get the notice there.
     pub(super) fn submit_stripes(
         &mut self,
@@ -521,11 +521,11 @@ impl RemoteTransport {
             .map(move |session| RailEvent::SessionClosed { session, lost: Some(cause().reason()) })
     }
 
-    /// A rail returned a stripe.
+    /// A rail completed or returned a stripe.
     fn stripe_returned(&mut self, rail: usize, token: Token) {
-        if let Some(stripes_by_rail) = self.stripes_by_rail[rail].get_mut(&token) {
-            *stripes_by_rail -= 1;
-            if *stripes_by_rail == 0 {
+        if let Some(count) = self.stripes_by_rail[rail].get_mut(&token) {
+            *count -= 1;
+            if *count == 0 {
                 self.stripes_by_rail[rail].remove(&token);
             }
         }
