@@ -100,8 +100,8 @@ impl Peers {
         self.all.values_mut().for_each(|peer| peer.send_notices(operations));
     }
 
-    /// From time to time checks whether the peers are alive, and fails notices that cannot be sent.
-    /// False if it is not time yet.
+    /// Checks periodically whether the peers are alive, and fails notices that cannot be sent. False
+    /// if it is not time yet.
     pub(super) fn check_alive(&mut self, operations: &mut Operations) -> bool {
         if Instant::now() < self.next_check {
             return false;
