@@ -137,7 +137,7 @@ impl LocalSession {
         match self.closed_cause() {
             None => self.segment.send_notice(notice, &self.pidfd),
             Some(cause) => {
-                let detail = format!("{cause} before the notice was sent");
+                let detail = format!("the notice was not sent: {cause}");
                 Err(Error::new("notify", ErrorKind::Closed, detail))
             }
         }
