@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::local_target::{LocalInitiator, LocalTarget};
-use super::notice::Notice;
+use crate::notice::Notice;
 
 /// An event that peers caused.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use gpu::{Device, DeviceName, Implementation, PeerAccess, Uuid};
 
 use super::JOIN;
 use super::peers::{Peer, Peers};
-use super::remote_transport::{RemoteTransport, registration};
+use super::remote_transport::RemoteTransport;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
 use crate::region::{Buffer, Region, RegionDescriptor};
@@ -60,14 +60,18 @@ impl MemoryAttributes {
         Ok(())
     }
 
-    /// Its registration with a domain of its agent. Hypothetical host memory counts as registered,
-    /// device memory as the provider supports it.
+    /// Its registration with a domain of its agent. Hypothetical host memory counts as registered.
+    ///
+    /// Device memory is never registered, whatever the provider offers: providers that take it (shm
+    /// of libfabric 2.1 with CUDA) complete writes before the data has arrived. See
+    /// [`crate::rail::can_be_registered`].
     fn registration(&self, domain: usize, takes_devices: bool) -> Registration {
         match (&self.region, self.memory_type) {
             _ if self.domains.contains(&domain) => Registration::Works,
             (Some(_), MemoryType::Host(_)) => Registration::NotOffered,
             (None, MemoryType::Host(_)) => Registration::Works,
-            (_, MemoryType::Device(_)) => registration(false, true, takes_devices),
+            (_, MemoryType::Device(_)) if takes_devices => Registration::NotSafe,
+            (_, MemoryType::Device(_)) => Registration::NotOffered,
         }
     }
 }
@@ -145,4 +149,29 @@ fn device_access(
         }
     };
     Ok((device_access, local_device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Agent, AgentOptions, HostBuffer};
+
+    #[test]
+    fn device_memory_is_never_registered() {
+        let device = MemoryAttributes::on_device(Uuid([9; 16]), Exportability::ByDescriptors);
+        assert_eq!(device.registration(0, true), Registration::NotSafe);
+        assert_eq!(device.registration(0, false), Registration::NotOffered);
+    }
+
+    #[test]
+    fn host_memory_of_a_region_counts_only_where_it_is_registered() {
+        let hypothetical = MemoryAttributes::on_host(Exportability::ByDescriptors);
+        assert_eq!(hypothetical.registration(0, false), Registration::Works);
+        let agent = Agent::start(AgentOptions::new("one")).unwrap();
+        let region = agent.register_local(HostBuffer::new(4096).unwrap()).unwrap();
+        let unregistered = MemoryAttributes::from(&region);
+        assert_eq!(unregistered.registration(0, true), Registration::NotOffered);
+        let registered = MemoryAttributes { domains: vec![0], ..unregistered };
+        assert_eq!(registered.registration(0, false), Registration::Works);
+    }
 }

@@ -1,5 +1,5 @@
-//! Connecting to peers, and joining regions: what peers, rails and mapped memory take part in, with
-//! progress meanwhile.
+//! Connecting to peers, and joining regions: these need peers, rails and mapped memory, and the
+//! agent makes progress while it waits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -151,13 +151,12 @@ impl Agent {
         Some(Error::new(CONNECT, kind, detail).with(peer.label()))
     }
 
-    /// Waits until all have answered; or one is up, and the others had their timeout.
+    /// Waits until all links have answered; or one is up, and the others had their timeout.
     fn wait_for_links(
         &mut self,
-        end: Instant,
+        mut end: Instant,
         count: impl Fn(&RemoteTransport) -> LinkCounts,
     ) -> LinkCounts {
-        let mut end = end;
         loop {
             let max_wait = self.progress_while_waiting();
             let (open, good) = count(&self.remote_transport);

@@ -9,11 +9,11 @@ use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
 
 use super::card::AgentCard;
 use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
-use super::notice::Notice;
 use super::protocol::{Reply, Request};
 use super::session_segment::{InitiatorSegment, TargetSegment};
 use super::{CONNECT, card_file};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
+use crate::notice::Notice;
 use crate::region::{RegionDescriptor, RegisteredRegion};
 use crate::remaining;
 use crate::wire::malformed;
@@ -97,8 +97,8 @@ impl LocalSession {
     /// Why no operation can start with it, or with a region, as of now.
     pub(super) fn obstacle(&mut self, region: Option<u64>) -> Option<(ErrorKind, &'static str)> {
         self.refresh();
-        if let Some(end) = self.closed_cause() {
-            return Some((ErrorKind::Closed, end));
+        if let Some(cause) = self.closed_cause() {
+            return Some((ErrorKind::Closed, cause));
         }
         let is_withdrawn = region.is_some_and(|region| !self.region_table.contains(region));
         is_withdrawn.then_some((ErrorKind::Stale, "the region was withdrawn"))
@@ -109,8 +109,8 @@ impl LocalSession {
         &mut self,
         region: Option<u64>,
     ) -> std::result::Result<u64, (ErrorKind, &'static str)> {
-        if let Some(end) = self.closed_cause() {
-            return Err((ErrorKind::Closed, end));
+        if let Some(cause) = self.closed_cause() {
+            return Err((ErrorKind::Closed, cause));
         }
         // Record the copy first, then check: withdrawing removes the region first, then checks.
         let number = self.segment.begin();
@@ -136,8 +136,8 @@ impl LocalSession {
     pub(super) fn send_notice(&self, notice: &Notice) -> Result<bool> {
         match self.closed_cause() {
             None => self.segment.send_notice(notice, &self.pidfd),
-            Some(end) => {
-                let detail = format!("{end} before the notice was sent");
+            Some(cause) => {
+                let detail = format!("the notice was not sent: {cause}");
                 Err(Error::new("notify", ErrorKind::Closed, detail))
             }
         }

@@ -42,9 +42,8 @@ use crate::notice::Notice;
 use crate::operations::{Operations, Token};
 use crate::path::{Operation, Policy};
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
+use crate::remaining;
 use crate::share::check_fork;
-use crate::wire::MAX_LABEL_LENGTH;
-use crate::{notice, operations, remaining};
 
 pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
 pub use events::Event;

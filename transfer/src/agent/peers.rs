@@ -9,11 +9,11 @@ use super::card::AgentCard;
 use super::epochs::Epochs;
 use super::local_session::{LocalSession, ProgressCallback};
 use super::local_target::{self, LocalTarget};
-use super::notice::Notice;
-use super::operations::{OperationInfo, Operations, Token};
 use super::{DeferredOperation, JOIN, OperationContext, card_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
+use crate::notice::Notice;
+use crate::operations::{OperationInfo, Operations, Token};
 use crate::path::Locality;
 use crate::region::RegionDescriptor;
 
@@ -100,8 +100,8 @@ impl Peers {
         self.all.values_mut().for_each(|peer| peer.send_notices(operations));
     }
 
-    /// From time to time checks whether the peers are alive, and fails notices that cannot be sent.
-    /// False if it is not time yet.
+    /// Checks periodically whether the peers are alive, and fails notices that cannot be sent. False
+    /// if it is not time yet.
     pub(super) fn check_alive(&mut self, operations: &mut Operations) -> bool {
         if Instant::now() < self.next_check {
             return false;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use ipc::WaitStrategy;
 
 use super::events::Event;
-use super::operations::{Done, Token};
 use super::peers::Peer;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
+use crate::operations::{Done, Token};
 use crate::path::Path;
 
 /// How long closing an agent or disconnecting a peer waits for copies on devices: for all of them

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use super::{MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
+use super::MAX_PUBLISHED_REGIONS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::region::{Region, RegionDescriptor, RegisteredRegion};
+use crate::wire::MAX_LABEL_LENGTH;
 
 #[derive(Debug, Default)]
 pub(super) struct PublishedRegions(BTreeMap<String, Weak<RegisteredRegion>>);
@@ -15,7 +16,8 @@ impl PublishedRegions {
     pub(super) fn publish(&mut self, name: &str, region: &Region, agent: [u8; 16]) -> Result<()> {
         let refuse = |kind, cause: &str| Err(Error::new("publish region", kind, cause));
         if name.is_empty() || name.len() > MAX_LABEL_LENGTH {
-            return refuse(ErrorKind::Failed, "a name has 1 to 64 bytes");
+            let cause = format!("a name has 1 to {MAX_LABEL_LENGTH} bytes");
+            return refuse(ErrorKind::Failed, &cause);
         }
         if region.0.descriptor.agent != agent {
             return refuse(ErrorKind::Stale, "the region belongs to another agent");
@@ -23,7 +25,8 @@ impl PublishedRegions {
         region.0.descriptor.encode()?;
         self.0.retain(|_, region| region.strong_count() > 0);
         if self.0.len() >= MAX_PUBLISHED_REGIONS && !self.0.contains_key(name) {
-            return refuse(ErrorKind::TooMany, "32 regions are published already");
+            let cause = format!("{MAX_PUBLISHED_REGIONS} regions are published already");
+            return refuse(ErrorKind::TooMany, &cause);
         }
         self.0.insert(name.to_owned(), Arc::downgrade(&region.0));
         Ok(())

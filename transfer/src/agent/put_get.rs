@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, CopyMethod};
 
-use super::notice::Notice;
-use super::operations::{OperationInfo, Token};
 use super::peers::Peer;
 use super::route::{DataMover, Route};
 use super::{Agent, DeferredOperation, DeferredTransfer, OperationContext, PeerId};
 use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
+use crate::notice::Notice;
+use crate::operations::{OperationInfo, Token};
 use crate::path::Operation;
 use crate::share::check_fork;
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::local_copies::LocalMover;
-use super::operations::OperationInfo;
 use super::remote_transport::RouteLane;
 use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
+use crate::operations::OperationInfo;
 use crate::path::{Choice, Operation, Path, metrics};
 use crate::region::{RegionDescriptor, RegisteredRegion};
 

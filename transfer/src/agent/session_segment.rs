@@ -22,8 +22,8 @@ use ipc::{
     Queue, QueueError, QueueSetup, Segment, Subscriber, WordRange, Words,
 };
 
-use super::notice::{MAX_NOTICE_LENGTH, Notice};
 use crate::error::{Result, failed};
+use crate::notice::{MAX_NOTICE_LENGTH, Notice};
 
 const LAYOUT: Layout = Layout::new("agent session", 1);
 const BEGUN_WORD: usize = 0;

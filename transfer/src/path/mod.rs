@@ -1,8 +1,8 @@
 //! Which path bytes take, and why: one table, as pure data.
 //!
 //! A choice depends on [`Facts`] and [`Policy`] alone; [`choose`] is a pure function of them. It
-//! gives a verdict for *every* path, so users need not guess. `docs/reference/paths.md` has the same table
-//! for readers; a test compares them.
+//! gives a verdict for *every* path, so users need not guess. `docs/reference/paths.md` has the
+//! same table for readers; a test compares them.
 
 mod facts;
 pub(crate) mod metrics;

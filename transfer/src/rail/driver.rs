@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fabric::{Domain, MemoryRegion, Waker};
 
 use super::initiator::InitiatorRole;
-use super::io::{BUSY_PAUSE, RailIo, Received};
+use super::io::{BUSY_PAUSE, RailIo, Received, SendEvent};
 use super::message::{Frame, Message, ReceiverRole};
 use super::release_worker::ReleaseWorker;
 use super::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey};
@@ -131,7 +131,7 @@ impl Driver {
         let mut next = match session.receive(frame, now) {
             Ok(next) => next,
             Err(violation) => {
-                tracing::debug!(?violation, session = id, "it violated the protocol");
+                tracing::debug!(?violation, session = id, "peer violated the protocol");
                 return self.end(session_key, CloseReason::Fatal, "it violated the protocol");
             }
         };
@@ -200,7 +200,7 @@ impl Driver {
     /// Closes sessions that are lost. Other messages that were not sent are retransmitted; but a
     /// peer that the agent waits for is reported at once.
     fn handle_send_events(&mut self) {
-        while let Some((session, is_lost, cause)) = self.io.next_send_event() {
+        while let Some(SendEvent { session, is_lost, cause }) = self.io.next_send_event() {
             let is_awaited = |link| self.initiator.is_awaited(link);
             if is_lost || matches!(session, SessionKey::Link(link) if is_awaited(link)) {
                 self.end(session, CloseReason::Lost, &cause);

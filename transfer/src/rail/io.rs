@@ -64,9 +64,14 @@ pub(super) enum Received {
     Nothing,
 }
 
-/// A session that cannot be sent to, and the cause. It is lost if the peer violates a limit;
-/// otherwise a message could not be sent, and may be again.
-pub(super) type SendEvent = (SessionKey, bool, String);
+/// A session that cannot be sent to.
+#[derive(Debug)]
+pub(super) struct SendEvent {
+    pub(super) session: SessionKey,
+    /// The peer violates a limit. Otherwise a message could not be sent, and may be again.
+    pub(super) is_lost: bool,
+    pub(super) cause: String,
+}
 
 pub(super) struct RailIo {
     // First, so that it is closed first: it returns posted buffers.
@@ -173,8 +178,8 @@ impl RailIo {
         self.lost_after
     }
 
-    pub(super) fn report(&self, report: RailEvent) {
-        self.shared.report(report);
+    pub(super) fn report(&self, event: RailEvent) {
+        self.shared.report(event);
         self.agent.wake();
     }
 
@@ -467,20 +472,22 @@ impl RailIo {
 
     /// Has sending found that the session is lost?
     pub(super) fn is_lost(&self, session: SessionKey) -> bool {
-        self.send_events.iter().any(|(of, is_lost, _)| *is_lost && *of == session)
+        self.send_events.iter().any(|event| event.is_lost && event.session == session)
     }
 
     /// Sends nothing more in a session whose peer violates a limit.
     fn lose(&mut self, session: SessionKey, cause: &str) {
         if session != SessionKey::NoSession {
             self.drop_queued(session);
-            self.send_events.push_back((session, true, cause.to_owned()));
+            let cause = cause.to_owned();
+            self.send_events.push_back(SendEvent { session, is_lost: true, cause });
         }
     }
 
     fn send_failed(&mut self, to: SessionKey, error: &fabric::Error) {
         tracing::debug!(?to, %error, "sending a message failed");
-        self.send_events.push_back((to, false, error.to_string()));
+        let cause = error.to_string();
+        self.send_events.push_back(SendEvent { session: to, is_lost: false, cause });
     }
 
     /// Drops queued messages of a closed session.

@@ -157,13 +157,13 @@ pub(crate) struct RailTransfer {
 
 /// A request in the queue of the rail's thread. It is returned if the thread ends first.
 struct QueuedRequest {
-    transfer: Option<RailRequest>,
+    request: Option<RailRequest>,
     shared: Arc<RailShared>,
 }
 
 impl Drop for QueuedRequest {
     fn drop(&mut self) {
-        if let Some(request) = self.transfer.take() {
+        if let Some(request) = self.request.take() {
             let cause = "the rail's thread has ended".to_owned();
             self.shared.report(RailEvent::Returned { request: Box::new(request), cause });
         }
@@ -256,10 +256,10 @@ impl RailShared {
 
     /// Reports an event, unless the agent has ended. An unread event would leak the regions of its
     /// request: they hold handles of the rails, which hold this queue.
-    fn report(&self, report: RailEvent) {
+    fn report(&self, event: RailEvent) {
         let mut rail_events = lock(&self.rail_events);
         if !self.is_over.load(Ordering::Acquire) {
-            rail_events.push_back(report);
+            rail_events.push_back(event);
         }
         // The lock is released before an event that was not reported is dropped.
     }
@@ -282,11 +282,10 @@ impl RailHandle {
     }
 
     pub(crate) fn begin_request(&self, request: RailRequest) {
-        let mut queued =
-            QueuedRequest { transfer: Some(request), shared: Arc::clone(&self.shared) };
+        let mut queued = QueuedRequest { request: Some(request), shared: Arc::clone(&self.shared) };
         self.send_command(move |driver| {
-            if let Some(transfer) = queued.transfer.take() {
-                driver.begin_request(transfer);
+            if let Some(request) = queued.request.take() {
+                driver.begin_request(request);
             }
         });
     }
@@ -366,7 +365,7 @@ impl Rail {
         }
     }
 
-    /// The address of its io.
+    /// The address of its endpoint.
     pub(crate) fn address(&self) -> &[u8] {
         &self.address
     }

@@ -99,8 +99,7 @@ impl Session {
         frame: Frame,
         now: Instant,
     ) -> Result<Option<Message>, ProtocolViolation> {
-        self.keepalive.last_message = Instant::now();
-        self.keepalive.last_activity = self.keepalive.last_message;
+        (self.keepalive.last_message, self.keepalive.last_activity) = (now, now);
         self.reliable_window.acknowledge_up_to(frame.acknowledged)?;
         match frame.number {
             0 => Ok(Some(frame.message)),

@@ -76,7 +76,7 @@ struct StagingJob {
 #[derive(Debug, Clone)]
 struct RetiringRegion {
     sessions: HashSet<u64>,
-    // First, so that it is dropped first.
+    // Before the buffer, so that it is dropped first.
     _memory: Option<MemoryRegion>,
     _buffer: Buffer,
 }
@@ -289,7 +289,7 @@ impl TargetRole {
         true
     }
 
-    /// The initiator sent another message than hello: the session works in both directions.
+    /// The initiator sent a message other than hello: the session works in both directions.
     pub(super) fn confirm_initiator(&mut self, io: &mut RailIo, session: u64) {
         let Some(initiator) = self.initiators.get_mut(&session).filter(|it| !it.is_confirmed)
         else {

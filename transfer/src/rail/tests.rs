@@ -195,8 +195,8 @@ fn hellos_for_another_agent_use_few_addresses() {
         world.driver.handle_at_target(1000 + u64::from(number), hello);
     }
     assert!(world.driver.target().count() == 0);
-    let known_target = world.driver.known_peers();
-    assert!(known_target <= 32, "{known_target} addresses");
+    let known_peers = world.driver.known_peers();
+    assert!(known_peers <= 32, "{known_peers} addresses");
 }
 
 #[test]

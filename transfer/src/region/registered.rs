@@ -56,6 +56,7 @@ impl Buffer {
 
     /// The descriptor without ticket, rights and fabric keys.
     pub(crate) fn describe(&self, agent: [u8; 16]) -> Result<RegionDescriptor> {
+        let exportable = |memory_type, device| base_descriptor(agent, self, memory_type, device);
         let unexportable =
             |device, obstacle| unexportable_descriptor(agent, self, device, obstacle);
         let memory = match self {
@@ -64,8 +65,7 @@ impl Buffer {
             }
             Self::Host(_) => {
                 let memory_type = MemoryType::Host(Exportability::ByDescriptors);
-                let base = unexportable(None, ExportObstacle::LocalOnly);
-                return Ok(RegionDescriptor { memory_type, pieces: 1, ..base });
+                return Ok(RegionDescriptor { pieces: 1, ..exportable(memory_type, None) });
             }
             Self::Device(memory) => memory,
         };
@@ -81,8 +81,8 @@ impl Buffer {
                     return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
                 }
                 let memory_type = MemoryType::Device(Exportability::ByDescriptors);
-                let base = unexportable(device, ExportObstacle::LocalOnly);
-                return Ok(RegionDescriptor { memory_type, offset, pieces: count as u32, ..base });
+                let base = exportable(memory_type, device);
+                return Ok(RegionDescriptor { offset, pieces: count as u32, ..base });
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {}
             Err(error) => return Err(error).during(REGISTER),
@@ -97,8 +97,8 @@ impl Buffer {
                         let handle = exported.during(REGISTER)?;
                         let memory_type = MemoryType::Device(Exportability::ByLegacyHandle);
                         let (offset, legacy) = (handle.offset, Some(handle.bytes));
-                        let base = unexportable(device, ExportObstacle::LocalOnly);
-                        return Ok(RegionDescriptor { memory_type, offset, legacy, ..base });
+                        let base = exportable(memory_type, device);
+                        return Ok(RegionDescriptor { offset, legacy, ..base });
                     }
                 },
                 Allocator::Mapped { .. } => ExportObstacle::NotExportable,
@@ -137,6 +137,16 @@ pub(crate) fn unexportable_descriptor(
     obstacle: ExportObstacle,
 ) -> RegionDescriptor {
     let memory_type = if device.is_some() { MemoryType::Device } else { MemoryType::Host };
+    base_descriptor(agent, buffer, memory_type(Exportability::Not(obstacle)), device)
+}
+
+/// A descriptor without number, ticket, rights, exported memory and fabric keys.
+fn base_descriptor(
+    agent: [u8; 16],
+    buffer: &Buffer,
+    memory_type: MemoryType,
+    device: Option<Uuid>,
+) -> RegionDescriptor {
     RegionDescriptor {
         agent,
         node: agent,
@@ -144,7 +154,7 @@ pub(crate) fn unexportable_descriptor(
         ticket: 0,
         length: buffer.length(),
         rights: Rights::NONE,
-        memory_type: memory_type(Exportability::Not(obstacle)),
+        memory_type,
         device,
         offset: 0,
         pieces: 0,

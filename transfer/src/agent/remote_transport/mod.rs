@@ -15,19 +15,18 @@ use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
 use super::events::{Event, Events};
 use super::local_target::LocalTarget;
-use super::notice::Notice;
-use super::operations::Token;
 use super::route::{DataMover, RouteInner};
 use super::{CONNECT, JOIN, OperationContext};
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
+use crate::notice::Notice;
+use crate::operations::Token;
 use crate::path::{Fabric, Operation, Registration};
 use crate::rail::{
     Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer, RemoteSide,
 };
 
 pub(super) use connect::LinkCounts;
-pub(super) use route_lane::registration;
 
 #[cfg(test)]
 mod tests;
@@ -348,6 +347,7 @@ impl RemoteTransport {
                 .send_command(move |driver| driver.notices_taken(session, notices));
         }
     }
+
     /// Submits a transfer to the connected rails. Peers with a local session get the notice there.
     pub(super) fn submit_stripes(
         &mut self,
@@ -521,11 +521,11 @@ impl RemoteTransport {
             .map(move |session| RailEvent::SessionClosed { session, lost: Some(cause().reason()) })
     }
 
-    /// A rail returned a stripe.
+    /// A rail completed or returned a stripe.
     fn stripe_returned(&mut self, rail: usize, token: Token) {
-        if let Some(stripes_by_rail) = self.stripes_by_rail[rail].get_mut(&token) {
-            *stripes_by_rail -= 1;
-            if *stripes_by_rail == 0 {
+        if let Some(count) = self.stripes_by_rail[rail].get_mut(&token) {
+            *count -= 1;
+            if *count == 0 {
                 self.stripes_by_rail[rail].remove(&token);
             }
         }

@@ -6,9 +6,8 @@ use super::RouteLane;
 use crate::agent::JOIN;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::Registration;
 use crate::rail::{LocalSide, can_be_registered};
-use crate::region::RegisteredRegion;
+use crate::region::{Buffer, RegisteredRegion};
 
 /// Blocks of at least this length are split among rails.
 const MIN_STRIPED_LENGTH: u64 = 8 << 20;
@@ -19,14 +18,14 @@ impl RouteLane {
     pub(super) fn local(&self, local: &RegisteredRegion) -> Result<LocalSide> {
         match (local.memory(self.rail), &local.buffer) {
             (Some(memory), _) => Ok(LocalSide::Registered(memory)),
-            (None, crate::Buffer::Device(memory)) if !can_be_registered(&local.buffer) => {
+            (None, Buffer::Device(memory)) if !can_be_registered(&local.buffer) => {
                 Ok(LocalSide::Device(memory.clone()))
             }
             (None, _) if local.is_withdrawn() => {
                 Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
             }
-            (None, crate::Buffer::Device(memory)) => Ok(LocalSide::Device(memory.clone())),
-            (None, crate::Buffer::Host(_)) => {
+            (None, Buffer::Device(memory)) => Ok(LocalSide::Device(memory.clone())),
+            (None, Buffer::Host(_)) => {
                 let detail = "the provider cannot register this host memory";
                 Err(Error::new(JOIN, ErrorKind::NoPath, detail))
             }
@@ -66,33 +65,10 @@ pub(super) fn stripe_blocks(blocks: Blocks<'_>, rails: usize) -> Vec<BlockQueue>
     stripes.into_iter().map(|(_, blocks)| blocks).collect()
 }
 
-/// Device memory is never registered, whatever the provider offers: providers that take it (shm of
-/// libfabric 2.1 with CUDA) complete writes before the data has arrived. See
-/// [`crate::rail::can_be_registered`].
-pub(in crate::agent) fn registration(
-    is_registered: bool,
-    is_device: bool,
-    takes_devices: bool,
-) -> Registration {
-    match (is_registered, is_device, takes_devices) {
-        (true, ..) => Registration::Works,
-        (false, true, true) => Registration::NotSafe,
-        (false, ..) => Registration::NotOffered,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Strided;
-
-    #[test]
-    fn device_memory_is_never_registered() {
-        assert_eq!(registration(false, true, true), Registration::NotSafe);
-        assert_eq!(registration(false, true, false), Registration::NotOffered);
-        assert_eq!(registration(false, false, true), Registration::NotOffered);
-        assert_eq!(registration(true, false, false), Registration::Works);
-    }
 
     #[test]
     fn blocks_are_striped_evenly_and_completely() {
@@ -121,6 +97,7 @@ mod tests {
             }
         }
     }
+
     /// A list of so many rows would exceed the memory.
     #[test]
     fn rows_are_striped_without_a_list() {

@@ -2,6 +2,7 @@
 
 use fabric::{RemoteMemory, RemoteSlice};
 
+use super::OPEN;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum of a peer's chunks in flight, and their bytes: enough to fill a wire, and few enough for
@@ -86,7 +87,7 @@ impl ChunkWindow {
             && length.checked_mul(u64::from(count)).is_some_and(|all| all <= memory.len());
         if !is_good {
             let detail = format!("{count} slots of {length} bytes in {}", memory.len());
-            return Err(Error::new("open region", ErrorKind::Malformed, detail));
+            return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
         }
         self.slots.get_or_insert(RemoteSlots { memory, length, free: (0..count).rev().collect() });
         Ok(())

@@ -13,7 +13,9 @@ use super::chunk_window::ChunkWindow;
 use super::notice_queue::NoticeQueue;
 use super::target_replies::withdrawn;
 use super::tcp_probe::TcpProbe;
-use super::{CONNECT, InitiatorRole, KnownTarget, Link, LinkState, PendingOpen, WantedRegion};
+use super::{
+    CONNECT, InitiatorRole, KnownTarget, Link, LinkState, OPEN, PendingOpen, WantedRegion,
+};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
@@ -21,7 +23,6 @@ use crate::rail::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey, fir
 use crate::rail::{LinkTarget, RailEvent, RailRequest};
 use crate::share::random;
 
-const OPEN: &str = "open region";
 /// Maximum of regions that are reopened at a time: there may be thousands, and unacknowledged
 /// messages are limited.
 const MAX_PENDING_OPENS: usize = 128;
@@ -411,8 +412,8 @@ impl InitiatorRole {
         }
         let timeout = io.lost_after().max(2 * CHECK_INTERVAL);
         for number in due {
-            if let Some(lost_links) = self.lost_links.remove(&number) {
-                self.start_connect(io, number, lost_links, timeout, false);
+            if let Some(known_target) = self.lost_links.remove(&number) {
+                self.start_connect(io, number, known_target, timeout, false);
             }
         }
     }
@@ -426,9 +427,9 @@ mod tests {
     fn pauses_grow_up_to_a_limit_and_retries_end() {
         let start = Instant::now();
         let mut backoff = RetryBackoff::new(start);
-        let index = |ms: u64| start + Duration::from_millis(ms);
+        let time = |ms: u64| start + Duration::from_millis(ms);
         let times: Vec<_> =
-            (0..4_000_000).step_by(50).filter(|ms| backoff.is_due(index(*ms))).collect();
+            (0..4_000_000).step_by(50).filter(|ms| backoff.is_due(time(*ms))).collect();
         assert_eq!(times[..7], [100, 300, 700, 1500, 3100, 6300, 11_300]);
         assert!(times.windows(2).all(|two| two[1] - two[0] <= 5000));
         assert_eq!(times.last().map(|ms| ms / 10_000), Some(359), "an hour");

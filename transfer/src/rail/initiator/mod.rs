@@ -27,6 +27,7 @@ use crate::error::{Error, ErrorKind};
 use crate::path::Operation;
 
 const CONNECT: &str = "connect to agent";
+const OPEN: &str = "open region";
 
 /// A region that the agent uses.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Messages of targets to an initiator.
 
-use super::InitiatorRole;
+use super::{CONNECT, InitiatorRole, OPEN};
 use crate::error::{Context, Error, ErrorKind};
 use crate::rail::RailEvent;
 use crate::rail::io::RailIo;
@@ -13,7 +13,7 @@ impl InitiatorRole {
         let found = links.find(|(_, link)| link.session.id() == session);
         let Some((&number, link)) = found else { return };
         match message {
-            Message::Welcome { credit_limit, .. } if !link.is_connected() => {
+            Message::Welcome { credit_limit } if !link.is_connected() => {
                 self.handle_welcome(io, number, credit_limit)
             }
             Message::Refused { request: 0, refusal } => {
@@ -22,11 +22,11 @@ impl InitiatorRole {
                     ErrorKind::Stale => CloseReason::Bye,
                     _ => CloseReason::Lost,
                 };
-                let error = refusal.into_error("connect to agent");
+                let error = refusal.into_error(CONNECT);
                 self.close_link(io, number, close_reason, error);
             }
             Message::Refused { request, refusal } => {
-                self.open_answered(io, number, request, Err(refusal.into_error("open region")));
+                self.open_answered(io, number, request, Err(refusal.into_error(OPEN)));
             }
             Message::Opened { request } => match link.pending_opens.get(&request) {
                 Some(open) if open.wanted.stages && link.chunks.slot_length().is_none() => {
@@ -38,7 +38,7 @@ impl InitiatorRole {
             Message::Staging { request, slots, slot_length, memory }
                 if link.pending_opens.contains_key(&request) =>
             {
-                let attached = io.attach(&memory).during("open region");
+                let attached = io.attach(&memory).during(OPEN);
                 let outcome =
                     attached.and_then(|memory| link.chunks.add_slots(memory, slots, slot_length));
                 self.open_answered(io, number, request, outcome);
