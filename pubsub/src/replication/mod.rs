@@ -13,8 +13,8 @@
 //!
 //! `outbound`, `inbound`, `transport` and `worker` know a topic by the traits [`Source`] and
 //! [`Sink`] only. The `Replicator` belongs to the service's thread. It composes `remote_nodes`,
-//! `routing`, the pool of `workers`, and `received_topics`: each gets the others that it uses as
-//! arguments, and returns what concerns the rest.
+//! `routing`, `worker_pool` and `received_topics`: each gets the others that it uses as arguments,
+//! and returns what concerns the rest.
 
 mod connection_messages;
 mod control_messages;

@@ -336,7 +336,6 @@ impl Service {
                 self.broker.grow_or_log(&served_node.caller(), pool, bytes);
             }
             Request::ParticipantsChanged { number } => self.topic_changed(number),
-            // Ignored for a topic that it does not use.
             Request::PublisherBlocked { number } if self.broker.uses_topic(member, number) => {
                 self.eviction_monitor.begin(Instant::now(), (number, Direction::Local));
             }
@@ -348,7 +347,7 @@ impl Service {
                     self.broker.notify(member, &notice, Vec::new());
                 }
             }
-            // Handled earlier.
+            // Handled earlier, or of a topic or pool that the member does not use.
             _ => {}
         }
     }
