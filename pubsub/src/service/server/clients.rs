@@ -8,7 +8,8 @@ use ipc::{ChannelError, DescriptorLimit, Liveness, Participant, PidFd};
 
 use super::admission::{RECEIVING, out_of_descriptors};
 use super::{
-    ClientName, JoiningClient, MAX_MESSAGES_PER_TURN, RESERVED_ROSTER_SLOTS, ServedNode, Service,
+    ClientName, JoiningClient, MAX_MESSAGES_PER_TURN, RESERVED_PARTICIPANT_SLOTS, ServedNode,
+    Service,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::node_segment::NodeSegment;
@@ -109,7 +110,7 @@ impl Service {
                 return Err(out_of_descriptors(connection, limit));
             }
             // Without free slots no service could take over.
-            let is_full = served_node.participants.free_slots() <= RESERVED_ROSTER_SLOTS;
+            let is_full = served_node.participants.free_slots() <= RESERVED_PARTICIPANT_SLOTS;
             let admitted = if is_full { None } else { served_node.participants.admit(known) };
             admitted.ok_or_else(|| {
                 let detail = "the node has the maximum number of members";
