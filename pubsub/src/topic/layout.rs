@@ -77,7 +77,10 @@ pub(super) const MAX_REMOTE_LAST_SEQUENCES: usize = 64;
 pub(super) const QUEUES: usize =
     REMOTE_LAST_SEQUENCES + MAX_REMOTE_LAST_SEQUENCES * CACHE_LINE_WORDS;
 
-/// Stores values in words that follow each other.
+/// Stores values in words that follow each other. The stores count as the caller's: tests kill a
+/// process before and after each store of a listed source.
+#[inline]
+#[track_caller]
 pub(super) fn store_all<W: Words>(words: &W, first: usize, all: impl IntoIterator<Item = u64>) {
     for (at, word) in (first..).zip(all) {
         words.store(at, word, Release);
