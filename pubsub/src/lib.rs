@@ -4,8 +4,9 @@
 //!
 //! Modules, each importing only those before it: `error`, `text`, `clock`, `lock`, `log_limit`,
 //! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
-//! `network_options`, `node_options`, `report`, `event`, `loan_limit`, `pool`, `topic`, `node_segment`, `context`,
-//! `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`, `typed`, `waits`.
+//! `network_options`, `node_options`, `report`, `event`, `loan_limit`, `pool`, `topic`,
+//! `node_segment`, `context`, `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`,
+//! `typed`, `waits`.
 
 mod budgets;
 mod clock;

@@ -63,8 +63,15 @@ impl TryFrom<String> for RingPath {
         let parse = || {
             let (ring, provider) = text.split_once(" over ")?;
             let lanes = match ring.strip_prefix("ring of ") {
-                Some(lanes) => lanes.strip_suffix(" lanes")?.parse().ok()?,
-                None => 1,
+                Some(text) => {
+                    let lanes: usize = text.strip_suffix(" lanes")?.parse().ok()?;
+                    if lanes == 0 {
+                        return None;
+                    }
+                    lanes
+                }
+                None if ring == "ring" => 1,
+                None => return None,
             };
             Some(Self { provider: provider.to_owned(), lanes })
         };
@@ -325,8 +332,11 @@ mod tests {
         let parsed = |text: &str| RingPath::try_from(text.to_owned());
         assert_eq!(parsed("ring over net"), path("net", 1));
         assert_eq!(parsed("ring of 3 lanes over tcp;ofi_rxm"), path("tcp;ofi_rxm", 3));
-        for none in ["", "ring", "ring of lanes over net", "ring of -1 lanes over net"] {
+        for none in ["", "ring", "path over net", "ring of lanes over net"] {
             assert!(parsed(none).is_err(), "{none}");
+        }
+        for lanes in ["-1", "0"] {
+            assert!(parsed(&format!("ring of {lanes} lanes over net")).is_err(), "{lanes}");
         }
     }
 }

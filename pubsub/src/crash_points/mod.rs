@@ -74,7 +74,7 @@ fn lost(publisher: u64) -> LostPublisher {
     LostPublisher { node: NODES[0], publisher }
 }
 
-/// The heartbeat of a publisher of another node.
+/// The last sequence of a publisher of another node.
 fn published(publisher: u64, last: u64) -> RemoteLastSequence {
     RemoteLastSequence { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
 }
@@ -360,19 +360,19 @@ impl World {
 
     /// Every slot is as recorded; the next service can update all of them, and readers see the
     /// change.
-    fn check_remote_heartbeats(&self, what: &str) {
+    fn check_remote_last_sequences(&self, what: &str) {
         let topic = self.topic();
         let found = topic.remote_last_sequences();
         let is_recorded = |it: &RemoteLastSequence| *it == published(it.publisher, it.last);
         let is_known = |it: &RemoteLastSequence| it.last == it.publisher || it.last == 9;
         assert!(found.iter().all(|it| is_recorded(it) && is_known(it)), "{what}: {found:?}");
         let last: Vec<_> = (1..=3).map(|last| published(last, last + 10)).collect();
-        let changes = topic.remote_heartbeat_changes();
-        assert!(last.iter().all(|heartbeat| topic.record_remote_heartbeat(heartbeat)), "{what}");
+        let changes = topic.remote_last_sequence_changes();
+        assert!(last.iter().all(|it| topic.record_remote_last_sequence(it)), "{what}");
         let mut found = topic.remote_last_sequences();
         found.sort_by_key(|it| it.publisher);
         assert_eq!(found, last, "{what}");
-        assert!(topic.remote_heartbeat_changes() > changes, "{what}");
+        assert!(topic.remote_last_sequence_changes() > changes, "{what}");
     }
 
     /// Once the survivor has left too, no memory, publisher or subscription is left.
@@ -429,7 +429,7 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
     if name.starts_with("record ") {
         world.check_remote_losses(&what);
-        world.check_remote_heartbeats(&what);
+        world.check_remote_last_sequences(&what);
     }
     if name == "drop destinations" {
         world.check_dropped_destinations(&what);

@@ -202,12 +202,12 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 topic.set_losses_sent(1);
             })
         }),
-        ("record heartbeats of other nodes", |_| {
+        ("record last sequences of other nodes", |_| {
             Box::new(|world| {
                 for last in 1..=3 {
-                    world.topic().record_remote_heartbeat(&published(last, last));
+                    world.topic().record_remote_last_sequence(&published(last, last));
                 }
-                world.topic().record_remote_heartbeat(&published(1, 9));
+                world.topic().record_remote_last_sequence(&published(1, 9));
             })
         }),
         ("admit a piece", |_| {

@@ -346,7 +346,7 @@ impl MembershipState {
             self.bell.ring();
         }
         let is_granted = granted.is_ok();
-        // Or the caller has timed out.
+        // Not taken if the caller has timed out.
         let pending = state.pending.remove(&request);
         let is_taken = pending.is_some_and(|pending| pending.answer.send(granted).is_ok());
         if is_granted && !is_taken {

@@ -89,7 +89,7 @@ impl NetworkOptions {
     }
 
     /// Logs the risk of other nodes, if any are allowed.
-    pub(crate) fn say_if_insecure(&self) {
+    pub(crate) fn warn_if_insecure(&self) {
         if let Some(address) = self.first_address().filter(|_| self.insecure) {
             tracing::warn!(address, "insecure: {INSECURE}");
         }
@@ -98,7 +98,7 @@ impl NetworkOptions {
 
 impl Peers {
     /// Starts to listen and to dial. The caller logs the [insecurity
-    /// warning](NetworkOptions::say_if_insecure), once.
+    /// warning](NetworkOptions::warn_if_insecure), once.
     ///
     /// No interests are sent before they are [set](Self::set_interests), not even that there are
     /// none. A node gets them only after [`announce_interests`](Self::announce_interests), so that

@@ -5,9 +5,10 @@
 //! messages through the peers.
 //!
 //! The logic knows no sockets, threads or clock: `protocol` (frames), `framing`,
-//! `heartbeats` (one connection), `session_arbitration` (which connection with a node
-//! becomes the session), `address_book` (which addresses to dial, and when), `interests` (interests
-//! and their changes), `mesh` (all of it, with received frames, limits of connections and reports). `event_loop`, `socket`, `resolver`, `event_queue` and `handle` bind it to the system.
+//! `heartbeats` (one connection), `session_arbitration` (which connection with a node becomes the
+//! session), `address_book` (which addresses to dial, and when), `interests` (interests and their
+//! changes), `mesh` (all of it, with received frames, limits of connections and reports).
+//! `event_loop`, `socket`, `resolver`, `event_queue` and `handle` bind it to the system.
 
 mod address_book;
 mod close_reason;

@@ -185,7 +185,7 @@ impl<W: Words + Clone> PoolControl<W> {
             self.words.store(NAMES + number, name, Release);
             self.allocator.extend(caller, first, length).during(operation)?;
         } else if self.name_of(number) != Some(name) {
-            let detail = format!("piece {number} is another one in the control segment");
+            let detail = format!("the control segment has another piece {number}");
             return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
         self.words.store(ADMITTED, number as u64 + 1, Release);

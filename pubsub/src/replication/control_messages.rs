@@ -87,7 +87,7 @@ mod tests {
     use crate::settings::TopicSettings;
     use crate::text::shortened;
 
-    const FACTS: TopicParameters = TopicParameters { number: 3, largest: 1 << 20, depth: 16 };
+    const PARAMETERS: TopicParameters = TopicParameters { number: 3, largest: 1 << 20, depth: 16 };
     const TOPIC: &str = "numbers";
 
     fn provider(name: &str) -> ControlMessage {
@@ -197,9 +197,9 @@ mod tests {
     fn good() -> Vec<ControlMessage> {
         vec![
             provider("tcp;ofi_rxm"),
-            connect_request(FACTS, 16, 1),
-            connect_request(FACTS, 1024, 1),
-            connect_request(FACTS, 512, MAX_LANES),
+            connect_request(PARAMETERS, 16, 1),
+            connect_request(PARAMETERS, 1024, 1),
+            connect_request(PARAMETERS, 512, MAX_LANES),
             restart(shortened(&"ä".repeat(1000), MAX_REASON_LENGTH).to_owned()),
             connection_message(ConnectionMessage::Refused { connection: 9, reason: String::new() }),
             start_sequences(0),
@@ -239,17 +239,17 @@ mod tests {
 
     #[test]
     fn invalid_message_is_refused() {
-        let deep = TopicParameters { depth: TopicSettings::MAX_DEPTH + 1, ..FACTS };
-        let long = TopicParameters { largest: MAX_PAYLOAD_LENGTH + 1, ..FACTS };
+        let deep = TopicParameters { depth: TopicSettings::MAX_DEPTH + 1, ..PARAMETERS };
+        let long = TopicParameters { largest: MAX_PAYLOAD_LENGTH + 1, ..PARAMETERS };
         for message in [
             provider(&"x".repeat(101)),
             restart("x".repeat(401)),
-            connect_request(FACTS, 0, 1),
-            connect_request(FACTS, 1025, 1),
+            connect_request(PARAMETERS, 0, 1),
+            connect_request(PARAMETERS, 1025, 1),
             connect_request(deep, 16, 1),
             connect_request(long, 16, 1),
-            connect_request(FACTS, 16, MAX_LANES + 1),
-            connect_request(FACTS, 513, MAX_LANES),
+            connect_request(PARAMETERS, 16, MAX_LANES + 1),
+            connect_request(PARAMETERS, 513, MAX_LANES),
             start_sequences(start_sequences::MAX_PUBLISHERS + 1),
             lost_publishers(0),
             lost_publishers(lost_publishers::MAX_PUBLISHERS + 1),

@@ -13,8 +13,8 @@
 //!
 //! `outbound`, `inbound`, `transport` and `worker` know a topic by the traits [`Source`] and
 //! [`Sink`] only. The `Replicator` belongs to the service's thread. It composes `remote_nodes`,
-//! `routing`, the pool of `workers`, and `received_topics`: each gets the others that it uses as
-//! arguments, and returns what concerns the rest.
+//! `routing`, `worker_pool` and `received_topics`: each gets the others that it uses as arguments,
+//! and returns what concerns the rest.
 
 mod connection_messages;
 mod control_messages;
@@ -229,7 +229,7 @@ fn number(key: TopicKey) -> u32 {
 impl Replicator {
     /// Makes this node visible to other nodes; the first [`set_topics`](Self::set_topics) sends its
     /// interests. A caller that retries logs the [insecurity
-    /// warning](NetworkOptions::say_if_insecure) itself, once.
+    /// warning](NetworkOptions::warn_if_insecure) itself, once.
     pub(crate) fn start(
         options: &NetworkOptions,
         identity: NodeId,
@@ -344,7 +344,7 @@ impl Replicator {
                 // connections only after a delay that grows with the outage: new connections start
                 // at once.
                 if self.remote_nodes.connect(now, session, label, local_address.ip()) {
-                    self.worker_pool.tell_all(|| Command::NodeReturned(node));
+                    self.worker_pool.send_to_all(|| Command::NodeReturned(node));
                 }
                 self.routing.node_appeared(now, node);
                 // Starting workers announces to all nodes if the provider changed.
@@ -364,7 +364,7 @@ impl Replicator {
                 self.remote_nodes.disconnect(now, node, &reason);
                 self.routing.node_vanished(now, node);
                 // Before it connects again.
-                self.worker_pool.tell_all(|| Command::NodeLost(node));
+                self.worker_pool.send_to_all(|| Command::NodeLost(node));
                 self.received_topics.node_lost(node, &self.worker_pool);
             }
             // Events of an earlier session.

@@ -301,7 +301,7 @@ impl WorkerPool {
     }
 
     /// Sends a command to all workers.
-    pub(super) fn tell_all(&self, command: impl Fn() -> Command) {
+    pub(super) fn send_to_all(&self, command: impl Fn() -> Command) {
         for worker in self.all() {
             let _ = worker.send(command());
         }

@@ -60,7 +60,7 @@ pub(crate) struct LossTracker {
     remote: BTreeMap<([u8; 16], usize), PublisherProgress>,
     /// The inbound position at which it subscribed.
     since: u64,
-    /// The last handled change of the remote heartbeats.
+    /// The last handled change of the remote last sequences.
     changes_seen: u64,
     missed: u64,
     /// Part of these that was not reported yet.
@@ -88,13 +88,13 @@ impl LossTracker {
                 PublisherProgress { publisher: *publisher, next: last.saturating_add(1) };
         }
         // Without messages that were received since: their positions are unknown.
-        let known = remote.iter().filter(|heartbeat| heartbeat.at == since);
-        let remote = known.map(|heartbeat| {
+        let known = remote.iter().filter(|reported| reported.at == since);
+        let remote = known.map(|reported| {
             let known = PublisherProgress {
-                publisher: heartbeat.publisher,
-                next: heartbeat.last.saturating_add(1),
+                publisher: reported.publisher,
+                next: reported.last.saturating_add(1),
             };
-            ((heartbeat.node, slot_of(heartbeat.publisher)), known)
+            ((reported.node, slot_of(reported.publisher)), known)
         });
         let (remote, serial) = (remote.collect(), before.serial);
         let (missed, unreported) = (0, 0);
@@ -163,51 +163,51 @@ impl LossTracker {
         (first != 0 && self.since <= since).then_some(first)
     }
 
-    /// Whether there are heartbeats that were not handled yet.
-    pub(super) fn has_new_heartbeats(&self, changes: u64) -> bool {
+    /// Whether other nodes reported last sequences that were not handled yet.
+    pub(super) fn has_new_last_sequences(&self, changes: u64) -> bool {
         self.changes_seen != changes
     }
 
-    /// The progress of a publisher, given that none of its messages up to the heartbeat will be
+    /// The progress of a publisher, given that none of its messages up to the last one will be
     /// delivered.
-    fn known_of(&self, heartbeat: &RemoteLastSequence) -> PublisherProgress {
-        let behind = heartbeat.last.saturating_add(1);
-        match self.remote.get(&(heartbeat.node, slot_of(heartbeat.publisher))) {
-            Some(known) if known.publisher == heartbeat.publisher => *known,
-            Some(known) if known.publisher < heartbeat.publisher => {
-                PublisherProgress { publisher: heartbeat.publisher, next: 1 }
+    fn known_of(&self, reported: &RemoteLastSequence) -> PublisherProgress {
+        let behind = reported.last.saturating_add(1);
+        match self.remote.get(&(reported.node, slot_of(reported.publisher))) {
+            Some(known) if known.publisher == reported.publisher => *known,
+            Some(known) if known.publisher < reported.publisher => {
+                PublisherProgress { publisher: reported.publisher, next: 1 }
             }
             // Its slot has another publisher now.
             Some(known) => *known,
             None => {
-                let next = self.first_of(heartbeat.first, heartbeat.since).unwrap_or(behind);
-                PublisherProgress { publisher: heartbeat.publisher, next }
+                let next = self.first_of(reported.first, reported.since).unwrap_or(behind);
+                PublisherProgress { publisher: reported.publisher, next }
             }
         }
     }
 
-    /// Of those since this subscription.
-    fn missing_of_publisher(&self, heartbeat: &RemoteLastSequence) -> u64 {
-        let known = self.known_of(heartbeat);
-        let is_own = known.publisher == heartbeat.publisher && heartbeat.at >= self.since;
-        if is_own { heartbeat.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
+    /// How many messages of one publisher are missing, of those since this subscription.
+    fn missing_of_publisher(&self, reported: &RemoteLastSequence) -> u64 {
+        let known = self.known_of(reported);
+        let is_own = known.publisher == reported.publisher && reported.at >= self.since;
+        if is_own { reported.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
     }
 
     /// How many messages are missing, given that no more of these are delivered.
-    pub(super) fn missing_remote(&self, heartbeat: &[RemoteLastSequence]) -> u64 {
-        let missing = heartbeat.iter().map(|heartbeat| self.missing_of_publisher(heartbeat));
+    pub(super) fn missing_remote(&self, last_sequences: &[RemoteLastSequence]) -> u64 {
+        let missing = last_sequences.iter().map(|it| self.missing_of_publisher(it));
         missing.fold(0, u64::wrapping_add)
     }
 
     /// Counts them.
-    pub(super) fn settle_remote(&mut self, heartbeat: &[RemoteLastSequence], changes: u64) {
+    pub(super) fn settle_remote(&mut self, last_sequences: &[RemoteLastSequence], changes: u64) {
         let since = self.since;
-        for heartbeat in heartbeat.iter().filter(|it| it.at >= since) {
-            self.add_missed(self.missing_of_publisher(heartbeat));
-            let mut known = self.known_of(heartbeat);
-            if known.publisher == heartbeat.publisher {
-                known.next = known.next.max(heartbeat.last.saturating_add(1));
-                let key = (heartbeat.node, slot_of(heartbeat.publisher));
+        for reported in last_sequences.iter().filter(|it| it.at >= since) {
+            self.add_missed(self.missing_of_publisher(reported));
+            let mut known = self.known_of(reported);
+            if known.publisher == reported.publisher {
+                known.next = known.next.max(reported.last.saturating_add(1));
+                let key = (reported.node, slot_of(reported.publisher));
                 if self.remote.len() < MAX_REMOTE_PUBLISHERS || self.remote.contains_key(&key) {
                     self.remote.insert(key, known);
                 }
@@ -297,13 +297,13 @@ mod tests {
 
     #[test]
     fn skipped_numbers_of_a_remote_publisher_are_missed() {
-        let heartbeat = RemoteStart { node: NODE, first: 5, since: 10 };
-        let unreported = RemoteStart { first: 0, ..heartbeat };
-        let late = RemoteStart { since: 9, ..heartbeat };
+        let known_start = RemoteStart { node: NODE, first: 5, since: 10 };
+        let unreported = RemoteStart { first: 0, ..known_start };
+        let late = RemoteStart { since: 9, ..known_start };
         let other = RemoteStart { node: [8; 16], ..unreported };
         let mut loss_tracker = loss_tracker(&[], 0);
         for (start, publisher, sequence, missed) in [
-            (heartbeat, id(1, 0), 8, 3),
+            (known_start, id(1, 0), 8, 3),
             (unreported, id(1, 0), 9, 3),
             // The connection was lost in the meantime, and not all messages were retained for this
             // node.
@@ -345,18 +345,18 @@ mod tests {
         let start = RemoteStart { node: NODE, first: 0, since: 10 };
         let mut loss_tracker = loss_tracker(&[], 0);
         loss_tracker.on_inbound(start, id(3, 0), 7);
-        let heartbeat = [published(id(3, 0), 12)];
+        let last_sequences = [published(id(3, 0), 12)];
         assert_eq!(
-            (loss_tracker.missing_remote(&heartbeat), loss_tracker.has_new_heartbeats(1)),
+            (loss_tracker.missing_remote(&last_sequences), loss_tracker.has_new_last_sequences(1)),
             (5, true)
         );
-        loss_tracker.settle_remote(&heartbeat, 1);
-        loss_tracker.settle_remote(&heartbeat, 1);
-        assert_eq!((loss_tracker.missed(), loss_tracker.has_new_heartbeats(1)), (5, false));
+        loss_tracker.settle_remote(&last_sequences, 1);
+        loss_tracker.settle_remote(&last_sequences, 1);
+        assert_eq!((loss_tracker.missed(), loss_tracker.has_new_last_sequences(1)), (5, false));
         // The next message is behind it.
         loss_tracker.on_inbound(start, id(3, 0), 14);
         assert_eq!(loss_tracker.missed(), 6);
-        // A late heartbeat, or one of a publisher whose slot was reused.
+        // A late report, or one of a publisher whose slot was reused.
         loss_tracker.settle_remote(&[published(id(3, 0), 12), published(id(2, 0), 50)], 2);
         assert_eq!(loss_tracker.missed(), 6);
         // Another publisher in the slot: all of its messages are for this subscriber.
@@ -382,23 +382,23 @@ mod tests {
     #[test]
     fn messages_lost_before_the_subscription_are_not_counted() {
         let before = Published { serial: 0, publishers: Vec::new() };
-        let heartbeat = [
+        let last_sequences = [
             RemoteLastSequence { first: 1, ..published(id(1, 0), 9) },
             // Messages were received since.
             RemoteLastSequence { first: 1, since: 4, at: 9, ..published(id(1, 1), 9) },
         ];
-        let mut loss_tracker = LossTracker::new(&before, 0, (&heartbeat, 2), 10);
-        assert!(!loss_tracker.has_new_heartbeats(2));
+        let mut loss_tracker = LossTracker::new(&before, 0, (&last_sequences, 2), 10);
+        assert!(!loss_tracker.has_new_last_sequences(2));
         // Each change is checked against all publishers.
-        loss_tracker.settle_remote(&heartbeat, 3);
-        let later = heartbeat.map(|heartbeat| RemoteLastSequence {
-            last: heartbeat.last + 3,
+        loss_tracker.settle_remote(&last_sequences, 3);
+        let later = last_sequences.map(|before| RemoteLastSequence {
+            last: before.last + 3,
             at: 12,
-            ..heartbeat
+            ..before
         });
         loss_tracker.settle_remote(&later[..1], 4);
         assert_eq!(loss_tracker.missed(), 3);
-        // Messages 10 and 11 of the other publisher were not covered by a heartbeat.
+        // Messages 10 and 11 of the other publisher were not covered by a report.
         loss_tracker.on_inbound(RemoteStart { node: NODE, first: 1, since: 4 }, id(1, 1), 12);
         loss_tracker.settle_remote(&later, 5);
         assert_eq!(loss_tracker.missed(), 3);

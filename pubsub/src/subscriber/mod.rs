@@ -170,7 +170,7 @@ impl Subscriber {
         let refused = |cause: QueueError| cause.during(operation).on(topic.name());
         let caller = context.node.caller();
         // Before it subscribes: later changes are checked again.
-        let changes = topic.remote_heartbeat_changes();
+        let changes = topic.remote_last_sequence_changes();
         let remote = topic.remote_last_sequences();
         let inbound = topic.inbound().subscribe(&caller).map_err(refused)?;
         let local = match topic.local().subscribe(&caller) {
@@ -265,17 +265,17 @@ impl Subscriber {
         self.has_all(Direction::Local).then_some((last, drops))
     }
 
-    /// The heartbeats of other nodes, if they are new and none of their messages can be pulled.
+    /// The last sequences of other nodes, if they are new and none of their messages can be pulled.
     fn missing_remote(&self) -> Option<(Vec<RemoteLastSequence>, u64)> {
         let topic = &self.shared.context.topic;
-        // First: later heartbeats are handled by the next call.
-        let changes = topic.remote_heartbeat_changes();
-        if !self.loss_tracker.has_new_heartbeats(changes) {
+        // First: later ones are handled by the next call.
+        let changes = topic.remote_last_sequence_changes();
+        if !self.loss_tracker.has_new_last_sequences(changes) {
             return None;
         }
-        let heartbeats = topic.remote_last_sequences();
-        // Afterwards: all messages before a heartbeat were delivered before it was recorded.
-        self.has_all(Direction::Inbound).then_some((heartbeats, changes))
+        let last_sequences = topic.remote_last_sequences();
+        // Afterwards: all messages up to a last sequence were delivered before it was recorded.
+        self.has_all(Direction::Inbound).then_some((last_sequences, changes))
     }
 
     /// Counts messages that are missing behind the last one.
@@ -284,8 +284,8 @@ impl Subscriber {
         if let Some((last, drops)) = self.missing_after_last() {
             self.loss_tracker.settle(&last, drops);
         }
-        if let Some((heartbeats, changes)) = self.missing_remote() {
-            self.loss_tracker.settle_remote(&heartbeats, changes);
+        if let Some((last_sequences, changes)) = self.missing_remote() {
+            self.loss_tracker.settle_remote(&last_sequences, changes);
         }
         if self.loss_tracker.missed() != missed {
             self.report_missed();

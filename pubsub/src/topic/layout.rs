@@ -9,8 +9,8 @@
 //!  39 uses of origins                   1544 the next values of these: 17 slots
 //!  40 publishers lost, local            1680 the last lost, local: 16 of 3 words
 //!  41 and remote                        1728 and remote
-//!  42 evictions                         1776 changes of the remote heartbeats
-//!  43 losses sent to other nodes        1784 remote heartbeats: 64 slots
+//!  42 evictions                         1776 changes of the remote last sequences
+//!  43 losses sent to other nodes        1784 remote last sequences: 64 slots
 //!  44 loans of each publisher           2296 local queue
 //!  45 messages dropped by publishers         inbound queue
 //!  46 type of its values
@@ -68,21 +68,26 @@ pub(super) const MISSED_NEXT: usize = MISSED + MISSED_WORDS;
 pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
 /// A node, and a publisher of it.
 pub(super) const LOST_WORDS: usize = 3;
-/// How often a slot of the remote heartbeats was written.
-pub(super) const REMOTE_HEARTBEAT_CHANGES: usize =
+/// How often a slot of the remote last sequences was written.
+pub(super) const REMOTE_LAST_SEQUENCE_CHANGES: usize =
     LAST_LOST + 2 * MAX_REMEMBERED_LOSSES * LOST_WORDS;
-pub(super) const REMOTE_HEARTBEATS: usize = REMOTE_HEARTBEAT_CHANGES + CACHE_LINE_WORDS;
-/// Publishers of other nodes whose heartbeat is recorded.
-pub(super) const MAX_REMOTE_HEARTBEATS: usize = 64;
-pub(super) const QUEUES: usize = REMOTE_HEARTBEATS + MAX_REMOTE_HEARTBEATS * CACHE_LINE_WORDS;
+pub(super) const REMOTE_LAST_SEQUENCES: usize = REMOTE_LAST_SEQUENCE_CHANGES + CACHE_LINE_WORDS;
+/// Publishers of other nodes whose last sequence is recorded.
+pub(super) const MAX_REMOTE_LAST_SEQUENCES: usize = 64;
+pub(super) const QUEUES: usize =
+    REMOTE_LAST_SEQUENCES + MAX_REMOTE_LAST_SEQUENCES * CACHE_LINE_WORDS;
 
-/// Stores values in words that follow each other.
+/// Stores values in words that follow each other. The stores count as the caller's: tests kill a
+/// process before and after each store of a listed source.
+#[inline]
+#[track_caller]
 pub(super) fn store_all<W: Words>(words: &W, first: usize, all: impl IntoIterator<Item = u64>) {
     for (at, word) in (first..).zip(all) {
         words.store(at, word, Release);
     }
 }
 
-const _: () = assert!(REMOTE_HEARTBEAT_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 2296);
+const _: () =
+    assert!(REMOTE_LAST_SEQUENCE_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 2296);
 const _: () = assert!(TYPE + crate::TypeName::WORDS <= PUBLISHERS);
 const _: () = assert!(NAME + crate::settings::MAX_TOPIC_NAME.div_ceil(8) <= PLACE);

@@ -6,7 +6,7 @@
 //! then.
 //!
 //! Without a free slot, the slot of an inactive origin is reused. If that origin becomes active
-//! again, it may deliver message to topic again that it had no acknowledgement for; none is lost.
+//! again, it may deliver a message again that it had no acknowledgement for; none is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -293,7 +293,7 @@ impl<W: Words + Clone> TopicWords<W> {
         })
     }
 
-    /// Repairs the unfinished delivery of a dead service; then this is the writer, 0 for none.
+    /// Repairs the unfinished delivery of a dead service. Then `writer` is the last writer; 0: none.
     pub(super) fn settle_inbound(
         &self,
         caller: &Caller<'_>,

@@ -1,6 +1,6 @@
-//! Remote heartbeats: the last sequence of each publisher of another node. That node sends it when
-//! all earlier messages were delivered or lost. A subscriber that has read all inbound messages
-//! misses the others up to this sequence.
+//! The last sequence of each publisher of another node. That node sends it when all earlier messages
+//! were delivered or lost. A subscriber that has read all inbound messages misses the others up to
+//! this sequence.
 //!
 //! Only the service writes them, one at a time. A slot is written under a version, which is odd in
 //! the meantime. If a service dies then, the slot is written again later.
@@ -12,7 +12,8 @@ use ipc::Words;
 
 use super::TopicWords;
 use super::layout::{
-    CACHE_LINE_WORDS, MAX_REMOTE_HEARTBEATS, REMOTE_HEARTBEAT_CHANGES, REMOTE_HEARTBEATS, store_all,
+    CACHE_LINE_WORDS, MAX_REMOTE_LAST_SEQUENCES, REMOTE_LAST_SEQUENCE_CHANGES,
+    REMOTE_LAST_SEQUENCES, store_all,
 };
 use crate::ids::{id_from_words, id_to_words};
 
@@ -21,7 +22,7 @@ const VERSION: usize = 0;
 const CONTENT: usize = 1;
 const WORDS: usize = 7;
 
-/// The heartbeat of a publisher of another node.
+/// The last sequence of a publisher of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RemoteLastSequence {
     pub(crate) node: [u8; 16],
@@ -56,19 +57,21 @@ impl RemoteLastSequence {
 impl<W: Words + Clone> TopicWords<W> {
     /// The number of changes.
     #[inline]
-    pub(crate) fn remote_heartbeat_changes(&self) -> u64 {
-        self.words().load(REMOTE_HEARTBEAT_CHANGES, Acquire)
+    pub(crate) fn remote_last_sequence_changes(&self) -> u64 {
+        self.words().load(REMOTE_LAST_SEQUENCE_CHANGES, Acquire)
     }
 
-    /// The recorded heartbeats, except one that is being written: that counts as another change.
+    /// All recorded last sequences; one that is being written counts as another change.
     pub(crate) fn remote_last_sequences(&self) -> Vec<RemoteLastSequence> {
-        self.remote_heartbeat_slots().filter_map(|(_, found)| found).collect()
+        self.remote_last_sequence_slots().filter_map(|(_, found)| found).collect()
     }
 
     /// Offset and content of each slot.
-    fn remote_heartbeat_slots(&self) -> impl Iterator<Item = (usize, Option<RemoteLastSequence>)> {
-        (0..MAX_REMOTE_HEARTBEATS).map(|slot| {
-            let at = REMOTE_HEARTBEATS + slot * CACHE_LINE_WORDS;
+    fn remote_last_sequence_slots(
+        &self,
+    ) -> impl Iterator<Item = (usize, Option<RemoteLastSequence>)> {
+        (0..MAX_REMOTE_LAST_SEQUENCES).map(|slot| {
+            let at = REMOTE_LAST_SEQUENCES + slot * CACHE_LINE_WORDS;
             let version = self.words().load(at + VERSION, Acquire);
             let content =
                 std::array::from_fn(|word| self.words().load(at + CONTENT + word, Acquire));
@@ -80,16 +83,16 @@ impl<W: Words + Clone> TopicWords<W> {
         })
     }
 
-    /// Records a heartbeat, in the slot with the oldest one if none is free. False if it was
+    /// Records a last sequence, in the slot with the oldest one if none is free. False if it was
     /// recorded before.
-    pub(crate) fn record_remote_heartbeat(&self, content: &RemoteLastSequence) -> bool {
+    pub(crate) fn record_remote_last_sequence(&self, content: &RemoteLastSequence) -> bool {
         let words = self.words();
         let version = |at: usize| words.load(at + VERSION, Acquire);
         let mut same = None;
-        for (at, found) in self.remote_heartbeat_slots() {
+        for (at, found) in self.remote_last_sequence_slots() {
             let Some(found) = found.filter(|found| content.replaces(found)) else { continue };
             // A service may have died between the slot and the count of changes.
-            let is_counted = version(at) / 2 <= self.remote_heartbeat_changes();
+            let is_counted = version(at) / 2 <= self.remote_last_sequence_changes();
             if is_counted && (RemoteLastSequence { at: content.at, ..found }) == *content {
                 return false;
             }
@@ -97,17 +100,17 @@ impl<W: Words + Clone> TopicWords<W> {
         }
         let at = same.unwrap_or_else(|| {
             // A slot that a dead service left half-written is used first, then a free one.
-            let slots =
-                (0..MAX_REMOTE_HEARTBEATS).map(|slot| REMOTE_HEARTBEATS + slot * CACHE_LINE_WORDS);
+            let slots = (0..MAX_REMOTE_LAST_SEQUENCES)
+                .map(|slot| REMOTE_LAST_SEQUENCES + slot * CACHE_LINE_WORDS);
             let age = |at: &usize| if version(*at) % 2 == 1 { 0 } else { version(*at) };
-            slots.min_by_key(age).unwrap_or(REMOTE_HEARTBEATS)
+            slots.min_by_key(age).unwrap_or(REMOTE_LAST_SEQUENCES)
         });
-        let changes = self.remote_heartbeat_changes().wrapping_add(1);
+        let changes = self.remote_last_sequence_changes().wrapping_add(1);
         words.store(at + VERSION, changes.wrapping_mul(2) | 1, Release);
         fence(Release);
         store_all(words, at + CONTENT, content.words());
         words.store(at + VERSION, changes.wrapping_mul(2), Release);
-        words.store(REMOTE_HEARTBEAT_CHANGES, changes, Release);
+        words.store(REMOTE_LAST_SEQUENCE_CHANGES, changes, Release);
         true
     }
 }

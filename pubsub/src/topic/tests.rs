@@ -228,10 +228,10 @@ fn last_lost_publishers_are_remembered() {
 }
 
 #[test]
-fn remote_heartbeats_are_recorded_for_each_publisher() {
+fn remote_last_sequences_are_recorded_for_each_publisher() {
     let world = World::new();
     let topic = world.topic();
-    let heartbeat = |publisher: u64, last| RemoteLastSequence {
+    let last_sequence = |publisher: u64, last| RemoteLastSequence {
         node: [publisher as u8; 16],
         publisher,
         last,
@@ -240,29 +240,30 @@ fn remote_heartbeats_are_recorded_for_each_publisher() {
         at: 3,
     };
     assert!(topic.remote_last_sequences().is_empty());
-    // The same heartbeat again is no change, at any inbound position.
-    for (heartbeat, is_new) in [
-        (heartbeat(1, 5), true),
-        (RemoteLastSequence { at: 4, ..heartbeat(1, 5) }, false),
-        (heartbeat(2, 1), true),
-        (heartbeat(1, 6), true),
+    // The same one again is no change, at any inbound position.
+    for (reported, is_new) in [
+        (last_sequence(1, 5), true),
+        (RemoteLastSequence { at: 4, ..last_sequence(1, 5) }, false),
+        (last_sequence(2, 1), true),
+        (last_sequence(1, 6), true),
         // The next publisher in the same slot of its node.
-        (RemoteLastSequence { publisher: 0x101, ..heartbeat(1, 2) }, true),
+        (RemoteLastSequence { publisher: 0x101, ..last_sequence(1, 2) }, true),
     ] {
-        assert_eq!(topic.record_remote_heartbeat(&heartbeat), is_new, "{heartbeat:?}");
+        assert_eq!(topic.record_remote_last_sequence(&reported), is_new, "{reported:?}");
     }
-    let expected = [RemoteLastSequence { publisher: 0x101, ..heartbeat(1, 2) }, heartbeat(2, 1)];
+    let expected =
+        [RemoteLastSequence { publisher: 0x101, ..last_sequence(1, 2) }, last_sequence(2, 1)];
     assert_eq!(
-        (topic.remote_last_sequences(), topic.remote_heartbeat_changes()),
+        (topic.remote_last_sequences(), topic.remote_last_sequence_changes()),
         (expected.into(), 4)
     );
-    // The oldest heartbeats are replaced.
+    // The oldest ones are replaced.
     for publisher in 3..=66 {
-        assert!(topic.record_remote_heartbeat(&heartbeat(publisher, 1)));
+        assert!(topic.record_remote_last_sequence(&last_sequence(publisher, 1)));
     }
     let mut found: Vec<_> = topic.remote_last_sequences();
-    found.sort_by_key(|heartbeat| heartbeat.publisher);
-    assert_eq!(found, (3..=66).map(|publisher| heartbeat(publisher, 1)).collect::<Vec<_>>());
+    found.sort_by_key(|it| it.publisher);
+    assert_eq!(found, (3..=66).map(|publisher| last_sequence(publisher, 1)).collect::<Vec<_>>());
 }
 
 #[test]

@@ -42,8 +42,8 @@ impl LastSequences {
         let mut is_new = false;
         for (publisher, last) in self.publishers {
             let (first, since) = start.map_or((0, 0), |start| start.first_of(publisher));
-            let heartbeat = RemoteLastSequence { node: node.0, publisher, last, first, since, at };
-            is_new |= topic.record_remote_heartbeat(&heartbeat);
+            let reported = RemoteLastSequence { node: node.0, publisher, last, first, since, at };
+            is_new |= topic.record_remote_last_sequence(&reported);
         }
         if is_new {
             topic.local().ring_messages();

@@ -23,8 +23,8 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Returns the topic; later announcements list it again. This is a swap, not a store: data published before
-    /// an announcement that found it listed is visible to the poll that follows.
+    /// Returns the topic; later announcements list it again. This is a swap, not a store: data
+    /// published before an announcement that found it listed is visible to the poll that follows.
     pub(super) fn clear_listed(&self) -> TopicKey {
         self.is_listed.swap(false, Ordering::AcqRel);
         self.key

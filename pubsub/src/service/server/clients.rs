@@ -8,7 +8,8 @@ use ipc::{ChannelError, DescriptorLimit, Liveness, Participant, PidFd};
 
 use super::admission::{RECEIVING, out_of_descriptors};
 use super::{
-    ClientName, JoiningClient, MAX_MESSAGES_PER_TURN, RESERVED_ROSTER_SLOTS, ServedNode, Service,
+    ClientName, JoiningClient, MAX_MESSAGES_PER_TURN, RESERVED_PARTICIPANT_SLOTS, ServedNode,
+    Service,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::node_segment::NodeSegment;
@@ -109,7 +110,7 @@ impl Service {
                 return Err(out_of_descriptors(connection, limit));
             }
             // Without free slots no service could take over.
-            let is_full = served_node.participants.free_slots() <= RESERVED_ROSTER_SLOTS;
+            let is_full = served_node.participants.free_slots() <= RESERVED_PARTICIPANT_SLOTS;
             let admitted = if is_full { None } else { served_node.participants.admit(known) };
             admitted.ok_or_else(|| {
                 let detail = "the node has the maximum number of members";
@@ -336,7 +337,6 @@ impl Service {
                 self.broker.grow_or_log(&served_node.caller(), pool, bytes);
             }
             Request::ParticipantsChanged { number } => self.topic_changed(number),
-            // Ignored for a topic that it does not use.
             Request::PublisherBlocked { number } if self.broker.uses_topic(member, number) => {
                 self.eviction_monitor.begin(Instant::now(), (number, Direction::Local));
             }
@@ -348,7 +348,7 @@ impl Service {
                     self.broker.notify(member, &notice, Vec::new());
                 }
             }
-            // Handled earlier.
+            // Handled earlier, or of a topic or pool that the member does not use.
             _ => {}
         }
     }

@@ -29,7 +29,7 @@ fn of(client: u8, count: u8, kinds: u8, request: &Request) -> Vec<u8> {
     step(client, count, kinds, &body(request))
 }
 
-/// The participant that a participants admits first.
+/// The participant that a participant table admits first.
 fn first() -> Participant {
     Participant::new(0, 1).unwrap()
 }

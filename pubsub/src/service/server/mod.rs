@@ -64,7 +64,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Timeout for locks. Only a stopped or starved process holds one for longer.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
 /// Slots of the participant table that are reserved for services.
-const RESERVED_ROSTER_SLOTS: usize = 8;
+const RESERVED_PARTICIPANT_SLOTS: usize = 8;
 /// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
 /// Messages of one process that are handled before those of the next.

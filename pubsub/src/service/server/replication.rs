@@ -295,7 +295,7 @@ impl Service {
         let (identity, label) = (served_node.node_segment.identity(), &self.options.label);
         let is_first = replication.attempts.first.is_none();
         if is_first {
-            network.say_if_insecure();
+            network.warn_if_insecure();
         }
         match Replicator::start(network, identity, label, service_context, bell) {
             Ok(replicator) => {

@@ -299,7 +299,7 @@ fn participant_slots_are_reserved_for_services() {
     let (mut service, node_segment, _held) = test_dir.successor();
     let participant = node_segment.participants().admit(pidfd()).unwrap();
     node_segment.mark_member(participant);
-    while node_segment.participants().free_slots() > RESERVED_ROSTER_SLOTS {
+    while node_segment.participants().free_slots() > RESERVED_PARTICIPANT_SLOTS {
         let other = node_segment.participants().admit(pidfd()).unwrap();
         node_segment.mark_member(other);
     }

@@ -241,8 +241,8 @@ impl WorkerEndpoint {
         (addresses > ADDRESS_LIMITS.0).then_some(RenewalReason::AddressLimit)
     }
 
-    /// Replaces the endpoint; closes the old one with all rings, which are disconnected. `for_node`: the node that is the
-    /// reason, if any, with whether no other one was connected.
+    /// Replaces the endpoint; closes the old one with all rings, which are disconnected.
+    /// `for_node`: the node that is the reason, if any, with whether no other one was connected.
     pub(crate) fn renew(
         &mut self,
         why: RenewalReason,

@@ -30,6 +30,7 @@ pub(super) fn choose_lane_count(
 
 /// The best provider that reaches other machines from this address, or from this machine if the
 /// address is not known; at a loopback address, one that would elsewhere.
+///
 /// Providers that never leave the machine are refused, even if both nodes are on one and they are
 /// named: of two nodes connected by shm of libfabric 1.17, one crashed in it as soon as a topic was
 /// replicated.

@@ -271,7 +271,7 @@ impl WorkerLoop {
             let Some(topic) = self.topics.inbound(index) else { continue };
             if topic.poll_stall(now, self.endpoint.transport().port()) {
                 let (key, node) = topic.id();
-                tracing::warn!(topic = ?Some(key), %node, "connection with a node stalled");
+                tracing::warn!(topic = ?key, %node, "connection with a node stalled");
                 self.handle_fault(node, RenewalReason::ConnectionStalled);
             }
         }

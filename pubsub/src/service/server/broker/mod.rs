@@ -72,7 +72,8 @@ impl Broker {
         self.clients.insert(member, client);
     }
 
-    /// Removes a client; the topics that it used keep it as a user. Returns whether it was leaving.
+    /// Removes a client; the topics that it used keep it as a user. Returns its name, and whether it
+    /// was leaving.
     pub(super) fn remove(&mut self, member: Participant) -> Option<(ClientName, bool)> {
         self.clients.remove(&member).map(|client| (client.name, client.is_leaving))
     }
@@ -248,7 +249,7 @@ impl Broker {
     }
 
     /// A rejoined member has returned all its topics, perhaps fewer than before its connection was
-    /// lost. Returns both, those that it uses first.
+    /// lost. Returns the topics that it uses, and then those that it did not return.
     pub(super) fn drop_unreturned_topics(&mut self, member: Participant) -> Vec<u32> {
         let Some(client) = self.clients.get(&member) else { return Vec::new() };
         let mut topics: Vec<_> = client.topics.keys().copied().collect();
