@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// Pairs of each process; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1M")]
     iterations: u64,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }

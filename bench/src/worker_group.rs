@@ -67,7 +67,7 @@ fn run<T: Task>(
     shared: &SharedSegment,
 ) -> Result<(), Failure> {
     let task = T::deserialize(&setup.task)
-        .map_err(|error| Failure::failed(format!("the task: {error}")))?;
+        .map_err(|error| Failure::failed(format!("parse the worker's task failed: {error}")))?;
     let result = task.run(shared, || {
         send_answer(channel, &WorkerStatus::Ready)?;
         channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the start")).map(drop)
@@ -366,7 +366,7 @@ fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
 fn answer(channel: &Channel, timeout: Duration) -> Result<WorkerStatus, Failure> {
     let bytes = channel.receive(timeout).map_err(broken("receive a worker's answer"))?.bytes;
     serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::failed(format!("a worker's answer: {error}")))
+        .map_err(|error| Failure::failed(format!("parse a worker's answer failed: {error}")))
 }
 
 fn send_answer(channel: &Channel, answer: &WorkerStatus) -> Result<(), Failure> {
@@ -388,7 +388,7 @@ pub(crate) fn work(path: &Path, types: &[TaskType]) -> Result<(), Failure> {
     channel.send(b"hello", &[life.as_fd()], SETUP_TIMEOUT).map_err(broken("send the pidfd"))?;
     let mut message = channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the setup"))?;
     let setup: WorkerSetup = serde_json::from_slice(&message.bytes)
-        .map_err(|error| Failure::failed(format!("the setup: {error}")))?;
+        .map_err(|error| Failure::failed(format!("parse the worker's setup failed: {error}")))?;
     let result = message
         .descriptors
         .pop()

@@ -170,7 +170,10 @@ fn cause(rows: &[Row]) -> String {
     if !reasons.is_empty() {
         return format!("; no peer node is connected: {}", reasons.join(", "));
     }
-    let mut lost = matching!(rows, Row::Peer { label, address, detail, .. } => lost_text(label, address, detail));
+    let mut lost = matching!(
+        rows,
+        Row::Peer { label, address, detail, .. } => lost_text(label, address, detail)
+    );
     let mut listens =
         matching!(rows, Row::Node { listens: Some(address), .. } => text::escape_control(address));
     match (lost.next(), listens.next()) {
@@ -199,11 +202,15 @@ fn lost_text(label: &str, address: &str, detail: &str) -> String {
 
 impl ReportedState {
     fn has_network(&self) -> bool {
-        let networked = matching!(
-        self.rows,
-        Row::Peer { .. } | Row::ReplicationError { .. } | Row::Node { listens: Some(_), .. } => ()
-        );
-        networked.count() > 0
+        let has = |row: &Row| {
+            matches!(
+                row,
+                Row::Peer { .. }
+                    | Row::ReplicationError { .. }
+                    | Row::Node { listens: Some(_), .. }
+            )
+        };
+        self.rows.iter().any(has)
     }
 
     /// Processes a report, and returns the lines to print.
@@ -237,11 +244,11 @@ impl ReportedState {
                 continue;
             }
             let mut process = matching!(
-            self.rows,
-            Row::Process { participant: of, label, process } if of == participant => match process {
-            0 => format!("\"{}\"", label.escape_debug()),
-            _ => format!("process {process} \"{}\"", label.escape_debug()),
-            }
+                self.rows,
+                Row::Process { participant: of, label, process } if of == participant => match process {
+                    0 => format!("\"{}\"", label.escape_debug()),
+                    _ => format!("process {process} \"{}\"", label.escape_debug()),
+                }
             );
             self.publishers.extend(process.next().map(|process| (*publisher, process)));
         }

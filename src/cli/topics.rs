@@ -73,15 +73,15 @@ fn details(rows: &[Row]) -> String {
     let head =
         ["topic", "type", "released within", "messages reserved", "bytes reserved", "dropped"];
     let topics = matching!(
-    rows,
-    Row::Topic { name, type_name, release_microseconds, dropped, reserves, .. } => [
-    name.escape_debug().to_string(),
-    type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::escape_control),
-    format!("{} s", *release_microseconds as f64 / 1e6),
-    reserves.blocks.to_string(),
-    reserves.bytes.to_string(),
-    dropped.to_string(),
-    ]
+        rows,
+        Row::Topic { name, type_name, release_microseconds, dropped, reserves, .. } => [
+            name.escape_debug().to_string(),
+            type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::escape_control),
+            format!("{} s", *release_microseconds as f64 / 1e6),
+            reserves.blocks.to_string(),
+            reserves.bytes.to_string(),
+            dropped.to_string(),
+        ]
     );
     text::table_of(head, topics)
 }
@@ -144,7 +144,10 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
     out.push_str(&remote_topics(rows));
     for row in rows {
         if let Row::Pool { place, is_inbound, bytes, budget, free, blocks, .. } = row {
-            let reserved = matching!(rows, Row::Topic { place: of, reserves, .. } if of == place => reserves.bytes);
+            let reserved = matching!(
+                rows,
+                Row::Topic { place: of, reserves, .. } if of == place => reserves.bytes
+            );
             let reserved = reserved.fold(0, u64::saturating_add);
             let direction = if *is_inbound { "from other nodes" } else { "of this node" };
             let place = text::escape_control(&place.chars().take(12).collect::<String>());
@@ -204,7 +207,7 @@ pub(crate) fn fields_of_kind(
 ) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for row in rows.iter().filter(|row| is_of_kind(row)) {
-        let row = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
+        let row = serde_json::to_value(row).map_err(Failure::of)?;
         // A row is an object with its kind as the only key.
         all.extend(row.as_object().into_iter().flat_map(|row| row.values().cloned()));
     }
@@ -213,12 +216,12 @@ pub(crate) fn fields_of_kind(
 
 /// The values of all rows that match a pattern.
 macro_rules! matching {
-($rows:expr, $row:pat $(if $condition:expr)? => $value:expr $(,)?) => {
-$rows.iter().filter_map(|row| match row {
-$row $(if $condition)? => Some($value),
-_ => None,
-})
-};
+    ($rows:expr, $row:pat $(if $condition:expr)? => $value:expr $(,)?) => {
+        $rows.iter().filter_map(|row| match row {
+            $row $(if $condition)? => Some($value),
+            _ => None,
+        })
+    };
 }
 pub(crate) use matching;
 

@@ -27,12 +27,13 @@ pub(crate) fn serve(
     source: Option<&str>,
     check: impl FnOnce(&Plan) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let failed =
-        |what: &str, error: std::io::Error| Failure::failed(format!("{what} {address}: {error}"));
-    let listener = TcpListener::bind(address).map_err(|e| failed("listening at", e))?;
-    let local = listener.local_addr().map_err(|e| failed("listening at", e))?;
+    let failed = |what: &str, error: std::io::Error| {
+        Failure::failed(format!("{what} at {address} failed: {error}"))
+    };
+    let listener = TcpListener::bind(address).map_err(|e| failed("listen", e))?;
+    let local = listener.local_addr().map_err(|e| failed("listen", e))?;
     eprintln!("waiting for a client at {local}");
-    let (stream, client) = listener.accept().map_err(|e| failed("accepting at", e))?;
+    let (stream, client) = listener.accept().map_err(|e| failed("accept a client", e))?;
     eprintln!("client connected: {client}");
     let local = local_address_of(&stream)?;
     let mut frame_channel = frame_channel_of(stream)?;

@@ -287,7 +287,7 @@ pub(super) fn take(
         Role::Sender { socket, to, size } => {
             let listener = UnixListener::bind(socket).map_err(failed("listen"))?;
             ready()?;
-            let (mut from, _) = listener.accept().map_err(failed("accepting"))?;
+            let (mut from, _) = listener.accept().map_err(failed("accept a connection"))?;
             let mut to = connected(|| TcpStream::connect(to))?;
             to.set_nodelay(true).map_err(failed("set a socket option"))?;
             let mut message = vec![0; HEADER + *size as usize];
@@ -309,7 +309,7 @@ pub(super) fn take(
             let publisher = topic.publisher()?;
             let listener = TcpListener::bind(at).map_err(failed("listen"))?;
             ready()?;
-            let (mut from, _) = listener.accept().map_err(failed("accepting"))?;
+            let (mut from, _) = listener.accept().map_err(failed("accept a connection"))?;
             from.set_nodelay(true).map_err(failed("set a socket option"))?;
             let mut message = vec![0; HEADER + kind.size as usize];
             let mut times: [Histogram; 4] = Default::default();
@@ -321,7 +321,7 @@ pub(super) fn take(
                     [0, 1, 2, 3, 4].map(|at| word(&message, at));
                 let mut loan = publisher.loan(kind.size, TIMEOUT)?;
                 loan.write(0, &message[HEADER..])?;
-                let stamps = Stamps { published: begun, borrow: 0, fill: 0, number };
+                let stamps = Stamps { published: begun, loan: 0, fill: 0, number };
                 loan.set_metadata(&stamps.bytes())?;
                 let lent = now();
                 loan.publish(TIMEOUT)?;

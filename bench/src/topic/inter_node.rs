@@ -210,11 +210,11 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Self {
-        let has_rival = arguments.baseline.is_some();
-        let is_small = arguments.size < LARGE && !has_rival;
+        let has_baseline = arguments.baseline.is_some();
+        let is_small = arguments.size < LARGE && !has_baseline;
         let mut items = vec![Item::All];
         items.extend(arguments.has_one().then_some(Item::One));
-        items.extend(has_rival.then_some(Item::BaselinePublisher));
+        items.extend(has_baseline.then_some(Item::BaselinePublisher));
         items.push(if is_small { Item::Ring } else { Item::Stages });
         let each = arguments.each(true);
         let stream_depth = (WAITING / arguments.size).clamp(DEPTH.into(), MAX_WAITING) as u32;

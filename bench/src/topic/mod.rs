@@ -263,7 +263,7 @@ impl Service {
     }
 }
 
-/// Its network.
+/// The network of a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Network {
     listen: SocketAddr,

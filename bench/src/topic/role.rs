@@ -54,7 +54,7 @@ pub(super) fn now() -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamps {
     pub(super) published: u64,
-    pub(super) borrow: u64,
+    pub(super) loan: u64,
     /// 0 if not measured.
     pub(super) fill: u64,
     pub(super) number: u64,
@@ -63,7 +63,7 @@ pub(super) struct Stamps {
 impl Stamps {
     pub(super) fn bytes(self) -> [u8; STAMPS * 8] {
         let mut bytes = [0; STAMPS * 8];
-        let words = [self.published, self.borrow, self.fill, self.number];
+        let words = [self.published, self.loan, self.fill, self.number];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
@@ -73,7 +73,7 @@ impl Stamps {
     pub(super) fn of(bytes: &[u8]) -> Option<Self> {
         let word =
             |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
-        Some(Self { published: word(0)?, borrow: word(1)?, fill: word(2)?, number: word(3)? })
+        Some(Self { published: word(0)?, loan: word(1)?, fill: word(2)?, number: word(3)? })
     }
 }
 
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn stamps_are_read_as_written() {
-        let stamps = Stamps { published: 1, borrow: 2, fill: 3, number: u64::MAX };
+        let stamps = Stamps { published: 1, loan: 2, fill: 3, number: u64::MAX };
         assert_eq!(Stamps::of(&stamps.bytes()), Some(stamps));
         assert_eq!(Stamps::of(&stamps.bytes()[1..]), None);
     }

@@ -93,8 +93,8 @@ impl TimedPublisher {
         let written = now();
         let fill = if self.fill_is_timed { written.saturating_sub(lent) } else { 0 };
         let published = now();
-        let borrow = lent.saturating_sub(requested);
-        let stamps = Stamps { published, borrow, fill, number: self.next };
+        let loan_time = lent.saturating_sub(requested);
+        let stamps = Stamps { published, loan: loan_time, fill, number: self.next };
         loan.set_metadata(&stamps.bytes())?;
         loan.publish(TIMEOUT)?;
         if round == Round::Timed {

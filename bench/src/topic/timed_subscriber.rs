@@ -161,7 +161,7 @@ impl Reader {
                 return Err(Failure::new(Exit::DataCorrupted, "received a message without stamps"));
             };
             if is_timed {
-                let before = stamps.borrow + stamps.fill;
+                let before = stamps.loan + stamps.fill;
                 let time = pulled.saturating_sub(stamps.published) + before;
                 self.found.topics[topic].add(time);
                 self.add_stages(&sample, stamps, received);
@@ -195,7 +195,7 @@ impl Reader {
     fn add_stages(&mut self, sample: &Sample, stamps: Stamps, pulled: u64) {
         let is_remote = sample.origin().is_some();
         let mut all = stages::durations(&sample.times(), is_remote, stamps.published, pulled);
-        all[Stage::Loan as usize] = Some(stamps.borrow);
+        all[Stage::Loan as usize] = Some(stamps.loan);
         all[Stage::Fill as usize] = Some(stamps.fill).filter(|fill| *fill > 0);
         for (samples, duration) in self.found.stages.iter_mut().zip(all) {
             if let Some(duration) = duration {

@@ -342,10 +342,10 @@ fabricast_status fabricast_loan_set_metadata(fabricast_loan *loan, const void *d
 #define FABRICAST_NO_POSITION UINT64_MAX
 
 typedef struct fabricast_sent {
-    uint64_t position; /* among all messages of the topic on this node;
-                          FABRICAST_NO_POSITION: no subscriber, or dropped */
+    uint64_t position;    /* among all messages of the topic on this node;
+                             FABRICAST_NO_POSITION: no subscriber, or dropped */
     uint64_t subscribers; /* subscribers of this node that received it */
-    uint64_t dropped;  /* 1: dropped, without space in a topic that drops messages */
+    uint64_t dropped;     /* 1: dropped, without space in a topic that drops messages */
 } fabricast_sent;
 
 /*

@@ -10,10 +10,10 @@ use crate::status::Status;
 /// Result of calls on the Rust side.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// Why a call failed.
 /// What a function does, as its messages begin.
 pub(crate) type Operation = &'static CStr;
 
+/// Why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: Status,

@@ -333,8 +333,8 @@ impl Demonstration<'_> {
             self.processes.start((Role::NodeService, node, format!("node {}", node + 1)), all)?;
             self.processes.poll_node(node)?;
             let listens = |it: &DemoProcesses| {
-                matching!(it.rows[node].0, Row::Node { listens: Some(address), .. } => address.clone())
-            .next()
+                let rows = &it.rows[node].0;
+                matching!(rows, Row::Node { listens: Some(address), .. } => address.clone()).next()
             };
             self.processes.wait_until("the nodes were served", startup_deadline, |it| {
                 listens(it).is_some()

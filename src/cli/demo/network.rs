@@ -89,7 +89,7 @@ fn probe_in_child() -> Result<(), String> {
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output()
-        .map_err(|error| format!("starting a process: {error}"))?;
+        .map_err(|error| format!("start a process failed: {error}"))?;
     let why = || String::from_utf8_lossy(&output.stdout).trim().to_owned();
     output.status.success().then_some(()).ok_or_else(why)
 }
@@ -115,11 +115,13 @@ fn create_namespaces() -> Result<DemoNetwork, String> {
             ("gid_map", format!("0 {group} 1")),
         ] {
             std::fs::write(format!("/proc/self/{file}"), content)
-                .map_err(|error| format!("writing {file}: {error}"))?;
+                .map_err(|error| format!("write {file} failed: {error}"))?;
         }
     }
-    let open =
-        || File::open("/proc/self/ns/net").map_err(|error| format!("opening a network: {error}"));
+    let open = || {
+        File::open("/proc/self/ns/net")
+            .map_err(|error| format!("open network namespace failed: {error}"))
+    };
     let first = open()?;
     unshare(CloneFlags::CLONE_NEWNET).map_err(failed)?;
     let [first_end, second_end] = INTERFACES;
@@ -141,7 +143,7 @@ fn ip(arguments: &str) -> Result<(), String> {
         .args(arguments.split(' '))
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| format!("starting ip: {error}"))?;
+        .map_err(|error| format!("start ip failed: {error}"))?;
     if output.status.success() {
         return Ok(());
     }

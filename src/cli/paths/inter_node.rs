@@ -19,7 +19,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 /// Name of a node if known, else its address, else the begin of its identity.
 pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
     const ID_PREFIX_LENGTH: usize = 8;
-    let of_it = || matching!(rows, Row::Peer { node, label, address, .. } if node == identity => (label, address));
+    let of_it = || {
+        matching!(
+            rows,
+            Row::Peer { node, label, address, .. } if node == identity => (label, address)
+        )
+    };
     let known = |text: &&String| !text.is_empty();
     let label = of_it().map(|(label, _)| label).find(known);
     match label.or_else(|| of_it().map(|(_, address)| address).find(known)) {
@@ -88,9 +93,9 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     let count_of = |number: usize, thing| text::count_of(number as u64, thing);
     let publishers = matching!(rows, Row::Publisher { topic, .. } if topic == name_of_topic => ());
     let subscribers = matching!(
-    rows,
-    Row::Subscriber { topic, participant, .. }
-    if topic == name_of_topic && *participant != ReportedSubscriber::Replication => ()
+        rows,
+        Row::Subscriber { topic, participant, .. }
+            if topic == name_of_topic && *participant != ReportedSubscriber::Replication => ()
     );
     lines.push(format!(
         "on this node: {}, {}, by shared memory: all read one copy",
@@ -140,8 +145,11 @@ pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     let name = |node, label: &String| {
         if label.is_empty() { name_of_node(rows, node) } else { label.clone() }
     };
-    matching!(rows, Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => name(node, label))
-    .collect()
+    let names = matching!(
+        rows,
+        Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => name(node, label)
+    );
+    names.collect()
 }
 
 /// The names in brackets; empty without names.

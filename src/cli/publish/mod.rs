@@ -220,7 +220,7 @@ struct PublishRun<'a> {
     summary: &'a mut PublishSummary,
     progress: Progress,
     connectivity: ConnectivityReporter,
-    /// Of the last message that was not dropped.
+    /// Did the last message that was not dropped have subscribers?
     had_subscribers: bool,
     node: &'a Node,
     /// State of the notice about waits for space.
@@ -387,7 +387,7 @@ impl PublishRun<'_> {
                 self.summary.waited += since.elapsed();
                 match borrowed {
                     Ok(loan) => break loan,
-                    Err(error) => timed_out(error)?,
+                    Err(error) => check_timed_out(error)?,
                 }
                 let began = *began.get_or_insert(since);
                 self.continue_waiting(deadline, (Wait::Room, began))?;
@@ -446,7 +446,7 @@ impl PublishRun<'_> {
         while self.is_reliable {
             match self.publisher.flush(deadline.slice()) {
                 Ok(()) => break,
-                Err(error) => timed_out(error)?,
+                Err(error) => check_timed_out(error)?,
             }
             self.continue_waiting(deadline, (Wait::Release, began))?;
         }
@@ -455,8 +455,8 @@ impl PublishRun<'_> {
     }
 }
 
-/// Another error than that of a deadline ends the run.
-fn timed_out(error: pubsub::Error) -> Result<()> {
+/// Fails for all errors but a missed deadline.
+fn check_timed_out(error: pubsub::Error) -> Result<()> {
     match error.kind() {
         ErrorKind::DeadlineExceeded => Ok(()),
         _ => Err(with_remedy(error)),

@@ -73,7 +73,7 @@ fn describe_unresponsive(process: ServiceProcess) -> String {
     let (number, state) = (process.number, process.state());
     let named = format!(
         "; {process} serves the node, which evicts subscribers that hold messages for too long, and does \
-        not answer: {state}"
+         not answer: {state}"
     );
     match number {
         0 => named,
@@ -97,20 +97,20 @@ fn describe(rows: &[Row], topic: &str, wait: Wait) -> String {
 /// The subscriber of a topic that is furthest behind, and by how many messages.
 fn slowest(rows: &[Row], name: &str) -> Option<(String, u64)> {
     let subscribers = matching!(
-    rows,
-    Row::Subscriber { topic, participant, behind, .. }
-    if topic == name && *behind > 0 => (participant, *behind)
+        rows,
+        Row::Subscriber { topic, participant, behind, .. }
+            if topic == name && *behind > 0 => (participant, *behind)
     );
     let (participant, behind) = subscribers.max_by_key(|(_, behind)| *behind)?;
     let ReportedSubscriber::Process(participant) = participant else {
         return Some(("another node".to_owned(), behind));
     };
     let mut process = matching!(
-    rows,
-    Row::Process { participant: of, label, process } if of == participant => match process {
-    0 => format!("\"{}\"", label.escape_debug()),
-    _ => format!("process {process} (\"{}\")", label.escape_debug()),
-    }
+        rows,
+        Row::Process { participant: of, label, process } if of == participant => match process {
+            0 => format!("\"{}\"", label.escape_debug()),
+            _ => format!("process {process} (\"{}\")", label.escape_debug()),
+        }
     );
     Some((process.next().unwrap_or_else(|| "a subscriber".to_owned()), behind))
 }

@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// after existing numbers
     #[arg(long, value_name = "DIRECTORY")]
     into: Option<PathBuf>,
-    /// Verify that every message is a complete one of `fabricast pub --pattern`, and the next one
+    /// Verify that messages of `fabricast pub --pattern` are complete, correct and in order
     #[arg(long)]
     check: bool,
     /// Print the message rate and the latency of each stage

@@ -102,7 +102,7 @@ def devices(torch):
     return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 
 
-class StandInMemory:
+class EmulatedMemory:
     """The same without PyTorch and without a GPU, to test the rest."""
 
     # As PyTorch's.

@@ -6,7 +6,7 @@ import struct
 import time
 
 from library import Failure, Library, given, report
-from memory import MEBI, StandInMemory, TorchMemory
+from memory import MEBI, EmulatedMemory, TorchMemory
 
 # Timeouts of a process, in milliseconds.
 TIMEOUT = 60_000
@@ -40,7 +40,7 @@ class Side:
         number = self.numbers[0 if role == "first" else 1]
         length = self.largest + MARGIN
         if options.emulated:
-            self.memory = StandInMemory(self.library, number, length)
+            self.memory = EmulatedMemory(self.library, number, length)
         else:
             self.memory = TorchMemory(number, length, options.memory == "expandable")
         hello = {"namespaces": namespaces(), "process": os.getpid()}

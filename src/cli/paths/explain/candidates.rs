@@ -47,20 +47,22 @@ pub(super) fn remote(devices: &[Device], locality: Option<&Locality>) -> Vec<Nam
         let unseen = MemoryAttributes::on_device(Uuid([0xff; 16]), Exportability::ByDescriptors);
         return vec![named("device memory", None, unseen), host];
     }
-    let on = |device: &Device, name, is_offered, exportability, or| {
-        let exportability = if is_offered { exportability } else { Exportability::Not(or) };
+    let on = |device: &Device, name, is_offered, exportability, obstacle| {
+        let exportability = if is_offered { exportability } else { Exportability::Not(obstacle) };
         let memory = MemoryAttributes::on_device(device.properties().uuid, exportability);
         named(name, Some(device), memory)
     };
     let of_pools = devices.iter().map(|device| {
         let is_offered = device.properties().handle_types.file_descriptor;
-        let (exportability, or) = (Exportability::ByDescriptors, ExportObstacle::NotExportable);
-        on(device, "device memory of a pool", is_offered, exportability, or)
+        let (exportability, obstacle) =
+            (Exportability::ByDescriptors, ExportObstacle::NotExportable);
+        on(device, "device memory of a pool", is_offered, exportability, obstacle)
     });
     let plain = devices.iter().map(|device| {
         let is_offered = device.properties().handle_types.legacy;
-        let (exportability, or) = (Exportability::ByLegacyHandle, ExportObstacle::NoLegacyHandle);
-        on(device, "device memory of cudaMalloc", is_offered, exportability, or)
+        let (exportability, obstacle) =
+            (Exportability::ByLegacyHandle, ExportObstacle::NoLegacyHandle);
+        on(device, "device memory of cudaMalloc", is_offered, exportability, obstacle)
     });
     of_pools.chain(plain).chain([host]).collect()
 }
