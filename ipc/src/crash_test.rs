@@ -93,8 +93,15 @@ impl Sources {
 }
 
 fn lines_that_store(text: &str) -> impl Iterator<Item = usize> {
-    const CALLS: [&str; 6] =
-        [".store(", ".compare_exchange(", ".swap(", ".fetch_and(", ".fetch_or(", ".fetch_add("];
+    const CALLS: [&str; 7] = [
+        ".store(",
+        ".compare_exchange(",
+        ".swap(",
+        ".fetch_and(",
+        ".fetch_or(",
+        ".fetch_add(",
+        "store_all(",
+    ];
     let lines: Vec<&str> = text.lines().collect();
     // Tests come last in a file; the declaration of a test module does not count.
     let begins_tests =

@@ -22,7 +22,7 @@ pub fn check(page: &str, name: &str, text: &str) {
     if std::env::var_os(WRITE).is_some() {
         std::fs::write(&path, format!("{head}{begin}\n{text}\n{end}{tail}")).unwrap();
     } else {
-        assert!(found == format!("\n{text}\n"), "{page} is out of date: {WRITE}=1 make reference");
+        assert!(found == format!("\n{text}\n"), "{page} is out of date: make reference");
     }
 }
 
@@ -32,7 +32,9 @@ pub fn check(page: &str, name: &str, text: &str) {
 pub fn of_subcommands(mut program: Command) -> String {
     program.build();
     let mut out = String::new();
-    for command in program.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+    for command in
+        program.get_subcommands_mut().filter(|it| !it.is_hide_set() && it.get_name() != "help")
+    {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
         let usage = command.render_usage().to_string();
         let usage = usage.trim_start_matches("Usage: ");
