@@ -1,0 +1,40 @@
+//! Ranks of a launched job: which rank this process is, and one exchange of bytes among all ranks.
+//!
+//! A launcher (`mpirun`, `mpiexec`, `srun`, `torchrun`) describes the job to its processes by
+//! environment variables, and offers an exchange of bytes: PMI-1 and PMI-2 over a socket, PMIx by a
+//! library that is loaded at run time, or the TCP store of torchrun. [`start`] finds out which, and
+//! connects to it; no MPI library is linked. A program that has an MPI communicator implements
+//! [`Exchange`] by it instead.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `environment` | the variables of this process, or recorded ones |
+//! | `exchange` | the trait that all launchers implement |
+//! | `envelope` | what each rank contributes to the exchange: its version, its bytes or its failure |
+//! | `text` | bytes as text, for exchanges of text |
+//! | `presence` | which ranks of this machine have started, to name the missing ones |
+//! | `single` | a job of one rank |
+//! | `pmi/`, `pmix/`, `tcp_store/` | the launchers' protocols |
+//! | `detect` | which launcher started this process |
+//! | `start` | connects to it |
+
+mod detect;
+mod envelope;
+mod environment;
+mod error;
+mod exchange;
+mod pmi;
+mod pmix;
+mod presence;
+mod single;
+mod start;
+mod tcp_store;
+mod text;
+
+pub use detect::{Launcher, detect};
+pub use envelope::{Contribution, gather};
+pub use environment::Environment;
+pub use error::{Error, ErrorKind, Result};
+pub use exchange::{Exchange, LocalRank};
+pub use single::Single;
+pub use start::start;
