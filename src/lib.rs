@@ -13,6 +13,7 @@
 //! - [`transfer`]: memory shared between processes: one buffer without a copy, or bytes
 //!   written to another process's memory.
 //! - [`pubsub`]: topics. One copy of a message, read by any number of processes.
+//! - [`launch`]: ranks that `mpirun`, `srun` or `torchrun` started, as peers.
 //!
 //! ```
 //! use fabricast::fabric::{EndpointKind, Requirements, Policy, Query, Locality, choose};
@@ -35,6 +36,7 @@ pub use error::{Error, Result};
 pub use fabric;
 pub use gpu;
 pub use ipc;
+pub use launch;
 pub use pubsub;
 pub use transfer;
 

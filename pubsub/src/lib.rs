@@ -63,7 +63,7 @@ pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};
 pub use publisher::{Attempt, Loan, Publisher, PublisherCounters, Sent};
 pub use report::{ReportedSubscriber, RingPath, Row};
-pub use service::{Condition, ServiceProcess, check_directory, clean};
+pub use service::{Condition, ServiceProcess, check_directory, clean, remove_directory};
 pub use settings::{
     MAX_METADATA, MAX_TOPIC_NAME, MemoryLocation, Reliability, Reserve, TopicSettings,
 };

@@ -32,6 +32,8 @@ const LOCK_FILE: &str = "node.lock";
 const PRIORITY_FILE: &str = "node.priority";
 const MEMBERS_FILE: &str = "node.members";
 const SOCKET_FILE: &str = "node.sock";
+/// All files of a node. The leader lock is the last: it is held while the others are removed.
+pub(crate) const FILES: [&str; 4] = [SOCKET_FILE, PRIORITY_FILE, MEMBERS_FILE, LOCK_FILE];
 
 /// The socket for joining processes.
 pub(crate) fn socket_path(directory: &Path) -> PathBuf {

@@ -94,6 +94,50 @@ pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
     Ok(Condition::Dead(vec![socket]))
 }
 
+/// Removes the directory of a node that no process uses, or will use: all its files, and then the
+/// directory if nothing else is in it. False if a process uses the node, or something is left.
+///
+/// For directories that a program made for one run, such as a job's. A process that joins meanwhile
+/// may fail.
+///
+/// ```
+/// use pubsub::{Node, NodeOptions};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-remove-{}", std::process::id()));
+/// # let options = NodeOptions { directory: directory.clone(), ..NodeOptions::default() };
+/// let node = Node::join(options)?;
+/// assert!(!pubsub::remove_directory(&directory)?);
+/// drop(node);
+/// assert!(pubsub::remove_directory(&directory)?);
+/// assert!(!directory.exists());
+/// # Ok::<(), pubsub::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`clean`].
+pub fn remove_directory(directory: &Path) -> Result<bool> {
+    const OPERATION: &str = "remove directory of node";
+    if !directory.exists() {
+        return Ok(true);
+    }
+    if let Condition::Alive(..) | Condition::Unknown(..) = clean(directory, false)? {
+        return Ok(false);
+    }
+    election::check(OPERATION, directory)?;
+    let Some(_leader_lock) = LeaderLock::take(OPERATION, directory)? else { return Ok(false) };
+    if MemberLock::is_held(OPERATION, directory)? {
+        return Ok(false);
+    }
+    for file in election::FILES {
+        match fs::remove_file(directory.join(file)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::of(OPERATION, error).at(directory.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(fs::remove_dir(directory).is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;

@@ -24,7 +24,7 @@ use std::time::Instant;
 use ipc::{ChannelListener, ForkGeneration};
 use nix::sys::signal::{SigSet, Signal};
 
-pub use self::leftovers::{Condition, check_directory, clean};
+pub use self::leftovers::{Condition, check_directory, clean, remove_directory};
 pub use self::process::ServiceProcess;
 pub(crate) use self::process::describe_process;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -62,6 +62,10 @@ pub enum Event {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     queue: VecDeque<(Event, Option<NoticeCredit>)>,
+    /// The first reserved tag.
+    first_reserved: Option<u64>,
+    /// Notices with reserved tags, and departures of peers.
+    reserved: VecDeque<(Event, Option<NoticeCredit>)>,
     /// Initiators that joined and did not leave.
     initiators: Vec<Arc<LocalInitiator>>,
     /// The initiator of the last notice: the next one has its turn.
@@ -73,20 +77,56 @@ pub(super) struct Events {
 pub(super) type NoticeCredit = (usize, u64);
 
 impl Events {
+    pub(super) fn new(first_reserved: Option<u64>) -> Self {
+        Self { first_reserved, ..Self::default() }
+    }
+
     pub(super) fn push(&mut self, event: Event, credit: Option<NoticeCredit>) {
+        match &event {
+            Event::Notice { notice, .. } if self.is_reserved(notice) => {
+                self.reserved.push_back((event, credit));
+                return;
+            }
+            Event::Left { .. } if self.first_reserved.is_some() => {
+                self.reserved.push_back((event.clone(), None));
+            }
+            _ => {}
+        }
         self.queue.push_back((event, credit));
     }
 
-    /// The next event, if any.
+    fn is_reserved(&self, notice: &Notice) -> bool {
+        self.first_reserved.is_some_and(|first| notice.tag >= first)
+    }
+
+    /// The next event without a reserved tag, if any.
     pub(super) fn take(&mut self) -> Option<(Event, Option<NoticeCredit>)> {
-        if let Some(event) = self.queue.pop_front() {
-            return Some(event);
+        loop {
+            if let Some(event) = self.queue.pop_front() {
+                return Some(event);
+            }
+            let notice = self.take_local_notice()?;
+            self.push(notice, None);
         }
+    }
+
+    /// The next notice with a reserved tag, or departure of a peer, if any.
+    pub(super) fn take_reserved(&mut self) -> Option<(Event, Option<NoticeCredit>)> {
+        loop {
+            if let Some(event) = self.reserved.pop_front() {
+                return Some(event);
+            }
+            let notice = self.take_local_notice()?;
+            self.push(notice, None);
+        }
+    }
+
+    fn take_local_notice(&mut self) -> Option<Event> {
         // Round robin: an initiator with many notices does not starve the others.
         for _ in 0..self.initiators.len() {
             self.next_initiator = (self.next_initiator + 1) % self.initiators.len();
             if let Some(notice) = self.initiators[self.next_initiator].take_notice() {
-                return Some((notice, None));
+                return Some(notice);
             }
         }
         None
@@ -97,13 +137,14 @@ impl Events {
         let Some(all) = local_target.changed_initiators(&mut self.seen_changes) else { return };
         for initiator in all {
             if !self.initiators.iter().any(|reported| Arc::ptr_eq(reported, &initiator)) {
-                self.queue.push_back((initiator.joined(), None));
+                self.push(initiator.joined(), None);
                 self.initiators.push(initiator);
             }
         }
         // Notices that it sent before are reported first.
-        for left in self.initiators.extract_if(.., |initiator| initiator.has_left()) {
-            left.report_departure(|event| self.queue.push_back((event, None)));
+        let left: Vec<_> = self.initiators.extract_if(.., |initiator| initiator.has_left()).collect();
+        for initiator in left {
+            initiator.report_departure(|event| self.push(event, None));
         }
         local_target.remove_departed();
     }

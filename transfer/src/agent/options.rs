@@ -27,6 +27,7 @@ pub struct AgentOptions {
     directory: Option<PathBuf>,
     admission: Admission,
     forces_remote: bool,
+    first_reserved_tag: Option<u64>,
     wait_strategy: WaitStrategy,
     fabrics: Vec<Offer>,
     rails: RailOptions,
@@ -53,7 +54,7 @@ impl Agent {
             local_copies: LocalCopies::default(),
             remote_transport,
             operations: Operations::default(),
-            events: Events::default(),
+            events: Events::new(options.first_reserved_tag),
             forces_remote: options.forces_remote,
             wait_strategy: options.wait_strategy,
             fork_generation: ForkGeneration::current(),
@@ -76,10 +77,18 @@ impl AgentOptions {
             directory: None,
             admission: Admission::own_user(),
             forces_remote: false,
+            first_reserved_tag: None,
             wait_strategy: WaitStrategy::default(),
             fabrics: Vec::new(),
             rails: RailOptions::default(),
         }
+    }
+
+    /// Another label.
+    #[must_use]
+    pub fn label(mut self, label: &str) -> Self {
+        label.clone_into(&mut self.label);
+        self
     }
 
     /// Creates the agent's socket in this directory, for peers that see the directory and need no
@@ -106,6 +115,15 @@ impl AgentOptions {
     #[must_use]
     pub fn force_remote(mut self) -> Self {
         self.forces_remote = true;
+        self
+    }
+
+    /// Reserves the tags of notices from this one on for a library that shares the agent with its
+    /// program: [`next_event`](super::Agent::next_event) never returns them, and
+    /// [`next_reserved_event`](super::Agent::next_reserved_event) only them.
+    #[must_use]
+    pub fn reserve_tags_from(mut self, first: u64) -> Self {
+        self.first_reserved_tag = Some(first);
         self
     }
 

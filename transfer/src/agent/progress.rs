@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
 
-use super::events::Event;
+use super::events::{Event, Events, NoticeCredit};
 use super::peers::Peer;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
@@ -169,9 +169,16 @@ impl Agent {
 
     /// The next event, if any.
     pub fn poll_event(&mut self) -> Option<Event> {
+        self.poll_events(Events::take)
+    }
+
+    fn poll_events(
+        &mut self,
+        take: fn(&mut Events) -> Option<(Event, Option<NoticeCredit>)>,
+    ) -> Option<Event> {
         self.events.update(&self.local_target);
         self.poll_rails();
-        let (event, credit) = self.events.take()?;
+        let (event, credit) = take(&mut self.events)?;
         if let Some((rail, session)) = credit {
             self.remote_transport.notice_taken(rail, session);
         }
@@ -183,6 +190,45 @@ impl Agent {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn next_event(&mut self, timeout: Duration) -> Result<Event> {
+        self.wait_for_event(timeout, Events::take)
+    }
+
+    /// Waits for a notice with a [reserved](super::AgentOptions::reserve_tags_from) tag, or for the
+    /// departure of a peer, which [`next_event`](Self::next_event) reports too. Makes progress
+    /// meanwhile; other events stay for `next_event`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use transfer::{Agent, AgentOptions, Event, Notice};
+    /// let second = Duration::from_secs(1);
+    /// let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// let mut there = Agent::start(AgentOptions::new("there").reserve_tags_from(1 << 32))?;
+    /// let peer = here.connect(&there.card().encode()?, second)?;
+    /// for tag in [5, 1 << 32, 6] {
+    ///     let token = here.notify(peer, Notice::new(tag, b"")?)?;
+    ///     here.wait(token, second)?;
+    /// }
+    /// let tag = |event| match event {
+    ///     Event::Notice { notice, .. } => notice.tag,
+    ///     other => panic!("{other:?}"),
+    /// };
+    /// assert_eq!(tag(there.next_reserved_event(second)?), 1 << 32);
+    /// assert!(matches!(there.next_event(second)?, Event::Joined { .. }));
+    /// assert_eq!([tag(there.next_event(second)?), tag(there.next_event(second)?)], [5, 6]);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
+    pub fn next_reserved_event(&mut self, timeout: Duration) -> Result<Event> {
+        self.wait_for_event(timeout, Events::take_reserved)
+    }
+
+    fn wait_for_event(
+        &mut self,
+        timeout: Duration,
+        take: fn(&mut Events) -> Option<(Event, Option<NoticeCredit>)>,
+    ) -> Result<Event> {
         let end = ipc::deadline(timeout);
         let local_target = Arc::clone(&self.local_target);
         loop {
@@ -194,7 +240,7 @@ impl Agent {
             let mut wait_strategy = self.wait_strategy;
             let found = local_target.doorbell.wait(&mut wait_strategy, until, || {
                 self.progress();
-                let event = self.poll_event();
+                let event = self.poll_events(take);
                 if event.is_none()
                     && self.wait_strategy == WaitStrategy::Busy
                     && self.remote_transport.has_rails()

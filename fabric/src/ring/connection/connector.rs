@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::frame::{Frame, FramedStream, malformed};
 use super::writer::SLOT_LEN;
-use super::{OPERATION, RingWriter, provider_choice, wait_readable};
+use super::{OPERATION, RingSetup, RingWriter, provider_choice, wait_readable};
 use crate::waiting::Deadline;
-use crate::{Error, ErrorKind, Policy, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Pause between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Connects to the first of these addresses where a program listens; errors name the peer `name`.
 /// Tries again while nothing listens at one of them, or it does not answer.
 pub(super) fn connect(
-    policy: &Policy,
+    setup: &RingSetup,
     addresses: &[SocketAddr],
     name: &str,
     timeout: Duration,
@@ -25,9 +25,9 @@ pub(super) fn connect(
     let deadline = Deadline::after(timeout);
     // Libfabric takes seconds to load its providers on some machines, and a connection that stays
     // silent for so long may be evicted.
-    provider_choice::usable_providers(None, policy)?;
+    provider_choice::usable_providers(None, &setup.policy)?;
     let stream = open_stream(addresses, name, &deadline, timeout)?;
-    run_handshake(policy, stream, &deadline, timeout).map_err(|error| error.with_peer(name))
+    run_handshake(setup, stream, &deadline, timeout).map_err(|error| error.with_peer(name))
 }
 
 fn open_stream(
@@ -87,7 +87,7 @@ fn rank(error: &std::io::Error) -> u8 {
 }
 
 fn run_handshake(
-    policy: &Policy,
+    setup: &RingSetup,
     stream: TcpStream,
     deadline: &Deadline,
     timeout: Duration,
@@ -97,9 +97,10 @@ fn run_handshake(
     let mut framed = FramedStream::new(stream).map_err(failed)?;
     let receive = |framed: &mut _, what| receive(framed, what, deadline, timeout);
 
-    let usable = provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
+    let bind_address = provider_choice::bind_address(local);
+    let usable = provider_choice::usable_providers(bind_address, &setup.policy)?;
     let providers = usable.iter().map(|(wire, _)| wire.clone()).collect();
-    framed.send(&Frame::Hello { providers })?;
+    framed.send(&Frame::Hello { providers, key: setup.key.clone() })?;
     let Frame::Selected { provider, address } = receive(&mut framed, "the choice of a provider")?
     else {
         return Err(unexpected_frame());

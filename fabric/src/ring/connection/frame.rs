@@ -10,7 +10,7 @@
 //!
 //! | | writer | reader |
 //! |---|---|---|
-//! | 1 | `Hello`: its providers | |
+//! | 1 | `Hello`: its providers, and the key, if it has one | |
 //! | 2 | | `Selected`: the provider, and the reader's address |
 //! | 3 | `Address`: the writer's | |
 //! | 4 | | `Offer`: the ring |
@@ -28,11 +28,11 @@ use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 
 use super::super::{RingAnswer, RingOffer};
-use super::{OPERATION, ProviderProtocol};
+use super::{OPERATION, ProviderProtocol, RingKey};
 use crate::{Address, Error, ErrorKind, Result};
 
 /// Version of the handshake.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 const MAGIC: [u8; 4] = *b"FcRn";
 const FRAME_HEADER_LEN: usize = 8;
 /// The longest frame without its header. The longest one sent has some addresses and descriptors.
@@ -46,7 +46,7 @@ const KEEPALIVE: (u32, u32, u32) = (5, 1, 5);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Frame {
-    Hello { providers: Vec<ProviderProtocol> },
+    Hello { providers: Vec<ProviderProtocol>, key: Option<RingKey> },
     Selected { provider: ProviderProtocol, address: Address },
     Address(Address),
     Offer { offer: RingOffer, largest: u64 },

@@ -261,7 +261,13 @@ impl Handshake {
     fn advance(&mut self, setup: &RingSetup) -> Result<Option<OfferedRing>> {
         while let Some(frame) = self.framed.next()? {
             self.stage = match (mem::replace(&mut self.stage, Stage::Finished), frame) {
-                (Stage::Hello, Frame::Hello { providers }) => self.choose(setup, &providers)?,
+                (Stage::Hello, Frame::Hello { providers, key }) => {
+                    if setup.key.is_some() && key != setup.key {
+                        let detail = "the writer does not have the reader's key";
+                        return Err(Error::new(ErrorKind::ConnectionRefused, OPERATION, detail));
+                    }
+                    self.choose(setup, &providers)?
+                }
                 (Stage::Address(opened, provider), Frame::Address(address)) => {
                     let (port, addresses) = *opened;
                     let writer = addresses.insert(&address)?;

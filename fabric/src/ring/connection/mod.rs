@@ -61,6 +61,18 @@ pub struct RingSetup {
     capacity: u64,
     largest: u64,
     insecure: bool,
+    key: Option<RingKey>,
+}
+
+/// Writers without this key are refused.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct RingKey([u8; 16]);
+
+/// Without the key.
+impl std::fmt::Debug for RingKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RingKey")
+    }
 }
 
 /// What both sides of a ring must have in common.

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
 use super::super::geometry::RingGeometry;
-use super::{OPERATION, RingListener, RingSetup, RingWriter, connector, provider_choice};
+use super::{OPERATION, RingKey, RingListener, RingSetup, RingWriter, connector, provider_choice};
 use crate::{Error, ErrorKind, Policy, Result};
 
 const LISTEN: &str = "listen for writer of ring";
@@ -57,7 +57,7 @@ pub fn connect(address: impl ToSocketAddrs + Display, timeout: Duration) -> Resu
 
 impl Default for RingSetup {
     fn default() -> Self {
-        Self { policy: Policy::default(), capacity: 8 << 20, largest: 1 << 30, insecure: false }
+        Self { policy: Policy::default(), capacity: 8 << 20, largest: 1 << 30, insecure: false, key: None }
     }
 }
 
@@ -97,6 +97,27 @@ impl RingSetup {
     #[must_use]
     pub fn insecure(mut self) -> Self {
         self.insecure = true;
+        self
+    }
+
+    /// A key that the program exchanged before: the reader refuses writers that have another one or
+    /// none. It travels unencrypted, so it only separates programs that cannot see the traffic.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fabric::{ErrorKind, ring::RingSetup};
+    /// let second = Duration::from_secs(1);
+    /// let mut listener = RingSetup::new().key([7; 16]).listen("127.0.0.1:0")?;
+    /// let address = listener.address();
+    /// let reading = std::thread::spawn(move || listener.accept(second).map(drop));
+    /// let refused = RingSetup::new().key([8; 16]).connect(address, second).unwrap_err();
+    /// assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    /// assert!(reading.join().expect("the reader panicked").is_err());
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn key(mut self, key: [u8; 16]) -> Self {
+        self.key = Some(RingKey(key));
         self
     }
 
@@ -142,7 +163,7 @@ impl RingSetup {
     ) -> Result<RingWriter> {
         let addresses = self.addresses(OPERATION, &address)?;
         self.warn_if_insecure(addresses[0]);
-        connector::connect(&self.policy, &addresses, &address.to_string(), timeout)
+        connector::connect(self, &addresses, &address.to_string(), timeout)
     }
 
     /// Resolves an address and checks that it may be used: at least one.

@@ -114,6 +114,7 @@ fn frames() -> Vec<Frame> {
                 wire.clone(),
                 ProviderProtocol { name: "verbs;ofi_rxm".into(), ..wire.clone() },
             ],
+            key: Some(RingKey([9; 16])),
         },
         Frame::Selected { provider: wire, address: Address(vec![7; 16]) },
         Frame::Address(Address(vec![0; 64])),

@@ -1,0 +1,347 @@
+//! Ranks as threads of one process.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric::ring::RingSetup;
+use transfer::path::{Path, Policy};
+use transfer::{AgentOptions, Event, HostBuffer, Notice, Rights};
+
+use super::*;
+use crate::options::FabricUse;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// For a rank that does not come.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// An exchange among threads.
+#[derive(Debug, Clone)]
+struct Threads {
+    rank: u32,
+    size: u32,
+    rounds: u32,
+    shared: Arc<(Mutex<BTreeMap<(u32, u32), Vec<u8>>>, Condvar)>,
+}
+
+impl Exchange for Threads {
+    fn name(&self) -> &str {
+        "threads"
+    }
+
+    fn job(&self) -> &str {
+        "test"
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn local(&self) -> Option<LocalRank> {
+        Some(LocalRank { rank: self.rank, size: self.size })
+    }
+
+    fn all_gather(&mut self, own: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let round = self.rounds;
+        self.rounds += 1;
+        let (all, changed) = &*self.shared;
+        let mut all = all.lock().unwrap();
+        all.insert((round, self.rank), own.to_vec());
+        changed.notify_all();
+        let is_incomplete = |all: &mut BTreeMap<_, _>| {
+            (0..self.size).any(|rank| !all.contains_key(&(round, rank)))
+        };
+        let (all, waited) = changed.wait_timeout_while(all, timeout, is_incomplete).unwrap();
+        if waited.timed_out() {
+            let missing = (0..self.size).filter(|rank| !all.contains_key(&(round, *rank)));
+            let error = Error::new("exchange among ranks", ErrorKind::DeadlineExceeded, "missing");
+            return Err(error.of_ranks(missing));
+        }
+        Ok((0..self.size).map(|rank| all[&(round, rank)].clone()).collect())
+    }
+}
+
+/// A directory that is removed at the end.
+struct TestDirectory(PathBuf);
+
+impl TestDirectory {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fabricast-group-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn options(&self) -> GroupOptions {
+        GroupOptions::new().label("test").directory(&self.0).timeout(TIMEOUT)
+    }
+}
+
+impl Drop for TestDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn exchanges(size: u32) -> impl Iterator<Item = Threads> {
+    let shared = Arc::default();
+    (0..size).map(move |rank| Threads { rank, size, rounds: 0, shared: Arc::clone(&shared) })
+}
+
+/// Runs all ranks of a group, and returns what each returned.
+fn run_with<T: Send>(
+    size: u32,
+    options: impl Fn(u32, GroupOptions) -> GroupOptions + Sync,
+    rank: impl Fn(Group) -> T + Sync,
+) -> Vec<T> {
+    let directory = TestDirectory::new();
+    thread::scope(|scope| {
+        let start = |exchange: Threads| {
+            let options = options(exchange.rank, directory.options());
+            let rank = &rank;
+            scope.spawn(move || rank(Group::start_over(exchange, options).unwrap()))
+        };
+        let threads: Vec<_> = exchanges(size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn run<T: Send>(size: u32, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    run_with(size, |_, options| options, rank)
+}
+
+#[test]
+fn ranks_gather_and_broadcast_and_meet() {
+    for size in [1, 2, 3, 5, 8] {
+        run(size, |mut group| {
+            assert_eq!((group.size(), group.local().size), (size, size));
+            assert_eq!(group.local_ranks(), (0..size).collect::<Vec<_>>());
+            for step in 0..3u32 {
+                let own = vec![group.rank() as u8; (step * 100) as usize];
+                let all = group.all_gather(&own, TIMEOUT).unwrap();
+                let expected = |rank: u32| vec![rank as u8; (step * 100) as usize];
+                assert_eq!(all, (0..size).map(expected).collect::<Vec<_>>());
+                let root = step % size;
+                let bytes = group.broadcast(root, &group.rank().to_le_bytes(), TIMEOUT).unwrap();
+                assert_eq!(bytes, root.to_le_bytes());
+                group.barrier(TIMEOUT).unwrap();
+            }
+            group.close(TIMEOUT).unwrap();
+        });
+    }
+}
+
+#[test]
+fn large_messages_are_gathered() {
+    run(3, |mut group| {
+        let own: Vec<u8> = (0..300_000).map(|at| (at as u32 * 7 + group.rank()) as u8).collect();
+        let all = group.all_gather(&own, TIMEOUT).unwrap();
+        for (rank, bytes) in all.iter().enumerate() {
+            assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at * 7 + rank) as u8));
+        }
+        let too_long = vec![0; 17 << 20];
+        if group.rank() == 0 {
+            let error = group.broadcast(0, &too_long, TIMEOUT).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+    });
+}
+
+#[test]
+fn missing_rank_is_named_by_all_others_in_time() {
+    let errors = run(6, |mut group| {
+        group.barrier(TIMEOUT).unwrap();
+        if group.rank() == 4 {
+            thread::sleep(SHORT + SHORT / 2);
+            return group.barrier(TIMEOUT).unwrap_err();
+        }
+        let before = Instant::now();
+        let error = group.barrier(SHORT).unwrap_err();
+        assert!(before.elapsed() < SHORT + Duration::from_millis(500), "{:?}", before.elapsed());
+        // The agent serves others until they have reported it.
+        thread::sleep(SHORT);
+        let again = group.all_gather(b"", TIMEOUT).unwrap_err();
+        assert_eq!(again.ranks(), [4]);
+        error
+    });
+    for error in &errors {
+        assert_eq!((error.kind(), error.ranks()), (ErrorKind::DeadlineExceeded, &[4][..]), "{error}");
+    }
+    let text = "barrier of ranks failed: deadline exceeded: rank 4 did not come within 2s. Check that \
+                all ranks call it";
+    assert_eq!(errors[0].to_string(), text);
+}
+
+#[test]
+fn ended_rank_is_named_by_all_others_at_once() {
+    let errors = run(6, |mut group| {
+        group.barrier(TIMEOUT).unwrap();
+        if group.rank() == 2 {
+            return None;
+        }
+        let before = Instant::now();
+        let error = group.barrier(TIMEOUT).unwrap_err();
+        assert!(before.elapsed() < SHORT, "{:?}", before.elapsed());
+        thread::sleep(SHORT / 2);
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[2][..]), "{error}");
+    }
+}
+
+#[test]
+fn rank_that_cannot_start_fails_all_with_its_error() {
+    let directory = TestDirectory::new();
+    let errors: Vec<_> = thread::scope(|scope| {
+        let start = |exchange: Threads| {
+            let options = match exchange.rank {
+                1 => directory.options().directory("/proc/none".as_ref()),
+                _ => directory.options(),
+            };
+            scope.spawn(move || Group::start_over(exchange, options).unwrap_err())
+        };
+        let threads: Vec<_> = exchanges(3).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for rank in [0, 2] {
+        let error = &errors[rank];
+        assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[1][..]), "{error}");
+        assert!(error.to_string().contains("rank 1: start group failed: create directory /proc/none"));
+    }
+    assert_eq!(errors[1].kind(), ErrorKind::Failed);
+}
+
+#[test]
+fn rank_that_never_starts_is_named() {
+    let directory = TestDirectory::new();
+    let mut first = exchanges(2);
+    let options = directory.options().timeout(Duration::from_millis(200));
+    let error = Group::start_over(first.next().unwrap(), options).unwrap_err();
+    assert_eq!((error.kind(), error.ranks()), (ErrorKind::DeadlineExceeded, &[1][..]));
+}
+
+/// Each rank puts into the next one.
+fn put_around(mut group: Group) -> Path {
+    let (rank, size) = (group.rank(), group.size());
+    let inbox = HostBuffer::new(4096).unwrap();
+    let region = group.agent().register(&inbox, Rights::WRITE).unwrap();
+    let descriptor = region.descriptor().encode().unwrap();
+    let descriptors = group.all_gather(&descriptor, TIMEOUT).unwrap();
+    let next = (rank + 1) % size;
+    let peer = group.peer(next, TIMEOUT).unwrap();
+    let source = HostBuffer::from_vec(vec![rank as u8 + 1; 4096]).unwrap();
+    let source = group.agent().register_local(source).unwrap();
+    let (descriptor, policy) = (&descriptors[next as usize], Policy::default());
+    let route = group.agent().join(peer, &source, descriptor, &policy, TIMEOUT).unwrap();
+    let notice = Notice::new(5, b"put").unwrap();
+    let put = group.agent().put_all(&route, Some(notice)).unwrap();
+    group.agent().wait(put, TIMEOUT).unwrap();
+    // A barrier does not take the notices of the program.
+    group.barrier(TIMEOUT).unwrap();
+    let from = loop {
+        match group.agent().next_event(TIMEOUT).unwrap() {
+            Event::Notice { from, notice } => {
+                assert_eq!(notice.tag, 5);
+                break group.rank_of(from).unwrap();
+            }
+            _ => continue,
+        }
+    };
+    assert_eq!(from, (rank + size - 1) % size);
+    let mut found = vec![0; 4096];
+    inbox.read(0, &mut found).unwrap();
+    assert_eq!(found, vec![from as u8 + 1; 4096]);
+    let path = route.path();
+    group.close(TIMEOUT).unwrap();
+    path
+}
+
+#[test]
+fn ranks_put_into_each_other() {
+    assert!(run(3, put_around).iter().all(|path| *path == Path::SameProcess));
+}
+
+#[test]
+fn remote_ranks_put_by_a_fabric() {
+    let remote = |_, options: GroupOptions| {
+        options.force_remote().source(Ipv4Addr::LOCALHOST.into())
+    };
+    assert!(run_with(3, remote, put_around).iter().all(|path| *path == Path::FabricDirect));
+}
+
+#[test]
+fn job_on_one_machine_opens_a_fabric_only_on_request() {
+    let fabrics = |mut group: Group| group.agent().card().fabrics.len();
+    assert_eq!(run(2, fabrics), [0, 0]);
+    let always = |_, options: GroupOptions| {
+        options.fabric_use(FabricUse::Always).source(Ipv4Addr::LOCALHOST.into())
+    };
+    assert_eq!(run_with(2, always, fabrics), [1, 1]);
+}
+
+#[test]
+fn options_of_the_agent_are_used() {
+    let labelled = |_, options: GroupOptions| options.agent(AgentOptions::new("other"));
+    let labels = run_with(2, labelled, |mut group| group.agent().card().label);
+    assert_eq!(labels, ["test 0", "test 1"]);
+}
+
+#[test]
+fn rings_connect_ranks_in_both_directions() {
+    run(3, |mut group| {
+        let (rank, size) = (group.rank(), group.size());
+        let setup = RingSetup::new().capacity(1 << 20);
+        let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+        // Rank 0 begins as writer, so that not all listen at the same time.
+        let (mut writer, mut reader);
+        if rank == 0 {
+            writer = group.ring_to(next, &setup, TIMEOUT).unwrap();
+            reader = group.ring_from(last, &setup, TIMEOUT).unwrap();
+        } else {
+            reader = group.ring_from(last, &setup, TIMEOUT).unwrap();
+            writer = group.ring_to(next, &setup, TIMEOUT).unwrap();
+        }
+        writer.send(&[rank as u8; 1000], TIMEOUT).unwrap();
+        assert_eq!(reader.receive(TIMEOUT).unwrap(), [last as u8; 1000]);
+        group.barrier(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn ring_without_its_other_side_is_refused_in_time() {
+    run(2, |mut group| {
+        let setup = RingSetup::new();
+        let error = group.ring_to(group.rank(), &setup, TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        if group.rank() == 0 {
+            let error = group.ring_to(1, &setup, SHORT / 4).unwrap_err();
+            assert_eq!((error.kind(), error.ranks()), (ErrorKind::DeadlineExceeded, &[1][..]));
+            let error = group.ring_from(1, &setup, SHORT / 4).unwrap_err();
+            assert_eq!((error.kind(), error.ranks()), (ErrorKind::DeadlineExceeded, &[1][..]));
+        }
+        group.barrier(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn ranks_outside_the_group_are_refused() {
+    run(2, |mut group| {
+        for rank in [group.rank(), 2, u32::MAX] {
+            let error = group.peer(rank, TIMEOUT).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+        let error = group.broadcast(2, b"", TIMEOUT).unwrap_err();
+        let text = "broadcast to ranks failed: invalid argument: rank 2 does not exist: the group has \
+                    2 ranks";
+        assert_eq!(error.to_string(), text);
+    });
+}

@@ -1,0 +1,223 @@
+//! Messages between ranks, in notices of an agent.
+//!
+//! A notice has at most 64 bytes, and notices may arrive in any order. The tag of each says to which
+//! message it belongs:
+//!
+//! ```text
+//! bits  63 … 48   47 … 32          31 … 24   23 … 0
+//!       all ones  number of the    round     index of the
+//!                 collective                 fragment
+//! ```
+//!
+//! The first fragment begins with the length of the message (4 bytes, little endian).
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+use transfer::{MAX_NOTICE_LENGTH, Notice};
+
+/// The first tag of these notices.
+pub(crate) const FIRST_TAG: u64 = 0xffff << 48;
+/// The longest message.
+pub(crate) const MAX_MESSAGE: usize = 16 << 20;
+/// Bytes of the length.
+const PREFIX: usize = 4;
+/// Rounds of collectives are below.
+const ABORT_ROUND: u8 = 0xff;
+const DIRECT_ROUND: u8 = 0xfe;
+
+/// The message that a notice belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct MessageId {
+    /// The collective, or the number of the direct message.
+    pub(crate) sequence: u16,
+    round: u8,
+}
+
+impl MessageId {
+    /// A message of a collective's round.
+    pub(crate) fn of_round(sequence: u16, round: u8) -> Self {
+        debug_assert!(round < DIRECT_ROUND);
+        Self { sequence, round }
+    }
+
+    /// A message from one rank to another, outside of collectives.
+    pub(crate) fn direct() -> Self {
+        Self { sequence: 0, round: DIRECT_ROUND }
+    }
+
+    /// The report that collectives are over.
+    pub(crate) fn abort() -> Self {
+        Self { sequence: 0, round: ABORT_ROUND }
+    }
+}
+
+/// The notices that carry a message.
+pub(crate) fn fragments(id: MessageId, message: &[u8]) -> impl Iterator<Item = Notice> + use<> {
+    let mut bytes = Vec::with_capacity(PREFIX + message.len());
+    bytes.extend((message.len() as u32).to_le_bytes());
+    bytes.extend(message);
+    let count = bytes.len().div_ceil(MAX_NOTICE_LENGTH);
+    let tag = FIRST_TAG | u64::from(id.sequence) << 32 | u64::from(id.round) << 24;
+    (0..count).filter_map(move |index| {
+        let start = index * MAX_NOTICE_LENGTH;
+        let end = bytes.len().min(start + MAX_NOTICE_LENGTH);
+        Notice::new(tag | index as u64, &bytes[start..end]).ok()
+    })
+}
+
+/// A message of which fragments are missing.
+#[derive(Debug, Default)]
+struct Partial {
+    fragments: BTreeMap<u32, Vec<u8>>,
+    bytes: usize,
+}
+
+impl Partial {
+    fn add(&mut self, index: u32, bytes: &[u8]) {
+        if self.bytes <= PREFIX + MAX_MESSAGE {
+            self.bytes += bytes.len();
+            self.fragments.insert(index, bytes.to_vec());
+        }
+    }
+
+    /// The message, if it is complete.
+    fn complete(&self) -> Option<Vec<u8>> {
+        let (length, _) = self.fragments.get(&0)?.split_first_chunk::<PREFIX>()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        if self.bytes < PREFIX + length {
+            return None;
+        }
+        let mut message: Vec<u8> = self.fragments.values().flatten().copied().collect();
+        message.drain(..PREFIX);
+        message.truncate(length);
+        (message.len() == length).then_some(message)
+    }
+}
+
+/// Messages that arrived and were not taken.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    partial: HashMap<(u32, MessageId), Partial>,
+    /// Messages of collectives.
+    arrived: HashMap<(u32, MessageId), Vec<u8>>,
+    /// Direct messages of each rank, in the order of their arrival.
+    direct: HashMap<u32, VecDeque<Vec<u8>>>,
+    abort: Option<Vec<u8>>,
+    lost: HashSet<u32>,
+}
+
+impl Mailbox {
+    /// A notice of a rank. A message counts from its first fragment on for the collective `current`
+    /// or a later one: what is left of an earlier one is dropped.
+    pub(crate) fn add(&mut self, from: u32, notice: &Notice, current: u16) {
+        let id = MessageId { sequence: (notice.tag >> 32) as u16, round: (notice.tag >> 24) as u8 };
+        let is_of_round = id.round < DIRECT_ROUND;
+        if is_of_round && (id.sequence.wrapping_sub(current) as i16) < 0 {
+            return;
+        }
+        let partial = self.partial.entry((from, id)).or_default();
+        partial.add(notice.tag as u32 & 0xff_ffff, notice.data());
+        let Some(message) = partial.complete() else { return };
+        self.partial.remove(&(from, id));
+        match id.round {
+            ABORT_ROUND => drop(self.abort.get_or_insert(message)),
+            DIRECT_ROUND => self.direct.entry(from).or_default().push_back(message),
+            _ => drop(self.arrived.insert((from, id), message)),
+        }
+    }
+
+    /// A rank has left or died.
+    pub(crate) fn lose(&mut self, rank: u32) {
+        self.lost.insert(rank);
+    }
+
+    pub(crate) fn is_lost(&self, rank: u32) -> bool {
+        self.lost.contains(&rank)
+    }
+
+    pub(crate) fn take(&mut self, from: u32, id: MessageId) -> Option<Vec<u8>> {
+        if id.round == DIRECT_ROUND {
+            return self.direct.get_mut(&from)?.pop_front();
+        }
+        self.arrived.remove(&(from, id))
+    }
+
+    /// The report of a rank that collectives are over.
+    pub(crate) fn abort(&self) -> Option<&[u8]> {
+        self.abort.as_deref()
+    }
+
+    /// Drops what is left of collectives before this one.
+    pub(crate) fn begin(&mut self, current: u16) {
+        let is_current = |id: &MessageId| {
+            id.round >= DIRECT_ROUND || id.sequence.wrapping_sub(current) as i16 >= 0
+        };
+        self.partial.retain(|(_, id), _| is_current(id));
+        self.arrived.retain(|(_, id), _| is_current(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_of_earlier_collectives_are_dropped() {
+        let mut mailbox = Mailbox::default();
+        let old = MessageId::of_round(u16::MAX, 1);
+        let new = MessageId::of_round(2, 1);
+        for id in [old, new] {
+            fragments(id, b"bytes").for_each(|notice| mailbox.add(3, &notice, 0));
+        }
+        assert_eq!(mailbox.take(3, old), None);
+        assert_eq!(mailbox.take(3, new).unwrap(), b"bytes");
+        fragments(new, b"bytes").for_each(|notice| mailbox.add(3, &notice, 0));
+        mailbox.begin(3);
+        assert_eq!(mailbox.take(3, new), None);
+    }
+
+    #[test]
+    fn direct_messages_of_a_rank_stay_in_order() {
+        let mut mailbox = Mailbox::default();
+        for message in [b"1", b"2"] {
+            fragments(MessageId::direct(), message).for_each(|notice| mailbox.add(5, &notice, 9));
+        }
+        assert_eq!(mailbox.take(4, MessageId::direct()), None);
+        assert_eq!(mailbox.take(5, MessageId::direct()).unwrap(), b"1");
+        assert_eq!(mailbox.take(5, MessageId::direct()).unwrap(), b"2");
+    }
+
+    #[test]
+    fn announced_length_allocates_nothing() {
+        let mut mailbox = Mailbox::default();
+        let notice = Notice::new(FIRST_TAG, &u32::MAX.to_le_bytes()).unwrap();
+        mailbox.add(0, &notice, 0);
+        assert_eq!(mailbox.take(0, MessageId::of_round(0, 0)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn message_is_restored_from_fragments_in_any_order(
+            message in proptest::collection::vec(any::<u8>(), 0..1000),
+            keys in proptest::collection::vec(any::<u32>(), 20),
+        ) {
+            let id = MessageId::of_round(7, 2);
+            let mut notices: Vec<_> = fragments(id, &message).zip(keys).collect();
+            notices.sort_by_key(|(_, key)| *key);
+            let mut mailbox = Mailbox::default();
+            for (at, (notice, _)) in notices.iter().enumerate() {
+                prop_assert!(at == 0 || mailbox.take(1, id).is_none());
+                mailbox.add(1, notice, 7);
+            }
+            prop_assert_eq!(mailbox.take(1, id), Some(message));
+        }
+
+        #[test]
+        fn any_notice_is_accepted(tag: u64, bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let mut mailbox = Mailbox::default();
+            mailbox.add(0, &Notice::new(tag, &bytes).unwrap(), 0);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Runs collectives and direct messages over the notices of an agent.
+//!
+//! If a rank is missing or has ended, the rank that detects it reports it to its
+//! [partners](crate::collective::partners), they to theirs, and all fail with the same cause. Then
+//! the collectives of the group are over, since ranks may have left them at different steps.
+
+use std::time::{Duration, Instant};
+
+use control::launcher::{Error, ErrorKind, Result};
+use transfer::{Agent, Event, Token};
+
+use crate::collective::{Collective, Source, partners};
+use crate::mailbox::{MAX_MESSAGE, Mailbox, MessageId, fragments};
+use crate::ranks::{Ranks, of_agent};
+
+/// Notices in flight before a rank waits for some to complete.
+const MAX_IN_FLIGHT: usize = 256;
+/// A rank that detects a missing one reports it this long before the deadline, at most: so that all
+/// others learn the cause in time.
+const REPORT_TIME: Duration = Duration::from_millis(500);
+/// How long a report waits for a rank that does not answer.
+const REPORT_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Why collectives are over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// A rank did not take part in time.
+    Missing(u32),
+    /// A rank has ended.
+    Ended(u32),
+    /// A rank sent something that is not allowed.
+    Malformed(u32),
+}
+
+impl Failure {
+    fn encode(self) -> [u8; 5] {
+        let (tag, rank) = match self {
+            Self::Missing(rank) => (0, rank),
+            Self::Ended(rank) => (1, rank),
+            Self::Malformed(rank) => (2, rank),
+        };
+        let [a, b, c, d] = rank.to_le_bytes();
+        [tag, a, b, c, d]
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (tag, rank) = bytes.split_first()?;
+        let rank = u32::from_le_bytes(rank.try_into().ok()?);
+        match tag {
+            0 => Some(Self::Missing(rank)),
+            1 => Some(Self::Ended(rank)),
+            2 => Some(Self::Malformed(rank)),
+            _ => None,
+        }
+    }
+
+    fn error(self, operation: &'static str, timeout: Duration) -> Error {
+        let (kind, rank, detail) = match self {
+            Self::Missing(rank) => {
+                let detail = format!(
+                    "rank {rank} did not come within {timeout:?}. Check that all ranks call it"
+                );
+                (ErrorKind::DeadlineExceeded, rank, detail)
+            }
+            Self::Ended(rank) => (ErrorKind::RankFailed, rank, format!("rank {rank} has ended")),
+            Self::Malformed(rank) => {
+                let detail = format!("rank {rank} sent a message of another collective");
+                (ErrorKind::Malformed, rank, detail)
+            }
+        };
+        Error::new(operation, kind, detail).of_ranks([rank])
+    }
+}
+
+/// The deadline of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallDeadline {
+    operation: &'static str,
+    timeout: Duration,
+    end: Instant,
+}
+
+impl CallDeadline {
+    pub(crate) fn new(operation: &'static str, timeout: Duration) -> Self {
+        Self { operation, timeout, end: ipc::deadline(timeout) }
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Messages among the ranks of a group.
+#[derive(Debug, Default)]
+pub(crate) struct Messenger {
+    mailbox: Mailbox,
+    /// The number of the next collective.
+    sequence: u16,
+    /// Notices in flight, each with the rank that gets it.
+    in_flight: Vec<(Token, u32)>,
+    failure: Option<Failure>,
+}
+
+impl Messenger {
+    /// Runs a collective to its end.
+    pub(crate) fn run(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        collective: &mut impl Collective,
+        deadline: CallDeadline,
+    ) -> Result<()> {
+        if let Some(failure) = self.failure {
+            return Err(failure.error(deadline.operation, deadline.timeout));
+        }
+        let sequence = self.sequence;
+        self.mailbox.begin(sequence);
+        let outcome = self.run_rounds(agent, ranks, collective, sequence, deadline);
+        self.sequence = sequence.wrapping_add(1);
+        outcome
+    }
+
+    fn run_rounds(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        collective: &mut impl Collective,
+        sequence: u16,
+        deadline: CallDeadline,
+    ) -> Result<()> {
+        while let Some(round) = collective.next_round() {
+            let id = MessageId::of_round(sequence, round.number);
+            if let Some((to, message)) = round.send {
+                self.send(agent, ranks, to, id, &message, deadline)?;
+            }
+            let Some(source) = round.receive else { continue };
+            let message = self.receive(agent, ranks, source, id, deadline)?;
+            if collective.receive(message).is_err() {
+                return Err(self.fail(agent, ranks, Failure::Malformed(source.rank), deadline));
+            }
+        }
+        // Notices advance only while the agent is driven.
+        self.complete_notices(agent, ranks, 0, deadline)
+    }
+
+    /// Sends a message. All of its notices have left when [`run`](Self::run) or
+    /// [`send_direct`](Self::send_direct) returns.
+    fn send(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        to: u32,
+        id: MessageId,
+        message: &[u8],
+        deadline: CallDeadline,
+    ) -> Result<()> {
+        if message.len() > MAX_MESSAGE {
+            let detail = format!("{} bytes, {MAX_MESSAGE} is the maximum", message.len());
+            return Err(Error::new(deadline.operation, ErrorKind::InvalidArgument, detail));
+        }
+        let peer = match ranks.connect(agent, to, deadline.left()) {
+            Ok(peer) => peer,
+            Err(error) if error.kind() == ErrorKind::RankFailed => {
+                return Err(self.fail(agent, ranks, Failure::Ended(to), deadline));
+            }
+            Err(error) => return Err(error),
+        };
+        for notice in fragments(id, message) {
+            self.complete_notices(agent, ranks, MAX_IN_FLIGHT - 1, deadline)?;
+            match agent.notify(peer, notice) {
+                Ok(token) => self.in_flight.push((token, to)),
+                Err(error) if error.kind() == transfer::ErrorKind::Closed => {
+                    return Err(self.fail(agent, ranks, Failure::Ended(to), deadline));
+                }
+                Err(error) => return Err(of_agent(deadline.operation, to, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until at most `most` notices are in flight. Takes notices of others meanwhile: they may
+    /// wait for that.
+    fn complete_notices(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        most: usize,
+        deadline: CallDeadline,
+    ) -> Result<()> {
+        loop {
+            let mut ended = None;
+            self.in_flight.retain(|(token, to)| match agent.test(*token) {
+                None => true,
+                Some(Ok(_)) => false,
+                Some(Err(_)) => {
+                    ended = Some(*to);
+                    false
+                }
+            });
+            if let Some(rank) = ended {
+                return Err(self.fail(agent, ranks, Failure::Ended(rank), deadline));
+            }
+            if self.in_flight.len() <= most {
+                return Ok(());
+            }
+            if deadline.left().is_zero() {
+                let rank = self.in_flight[0].1;
+                return Err(self.fail(agent, ranks, Failure::Missing(rank), deadline));
+            }
+            self.take_events(agent, ranks, Duration::from_millis(1));
+            if let Some(failure) = self.reported_failure() {
+                return Err(self.fail(agent, ranks, failure, deadline));
+            }
+        }
+    }
+
+    /// Waits for a message.
+    fn receive(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        source: Source,
+        id: MessageId,
+        deadline: CallDeadline,
+    ) -> Result<Vec<u8>> {
+        let report_time = REPORT_TIME.min(deadline.timeout / 4);
+        loop {
+            if let Some(message) = self.mailbox.take(source.rank, id) {
+                return Ok(message);
+            }
+            let failure = match self.reported_failure() {
+                Some(failure) => Some(failure),
+                None if self.mailbox.is_lost(source.rank) => Some(Failure::Ended(source.rank)),
+                None => None,
+            };
+            if let Some(failure) = failure {
+                return Err(self.fail(agent, ranks, failure, deadline));
+            }
+            // Only the rank that waits for a first message knows that its sender is missing.
+            let left = match source.sends_at_once {
+                true => deadline.left().saturating_sub(report_time),
+                false => deadline.left(),
+            };
+            if left.is_zero() {
+                return Err(self.fail(agent, ranks, Failure::Missing(source.rank), deadline));
+            }
+            self.take_events(agent, ranks, left);
+            // A send that failed.
+            self.complete_notices(agent, ranks, usize::MAX, deadline)?;
+        }
+    }
+
+    /// Takes what has arrived; waits until something arrives, at most for this time.
+    fn take_events(&mut self, agent: &mut Agent, ranks: &Ranks, longest: Duration) {
+        let mut wait = longest;
+        while let Ok(event) = agent.next_reserved_event(wait) {
+            match event {
+                Event::Notice { from, notice } => {
+                    if let Some(rank) = ranks.find(from) {
+                        self.mailbox.add(rank, &notice, self.sequence);
+                    }
+                }
+                Event::Left { from, .. } => {
+                    if let Some(rank) = ranks.find(from) {
+                        self.mailbox.lose(rank);
+                    }
+                }
+                _ => {}
+            }
+            wait = Duration::ZERO;
+        }
+    }
+
+    fn reported_failure(&self) -> Option<Failure> {
+        self.mailbox.abort().and_then(Failure::decode)
+    }
+
+    /// Ends the collectives of this rank, and reports the failure to its partners.
+    fn fail(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        failure: Failure,
+        deadline: CallDeadline,
+    ) -> Error {
+        if self.failure.replace(failure).is_none() {
+            for rank in partners(ranks.own(), ranks.size()) {
+                if failure == Failure::Ended(rank) {
+                    continue;
+                }
+                let Ok(peer) = ranks.connect(agent, rank, REPORT_TIMEOUT) else { continue };
+                for notice in fragments(MessageId::abort(), &failure.encode()) {
+                    if let Ok(token) = agent.notify(peer, notice) {
+                        let _ = agent.wait(token, REPORT_TIMEOUT);
+                    }
+                }
+            }
+        }
+        failure.error(deadline.operation, deadline.timeout)
+    }
+
+    /// Sends a message to one rank, outside of collectives.
+    pub(crate) fn send_direct(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        to: u32,
+        message: &[u8],
+        deadline: CallDeadline,
+    ) -> Result<()> {
+        let peer = ranks.connect(agent, to, deadline.left())?;
+        for notice in fragments(MessageId::direct(), message) {
+            let sent = agent.notify(peer, notice).and_then(|token| agent.wait(token, deadline.left()));
+            sent.map_err(|error| of_agent(deadline.operation, to, error))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the next message of one rank, outside of collectives.
+    pub(crate) fn receive_direct(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &Ranks,
+        from: u32,
+        deadline: CallDeadline,
+    ) -> Result<Vec<u8>> {
+        loop {
+            if let Some(message) = self.mailbox.take(from, MessageId::direct()) {
+                return Ok(message);
+            }
+            let failure = if self.mailbox.is_lost(from) {
+                Failure::Ended(from)
+            } else if deadline.left().is_zero() {
+                Failure::Missing(from)
+            } else {
+                self.take_events(agent, ranks, deadline.left());
+                continue;
+            };
+            return Err(failure.error(deadline.operation, deadline.timeout));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_reported_to_other_ranks() {
+        for failure in [Failure::Missing(0), Failure::Ended(u32::MAX), Failure::Malformed(3)] {
+            assert_eq!(Failure::decode(&failure.encode()), Some(failure));
+        }
+        for bytes in [&[][..], &[0, 1, 2, 3], &[3, 0, 0, 0, 0], &[0; 6]] {
+            assert_eq!(Failure::decode(bytes), None);
+        }
+    }
+
+    #[test]
+    fn error_names_the_missing_rank() {
+        let error = Failure::Missing(3).error("barrier of ranks", Duration::from_secs(10));
+        let text = "barrier of ranks failed: deadline exceeded: rank 3 did not come within 10s. Check \
+                    that all ranks call it";
+        assert_eq!((error.to_string().as_str(), error.ranks()), (text, &[3][..]));
+    }
+}
