@@ -36,5 +36,6 @@ pub use envelope::{Contribution, gather};
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::{Exchange, LocalRank};
+pub use pmi::{PmiServer, PmiVersion};
 pub use single::Single;
 pub use start::start;
