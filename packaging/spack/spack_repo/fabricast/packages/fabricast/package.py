@@ -14,11 +14,13 @@ class Fabricast(Package):
     version("0.1.0")
 
     variant("bench", default=True, description="Benchmarks: fabricast-bench")
+    variant("fortran", default=False, description="Module for Fortran")
     variant("mpi", default=False, description="Example programs among the ranks of an MPI job")
 
     requires("platform=linux")
 
     depends_on("c", type="build")
+    depends_on("fortran", type="build", when="+fortran")
     depends_on("rust@1.88:", type="build")
     depends_on("pkgconfig", type="build")
     # Loaded at run time; its recipe sets LD_LIBRARY_PATH. Bindings of newer versions are generated
@@ -42,7 +44,8 @@ class Fabricast(Package):
             cargo("install", "--path", "bench", *options)
         if spec.satisfies("+mpi"):
             cargo("install", "--path", "examples/mpi", "--features", "mpi", *options)
-        Executable("scripts/install-c")(prefix)
+        fortran = spack_fc if spec.satisfies("+fortran") else "none"
+        Executable("scripts/install-c")("--fortran", fortran, prefix)
 
     @run_after("install")
     def check_install(self):
