@@ -1,0 +1,99 @@
+//! Options of all programs.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use fabricast::fabric::Policy;
+use fabricast::ipc::WaitStrategy;
+use fabricast::launch::{Environment, GroupOptions};
+use fabricast::transfer::AgentOptions;
+use nix::unistd::{SysconfVar, sysconf};
+
+use crate::Result;
+
+/// How a rank waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Waiting {
+    /// Poll if each local rank has a core, else sleep
+    #[default]
+    Auto,
+    /// Poll
+    Busy,
+    /// Poll for some microseconds, then sleep
+    Adaptive,
+    /// Sleep
+    Block,
+}
+
+/// Options of all programs: `#[command(flatten)]` adds them.
+#[derive(Debug, Clone, Args)]
+#[group(skip)]
+pub struct CommonOptions {
+    /// Treat ranks of this machine as remote, and reach them by this provider: net, tcp, shm, …
+    #[arg(long, value_name = "PROVIDER")]
+    pub fabric: Option<String>,
+    /// Address of this machine for a fabric [default: the first one beyond loopback]
+    #[arg(long, value_name = "ADDRESS")]
+    pub source: Option<IpAddr>,
+    /// How a rank waits
+    #[arg(long, value_enum, default_value_t)]
+    pub waiting: Waiting,
+    /// Seconds after which the program fails
+    #[arg(long, value_name = "SECONDS", default_value = "120")]
+    pub deadline: u64,
+}
+
+impl CommonOptions {
+    /// The options of the group.
+    ///
+    /// # Errors
+    /// If the provider is no valid policy.
+    pub fn group(&self) -> Result<GroupOptions> {
+        let agent = AgentOptions::new("").wait_strategy(self.wait_strategy());
+        let mut options = GroupOptions::new().timeout(self.timeout()).agent(agent).insecure();
+        if let Some(provider) = &self.fabric {
+            let policy: Policy = format!("={provider}").parse()?;
+            options = options.providers(policy).force_remote();
+        }
+        if let Some(source) = self.source {
+            options = options.source(source);
+        }
+        Ok(options)
+    }
+
+    /// The timeout of each wait.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs((self.deadline / 2).max(1))
+    }
+
+    /// The deadline of the whole program.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs(self.deadline)
+    }
+
+    /// The wait strategy: `auto` polls only if the ranks of this machine do not share cores.
+    #[must_use]
+    pub fn wait_strategy(&self) -> WaitStrategy {
+        match self.waiting {
+            Waiting::Busy => WaitStrategy::Busy,
+            Waiting::Adaptive => WaitStrategy::default(),
+            Waiting::Block => WaitStrategy::Block,
+            Waiting::Auto if cores_suffice() => WaitStrategy::Busy,
+            Waiting::Auto => WaitStrategy::Block,
+        }
+    }
+}
+
+/// Has each rank of this machine a core? Launchers say how many ranks there are.
+fn cores_suffice() -> bool {
+    const LOCAL_SIZES: [&str; 4] =
+        ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "PMI_SIZE"];
+    let environment = Environment::of_this_process();
+    let sizes = LOCAL_SIZES.iter().map(|name| environment.number::<i64>(name).ok().flatten());
+    let ranks = sizes.flatten().next().unwrap_or(i64::MAX);
+    let cores = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
+    ranks <= cores
+}
