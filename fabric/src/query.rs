@@ -415,9 +415,8 @@ mod tests {
         assert!(!bound.into_iter().any(has_network_address));
     }
 
-    /// Providers with IP addresses are those of the interface.
     #[test]
-    fn interface_selects_as_a_source_does() {
+    fn loopback_interface_selects_as_a_source_does() {
         let names = |query: Query| -> Vec<_> {
             let offers = query.offers().unwrap_or_default();
             offers.iter().map(|offer| offer.capabilities().provider.clone()).collect()
@@ -425,7 +424,5 @@ mod tests {
         let query = || Query::new(EndpointKind::Rdm);
         let loopback = names(query().source("127.0.0.1"));
         assert_eq!(names(query().interface("127.0.0.1".parse().unwrap())), loopback);
-        let elsewhere = names(query().interface("192.0.2.1".parse().unwrap()));
-        assert!(!elsewhere.iter().any(|name| name == "net" || name == "tcp"), "{elsewhere:?}");
     }
 }
