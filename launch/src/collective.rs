@@ -319,7 +319,10 @@ mod tests {
             let mut steps = 0;
             while !last.is_empty() {
                 let next: Vec<_> = last.iter().flat_map(|rank| partners(*rank, size)).collect();
-                last = next.into_iter().filter(|at| !std::mem::replace(&mut reached[*at as usize], true)).collect();
+                last = next
+                    .into_iter()
+                    .filter(|at| !std::mem::replace(&mut reached[*at as usize], true))
+                    .collect();
                 steps += usize::from(!last.is_empty());
             }
             assert!(reached.into_iter().all(|it| it));
@@ -339,7 +342,9 @@ mod tests {
             let mut broadcast: Vec<_> =
                 (0..size).map(|at| Broadcast::new(at, size, 0, bytes(at))).collect();
             let sent = run(&mut broadcast, in_turn());
-            assert!(sent.iter().all(|it| it.messages <= rounds && it.bytes <= 64 * u64::from(rounds)));
+            assert!(
+                sent.iter().all(|it| it.messages <= rounds && it.bytes <= 64 * u64::from(rounds))
+            );
         }
     }
 
