@@ -193,7 +193,11 @@ fn job_is_described_and_closed_once_at_exit() {
 fn bytes_of_all_ranks_are_gathered() {
     skip_if_emulated!();
     let log = Case::new(&["gathers", "all"]).run();
-    assert_eq!((log.first(), log.last()), (Some(&"init".into()), Some(&"finalize".into())));
+    for (call, times) in [("init", 1), ("fence", 5), ("finalize", 1)] {
+        // The last fence may be recorded while the process exits, or not at all.
+        let found = log.iter().filter(|line| *line == call).count();
+        assert!(found == times || call == "fence" && found + 1 == times, "{log:?}");
+    }
     Case::new(&["gathers", "all"]).defects("fence-at-once bad-peers").run();
 }
 

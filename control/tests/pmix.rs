@@ -112,9 +112,11 @@ fn leave() {
     let mut job = connect_by_pmix(LONG).unwrap();
     gather_once(&mut *job, 10);
     if job.rank() == 3 {
+        // The launcher notices it only if the others wait already.
+        std::thread::sleep(SHORT);
         return;
     }
-    let error = job.all_gather(b"card", LONG).unwrap_err();
+    let error = job.all_gather(b"card", 5 * SHORT).unwrap_err();
     children::say(&format!("{error} ({:?})", error.ranks()));
 }
 
@@ -122,6 +124,8 @@ fn leave() {
 fn stop() {
     let mut job = connect_by_pmix(LONG).unwrap();
     gather_once(&mut *job, 10);
+    // The other ranks may still take the bytes of the first exchange.
+    std::thread::sleep(SHORT / 2);
     signal_launcher("-STOP");
     let begin = Instant::now();
     let error = job.all_gather(b"card", SHORT).unwrap_err();
@@ -276,9 +280,15 @@ fn missing_rank_is_named_by_all_others_and_the_job_ends() {
 fn rank_that_left_is_named_by_all_others() {
     skip_unless!("available");
     let (lines, status) = launch(4, &["leave"]);
-    let text = "exchange among ranks (PMIx) failed: a rank failed: rank 3 ended without calling it \
-                ([3])";
-    assert_eq!(lines, [text; 3]);
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for line in lines {
+        let end = [
+            "a rank failed: rank 3 ended without calling it ([3])",
+            // On a busy machine, if it left before the others waited.
+            "deadline exceeded: rank 3 did not come within 10s. Check that all ranks call it ([3])",
+        ];
+        assert!(end.iter().any(|end| line.ends_with(end)), "{line}");
+    }
     assert!(status.success(), "{status}");
 }
 
