@@ -4,18 +4,22 @@
 //! Works with the stores of PyTorch 2.0 and newer, of both implementations. The queries used are
 //! those that all of them have; their numbers differ in 2.0 and 2.1 (see `wire`).
 //!
-//! Keys begin with `fabricast/` and the job, and cannot be those of PyTorch, which begin with `/`:
+//! Keys begin with `fabricast/` and the job. Those of PyTorch are `init/`, and begin with `/`:
 //!
 //! | key behind `fabricast/JOB/` | value |
 //! |---|---|
-//! | `starts/RANK` | how often this rank has connected; kept |
-//! | `START.SEQUENCE/RANK` | head of the rank's contribution |
-//! | `START.SEQUENCE/RANK.PIECE` | a piece of it |
-//! | `START.SEQUENCE/read` | number of ranks that have read all contributions |
+//! | `starts/SIZE.RANK` | how often this rank has connected, among so many ranks; kept |
+//! | `SIZE.START.SEQUENCE/RANK` | head of the rank's contribution |
+//! | `SIZE.START.SEQUENCE/RANK.PIECE` | a piece of it |
+//! | `SIZE.START.SEQUENCE/read` | number of ranks that have read all contributions |
 //!
 //! The last reader of an exchange removes its keys, so the agent's memory does not grow. Up to
 //! PyTorch 2.1 it removes only the values: about 200 bytes remain for each rank and exchange. After
 //! an error all keys of the exchange remain until the agent ends.
+//!
+//! The store outlives restarts of the ranks. Each restart has keys of its own: the text of the job
+//! differs, or START does. A rank that has connected less often than the others, with the same text
+//! of the job, does not find them, and misses the deadline.
 //!
 //! | file | contents |
 //! |---|---|
@@ -89,7 +93,8 @@ impl TcpStore {
         let start = || {
             let mut connection = Connection::open(address, Deadline::after(timeout))?;
             let mut queries = connection.queries();
-            queries.add(&format!("fabricast/{}/starts/{}", place.job, place.rank), 1);
+            let Place { rank, size, ref job, .. } = place;
+            queries.add(&format!("fabricast/{job}/starts/{size}.{rank}"), 1);
             connection.send(&queries)?;
             Ok((connection.number()?, connection))
         };
@@ -110,7 +115,7 @@ impl TcpStore {
 
     fn next_gather(&mut self) -> Gather {
         let Place { rank, size, ref job, .. } = self.place;
-        let prefix = format!("fabricast/{job}/{}.{}", self.start, self.sequence);
+        let prefix = format!("fabricast/{job}/{size}.{}.{}", self.start, self.sequence);
         self.sequence += 1;
         Gather { prefix, rank, size }
     }

@@ -118,6 +118,14 @@ fn jobs_of_one_store_do_not_mix() {
 }
 
 #[test]
+fn ranks_of_another_size_do_not_mix() {
+    let server = Server::start(Kind::Libuv);
+    gather_three(&server, 2, &[10]);
+    gather_three(&server, 3, &[10]);
+    gather_three(&server, 2, &[10]);
+}
+
+#[test]
 fn rank_that_comes_late_is_awaited() {
     let server = Server::start(Kind::Poll);
     ranks(3, |rank| {
@@ -285,7 +293,7 @@ fn contribution_that_is_none_names_its_rank() {
     let mut store = connect(&server, 0, 2).unwrap();
     let mut connection = Connection::open(&server.address(), Deadline::after(LONG)).unwrap();
     let mut queries = connection.queries();
-    queries.set("fabricast/job-1/1.0/1", b"something else");
+    queries.set("fabricast/job-1/2.1.0/1", b"something else");
     connection.send(&queries).unwrap();
     let error = store.all_gather(b"card", LONG).unwrap_err();
     let text = "exchange among ranks (torchrun) failed: malformed: rank 1 sent something else than \
