@@ -579,7 +579,7 @@ fabricast_status fabricast_memory_allocate(const char *location, size_t length,
  *
  * The memory must stay allocated until fabricast_memory_close has succeeded.
  */
-fabricast_status fabricast_memory_adopt(const void *pointer, size_t length,
+fabricast_status fabricast_memory_adopt(void *pointer, size_t length,
                                         fabricast_memory **memory);
 
 /*

@@ -58,8 +58,16 @@ impl EventWatch {
     ///
     /// Operations in flight do not advance meanwhile: with any, wait for less than a millisecond,
     /// and call [`Agent::progress`].
-    pub fn wait<T>(&self, deadline: Instant, poll: impl FnMut() -> Option<T>) -> Option<T> {
-        self.local_target.doorbell.wait(&mut { self.wait_strategy }, deadline, poll)
+    pub fn wait<T>(&self, deadline: Instant, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
+        let is_busy = self.wait_strategy == WaitStrategy::Busy;
+        self.local_target.doorbell.wait(&mut { self.wait_strategy }, deadline, || {
+            let found = poll();
+            if is_busy && found.is_none() {
+                // Rails' threads and other users of the agent may have no other core.
+                std::thread::yield_now();
+            }
+            found
+        })
     }
 
     /// Makes all waits for events of the agent poll once more, in any thread.

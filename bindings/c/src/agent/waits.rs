@@ -175,3 +175,85 @@ impl OpenAgent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use transfer::Notice;
+
+    use super::*;
+    use crate::ffi::WithDefaults as _;
+    use crate::layout::RawAgentOptions;
+
+    /// An agent whose last notice waits for room at its peer.
+    fn stuck() -> (OpenAgent, OpenAgent, PeerId, Token) {
+        let options = RawAgentOptions::defaults(size_of::<RawAgentOptions>());
+        let start = || OpenAgent::start(c"test", options).unwrap();
+        let (here, there) = (start(), start());
+        let card = there.with(c"test", |there| there.card().encode()).unwrap();
+        let (peer, token) = here
+            .with(c"test", |here| {
+                let peer = here.connect(&card, Duration::from_secs(10))?;
+                loop {
+                    let token = here.notify(peer, Notice::new(1, &[])?)?;
+                    if here.test(token).is_none() {
+                        return Ok((peer, token));
+                    }
+                }
+            })
+            .unwrap();
+        (here, there, peer, token)
+    }
+
+    #[test]
+    fn message_of_a_timeout_has_the_whole_time() {
+        let (here, _there, peer, token) = stuck();
+        let whole = Timeout::For(Duration::from_millis(20));
+        let failures = [
+            here.wait(c"test", token, whole).unwrap_err(),
+            here.flush(c"test", peer, whole).unwrap_err(),
+        ];
+        for failure in failures {
+            assert_eq!(failure.status, Status::DeadlineExceeded);
+            assert!(failure.message().contains("after 20ms"), "{failure:?}");
+        }
+        let failure = here.flush(c"test", peer, Timeout::Now).unwrap_err();
+        assert_eq!(failure.status, Status::WouldBlock);
+        assert!(failure.message().contains("would block"), "{failure:?}");
+        let failure = here.wait(c"test", token, Timeout::Now).unwrap_err();
+        assert_eq!(failure.status, Status::WouldBlock);
+    }
+
+    #[test]
+    fn agent_is_used_by_others_during_a_flush_and_closed() {
+        let (here, _there, peer, _) = stuck();
+        let here = Arc::new(here);
+        let flushing = std::thread::spawn({
+            let here = Arc::clone(&here);
+            move || here.flush(c"test", peer, Timeout::Forever)
+        });
+        let start = Instant::now();
+        for _ in 0..20 {
+            here.with(c"test", |agent| Ok(agent.in_flight())).unwrap();
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        here.agent.end();
+        let failure = flushing.join().unwrap().unwrap_err();
+        assert_eq!(failure.status, Status::Closed, "{failure:?}");
+    }
+
+    /// Its outcome is returned, and not taken for a timeout of the call.
+    #[test]
+    fn operation_completes_while_it_is_waited_for() {
+        let (here, there, peer, token) = stuck();
+        let taking = std::thread::spawn(move || {
+            while there.next_event(c"test", Timeout::For(Duration::from_millis(300))).is_ok() {}
+        });
+        here.wait(c"test", token, Timeout::Forever).unwrap();
+        here.flush(c"test", peer, Timeout::For(Duration::from_secs(60))).unwrap();
+        let failure = here.wait(c"test", token, Timeout::Now).unwrap_err();
+        assert_eq!(failure.status, Status::NotFound);
+        taking.join().unwrap();
+    }
+}

@@ -39,6 +39,55 @@ Owner open(Open function, Arguments... arguments)
     return Owner(handle);
 }
 
+// Agents are closed with a timeout.
+struct AgentCloser {
+    void operator()(fabricast_agent *agent) const
+    {
+        fabricast_agent_close(agent, FABRICAST_SECONDS(60));
+    }
+};
+
+struct MemoryCloser {
+    void operator()(fabricast_memory *memory) const
+    {
+        fabricast_memory_close(memory, FABRICAST_SECONDS(60));
+    }
+};
+
+using Agent = std::unique_ptr<fabricast_agent, AgentCloser>;
+using Memory = std::unique_ptr<fabricast_memory, MemoryCloser>;
+using Region = Owner<fabricast_region, fabricast_region_close>;
+using Route = Owner<fabricast_route, fabricast_route_close>;
+
+void agents()
+{
+    // Destroyed in the reverse order: routes and regions before their memory.
+    Agent here = open<Agent>(fabricast_agent_start, nullptr);
+    Agent there = open<Agent>(fabricast_agent_start, nullptr);
+    Memory target = open<Memory>(fabricast_memory_allocate, "host", std::size_t(4096));
+    std::string greeting(4096, 'x');
+    Memory source = open<Memory>(fabricast_memory_adopt, &greeting[0], greeting.size());
+    Region local = open<Region>(fabricast_region_register, here.get(), source.get(),
+                                FABRICAST_LOCAL_ONLY);
+    Region remote = open<Region>(fabricast_region_register, there.get(), target.get(),
+                                 FABRICAST_WRITE);
+    std::string card(16384, ' ');
+    size_t length;
+    done(fabricast_agent_publish(there.get(), "target", remote.get()));
+    done(fabricast_agent_card(there.get(), &card[0], card.size(), &length));
+    fabricast_peer peer;
+    done(fabricast_agent_connect(here.get(), card.data(), length, FABRICAST_SECONDS(60), &peer));
+    Route route = open<Route>(fabricast_agent_route_to, here.get(), peer, "target", local.get(),
+                              FABRICAST_SECONDS(60));
+    const fabricast_notice notice = {sizeof notice, 7, "done", 4};
+    done(fabricast_agent_put_all(here.get(), route.get(), &notice, nullptr));
+    done(fabricast_agent_flush(here.get(), peer, FABRICAST_SECONDS(60)));
+    std::string arrived(4096, ' ');
+    done(fabricast_memory_read(target.get(), 0, &arrived[0], arrived.size()));
+    if (arrived != greeting)
+        throw std::runtime_error("other bytes arrived");
+}
+
 void run()
 {
     Node node = open<Node>(fabricast_node_join, nullptr);
@@ -58,6 +107,8 @@ void run()
     done(fabricast_sample_read(sample.get(), 0, &arrived[0], arrived.size()));
     if (arrived != greeting)
         throw std::runtime_error("arrived: " + arrived);
+
+    agents();
 
     char name[] = "plus plus by name";
     rgaps_publisher_t *simple = publisher_init(name);

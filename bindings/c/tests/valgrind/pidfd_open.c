@@ -105,9 +105,17 @@ static long open_by_helper(long process)
     return file;
 }
 
+static long (*next)(long, ...);
+
+/* Before the program has threads. */
+static void __attribute__((constructor)) find_next(void)
+{
+    if (next == NULL)
+        *(void **)&next = dlsym(RTLD_NEXT, "syscall");
+}
+
 long syscall(long number, ...)
 {
-    static long (*next)(long, ...);
     long arguments[6];
     va_list list;
     int at;
@@ -118,8 +126,7 @@ long syscall(long number, ...)
     va_end(list);
     if (number == SYS_pidfd_open)
         return open_by_helper(arguments[0]);
-    if (next == NULL)
-        *(void **)&next = dlsym(RTLD_NEXT, "syscall");
+    find_next();
     return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                 arguments[5]);
 }
