@@ -104,9 +104,18 @@ fn directory_without_its_parent() {
     let environment = [("FABRICAST_DIRECTORY", absent)];
     test_node.fails_with(&["pub", "t"], ("", &environment, &[]), 2, &variable);
     assert!(!test_node.path("absent").exists());
-    // The default directory is created with its parents.
-    let runtime = test_node.path("run/user");
-    let environment = [("FABRICAST_DIRECTORY", ""), ("XDG_RUNTIME_DIR", runtime.to_str().unwrap())];
+    // The default directory is created with its parents. A runtime directory that does not exist here
+    // is not used: batch systems pass the variable on to other machines.
+    let (runtime, temporary) = (test_node.path("run/user"), test_node.path("tmp/user"));
+    let environment = [
+        ("FABRICAST_DIRECTORY", ""),
+        ("XDG_RUNTIME_DIR", runtime.to_str().unwrap()),
+        ("TMPDIR", temporary.to_str().unwrap()),
+    ];
+    test_node.fails_with(&["pub", "t"], ("", &environment, &[]), 0, "");
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 1);
+    assert!(!runtime.exists());
+    std::fs::create_dir_all(&runtime).unwrap();
     test_node.fails_with(&["pub", "t"], ("", &environment, &[]), 0, "");
     assert!(runtime.join("fabricast").is_dir());
 }
