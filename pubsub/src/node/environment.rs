@@ -16,12 +16,11 @@ const MONTH: f64 = 30.0 * 86_400.0;
 
 /// All known variables, sorted: those of [`NodeOptions::from_environment`], of the command
 /// `fabricast` and of the C library.
-pub const KNOWN_VARIABLES: [&str; 28] = [
+pub const KNOWN_VARIABLES: [&str; 27] = [
     "FABRICAST_BUDGET_DEVICE",
     "FABRICAST_BUDGET_HOST",
     "FABRICAST_CONFIG",
     "FABRICAST_DEVICE",
-    "FABRICAST_DEVICE_FABRIC",
     "FABRICAST_DIRECTORY",
     "FABRICAST_INSECURE",
     "FABRICAST_LABEL",

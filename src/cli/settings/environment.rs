@@ -3,14 +3,9 @@
 use super::{FILE_VARIABLE, TABLE};
 
 const PREFIX: &str = "FABRICAST_";
-/// Known variables that are no settings: of the log, of the C library, of launchers and of agents.
-const OTHERS: [&str; 5] = [
-    "FABRICAST_LOG",
-    "FABRICAST_DEVICE",
-    "FABRICAST_LAUNCHER",
-    "FABRICAST_PMIX_LIBRARY",
-    "FABRICAST_DEVICE_FABRIC",
-];
+/// Known variables that are no settings: of the log, of the C library and of launchers.
+const OTHERS: [&str; 4] =
+    ["FABRICAST_LOG", "FABRICAST_DEVICE", "FABRICAST_LAUNCHER", "FABRICAST_PMIX_LIBRARY"];
 
 /// The variables of all settings, and that of the file.
 pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
