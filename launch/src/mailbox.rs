@@ -45,10 +45,15 @@ impl MessageId {
         Self { sequence: 0, round: DIRECT_ROUND }
     }
 
-    /// The report that collectives are over.
-    pub(crate) fn abort() -> Self {
-        Self { sequence: 0, round: ABORT_ROUND }
+    /// The report that collectives are over from this one on.
+    pub(crate) fn abort(sequence: u16) -> Self {
+        Self { sequence, round: ABORT_ROUND }
     }
+}
+
+/// Is a collective earlier than another one? Their numbers wrap around.
+fn is_before(one: u16, other: u16) -> bool {
+    (one.wrapping_sub(other) as i16) < 0
 }
 
 /// The notices that carry a message.
@@ -102,7 +107,8 @@ pub(crate) struct Mailbox {
     arrived: HashMap<(u32, MessageId), Vec<u8>>,
     /// Direct messages of each rank, in the order of their arrival.
     direct: HashMap<u32, VecDeque<Vec<u8>>>,
-    abort: Option<Vec<u8>>,
+    /// The first collective that failed, and why.
+    abort: Option<(u16, Vec<u8>)>,
     lost: HashSet<u32>,
 }
 
@@ -111,8 +117,7 @@ impl Mailbox {
     /// or a later one: what is left of an earlier one is dropped.
     pub(crate) fn add(&mut self, from: u32, notice: &Notice, current: u16) {
         let id = MessageId { sequence: (notice.tag >> 32) as u16, round: (notice.tag >> 24) as u8 };
-        let is_of_round = id.round < DIRECT_ROUND;
-        if is_of_round && (id.sequence.wrapping_sub(current) as i16) < 0 {
+        if id.round < DIRECT_ROUND && is_before(id.sequence, current) {
             return;
         }
         let partial = self.partial.entry((from, id)).or_default();
@@ -120,7 +125,12 @@ impl Mailbox {
         let Some(message) = partial.complete() else { return };
         self.partial.remove(&(from, id));
         match id.round {
-            ABORT_ROUND => drop(self.abort.get_or_insert(message)),
+            ABORT_ROUND => {
+                let is_first = |(first, _): &(u16, _)| is_before(id.sequence, *first);
+                if self.abort.as_ref().is_none_or(is_first) {
+                    self.abort = Some((id.sequence, message));
+                }
+            }
             DIRECT_ROUND => self.direct.entry(from).or_default().push_back(message),
             _ => drop(self.arrived.insert((from, id), message)),
         }
@@ -142,16 +152,17 @@ impl Mailbox {
         self.arrived.remove(&(from, id))
     }
 
-    /// The report of a rank that collectives are over.
-    pub(crate) fn abort(&self) -> Option<&[u8]> {
-        self.abort.as_deref()
+    /// The report of a rank that collectives are over, if this one is among them: ranks that are
+    /// late still complete earlier ones.
+    pub(crate) fn abort(&self, current: u16) -> Option<&[u8]> {
+        let (first, message) = self.abort.as_ref()?;
+        (!is_before(current, *first)).then_some(message)
     }
 
     /// Drops what is left of collectives before this one.
     pub(crate) fn begin(&mut self, current: u16) {
-        let is_current = |id: &MessageId| {
-            id.round >= DIRECT_ROUND || id.sequence.wrapping_sub(current) as i16 >= 0
-        };
+        let is_current =
+            |id: &MessageId| id.round >= DIRECT_ROUND || !is_before(id.sequence, current);
         self.partial.retain(|(_, id), _| is_current(id));
         self.arrived.retain(|(_, id), _| is_current(id));
     }
@@ -176,6 +187,19 @@ mod tests {
         fragments(new, b"bytes").for_each(|notice| mailbox.add(3, &notice, 0));
         mailbox.begin(3);
         assert_eq!(mailbox.take(3, new), None);
+    }
+
+    #[test]
+    fn failure_of_a_later_collective_does_not_end_an_earlier_one() {
+        let mut mailbox = Mailbox::default();
+        for (sequence, text) in [(1, b"later"), (u16::MAX, b"first"), (0, b"other")] {
+            let id = MessageId::abort(sequence);
+            fragments(id, text).for_each(|notice| mailbox.add(3, &notice, 0));
+        }
+        assert_eq!(mailbox.abort(u16::MAX - 1), None);
+        for current in [u16::MAX, 0, 5] {
+            assert_eq!(mailbox.abort(current).unwrap(), b"first");
+        }
     }
 
     #[test]

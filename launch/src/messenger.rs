@@ -272,7 +272,7 @@ impl Messenger {
     }
 
     fn reported_failure(&self) -> Option<Failure> {
-        self.mailbox.abort().and_then(Failure::decode)
+        self.mailbox.abort(self.sequence).and_then(Failure::decode)
     }
 
     /// Ends the collectives of this rank, and reports the failure to its partners.
@@ -289,7 +289,7 @@ impl Messenger {
                     continue;
                 }
                 let Ok(peer) = ranks.connect(agent, rank, REPORT_TIMEOUT) else { continue };
-                for notice in fragments(MessageId::abort(), &failure.encode()) {
+                for notice in fragments(MessageId::abort(self.sequence), &failure.encode()) {
                     if let Ok(token) = agent.notify(peer, notice) {
                         let _ = agent.wait(token, REPORT_TIMEOUT);
                     }
