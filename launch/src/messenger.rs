@@ -310,7 +310,8 @@ impl Messenger {
     ) -> Result<()> {
         let peer = ranks.connect(agent, to, deadline.left())?;
         for notice in fragments(MessageId::direct(), message) {
-            let sent = agent.notify(peer, notice).and_then(|token| agent.wait(token, deadline.left()));
+            let sent =
+                agent.notify(peer, notice).and_then(|token| agent.wait(token, deadline.left()));
             sent.map_err(|error| of_agent(deadline.operation, to, error))?;
         }
         Ok(())

@@ -102,7 +102,11 @@ fn open_all(gathered: Vec<Vec<u8>>, size: u32) -> Result<Vec<Vec<u8>>> {
     if let Some(first) = other.first() {
         let detail = format!(
             "{} of version {}, rank 0 is of version {}. Start the same build on all ranks",
-            if other.len() == 1 { format!("rank {first} is") } else { format!("{} are", list(&other)) },
+            if other.len() == 1 {
+                format!("rank {first} is")
+            } else {
+                format!("{} are", list(&other))
+            },
             version_of(*first).escape_debug(),
             version_of(0).escape_debug(),
         );
@@ -112,7 +116,8 @@ fn open_all(gathered: Vec<Vec<u8>>, size: u32) -> Result<Vec<Vec<u8>>> {
         let detail = format!("all ranks are of version {}", version_of(0).escape_debug());
         return fail(ErrorKind::VersionMismatch, vec![0], detail);
     }
-    let failed = ranks_with(&|bytes| open(bytes).is_some_and(|it| it.1.first() == Some(&IS_FAILURE)));
+    let failed =
+        ranks_with(&|bytes| open(bytes).is_some_and(|it| it.1.first() == Some(&IS_FAILURE)));
     if let Some(first) = failed.first() {
         let text = open(&gathered[*first as usize]).map_or(&[][..], |(_, rest)| &rest[1..]);
         let text = String::from_utf8_lossy(text);
@@ -120,7 +125,11 @@ fn open_all(gathered: Vec<Vec<u8>>, size: u32) -> Result<Vec<Vec<u8>>> {
             0 => String::new(),
             _ => format!(" (also {})", list(&failed[1..])),
         };
-        return fail(ErrorKind::RankFailed, failed.clone(), format!("rank {first}{others}: {text}"));
+        return fail(
+            ErrorKind::RankFailed,
+            failed.clone(),
+            format!("rank {first}{others}: {text}"),
+        );
     }
     let mut contents = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {

@@ -139,9 +139,10 @@ mod tests {
 
     #[test]
     fn error_names_operation_launcher_ranks_and_cause() {
-        let error = Error::new("exchange among ranks", ErrorKind::DeadlineExceeded, "rank 3 did not come")
-            .by("PMI-1")
-            .of_ranks([3]);
+        let error =
+            Error::new("exchange among ranks", ErrorKind::DeadlineExceeded, "rank 3 did not come")
+                .by("PMI-1")
+                .of_ranks([3]);
         let text = "exchange among ranks (PMI-1) failed: deadline exceeded: rank 3 did not come";
         assert_eq!(error.to_string(), text);
         assert_eq!(error.ranks(), [3]);

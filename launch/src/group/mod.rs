@@ -144,8 +144,7 @@ impl Group {
     pub fn broadcast(&mut self, root: u32, bytes: &[u8], timeout: Duration) -> Result<Vec<u8>> {
         let operation = "broadcast to ranks";
         if root >= self.size() {
-            let detail =
-                format!("rank {root} does not exist: the group has {} ranks", self.size());
+            let detail = format!("rank {root} does not exist: the group has {} ranks", self.size());
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         let own = (root == self.rank()).then(|| bytes.to_vec());
@@ -188,8 +187,7 @@ impl Group {
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         let deadline = CallDeadline::new("close group", timeout);
         let mut barrier = Barrier::new(self.rank(), self.size());
-        let all_came =
-            self.messenger.run(&mut self.agent, &mut self.ranks, &mut barrier, deadline);
+        let all_came = self.messenger.run(&mut self.agent, &mut self.ranks, &mut barrier, deadline);
         let closed = self.agent.close(deadline.left());
         all_came?;
         closed.map_err(|error| Error::caused_by("close group", ErrorKind::Failed, error))

@@ -109,8 +109,8 @@ fn prepare(rank: u32, is_one_machine: bool, options: &GroupOptions) -> Result<(A
         tracing::debug!(%choice, "provider of the group");
         agent = agent.fabric(&offer);
     }
-    let agent = Agent::start(agent)
-        .map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;
+    let agent =
+        Agent::start(agent).map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;
     let announcement = announce(&agent.card(), options.directory_path())?;
     Ok((agent, announcement))
 }

@@ -56,9 +56,8 @@ impl Exchange for Threads {
         let mut all = all.lock().unwrap();
         all.insert((round, self.rank), own.to_vec());
         changed.notify_all();
-        let is_incomplete = |all: &mut BTreeMap<_, _>| {
-            (0..self.size).any(|rank| !all.contains_key(&(round, rank)))
-        };
+        let is_incomplete =
+            |all: &mut BTreeMap<_, _>| (0..self.size).any(|rank| !all.contains_key(&(round, rank)));
         let (all, waited) = changed.wait_timeout_while(all, timeout, is_incomplete).unwrap();
         if waited.timed_out() {
             let missing = (0..self.size).filter(|rank| !all.contains_key(&(round, *rank)));
@@ -173,7 +172,11 @@ fn missing_rank_is_named_by_all_others_in_time() {
         error
     });
     for error in &errors {
-        assert_eq!((error.kind(), error.ranks()), (ErrorKind::DeadlineExceeded, &[4][..]), "{error}");
+        assert_eq!(
+            (error.kind(), error.ranks()),
+            (ErrorKind::DeadlineExceeded, &[4][..]),
+            "{error}"
+        );
     }
     let text = "barrier of ranks failed: deadline exceeded: rank 4 did not come within 2s. Check that \
                 all ranks call it";
@@ -215,7 +218,9 @@ fn rank_that_cannot_start_fails_all_with_its_error() {
     for rank in [0, 2] {
         let error = &errors[rank];
         assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[1][..]), "{error}");
-        assert!(error.to_string().contains("rank 1: start group failed: create directory /proc/none"));
+        assert!(
+            error.to_string().contains("rank 1: start group failed: create directory /proc/none")
+        );
     }
     assert_eq!(errors[1].kind(), ErrorKind::Failed);
 }
@@ -272,9 +277,8 @@ fn ranks_put_into_each_other() {
 
 #[test]
 fn remote_ranks_put_by_a_fabric() {
-    let remote = |_, options: GroupOptions| {
-        options.force_remote().source(Ipv4Addr::LOCALHOST.into())
-    };
+    let remote =
+        |_, options: GroupOptions| options.force_remote().source(Ipv4Addr::LOCALHOST.into());
     assert!(run_with(3, remote, put_around).iter().all(|path| *path == Path::FabricDirect));
 }
 

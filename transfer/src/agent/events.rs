@@ -142,7 +142,8 @@ impl Events {
             }
         }
         // Notices that it sent before are reported first.
-        let left: Vec<_> = self.initiators.extract_if(.., |initiator| initiator.has_left()).collect();
+        let left: Vec<_> =
+            self.initiators.extract_if(.., |initiator| initiator.has_left()).collect();
         for initiator in left {
             initiator.report_departure(|event| self.push(event, None));
         }

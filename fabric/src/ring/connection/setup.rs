@@ -57,7 +57,13 @@ pub fn connect(address: impl ToSocketAddrs + Display, timeout: Duration) -> Resu
 
 impl Default for RingSetup {
     fn default() -> Self {
-        Self { policy: Policy::default(), capacity: 8 << 20, largest: 1 << 30, insecure: false, key: None }
+        Self {
+            policy: Policy::default(),
+            capacity: 8 << 20,
+            largest: 1 << 30,
+            insecure: false,
+            key: None,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::frame::{Frame, FramedStream, MAX_FRAME_LEN, VERSION, encode, take_frame};
 use super::writer::SLOT_LEN;
-use super::{ProviderProtocol, RingReader, RingWriter, provider_choice};
+use super::{ProviderProtocol, RingKey, RingReader, RingWriter, provider_choice};
 use crate::ring::{NotifyMode, Port, ReceiverId, RingOptions};
 use crate::{Address, ErrorKind, Policy};
 
@@ -158,7 +158,7 @@ fn malformed_frames_are_refused() {
     let error = take_frame(&mut newer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::VersionMismatch);
     assert!(
-        error.to_string().contains("version 2") && error.to_string().contains("build 1"),
+        error.to_string().contains("version 3") && error.to_string().contains("build 2"),
         "{error}"
     );
     let mut trailing = good;
