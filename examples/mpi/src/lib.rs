@@ -1,15 +1,20 @@
 //! Common parts of programs that `mpirun`, `srun` or `torchrun` starts.
 //!
-//! Modules, each importing only those before it: `watchdog`, `communicator`, `options`, `job`,
-//! `memory`, `pattern`, `samples`.
+//! Modules, each importing only those before it: `watchdog`, `communicator`, `messages`, `options`,
+//! `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`.
 
+pub mod benchmark;
+pub mod channel;
 #[cfg(feature = "mpi")]
 pub mod communicator;
 pub mod job;
 pub mod memory;
+#[cfg(feature = "mpi")]
+pub mod messages;
 pub mod options;
 pub mod pattern;
 pub mod samples;
+pub mod stream;
 mod watchdog;
 
 pub use job::{Job, conclude};
