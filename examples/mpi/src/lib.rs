@@ -1,16 +1,21 @@
 //! Common parts of programs that `mpirun`, `srun` or `torchrun` starts.
 //!
 //! Modules, each importing only those before it: `watchdog`, `communicator`, `messages`, `options`,
-//! `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`.
+//! `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`, `arrivals`, `numbers`,
+//! `heat`, `fft`.
 
+pub mod arrivals;
 pub mod benchmark;
 pub mod channel;
 #[cfg(feature = "mpi")]
 pub mod communicator;
+pub mod fft;
+pub mod heat;
 pub mod job;
 pub mod memory;
 #[cfg(feature = "mpi")]
 pub mod messages;
+pub mod numbers;
 pub mod options;
 pub mod pattern;
 pub mod samples;
