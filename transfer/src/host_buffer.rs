@@ -11,7 +11,7 @@ use ipc::{Layout, ReadOnlySegment, Segment};
 
 use crate::blocks::Run;
 use crate::error::{Context, Error, ErrorKind, Result, failed};
-use crate::host_copy::{copy, copy_rows};
+use crate::host_copy::{CacheUse, copy, copy_rows};
 use crate::lock;
 use crate::pinned::{Backing, Pinned};
 use crate::private_memory::PrivateMemory;
@@ -290,16 +290,12 @@ impl HostBuffer {
         from_offset: u64,
         length: u64,
     ) -> Result<()> {
-        let operation = "copy host memory";
-        let to = self.writable(operation, offset, length)?;
-        let from = from.checked_pointer(operation, from_offset, length)?;
-        // SAFETY: as in `write`, for both.
-        unsafe { copy(to, from, length as usize) };
-        Ok(())
+        let row = Block { to: offset, from: from_offset, length };
+        self.copy_rows(from, &row.into(), CacheUse::Normal)
     }
 
     /// Copies rows between two buffers, or within one.
-    pub(crate) fn copy_rows(&self, from: &Self, rows: &Run) -> Result<()> {
+    pub(crate) fn copy_rows(&self, from: &Self, rows: &Run, cache_use: CacheUse) -> Result<()> {
         let operation = "copy host memory";
         let Run { first: Block { to, from: start, length }, count, .. } = *rows;
         let span = |stride: u64| {
@@ -314,7 +310,7 @@ impl HostBuffer {
         let to = self.writable(operation, to, to_span)?;
         let from = from.checked_pointer(operation, start, from_span)?;
         // SAFETY: as in `write`, for both: all rows are inside.
-        unsafe { copy_rows(to, from, rows) };
+        unsafe { copy_rows(to, from, rows, cache_use) };
         Ok(())
     }
 

@@ -89,8 +89,14 @@ impl CommonOptions {
 
 /// Has each rank of this machine a core? Launchers say how many ranks there are.
 fn cores_suffice() -> bool {
-    const LOCAL_SIZES: [&str; 4] =
-        ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "PMI_SIZE"];
+    /// The last ones count ranks of other machines, too.
+    const LOCAL_SIZES: [&str; 5] = [
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MPI_LOCALNRANKS",
+        "LOCAL_WORLD_SIZE",
+        "SLURM_STEP_NUM_TASKS",
+        "PMI_SIZE",
+    ];
     let environment = Environment::of_this_process();
     let sizes = LOCAL_SIZES.iter().map(|name| environment.number::<i64>(name).ok().flatten());
     let ranks = sizes.flatten().next().unwrap_or(i64::MAX);
