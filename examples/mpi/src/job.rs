@@ -1,8 +1,10 @@
 //! A program as one rank of a job.
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use fabricast::ipc::WaitStrategy;
 use fabricast::launch::Group;
 
 use crate::{CommonOptions, Result, watchdog};
@@ -13,17 +15,14 @@ pub struct Job {
     /// The ranks.
     pub group: Group,
     timeout: Duration,
+    wait_strategy: WaitStrategy,
     #[cfg(feature = "mpi")]
     mpi: Mpi,
 }
 
 /// MPI, initialized. It ends after the group.
 #[cfg(feature = "mpi")]
-struct Mpi {
-    /// Dropping it finalizes MPI.
-    _universe: Option<mpi::environment::Universe>,
-    is_finished: bool,
-}
+struct Mpi(std::mem::ManuallyDrop<mpi::environment::Universe>);
 
 #[cfg(feature = "mpi")]
 impl std::fmt::Debug for Mpi {
@@ -33,15 +32,16 @@ impl std::fmt::Debug for Mpi {
 }
 
 #[cfg(feature = "mpi")]
-impl Drop for Mpi {
-    fn drop(&mut self) {
-        use mpi::topology::{Communicator, SimpleCommunicator};
-        if !self.is_finished {
-            // Finalizing would wait for ranks that wait for this one.
-            SimpleCommunicator::world().abort(1);
-        }
+impl Mpi {
+    /// `MPI_Finalize`: it waits for all ranks. After an error it is not called: others may wait for
+    /// this rank, and the launcher ends them when it exits.
+    fn finalize(self) {
+        drop(std::mem::ManuallyDrop::into_inner(self.0));
     }
 }
+
+/// The rank of this process, for its error.
+static RANK: OnceLock<u32> = OnceLock::new();
 
 impl Job {
     /// Starts MPI, if this is built with it, and the group. `label` is the name of the program.
@@ -51,31 +51,41 @@ impl Job {
     pub fn start(label: &str, options: &CommonOptions) -> Result<Self> {
         watchdog::start(options.deadline());
         let group_options = options.group()?.label(label);
+        let (timeout, wait_strategy) = (options.timeout(), options.wait_strategy());
         #[cfg(feature = "mpi")]
-        {
+        let mpi = {
             // Only the main thread calls MPI; agents have threads.
             let threading = mpi::environment::Threading::Funneled;
-            let (universe, _) = mpi::environment::initialize_with_threading(threading)
-                .ok_or("MPI is already initialized")?;
-            let mut mpi = Mpi { _universe: Some(universe), is_finished: false };
+            let universe = mpi::environment::initialize_with_threading(threading);
+            Mpi(std::mem::ManuallyDrop::new(universe.ok_or("MPI is already initialized")?.0))
+        };
+        #[cfg(feature = "mpi")]
+        let group = {
             let exchange = crate::communicator::WorldExchange::new();
-            match Group::start_over(exchange, group_options) {
-                Ok(group) => Ok(Self { group, timeout: options.timeout(), mpi }),
-                Err(error) => {
-                    // All ranks fail alike.
-                    mpi.is_finished = true;
-                    Err(error.into())
-                }
-            }
-        }
+            Group::start_over(exchange, group_options)?
+        };
         #[cfg(not(feature = "mpi"))]
-        Ok(Self { group: Group::start_with(group_options)?, timeout: options.timeout() })
+        let group = Group::start_with(group_options)?;
+        let _ = RANK.set(group.rank());
+        Ok(Self {
+            group,
+            timeout,
+            wait_strategy,
+            #[cfg(feature = "mpi")]
+            mpi,
+        })
     }
 
     /// The timeout of each wait.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// How this rank waits.
+    #[must_use]
+    pub fn wait_strategy(&self) -> WaitStrategy {
+        self.wait_strategy
     }
 
     /// Is this rank 0, which prints?
@@ -110,17 +120,13 @@ impl Job {
         let is_root = self.is_root();
         self.group.close(self.timeout)?;
         #[cfg(feature = "mpi")]
-        {
-            self.mpi.is_finished = true;
-        }
-        let counts = all.iter().map(|count| count.iter().any(|byte| *byte != 0));
-        let wrong: Vec<_> = counts.zip(0..).filter(|(is_wrong, _)| *is_wrong).collect();
+        self.mpi.finalize();
+        let of_rank = |bytes: &Vec<u8>| bytes[..].try_into().map_or(1, u64::from_le_bytes);
+        let counts: Vec<_> = all.iter().map(of_rank).collect();
+        let wrong: Vec<_> = (0..counts.len()).filter(|rank| counts[*rank] > 0).collect();
         if !wrong.is_empty() {
-            let ranks: Vec<_> =
-                wrong.iter().map(|(_, rank): &(bool, u32)| rank.to_string()).collect();
-            let text =
-                format!("{what} failed: ranks {} found {mistakes} mistakes", ranks.join(", "));
-            return Err(text.into());
+            let sum: u64 = counts.iter().sum();
+            return Err(format!("check {what} failed: {sum} mistakes at ranks {wrong:?}").into());
         }
         if is_root {
             println!("{what}: ok");
@@ -134,7 +140,10 @@ pub fn conclude(outcome: Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            match RANK.get() {
+                Some(rank) => eprintln!("rank {rank}: {error}"),
+                None => eprintln!("{error}"),
+            }
             ExitCode::FAILURE
         }
     }

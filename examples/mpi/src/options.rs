@@ -89,11 +89,43 @@ impl CommonOptions {
 
 /// Has each rank of this machine a core? Launchers say how many ranks there are.
 fn cores_suffice() -> bool {
-    const LOCAL_SIZES: [&str; 4] =
-        ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "PMI_SIZE"];
+    /// The last ones count ranks of other machines, too.
+    const LOCAL_SIZES: [&str; 5] = [
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MPI_LOCALNRANKS",
+        "LOCAL_WORLD_SIZE",
+        "SLURM_STEP_NUM_TASKS",
+        "PMI_SIZE",
+    ];
     let environment = Environment::of_this_process();
     let sizes = LOCAL_SIZES.iter().map(|name| environment.number::<i64>(name).ok().flatten());
     let ranks = sizes.flatten().next().unwrap_or(i64::MAX);
     let cores = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
     ranks <= cores
+}
+
+/// Reads a size: bytes, or with K, M or G units of 2^10, 2^20 or 2^30.
+///
+/// # Errors
+/// If it is none.
+pub fn size(text: &str) -> std::result::Result<u64, String> {
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let unit = units.into_iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
+    let number: u64 = digits.parse().map_err(|_| "not a number with an optional K, M or G")?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let sizes = ["7", "4K", "2m", "1G"].map(|text| size(text).unwrap());
+        assert_eq!(sizes, [7, 4096, 2 << 20, 1 << 30]);
+        for text in ["", "K", "x", "-1", "99999999999G"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 use gpu::{Block, Device, Slice, Stream};
 
 use super::CpuCopy;
+use crate::blocks::Run;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
+use crate::host_copy::CacheUse;
 
 /// Bytes copied between two polls of everything else.
 const COPY_STEP: u64 = 1 << 20;
@@ -28,14 +30,17 @@ impl CopyBuffer {
         Ok(Self::Device(memory, Arc::new(device.stream().during(COPY)?)))
     }
 
-    fn copy(&self, to: u64, from: &Self, at: u64, length: u64) -> Result<()> {
+    fn copy(&self, from: &Self, rows: &Run, cache_use: CacheUse) -> Result<()> {
         match (self, from) {
-            (Self::Host(buffer), Self::Host(from)) => buffer.copy(to, from, at, length),
+            (Self::Host(buffer), Self::Host(from)) => buffer.copy_rows(from, rows, cache_use),
             (Self::Device(memory, stream), Self::Host(from)) => {
+                let Block { to, from: start, length } = rows.first;
                 let mut bytes = vec![0; length as usize];
-                from.read(at, &mut bytes)?;
-                let part = memory.slice(to, length);
-                part.and_then(|part| stream.upload(&part, &bytes, UPLOAD_TIMEOUT)).during(COPY)
+                (0..rows.count).try_for_each(|row| {
+                    from.read(start + row * rows.from_stride, &mut bytes)?;
+                    let part = memory.slice(to + row * rows.to_stride, length);
+                    part.and_then(|part| stream.upload(&part, &bytes, UPLOAD_TIMEOUT)).during(COPY)
+                })
             }
             (_, Self::Device(..)) => {
                 Err(Error::new(COPY, ErrorKind::NotAllowed, "the host memory is read-only"))
@@ -48,19 +53,25 @@ impl CpuCopy {
     /// Copies one step. True if the copy is complete.
     pub(super) fn copy_some(&mut self) -> Result<bool> {
         let mut left = COPY_STEP;
+        let cache_use = CacheUse::of_request(self.context.bytes);
         while left > 0 {
             if self.block.length == 0 {
-                match self.blocks.next() {
-                    Some(block) => self.block = block,
+                match self.blocks.next_run(left) {
+                    Some(run) if run.count == 1 => self.block = run.first,
+                    Some(run) => {
+                        self.to.copy(&self.from, &run, cache_use)?;
+                        left -= run.count * run.first.length;
+                        continue;
+                    }
                     None => return Ok(true),
                 }
             }
-            let Block { to, from, length } = &mut self.block;
-            let step = left.min(*length);
-            self.to.copy(*to, &self.from, *from, step)?;
-            *to += step;
-            *from += step;
-            *length -= step;
+            let step = left.min(self.block.length);
+            let row = Block { length: step, ..self.block };
+            self.to.copy(&self.from, &row.into(), cache_use)?;
+            self.block.to += step;
+            self.block.from += step;
+            self.block.length -= step;
             left -= step;
         }
         Ok(false)
