@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
@@ -106,7 +107,43 @@ impl HostBuffer {
     /// without an error. No references to the bytes are used meanwhile.
     pub unsafe fn from_pointer(start: *mut u8, length: usize) -> Result<Self> {
         // SAFETY: the caller's promise.
-        Self::private(length, || unsafe { PrivateMemory::of_pointer(start, length) })
+        unsafe { Self::adopt(start, length, ()) }
+    }
+
+    /// As [`from_pointer`](Self::from_pointer), for memory that `owner` keeps: it is dropped when
+    /// nothing uses the memory any more, by whichever thread releases it last.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    /// use transfer::{Agent, AgentOptions, HostBuffer};
+    /// let mut memory = vec![7_u8; 4096];
+    /// let (start, length) = (memory.as_mut_ptr(), memory.len());
+    /// let owner = Arc::new(Mutex::new(memory)); // keeps the bytes, and is not used
+    /// let weak = Arc::downgrade(&owner);
+    /// let agent = Agent::start(AgentOptions::new("solver"))?;
+    /// // SAFETY: the vector lives as long as the owner.
+    /// let region = agent.register_local(unsafe { HostBuffer::adopt(start, length, owner) }?)?;
+    /// assert!(weak.upgrade().is_some());
+    /// drop(region);
+    /// assert!(weak.upgrade().is_none());
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) for no bytes.
+    ///
+    /// # Safety
+    /// All bytes from `start` on stay readable and writable until `owner` is dropped. No references
+    /// to the bytes are used meanwhile.
+    pub unsafe fn adopt(
+        start: *mut u8,
+        length: usize,
+        owner: impl fmt::Debug + Send + Sync + 'static,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        Self::private(length, || unsafe {
+            PrivateMemory::of_pointer(start, length, Box::new(owner))
+        })
     }
 
     fn private(length: usize, make: impl FnOnce() -> PrivateMemory) -> Result<Self> {

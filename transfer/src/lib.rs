@@ -37,7 +37,7 @@ mod wire;
 
 pub use admission::Admission;
 pub use agent::{
-    Agent, AgentCard, AgentOptions, Condition, Event, FabricAddress, Leftovers,
+    Agent, AgentCard, AgentOptions, Condition, Event, EventWatch, FabricAddress, Leftovers,
     MAX_PUBLISHED_REGIONS, MemoryAttributes, PeerId, Route, clean,
 };
 pub use blocks::{Blocks, MAX_STRIDES, Rows, Strided, Subarray};

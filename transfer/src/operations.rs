@@ -15,6 +15,34 @@ pub struct Token {
     generation: u32,
 }
 
+// Generation and slot of a token in 48 bits.
+const _: () = assert!(MAX_OPERATIONS <= 1 << 16);
+
+impl Token {
+    /// The token as a number below 2⁴⁸, for interfaces to other languages.
+    ///
+    /// ```
+    /// # use transfer::{Agent, AgentOptions, Notice, Token};
+    /// # let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// # let there = Agent::start(AgentOptions::new("there"))?;
+    /// # let peer = here.connect(&there.card().encode()?, std::time::Duration::from_secs(1))?;
+    /// let token = here.notify(peer, Notice::new(1, &[])?)?;
+    /// assert_eq!(Token::from_u64(token.to_u64()), token);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    #[must_use]
+    pub fn to_u64(self) -> u64 {
+        u64::from(self.generation) << 16 | u64::from(self.slot)
+    }
+
+    /// The token of a [number](Self::to_u64). A number that no operation has is
+    /// [`Unknown`](ErrorKind::Unknown) to the agent.
+    #[must_use]
+    pub fn from_u64(number: u64) -> Self {
+        Self { slot: (number & 0xffff) as u32, generation: (number >> 16) as u32 }
+    }
+}
+
 /// A completed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {

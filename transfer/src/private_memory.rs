@@ -1,6 +1,7 @@
 //! Memory that is private to this process and was allocated by its caller.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::mem::ManuallyDrop;
 
 /// Bytes of this process, which other processes cannot map.
@@ -8,8 +9,9 @@ use std::mem::ManuallyDrop;
 pub(crate) struct PrivateMemory {
     start: *mut u8,
     length: usize,
-    /// The capacity of the vector that it was made of; None for memory that the caller keeps.
+    /// The capacity of the vector that it was made of; None for memory that an owner keeps.
     capacity: Option<usize>,
+    _owner: Option<Box<dyn fmt::Debug + Send + Sync>>,
 }
 
 // SAFETY: any thread accesses the bytes by copies through the pointer only; the caller that
@@ -22,13 +24,17 @@ impl PrivateMemory {
     pub(crate) fn of_vec(bytes: Vec<u8>) -> Self {
         let mut bytes = ManuallyDrop::new(bytes);
         let capacity = Some(bytes.capacity());
-        Self { start: bytes.as_mut_ptr(), length: bytes.len(), capacity }
+        Self { start: bytes.as_mut_ptr(), length: bytes.len(), capacity, _owner: None }
     }
 
     /// # Safety
-    /// The bytes stay readable and writable, and unreferenced, as long as this exists.
-    pub(crate) unsafe fn of_pointer(start: *mut u8, length: usize) -> Self {
-        Self { start, length, capacity: None }
+    /// The bytes stay readable and writable, and unreferenced, as long as the owner exists.
+    pub(crate) unsafe fn of_pointer(
+        start: *mut u8,
+        length: usize,
+        owner: Box<dyn fmt::Debug + Send + Sync>,
+    ) -> Self {
+        Self { start, length, capacity: None, _owner: Some(owner) }
     }
 
     pub(crate) fn start(&self) -> *const u8 {

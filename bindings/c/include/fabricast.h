@@ -1,6 +1,7 @@
 /*
  * fabricast.h - topics: one copy of a message in GPU or host memory, read by any number of
- * processes, on any number of machines. For C99 and C++; link with -lfabricast.
+ * processes, on any number of machines; and agents: put into and get from memory of other
+ * processes, by the best path. For C99 and C++; link with -lfabricast. For Fortran: fabricast.f90.
  *
  *     fabricast_node *node;
  *     fabricast_topic *topic;
@@ -19,9 +20,10 @@
  * Handles are not addresses: never dereference one. Each kind has a function to close it, in
  * any order; closing NULL does nothing. Objects that were created from a node, topic, publisher
  * or subscriber stay usable after it is closed, until they are closed themselves. Closing the
- * last handle of a node leaves the node, which can take seconds.
+ * last handle of a node leaves the node, which can take seconds. Closing an agent ends its regions
+ * and routes, whose handles are closed separately.
  *
- * Functions may be called by any thread. A loan or subscriber is used by one thread at a
+ * Functions may be called by any thread. A loan, subscriber or agent is used by one thread at a
  * time; other threads wait, no longer than their timeout. After a fork the child needs its own
  * handles; with those of its parent it gets FABRICAST_E_FORKED.
  *
@@ -51,26 +53,33 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_FAILED (-1)            /* a lower layer failed: see the message */
 #define FABRICAST_E_INVALID_ARGUMENT (-2)  /* an argument that is never valid */
 #define FABRICAST_E_SETTINGS_DIFFER (-3)   /* topic exists with other settings */
-#define FABRICAST_E_NOT_FOUND (-4)         /* topic, node or device not found */
+#define FABRICAST_E_NOT_FOUND (-4)         /* topic, node, device, peer or operation not found */
 #define FABRICAST_E_OVER_BUDGET (-5)       /* the budget is too small */
 #define FABRICAST_E_TOO_LONG (-6)          /* longer than the topic's largest message */
 #define FABRICAST_E_TOO_MANY (-7)          /* a limit on the number of objects is reached */
 #define FABRICAST_E_WOULD_BLOCK (-8)       /* no message or no space, and the call does not wait */
 #define FABRICAST_E_DEADLINE_EXCEEDED (-9) /* timeout expired */
 #define FABRICAST_E_EVICTED (-10)          /* evicted: it held samples for too long */
-#define FABRICAST_E_DENIED (-11)           /* not allowed to use this node */
+#define FABRICAST_E_DENIED (-11)           /* not allowed: to use this node or agent; to put into
+                                              or get from this region */
 #define FABRICAST_E_MALFORMED (-12)        /* received or stored data is malformed */
 #define FABRICAST_E_VERSION_MISMATCH (-13) /* the other side uses another version */
-#define FABRICAST_E_CLOSED (-14)           /* the node or the handle was closed */
+#define FABRICAST_E_CLOSED (-14)           /* the node, peer or handle was closed, or lost */
 #define FABRICAST_E_FORKED (-15)           /* the handle belongs to the parent process */
 #define FABRICAST_E_BAD_HANDLE (-16)       /* not an open handle of this kind */
 #define FABRICAST_E_PANICKED (-17)         /* internal error (panic) in the library */
 #define FABRICAST_E_POISONED (-18)         /* its publisher was lost before it was written */
 #define FABRICAST_E_TOO_MANY_LOANS (-19)   /* the publisher has its maximum of loans */
 #define FABRICAST_E_TOO_MANY_SAMPLES (-20) /* the subscriber holds its maximum of samples */
-#define FABRICAST_E_NO_PROVIDER (-21)      /* none can replicate messages to other nodes, or
-                                              libfabric is not installed */
+#define FABRICAST_E_NO_PROVIDER (-21)      /* none can replicate messages to other nodes, or be
+                                              the fabric of an agent; or libfabric is not
+                                              installed */
 #define FABRICAST_E_INTERRUPTED (-22)      /* a signal handler ran while the call waited */
+#define FABRICAST_E_NO_PATH (-23)          /* no path between two regions, or to an agent */
+#define FABRICAST_E_STALE (-24)            /* the region was withdrawn, or belongs to another agent,
+                                              or to this one before a restart */
+#define FABRICAST_E_CANCELLED (-25)        /* the operation did not start, because one that it
+                                              waited for failed */
 
 /* Name of a status, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -139,7 +148,9 @@ typedef int64_t fabricast_timeout;
  * noticed: until some microseconds after the start of the call, or at any time with
  * FABRICAST_WAITING_BUSY, with which calls never block. A program that must not miss a signal
  * polls the descriptor (fabricast_subscriber_descriptor) together with one that its handler writes
- * to, or waits for at most a second at a time.
+ * to, or waits for at most a second at a time. Of the calls with agents, the waits for an event,
+ * an operation, a flush, unused memory, and another thread that uses the agent end so; connect,
+ * join, disconnect, withdraw and close do not.
  */
 
 /* --------------------------------------------------------------------------- nodes */
@@ -532,6 +543,420 @@ fabricast_status fabricast_sample_readiness(fabricast_sample *sample, uint64_t *
  * samples waits for that, ten seconds at most.
  */
 fabricast_status fabricast_sample_release_on(fabricast_sample *sample, fabricast_stream *stream);
+
+/* -------------------------------------------------------------------------- memory */
+
+/*
+ * Agents move bytes between regions, which are registered memory:
+ *
+ *     fabricast_agent_start(NULL, &agent);
+ *     fabricast_memory_allocate("host", 1 << 20, &memory);
+ *     fabricast_region_register(agent, memory, FABRICAST_WRITE, &region);
+ *     fabricast_agent_publish(agent, "cache", region);
+ *     fabricast_agent_card(agent, card, sizeof card, &length);      // send it to the peer
+ *
+ *     fabricast_agent_connect(agent, card, length, FABRICAST_SECONDS(10), &peer);   // the peer
+ *     fabricast_agent_route_to(agent, peer, "cache", local, FABRICAST_SECONDS(10), &route);
+ *     fabricast_agent_put(agent, route, blocks, count, &notice, &token);
+ *     fabricast_agent_wait(agent, token, FABRICAST_SECONDS(10), NULL);
+ */
+
+/* Memory that can be registered: of the library, or adopted from the program. */
+typedef struct fabricast_memory fabricast_memory;
+
+/*
+ * Allocates zeroed memory that peers on this machine can map, so that bytes are copied once: in
+ * "host" (also NULL), "cuda:0", ..., or "emulated:0".
+ */
+fabricast_status fabricast_memory_allocate(const char *location, size_t length,
+                                           fabricast_memory **memory);
+
+/*
+ * Adopts memory that the program has: of malloc, MPI, CUDA (cudaMalloc, or mapped in pieces), or a
+ * part of it. The kind of the pointer is detected; FABRICAST_E_INVALID_ARGUMENT for an address that
+ * is not mapped, or a range beyond its allocation. Other processes cannot map host memory that they
+ * did not get from the library: agents of this process reach it, and others through a fabric.
+ *
+ * The memory must stay allocated until fabricast_memory_close has succeeded.
+ */
+fabricast_status fabricast_memory_adopt(const void *pointer, size_t length,
+                                        fabricast_memory **memory);
+
+/*
+ * Its address in this process. Of allocated memory: valid until the memory, its regions and their
+ * routes are closed. Peers with the right to write change the bytes at any time; a notice tells
+ * that the bytes of its operation are there.
+ */
+fabricast_status fabricast_memory_address(fabricast_memory *memory, void **address,
+                                          size_t *length);
+
+/* Copies bytes of the host into it, and out of it; in device memory by the device, within 10
+ * seconds. */
+fabricast_status fabricast_memory_write(fabricast_memory *memory, size_t offset,
+                                        const void *data, size_t length);
+fabricast_status fabricast_memory_read(fabricast_memory *memory, size_t offset, void *into,
+                                       size_t length);
+
+/*
+ * Closes the handle. Allocated memory is freed when no region, route, operation or peer uses it any
+ * more; the call does not wait for that.
+ *
+ * For adopted memory the call waits. When it has succeeded, nothing uses the memory any more: the
+ * program may free it. After FABRICAST_E_DEADLINE_EXCEEDED, FABRICAST_E_WOULD_BLOCK and
+ * FABRICAST_E_INTERRUPTED it is still used, by a region or route that is not closed, or an
+ * operation in flight, also of a peer: the handle stays open, but cannot be registered any more.
+ * Close the others, and then the memory again. Registrations that an agent caches end within a
+ * tenth of a second.
+ */
+fabricast_status fabricast_memory_close(fabricast_memory *memory, fabricast_timeout timeout);
+
+/* -------------------------------------------------------------------------- agents */
+
+/*
+ * Registers regions, puts into regions of other agents, and gets from them. Transfers advance while
+ * a function of the agent runs, and on devices and fabrics also in between. Requests of peers for
+ * its regions are served by threads of the library.
+ *
+ * A thread that waits for an event, an operation or a flush lets other threads use the agent,
+ * within some milliseconds. Connect, join, disconnect, withdraw and close keep it until they
+ * return. Functions without a timeout wait until the other thread's call has returned.
+ */
+typedef struct fabricast_agent fabricast_agent;
+
+/* Fill it with fabricast_agent_options_init, then change fields. */
+typedef struct fabricast_agent_options {
+    size_t size;            /* of this structure, as the caller knows it */
+    const char *label;      /* name of the agent in reports, at most 64 bytes; NULL: the name of
+                               its program */
+    const char *directory;  /* existing directory for its socket, for processes of this machine
+                               that see it; NULL: only agents of this process, and of a fabric,
+                               can connect to it */
+    const char *fabric;     /* provider for bytes where no memory is shared: "auto" the best one,
+                               "NAME" preferred, "=NAME" only this one, "^NAME" any but this one,
+                               several separated by commas; NULL: no fabric */
+    const char *source;     /* local address of the fabric, as "10.0.0.1"; NULL: default */
+    int64_t lost_after;     /* nanoseconds of silence after which a peer on a fabric is lost */
+    uint64_t cached_bytes;  /* registrations of local-only regions that a rail keeps for reuse: */
+    uint32_t cached_count;  /* at most so many bytes and so many regions; 0: none */
+    uint32_t rails;         /* connections of the fabric that share the bytes, 1 to 8 */
+    uint32_t waiting;       /* FABRICAST_WAITING_... */
+    uint32_t force_remote;  /* 1: use the fabric also where memory could be shared, for tests */
+} fabricast_agent_options;
+
+/* fabricast_agent_options_init(&options, sizeof options) */
+fabricast_status fabricast_agent_options_init(fabricast_agent_options *options, size_t size);
+
+/*
+ * Starts an agent. NULL options mean the defaults: no directory and no fabric. With a fabric,
+ * libfabric is loaded; FABRICAST_E_NO_PROVIDER with the reasons if no provider can be used.
+ */
+fabricast_status fabricast_agent_start(const fabricast_agent_options *options,
+                                       fabricast_agent **agent);
+
+/*
+ * Ends the agent: completes its operations, withdraws its regions, and waits until operations of
+ * peers with them have completed. The handle is closed in any case, and calls of other threads that
+ * wait with it fail with FABRICAST_E_CLOSED. After a failure the agent has ended nevertheless, or
+ * ends when another thread's call with it returns, and a peer may still access memory of its
+ * regions: fabricast_memory_close waits for that.
+ */
+fabricast_status fabricast_agent_close(fabricast_agent *agent, fabricast_timeout timeout);
+
+/*
+ * The card of the agent: bytes by which peers connect to it. The program sends them by any means,
+ * such as a file or MPI, through a channel that it trusts: the card contains the descriptors of
+ * published regions. Without a buffer (NULL and 0) only the length is returned;
+ * FABRICAST_E_TOO_LONG, and nothing, if the buffer is too small.
+ */
+fabricast_status fabricast_agent_card(fabricast_agent *agent, void *buffer, size_t capacity,
+                                      size_t *length);
+
+/* What a card says. */
+typedef struct fabricast_card_info {
+    uint8_t identity[16];     /* of the agent, as in its events: random, new with each start */
+    char label[72];           /* zero-terminated */
+    uint64_t is_same_machine; /* 1: the agent is on this machine, in whatever container */
+    uint64_t fabrics;         /* number of its fabrics */
+    uint64_t regions;         /* number of its published regions */
+} fabricast_card_info;
+
+/* FABRICAST_E_MALFORMED, FABRICAST_E_VERSION_MISMATCH for bytes that are no card. */
+fabricast_status fabricast_card_info_of(const void *card, size_t length,
+                                        fabricast_card_info *info, size_t size);
+
+/* ------------------------------------------------------------------------- regions */
+
+/* Memory that is registered with an agent. */
+typedef struct fabricast_region fabricast_region;
+
+#define FABRICAST_LOCAL_ONLY 0 /* no peer: to put from and to get into */
+#define FABRICAST_READ 1       /* peers may get from it */
+#define FABRICAST_WRITE 2      /* peers may put into it; added to FABRICAST_READ: both */
+
+/* Registers whole memory. With a fabric that pins pages this can take half a second for each GiB;
+ * registrations of local-only regions are kept for reuse. */
+fabricast_status fabricast_region_register(fabricast_agent *agent, fabricast_memory *memory,
+                                           uint64_t rights, fabricast_region **region);
+
+/*
+ * Its descriptor: bytes by which a peer joins it (fabricast_agent_join), to send as the card.
+ * FABRICAST_E_DENIED if it is local-only. The buffer is used as by fabricast_agent_card.
+ */
+fabricast_status fabricast_region_descriptor(fabricast_region *region, void *buffer,
+                                             size_t capacity, size_t *length);
+
+/*
+ * Publishes the region on the agent's card, under a name of 1 to 64 bytes, from now on: peers join
+ * it by name (fabricast_agent_route_to). A region published before under the name is replaced; 32
+ * names at most (FABRICAST_E_TOO_MANY). FABRICAST_E_DENIED if it is local-only, FABRICAST_E_STALE
+ * if it is of another agent.
+ */
+fabricast_status fabricast_agent_publish(fabricast_agent *agent, const char *name,
+                                         fabricast_region *region);
+
+/*
+ * Withdraws the region: no new operation of a peer starts, and the call waits until those in flight
+ * have completed. After FABRICAST_E_DEADLINE_EXCEEDED and FABRICAST_E_WOULD_BLOCK a peer may still
+ * copy; withdraw it again to wait longer. Operations of this agent with it are not waited for.
+ */
+fabricast_status fabricast_agent_withdraw(fabricast_agent *agent, fabricast_region *region,
+                                          fabricast_timeout timeout);
+
+/* Closes it without waiting: no new operation of a peer starts, and the memory is kept until those
+ * in flight have ended. Routes from it stay usable. */
+fabricast_status fabricast_region_close(fabricast_region *region);
+
+/* ---------------------------------------------------------------- peers and routes */
+
+/* A peer of an agent, by a number that is not reused; never 0. */
+typedef uint64_t fabricast_peer;
+
+/*
+ * Connects to another agent by its card. FABRICAST_E_CLOSED, at once, if its process has ended;
+ * FABRICAST_E_DEADLINE_EXCEEDED if it does not answer; FABRICAST_E_NO_PATH if neither a socket nor
+ * a fabric reaches it; FABRICAST_E_DENIED if one does not admit the other's user;
+ * FABRICAST_E_STALE if another agent listens there now.
+ */
+fabricast_status fabricast_agent_connect(fabricast_agent *agent, const void *card,
+                                         size_t length, fabricast_timeout timeout,
+                                         fabricast_peer *peer);
+
+/* Disconnects from a peer, when operations with it have completed, or else after the timeout: then
+ * they end with FABRICAST_E_CLOSED. The peer is disconnected in any case. */
+fabricast_status fabricast_agent_disconnect(fabricast_agent *agent, fabricast_peer peer,
+                                            fabricast_timeout timeout);
+
+/* Two joined regions, one of the agent and one of a peer, and the path between them. */
+typedef struct fabricast_route fabricast_route;
+
+/*
+ * Joins a region of the agent with one of a peer, by its descriptor: chooses a path, and maps what
+ * it needs, once for all operations. policy prefers ("shared-memory"), requires ("=cuda-ipc") or
+ * denies ("^fabric-staged") paths, several separated by commas; NULL: the best one. The paths are
+ * same-process, cuda-ipc, shared-memory, fabric-direct and fabric-staged.
+ *
+ * FABRICAST_E_NO_PATH with a reason for each path; FABRICAST_E_STALE for a region that was
+ * withdrawn, or belongs to another agent.
+ */
+fabricast_status fabricast_agent_join(fabricast_agent *agent, fabricast_peer peer,
+                                      fabricast_region *local, const void *descriptor,
+                                      size_t length, const char *policy,
+                                      fabricast_timeout timeout, fabricast_route **route);
+
+/* The same with a region that the peer had published before its card was sent;
+ * FABRICAST_E_NOT_FOUND with the names that the card has. */
+fabricast_status fabricast_agent_route_to(fabricast_agent *agent, fabricast_peer peer,
+                                          const char *name, fabricast_region *local,
+                                          fabricast_timeout timeout, fabricast_route **route);
+
+/* Name of its path; why it is not a better one, if one was expected, else ""; and a line for each
+ * path with its verdict. Valid until the route is closed. */
+fabricast_status fabricast_route_path(fabricast_route *route, const char **path);
+fabricast_status fabricast_route_fallback(fabricast_route *route, const char **reason);
+fabricast_status fabricast_route_explain(fabricast_route *route, const char **text);
+
+/* Operations in flight continue. */
+fabricast_status fabricast_route_close(fabricast_route *route);
+
+/* ---------------------------------------------------------------------- operations */
+
+/* An operation of an agent, by a number; never 0. */
+typedef uint64_t fabricast_token;
+
+/* A block of a transfer: offsets in the target and in the source region, and length in bytes. As an
+ * element of lists it never grows. */
+typedef struct fabricast_block {
+    uint64_t to;
+    uint64_t from;
+    uint64_t length;
+} fabricast_block;
+
+#define FABRICAST_MAX_NOTICE 64
+
+/* A tag and some bytes that a peer receives as an event: {sizeof notice, 7, "layer 0", 7} */
+typedef struct fabricast_notice {
+    size_t size;      /* of this structure, as the caller knows it */
+    uint64_t tag;     /* defined by the program */
+    const void *data; /* NULL without data */
+    size_t length;    /* of the data, at most FABRICAST_MAX_NOTICE */
+} fabricast_notice;
+
+/*
+ * Copies blocks from the local region of a route to the remote one (put), or back (get), and then
+ * sends the notice, if it is not NULL: it arrives after the data. Without blocks only the notice is
+ * sent. Blocks are copied in any order, and must not overlap in the target.
+ *
+ * Everything is checked before a byte is copied: FABRICAST_E_INVALID_ARGUMENT for a block outside
+ * of a region, FABRICAST_E_DENIED if the rights of the remote region do not allow it,
+ * FABRICAST_E_STALE, FABRICAST_E_CLOSED; FABRICAST_E_TOO_MANY if 65536 operations are in flight or
+ * have an outcome that was not collected.
+ *
+ * The list and the notice are not used after the call. The memory is, until the operation has
+ * completed: do not write the source, or use the target, before. Collect the outcome once, by
+ * fabricast_agent_test or fabricast_agent_wait. With NULL as token it is not collected;
+ * fabricast_agent_flush reports a failure nevertheless.
+ *
+ * Operations are not ordered among each other, unless fabricast_agent_fence separates them.
+ */
+fabricast_status fabricast_agent_put(fabricast_agent *agent, fabricast_route *route,
+                                     const fabricast_block *blocks, size_t count,
+                                     const fabricast_notice *notice, fabricast_token *token);
+fabricast_status fabricast_agent_get(fabricast_agent *agent, fabricast_route *route,
+                                     const fabricast_block *blocks, size_t count,
+                                     const fabricast_notice *notice, fabricast_token *token);
+
+/* The same with a whole region: put copies the local region to the start of the remote one, get the
+ * remote region to the start of the local one. */
+fabricast_status fabricast_agent_put_all(fabricast_agent *agent, fabricast_route *route,
+                                         const fabricast_notice *notice, fabricast_token *token);
+fabricast_status fabricast_agent_get_all(fabricast_agent *agent, fabricast_route *route,
+                                         const fabricast_notice *notice, fabricast_token *token);
+
+#define FABRICAST_MAX_STRIDES 3
+
+/*
+ * Rows of the same length at regular strides, in place of a long list of blocks. Fill it with
+ * fabricast_strided_init and change fields, or with fabricast_strided_tile.
+ *
+ * Each stride repeats all rows of the others count times. No two rows may overlap in the target:
+ * there, each stride spans all rows of the shorter ones. Strides of the source may be 0. The order
+ * of the strides does not matter.
+ */
+typedef struct fabricast_strided {
+    size_t size;     /* of this structure, as the caller knows it */
+    uint64_t from;   /* offset of the first row in the source region */
+    uint64_t to;     /* and in the target region */
+    uint64_t length; /* bytes of a row */
+    uint64_t count[FABRICAST_MAX_STRIDES];       /* 1: this stride is not used */
+    uint64_t from_stride[FABRICAST_MAX_STRIDES]; /* bytes between two repetitions in the source */
+    uint64_t to_stride[FABRICAST_MAX_STRIDES];   /* and in the target */
+} fabricast_strided;
+
+/* fabricast_strided_init(&strided, sizeof strided): one row, of length 0 */
+fabricast_status fabricast_strided_init(fabricast_strided *strided, size_t size);
+
+#define FABRICAST_ORDER_C 0       /* the last index runs fastest */
+#define FABRICAST_ORDER_FORTRAN 1 /* the first index runs fastest */
+
+/*
+ * The rows of a tile (subarray, halo) out of one array and into another: both with the same number
+ * of dimensions, 1 to 15, and elements of the same size in bytes. tile has the number of elements
+ * in each dimension, extents those of an array, and origin the first element of the tile, from 0
+ * on.
+ * FABRICAST_E_INVALID_ARGUMENT if the tile exceeds an array, or needs more than
+ * FABRICAST_MAX_STRIDES strides after dimensions that it spans completely were merged.
+ */
+fabricast_status fabricast_strided_tile(fabricast_strided *strided, size_t size, uint32_t order,
+                                        uint64_t element, size_t dimensions,
+                                        const uint64_t *tile, const uint64_t *from_extents,
+                                        const uint64_t *from_origin, const uint64_t *to_extents,
+                                        const uint64_t *to_origin);
+
+/* As fabricast_agent_put and fabricast_agent_get, with rows in place of blocks. */
+fabricast_status fabricast_agent_put_strided(fabricast_agent *agent, fabricast_route *route,
+                                             const fabricast_strided *rows,
+                                             const fabricast_notice *notice,
+                                             fabricast_token *token);
+fabricast_status fabricast_agent_get_strided(fabricast_agent *agent, fabricast_route *route,
+                                             const fabricast_strided *rows,
+                                             const fabricast_notice *notice,
+                                             fabricast_token *token);
+
+/*
+ * Sends a notice without data. It may overtake earlier operations; the ordered one is sent after
+ * all earlier operations with the peer have completed, and later ones do not wait for it. If one of
+ * them failed, it ends with FABRICAST_E_CANCELLED, and so do later ones, until
+ * fabricast_agent_flush has reported the failure.
+ */
+fabricast_status fabricast_agent_notify(fabricast_agent *agent, fabricast_peer peer,
+                                        const fabricast_notice *notice, fabricast_token *token);
+fabricast_status fabricast_agent_notify_ordered(fabricast_agent *agent, fabricast_peer peer,
+                                                const fabricast_notice *notice,
+                                                fabricast_token *token);
+
+/*
+ * Later operations with the peer start after all earlier ones have completed; the call does not
+ * wait. If one of them fails, operations behind the fence end with FABRICAST_E_CANCELLED, until
+ * fabricast_agent_flush has reported the failure.
+ */
+fabricast_status fabricast_agent_fence(fabricast_agent *agent, fabricast_peer peer);
+
+/*
+ * Waits until all operations with the peer have completed: also those that other threads start
+ * meanwhile. FABRICAST_E_FAILED if at least one failed since the last flush, with the first.
+ * FABRICAST_E_DEADLINE_EXCEEDED, FABRICAST_E_WOULD_BLOCK, FABRICAST_E_INTERRUPTED: they continue.
+ */
+fabricast_status fabricast_agent_flush(fabricast_agent *agent, fabricast_peer peer,
+                                       fabricast_timeout timeout);
+
+/* Makes progress with all operations, without waiting. *moved is 1 if anything changed; may be
+ * NULL. */
+fabricast_status fabricast_agent_progress(fabricast_agent *agent, uint64_t *moved);
+
+/*
+ * The outcome of an operation, which is collected once: afterwards its token is unknown
+ * (FABRICAST_E_NOT_FOUND). Returns the failure of the operation, if it failed. *is_over is 0 while
+ * the operation is in flight. *bytes are the transferred bytes; may be NULL.
+ */
+fabricast_status fabricast_agent_test(fabricast_agent *agent, fabricast_token token,
+                                      uint64_t *is_over, uint64_t *bytes);
+
+/* The same, and waits for it. FABRICAST_E_WOULD_BLOCK, FABRICAST_E_INTERRUPTED, and
+ * FABRICAST_E_DEADLINE_EXCEEDED while the operation is in flight: it continues, and can be waited
+ * for again. */
+fabricast_status fabricast_agent_wait(fabricast_agent *agent, fabricast_token token,
+                                      fabricast_timeout timeout, uint64_t *bytes);
+
+/* The outcome of an operation is not collected; it continues. Unknown tokens of the agent are
+ * ignored. */
+fabricast_status fabricast_agent_forget(fabricast_agent *agent, fabricast_token token);
+
+/* Number of operations in flight. */
+fabricast_status fabricast_agent_in_flight(fabricast_agent *agent, uint64_t *count);
+
+#define FABRICAST_AGENT_EVENT_JOINED 1        /* another agent connected to this one */
+#define FABRICAST_AGENT_EVENT_NOTICE 2        /* its notice arrived; the data of its operation is
+                                                 there */
+#define FABRICAST_AGENT_EVENT_LEFT 3          /* it disconnected or died, or was lost; all its
+                                                 notices were reported before */
+#define FABRICAST_AGENT_EVENT_RAIL_LOST 4     /* a rail to it was lost; the others continue */
+#define FABRICAST_AGENT_EVENT_RAIL_RESTORED 5 /* the rail carries bytes again */
+
+typedef struct fabricast_agent_event {
+    uint64_t kind;    /* FABRICAST_AGENT_EVENT_...; skip numbers that you do not know */
+    uint64_t tag;     /* of the notice */
+    uint64_t length;  /* of its data */
+    uint64_t rail;    /* number of the rail, from 0 on */
+    uint64_t is_dead; /* 1: its process ended, or nothing was received from it for lost_after */
+    uint8_t from[16]; /* identity of the other agent */
+    uint8_t data[FABRICAST_MAX_NOTICE]; /* of the notice */
+    char label[72];   /* of the other agent; empty for a notice; zero-terminated */
+    char reason[256]; /* why the rail was lost; zero-terminated, and cut if it is longer */
+} fabricast_agent_event;
+
+/* The next event, and makes progress meanwhile. */
+fabricast_status fabricast_agent_next_event(fabricast_agent *agent, fabricast_timeout timeout,
+                                            fabricast_agent_event *event, size_t size);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,11 @@
 //! Memory named by a caller's pointer, which may be device memory.
 #![allow(unsafe_code)]
 
+use std::fmt;
+
 use gpu::{Allocator, Device, Implementation, Memory, PointerAttributes, Slice, Stream};
 use pubsub::MemoryLocation;
+use transfer::{Buffer, HostBuffer};
 
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::CallerRange;
@@ -88,6 +91,30 @@ pub(crate) fn slice(
         PointerKind::Registered | PointerKind::Unregistered => Device::open(name)?,
     };
     Ok(foreign(&on_device, &range))
+}
+
+/// As memory of an agent, of a device or of the host, until nothing uses it and `owner` is dropped.
+pub(crate) fn adopt_memory(
+    operation: Operation,
+    range: CallerRange<'_>,
+    owner: impl fmt::Debug + Send + Sync + 'static,
+) -> Result<Buffer> {
+    if range.length() == 0 {
+        return Err(Failure::invalid(operation, "memory of 0 bytes"));
+    }
+    if let PointerKind::Device(device) = place(operation, &range)? {
+        // SAFETY: valid until the owner is dropped, as the caller guarantees.
+        let adopted = unsafe { device.adopt(range.address(), range.length() as u64, owner) };
+        return Ok(Buffer::Device(adopted?));
+    }
+    if !is_readable(&range) {
+        let detail = format!("{:#x} is not mapped in this process", range.address());
+        return Err(Failure::invalid(operation, detail));
+    }
+    let start = std::ptr::with_exposed_provenance_mut::<u8>(range.address() as usize);
+    // SAFETY: as above, and the caller writes there only what transfers do not use.
+    let adopted = unsafe { HostBuffer::adopt(start, range.length(), owner) };
+    Ok(Buffer::Host(adopted?))
 }
 
 fn is_cuda(memory: MemoryLocation) -> bool {
@@ -185,6 +212,23 @@ mod tests {
         let plain = range(bytes.as_ptr(), bytes.len());
         let refused = slice("cuda:0".parse().unwrap(), c"test", plain).unwrap_err();
         assert_eq!(refused.status, crate::status::Status::InvalidArgument);
+    }
+
+    #[test]
+    fn kind_of_adopted_memory_is_detected() {
+        let bytes = [7_u8; 100];
+        let adopted = adopt_memory(c"test", range(bytes.as_ptr(), 100), ()).unwrap();
+        assert!(matches!(adopted, Buffer::Host(found) if found.length() == 100));
+        let device = Device::open(gpu::DeviceName::emulated(0)).unwrap();
+        let memory = device.allocate_shared(1 << 20, &[]).unwrap();
+        let start = std::ptr::with_exposed_provenance::<u8>(memory.address() as usize);
+        let part = range(start.wrapping_add(100), 1000);
+        let adopted = adopt_memory(c"test", part, ()).unwrap();
+        assert!(matches!(adopted, Buffer::Device(found) if found.length() == 1000));
+        for invalid in [range(bytes.as_ptr(), 0), range(std::ptr::without_provenance(4096), 8)] {
+            let refused = adopt_memory(c"test", invalid, ()).unwrap_err();
+            assert_eq!(refused.status, crate::status::Status::InvalidArgument);
+        }
     }
 
     #[test]

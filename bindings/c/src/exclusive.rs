@@ -1,6 +1,6 @@
 //! Objects that one thread uses at a time, with a timeout of the next one's wait.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipc::{Doorbell, Interruption, LocalWords, WaitStrategy};
@@ -16,6 +16,8 @@ pub(crate) struct Exclusive<T> {
     inner: Mutex<Option<T>>,
     returned: Doorbell<LocalWords>,
     is_closed: AtomicBool,
+    /// Number of threads that wait for it.
+    waiting: AtomicU32,
 }
 
 impl<T> Exclusive<T> {
@@ -24,6 +26,7 @@ impl<T> Exclusive<T> {
             inner: Mutex::new(Some(inner)),
             returned: Doorbell::in_this_process(),
             is_closed: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
         }
     }
 
@@ -41,21 +44,46 @@ impl<T> Exclusive<T> {
             Ok(()) => self.inner().take().map(Ok),
             Err(failure) => Some(Err(failure)),
         };
+        let inner = self.wait_for(operation, timeout, attempt)?;
+        Ok(ExclusiveGuard { inner: Some(inner), exclusive: self })
+    }
+
+    /// Marks the handle as closed, waits until no thread uses the object any more, and removes it.
+    /// After a failure it ends with the use of the other thread.
+    pub(crate) fn end_and_remove(&self, operation: Operation, timeout: Timeout) -> Result<T> {
+        self.end();
+        self.wait_for(operation, timeout, || self.inner().take().map(Ok))
+    }
+
+    fn wait_for(
+        &self,
+        operation: Operation,
+        timeout: Timeout,
+        attempt: impl Fn() -> Option<Result<T>>,
+    ) -> Result<T> {
         let found = match (attempt(), timeout) {
             (None, Timeout::For(_) | Timeout::Forever) => {
                 let interruption = Interruption::watch();
-                self.returned.wait(&mut WaitStrategy::Block, timeout.end(), || {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let found = self.returned.wait(&mut WaitStrategy::Block, timeout.end(), || {
                     attempt()
                         .or_else(|| interruption.occurred().then(|| Err(interrupted(operation))))
-                })
+                });
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                found
             }
             (found, _) => found,
         };
         match (found, timeout) {
-            (Some(found), _) => Ok(ExclusiveGuard { inner: Some(found?), exclusive: self }),
+            (Some(found), _) => found,
             (None, Timeout::Now) => Err(in_use(Status::WouldBlock, operation)),
             (None, _) => Err(in_use(Status::DeadlineExceeded, operation)),
         }
+    }
+
+    /// Does another thread wait for the object?
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Runs a function with exclusive use.
@@ -91,7 +119,7 @@ fn in_use(status: Status, operation: Operation) -> Failure {
     Failure::new(status, operation, "another thread is using the handle")
 }
 
-fn interrupted(operation: Operation) -> Failure {
+pub(crate) fn interrupted(operation: Operation) -> Failure {
     let detail = "a signal handler ran in the waiting thread. Call again to continue";
     Failure::new(Status::Interrupted, operation, detail)
 }
@@ -182,6 +210,25 @@ mod tests {
         exclusive.end();
         assert_eq!(waiting.join().unwrap().unwrap_err().status, Status::Closed);
         drop(taken);
+    }
+
+    #[test]
+    fn closing_waits_for_the_thread_that_uses_the_object() {
+        let exclusive = Arc::new(Exclusive::new(1));
+        let taken = exclusive.take(c"test", Timeout::Now).unwrap();
+        let refused = exclusive.end_and_remove(c"test", Timeout::Now).unwrap_err();
+        assert_eq!(refused.status, Status::WouldBlock);
+        let closing = std::thread::spawn({
+            let exclusive = Arc::clone(&exclusive);
+            move || exclusive.end_and_remove(c"test", Timeout::Forever)
+        });
+        while !exclusive.is_wanted() {
+            std::thread::yield_now();
+        }
+        drop(taken);
+        assert_eq!(closing.join().unwrap(), Ok(1));
+        assert!(!exclusive.is_wanted());
+        assert_eq!(value(&exclusive, Timeout::Now).unwrap_err().status, Status::Closed);
     }
 
     #[test]

@@ -50,10 +50,15 @@ impl Failure {
         Self::new(Status::InvalidArgument, operation, detail)
     }
 
+    /// With this text as the message.
+    pub(crate) fn from_text(status: Status, operation: &str, message: String) -> Self {
+        let message = Cow::Owned(c_text(message));
+        Self { status, operation: Cow::Owned(c_text(operation)), message }
+    }
+
     /// With the message of the library's error.
     fn from_library(status: Status, operation: &str, error: &impl fmt::Display) -> Self {
-        let message = Cow::Owned(c_text(error.to_string()));
-        Self { status, operation: Cow::Owned(c_text(operation)), message }
+        Self::from_text(status, operation, error.to_string())
     }
 }
 
@@ -68,12 +73,25 @@ impl From<gpu::Error> for Failure {
         use gpu::ErrorKind as Kind;
         let status = match error.kind() {
             Kind::InvalidArgument | Kind::OutOfBounds => Status::InvalidArgument,
+            Kind::NoSuchDevice | Kind::Unavailable => Status::NotFound,
             Kind::OverBudget | Kind::OutOfMemory => Status::OverBudget,
             Kind::DeadlineExceeded => Status::DeadlineExceeded,
             Kind::Forked => Status::Forked,
             _ => Status::Failed,
         };
         Self::from_library(status, error.operation(), &error)
+    }
+}
+
+impl From<transfer::Error> for Failure {
+    fn from(error: transfer::Error) -> Self {
+        Self::from_library(error.kind().into(), error.operation(), &error)
+    }
+}
+
+impl From<fabric::Error> for Failure {
+    fn from(error: fabric::Error) -> Self {
+        Self::from_library(error.kind().into(), error.operation(), &error)
     }
 }
 

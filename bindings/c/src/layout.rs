@@ -4,6 +4,8 @@
 //! have their default, or are not filled.
 #![allow(unsafe_code)]
 
+mod agents;
+
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Duration;
 
@@ -17,6 +19,10 @@ use pubsub::{
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Layout, Text, WithDefaults};
 use crate::network::network;
+
+pub(crate) use self::agents::{
+    RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawStrided, TileSides,
+};
 
 macro_rules! layouts {
     ($($type:ty: $min_size:literal),* $(,)?) => {$(
@@ -34,6 +40,11 @@ layouts! {
     RawCounters: 24,
     RawEvent: 32,
     RawSampleInfo: 128,
+    RawAgentOptions: 72,
+    RawAgentEvent: 448,
+    RawCardInfo: 112,
+    RawNotice<'_>: 32,
+    RawStrided: 104,
 }
 
 /// A time of a structure, which must not be negative.
@@ -100,12 +111,7 @@ impl RawNodeOptions {
             1 => ServiceMode::External,
             other => return Err(unknown(operation, "service", other)),
         };
-        options.waiting = match self.waiting {
-            0 => WaitStrategy::default(),
-            1 => WaitStrategy::Busy,
-            2 => WaitStrategy::Block,
-            other => return Err(unknown(operation, "waiting", other)),
-        };
+        options.waiting = wait_strategy(operation, self.waiting)?;
         options.network = self.network(operation)?;
         options.interruptible = true;
         Ok(options)
@@ -123,14 +129,27 @@ impl RawNodeOptions {
             };
             Ok(text.get(operation, name)?.map(str::to_owned))
         };
-        let is_insecure = match self.insecure {
-            0 => false,
-            1 => true,
-            other => return Err(unknown(operation, "insecure", other)),
-        };
+        let is_insecure = flag(operation, "insecure", self.insecure)?;
         let lost_after = time(operation, "lost_after", self.lost_after)?;
         let how = (Some(lost_after), is_insecure, self.workers as usize);
         network(operation, str::to_owned, text, how)
+    }
+}
+
+fn wait_strategy(operation: Operation, number: u32) -> Result<WaitStrategy> {
+    match number {
+        0 => Ok(WaitStrategy::default()),
+        1 => Ok(WaitStrategy::Busy),
+        2 => Ok(WaitStrategy::Block),
+        other => Err(unknown(operation, "waiting", other)),
+    }
+}
+
+fn flag(operation: Operation, name: &str, number: u32) -> Result<bool> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(unknown(operation, name, other)),
     }
 }
 

@@ -1,16 +1,17 @@
-//! Fabricast for C and C++: what `include/fabricast.h` and `include/rgaps.h` declare.
+//! Fabricast for C, C++ and Fortran: what `include/fabricast.h` and `include/rgaps.h` declare.
 //!
 //! Arguments are checked in [`ffi`], the only module that accesses memory of the caller, except
 //! [`device`]. Handles are looked up in tables ([`handle`], [`registry`]), so that a closed
-//! one is an error and never a wild pointer. The rest is safe code over `pubsub`.
+//! one is an error and never a wild pointer. The rest is safe code over `pubsub` and `transfer`.
 //!
 //! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
 //! `ffi`, `registry`, `exclusive`, `device`, `network`, `variables`, `layout`, `log`, `node`,
-//! `topic`, `publisher`, `subscriber`, `stream`, `rgaps`.
+//! `topic`, `publisher`, `subscriber`, `stream`, `memory`, `agent`, `rgaps`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
 
+mod agent;
 mod device;
 mod exclusive;
 mod failure;
@@ -20,6 +21,7 @@ mod ffi;
 mod handle;
 mod layout;
 mod log;
+mod memory;
 mod network;
 mod node;
 mod publisher;
@@ -35,7 +37,7 @@ mod variables;
 #[cfg(test)]
 mod tests {
     use super::handle::Kind;
-    use super::{exclusive, node, publisher, rgaps, stream, subscriber, topic};
+    use super::{agent, exclusive, memory, node, publisher, rgaps, stream, subscriber, topic};
 
     #[test]
     fn kinds_of_handles_have_different_numbers() {
@@ -49,6 +51,10 @@ mod tests {
             rgaps::SimplePublisher::NUMBER,
             rgaps::SimpleSubscriber::NUMBER,
             stream::OpenStream::NUMBER,
+            memory::OpenMemory::NUMBER,
+            agent::OpenAgent::NUMBER,
+            agent::OpenRegion::NUMBER,
+            agent::OpenRoute::NUMBER,
         ];
         numbers.sort_unstable();
         assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{numbers:?}");

@@ -15,7 +15,7 @@ macro_rules! statuses {
 
         impl Status {
             /// Labels in the order of the numbers.
-            const ALL: [(Self, &CStr); 23] = [$((Self::$name, $label),)*];
+            const ALL: [(Self, &CStr); 26] = [$((Self::$name, $label),)*];
         }
     };
 }
@@ -29,7 +29,7 @@ statuses! {
     InvalidArgument = -2 c"invalid argument",
     /// The topic exists with other settings.
     SettingsDiffer = -3 c"settings differ",
-    /// No such topic, node or publisher.
+    /// No such topic, node, device, peer, region or operation.
     NotFound = -4 c"not found",
     /// The budget is too small.
     OverBudget = -5 c"over budget",
@@ -43,13 +43,13 @@ statuses! {
     DeadlineExceeded = -9 c"deadline exceeded",
     /// The subscriber was evicted: it held samples for too long.
     Evicted = -10 c"evicted",
-    /// This process is not allowed to use the node.
+    /// Not allowed to use the node or agent, or to put into or get from the region.
     Denied = -11 c"denied",
     /// Malformed external data.
     Malformed = -12 c"malformed",
     /// The other side speaks another version.
     VersionMismatch = -13 c"version mismatch",
-    /// The node, or an object of it, was closed or lost.
+    /// The node, the peer, or an object of them, was closed or lost.
     Closed = -14 c"closed",
     /// The handle belongs to the parent process.
     Forked = -15 c"used after a fork",
@@ -67,6 +67,12 @@ statuses! {
     NoProvider = -21 c"no provider",
     /// A signal handler ran in the calling thread while it waited.
     Interrupted = -22 c"interrupted",
+    /// No path between two regions is possible.
+    NoPath = -23 c"no path",
+    /// The region was withdrawn, or belongs to another agent, or its agent was restarted.
+    Stale = -24 c"stale",
+    /// The operation was not started, because one that it waited for failed.
+    Cancelled = -25 c"cancelled",
 }
 
 impl Status {
@@ -104,6 +110,39 @@ impl From<ErrorKind> for Status {
             ErrorKind::NoProvider => Self::NoProvider,
             ErrorKind::Interrupted => Self::Interrupted,
             // Kinds of later versions have no number yet.
+            _ => Self::Failed,
+        }
+    }
+}
+
+impl From<transfer::ErrorKind> for Status {
+    fn from(kind: transfer::ErrorKind) -> Self {
+        use transfer::ErrorKind as Kind;
+        match kind {
+            Kind::Malformed | Kind::WrongMemory => Self::Malformed,
+            Kind::VersionMismatch => Self::VersionMismatch,
+            Kind::OutOfBounds => Self::InvalidArgument,
+            Kind::NoSuchDevice | Kind::Unknown => Self::NotFound,
+            Kind::NoPath | Kind::NoPeerAccess => Self::NoPath,
+            Kind::Stale => Self::Stale,
+            Kind::NotAllowed | Kind::Denied => Self::Denied,
+            Kind::TooMany => Self::TooMany,
+            Kind::DeadlineExceeded => Self::DeadlineExceeded,
+            Kind::Closed => Self::Closed,
+            Kind::Cancelled => Self::Cancelled,
+            Kind::Forked => Self::Forked,
+            // Kinds of later versions have no number yet.
+            _ => Self::Failed,
+        }
+    }
+}
+
+impl From<fabric::ErrorKind> for Status {
+    fn from(kind: fabric::ErrorKind) -> Self {
+        use fabric::ErrorKind as Kind;
+        match kind {
+            Kind::InvalidArgument => Self::InvalidArgument,
+            Kind::NoProvider | Kind::NoLibrary => Self::NoProvider,
             _ => Self::Failed,
         }
     }

@@ -40,6 +40,24 @@ class Options(ctypes.Structure):
     ]
 
 
+class AgentOptions(ctypes.Structure):
+    """fabricast_agent_options of the first version of the interface."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("label", ctypes.c_char_p),
+        ("directory", ctypes.c_char_p),
+        ("fabric", ctypes.c_char_p),
+        ("source", ctypes.c_char_p),
+        ("lost_after", ctypes.c_int64),
+        ("cached_bytes", ctypes.c_uint64),
+        ("cached_count", ctypes.c_uint32),
+        ("rails", ctypes.c_uint32),
+        ("waiting", ctypes.c_uint32),
+        ("force_remote", ctypes.c_uint32),
+    ]
+
+
 def status(name):
     with open("/proc/self/status") as lines:
         return next(line.split()[1] for line in lines if line.startswith(name + ":"))
@@ -89,6 +107,17 @@ def send(library, node):
         assert getattr(library, f"fabricast_{close}_close")(handle) == 0
 
 
+def start_agent(library, fabric=None):
+    """Starts an agent; returns it, or None and the error."""
+    options, agent = AgentOptions(), ctypes.c_void_p()
+    assert library.fabricast_agent_options_init(ctypes.byref(options), ctypes.c_size_t(ctypes.sizeof(options))) == 0
+    options.directory, options.fabric = os.environ["FABRICAST_DIRECTORY"].encode(), fabric
+    options.source = fabric and b"127.0.0.1"
+    if library.fabricast_agent_start(ctypes.byref(options), ctypes.byref(agent)) != 0:
+        return None, library.fabricast_error_message().decode()
+    return agent, ""
+
+
 def use_fabric(library):
     node, why = join(library, b"127.0.0.1:0")
     assert node is not None, why
@@ -116,6 +145,24 @@ def local_topics_need_no_fabric():
     assert library.fabricast_node_leave(node) == 0
     assert host() == before, (before, host())
     assert "libfabric.so" not in libraries()
+
+
+def local_agents_need_no_fabric():
+    before, library = host(), load()
+    agent, why = start_agent(library)
+    assert agent is not None, why
+    assert library.fabricast_agent_close(agent, ctypes.c_int64(LONG)) == 0
+    assert host() == before, (before, host())
+    assert "libfabric.so" not in libraries()
+
+
+def a_fabric_of_an_agent_changes_no_handlers():
+    before, library = host(), load()
+    agent, why = start_agent(library, b"auto")
+    assert agent is not None, why
+    assert "libfabric.so" in libraries()
+    assert host() == before, (before, host())
+    assert library.fabricast_agent_close(agent, ctypes.c_int64(LONG)) == 0
 
 
 def a_fabric_changes_no_handlers():
@@ -194,6 +241,9 @@ def without_libfabric():
     assert node is None
     assert "libfabric cannot be loaded (" in why and "libfabric.so.1: file too short" in why, why
     assert "Reinstall it with apt install --reinstall libfabric1" in why, why
+    agent, why = start_agent(library, b"auto")
+    assert agent is None
+    assert "libfabric cannot be loaded (" in why, why
 
 
 # ----------------------------------------------------------------------------- running
@@ -232,7 +282,9 @@ def main():
     seconds = min(float(run(loading_changes_nothing)[0]) for _ in range(7))
     assert seconds * 1000 <= MOST_MILLISECONDS, f"loading takes {seconds * 1000:.1f} ms"
     run(local_topics_need_no_fabric)
+    run(local_agents_need_no_fabric)
     run(a_fabric_changes_no_handlers)
+    run(a_fabric_of_an_agent_changes_no_handlers)
     out, _ = run(interrupted, when_ready=signal.SIGINT)
     assert out.split() == ["ready", "interrupted", "finally"], out
     out, _ = run(interrupted_while_it_pulls, when_ready=signal.SIGINT)

@@ -30,6 +30,7 @@ const COPIES_PER_LOCK: usize = 64;
 
 /// A block: a length and two offsets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
 pub struct Block {
     /// The offset in the destination range.
     pub to: u64,

@@ -3,6 +3,7 @@
 mod card;
 mod card_file;
 mod epochs;
+mod event_watch;
 mod events;
 mod explain;
 mod join;
@@ -46,6 +47,7 @@ use crate::remaining;
 use crate::share::check_fork;
 
 pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
+pub use event_watch::EventWatch;
 pub use events::Event;
 pub use explain::MemoryAttributes;
 pub use leftovers::{Condition, Leftovers, clean};
@@ -65,6 +67,21 @@ const JOIN: &str = "join two regions";
 /// Identifies a peer of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PeerId(u32);
+
+impl PeerId {
+    /// The number of the peer at its agent, for interfaces to other languages. It is not reused.
+    #[must_use]
+    pub fn to_u32(self) -> u32 {
+        self.0
+    }
+
+    /// The peer with a [number](Self::to_u32). A number that no peer has is
+    /// [`Unknown`](ErrorKind::Unknown) to the agent.
+    #[must_use]
+    pub fn from_u32(number: u32) -> Self {
+        Self(number)
+    }
+}
 
 /// An operation in flight: what its completion needs.
 #[derive(Debug, Clone)]
@@ -232,9 +249,15 @@ impl Agent {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with the peer that may still copy: do not
     /// reuse the memory yet. No *new* operation starts. To wait longer, withdraw it again.
+    /// [`Stale`](ErrorKind::Stale) for a region of another agent.
     pub fn withdraw(&mut self, region: &Region, timeout: Duration) -> Result<()> {
         let operation = "withdraw region";
         check_fork(self.fork_generation, operation)?;
+        // Its number is that of another region here.
+        if region.0.descriptor.agent != self.local_target.identity {
+            let detail = "the region belongs to another agent";
+            return Err(Error::new(operation, ErrorKind::Stale, detail));
+        }
         let number = region.0.descriptor.number;
         self.local_target.withdraw(number);
         region.0.retire();

@@ -146,14 +146,14 @@ impl Agent {
                 return self.wait_for_rail_events(Instant::now() + longest);
             }
             // A notice found the queue full.
-            return std::thread::sleep(BUSY_PAUSE.min(longest));
+            return ipc::sleep_interruptible(BUSY_PAUSE.min(longest));
         };
         let now = Instant::now();
         if expected > now + 2 * SLEEP_OVERSHOOT {
-            std::thread::sleep((expected - now - SLEEP_OVERSHOOT).min(longest));
+            ipc::sleep_interruptible((expected - now - SLEEP_OVERSHOOT).min(longest));
         } else if now > expected + BUSY_PAUSE {
             // Slower than estimated: do not spin.
-            std::thread::sleep(SLEEP_OVERSHOOT.min(longest));
+            ipc::sleep_interruptible(SLEEP_OVERSHOOT.min(longest));
         } else {
             std::hint::spin_loop();
         }

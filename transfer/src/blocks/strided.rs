@@ -261,6 +261,28 @@ impl Strided {
         rows
     }
 
+    /// The first row.
+    #[must_use]
+    pub fn first(&self) -> Block {
+        Block { to: self.to, from: self.from, length: self.row }
+    }
+
+    /// The repetitions of the first row, shortest stride first: count, stride at the source, stride
+    /// at the target. Unused ones have count 1.
+    ///
+    /// ```
+    /// use transfer::Strided;
+    /// let rows = Strided::rows(100, 64, 4096, 64)?.repeat(3, 1 << 20, 6400)?.shifted(8, 16)?;
+    /// let (first, [one, two, three]) = (rows.first(), rows.repetitions());
+    /// assert_eq!((first.from, first.to, first.length), (8, 16, 64));
+    /// assert_eq!((one, two, three), ((100, 4096, 64), (3, 1 << 20, 6400), (1, 0, 0)));
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    #[must_use]
+    pub fn repetitions(&self) -> [(u64, u64, u64); MAX_STRIDES] {
+        self.strides.map(|stride| (stride.count, stride.from, stride.to))
+    }
+
     /// Number of rows.
     #[must_use]
     pub fn count(&self) -> u64 {

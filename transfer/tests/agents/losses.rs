@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, emulated};
 use transfer::path::Policy;
-use transfer::{ErrorKind, Event};
+use transfer::{Agent, AgentOptions, ErrorKind, Event, HostBuffer, Rights};
 
 use crate::common::{LENGTH, LeakCheck, TIMEOUT, alone, device};
 use crate::fixture::{AgentFixture, END, SLEEP, SUM, WITHDRAW, notice, sum_of};
@@ -122,6 +122,21 @@ fn withdrawn_region_is_refused_before_a_byte_is_copied() {
     assert_eq!(again.unwrap_err().kind(), ErrorKind::Stale);
     assert_eq!(fixture.agent.in_flight(), 0);
     fixture.end(peer_process);
+}
+
+#[test]
+fn region_of_another_agent_is_not_withdrawn() {
+    let agent = |label| Agent::start(AgentOptions::new(label)).unwrap();
+    let (mut here, there) = (agent("here"), agent("there"));
+    let own = here.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
+    let others = there.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
+    assert_eq!(own.descriptor().number, others.descriptor().number);
+    let refused = here.withdraw(&others, TIMEOUT).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
+    here.publish("own", &own).unwrap();
+    assert_eq!(here.card().regions.len(), 1, "the own region with that number exists");
+    here.withdraw(&own, TIMEOUT).unwrap();
+    assert!(here.card().regions.is_empty());
 }
 
 #[test]

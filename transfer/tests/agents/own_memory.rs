@@ -1,5 +1,8 @@
 //! Memory of callers: vectors, and memory of other libraries.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use gpu::Device;
 use transfer::path::{Path, Policy};
 use transfer::{Agent, AgentOptions, HostBuffer, Rights};
@@ -51,6 +54,42 @@ fn vectors_are_transferred_and_returned() {
         drop((local, remote));
         assert!(buffer.into_vec().unwrap() == bytes);
         assert!(remote_buffer.into_vec().unwrap() == bytes);
+    }
+}
+
+/// Also if a rail caches its registration: that ends when no one else uses the memory.
+#[test]
+#[allow(unsafe_code)]
+fn owner_of_memory_is_dropped_with_its_last_use() {
+    let _alone = alone();
+    for is_remote in [true, false] {
+        let options = AgentOptions::new("here").always_register_local();
+        let options =
+            if is_remote { with_rails(options.force_remote(), tcp(), 1) } else { options };
+        let (mut here, there) = (Agent::start(options).unwrap(), agent("there", is_remote));
+        let mut memory = vec![5_u8; LENGTH];
+        let (start, owner) = (memory.as_mut_ptr(), Arc::new(()));
+        let weak = Arc::downgrade(&owner);
+        // SAFETY: the vector is used by nothing else before the owner is dropped.
+        let buffer = unsafe { HostBuffer::adopt(start, LENGTH, owner) }.unwrap();
+        let local = here.register_local(&buffer).unwrap();
+        let remote = there.register(HostBuffer::new(LENGTH as u64).unwrap(), Rights::ALL).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
+        let descriptor = remote.descriptor().encode().unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+        let put = here.put_all(&route, None).unwrap();
+        here.wait(put, TIMEOUT).unwrap();
+        drop((buffer, local));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(weak.upgrade().is_some(), "the route uses it");
+        drop(route);
+        let end = Instant::now() + TIMEOUT;
+        while weak.upgrade().is_some() {
+            assert!(Instant::now() < end, "nothing uses it");
+            here.progress();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        memory.fill(0);
     }
 }
 

@@ -51,7 +51,7 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
-plain!(usize, i32, u64, *mut c_char);
+plain!(usize, i32, u32, u64, *mut c_char);
 
 impl Argument for Timeout {
     type Raw = i64;

@@ -20,6 +20,10 @@ unsafe impl Plain for usize {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
 // SAFETY: as above.
+unsafe impl Plain for u8 {}
+// SAFETY: as above; three numbers in C layout.
+unsafe impl Plain for gpu::Block {}
+// SAFETY: as above.
 unsafe impl Plain for i32 {
     /// Descriptor -1 is none, since 0 is valid.
     const EMPTY_BYTE: u8 = 0xff;
@@ -74,6 +78,21 @@ impl<T: Plain> Out<'_, T> {
         // SAFETY: checked when it was created.
         unsafe { self.target.write(value) };
         Ok(())
+    }
+}
+
+/// An optional output, which may be NULL.
+impl<'a, T: Plain> Argument for Option<Out<'a, T>> {
+    type Raw = *mut T;
+
+    unsafe fn clear(raw: *mut T, length: usize) {
+        // SAFETY: as the caller guarantees.
+        unsafe { Out::<T>::clear(raw, length) };
+    }
+
+    unsafe fn from_c(name: Name<'_>, raw: *mut T, length: usize) -> Result<Self> {
+        // SAFETY: as the caller guarantees.
+        (!raw.is_null()).then(|| unsafe { Out::from_c(name, raw, length) }).transpose()
     }
 }
 

@@ -23,6 +23,27 @@ AT(fabricast_event, node, 32);
 IS(sample_info, sizeof(fabricast_sample_info) == 128);
 AT(fabricast_sample_info, publisher, 56);
 AT(fabricast_sample_info, delivered_at, 120);
+IS(agent_options, sizeof(fabricast_agent_options) == 72);
+AT(fabricast_agent_options, lost_after, 40);
+AT(fabricast_agent_options, cached_count, 56);
+AT(fabricast_agent_options, force_remote, 68);
+IS(notice, sizeof(fabricast_notice) == 32);
+AT(fabricast_notice, data, 16);
+AT(fabricast_notice, length, 24);
+IS(block, sizeof(fabricast_block) == 24);
+AT(fabricast_block, from, 8);
+AT(fabricast_block, length, 16);
+IS(strided, sizeof(fabricast_strided) == 104);
+AT(fabricast_strided, to, 16);
+AT(fabricast_strided, count, 32);
+AT(fabricast_strided, to_stride, 80);
+IS(card_info, sizeof(fabricast_card_info) == 112);
+AT(fabricast_card_info, is_same_machine, 88);
+IS(agent_event, sizeof(fabricast_agent_event) == 448);
+AT(fabricast_agent_event, from, 40);
+AT(fabricast_agent_event, data, 56);
+AT(fabricast_agent_event, label, 120);
+AT(fabricast_agent_event, reason, 192);
 
 int main(void)
 {

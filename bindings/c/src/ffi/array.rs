@@ -1,0 +1,68 @@
+//! Arrays of C.
+
+use std::marker::PhantomData;
+use std::ptr;
+
+use super::argument::{Argument, Name, check_pointer, refuse};
+use super::structure::Plain;
+use crate::failure::{Operation, Result};
+
+/// An array whose number of elements is not known yet, as an argument or in a structure; may be
+/// NULL.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(crate) struct Array<'a, T> {
+    start: *const T,
+    lives: PhantomData<&'a [T]>,
+}
+
+impl<T> Clone for Array<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Array<'_, T> {}
+
+impl<T> Default for Array<'_, T> {
+    fn default() -> Self {
+        Self { start: ptr::null(), lives: PhantomData }
+    }
+}
+
+impl<'a, T: Plain> Array<'a, T> {
+    /// Its elements, of which the caller has stated the number; NULL is an error if there are any.
+    pub(crate) fn get(self, operation: Operation, name: &str, count: usize) -> Result<&'a [T]> {
+        let name = (operation, name);
+        if count == 0 {
+            return Ok(&[]);
+        }
+        check_pointer(name, self.start)?;
+        if count > isize::MAX as usize / size_of::<T>() {
+            return refuse(name, "is longer than memory can be");
+        }
+        // SAFETY: not NULL, aligned, not too long, and valid as its creator guarantees.
+        Ok(unsafe { std::slice::from_raw_parts(self.start, count) })
+    }
+}
+
+impl<T: Plain> Argument for Array<'_, T> {
+    type Raw = *const T;
+
+    unsafe fn from_c(_: Name<'_>, raw: *const T, _: usize) -> Result<Self> {
+        Ok(Self { start: raw, lives: PhantomData })
+    }
+}
+
+/// An array that is passed with its number of elements.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Elements<'a, T>(pub(crate) &'a [T]);
+
+impl<T: Plain> Argument for Elements<'_, T> {
+    type Raw = *const T;
+
+    unsafe fn from_c((operation, name): Name<'_>, raw: *const T, count: usize) -> Result<Self> {
+        let array = Array { start: raw, lives: PhantomData };
+        array.get(operation, name, count).map(Self)
+    }
+}
