@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
+use std::net::IpAddr;
 use std::ptr;
 
 use libfabric_sys as sys;
@@ -38,6 +39,8 @@ pub struct Query {
     required_order: Option<Order>,
     provider: Option<String>,
     source: Option<(String, Option<String>)>,
+    /// Lists providers without IP addresses although a source is set.
+    lists_others: bool,
     destination: Option<(String, Option<String>)>,
     threading: Threading,
     progress: Option<Progress>,
@@ -60,6 +63,7 @@ impl Query {
             required_order: None,
             provider: None,
             source: None,
+            lists_others: false,
             destination: None,
             threading: Threading::Safe,
             progress: None,
@@ -118,6 +122,22 @@ impl Query {
     pub fn source(mut self, node: impl Into<String>) -> Self {
         self.source = Some((node.into(), None));
         self
+    }
+
+    /// Reach other machines from the interface with this address: providers with IP addresses bind to
+    /// it. Unlike for [`source`](Self::source), providers of networks with other addresses (cxi, efa,
+    /// opx) are listed too, unless it is a loopback address: they answer no query with an IP source.
+    ///
+    /// ```
+    /// use fabric::{EndpointKind, Query};
+    /// let query = Query::new(EndpointKind::Rdm).interface("127.0.0.1".parse()?);
+    /// assert!(!query.offers()?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn interface(mut self, address: IpAddr) -> Self {
+        self.lists_others = !address.is_loopback();
+        self.source(address.to_string())
     }
 
     /// Bind to this local address and port.
@@ -187,11 +207,12 @@ impl Query {
             None => vec![wanted, Order::empty()],
         };
         let (mut offers, failure) =
-            merge(orders.into_iter().map(|order| self.getinfo(order, self.caps)));
+            merge(orders.into_iter().map(|order| self.getinfo_of_all(order, self.caps)));
         // Few providers report remote reach, so the query tests it: does the provider still
         // answer when remote communication is requested?
         let order = self.required_order.unwrap_or_default();
-        let far = self.getinfo(order, self.caps | Caps::REMOTE_COMMUNICATION).unwrap_or_default();
+        let far =
+            self.getinfo_of_all(order, self.caps | Caps::REMOTE_COMMUNICATION).unwrap_or_default();
         for offer in &mut offers {
             offer.set_reaches_other_machines(far.iter().any(|f| f.is_duplicate_of(offer)));
         }
@@ -225,6 +246,23 @@ impl Query {
             what.push_str(&format!(" (FI_PROVIDER={filter} is set and filters all offers)"));
         }
         error.with_detail(what)
+    }
+
+    fn getinfo_of_all(&self, order: Order, caps: Caps) -> Result<Vec<Offer>> {
+        let bound = self.getinfo(order, caps);
+        if !self.lists_others {
+            return bound;
+        }
+        let unbound = Self { source: None, ..self.clone() };
+        let others = unbound.getinfo(order, caps).map(|mut offers| {
+            offers.retain(|offer| has_network_address(offer.capabilities().address_format));
+            offers
+        });
+        let (offers, failure) = merge([bound, others].into_iter());
+        match failure {
+            Some(failure) if offers.is_empty() => Err(failure),
+            _ => Ok(offers),
+        }
     }
 
     fn getinfo(&self, order: Order, caps: Caps) -> Result<Vec<Offer>> {
@@ -316,6 +354,20 @@ impl Query {
     }
 }
 
+/// Is it the format of a network whose addresses are no IP addresses? Names (`FI_ADDR_STR`) are
+/// those of processes of one machine, or of providers that are bound by other means.
+fn has_network_address(format: u32) -> bool {
+    !matches!(
+        format,
+        sys::FI_FORMAT_UNSPEC
+            | sys::FI_SOCKADDR
+            | sys::FI_SOCKADDR_IN
+            | sys::FI_SOCKADDR_IN6
+            | sys::FI_SOCKADDR_IB
+            | sys::FI_ADDR_STR
+    )
+}
+
 /// All offers of several queries without duplicates, and the first failure.
 pub(crate) fn merge(
     lists: impl Iterator<Item = Result<Vec<Offer>>>,
@@ -348,5 +400,29 @@ fn threading_number(level: Threading) -> u32 {
         Threading::Domain => sys::FI_THREAD_DOMAIN,
         Threading::Completion => sys::FI_THREAD_COMPLETION,
         Threading::Endpoint => sys::FI_THREAD_ENDPOINT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_without_ip_addresses_are_recognized() {
+        let other = [sys::FI_ADDR_EFA, sys::FI_ADDR_OPX, sys::FI_ADDR_PSMX3, sys::FI_ADDR_CXI];
+        assert!(other.into_iter().all(has_network_address));
+        let bound = [sys::FI_SOCKADDR, sys::FI_SOCKADDR_IN, sys::FI_SOCKADDR_IN6, sys::FI_ADDR_STR];
+        assert!(!bound.into_iter().any(has_network_address));
+    }
+
+    #[test]
+    fn loopback_interface_selects_as_a_source_does() {
+        let names = |query: Query| -> Vec<_> {
+            let offers = query.offers().unwrap_or_default();
+            offers.iter().map(|offer| offer.capabilities().provider.clone()).collect()
+        };
+        let query = || Query::new(EndpointKind::Rdm);
+        let loopback = names(query().source("127.0.0.1"));
+        assert_eq!(names(query().interface("127.0.0.1".parse().unwrap())), loopback);
     }
 }

@@ -348,6 +348,42 @@ mod tests {
         }
     }
 
+    /// What one rank sends in an all-gather. All ranks send the same, so the messages that it
+    /// receives are like its own.
+    fn all_gather_of_one(size: u32, own: &[u8]) -> Sent {
+        let mut sent = Sent::default();
+        let mut rank = AllGather::new(0, size, own.to_vec());
+        while let Some(round) = rank.next_round() {
+            let (_, message) = round.send.unwrap();
+            sent.messages += 1;
+            sent.bytes += message.len() as u64;
+            rank.receive(message).unwrap();
+        }
+        assert_eq!(rank.into_bytes().len(), size as usize);
+        sent
+    }
+
+    /// The table of docs/internals/launch.md.
+    #[test]
+    fn messages_and_bytes_of_a_rank_by_size() {
+        println!("| ranks | barrier | broadcast of 64 B: root | all-gather of 64 B |");
+        for size in [2u32, 32, 512, 4096] {
+            let rounds = size.ilog2();
+            let mut broadcast = Broadcast::new(0, size, 0, Some(vec![0; 64]));
+            let sends = std::iter::from_fn(|| broadcast.next_round()).count();
+            assert_eq!(sends, rounds as usize);
+            let gather = all_gather_of_one(size, &[0; 64]);
+            assert_eq!(gather.messages, rounds);
+            assert_eq!(gather.bytes, u64::from(size - 1) * 68);
+            println!(
+                "| {size} | {rounds} messages, 0 B | {sends} messages, {} B | {} messages, {} B |",
+                sends * 64,
+                gather.messages,
+                gather.bytes
+            );
+        }
+    }
+
     proptest! {
         #[test]
         fn any_order_of_ranks_completes(size in 1u32..40, picks: Vec<usize>, root: u32) {

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::launcher::{Error, ErrorKind, Result};
 use fabric::Policy;
-use pubsub::NodeOptions;
+use pubsub::{NetworkOptions, NodeOptions};
 use transfer::AgentOptions;
 
 use crate::mailbox::FIRST_TAG;
@@ -68,6 +69,33 @@ impl GroupOptions {
             forces_remote: false,
             agent: AgentOptions::new(""),
         }
+    }
+
+    /// The options of [`new`](Self::new), changed by these variables of the environment: those of
+    /// [`NodeOptions::from_environment`] with the same meaning.
+    ///
+    /// | variable | sets |
+    /// |---|---|
+    /// | `FABRICAST_DIRECTORY`, `FABRICAST_LABEL` | [`directory`](Self::directory), [`label`](Self::label) |
+    /// | `FABRICAST_SOURCE`, `FABRICAST_PROVIDER` | [`source`](Self::source), [`providers`](Self::providers) |
+    /// | `FABRICAST_INSECURE` | `true`: [`insecure`](Self::insecure) |
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), with the variable.
+    pub fn from_environment() -> Result<Self> {
+        let invalid = |error: pubsub::Error| {
+            Error::caused_by("read group options", ErrorKind::InvalidArgument, error)
+        };
+        let node = NodeOptions::from_environment().map_err(invalid)?;
+        let network = NetworkOptions::from_environment().map_err(invalid)?;
+        let mut options = Self::new().directory(&node.directory).label(&node.label);
+        if let Some(provider) = network.provider {
+            options.providers = provider.parse().map_err(|error: fabric::Error| {
+                Error::caused_by("read group options", ErrorKind::InvalidArgument, error)
+            })?;
+        }
+        (options.source, options.insecure) = (network.source, network.insecure);
+        Ok(options)
     }
 
     /// The name of the ranks in reports: `label 3`; by default the program's.

@@ -1,6 +1,6 @@
 //! Options of a process that joins a node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipc::{Credentials, WaitStrategy};
@@ -42,14 +42,16 @@ pub struct NodeOptions {
 
 impl NodeOptions {
     /// The default directory: `$FABRICAST_DIRECTORY`, or else a directory of this user in
-    /// `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`.
+    /// `$XDG_RUNTIME_DIR`, if that exists, `$TMPDIR` or `/tmp`.
+    ///
+    /// Batch systems pass `$XDG_RUNTIME_DIR` on to machines that do not have it.
     #[must_use]
     pub fn default_directory() -> PathBuf {
         let named = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(directory) = named("FABRICAST_DIRECTORY") {
             return directory.into();
         }
-        match named("XDG_RUNTIME_DIR") {
+        match named("XDG_RUNTIME_DIR").filter(|directory| Path::new(directory).is_dir()) {
             Some(directory) => PathBuf::from(directory).join("fabricast"),
             None => {
                 let user = Credentials::of_this_process().user;

@@ -1,7 +1,24 @@
 //! Which launcher started this process.
+//!
+//! A launcher is recognized by a complete set of its environment variables. Sets of launchers
+//! around it may be inherited: `mpirun` within a job of Slurm, `torchrun` started by `srun`.
+//! Incomplete sets beside a complete one are ignored. Two complete sets must describe the same rank.
 
+mod sets;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use self::sets::{Found, Set};
 use super::environment::Environment;
-use super::error::Result;
+use super::error::{Error, ErrorKind, Result};
+use super::exchange::LocalRank;
+use super::pmi::{PmiServer, PmiVersion};
+
+const DETECT: &str = "read launch environment";
+/// Chooses a launcher.
+const VARIABLE: &str = "FABRICAST_LAUNCHER";
 
 /// A launcher that started this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,12 +26,128 @@ use super::error::Result;
 pub enum Launcher {
     /// None: a job of one rank.
     Single,
+    /// PMI-1 or PMI-2: `mpirun` of MPICH and Intel MPI, `srun --mpi=pmi2`.
+    Pmi {
+        /// The version to begin with; the launcher may answer with the other one.
+        version: PmiVersion,
+        /// Where it listens.
+        server: PmiServer,
+    },
+    /// PMIx: `mpirun` of Open MPI, `srun --mpi=pmix`.
+    Pmix,
+    /// torchrun, whose agent hosts a TCP store.
+    TorchRun {
+        /// `host:port` of the store.
+        store: String,
+        /// This process' rank.
+        rank: u32,
+        /// The number of ranks.
+        size: u32,
+        /// Its rank on its machine.
+        local: Option<LocalRank>,
+        /// Identifies the job, and each restart of it.
+        job: String,
+    },
+}
+
+impl fmt::Display for Launcher {
+    /// As [`Exchange::name`](super::Exchange::name).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Single => f.write_str("no launcher"),
+            Self::Pmi { version, .. } => version.fmt(f),
+            Self::Pmix => f.write_str("PMIx"),
+            Self::TorchRun { .. } => f.write_str("torchrun"),
+        }
+    }
 }
 
 /// Finds out from the environment which launcher started this process.
 ///
+/// `FABRICAST_LAUNCHER` chooses one: `pmi1`, `pmi2`, `pmix`, `torchrun`, or `none` for a job of one
+/// rank.
+///
+/// ```
+/// use control::launcher::{Environment, ErrorKind, Launcher, detect};
+/// assert_eq!(detect(&Environment::default())?, Launcher::Single);
+///
+/// let hydra = Environment::from_pairs([("PMI_FD", "6"), ("PMI_RANK", "1"), ("PMI_SIZE", "4")]);
+/// assert_eq!(detect(&hydra)?.to_string(), "PMI-1");
+///
+/// let half = Environment::from_pairs([("PMI_RANK", "1"), ("PMI_SIZE", "4")]);
+/// assert_eq!(detect(&half).unwrap_err().kind(), ErrorKind::InvalidEnvironment);
+/// # Ok::<(), control::launcher::Error>(())
+/// ```
+///
 /// # Errors
-/// [`InvalidEnvironment`](super::ErrorKind::InvalidEnvironment).
-pub fn detect(_environment: &Environment) -> Result<Launcher> {
-    Ok(Launcher::Single)
+/// [`InvalidEnvironment`](super::ErrorKind::InvalidEnvironment): the variables are incomplete, or
+/// of two jobs, or the launcher offers no exchange. The detail names the variables and a remedy.
+pub fn detect(environment: &Environment) -> Result<Launcher> {
+    if let Some(name) = environment.text(VARIABLE) {
+        return forced(name, environment);
+    }
+    let found = [sets::pmix(environment)?, sets::pmi(environment)?, sets::torchrun(environment)?];
+    let (mut complete, mut unusable) = (Vec::<Set>::new(), None);
+    for found in found {
+        match found {
+            Found::Complete(set) => match complete.iter().find(|other| !other.agrees_with(&set)) {
+                None => complete.push(set),
+                Some(other) => {
+                    return invalid(format!(
+                        "two launchers describe different ranks: {}, {}. Set {VARIABLE} to {} or {}",
+                        other.shown, set.shown, other.name, set.name,
+                    ));
+                }
+            },
+            Found::Unusable(detail) => unusable = unusable.or(Some(detail)),
+            Found::Nothing => {}
+        }
+    }
+    if let Some(first) = complete.into_iter().next() {
+        return Ok(first.launcher);
+    }
+    match unusable.or(sets::open_mpi(environment)?).or(sets::slurm(environment)?) {
+        Some(detail) => invalid(detail),
+        None => Ok(Launcher::Single),
+    }
+}
+
+fn forced(name: &str, environment: &Environment) -> Result<Launcher> {
+    let found = match name {
+        "none" => return Ok(Launcher::Single),
+        "pmi1" | "pmi2" => sets::pmi(environment)?,
+        "pmix" => sets::pmix(environment)?,
+        "torchrun" => sets::torchrun(environment)?,
+        other => {
+            let other = other.escape_debug();
+            let names = "pmi1, pmi2, pmix, torchrun or none";
+            return invalid(format!("{VARIABLE}={other} is no launcher. Set it to {names}"));
+        }
+    };
+    let launcher = match found {
+        Found::Complete(set) => set.launcher,
+        Found::Unusable(detail) => return invalid(format!("{VARIABLE}={name}, but {detail}")),
+        Found::Nothing => {
+            let variables = match name {
+                "pmix" => "PMIX_NAMESPACE",
+                "torchrun" => "TORCHELASTIC_RUN_ID",
+                _ => "PMI_FD or PMI_PORT",
+            };
+            return invalid(format!(
+                "{VARIABLE}={name}, but {variables} is not set. Start the program by that \
+                 launcher, or unset {VARIABLE}"
+            ));
+        }
+    };
+    match launcher {
+        Launcher::Pmi { server, .. } => {
+            let version = if name == "pmi2" { PmiVersion::Two } else { PmiVersion::One };
+            Ok(Launcher::Pmi { version, server })
+        }
+        other => Ok(other),
+    }
+}
+
+fn invalid<T>(detail: String) -> Result<T> {
+    Err(Error::new(DETECT, ErrorKind::InvalidEnvironment, detail))
 }

@@ -60,7 +60,8 @@ fn encode(own: Contribution<'_>, version: &str) -> Vec<u8> {
     let (tag, content) = match own {
         Contribution::Bytes(bytes) => (IS_BYTES, bytes),
         Contribution::Failed(text) => {
-            let length = text.floor_char_boundary(MAX_FAILURE);
+            let ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
+            let length = ends.take_while(|end| *end <= MAX_FAILURE).last().unwrap_or(0);
             (IS_FAILURE, &text.as_bytes()[..length])
         }
     };

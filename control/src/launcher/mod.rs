@@ -36,5 +36,12 @@ pub use envelope::{Contribution, gather};
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::{Exchange, LocalRank};
+pub use pmi::{PmiServer, PmiVersion};
 pub use single::Single;
 pub use start::start;
+
+/// Connects by PMIx, for tests: [`start`] does it where the environment says so.
+#[doc(hidden)]
+pub fn connect_by_pmix(timeout: std::time::Duration) -> Result<Box<dyn Exchange>> {
+    Ok(Box::new(pmix::Pmix::connect(timeout)?))
+}

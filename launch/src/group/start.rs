@@ -21,13 +21,14 @@ use crate::ranks::Ranks;
 const START: &str = "start group";
 
 impl Group {
-    /// Starts a group of the ranks that a launcher started, with default options. All ranks call it.
-    /// Without a launcher, it has one rank.
+    /// Starts a group of the ranks that a launcher started, with the options
+    /// [of the environment](GroupOptions::from_environment). All ranks call it. Without a launcher,
+    /// it has one rank.
     ///
     /// # Errors
     /// As [`start_with`](Self::start_with).
     pub fn start() -> Result<Self> {
-        Self::start_with(GroupOptions::new())
+        Self::start_with(GroupOptions::from_environment()?)
     }
 
     /// Starts a group of the ranks that a launcher started.
@@ -97,7 +98,7 @@ fn prepare(rank: u32, is_one_machine: bool, options: &GroupOptions) -> Result<(A
         let failed = |cause| Error::caused_by(START, ErrorKind::Unavailable, cause);
         let mut query = Query::new(EndpointKind::Rdm);
         if let Some(source) = options.source_address().map_or_else(address::own, Ok).ok() {
-            query = query.source(source.to_string());
+            query = query.interface(source);
         }
         let locality = match is_one_machine {
             true => Locality::SameMachine,

@@ -16,21 +16,24 @@ const MONTH: f64 = 30.0 * 86_400.0;
 
 /// All known variables, sorted: those of [`NodeOptions::from_environment`], of the command
 /// `fabricast` and of the C library.
-pub const KNOWN_VARIABLES: [&str; 25] = [
+pub const KNOWN_VARIABLES: [&str; 28] = [
     "FABRICAST_BUDGET_DEVICE",
     "FABRICAST_BUDGET_HOST",
     "FABRICAST_CONFIG",
     "FABRICAST_DEVICE",
+    "FABRICAST_DEVICE_FABRIC",
     "FABRICAST_DIRECTORY",
     "FABRICAST_INSECURE",
     "FABRICAST_LABEL",
     "FABRICAST_LANES",
+    "FABRICAST_LAUNCHER",
     "FABRICAST_LISTEN",
     "FABRICAST_LOG",
     "FABRICAST_LOST_AFTER",
     "FABRICAST_NODE_NAME",
     "FABRICAST_SERVICE_TIMEOUT",
     "FABRICAST_PEERS",
+    "FABRICAST_PMIX_LIBRARY",
     "FABRICAST_PROVIDER",
     "FABRICAST_RENDEZVOUS",
     "FABRICAST_SERVICE",
@@ -125,7 +128,36 @@ impl NodeOptions {
         variables.set("BUDGET_DEVICE", &mut options.budgets.device, optional(size))?;
         options.budgets.check()?;
 
-        let mut network = NetworkOptions::default();
+        let network = NetworkOptions::from_variables(&variables)?;
+        // The other options need a listener, a peer or a rendezvous.
+        if network.listen.is_some() || !network.peers.is_empty() || network.rendezvous.is_some() {
+            network.check(&options.label)?;
+            options.network = Some(network);
+        }
+        Ok(options)
+    }
+}
+
+impl NetworkOptions {
+    /// The default options, changed by the variables of [`NodeOptions::from_environment`] for them,
+    /// whether or not these name a listener or peers.
+    ///
+    /// ```
+    /// use pubsub::NetworkOptions;
+    /// let network = NetworkOptions::from_environment()?;
+    /// println!("{:?}", network.source);
+    /// # Ok::<(), pubsub::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`NodeOptions::from_environment`].
+    pub fn from_environment() -> Result<Self> {
+        check_names(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
+        Self::from_variables(&Variables(&|name| std::env::var(name)))
+    }
+
+    fn from_variables(variables: &Variables<'_>) -> Result<Self> {
+        let mut network = Self::default();
         let endpoint = "an address with a port, like 10.0.0.1:7700, is expected";
         variables.set("LISTEN", &mut network.listen, optional(parsed(endpoint)))?;
         variables.set("PEERS", &mut network.peers, list)?;
@@ -135,15 +167,10 @@ impl NodeOptions {
         variables.set("PROVIDER", &mut network.provider, optional(text))?;
         let address = "an address, like 10.0.0.1, is expected";
         variables.set("SOURCE", &mut network.source, optional(parsed(address)))?;
-        variables.set("LANES", &mut network.lanes, count(NetworkOptions::MAX_LANES))?;
-        variables.set("WORKERS", &mut network.workers, count(NetworkOptions::MAX_WORKERS))?;
+        variables.set("LANES", &mut network.lanes, count(Self::MAX_LANES))?;
+        variables.set("WORKERS", &mut network.workers, count(Self::MAX_WORKERS))?;
         variables.set("LOST_AFTER", &mut network.lost_after, seconds)?;
-        // The other options need a listener, a peer or a rendezvous.
-        if network.listen.is_some() || !network.peers.is_empty() || network.rendezvous.is_some() {
-            network.check(&options.label)?;
-            options.network = Some(network);
-        }
-        Ok(options)
+        Ok(network)
     }
 }
 

@@ -3,8 +3,14 @@
 use super::{FILE_VARIABLE, TABLE};
 
 const PREFIX: &str = "FABRICAST_";
-/// Known variables that are no settings; the last one is of the C library.
-const OTHERS: [&str; 2] = ["FABRICAST_LOG", "FABRICAST_DEVICE"];
+/// Known variables that are no settings: of the log, of the C library, of launchers and of agents.
+const OTHERS: [&str; 5] = [
+    "FABRICAST_LOG",
+    "FABRICAST_DEVICE",
+    "FABRICAST_LAUNCHER",
+    "FABRICAST_PMIX_LIBRARY",
+    "FABRICAST_DEVICE_FABRIC",
+];
 
 /// The variables of all settings, and that of the file.
 pub(crate) fn variables() -> impl Iterator<Item = &'static str> {

@@ -32,7 +32,7 @@ declare! {
     Node {
         /// Directory of the node's socket: processes with the same directory form one node.
         directory: PathBuf = default_directory(),
-            "`$XDG_RUNTIME_DIR/fabricast`, or else `fabricast-UID` in `$TMPDIR` or `/tmp`", no_check;
+            "`fabricast` in `$XDG_RUNTIME_DIR`, if that exists, or else `fabricast-UID` in `$TMPDIR` or `/tmp`", no_check;
         /// Name of this process in reports.
         label: Option<String> = None, "`fabricast` and the subcommand", label;
         /// Service of the node: embedded (this process, unless another one serves) or external (always another process).
@@ -136,8 +136,10 @@ impl<T> Setting<T> {
 }
 
 fn default_directory() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
-        Some(directory) => PathBuf::from(directory).join("fabricast"),
+    // Batch systems pass it on to machines that do not have the directory.
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    match runtime.filter(|directory| directory.is_dir()) {
+        Some(directory) => directory.join("fabricast"),
         None => std::env::temp_dir().join(format!("fabricast-{}", nix::unistd::geteuid())),
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn usable_providers(
         let need = Requirements { immediate_bytes, ..Requirements::ring(reach) };
         let mut query = Query::new(EndpointKind::Rdm).caps(need.caps);
         if let Some(local) = local {
-            query = query.source(local.to_string());
+            query = query.interface(local);
         }
         let mut offers = match query.offers() {
             Err(error) if error.kind() == ErrorKind::NoProvider => {

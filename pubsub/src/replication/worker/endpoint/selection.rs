@@ -46,7 +46,7 @@ pub(crate) fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
         let need = Requirements { immediate_bytes, ..Requirements::ring(reach) };
         let query = Query::new(EndpointKind::Rdm).caps(need.caps);
         let query = match local {
-            Some(local) => query.source(local.to_string()),
+            Some(local) => query.interface(local),
             None => query,
         };
         let mut offers = match query.offers() {
