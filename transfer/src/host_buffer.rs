@@ -6,10 +6,12 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use gpu::{Device, Implementation, Memory};
+use gpu::{Block, Device, Implementation, Memory};
 use ipc::{Layout, ReadOnlySegment, Segment};
 
+use crate::blocks::Run;
 use crate::error::{Context, Error, ErrorKind, Result, failed};
+use crate::host_copy::{copy, copy_rows};
 use crate::lock;
 use crate::pinned::{Backing, Pinned};
 use crate::private_memory::PrivateMemory;
@@ -296,6 +298,26 @@ impl HostBuffer {
         Ok(())
     }
 
+    /// Copies rows between two buffers, or within one.
+    pub(crate) fn copy_rows(&self, from: &Self, rows: &Run) -> Result<()> {
+        let operation = "copy host memory";
+        let Run { first: Block { to, from: start, length }, count, .. } = *rows;
+        let span = |stride: u64| {
+            let distance = stride.checked_mul(count.checked_sub(1)?)?;
+            distance.checked_add(length)
+        };
+        let (Some(to_span), Some(from_span)) = (span(rows.to_stride), span(rows.from_stride))
+        else {
+            let detail = format!("{count} rows of {length} bytes exceed 2^64");
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+        };
+        let to = self.writable(operation, to, to_span)?;
+        let from = from.checked_pointer(operation, start, from_span)?;
+        // SAFETY: as in `write`, for both: all rows are inside.
+        unsafe { copy_rows(to, from, rows) };
+        Ok(())
+    }
+
     fn writable(&self, operation: &'static str, offset: u64, length: u64) -> Result<*mut u8> {
         if self.is_read_only() {
             let detail = "its owner exported it read-only";
@@ -317,14 +339,4 @@ impl HostBuffer {
         // SAFETY: inside of the body, or one byte past its end.
         Ok(unsafe { self.0.body.start().add(offset as usize) })
     }
-}
-
-/// Other processes may write the same bytes concurrently, as with any shared memory. So the C
-/// library copies: the compiler assumes nothing about it.
-///
-/// # Safety
-/// Both ranges are mapped, and only the caller holds references to their bytes.
-unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { libc::memmove(to.cast(), from.cast(), length) };
 }

@@ -10,7 +10,7 @@
 //!   when the data has arrived.
 //!
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
-//! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_buffer`, `stream_copies`,
+//! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_copy`, `host_buffer`, `stream_copies`,
 //! `tensor`, `wire`, `handle`, `share`, `socket_server`, `share_service`, `region`, `rail`,
 //! `agent`.
 
@@ -20,6 +20,7 @@ mod blocks;
 mod error;
 mod handle;
 mod host_buffer;
+mod host_copy;
 mod notice;
 mod operations;
 pub mod path;

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use fabricast::ipc::WaitStrategy;
 use fabricast::launch::Group;
 
 use crate::{CommonOptions, Result, watchdog};
@@ -13,6 +14,7 @@ pub struct Job {
     /// The ranks.
     pub group: Group,
     timeout: Duration,
+    wait_strategy: WaitStrategy,
     #[cfg(feature = "mpi")]
     mpi: Mpi,
 }
@@ -51,6 +53,7 @@ impl Job {
     pub fn start(label: &str, options: &CommonOptions) -> Result<Self> {
         watchdog::start(options.deadline());
         let group_options = options.group()?.label(label);
+        let (timeout, wait_strategy) = (options.timeout(), options.wait_strategy());
         #[cfg(feature = "mpi")]
         {
             // Only the main thread calls MPI; agents have threads.
@@ -60,7 +63,7 @@ impl Job {
             let mut mpi = Mpi { _universe: Some(universe), is_finished: false };
             let exchange = crate::communicator::WorldExchange::new();
             match Group::start_over(exchange, group_options) {
-                Ok(group) => Ok(Self { group, timeout: options.timeout(), mpi }),
+                Ok(group) => Ok(Self { group, timeout, wait_strategy, mpi }),
                 Err(error) => {
                     // All ranks fail alike.
                     mpi.is_finished = true;
@@ -69,13 +72,19 @@ impl Job {
             }
         }
         #[cfg(not(feature = "mpi"))]
-        Ok(Self { group: Group::start_with(group_options)?, timeout: options.timeout() })
+        Ok(Self { group: Group::start_with(group_options)?, timeout, wait_strategy })
     }
 
     /// The timeout of each wait.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// How this rank waits.
+    #[must_use]
+    pub fn wait_strategy(&self) -> WaitStrategy {
+        self.wait_strategy
     }
 
     /// Is this rank 0, which prints?

@@ -1,19 +1,25 @@
 //! Common parts of programs that `mpirun`, `srun` or `torchrun` starts.
 //!
-//! Modules, each importing only those before it: `watchdog`, `communicator`, `options`, `job`,
-//! `memory`, `pattern`, `samples`, `arrivals`, `numbers`, `heat`, `fft`.
+//! Modules, each importing only those before it: `watchdog`, `communicator`, `messages`, `options`,
+//! `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`, `arrivals`, `numbers`,
+//! `heat`, `fft`.
 
 pub mod arrivals;
+pub mod benchmark;
+pub mod channel;
 #[cfg(feature = "mpi")]
 pub mod communicator;
 pub mod fft;
 pub mod heat;
 pub mod job;
 pub mod memory;
+#[cfg(feature = "mpi")]
+pub mod messages;
 pub mod numbers;
 pub mod options;
 pub mod pattern;
 pub mod samples;
+pub mod stream;
 mod watchdog;
 
 pub use job::{Job, conclude};

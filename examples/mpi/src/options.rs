@@ -97,3 +97,29 @@ fn cores_suffice() -> bool {
     let cores = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
     ranks <= cores
 }
+
+/// Reads a size: bytes, or with K, M or G units of 2^10, 2^20 or 2^30.
+///
+/// # Errors
+/// If it is none.
+pub fn size(text: &str) -> std::result::Result<u64, String> {
+    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
+    let unit = units.into_iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
+    let number: u64 = digits.parse().map_err(|_| "not a number with an optional K, M or G")?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let sizes = ["7", "4K", "2m", "1G"].map(|text| size(text).unwrap());
+        assert_eq!(sizes, [7, 4096, 2 << 20, 1 << 30]);
+        for text in ["", "K", "x", "-1", "99999999999G"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -33,6 +33,17 @@ impl Samples {
         self.quantile(0.5)
     }
 
+    /// Adds all samples of others.
+    pub fn append(&mut self, others: &Self) {
+        self.0.extend_from_slice(&others.0);
+    }
+
+    /// The mean, in microseconds; NaN without samples.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<u64>() as f64 / self.0.len() as f64 / 1e3
+    }
+
     /// The number of samples.
     #[must_use]
     pub fn count(&self) -> usize {

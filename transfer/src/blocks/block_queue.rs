@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use gpu::Block;
 
-use super::{Blocks, Rows};
+use super::{Blocks, Rows, Run};
 
 /// Blocks of one stripe or of a queued request. Strided rows are generated on demand, not listed:
 /// there may be more than fit into memory.
@@ -42,6 +42,16 @@ impl BlockQueue {
             self.list.push_back(row);
         }
         self.list.front_mut()
+    }
+
+    /// The next block, or rows with a common stride of at most this number of bytes together, but at
+    /// least one.
+    pub(crate) fn next_run(&mut self, most_bytes: u64) -> Option<Run> {
+        if let Some(block) = self.list.pop_front() {
+            return Some(block.into());
+        }
+        let rows = self.rows.as_mut()?;
+        rows.next_run(most_bytes / rows.of.row)
     }
 
     pub(crate) fn pop_front(&mut self) -> Option<Block> {

@@ -6,6 +6,7 @@ mod strided;
 use gpu::Block;
 
 pub(crate) use block_queue::BlockQueue;
+pub(crate) use strided::Run;
 
 pub use strided::{MAX_STRIDES, Rows, Strided, Subarray};
 

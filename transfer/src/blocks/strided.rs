@@ -386,6 +386,42 @@ pub struct Rows {
     left: u64,
 }
 
+/// Rows at one stride per end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The first row.
+    pub(crate) first: Block,
+    /// Number of rows.
+    pub(crate) count: u64,
+    pub(crate) to_stride: u64,
+    pub(crate) from_stride: u64,
+}
+
+impl From<Block> for Run {
+    fn from(first: Block) -> Self {
+        Self { first, count: 1, to_stride: 0, from_stride: 0 }
+    }
+}
+
+impl Rows {
+    /// As many of the next rows as have a common stride, but at most this number, and at least one.
+    pub(crate) fn next_run(&mut self, most: u64) -> Option<Run> {
+        let stride = self.of.strides[0];
+        let rows = (stride.count - self.at[0]).min(self.left).min(most.max(1));
+        let first = self.next()?;
+        // The last row of a stride advances the others: `next` does that.
+        let more = rows.saturating_sub(2);
+        self.at[0] += more;
+        self.to += stride.to * more;
+        self.from += stride.from * more;
+        self.left -= more;
+        if rows >= 2 {
+            self.next();
+        }
+        Some(Run { first, count: rows, to_stride: stride.to, from_stride: stride.from })
+    }
+}
+
 impl Iterator for Rows {
     type Item = Block;
 

@@ -61,6 +61,31 @@ fn rows_are_in_target_order() {
 }
 
 #[test]
+fn runs_have_the_rows_in_order() {
+    let rows = Strided::rows(5, 4, 10, 100).unwrap().repeat(3, 1000, 700).unwrap();
+    let rows = rows.repeat(2, 9000, 9000).unwrap();
+    for most in [0, 1, 2, 3, 4, 5, 6, 100] {
+        for start in [0, 1, 4, 5, 29] {
+            let mut left = rows.rows_in(start..28);
+            let mut found = Vec::new();
+            while let Some(run) = left.next_run(most) {
+                assert!((1..=most.max(1)).contains(&run.count), "{run:?}");
+                found.extend((0..run.count).map(|row| Block {
+                    to: run.first.to + row * run.to_stride,
+                    from: run.first.from + row * run.from_stride,
+                    length: 4,
+                }));
+            }
+            assert_eq!(found, rows.rows_in(start..28).collect::<Vec<_>>());
+        }
+    }
+    let mut one = Strided::row(9).unwrap().iter();
+    let block = Block { to: 0, from: 0, length: 9 };
+    assert_eq!(one.next_run(8).map(|run| (run.first, run.count)), Some((block, 1)));
+    assert_eq!(one.next_run(8), None);
+}
+
+#[test]
 fn contiguous_rows_are_merged() {
     let row = Strided::row(24).unwrap();
     assert_eq!(Strided::rows(3, 8, 8, 8).unwrap(), row);

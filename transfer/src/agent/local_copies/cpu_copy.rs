@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpu::{Block, Device, Slice, Stream};
 
 use super::CpuCopy;
+use crate::blocks::Run;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 
@@ -42,6 +43,16 @@ impl CopyBuffer {
             }
         }
     }
+
+    fn copy_rows(&self, from: &Self, rows: &Run) -> Result<()> {
+        if let (Self::Host(buffer), Self::Host(from)) = (self, from) {
+            return buffer.copy_rows(from, rows);
+        }
+        let Block { to, from: at, length } = rows.first;
+        (0..rows.count).try_for_each(|row| {
+            self.copy(to + row * rows.to_stride, from, at + row * rows.from_stride, length)
+        })
+    }
 }
 
 impl CpuCopy {
@@ -50,8 +61,13 @@ impl CpuCopy {
         let mut left = COPY_STEP;
         while left > 0 {
             if self.block.length == 0 {
-                match self.blocks.next() {
-                    Some(block) => self.block = block,
+                match self.blocks.next_run(left) {
+                    Some(run) if run.count == 1 => self.block = run.first,
+                    Some(run) => {
+                        self.to.copy_rows(&self.from, &run)?;
+                        left -= run.count * run.first.length;
+                        continue;
+                    }
                     None => return Ok(true),
                 }
             }
