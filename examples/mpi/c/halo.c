@@ -24,7 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { NORTH, SOUTH, WEST, EAST, SIDES };
+enum { NORTH, SOUTH, WEST, EAST, SIDES }; /* side ^ 1 is the opposite one */
 #define TIMEOUT FABRICAST_SECONDS(60)
 
 /* A side of the field, as numbers of elements of the array with its halo: the edge goes to the
@@ -43,7 +43,7 @@ struct card {
 };
 
 static int rank, ranks;
-static int rows = 256, columns = 256, steps = 100;
+static int rows, columns, steps;
 static uint64_t extents[2]; /* of the array */
 static size_t area;         /* its elements */
 static struct side sides[SIDES];
@@ -56,6 +56,15 @@ static void check(fabricast_status status)
         fprintf(stderr, "rank %d: %s\n", rank, fabricast_error_message());
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
+}
+
+static void *allocate(size_t length)
+{
+    void *found = malloc(length);
+
+    if (found == NULL)
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    return found;
 }
 
 /* The neighbours, and what goes to and comes from them. */
@@ -94,15 +103,13 @@ static MPI_Datatype type_of(const uint64_t tile[2], const uint64_t origin[2])
 static void start_agent(void)
 {
     fabricast_agent_options options;
-    const char *given = getenv("FABRICAST_DIRECTORY");
-    char directory[4096], label[32];
+    const char *directory = getenv("FABRICAST_DIRECTORY");
+    char fallback[64], label[32];
     int here;
     MPI_Comm machine;
 
-    if (given != NULL)
-        snprintf(directory, sizeof directory, "%s", given);
-    else
-        snprintf(directory, sizeof directory, "/tmp/fabricast-%u", (unsigned)getuid());
+    snprintf(fallback, sizeof fallback, "/tmp/fabricast-%u", (unsigned)getuid());
+    directory = directory == NULL ? fallback : directory;
     mkdir(directory, 0700);
     snprintf(label, sizeof label, "halo %d", rank);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine);
@@ -121,12 +128,10 @@ static void start_agent(void)
 /* Exchanges the cards of all ranks, and makes routes to the neighbours. */
 static void connect_neighbours(fabricast_region *region)
 {
-    struct card own = {0, {0}}, *cards = malloc((size_t)ranks * sizeof *cards);
+    struct card own = {0, {0}}, *cards = allocate((size_t)ranks * sizeof *cards);
     size_t length;
     int side;
 
-    if (cards == NULL)
-        MPI_Abort(MPI_COMM_WORLD, 1);
     check(fabricast_agent_card(agent, own.bytes, sizeof own.bytes, &length));
     own.length = length;
     MPI_Allgather(&own, sizeof own, MPI_BYTE, cards, sizeof own, MPI_BYTE, MPI_COMM_WORLD);
@@ -158,7 +163,7 @@ static void exchange_by_puts(double *field, int step)
     unsigned neighbours = 0;
     int side;
 
-    (void)field; /* the memory of both fields is registered */
+    (void)field; /* both fields are one region */
     for (side = 0; side < SIDES; side++) {
         fabricast_strided put = sides[side].rows;
         if (sides[side].route == NULL)
@@ -181,25 +186,39 @@ static void exchange_by_puts(double *field, int step)
 static void exchange_by_mpi(double *field, int step)
 {
     MPI_Request requests[2 * SIDES];
+    MPI_Status statuses[2 * SIDES];
     int side;
 
     (void)step;
-    for (side = 0; side < SIDES; side++) {
-        const struct side *it = &sides[side];
-        MPI_Irecv(field, 1, it->receive, it->neighbour, side, MPI_COMM_WORLD, &requests[side]);
-    }
-    for (side = 0; side < SIDES; side++) {
-        const struct side *it = &sides[side];
-        MPI_Isend(field, 1, it->send, it->neighbour, side ^ 1, MPI_COMM_WORLD,
+    for (side = 0; side < SIDES; side++)
+        MPI_Irecv(field, 1, sides[side].receive, sides[side].neighbour, side, MPI_COMM_WORLD,
+                  &requests[side]);
+    for (side = 0; side < SIDES; side++)
+        MPI_Isend(field, 1, sides[side].send, sides[side].neighbour, side ^ 1, MPI_COMM_WORLD,
                   &requests[SIDES + side]);
-    }
-    MPI_Waitall(2 * SIDES, requests, MPI_STATUSES_IGNORE);
+    MPI_Waitall(2 * SIDES, requests, statuses);
 }
 
-/* A cell of the whole field before the first step. */
-static double value(int row, int column)
+/* A cell of this rank before the first step, different for each place of the whole field. */
+static double value(const int place[2], int row, int column)
 {
-    return 1 + (row * 37 + column * 11) % 101;
+    return 1 + ((place[0] * rows + row) * 37 + (place[1] * columns + column) * 11) % 101;
+}
+
+/* Wrong cells of the halos after the first exchange. */
+static unsigned long wrong_halos(const double *field, const int place[2])
+{
+    unsigned long wrong = 0;
+    uint64_t row, column;
+    int side;
+
+    for (side = 0; side < SIDES; side++) {
+        const struct side *it = &sides[side];
+        for (row = it->halo[0]; it->route != NULL && row < it->halo[0] + it->tile[0]; row++)
+            for (column = it->halo[1]; column < it->halo[1] + it->tile[1]; column++)
+                wrong += field[row * extents[1] + column] != value(place, (int)row, (int)column);
+    }
+    return wrong;
 }
 
 /* Computes all steps from the beginning. Returns the seconds of an exchange. */
@@ -207,13 +226,12 @@ static double run(double *fields, const int place[2], void (*exchange)(double *,
                   unsigned long *mistakes)
 {
     double seconds = 0;
-    int step, row, column, side;
+    int step, row, column;
 
     memset(fields, 0, 2 * area * sizeof(double));
     for (row = 1; row <= rows; row++)
         for (column = 1; column <= columns; column++)
-            fields[(size_t)row * extents[1] + column] =
-                value(place[0] * rows + row, place[1] * columns + column);
+            fields[(size_t)row * extents[1] + column] = value(place, row, column);
     MPI_Barrier(MPI_COMM_WORLD);
     for (step = 0; step < steps; step++) {
         double *from = fields + (size_t)(step % 2) * area, *to = fields + (size_t)(1 - step % 2) * area;
@@ -221,25 +239,23 @@ static double run(double *fields, const int place[2], void (*exchange)(double *,
 
         exchange(from, step);
         seconds += MPI_Wtime() - start;
-        for (side = 0; step == 0 && side < SIDES; side++) {
-            const struct side *it = &sides[side];
-            uint64_t at[2];
-            if (it->neighbour == MPI_PROC_NULL)
-                continue;
-            for (at[0] = it->halo[0]; at[0] < it->halo[0] + it->tile[0]; at[0]++)
-                for (at[1] = it->halo[1]; at[1] < it->halo[1] + it->tile[1]; at[1]++)
-                    *mistakes += from[at[0] * extents[1] + at[1]] !=
-                                 value(place[0] * rows + (int)at[0], place[1] * columns + (int)at[1]);
-        }
+        if (step == 0)
+            *mistakes += wrong_halos(from, place);
         for (row = 1; row <= rows; row++) {
-            const double *here = from + (size_t)row * extents[1], *above = here - extents[1],
-                         *below = here + extents[1];
+            const double *here = from + (size_t)row * extents[1];
+            const double *above = here - extents[1], *below = here + extents[1];
             for (column = 1; column <= columns; column++)
-                to[(size_t)row * extents[1] + column] =
+                to[here - from + column] =
                     0.25 * (above[column] + below[column] + here[column - 1] + here[column + 1]);
         }
     }
     return seconds / steps;
+}
+
+static int number(int count, char **arguments, int which, int otherwise)
+{
+    const int found = which < count ? atoi(arguments[which]) : 0;
+    return found > 0 ? found : otherwise;
 }
 
 int main(int count, char **arguments)
@@ -256,16 +272,9 @@ int main(int count, char **arguments)
     MPI_Init(&count, &arguments);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (count >= 3) {
-        rows = atoi(arguments[1]);
-        columns = atoi(arguments[2]);
-    }
-    if (count >= 4)
-        steps = atoi(arguments[3]);
-    if (rows < 1 || columns < 1 || steps < 1) {
-        fprintf(stderr, "usage: halo [ROWS COLUMNS [STEPS]]\n");
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
+    rows = number(count, arguments, 1, 256);
+    columns = number(count, arguments, 2, 256);
+    steps = number(count, arguments, 3, 100);
     MPI_Dims_create(ranks, 2, dimensions);
     MPI_Cart_create(MPI_COMM_WORLD, 2, dimensions, periods, 0, &grid);
     MPI_Cart_coords(grid, rank, 2, place);
@@ -283,12 +292,9 @@ int main(int count, char **arguments)
     fields = address;
 
     seconds[0] = run(fields, place, exchange_by_puts, &mistakes);
-    expected = malloc(length);
-    if (expected == NULL)
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    memcpy(expected, fields, length);
+    expected = memcpy(allocate(length), fields, length);
     seconds[1] = run(fields, place, exchange_by_mpi, &mistakes);
-    mistakes += memcmp(expected, fields, length) != 0;
+    mistakes += memcmp(expected, fields, length) != 0; /* bit by bit */
     free(expected);
 
     MPI_Reduce(seconds, slowest, 2, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
@@ -305,11 +311,8 @@ int main(int count, char **arguments)
     if (rank == 0) {
         printf("halo (C): exchange by puts %.1f us, by MPI %.1f us\n", 1e6 * slowest[0],
                1e6 * slowest[1]);
-        if (all == 0)
-            printf("halo (C): %d x %d cells on each of %d ranks, %d steps: ok\n", rows, columns,
-                   ranks, steps);
-        else
-            fprintf(stderr, "halo (C): %lu wrong cells\n", all);
+        printf("halo (C): %d x %d cells on each of %d ranks, %d steps: %s\n", rows, columns, ranks,
+               steps, all == 0 ? "ok" : "wrong cells");
     }
     MPI_Comm_free(&grid);
     MPI_Finalize();

@@ -34,9 +34,8 @@ program halo
     end type
 
     integer :: rank, ranks, rows, columns, steps, place(2), dimensions(2), side
-    integer(c_int64_t) :: extents(2), timeout, arrived(0:1)
+    integer(c_int64_t) :: extents(2), timeout, arrived(0:1), mistakes, all
     integer(c_size_t) :: length
-    integer(c_int64_t) :: mistakes, all
     type(side_type) :: sides_of(SIDES)
     type(MPI_Comm) :: grid
     type(fabricast_agent) :: agent
@@ -90,9 +89,8 @@ program halo
     if (rank == 0) then
         print '(a, f0.1, a, f0.1, a)', 'halo (Fortran): exchange by puts ', 1e6 * slowest(1), &
             ' us, by MPI ', 1e6 * slowest(2), ' us'
-        if (all == 0) print '(4(a, i0), a)', 'halo (Fortran): ', rows, ' x ', columns, &
-            ' cells on each of ', ranks, ' ranks, ', steps, ' steps: ok'
-        if (all /= 0) write (error_unit, '(a, i0, a)') 'halo (Fortran): ', all, ' wrong cells'
+        print '(4(a, i0), 2a)', 'halo (Fortran): ', rows, ' x ', columns, ' cells on each of ', &
+            ranks, ' ranks, ', steps, ' steps: ', trim(merge('ok         ', 'wrong cells', all == 0))
     end if
     call MPI_Comm_free(grid)
     call MPI_Finalize()
@@ -117,15 +115,12 @@ contains
         if (command_argument_count() < number) return
         call get_command_argument(number, text)
         read (text, *, iostat=error) value
-        if (error == 0 .and. value > 0) return
-        write (error_unit, '(a)') 'usage: halo [ROWS COLUMNS [STEPS]]'
-        call MPI_Abort(MPI_COMM_WORLD, 2)
+        if (error /= 0 .or. value < 1) value = default
     end function
 
-    function has_neighbour(side) result(is_there)
+    logical function has_neighbour(side)
         integer, intent(in) :: side
-        logical :: is_there
-        is_there = sides_of(side)%neighbour /= MPI_PROC_NULL
+        has_neighbour = sides_of(side)%neighbour /= MPI_PROC_NULL
     end function
 
     ! The neighbours, and what goes to and comes from them.
@@ -176,10 +171,10 @@ contains
         call MPI_Comm_size(machine, here)
         call MPI_Comm_free(machine)
         write (label, '(a, i0)') 'halo ', rank
-        if (here < ranks) then
-            call check(fabricast_agent_start(agent, label=label, directory=directory, fabric='auto'))
-        else
+        if (here == ranks) then
             call check(fabricast_agent_start(agent, label=label, directory=directory))
+        else
+            call check(fabricast_agent_start(agent, label=label, directory=directory, fabric='auto'))
         end if
     end subroutine
 
@@ -278,21 +273,21 @@ contains
             from = 1 + mod(step, 2)
             to = 3 - from
             start = MPI_Wtime()
-            if (by_mpi) then
-                call exchange_by_mpi(fields(:, :, from))
-            else
-                call exchange_by_puts(step)
-            end if
+            if (by_mpi) call exchange_by_mpi(fields(:, :, from))
+            if (.not. by_mpi) call exchange_by_puts(step)
             seconds = seconds + (MPI_Wtime() - start) / steps
             if (step == 0) call check_halos()
-            do column = 2, columns + 1
-                do row = 2, rows + 1
-                    fields(row, column, to) = 0.25_c_double * &
-                        (fields(row - 1, column, from) + fields(row + 1, column, from) &
-                         + fields(row, column - 1, from) + fields(row, column + 1, from))
-                end do
-            end do
+            ! Not the halo that comes next: neighbours may write it now.
+            call relax(fields(:, :, from), fields(2:rows + 1, 2:columns + 1, to))
         end do
+    end subroutine
+
+    ! Each cell becomes the mean of its neighbours.
+    subroutine relax(old, new)
+        real(c_double), intent(in) :: old(0:, 0:)
+        real(c_double), intent(out) :: new(:, :)
+        new = 0.25_c_double * (old(:rows - 1, 1:columns) + old(2:, 1:columns) &
+                               + old(1:rows, :columns - 1) + old(1:rows, 2:))
     end subroutine
 
     ! After the first exchange.
@@ -303,11 +298,8 @@ contains
             if (.not. has_neighbour(side)) cycle
             first = int(sides_of(side)%halo)
             last = first + int(sides_of(side)%tile) - 1
-            do column = first(2), last(2)
-                do row = first(1), last(1)
-                    if (fields(row + 1, column + 1, 1) /= value(row, column)) mistakes = mistakes + 1
-                end do
-            end do
+            mistakes = mistakes + count([((fields(row + 1, column + 1, 1) /= value(row, column), &
+                                           row=first(1), last(1)), column=first(2), last(2))])
         end do
     end subroutine
 end program

@@ -265,7 +265,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     let is_right = |error: f64| error < 1e-12;
     let mut mistakes = u64::from(!is_right(total[2])) + u64::from(!is_right(parseval));
     if job.is_root() {
-        println!("transpose: {size} x {size}, max error {:.1e}, Parseval {parseval:.1e}", total[2]);
+        println!(
+            "transpose: {size} x {size} on {ranks} ranks, max error {:.1e}, Parseval {parseval:.1e}",
+            total[2]
+        );
     }
 
     // The whole transposition, and its part that moves data.
@@ -290,7 +293,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             );
         }
     }
-    job.finish(&format!("transpose: {size} x {size} on {ranks} ranks"), mistakes)
+    job.finish("transpose", mistakes)
 }
 
 fn main() -> ExitCode {

@@ -143,7 +143,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     // The last rank that leaves the node removes its directory.
     drop((topic, node));
-    job.finish(&format!("insitu: {} fields of {grid} x {grid}", simulation.fields()), mistakes)
+    job.finish("insitu", mistakes)
 }
 
 /// Checks that the simulation did not wait for its readers, and that they shared its messages.
