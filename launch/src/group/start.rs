@@ -97,7 +97,7 @@ fn prepare(rank: u32, is_one_machine: bool, options: &GroupOptions) -> Result<(A
     if options.uses_fabric(is_one_machine) {
         let failed = |cause| Error::caused_by(START, ErrorKind::Unavailable, cause);
         let mut query = Query::new(EndpointKind::Rdm);
-        if let Some(source) = options.source_address().map_or_else(address::own, Ok).ok() {
+        if let Ok(source) = options.source_address().map_or_else(address::own, Ok) {
             query = query.interface(source);
         }
         let locality = match is_one_machine {

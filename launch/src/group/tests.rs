@@ -19,13 +19,16 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// For a rank that does not come.
 const SHORT: Duration = Duration::from_secs(2);
 
+/// The bytes by round and rank.
+type Contributions = BTreeMap<(u32, u32), Vec<u8>>;
+
 /// An exchange among threads.
 #[derive(Debug, Clone)]
 struct Threads {
     rank: u32,
     size: u32,
     rounds: u32,
-    shared: Arc<(Mutex<BTreeMap<(u32, u32), Vec<u8>>>, Condvar)>,
+    shared: Arc<(Mutex<Contributions>, Condvar)>,
 }
 
 impl Exchange for Threads {

@@ -76,6 +76,9 @@ pub(super) struct Events {
 /// The rail and session whose credit a notice returns when it is taken.
 pub(super) type NoticeCredit = (usize, u64);
 
+/// Takes an event of one of the queues.
+pub(super) type TakeEvent = fn(&mut Events) -> Option<(Event, Option<NoticeCredit>)>;
+
 impl Events {
     pub(super) fn new(first_reserved: Option<u64>) -> Self {
         Self { first_reserved, ..Self::default() }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
 
-use super::events::{Event, Events, NoticeCredit};
+use super::events::{Event, Events, TakeEvent};
 use super::peers::Peer;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
@@ -172,10 +172,7 @@ impl Agent {
         self.poll_events(Events::take)
     }
 
-    fn poll_events(
-        &mut self,
-        take: fn(&mut Events) -> Option<(Event, Option<NoticeCredit>)>,
-    ) -> Option<Event> {
+    fn poll_events(&mut self, take: TakeEvent) -> Option<Event> {
         self.events.update(&self.local_target);
         self.poll_rails();
         let (event, credit) = take(&mut self.events)?;
@@ -224,11 +221,7 @@ impl Agent {
         self.wait_for_event(timeout, Events::take_reserved)
     }
 
-    fn wait_for_event(
-        &mut self,
-        timeout: Duration,
-        take: fn(&mut Events) -> Option<(Event, Option<NoticeCredit>)>,
-    ) -> Result<Event> {
+    fn wait_for_event(&mut self, timeout: Duration, take: TakeEvent) -> Result<Event> {
         let end = ipc::deadline(timeout);
         let local_target = Arc::clone(&self.local_target);
         loop {
