@@ -510,8 +510,10 @@ mod tests {
             let all: Vec<_> = (0..count).map(address).collect();
             let peers = addresses.insert_all(&all).unwrap();
             for (peer, address) in peers.iter().zip(&all).step_by(61) {
-                let found = addresses.lookup(*peer).unwrap();
-                assert_eq!(found.0[..8], address.0[..8], "{}", offer.capabilities().provider);
+                if format == sys::FI_SOCKADDR_IN {
+                    let found = addresses.lookup(*peer).unwrap();
+                    assert_eq!(found.0[..8], address.0[..8], "{}", offer.capabilities().provider);
+                }
                 assert_eq!(addresses.insert(address).unwrap(), *peer);
             }
             // An address that is longer than its format is not followed by the next one.

@@ -167,7 +167,7 @@ fn missing_rank_is_named_by_all_others_in_time() {
         }
         let before = Instant::now();
         let error = group.barrier(SHORT).unwrap_err();
-        assert!(before.elapsed() < SHORT + Duration::from_millis(500), "{:?}", before.elapsed());
+        assert!(before.elapsed() < SHORT + Duration::from_millis(1500), "{:?}", before.elapsed());
         // The agent serves others until they have reported it.
         thread::sleep(SHORT);
         let again = group.all_gather(b"", TIMEOUT).unwrap_err();
