@@ -356,6 +356,34 @@ impl Device {
         call(self.driver(operation)?).map_err(|error| error.on(self.0.name))
     }
 
+    /// Makes earlier writes of network cards to memory of this device visible to all devices, before
+    /// anything that announces them. Does nothing where [the device orders
+    /// them](crate::GpuDirect::writes_ordering).
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// // … a network card has written …
+    /// device.flush_remote_writes()?;
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) if its driver cannot flush; errors of the driver.
+    pub fn flush_remote_writes(&self) -> Result<()> {
+        let operation = "flush remote writes";
+        let gpu_direct = self.properties().gpu_direct;
+        if !gpu_direct.needs_flush() {
+            return Ok(());
+        }
+        self.call(operation, |driver| {
+            if gpu_direct.can_flush {
+                return driver.flush_remote_writes();
+            }
+            let detail = "the driver cannot flush writes of network cards to this device";
+            Err(Error::new(operation, ErrorKind::NotSupported, detail))
+        })
+    }
+
     /// May it access that device's cuMemAlloc memory?
     pub(crate) fn has_peer_access(&self, number: u32) -> bool {
         self.0.peers.load(Ordering::Acquire) & 1 << (number & 63) != 0
