@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
@@ -354,6 +355,16 @@ impl Device {
         call: impl FnOnce(&dyn DeviceDriver) -> Result<T>,
     ) -> Result<T> {
         call(self.driver(operation)?).map_err(|error| error.on(self.0.name))
+    }
+
+    /// Exports the pages of a range as a dma-buf, for network cards: also beyond the bounds of a
+    /// [`Memory`](crate::Memory), whose first page may begin before it.
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) if the device has none; errors of the driver if the
+    /// range is not of whole pages of one allocation.
+    pub fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd> {
+        self.call("export as dma-buf", |driver| driver.dma_buf(address, length))
     }
 
     /// Makes earlier writes of network cards to memory of this device visible to all devices, before

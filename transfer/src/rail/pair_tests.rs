@@ -44,7 +44,7 @@ impl Side {
         let local_target =
             Arc::new(LocalTarget::new(label.to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions { lost_after, ..RailOptions::default() };
-        let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
+        let shared = Arc::new(RailShared::new(0, &settings, domain.capabilities()));
         let driver =
             Driver::new(&domain, Arc::clone(&shared), local_target.clone(), settings, channel().1);
         Self { driver: driver.unwrap(), shared, local_target, events: Vec::new() }
