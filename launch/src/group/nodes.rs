@@ -33,7 +33,7 @@ impl Group {
     /// if group.rank() == 0 {
     ///     topic.publisher()?.push(b"step 1", timeout)?;
     /// }
-    /// assert_eq!(&subscriber.pull(timeout)?[..], b"step 1");
+    /// assert_eq!(subscriber.pull(timeout)?.to_vec()?, b"step 1");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
