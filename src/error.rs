@@ -63,6 +63,8 @@ errors! {
         Transfer(transfer::Error),
         /// Of a node or a topic.
         Pubsub(pubsub::Error),
+        /// Of a group of ranks, or of their launcher.
+        Launch(launch::Error),
         /// Of a channel between processes.
         Channel(ipc::ChannelError),
         /// Of a shared segment.
@@ -85,6 +87,7 @@ impl Error {
             Self::Gpu(error) => error.kind() == gpu::ErrorKind::DeadlineExceeded,
             Self::Transfer(error) => error.kind() == transfer::ErrorKind::DeadlineExceeded,
             Self::Pubsub(error) => error.kind() == pubsub::ErrorKind::DeadlineExceeded,
+            Self::Launch(error) => error.kind() == launch::ErrorKind::DeadlineExceeded,
             Self::Channel(error) => matches!(error, ipc::ChannelError::DeadlineExceeded { .. }),
             Self::System(error) => error.kind() == io::ErrorKind::TimedOut,
             Self::Segment(_) | Self::Allocator(_) | Self::Queue(_) => false,

@@ -83,6 +83,7 @@ impl Requirements {
 /// assert_eq!(policy.deny, ["sockets"]);
 /// let must: Policy = "=shm".parse()?;
 /// assert_eq!(must.require, ["shm"]);
+/// assert_eq!(policy.to_string().parse::<Policy>()?, policy);
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -128,6 +129,19 @@ impl Policy {
             .map(String::as_str)
             .filter(|name| !providers.iter().any(|provider| is_of(name, provider)))
             .collect()
+    }
+}
+
+impl fmt::Display for Policy {
+    /// As it is parsed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lists = [("", &self.prefer), ("=", &self.require), ("^", &self.deny)];
+        let items =
+            lists.into_iter().flat_map(|(sign, names)| names.iter().map(move |it| (sign, it)));
+        for (at, (sign, name)) in items.enumerate() {
+            write!(f, "{}{sign}{name}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
     }
 }
 

@@ -45,7 +45,7 @@
 //! - Every wait has a deadline. No value returned by libfabric causes a panic.
 //!
 //! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
-//! `kind`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
+//! `kind`, `local_address`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
 //! `deregistration`, `fabric`, `offer`, `query`, `event`, `domain`, `address`, `counter`, `memory`,
 //! `queue`, `endpoint`, `choice`, `ring`.
 
@@ -67,6 +67,7 @@ mod handle;
 mod hazard;
 mod host_memory;
 mod kind;
+mod local_address;
 mod lock;
 mod memory;
 mod offer;
@@ -103,6 +104,7 @@ pub use flags::{Access, Caps, Mode, MrMode, Order, RegistrationFlags, TransferFl
 pub use handle::failed_closes;
 pub use host_memory::{HostMemory, Memory};
 pub use kind::MemoryKind;
+pub use local_address::{local_address, local_addresses};
 pub use memory::{
     DmaBuf, MemoryRegion, PendingRegion, RegionSlice, RegistrationOptions, RemoteKey, RemoteMemory,
     RemoteRegion, RemoteSlice, registrations,

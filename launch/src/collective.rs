@@ -24,6 +24,9 @@ pub(crate) struct Source {
 
 /// A collective, as one rank runs it.
 pub(crate) trait Collective {
+    /// Differs among collectives.
+    const KIND: u8;
+
     /// The next round; None at the end.
     fn next_round(&mut self) -> Option<Round>;
 
@@ -68,6 +71,8 @@ impl Barrier {
 }
 
 impl Collective for Barrier {
+    const KIND: u8 = 0;
+
     fn next_round(&mut self) -> Option<Round> {
         let number = self.next;
         let distance = distance(number, self.size)?;
@@ -108,6 +113,8 @@ impl Broadcast {
 }
 
 impl Collective for Broadcast {
+    const KIND: u8 = 1;
+
     fn next_round(&mut self) -> Option<Round> {
         let rank_at = |position| after(self.root, position, self.size);
         loop {
@@ -116,7 +123,8 @@ impl Collective for Broadcast {
             self.next += 1;
             if self.position >= distance && self.position < distance.saturating_mul(2) {
                 let from = self.position - distance;
-                let receive = Source { rank: rank_at(from), sends_at_once: from == 0 };
+                // The root serves the others only after the first one has taken its message.
+                let receive = Source { rank: rank_at(from), sends_at_once: number == 0 };
                 return Some(Round { number, send: None, receive: Some(receive) });
             }
             let to = self.position.checked_add(distance).filter(|to| *to < self.size);
@@ -150,6 +158,11 @@ impl AllGather {
         Self { rank, size, next: 0, held: vec![own] }
     }
 
+    /// The number of bytes of all ranks.
+    pub(crate) fn total(&self) -> usize {
+        self.held.iter().map(Vec::len).sum()
+    }
+
     /// The bytes in the order of the ranks.
     pub(crate) fn into_bytes(mut self) -> Vec<Vec<u8>> {
         self.held.rotate_right(self.rank as usize);
@@ -163,6 +176,8 @@ impl AllGather {
 }
 
 impl Collective for AllGather {
+    const KIND: u8 = 2;
+
     fn next_round(&mut self) -> Option<Round> {
         let number = self.next;
         let distance = distance(number, self.size)?;

@@ -16,10 +16,9 @@
 //! # Ok::<(), launch::Error>(())
 //! ```
 //!
-//! Modules, each importing only those before it: `address`, `collective`, `mailbox`, `member`,
+//! Modules, each importing only those before it: `collective`, `mailbox`, `member`,
 //! `options`, `job_directory`, `ranks`, `messenger`, `group`.
 
-mod address;
 mod collective;
 mod group;
 mod job_directory;
@@ -30,7 +29,8 @@ mod options;
 mod ranks;
 
 pub use control::launcher::{
-    Environment, Error, ErrorKind, Exchange, Launcher, LocalRank, Result, Single, detect,
+    Environment, Error, ErrorKind, Exchange, Launcher, LocalRank, PmiServer, PmiVersion, Result,
+    Single, detect,
 };
 pub use group::Group;
 pub use options::{FabricUse, GroupOptions};

@@ -4,9 +4,9 @@
 //! message it belongs:
 //!
 //! ```text
-//! bits  63 … 48   47 … 32          31 … 24   23 … 0
-//!       all ones  number of the    round     index of the
-//!                 collective                 fragment
+//! bits  63 … 48   47 … 32          31 … 29   28 … 24   23 … 0
+//!       all ones  number of the    kind      round     index of the
+//!                 collective                           fragment
 //! ```
 //!
 //! The first fragment begins with the length of the message (4 bytes, little endian).
@@ -17,27 +17,38 @@ use transfer::{MAX_NOTICE_LENGTH, Notice};
 
 /// The first tag of these notices.
 pub(crate) const FIRST_TAG: u64 = 0xffff << 48;
-/// The longest message.
-pub(crate) const MAX_MESSAGE: usize = 16 << 20;
+/// The longest message: 16 MiB for the bytes of the ranks, and their lengths.
+pub(crate) const MAX_MESSAGE: usize = MAX_BYTES + (1 << 20);
+/// The most bytes in a collective.
+pub(crate) const MAX_BYTES: usize = 16 << 20;
 /// Bytes of the length.
 const PREFIX: usize = 4;
-/// Rounds of collectives are below.
+/// Kind and round of messages outside of collectives; those of collectives are below.
 const ABORT_ROUND: u8 = 0xff;
 const DIRECT_ROUND: u8 = 0xfe;
+const ROUND_BITS: u32 = 5;
 
 /// The message that a notice belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId {
-    /// The collective, or the number of the direct message.
+    /// The number of the collective.
     pub(crate) sequence: u16,
+    /// The kind of the collective above [`ROUND_BITS`], and the round.
     round: u8,
 }
 
 impl MessageId {
     /// A message of a collective's round.
-    pub(crate) fn of_round(sequence: u16, round: u8) -> Self {
-        debug_assert!(round < DIRECT_ROUND);
-        Self { sequence, round }
+    pub(crate) fn of_round(sequence: u16, kind: u8, round: u8) -> Self {
+        debug_assert!(round < 1 << ROUND_BITS && kind < 7);
+        Self { sequence, round: kind << ROUND_BITS | round }
+    }
+
+    /// Is it of another collective with the same number?
+    fn contradicts(self, other: Self) -> bool {
+        self.sequence == other.sequence
+            && self.round < DIRECT_ROUND
+            && self.round >> ROUND_BITS != other.round >> ROUND_BITS
     }
 
     /// A message from one rank to another, outside of collectives.
@@ -79,7 +90,9 @@ struct Partial {
 
 impl Partial {
     fn add(&mut self, index: u32, bytes: &[u8]) {
-        if self.bytes <= PREFIX + MAX_MESSAGE {
+        // Only the first fragment of an empty message has no further bytes: others would cost memory
+        // without an end.
+        if self.bytes <= PREFIX + MAX_MESSAGE && !bytes.is_empty() {
             self.bytes += bytes.len();
             self.fragments.insert(index, bytes.to_vec());
         }
@@ -152,6 +165,16 @@ impl Mailbox {
         self.arrived.remove(&(from, id))
     }
 
+    /// Has a rank sent a message of another collective with the number of this one?
+    pub(crate) fn has_contradiction(&self, from: u32, id: MessageId) -> bool {
+        self.arrived.keys().any(|(rank, other)| *rank == from && other.contradicts(id))
+    }
+
+    /// Is there another direct message of a rank?
+    pub(crate) fn has_direct(&self, from: u32) -> bool {
+        self.direct.get(&from).is_some_and(|messages| !messages.is_empty())
+    }
+
     /// The report of a rank that collectives are over, if this one is among them: ranks that are
     /// late still complete earlier ones.
     pub(crate) fn abort(&self, current: u16) -> Option<&[u8]> {
@@ -177,8 +200,8 @@ mod tests {
     #[test]
     fn messages_of_earlier_collectives_are_dropped() {
         let mut mailbox = Mailbox::default();
-        let old = MessageId::of_round(u16::MAX, 1);
-        let new = MessageId::of_round(2, 1);
+        let old = MessageId::of_round(u16::MAX, 0, 1);
+        let new = MessageId::of_round(2, 0, 1);
         for id in [old, new] {
             fragments(id, b"bytes").for_each(|notice| mailbox.add(3, &notice, 0));
         }
@@ -187,6 +210,20 @@ mod tests {
         fragments(new, b"bytes").for_each(|notice| mailbox.add(3, &notice, 0));
         mailbox.begin(3);
         assert_eq!(mailbox.take(3, new), None);
+    }
+
+    #[test]
+    fn message_of_another_collective_is_found() {
+        let mut mailbox = Mailbox::default();
+        let id = MessageId::of_round(4, 1, 0);
+        fragments(id, b"").for_each(|notice| mailbox.add(3, &notice, 4));
+        fragments(MessageId::direct(), b"").for_each(|notice| mailbox.add(3, &notice, 4));
+        for (from, sequence, kind, contradicts) in
+            [(3, 4, 0, true), (3, 4, 1, false), (2, 4, 0, false), (3, 5, 0, false)]
+        {
+            let id = MessageId::of_round(sequence, kind, 2);
+            assert_eq!(mailbox.has_contradiction(from, id), contradicts);
+        }
     }
 
     #[test]
@@ -218,7 +255,7 @@ mod tests {
         let mut mailbox = Mailbox::default();
         let notice = Notice::new(FIRST_TAG, &u32::MAX.to_le_bytes()).unwrap();
         mailbox.add(0, &notice, 0);
-        assert_eq!(mailbox.take(0, MessageId::of_round(0, 0)), None);
+        assert_eq!(mailbox.take(0, MessageId::of_round(0, 0, 0)), None);
     }
 
     proptest! {
@@ -227,7 +264,7 @@ mod tests {
             message in proptest::collection::vec(any::<u8>(), 0..1000),
             keys in proptest::collection::vec(any::<u32>(), 20),
         ) {
-            let id = MessageId::of_round(7, 2);
+            let id = MessageId::of_round(7, 2, 2);
             let mut notices: Vec<_> = fragments(id, &message).zip(keys).collect();
             notices.sort_by_key(|(_, key)| *key);
             let mut mailbox = Mailbox::default();

@@ -63,9 +63,9 @@ impl Member {
         self.identity
     }
 
-    /// Do both see the same directory of one machine? Containers of one machine may do so.
-    pub(crate) fn is_on_site_of(&self, other: &Self) -> bool {
-        (self.machine, self.directory) == (other.machine, other.directory)
+    /// Its machine, and its directory there: containers of one machine may share it.
+    pub(crate) fn site(&self) -> ([u8; 16], [u64; 2]) {
+        (self.machine, self.directory)
     }
 
     /// Do both have the same loopback interface?

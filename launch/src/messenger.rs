@@ -10,7 +10,7 @@ use control::launcher::{Error, ErrorKind, Result};
 use transfer::{Agent, Event, Token};
 
 use crate::collective::{Collective, Source, partners};
-use crate::mailbox::{MAX_MESSAGE, Mailbox, MessageId, fragments};
+use crate::mailbox::{MAX_BYTES, MAX_MESSAGE, Mailbox, MessageId, fragments};
 use crate::ranks::{Ranks, of_agent};
 
 /// Notices in flight before a rank waits for some to complete.
@@ -18,8 +18,8 @@ const MAX_IN_FLIGHT: usize = 256;
 /// A rank that detects a missing one reports it this long before the deadline, at most: so that all
 /// others learn the cause in time.
 const REPORT_TIME: Duration = Duration::from_millis(500);
-/// How long a report waits for a rank that does not answer.
-const REPORT_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a report waits for ranks that do not answer.
+const REPORT_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Why collectives are over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,12 @@ enum Failure {
     Missing(u32),
     /// A rank has ended.
     Ended(u32),
-    /// A rank sent something that is not allowed.
+    /// A rank sent a message of another collective, or none of any.
     Malformed(u32),
+    /// A rank cannot take part, and has the cause.
+    Refused(u32),
+    /// A rank is not reached any more.
+    Unreachable(u32),
 }
 
 impl Failure {
@@ -38,6 +42,8 @@ impl Failure {
             Self::Missing(rank) => (0, rank),
             Self::Ended(rank) => (1, rank),
             Self::Malformed(rank) => (2, rank),
+            Self::Refused(rank) => (3, rank),
+            Self::Unreachable(rank) => (4, rank),
         };
         let [a, b, c, d] = rank.to_le_bytes();
         [tag, a, b, c, d]
@@ -50,6 +56,8 @@ impl Failure {
             0 => Some(Self::Missing(rank)),
             1 => Some(Self::Ended(rank)),
             2 => Some(Self::Malformed(rank)),
+            3 => Some(Self::Refused(rank)),
+            4 => Some(Self::Unreachable(rank)),
             _ => None,
         }
     }
@@ -64,8 +72,19 @@ impl Failure {
             }
             Self::Ended(rank) => (ErrorKind::RankFailed, rank, format!("rank {rank} has ended")),
             Self::Malformed(rank) => {
-                let detail = format!("rank {rank} sent a message of another collective");
+                let detail = format!(
+                    "rank {rank} sent a message of another collective. Check that all ranks call the \
+                     same ones in the same order"
+                );
                 (ErrorKind::Malformed, rank, detail)
+            }
+            Self::Refused(rank) => {
+                let detail = format!("rank {rank} cannot take part. Its error has the cause");
+                (ErrorKind::RankFailed, rank, detail)
+            }
+            Self::Unreachable(rank) => {
+                let detail = format!("the connection to rank {rank} was lost");
+                (ErrorKind::RankFailed, rank, detail)
             }
         };
         Error::new(operation, kind, detail).of_ranks([rank])
@@ -88,6 +107,12 @@ impl CallDeadline {
     pub(crate) fn left(&self) -> Duration {
         self.end.saturating_duration_since(Instant::now())
     }
+
+    /// The time until a rank that knows which one is missing reports it, so that all others learn the
+    /// cause before the deadline.
+    fn left_before_report(&self) -> Duration {
+        self.left().saturating_sub(REPORT_TIME.min(self.timeout / 4))
+    }
 }
 
 /// Messages among the ranks of a group.
@@ -102,16 +127,21 @@ pub(crate) struct Messenger {
 }
 
 impl Messenger {
-    /// Runs a collective to its end.
+    /// Runs a collective to its end, in which this rank has these bytes.
     pub(crate) fn run(
         &mut self,
         agent: &mut Agent,
         ranks: &mut Ranks,
         collective: &mut impl Collective,
+        own_bytes: usize,
         deadline: CallDeadline,
     ) -> Result<()> {
         if let Some(failure) = self.failure {
             return Err(failure.error(deadline.operation, deadline.timeout));
+        }
+        if own_bytes > MAX_BYTES {
+            self.fail(agent, ranks, Failure::Refused(ranks.own()), deadline);
+            return Err(too_long(deadline.operation, own_bytes));
         }
         let sequence = self.sequence;
         self.mailbox.begin(sequence);
@@ -120,16 +150,16 @@ impl Messenger {
         outcome
     }
 
-    fn run_rounds(
+    fn run_rounds<C: Collective>(
         &mut self,
         agent: &mut Agent,
         ranks: &mut Ranks,
-        collective: &mut impl Collective,
+        collective: &mut C,
         sequence: u16,
         deadline: CallDeadline,
     ) -> Result<()> {
         while let Some(round) = collective.next_round() {
-            let id = MessageId::of_round(sequence, round.number);
+            let id = MessageId::of_round(sequence, C::KIND, round.number);
             if let Some((to, message)) = round.send {
                 self.send(agent, ranks, to, id, &message, deadline)?;
             }
@@ -154,16 +184,23 @@ impl Messenger {
         message: &[u8],
         deadline: CallDeadline,
     ) -> Result<()> {
+        let refused = |this: &mut Self, agent: &mut Agent, ranks: &mut Ranks, error: Error| {
+            this.fail(agent, ranks, Failure::Refused(ranks.own()), deadline);
+            Err(error)
+        };
         if message.len() > MAX_MESSAGE {
-            let detail = format!("{} bytes, {MAX_MESSAGE} is the maximum", message.len());
-            return Err(Error::new(deadline.operation, ErrorKind::InvalidArgument, detail));
+            return refused(self, agent, ranks, too_long(deadline.operation, message.len()));
         }
-        let peer = match ranks.connect(agent, to, deadline.left()) {
+        let peer = match ranks.connect(agent, to, deadline.left_before_report()) {
             Ok(peer) => peer,
-            Err(error) if error.kind() == ErrorKind::RankFailed => {
-                return Err(self.fail(agent, ranks, Failure::Ended(to), deadline));
+            Err(error) => {
+                let failure = match error.kind() {
+                    ErrorKind::RankFailed => Failure::Ended(to),
+                    ErrorKind::DeadlineExceeded => Failure::Missing(to),
+                    _ => return refused(self, agent, ranks, error),
+                };
+                return Err(self.fail(agent, ranks, failure, deadline));
             }
-            Err(error) => return Err(error),
         };
         for notice in fragments(id, message) {
             self.complete_notices(agent, ranks, MAX_IN_FLIGHT - 1, deadline)?;
@@ -172,7 +209,10 @@ impl Messenger {
                 Err(error) if error.kind() == transfer::ErrorKind::Closed => {
                     return Err(self.fail(agent, ranks, Failure::Ended(to), deadline));
                 }
-                Err(error) => return Err(of_agent(deadline.operation, to, error)),
+                Err(error) => {
+                    let error = of_agent(deadline.operation, to, error);
+                    return refused(self, agent, ranks, error);
+                }
             }
         }
         Ok(())
@@ -188,22 +228,28 @@ impl Messenger {
         deadline: CallDeadline,
     ) -> Result<()> {
         loop {
-            let mut ended = None;
+            let mut failure = None;
             self.in_flight.retain(|(token, to)| match agent.test(*token) {
                 None => true,
                 Some(Ok(_)) => false,
-                Some(Err(_)) => {
-                    ended = Some(*to);
+                Some(Err(error)) => {
+                    tracing::debug!(rank = to, %error, "sending to a rank failed");
+                    failure = Some(match error.kind() {
+                        transfer::ErrorKind::Closed | transfer::ErrorKind::Stale => {
+                            Failure::Ended(*to)
+                        }
+                        _ => Failure::Unreachable(*to),
+                    });
                     false
                 }
             });
-            if let Some(rank) = ended {
-                return Err(self.fail(agent, ranks, Failure::Ended(rank), deadline));
+            if let Some(failure) = failure {
+                return Err(self.fail(agent, ranks, failure, deadline));
             }
             if self.in_flight.len() <= most {
                 return Ok(());
             }
-            if deadline.left().is_zero() {
+            if deadline.left_before_report().is_zero() {
                 let rank = self.in_flight[0].1;
                 return Err(self.fail(agent, ranks, Failure::Missing(rank), deadline));
             }
@@ -223,10 +269,12 @@ impl Messenger {
         id: MessageId,
         deadline: CallDeadline,
     ) -> Result<Vec<u8>> {
-        let report_time = REPORT_TIME.min(deadline.timeout / 4);
         loop {
             if let Some(message) = self.mailbox.take(source.rank, id) {
                 return Ok(message);
+            }
+            if self.mailbox.has_contradiction(source.rank, id) {
+                return Err(self.fail(agent, ranks, Failure::Malformed(source.rank), deadline));
             }
             let failure = match self.reported_failure() {
                 Some(failure) => Some(failure),
@@ -238,7 +286,7 @@ impl Messenger {
             }
             // Only the rank that waits for a first message knows that its sender is missing.
             let left = match source.sends_at_once {
-                true => deadline.left().saturating_sub(report_time),
+                true => deadline.left_before_report(),
                 false => deadline.left(),
             };
             if left.is_zero() {
@@ -284,19 +332,30 @@ impl Messenger {
         deadline: CallDeadline,
     ) -> Error {
         if self.failure.replace(failure).is_none() {
-            for rank in partners(ranks.own(), ranks.size()) {
-                if failure == Failure::Ended(rank) {
-                    continue;
-                }
-                let Ok(peer) = ranks.connect(agent, rank, REPORT_TIMEOUT) else { continue };
-                for notice in fragments(MessageId::abort(self.sequence), &failure.encode()) {
-                    if let Ok(token) = agent.notify(peer, notice) {
-                        let _ = agent.wait(token, REPORT_TIMEOUT);
-                    }
-                }
-            }
+            self.report(agent, ranks, failure);
         }
         failure.error(deadline.operation, deadline.timeout)
+    }
+
+    fn report(&self, agent: &mut Agent, ranks: &mut Ranks, failure: Failure) {
+        let end = Instant::now() + REPORT_TIMEOUT;
+        let left = || end.saturating_duration_since(Instant::now());
+        let mut partners = partners(ranks.own(), ranks.size());
+        partners.retain(|rank| failure != Failure::Ended(*rank));
+        // A connection to a rank that does not answer must not delay the others.
+        partners.sort_by_key(|rank| !ranks.is_connected(*rank));
+        let mut tokens = Vec::new();
+        for rank in partners {
+            let Ok(peer) = ranks.connect(agent, rank, left() / 2) else { continue };
+            for notice in fragments(MessageId::abort(self.sequence), &failure.encode()) {
+                tokens.extend(agent.notify(peer, notice));
+            }
+        }
+        for token in tokens {
+            if agent.wait(token, left()).is_err() {
+                agent.forget(token);
+            }
+        }
     }
 
     /// Sends a message to one rank, outside of collectives.
@@ -315,6 +374,11 @@ impl Messenger {
             sent.map_err(|error| of_agent(deadline.operation, to, error))?;
         }
         Ok(())
+    }
+
+    /// Has another message of a rank, outside of collectives, arrived?
+    pub(crate) fn has_direct(&self, from: u32) -> bool {
+        self.mailbox.has_direct(from)
     }
 
     /// Waits for the next message of one rank, outside of collectives.
@@ -342,16 +406,27 @@ impl Messenger {
     }
 }
 
+pub(crate) fn too_long(operation: &'static str, length: usize) -> Error {
+    let detail = format!("{length} bytes are more than {MAX_BYTES}, the maximum");
+    Error::new(operation, ErrorKind::InvalidArgument, detail)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn failures_are_reported_to_other_ranks() {
-        for failure in [Failure::Missing(0), Failure::Ended(u32::MAX), Failure::Malformed(3)] {
+        for failure in [
+            Failure::Missing(0),
+            Failure::Ended(u32::MAX),
+            Failure::Malformed(3),
+            Failure::Refused(4),
+            Failure::Unreachable(5),
+        ] {
             assert_eq!(Failure::decode(&failure.encode()), Some(failure));
         }
-        for bytes in [&[][..], &[0, 1, 2, 3], &[3, 0, 0, 0, 0], &[0; 6]] {
+        for bytes in [&[][..], &[0, 1, 2, 3], &[5, 0, 0, 0, 0], &[0; 6]] {
             assert_eq!(Failure::decode(bytes), None);
         }
     }

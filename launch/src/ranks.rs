@@ -1,6 +1,6 @@
 //! The ranks of a group, and this rank's connections to them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Result};
@@ -41,18 +41,20 @@ impl Ranks {
 
     /// The ranks of this machine that share its directory, ascending.
     pub(crate) fn local(&self) -> Vec<u32> {
-        self.on_site_of(self.own)
+        let site = self.members[self.own as usize].site();
+        let ranks = self.members.iter().zip(0..);
+        ranks.filter(|(member, _)| member.site() == site).map(|(_, rank)| rank).collect()
     }
 
-    fn on_site_of(&self, rank: u32) -> Vec<u32> {
-        let one = &self.members[rank as usize];
-        let ranks = self.members.iter().zip(0..);
-        ranks.filter(|(member, _)| member.is_on_site_of(one)).map(|(_, rank)| rank).collect()
+    /// Machines, counted as directories that ranks share.
+    pub(crate) fn machines(&self) -> u32 {
+        self.members.iter().map(Member::site).collect::<HashSet<_>>().len() as u32
     }
 
     /// Is a rank the first one of its machine?
     pub(crate) fn is_first_of_machine(&self, rank: u32) -> bool {
-        self.on_site_of(rank).first() == Some(&rank)
+        let site = self.members[rank as usize].site();
+        !self.members[..rank as usize].iter().any(|member| member.site() == site)
     }
 
     /// Do this rank and another one have the same loopback interface?
@@ -70,6 +72,10 @@ impl Ranks {
             return Ok(());
         };
         Err(Error::new(operation, ErrorKind::InvalidArgument, detail).of_ranks([rank]))
+    }
+
+    pub(crate) fn is_connected(&self, rank: u32) -> bool {
+        self.peers[rank as usize].is_some()
     }
 
     /// Connects to a rank, once.

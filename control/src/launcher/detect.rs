@@ -86,7 +86,8 @@ pub fn detect(environment: &Environment) -> Result<Launcher> {
     if let Some(name) = environment.text(VARIABLE) {
         return forced(name, environment);
     }
-    let found = [sets::pmix(environment)?, sets::pmi(environment)?, sets::torchrun(environment)?];
+    // The innermost first: torchrun's processes do not get the descriptors of PMI.
+    let found = [sets::torchrun(environment)?, sets::pmix(environment)?, sets::pmi(environment)?];
     let (mut complete, mut unusable) = (Vec::<Set>::new(), None);
     for found in found {
         match found {

@@ -13,10 +13,10 @@ use std::time::Duration;
 use control::launcher::{Error, ErrorKind, Exchange, LocalRank, Result};
 use transfer::{Agent, PeerId};
 
-use crate::address;
 use crate::collective::{AllGather, Barrier, Broadcast, Collective};
 use crate::job_directory::JobDirectory;
-use crate::messenger::{CallDeadline, Messenger};
+use crate::mailbox::MAX_BYTES;
+use crate::messenger::{CallDeadline, Messenger, too_long};
 use crate::options::GroupOptions;
 use crate::ranks::Ranks;
 
@@ -98,6 +98,13 @@ impl Group {
         self.ranks.local()
     }
 
+    /// The number of machines with ranks of the group: ranks that share a directory count as one
+    /// machine.
+    #[must_use]
+    pub fn machines(&self) -> u32 {
+        self.ranks.machines()
+    }
+
     /// The launcher or its protocol: `PMI-1`, `PMIx`.
     #[must_use]
     pub fn launcher(&self) -> &str {
@@ -111,6 +118,7 @@ impl Group {
     }
 
     /// Connects this rank's agent to that of another rank, once, by the best path that both have.
+    /// The connection belongs to the group: it must not be disconnected.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for this rank itself, or a rank that does not
@@ -133,14 +141,14 @@ impl Group {
     /// [`RankFailed`](ErrorKind::RankFailed), with the rank that is missing or has ended.
     pub fn barrier(&mut self, timeout: Duration) -> Result<()> {
         let mut barrier = Barrier::new(self.rank(), self.size());
-        self.run(&mut barrier, "barrier of ranks", timeout)
+        self.run(&mut barrier, 0, "barrier of ranks", timeout)
     }
 
     /// The bytes of the rank `root` for all ranks. Bytes of other ranks are ignored.
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier); [`InvalidArgument`](ErrorKind::InvalidArgument) for more than
-    /// 16 MiB, or if there is no such rank.
+    /// As [`barrier`](Self::barrier); [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no
+    /// such rank, or for more than 16 MiB: then the other ranks fail too, and name this one.
     pub fn broadcast(&mut self, root: u32, bytes: &[u8], timeout: Duration) -> Result<Vec<u8>> {
         let operation = "broadcast to ranks";
         if root >= self.size() {
@@ -148,35 +156,49 @@ impl Group {
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         let own = (root == self.rank()).then(|| bytes.to_vec());
+        let length = own.as_ref().map_or(0, Vec::len);
         let mut broadcast = Broadcast::new(self.rank(), self.size(), root, own);
-        self.run(&mut broadcast, operation, timeout)?;
+        self.run(&mut broadcast, length, operation, timeout)?;
         Ok(broadcast.into_bytes())
     }
 
     /// The bytes of all ranks for all, in the order of the ranks.
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier); [`InvalidArgument`](ErrorKind::InvalidArgument) if all bytes
-    /// together exceed 16 MiB.
+    /// As [`barrier`](Self::barrier); [`InvalidArgument`](ErrorKind::InvalidArgument) if the bytes of
+    /// a rank, or of all together, exceed 16 MiB: then the other ranks fail too.
     pub fn all_gather(&mut self, own: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let operation = "all-gather of ranks";
         let mut gather = AllGather::new(self.rank(), self.size(), own.to_vec());
-        self.run(&mut gather, "all-gather of ranks", timeout)?;
-        Ok(gather.into_bytes())
+        self.run(&mut gather, own.len(), operation, timeout)?;
+        match gather.total() {
+            total if total > MAX_BYTES => Err(too_long(operation, total)),
+            _ => Ok(gather.into_bytes()),
+        }
     }
 
     fn run(
         &mut self,
         collective: &mut impl Collective,
+        own_bytes: usize,
         operation: &'static str,
         timeout: Duration,
     ) -> Result<()> {
         let deadline = CallDeadline::new(operation, timeout);
-        self.messenger.run(&mut self.agent, &mut self.ranks, collective, deadline)
+        self.messenger.run(&mut self.agent, &mut self.ranks, collective, own_bytes, deadline)
     }
 
     /// The address of this machine for rings and topics.
-    fn own_address(&self) -> Result<IpAddr> {
-        self.options.source_address().map_or_else(address::own, Ok)
+    fn own_address(&self, operation: &'static str) -> Result<IpAddr> {
+        if let Some(address) = self.options.source_address() {
+            return Ok(address);
+        }
+        let addresses = fabric::local_addresses()
+            .map_err(|error| Error::caused_by(operation, ErrorKind::Failed, error))?;
+        addresses.first().copied().ok_or_else(|| {
+            let detail = "the machine has no address beyond loopback. Set GroupOptions::source";
+            Error::new(operation, ErrorKind::Unavailable, detail)
+        })
     }
 
     /// Ends the group after all ranks have called it: completes the operations of its agent, and
@@ -187,7 +209,8 @@ impl Group {
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         let deadline = CallDeadline::new("close group", timeout);
         let mut barrier = Barrier::new(self.rank(), self.size());
-        let all_came = self.messenger.run(&mut self.agent, &mut self.ranks, &mut barrier, deadline);
+        let all_came =
+            self.messenger.run(&mut self.agent, &mut self.ranks, &mut barrier, 0, deadline);
         let closed = self.agent.close(deadline.left());
         all_came?;
         closed.map_err(|error| Error::caused_by("close group", ErrorKind::Failed, error))

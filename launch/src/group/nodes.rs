@@ -1,7 +1,8 @@
 //! Topics among the ranks of a job: one node for each machine.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control::launcher::{Error, ErrorKind, Result};
 use pubsub::{NetworkOptions, Node, NodeOptions, Row};
@@ -17,8 +18,13 @@ impl Group {
     /// do not see them. Nodes of different machines are connected, and messages that a machine's
     /// ranks subscribe to travel there once. All ranks call it once.
     ///
-    /// The group sets directory, addresses and peers of the options; the rest, such as budgets, is
-    /// used. The first rank of each machine serves the node while it runs, then another one does.
+    /// The group sets the directory and, between machines, addresses, peers and providers; the rest of
+    /// the options is used. The first rank of each machine serves the node while it runs, then
+    /// another one does. Drop the node before the group, which removes its directory.
+    ///
+    /// When it returns, the nodes of all machines are connected. Subscribers become known to other
+    /// machines shortly after they were created: a publisher that must not miss one
+    /// [waits for them](pubsub::Publisher::wait_for_subscribers).
     ///
     /// ```
     /// use std::time::Duration;
@@ -29,11 +35,18 @@ impl Group {
     /// let node = group.node(NodeOptions::default(), timeout)?;
     /// let topic = node.topic("field", &TopicSettings::default())?;
     /// let mut subscriber = topic.subscriber()?;
-    /// group.barrier(timeout)?; // all subscribe before the first message
     /// if group.rank() == 0 {
-    ///     topic.publisher()?.push(b"step 1", timeout)?;
+    ///     let publisher = topic.publisher()?;
+    ///     // Those of this machine, and one for each other machine with any.
+    ///     let subscribers = group.local().size + group.machines() - 1;
+    ///     publisher.wait_for_subscribers(subscribers, timeout)?;
+    ///     publisher.push(b"step 1", timeout)?;
+    ///     publisher.flush(timeout)?;
     /// }
     /// assert_eq!(subscriber.pull(timeout)?.to_vec()?, b"step 1");
+    /// group.barrier(timeout)?; // all have it before one ends
+    /// drop((subscriber, topic, node));
+    /// group.close(timeout)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -46,13 +59,16 @@ impl Group {
         let mut options = NodeOptions { directory: directory.path().to_owned(), ..options };
         self.node_directory = Some(directory);
         let is_first = self.ranks.is_first_of_machine(self.rank());
-        let has_others = self.ranks.local().len() < self.size() as usize;
+        let others = self.machines() - 1;
+        let network = options.network.take();
+        // A service that does not answer fails this rank before the others give it up.
+        options.service_timeout = options.service_timeout.min(timeout / 2);
         let mut node = None;
         // The node of rank 0 is known to the others by its address.
         let mut rendezvous = None;
-        if has_others {
+        if others > 0 {
             let joined = match self.rank() {
-                0 => self.network(None).and_then(|network| {
+                0 => self.network(network.clone(), None).and_then(|network| {
                     options.network = Some(network);
                     join_and_listen(&options)
                 }),
@@ -73,9 +89,18 @@ impl Group {
         // The first rank of each machine serves it; the others join afterwards.
         for is_turn in [is_first, !is_first] {
             let joined = match (is_turn, node.take()) {
-                (_, Some(node)) => Ok(Some(node)),
-                (false, None) => Ok(None),
-                (true, None) => self.join_node(&mut options, rendezvous.clone()).map(Some),
+                (true, None) => {
+                    let network = match rendezvous.clone() {
+                        Some(address) => self.network(network.clone(), Some(address)).map(Some),
+                        None => Ok(network.clone()),
+                    };
+                    network
+                        .and_then(|network| join(&NodeOptions { network, ..options.clone() }))
+                        .map(Some)
+                }
+                // All nodes have been joined, and become connected.
+                (false, Some(node)) => wait_for_nodes(&node, others, deadline).map(|()| Some(node)),
+                (_, node) => Ok(node),
             };
             let text = joined.as_ref().err().map_or(String::new(), ToString::to_string);
             let texts = self.all_gather(text.as_bytes(), deadline.left())?;
@@ -87,36 +112,73 @@ impl Group {
         node.ok_or_else(|| Error::new(JOIN, ErrorKind::Failed, "this rank did not join"))
     }
 
-    fn join_node(&self, options: &mut NodeOptions, rendezvous: Option<String>) -> Result<Node> {
-        if rendezvous.is_some() {
-            options.network = Some(self.network(rendezvous)?);
-        }
-        Node::join(options.clone())
-            .map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))
-    }
-
-    fn network(&self, rendezvous: Option<String>) -> Result<NetworkOptions> {
+    fn network(
+        &self,
+        options: Option<NetworkOptions>,
+        rendezvous: Option<String>,
+    ) -> Result<NetworkOptions> {
         if !self.options.is_insecure() {
             let detail = "nodes of several machines are not authenticated or encrypted yet. To allow \
                           this: GroupOptions::insecure";
             return Err(Error::new(JOIN, ErrorKind::InvalidArgument, detail));
         }
-        let address = self.own_address()?;
+        let address = self.own_address(JOIN)?;
+        let options = options.unwrap_or_default();
+        let providers = self.options.provider_policy().to_string();
         Ok(NetworkOptions {
             listen: Some(SocketAddr::new(address, 0)),
             rendezvous,
             insecure: true,
             name: format!("rank {}", self.rank()),
-            ..NetworkOptions::default()
+            provider: options.provider.or(Some(providers).filter(|text| !text.is_empty())),
+            ..options
         })
+    }
+}
+
+fn join(options: &NodeOptions) -> Result<Node> {
+    Node::join(options.clone()).map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))
+}
+
+/// Waits until a node is connected to this many others.
+fn wait_for_nodes(node: &Node, others: u32, deadline: CallDeadline) -> Result<()> {
+    const INTERVAL: Duration = Duration::from_millis(10);
+    // The other ranks learn of a failure before their deadline.
+    let end = deadline.left() / 2;
+    let start = Instant::now();
+    loop {
+        let rows =
+            node.report().map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
+        let peers = rows.iter().filter_map(|row| match row {
+            Row::Peer { node, is_connected: true, .. } => Some(node),
+            _ => None,
+        });
+        let connected = peers.collect::<HashSet<_>>().len();
+        if connected >= others as usize {
+            return Ok(());
+        }
+        if start.elapsed() >= end {
+            let detail = rows.iter().find_map(|row| match row {
+                Row::Peer { address, detail, is_connected: false, .. } => {
+                    Some(format!(": {address}: {detail}"))
+                }
+                _ => None,
+            });
+            let detail = format!(
+                "{connected} of {others} nodes of other machines are connected after {:?}{}",
+                start.elapsed(),
+                detail.unwrap_or_default()
+            );
+            return Err(Error::new(JOIN, ErrorKind::DeadlineExceeded, detail));
+        }
+        ipc::sleep_interruptible(INTERVAL);
     }
 }
 
 /// Joins a node, and returns the address at which it listens.
 fn join_and_listen(options: &NodeOptions) -> Result<(Option<Node>, String)> {
-    let failed = |error| Error::caused_by(JOIN, ErrorKind::Failed, error);
-    let node = Node::join(options.clone()).map_err(failed)?;
-    let rows = node.report().map_err(failed)?;
+    let node = join(options)?;
+    let rows = node.report().map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
     let Some(Row::Node { listens: Some(address), .. }) = rows.first() else {
         let detail = "the node of rank 0 does not listen for others";
         return Err(Error::new(JOIN, ErrorKind::Failed, detail));

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Result};
-use fabric::ring::{RingReader, RingSetup, RingWriter};
+use fabric::ring::{RingListener, RingReader, RingSetup, RingWriter};
 use serde::{Deserialize, Serialize};
 
 use super::Group;
@@ -13,11 +13,18 @@ use crate::messenger::CallDeadline;
 const READ: &str = "open ring from rank";
 const WRITE: &str = "open ring to rank";
 
-/// Where a rank listens for the writer of a ring.
+/// How long a reader that gives up tells the writer.
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// What the reader of a ring tells its writer.
 #[derive(Serialize, Deserialize)]
-struct RingAddress {
-    address: SocketAddr,
-    key: [u8; 16],
+enum RingMessage {
+    /// It listens here.
+    Offer { address: SocketAddr, key: [u8; 16] },
+    /// It has given up: its last offer is void.
+    Withdrawn,
+    /// It cannot listen, with the cause.
+    Refused(String),
 }
 
 impl Group {
@@ -55,26 +62,50 @@ impl Group {
     ) -> Result<RingReader> {
         let deadline = CallDeadline::new(READ, timeout);
         self.ranks.check(READ, rank)?;
-        let failed = |error| of_ring(READ, rank, error);
+        let (mut listener, key) = match self.listen(rank, setup) {
+            Ok(listens) => listens,
+            Err(error) => {
+                let _ = self.tell_writer(rank, &RingMessage::Refused(error.to_string()), deadline);
+                return Err(error);
+            }
+        };
+        let offer = RingMessage::Offer { address: listener.address(), key };
+        self.tell_writer(rank, &offer, deadline)?;
+        listener.accept(deadline.left()).map_err(|error| {
+            let deadline = CallDeadline::new(READ, WITHDRAWAL_TIMEOUT);
+            let _ = self.tell_writer(rank, &RingMessage::Withdrawn, deadline);
+            of_ring(READ, rank, error)
+        })
+    }
+
+    fn listen(&self, rank: u32, setup: &RingSetup) -> Result<(RingListener, [u8; 16])> {
         let key = random_key(READ)?;
         let address = match self.ranks.shares_loopback_with(rank) {
             true => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            false => self.own_address()?,
+            false => self.own_address(READ)?,
         };
         let setup = self.with_consent(setup).key(key);
-        let mut listener = setup.listen(SocketAddr::new(address, 0)).map_err(failed)?;
-        let ring = RingAddress { address: listener.address(), key };
-        let bytes = postcard::to_allocvec(&ring)
+        let listener = setup.listen(SocketAddr::new(address, 0));
+        Ok((listener.map_err(|error| of_ring(READ, rank, error))?, key))
+    }
+
+    fn tell_writer(
+        &mut self,
+        rank: u32,
+        message: &RingMessage,
+        deadline: CallDeadline,
+    ) -> Result<()> {
+        let bytes = postcard::to_allocvec(message)
             .map_err(|error| Error::caused_by(READ, ErrorKind::Failed, error))?;
-        self.messenger.send_direct(&mut self.agent, &mut self.ranks, rank, &bytes, deadline)?;
-        listener.accept(deadline.left()).map_err(failed)
+        self.messenger.send_direct(&mut self.agent, &mut self.ranks, rank, &bytes, deadline)
     }
 
     /// Opens a ring that this rank writes and another one reads; that rank calls
     /// [`ring_from`](Self::ring_from) meanwhile.
     ///
     /// # Errors
-    /// As [`ring_from`](Self::ring_from) and [`RingSetup::connect`].
+    /// As [`ring_from`](Self::ring_from) and [`RingSetup::connect`]; the reader's error, if it cannot
+    /// listen.
     pub fn ring_to(
         &mut self,
         rank: u32,
@@ -83,12 +114,33 @@ impl Group {
     ) -> Result<RingWriter> {
         let deadline = CallDeadline::new(WRITE, timeout);
         self.ranks.check(WRITE, rank)?;
-        let bytes = self.messenger.receive_direct(&mut self.agent, &self.ranks, rank, deadline)?;
-        let RingAddress { address, key } = postcard::from_bytes(&bytes).map_err(|error| {
-            Error::caused_by(WRITE, ErrorKind::Malformed, error).of_ranks([rank])
-        })?;
+        let (address, key) = self.receive_offer(rank, deadline)?;
         let setup = self.with_consent(setup).key(key);
         setup.connect(address, deadline.left()).map_err(|error| of_ring(WRITE, rank, error))
+    }
+
+    /// The offer of the reader that waits now. Those that it has given up come before.
+    fn receive_offer(
+        &mut self,
+        rank: u32,
+        deadline: CallDeadline,
+    ) -> Result<(SocketAddr, [u8; 16])> {
+        loop {
+            let bytes =
+                self.messenger.receive_direct(&mut self.agent, &self.ranks, rank, deadline)?;
+            let message = postcard::from_bytes(&bytes).map_err(|error| {
+                Error::caused_by(WRITE, ErrorKind::Malformed, error).of_ranks([rank])
+            })?;
+            match message {
+                RingMessage::Withdrawn => {}
+                RingMessage::Offer { .. } if self.messenger.has_direct(rank) => {}
+                RingMessage::Offer { address, key } => return Ok((address, key)),
+                RingMessage::Refused(text) => {
+                    let detail = format!("rank {rank}: {text}");
+                    return Err(Error::new(WRITE, ErrorKind::RankFailed, detail).of_ranks([rank]));
+                }
+            }
+        }
     }
 
     fn with_consent(&self, setup: &RingSetup) -> RingSetup {

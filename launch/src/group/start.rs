@@ -1,6 +1,7 @@
 //! Starting a group.
 
 use std::fs::DirBuilder;
+use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
@@ -8,17 +9,18 @@ use std::time::Duration;
 use control::launcher::{
     self, Contribution, Environment, Error, ErrorKind, Exchange, LocalRank, Result,
 };
-use fabric::{EndpointKind, Locality, Query, Requirements};
+use fabric::{EndpointKind, Locality, Offer, Query, Requirements};
 use transfer::Agent;
 
 use super::Group;
-use crate::address;
 use crate::member::{Member, announce};
 use crate::messenger::Messenger;
 use crate::options::GroupOptions;
 use crate::ranks::Ranks;
 
 const START: &str = "start group";
+/// Interfaces whose providers are compared: each query takes time.
+const MAX_INTERFACES: usize = 8;
 
 impl Group {
     /// Starts a group of the ranks that a launcher started, with the options
@@ -28,7 +30,10 @@ impl Group {
     /// # Errors
     /// As [`start_with`](Self::start_with).
     pub fn start() -> Result<Self> {
-        Self::start_with(GroupOptions::from_environment()?)
+        // A rank with a wrong variable tells the others.
+        let options = GroupOptions::from_environment();
+        let timeout = GroupOptions::new().start_timeout();
+        Self::start_by_launcher(options, timeout)
     }
 
     /// Starts a group of the ranks that a launcher started.
@@ -40,8 +45,13 @@ impl Group {
     /// [`RankFailed`](ErrorKind::RankFailed) with the ranks that could not start, on all ranks;
     /// [`VersionMismatch`](ErrorKind::VersionMismatch).
     pub fn start_with(options: GroupOptions) -> Result<Self> {
-        let deadline = ipc::deadline(options.start_timeout());
-        let exchange = launcher::start(&Environment::of_this_process(), options.start_timeout())?;
+        let timeout = options.start_timeout();
+        Self::start_by_launcher(Ok(options), timeout)
+    }
+
+    fn start_by_launcher(options: Result<GroupOptions>, timeout: Duration) -> Result<Self> {
+        let deadline = ipc::deadline(timeout);
+        let exchange = launcher::start(&Environment::of_this_process(), timeout)?;
         let left = deadline.saturating_duration_since(std::time::Instant::now());
         Self::start_within(exchange, options, left)
     }
@@ -59,25 +69,25 @@ impl Group {
     /// As [`start_with`](Self::start_with), and errors of the exchange.
     pub fn start_over(exchange: impl Exchange + 'static, options: GroupOptions) -> Result<Self> {
         let timeout = options.start_timeout();
-        Self::start_within(Box::new(exchange), options, timeout)
+        Self::start_within(Box::new(exchange), Ok(options), timeout)
     }
 
     fn start_within(
         mut exchange: Box<dyn Exchange>,
-        options: GroupOptions,
+        options: Result<GroupOptions>,
         timeout: Duration,
     ) -> Result<Self> {
         let (rank, size) = (exchange.rank(), exchange.size());
         let is_one_machine = exchange.local().is_some_and(|local| local.size == size);
         // A rank that cannot start tells the others why: otherwise they would wait for it.
-        let prepared = prepare(rank, is_one_machine, &options);
+        let prepared = options.and_then(|options| prepare(rank, is_one_machine, options));
         let failure = prepared.as_ref().err().map(ToString::to_string);
         let own = match (&prepared, &failure) {
-            (Ok((_, announcement)), _) => Contribution::Bytes(announcement),
+            (Ok((.., announcement)), _) => Contribution::Bytes(announcement),
             (_, failure) => Contribution::Failed(failure.as_deref().unwrap_or_default()),
         };
         let gathered = launcher::gather(&mut *exchange, own, timeout);
-        let (agent, _) = prepared?;
+        let (options, agent, _) = prepared?;
         let read = |(bytes, rank): (&Vec<u8>, u32)| Member::read(rank, bytes);
         let members = gathered?.iter().zip(0..).map(read).collect::<Result<Vec<_>>>()?;
         let ranks = Ranks::new(rank, members);
@@ -90,30 +100,59 @@ impl Group {
     }
 }
 
-/// What a rank does before it meets the others.
-fn prepare(rank: u32, is_one_machine: bool, options: &GroupOptions) -> Result<(Agent, Vec<u8>)> {
+/// What a rank does before it meets the others. The options get the address that it chose.
+fn prepare(
+    rank: u32,
+    is_one_machine: bool,
+    mut options: GroupOptions,
+) -> Result<(GroupOptions, Agent, Vec<u8>)> {
     create(options.directory_path())?;
     let mut agent = options.agent_options(rank);
     if options.uses_fabric(is_one_machine) {
-        let failed = |cause| Error::caused_by(START, ErrorKind::Unavailable, cause);
-        let mut query = Query::new(EndpointKind::Rdm);
-        if let Ok(source) = options.source_address().map_or_else(address::own, Ok) {
-            query = query.interface(source);
-        }
-        let locality = match is_one_machine {
-            true => Locality::SameMachine,
-            false => Locality::OtherMachines,
-        };
-        let need = Requirements { immediate_bytes: 0, ..Requirements::ring(locality) };
-        let (offer, choice) =
-            fabric::choose(&query, &need, options.provider_policy()).map_err(failed)?;
-        tracing::debug!(%choice, "provider of the group");
+        let (offer, address) = choose(is_one_machine, &options)
+            .map_err(|cause| Error::caused_by(START, ErrorKind::Unavailable, cause))?;
         agent = agent.fabric(&offer);
+        if let Some(address) = address {
+            options = options.source(address);
+        }
     }
     let agent =
         Agent::start(agent).map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;
     let announcement = announce(&agent.card(), options.directory_path())?;
-    Ok((agent, announcement))
+    Ok((options, agent, announcement))
+}
+
+/// The best offer of all interfaces, or of the one that the options name; and the address of its
+/// interface.
+fn choose(is_one_machine: bool, options: &GroupOptions) -> fabric::Result<(Offer, Option<IpAddr>)> {
+    let locality = match is_one_machine {
+        true => Locality::SameMachine,
+        false => Locality::OtherMachines,
+    };
+    let need = Requirements { immediate_bytes: 0, ..Requirements::ring(locality) };
+    let choose_at = |address: Option<IpAddr>| {
+        let query = Query::new(EndpointKind::Rdm);
+        let query = address.map_or(query.clone(), |address| query.interface(address));
+        let (offer, choice) = fabric::choose(&query, &need, options.provider_policy())?;
+        tracing::debug!(?address, %choice, "providers of an interface");
+        Ok((choice.taken().map_or(0, |taken| taken.score), offer, address))
+    };
+    let addresses = match options.source_address() {
+        Some(address) => vec![address],
+        None => fabric::local_addresses()?,
+    };
+    let mut addresses = addresses.into_iter().take(MAX_INTERFACES);
+    let mut best: fabric::Result<_> = choose_at(addresses.next());
+    for address in addresses {
+        let other = choose_at(Some(address));
+        // The first interface among equal ones.
+        if let Ok((score, ..)) = &other
+            && best.as_ref().map_or(true, |(best, ..)| score > best)
+        {
+            best = other;
+        }
+    }
+    best.map(|(_, offer, address)| (offer, address))
 }
 
 fn create(directory: &Path) -> Result<()> {

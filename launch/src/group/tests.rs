@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric::ring::RingSetup;
+use pubsub::{NodeOptions, TopicSettings};
 use transfer::path::{Path, Policy};
 use transfer::{AgentOptions, Event, HostBuffer, Notice, Rights};
 
@@ -149,12 +150,71 @@ fn large_messages_are_gathered() {
         for (rank, bytes) in all.iter().enumerate() {
             assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at * 7 + rank) as u8));
         }
-        let too_long = vec![0; 17 << 20];
-        if group.rank() == 0 {
-            let error = group.broadcast(0, &too_long, TIMEOUT).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        }
     });
+}
+
+#[test]
+fn too_many_bytes_of_one_rank_fail_all_at_once() {
+    let errors = run(4, |mut group| {
+        group.barrier(TIMEOUT).unwrap();
+        let own = vec![0; if group.rank() == 2 { (16 << 20) + 1 } else { 1 }];
+        let before = Instant::now();
+        let error = group.all_gather(&own, TIMEOUT).unwrap_err();
+        assert!(before.elapsed() < TIMEOUT / 4, "{:?}", before.elapsed());
+        thread::sleep(SHORT / 2);
+        error.to_string()
+    });
+    let own = "all-gather of ranks failed: invalid argument: 16777217 bytes are more than 16777216, the \
+               maximum";
+    let other = "all-gather of ranks failed: rank failed: rank 2 cannot take part. Its error has the \
+                 cause";
+    assert_eq!(errors, [other, other, own, other]);
+}
+
+#[test]
+fn too_many_bytes_together_fail_all() {
+    let errors = run(2, |mut group| group.all_gather(&vec![0; 9 << 20], TIMEOUT).unwrap_err());
+    assert!(errors.iter().all(|error| error.kind() == ErrorKind::InvalidArgument), "{errors:?}");
+}
+
+#[test]
+fn different_collectives_fail_at_once() {
+    let errors = run(2, |mut group| {
+        let error = match group.rank() {
+            0 => group.barrier(TIMEOUT).unwrap_err(),
+            _ => group.all_gather(b"", TIMEOUT).unwrap_err(),
+        };
+        thread::sleep(SHORT / 2);
+        error
+    });
+    assert!(errors.iter().all(|error| error.kind() == ErrorKind::Malformed), "{errors:?}");
+    let text = "sent a message of another collective. Check that all ranks call the same ones in the \
+                same order";
+    assert!(errors[0].to_string().ends_with(text), "{}", errors[0]);
+}
+
+/// The root is blocked by one of its receivers: that one is named, and not the root.
+#[test]
+fn rank_that_does_not_receive_a_broadcast_is_named() {
+    let remote =
+        |_, options: GroupOptions| options.force_remote().source(Ipv4Addr::LOCALHOST.into());
+    let errors = run_with(4, remote, |mut group| {
+        group.barrier(TIMEOUT).unwrap();
+        if group.rank() == 1 {
+            thread::sleep(2 * SHORT);
+            return None;
+        }
+        let error = group.broadcast(0, &vec![7; 64 << 10], SHORT).unwrap_err();
+        thread::sleep(SHORT);
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!(
+            (error.kind(), error.ranks()),
+            (ErrorKind::DeadlineExceeded, &[1][..]),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -285,6 +345,63 @@ fn remote_ranks_put_by_a_fabric() {
     assert!(run_with(3, remote, put_around).iter().all(|path| *path == Path::FabricDirect));
 }
 
+/// A group's notices wait behind those of the program, which have a limited number of credits.
+#[test]
+fn collectives_pass_notices_that_the_program_has_not_taken() {
+    const NOTICES: u64 = 300;
+    let remote =
+        |_, options: GroupOptions| options.force_remote().source(Ipv4Addr::LOCALHOST.into());
+    run_with(2, remote, |mut group| {
+        let peer = group.peer(1 - group.rank(), TIMEOUT).unwrap();
+        let tokens: Vec<_> = (0..NOTICES)
+            .map(|tag| group.agent().notify(peer, Notice::new(tag, b"").unwrap()).unwrap())
+            .collect();
+        group.barrier(TIMEOUT).unwrap();
+        for token in tokens {
+            group.agent().wait(token, TIMEOUT).unwrap();
+        }
+        let mut next = 0;
+        while next < NOTICES {
+            if let Event::Notice { notice, .. } = group.agent().next_event(TIMEOUT).unwrap() {
+                assert_eq!(notice.tag, next);
+                next += 1;
+            }
+        }
+        group.close(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn nodes_of_several_machines_are_connected_when_the_group_has_joined_them() {
+    let directories = [(); 3].map(|()| TestDirectory::new());
+    let several = |rank: u32, options: GroupOptions| {
+        let directory = &directories[rank as usize % 3].0;
+        let options = options.directory(directory).insecure().fabric_use(FabricUse::Always);
+        options.source(Ipv4Addr::LOCALHOST.into())
+    };
+    run_with(4, several, |mut group| {
+        assert_eq!(group.machines(), 3);
+        let node = group.node(NodeOptions::default(), TIMEOUT).unwrap();
+        let topic = node.topic("field", &TopicSettings::default()).unwrap();
+        let mut subscriber = topic.subscriber().unwrap();
+        if group.rank() == 0 {
+            let publisher = topic.publisher().unwrap();
+            let subscribers = group.local().size + group.machines() - 1;
+            publisher.wait_for_subscribers(subscribers, TIMEOUT).unwrap();
+            publisher.push(b"step 1", TIMEOUT).unwrap();
+            publisher.flush(TIMEOUT).unwrap();
+        }
+        assert_eq!(subscriber.pull(TIMEOUT).unwrap().to_vec().unwrap(), b"step 1");
+        group.barrier(TIMEOUT).unwrap();
+        drop((subscriber, topic, node));
+        group.close(TIMEOUT).unwrap();
+    });
+    for directory in &directories {
+        let left: Vec<_> = std::fs::read_dir(&directory.0).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
 #[test]
 fn job_on_one_machine_opens_a_fabric_only_on_request() {
     let fabrics = |mut group: Group| group.agent().card().fabrics.len();
@@ -319,6 +436,38 @@ fn rings_connect_ranks_in_both_directions() {
         }
         writer.send(&[rank as u8; 1000], TIMEOUT).unwrap();
         assert_eq!(reader.receive(TIMEOUT).unwrap(), [last as u8; 1000]);
+        group.barrier(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn writer_gets_the_error_of_a_reader_that_cannot_listen() {
+    run(2, |mut group| {
+        let setup = RingSetup::new().policy("=none".parse().unwrap());
+        if group.rank() == 0 {
+            let error = group.ring_to(1, &setup, TIMEOUT).unwrap_err();
+            assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[1][..]), "{error}");
+            assert!(error.to_string().contains("rank 1: open ring from rank failed"), "{error}");
+        } else {
+            group.ring_from(0, &setup, TIMEOUT).unwrap_err();
+        }
+        group.barrier(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn reader_that_gave_up_may_try_again() {
+    run(2, |mut group| {
+        let setup = RingSetup::new();
+        if group.rank() == 1 {
+            group.ring_from(0, &setup, SHORT / 8).unwrap_err();
+            group.barrier(TIMEOUT).unwrap();
+            let mut reader = group.ring_from(0, &setup, TIMEOUT).unwrap();
+            assert_eq!(reader.receive(TIMEOUT).unwrap(), b"again");
+        } else {
+            group.barrier(TIMEOUT).unwrap();
+            group.ring_to(1, &setup, TIMEOUT).unwrap().send(b"again", TIMEOUT).unwrap();
+        }
         group.barrier(TIMEOUT).unwrap();
     });
 }

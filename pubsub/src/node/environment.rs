@@ -1,6 +1,7 @@
 //! Node options from environment variables.
 
 use std::env::VarError;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -164,8 +165,7 @@ impl NetworkOptions {
         variables.set("INSECURE", &mut network.insecure, parsed("true or false is expected"))?;
         variables.set("NODE_NAME", &mut network.name, text)?;
         variables.set("PROVIDER", &mut network.provider, optional(text))?;
-        let address = "an address, like 10.0.0.1, is expected";
-        variables.set("SOURCE", &mut network.source, optional(parsed(address)))?;
+        variables.set("SOURCE", &mut network.source, optional(local_address))?;
         variables.set("LANES", &mut network.lanes, count(Self::MAX_LANES))?;
         variables.set("WORKERS", &mut network.workers, count(Self::MAX_WORKERS))?;
         variables.set("LOST_AFTER", &mut network.lost_after, seconds)?;
@@ -220,6 +220,10 @@ fn parsed<T: FromStr>(expected: &str) -> impl Fn(&str) -> Read<T> {
 
 fn optional<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
     move |text| if text == NONE { Ok(None) } else { read(text).map(Some) }
+}
+
+fn local_address(text: &str) -> Read<IpAddr> {
+    fabric::local_address(text).map_err(|error| error.detail().unwrap_or_default().to_owned())
 }
 
 fn text(text: &str) -> Read<String> {
@@ -300,7 +304,7 @@ mod tests {
             ("INSECURE", "true"),
             ("NODE_NAME", "robot"),
             ("PROVIDER", "tcp"),
-            ("SOURCE", "127.0.0.1"),
+            ("SOURCE", "127.0.0.0/8"),
             ("LANES", "2"),
             ("WORKERS", "3"),
             ("LOST_AFTER", "7"),

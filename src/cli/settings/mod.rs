@@ -59,7 +59,7 @@ declare! {
         lanes: Option<Lanes> = None, "chosen by provider and number of processors", no_check;
         /// Threads that replicate messages to and from other nodes, each for its share of the topics; the first has the lanes, and with them all topics with messages of 1 MiB and more.
         workers: Option<Workers> = None, "one for each eight processors, four at most", no_check;
-        /// Local address to send from.
+        /// Local address to send from: itself, its subnet like 10.1.0.0/16, or its interface like ib0.
         source: Option<IpAddr> = None, "the address of the control connection", no_check;
         /// Time without a heartbeat after which a node is considered lost.
         lost_after: Duration = Duration::from_secs(5), "5", lost_after;

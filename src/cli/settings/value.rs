@@ -157,8 +157,9 @@ values! {
     Duration: "SECONDS", ValueForm::Seconds, seconds, |time: &Self| time.as_secs_f64().to_string();
     SocketAddr: "ADDRESS:PORT", ValueForm::Text,
         |text| parse(text, "an address with a port, like 10.0.0.1:7700, is expected"), Self::to_string;
-    IpAddr: "ADDRESS", ValueForm::Text,
-        |text| parse(text, "an address, like 10.0.0.1, is expected"), Self::to_string;
+    IpAddr: "ADDRESS|SUBNET|INTERFACE", ValueForm::Text,
+        |text| fabric::local_address(text)
+            .map_err(|error| error.detail().unwrap_or_default().to_owned()), Self::to_string;
     MemoryLocation: "PLACE", ValueForm::Text,
         |text: &str| text.parse().map_err(|error: pubsub::Error| error.detail().to_owned()), Self::to_string;
     Reliability: "reliable|drop-oldest|drop-newest", ValueForm::Text,

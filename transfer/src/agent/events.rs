@@ -66,6 +66,10 @@ pub(super) struct Events {
     first_reserved: Option<u64>,
     /// Notices with reserved tags, and departures of peers.
     reserved: VecDeque<(Event, Option<NoticeCredit>)>,
+    /// Entries of `queue` with a credit.
+    held_credits: usize,
+    /// Credits to be returned to peers.
+    freed_credits: Vec<NoticeCredit>,
     /// Initiators that joined and did not leave.
     initiators: Vec<Arc<LocalInitiator>>,
     /// The initiator of the last notice: the next one has its turn.
@@ -73,11 +77,11 @@ pub(super) struct Events {
     seen_changes: u64,
 }
 
-/// The rail and session whose credit a notice returns when it is taken.
+/// The rail and session that a notice holds a credit of.
 pub(super) type NoticeCredit = (usize, u64);
 
 /// Takes an event of one of the queues.
-pub(super) type TakeEvent = fn(&mut Events) -> Option<(Event, Option<NoticeCredit>)>;
+pub(super) type TakeEvent = fn(&mut Events) -> Option<Event>;
 
 impl Events {
     pub(super) fn new(first_reserved: Option<u64>) -> Self {
@@ -95,6 +99,7 @@ impl Events {
             }
             _ => {}
         }
+        self.held_credits += usize::from(credit.is_some());
         self.queue.push_back((event, credit));
     }
 
@@ -103,9 +108,11 @@ impl Events {
     }
 
     /// The next event without a reserved tag, if any.
-    pub(super) fn take(&mut self) -> Option<(Event, Option<NoticeCredit>)> {
+    pub(super) fn take(&mut self) -> Option<Event> {
         loop {
-            if let Some(event) = self.queue.pop_front() {
+            if let Some((event, credit)) = self.queue.pop_front() {
+                self.held_credits -= usize::from(credit.is_some());
+                self.freed_credits.extend(credit);
                 return Some(event);
             }
             let notice = self.take_local_notice()?;
@@ -114,14 +121,26 @@ impl Events {
     }
 
     /// The next notice with a reserved tag, or departure of a peer, if any.
-    pub(super) fn take_reserved(&mut self) -> Option<(Event, Option<NoticeCredit>)> {
+    ///
+    /// Notices without such a tag return their credit although they are not taken: all notices of a
+    /// peer share one queue there, and those with reserved tags may wait behind them.
+    pub(super) fn take_reserved(&mut self) -> Option<Event> {
         loop {
-            if let Some(event) = self.reserved.pop_front() {
+            if let Some((event, credit)) = self.reserved.pop_front() {
+                self.freed_credits.extend(credit);
                 return Some(event);
+            }
+            if std::mem::take(&mut self.held_credits) > 0 {
+                let held = self.queue.iter_mut().filter_map(|(_, credit)| credit.take());
+                self.freed_credits.extend(held);
             }
             let notice = self.take_local_notice()?;
             self.push(notice, None);
         }
+    }
+
+    pub(super) fn take_freed_credits(&mut self) -> Vec<NoticeCredit> {
+        std::mem::take(&mut self.freed_credits)
     }
 
     fn take_local_notice(&mut self) -> Option<Event> {

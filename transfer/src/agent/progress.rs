@@ -175,11 +175,11 @@ impl Agent {
     fn poll_events(&mut self, take: TakeEvent) -> Option<Event> {
         self.events.update(&self.local_target);
         self.poll_rails();
-        let (event, credit) = take(&mut self.events)?;
-        if let Some((rail, session)) = credit {
+        let event = take(&mut self.events);
+        for (rail, session) in self.events.take_freed_credits() {
             self.remote_transport.notice_taken(rail, session);
         }
-        Some(event)
+        event
     }
 
     /// Waits for an event, and makes progress meanwhile.
@@ -192,7 +192,7 @@ impl Agent {
 
     /// Waits for a notice with a [reserved](super::AgentOptions::reserve_tags_from) tag, or for the
     /// departure of a peer, which [`next_event`](Self::next_event) reports too. Makes progress
-    /// meanwhile; other events stay for `next_event`.
+    /// meanwhile; other events stay for `next_event`, and their senders are not held back.
     ///
     /// ```
     /// use std::time::Duration;

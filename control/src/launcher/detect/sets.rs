@@ -90,6 +90,12 @@ pub(super) fn pmi(environment: &Environment) -> Result<Found> {
         }
         check(("PMI_RANK", rank), ("PMI_SIZE", size))?;
         let shown = format!("PMI (PMI_RANK={rank}, PMI_SIZE={size})");
+        if size == 1 {
+            // Programs that a shell starts one after the other share the connection, which the first
+            // one finalizes; one rank needs none.
+            let launcher = Launcher::Single;
+            return Ok(Found::Complete(Set { launcher, name, shown, rank, size: Some(1) }));
+        }
         return complete(PmiServer::Descriptor(descriptor), shown, rank, Some(size));
     }
     let (port, id) = (environment.text("PMI_PORT"), environment.number("PMI_ID")?);

@@ -25,7 +25,8 @@ impl Connection {
     pub(super) fn inherited(number: i32) -> Result<Self, Failure> {
         let descriptor = Descriptor::of_stream(number).map_err(|what| {
             let remedy = "Start the rank directly by the launcher, without a program between \
-                          them that closes descriptors";
+                          them that closes descriptors, or choose another launcher by \
+                          FABRICAST_LAUNCHER";
             Failure::Environment(format!("PMI_FD={number}, but {what}. {remedy}"))
         })?;
         Ok(Self { descriptor, _own: None, unread: Vec::new() })
