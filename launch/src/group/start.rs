@@ -28,7 +28,7 @@ impl Group {
     /// # Errors
     /// As [`start_with`](Self::start_with).
     pub fn start() -> Result<Self> {
-        Self::start_with(GroupOptions::from_environment()?)
+        Self::start_by_launcher(GroupOptions::from_environment())
     }
 
     /// Starts a group of the ranks that a launcher started.
@@ -40,10 +40,16 @@ impl Group {
     /// [`RankFailed`](ErrorKind::RankFailed) with the ranks that could not start, on all ranks;
     /// [`VersionMismatch`](ErrorKind::VersionMismatch).
     pub fn start_with(options: GroupOptions) -> Result<Self> {
-        let deadline = ipc::deadline(options.start_timeout());
-        let exchange = launcher::start(&Environment::of_this_process(), options.start_timeout())?;
-        let left = deadline.saturating_duration_since(std::time::Instant::now());
-        Self::start_within(exchange, options, left)
+        Self::start_by_launcher(Ok(options))
+    }
+
+    /// Options that cannot be used are reported to the other ranks, too.
+    fn start_by_launcher(options: Result<GroupOptions>) -> Result<Self> {
+        let timeout =
+            options.as_ref().map_or(GroupOptions::DEFAULT_TIMEOUT, GroupOptions::start_timeout);
+        let exchange = launcher::start(&Environment::of_this_process(), timeout)?;
+        // A slow launcher does not shorten the wait for other ranks.
+        Self::start_within(exchange, options, timeout)
     }
 
     /// Starts a group by an exchange that the program has already, such as an MPI communicator.
@@ -59,25 +65,28 @@ impl Group {
     /// As [`start_with`](Self::start_with), and errors of the exchange.
     pub fn start_over(exchange: impl Exchange + 'static, options: GroupOptions) -> Result<Self> {
         let timeout = options.start_timeout();
-        Self::start_within(Box::new(exchange), options, timeout)
+        Self::start_within(Box::new(exchange), Ok(options), timeout)
     }
 
     fn start_within(
         mut exchange: Box<dyn Exchange>,
-        options: GroupOptions,
+        options: Result<GroupOptions>,
         timeout: Duration,
     ) -> Result<Self> {
         let (rank, size) = (exchange.rank(), exchange.size());
         let is_one_machine = exchange.local().is_some_and(|local| local.size == size);
         // A rank that cannot start tells the others why: otherwise they would wait for it.
-        let prepared = prepare(rank, is_one_machine, &options);
+        let prepared = options.and_then(|options| {
+            let (agent, announcement) = prepare(rank, is_one_machine, &options)?;
+            Ok((options, agent, announcement))
+        });
         let failure = prepared.as_ref().err().map(ToString::to_string);
         let own = match (&prepared, &failure) {
-            (Ok((_, announcement)), _) => Contribution::Bytes(announcement),
+            (Ok((.., announcement)), _) => Contribution::Bytes(announcement),
             (_, failure) => Contribution::Failed(failure.as_deref().unwrap_or_default()),
         };
         let gathered = launcher::gather(&mut *exchange, own, timeout);
-        let (agent, _) = prepared?;
+        let (options, agent, _) = prepared.map_err(|error| error.of_ranks([rank]))?;
         let read = |(bytes, rank): (&Vec<u8>, u32)| Member::read(rank, bytes);
         let members = gathered?.iter().zip(0..).map(read).collect::<Result<Vec<_>>>()?;
         let ranks = Ranks::new(rank, members);
