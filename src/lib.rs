@@ -64,3 +64,7 @@ struct UseEndpoints;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/how-to/share-a-buffer.md")]
 struct ShareABuffer;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/how-to/hpc.md")]
+struct RunAsRanks;

@@ -64,7 +64,7 @@ unsafe impl<T: Object> Send for Handle<T> {}
 unsafe impl<T: Object> Sync for Handle<T> {}
 
 impl<T: Object> Handle<T> {
-    /// Opens an object of this provider.
+    /// Opens an object of this provider. Threads that the provider starts block all signals.
     ///
     /// # Safety
     /// A call that returns 0 or more has stored null, or a live object that no other owner closes.
@@ -74,7 +74,11 @@ impl<T: Object> Handle<T> {
         call: impl FnOnce(&mut *mut T) -> i32,
     ) -> Result<Self> {
         let mut object = std::ptr::null_mut();
-        Error::check(operation, call(&mut object)).map_err(|e| e.with_provider(provider))?;
+        let code = {
+            let _blocked = threads::BlockedSignals::new();
+            call(&mut object)
+        };
+        Error::check(operation, code).map_err(|e| e.with_provider(provider))?;
         // SAFETY: by contract.
         unsafe { Self::adopt(operation, object) }
     }

@@ -46,8 +46,8 @@
 //!
 //! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
 //! `kind`, `local_address`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
-//! `deregistration`, `fabric`, `offer`, `query`, `event`, `domain`, `address`, `counter`, `memory`,
-//! `queue`, `endpoint`, `choice`, `ring`.
+//! `deregistration`, `fabric`, `shm_files`, `offer`, `query`, `event`, `domain`, `address`, `counter`,
+//! `memory`, `queue`, `endpoint`, `choice`, `ring`.
 
 #![allow(clippy::len_without_is_empty, reason = "regions and slices of them are never empty")]
 
@@ -75,6 +75,7 @@ mod query;
 mod queue;
 mod quirks;
 pub mod ring;
+mod shm_files;
 mod version;
 mod waiting;
 

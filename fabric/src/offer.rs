@@ -13,6 +13,7 @@ use crate::handle::Handle;
 use crate::quirks::{
     breaks_atomics, cq_may_overrun, fabric_name_varies, lacks_write_data, undelivered_message_caps,
 };
+use crate::shm_files;
 use crate::{
     Capabilities, Caps, EndpointKind, Error, ErrorKind, ExecutionModel, Fabric, ImmediateWidths,
     Mode, MrMode, Nic, OperationLimits, Order, OrderGuarantees, Progress, RegistrationAttributes,
@@ -38,9 +39,9 @@ unsafe impl Sync for Info {}
 
 impl Info {
     /// shm names its files after the process id, and a killed process leaves them behind: the
-    /// next process with that id would be refused permanently. So the name also contains the
-    /// time. A requested IP address is not used as a name: two processes that request the
-    /// loopback address would collide.
+    /// next process with that id would be refused permanently. So the source becomes a
+    /// [unique one](shm_files::new_source). A requested IP address is not used as a name: two
+    /// processes that request the loopback address would collide.
     pub(crate) fn make_source_name_unique(&self) {
         let number = std::process::id();
         // SAFETY: the element is owned and not shared yet. Its address is terminated if its
@@ -51,20 +52,28 @@ impl Info {
                 return;
             }
             let given = string(raw.src_addr.cast()).unwrap_or_default();
-            let Some(name) = given.strip_prefix("fi_shm://") else { return };
+            let Some(name) = given.strip_prefix(shm_files::SCHEME) else { return };
             if name != number.to_string() && name.parse::<std::net::IpAddr>().is_err() {
                 return;
             }
-            let now = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .map_or(0, |since| since.as_nanos());
-            let Ok(name) = CString::new(format!("fi_shm://{number}-{now:x}")) else { return };
+            let Ok(name) = CString::new(shm_files::new_source()) else { return };
             let copy = libc::strdup(name.as_ptr());
             if !copy.is_null() {
                 libc::free(raw.src_addr);
                 raw.src_addr = copy.cast();
                 raw.src_addrlen = name.as_bytes_with_nul().len();
             }
+        }
+    }
+
+    /// Is its source the name of a file of shm?
+    pub(crate) fn has_shm_source(&self) -> bool {
+        // SAFETY: the element is alive; an address in the format of a string is terminated.
+        unsafe {
+            let raw = &*self.as_ptr();
+            raw.addr_format == sys::FI_ADDR_STR
+                && !raw.src_addr.is_null()
+                && string(raw.src_addr.cast()).is_some_and(|it| it.starts_with(shm_files::SCHEME))
         }
     }
 

@@ -278,10 +278,13 @@ impl Query {
         let mut list: *mut sys::fi_info = ptr::null_mut();
         let (version, node, service) =
             (Version::api_version().packed(), pointer(&node), pointer(&service));
-        // SAFETY: all pointers are valid for the call or null; `list` receives an owned list,
-        // which is freed below.
-        let code =
-            unsafe { sys::fi_getinfo(version, node, service, flags, hints.as_ptr(), &mut list) };
+        let code = {
+            // Providers are initialised at the first query.
+            let _blocked = threads::BlockedSignals::new();
+            // SAFETY: all pointers are valid for the call or null; `list` receives an owned list,
+            // which is freed below.
+            unsafe { sys::fi_getinfo(version, node, service, flags, hints.as_ptr(), &mut list) }
+        };
         Error::check("fi_getinfo", code)?;
         let mut offers = Vec::new();
         let mut entry = list;

@@ -177,8 +177,7 @@ impl DoorbellWatcher {
         let state = State { registrations: vec![registration], next: 1, has_stopped: false };
         let control = LocalWords::zeroed(1);
         let group = Arc::new(WatcherThread { max: self.max, state: Mutex::new(state), control });
-        let thread = std::thread::Builder::new().name("fabricast-watch".into());
-        thread.spawn({
+        threads::spawn("fabricast-watch", {
             let group = Arc::clone(&group);
             move || group.run()
         })?;

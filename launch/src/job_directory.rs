@@ -8,6 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ipc::DirectoryLock;
+
 const PREFIX: &str = "job-";
 /// A younger directory may belong to a job that is about to join its node.
 const MIN_AGE: Duration = Duration::from_secs(60);
@@ -51,8 +53,10 @@ fn remove_ended(directory: &Path, own: &Path) {
     }
 }
 
-/// Removes the directory of a job, unless a process uses its node.
+/// Removes the directory of a job, unless a process uses its node. One process at a time, because a
+/// process that checks this looks like one that uses it.
 fn remove(path: &Path) {
+    let _alone = path.parent().map(DirectoryLock::take);
     match pubsub::remove_directory(path) {
         Ok(_) => {}
         Err(error) => tracing::debug!(%error, "directory of a job's node stays"),
@@ -65,6 +69,22 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+
+    #[test]
+    fn ranks_that_end_at_once_remove_the_directory() {
+        let name = format!("fabricast-jobs-at-once-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        for round in 0..20 {
+            let ranks = [(); 8].map(|()| JobDirectory::new(&directory, "own"));
+            let own = ranks[0].path().to_owned();
+            fs::create_dir_all(&own).unwrap();
+            std::thread::scope(|scope| {
+                ranks.into_iter().for_each(|rank| _ = scope.spawn(move || drop(rank)));
+            });
+            assert!(!own.exists(), "round {round}");
+        }
+        fs::remove_dir_all(directory).unwrap();
+    }
 
     #[test]
     fn directories_of_ended_jobs_are_removed() {

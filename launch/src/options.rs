@@ -54,13 +54,15 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
+    pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
     /// Options with a timeout of 30 seconds, the default directory of nodes, and the best provider
     /// that reaches other machines.
     #[must_use]
     pub fn new() -> Self {
         Self {
             label: None,
-            timeout: Duration::from_secs(30),
+            timeout: Self::DEFAULT_TIMEOUT,
             directory: NodeOptions::default_directory(),
             fabric_use: FabricUse::default(),
             providers: Policy::default(),
@@ -105,7 +107,8 @@ impl GroupOptions {
         self
     }
 
-    /// How long [`Group::start_with`](crate::Group::start_with) waits for the other ranks.
+    /// How long [`Group::start_with`](crate::Group::start_with) waits for the other ranks, after it
+    /// has connected to the launcher within the same time.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -46,6 +46,7 @@ use crate::hazard::HazardPointer;
 use crate::memory::BoundRegistrations;
 use crate::queue::{Member, QueueShared};
 use crate::quirks::{injects_without_context, must_drain_before_close};
+use crate::shm_files;
 use crate::{
     Access, Address, AddressVector, Caps, Completion, CompletionQueue, Counter, Domain,
     EndpointKind, Error, ErrorKind, EventQueue, MemoryRegion, MrMode, Offer, Peer, Result, Version,
@@ -279,8 +280,14 @@ impl<'q> EndpointBuilder<'q> {
         for (counter, events) in &counters {
             bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
         }
-        // SAFETY: the endpoint is alive and all objects that it needs are bound.
-        let code = unsafe { sys::fi_enable(handle.as_fid()) };
+        if self.offer.info.has_shm_source() {
+            shm_files::remove_of_ended_processes();
+        }
+        let code = {
+            let _blocked = threads::BlockedSignals::new();
+            // SAFETY: the endpoint is alive and all objects that it needs are bound.
+            unsafe { sys::fi_enable(handle.as_fid()) }
+        };
         domain.check("fi_enable", code).map_err(explain_enable)?;
         if connectionless && let Ok(address) = local_address(handle.as_fid()) {
             idle_connections::defer_accept(&address);

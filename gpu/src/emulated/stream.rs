@@ -92,9 +92,7 @@ impl Stream {
         let queue = Mutex::default();
         let work_queue = Arc::new(WorkQueue { queue, changed: Condvar::new(), state });
         let thread_queue = Arc::clone(&work_queue);
-        let worker = std::thread::Builder::new()
-            .name("emulated".to_owned())
-            .spawn(move || work(&thread_queue))
+        let worker = threads::spawn("emulated", move || work(&thread_queue))
             .map_err(|_| Error::system("create stream", "clone"))?;
         Ok(Self { work_queue, worker: Some(worker) })
     }

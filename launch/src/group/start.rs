@@ -4,7 +4,7 @@ use std::fs::DirBuilder;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control::launcher::{
     self, Contribution, Environment, Error, ErrorKind, Exchange, LocalRank, Result,
@@ -30,10 +30,7 @@ impl Group {
     /// # Errors
     /// As [`start_with`](Self::start_with).
     pub fn start() -> Result<Self> {
-        // A rank with a wrong variable tells the others.
-        let options = GroupOptions::from_environment();
-        let timeout = GroupOptions::new().start_timeout();
-        Self::start_by_launcher(options, timeout)
+        Self::start_by_launcher(GroupOptions::from_environment())
     }
 
     /// Starts a group of the ranks that a launcher started.
@@ -45,15 +42,19 @@ impl Group {
     /// [`RankFailed`](ErrorKind::RankFailed) with the ranks that could not start, on all ranks;
     /// [`VersionMismatch`](ErrorKind::VersionMismatch).
     pub fn start_with(options: GroupOptions) -> Result<Self> {
-        let timeout = options.start_timeout();
-        Self::start_by_launcher(Ok(options), timeout)
+        Self::start_by_launcher(Ok(options))
     }
 
-    fn start_by_launcher(options: Result<GroupOptions>, timeout: Duration) -> Result<Self> {
-        let deadline = ipc::deadline(timeout);
+    /// Options that cannot be used are reported to the other ranks, too.
+    fn start_by_launcher(options: Result<GroupOptions>) -> Result<Self> {
+        /// Errors name the time in readable steps.
+        const STEP: Duration = Duration::from_millis(100);
+        let timeout =
+            options.as_ref().map_or(GroupOptions::DEFAULT_TIMEOUT, GroupOptions::start_timeout);
+        let start = Instant::now();
         let exchange = launcher::start(&Environment::of_this_process(), timeout)?;
-        let left = deadline.saturating_duration_since(std::time::Instant::now());
-        Self::start_within(exchange, options, left)
+        let steps = (timeout.saturating_sub(start.elapsed()).as_millis()).div_ceil(STEP.as_millis());
+        Self::start_within(exchange, options, STEP * steps as u32)
     }
 
     /// Starts a group by an exchange that the program has already, such as an MPI communicator.
@@ -87,7 +88,7 @@ impl Group {
             (_, failure) => Contribution::Failed(failure.as_deref().unwrap_or_default()),
         };
         let gathered = launcher::gather(&mut *exchange, own, timeout);
-        let (options, agent, _) = prepared?;
+        let (options, agent, _) = prepared.map_err(|error| error.of_ranks([rank]))?;
         let read = |(bytes, rank): (&Vec<u8>, u32)| Member::read(rank, bytes);
         let members = gathered?.iter().zip(0..).map(read).collect::<Result<Vec<_>>>()?;
         let ranks = Ranks::new(rank, members);

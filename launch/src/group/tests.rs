@@ -288,6 +288,64 @@ fn rank_that_cannot_start_fails_all_with_its_error() {
     assert_eq!(errors[1].kind(), ErrorKind::Failed);
 }
 
+/// An exchange whose rank 1 is of another version.
+#[derive(Debug)]
+struct OfVersions(Threads);
+
+impl Exchange for OfVersions {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn job(&self) -> &str {
+        self.0.job()
+    }
+
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.0.size()
+    }
+
+    fn local(&self) -> Option<LocalRank> {
+        self.0.local()
+    }
+
+    fn all_gather(&mut self, own: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let version = env!("CARGO_PKG_VERSION").as_bytes();
+        let at = own.windows(version.len()).position(|part| part == version).unwrap();
+        let mut own = own.to_vec();
+        if self.rank() == 1 {
+            own[at] = b'9';
+        }
+        self.0.all_gather(&own, timeout)
+    }
+}
+
+#[test]
+fn rank_of_another_version_is_named_by_all() {
+    let directory = TestDirectory::new();
+    let errors: Vec<_> = thread::scope(|scope| {
+        let start = |exchange: Threads| {
+            let options = directory.options();
+            scope.spawn(move || Group::start_over(OfVersions(exchange), options).unwrap_err())
+        };
+        let threads: Vec<_> = exchanges(3).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "exchange among ranks (threads) failed: version mismatch: rank 1 is of version 9{}, rank 0 \
+         is of version {version}. Start the same build on all ranks",
+        &version[1..]
+    );
+    for error in errors {
+        assert_eq!((error.to_string(), error.ranks()), (text.clone(), &[1][..]));
+    }
+}
+
 #[test]
 fn rank_that_never_starts_is_named() {
     let directory = TestDirectory::new();

@@ -236,7 +236,7 @@ impl Node {
         let (waiting, interruptible) = (options.waiting, options.interruptible);
         let shared =
             Arc::new(MembershipState::new(options, node_segment, me, bell, service, member_lock));
-        let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
+        let thread = threads::spawn("fabricast-link", {
             let shared = Arc::clone(&shared);
             move || link::run(&shared, link)
         });

@@ -131,10 +131,7 @@ impl Peers {
         let own = listens.map(|address| address.ip());
         let dial_timeout = Timing::new(network.lost_after).handshake_timeout;
         let event_loop = PeerEventLoop::new(Arc::clone(&shared), listener, own, dial_timeout);
-        let thread = std::thread::Builder::new()
-            .name("fabricast-peers".to_owned())
-            .spawn(move || event_loop.run())
-            .during(START)?;
+        let thread = threads::spawn("fabricast-peers", move || event_loop.run()).during(START)?;
         Ok(Self {
             shared,
             listens,

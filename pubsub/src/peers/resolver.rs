@@ -56,7 +56,7 @@ impl Resolver {
     fn begin(&self) -> std::io::Result<Sender<String>> {
         let (requests, receiver) = unbounded::<String>();
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
-        std::thread::Builder::new().name("fabricast-names".to_owned()).spawn(move || {
+        threads::spawn("fabricast-names", move || {
             // Ends when the resolver is dropped.
             for name in receiver {
                 let found = name.to_socket_addrs();

@@ -217,14 +217,12 @@ impl WorkerPool {
         let (count, start_workers) = (options.workers, self.start_workers);
         let (sender, outcome) = bounded(1);
         let bell = Arc::clone(&self.bell);
-        std::thread::Builder::new()
-            .name("fabricast-open".into())
-            .spawn(move || {
-                // If nothing waits any more, the workers are closed here.
-                let _ = sender.send(start_workers(count, &worker_options, local));
-                bell.ring();
-            })
-            .map_err(|error| Error::of("open provider", error))?;
+        threads::spawn("fabricast-open", move || {
+            // If nothing waits any more, the workers are closed here.
+            let _ = sender.send(start_workers(count, &worker_options, local));
+            bell.ring();
+        })
+        .map_err(|error| Error::of("open provider", error))?;
         let timeout = options.lost_after / 2;
         Ok(WorkerStart { local, since: now, timeout, outcome, is_late: false })
     }
@@ -281,8 +279,7 @@ impl WorkerPool {
     fn drain(&mut self) {
         let Some(workers) = self.workers.take() else { return };
         self.counters.clear();
-        let draining =
-            std::thread::Builder::new().name("fabricast-drain".into()).spawn(move || drop(workers));
+        let draining = threads::spawn("fabricast-drain", move || drop(workers));
         self.draining.retain(|draining| !draining.is_finished());
         match draining {
             Ok(draining) => self.draining.push(draining),

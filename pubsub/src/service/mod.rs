@@ -22,7 +22,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use ipc::{ChannelListener, ForkGeneration};
-use nix::sys::signal::{SigSet, Signal};
 
 pub use self::leftovers::{Condition, check_directory, clean, remove_directory};
 pub use self::process::ServiceProcess;
@@ -68,16 +67,15 @@ impl ServiceThread {
         let (bell_of, end_of) = (Arc::clone(&bell), Arc::clone(&is_over));
         let service =
             Service::new(options, has_priority, min_term_until, listener, bell_of, end_of)?;
-        let thread = std::thread::Builder::new()
-            .name("fabricast-node".into())
-            .spawn(move || {
-                block_file_size_signal();
-                let has_failed = service.serve();
-                // Only now may another process serve the node.
-                drop(leader_lock);
-                has_failed
-            })
-            .during(SERVING)?;
+        // With all signals blocked: a provider that exceeds the file size limit in shared memory
+        // gets an error instead of a fatal signal.
+        let thread = threads::spawn("fabricast-node", move || {
+            let has_failed = service.serve();
+            // Only now may another process serve the node.
+            drop(leader_lock);
+            has_failed
+        })
+        .during(SERVING)?;
         Ok(Some(Self {
             thread: Some(thread),
             is_over,
@@ -109,14 +107,6 @@ impl ServiceThread {
             tracing::error!("the thread of a node's service panicked");
             true
         })
-    }
-}
-
-/// A provider that exceeds the file size limit in shared memory gets an error instead of a fatal
-/// signal. Threads that this one starts inherit the mask.
-fn block_file_size_signal() {
-    if let Err(error) = SigSet::from_iter([Signal::SIGXFSZ]).thread_block() {
-        tracing::warn!(%error, "the thread of a node's service cannot block SIGXFSZ");
     }
 }
 

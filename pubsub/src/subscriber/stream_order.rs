@@ -358,7 +358,7 @@ impl Subscription {
             }
             context.end_subscriptions(subscription_ids, EndScope::Everything);
         };
-        let waiting = std::thread::Builder::new().name("fabricast-streams".into()).spawn(wait);
+        let waiting = threads::spawn("fabricast-streams", wait);
         if let Err(error) = waiting {
             tracing::error!(
                 %error,

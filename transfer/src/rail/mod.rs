@@ -327,8 +327,8 @@ impl Rail {
         let driver = Driver::new(&domain, Arc::clone(&shared), agent, settings, command_queue)?;
         let address = driver.address().to_vec();
         let waker = driver.waker();
-        let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
-        let thread = thread.spawn(move || driver.serve()).map_err(failed(START))?;
+        let name = format!("fabricast-rail-{number}");
+        let thread = threads::spawn(&name, move || driver.serve()).map_err(failed(START))?;
         let handle = RailHandle { commands, shared, waker, domain };
         Ok(Self { handle, address, thread: Some(thread) })
     }

@@ -29,9 +29,8 @@ impl ReleaseWorker {
         let (work, works) = channel();
         let has_cache = lock(&shared.registration_cache).is_used();
         let shared = Arc::downgrade(shared);
-        let thread = std::thread::Builder::new().name("fabricast-release".to_owned());
-        let thread =
-            thread.spawn(move || serve(&works, &shared, has_cache)).map_err(failed(START))?;
+        let serve = move || serve(&works, &shared, has_cache);
+        let thread = threads::spawn("fabricast-release", serve).map_err(failed(START))?;
         Ok(Self { work: Some(work), thread: Some(thread) })
     }
 

@@ -110,20 +110,18 @@ impl ShareService {
             is_over: AtomicBool::new(false),
         });
         let thread_state = Arc::clone(&state);
-        let accepting = std::thread::Builder::new()
-            .name("fabricast-share".to_owned())
-            .spawn(move || {
-                let server = SocketServer {
-                    listener: &listener,
-                    admission: &thread_state.admission,
-                    is_over: &thread_state.is_over,
-                    max_per_user: MAX_PER_USER,
-                    register_timeout: Duration::MAX,
-                    denial: Reply::Denied.encode(),
-                };
-                server.serve(&mut &*thread_state);
-            })
-            .map_err(|error| failed(operation)(error).at(path))?;
+        let accepting = threads::spawn("fabricast-share", move || {
+            let server = SocketServer {
+                listener: &listener,
+                admission: &thread_state.admission,
+                is_over: &thread_state.is_over,
+                max_per_user: MAX_PER_USER,
+                register_timeout: Duration::MAX,
+                denial: Reply::Denied.encode(),
+            };
+            server.serve(&mut &*thread_state);
+        })
+        .map_err(|error| failed(operation)(error).at(path))?;
         Ok(Self { state, accepting: Some(accepting), fork_generation: ForkGeneration::current() })
     }
 

@@ -119,7 +119,7 @@ fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Failure>
     let (result, found) = mpsc::channel();
     let name = address.to_owned();
     let run = move || result.send(name.to_socket_addrs().map(Vec::from_iter));
-    std::thread::Builder::new().name("fabricast-resolve".to_owned()).spawn(run)?;
+    threads::spawn("fabricast-resolve", run)?;
     match found.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(error)) => {

@@ -436,7 +436,7 @@ extern "C" fn at_exit() {
         IS_CLOSED.store(true, Ordering::Release);
     };
     // Without channels and joins: the data of the thread that exits is gone already.
-    let start = || std::thread::Builder::new().spawn(close).is_ok();
+    let start = || threads::spawn("fabricast-exit", close).is_ok();
     if !std::panic::catch_unwind(start).unwrap_or(false) {
         return;
     }

@@ -27,7 +27,7 @@ pub(super) fn run<T: Send + 'static>(
     let call = move || {
         let _ = sender.send(call());
     };
-    std::thread::Builder::new().name("fabricast-pmix".to_owned()).spawn(call)?;
+    threads::spawn("fabricast-pmix", call)?;
     match returned.recv_timeout(left(deadline)) {
         Ok(result) => Ok(Some(result)),
         Err(RecvTimeoutError::Timeout) => Ok(None),

@@ -3,7 +3,6 @@
 use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::wire::{Answers, Dialect, Malformed, OPENING_ANSWERS, Queries, opening};
@@ -262,7 +261,7 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, Fault> 
     let failed = |error: io::Error| {
         Fault::Failed(format!("resolving host name \"{}\": {error}", host.escape_debug()))
     };
-    thread::Builder::new().name("resolve-store".to_owned()).spawn(run).map_err(failed)?;
+    threads::spawn("fabricast-resolve", run).map_err(failed)?;
     let late = || Fault::Late(format!("host name \"{}\" was not resolved", host.escape_debug()));
     let left = deadline.left().ok_or_else(late)?;
     receiver.recv_timeout(left).map_err(|_| late())?.map_err(failed)

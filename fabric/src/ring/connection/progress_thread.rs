@@ -98,9 +98,7 @@ impl ProgressThread {
             disconnected_at: OnceLock::new(),
         });
         let running = Arc::clone(&shared);
-        let builder = std::thread::Builder::new().name("fabricast-ring".into());
-        let handle = builder
-            .spawn(move || running.run(&stream))
+        let handle = threads::spawn("fabricast-ring", move || running.run(&stream))
             .map_err(|error| Error::from_io_error(OPERATION, &"its thread", &error))?;
         let thread = JoinOnDrop { shared: Arc::clone(&shared), handle: Some(handle) };
         Ok(Self { thread, shared, peer, provider })

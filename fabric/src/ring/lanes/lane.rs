@@ -126,13 +126,12 @@ impl Lane {
             reporter: LaneReporter { events, port_waker, shared: Arc::clone(&shared) },
             next: None,
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("ring lane {number}"))
-            .spawn(move || worker.run())
-            .map_err(|error| {
+        let thread = threads::spawn(&format!("ring lane {number}"), move || worker.run()).map_err(
+            |error| {
                 let detail = format!("cannot start the thread of a lane: {error}");
                 Error::new(ErrorKind::ResourceExhausted, "open ring", detail)
-            })?;
+            },
+        )?;
         Ok(Self { jobs: Some(sender), waker, shared, thread: Some(thread) })
     }
 

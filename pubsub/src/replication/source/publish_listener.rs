@@ -117,9 +117,7 @@ impl PublishListener {
             is_stopping: AtomicBool::new(false),
         });
         let (listened, rung) = (Arc::clone(&shared), Arc::clone(&bell));
-        let thread = std::thread::Builder::new()
-            .name("fabricast-pubs".into())
-            .spawn(move || listened.listen(&rung))
+        let thread = threads::spawn("fabricast-pubs", move || listened.listen(&rung))
             .map_err(|error| Error::of("start publish listener", error))?;
         Ok(Self { shared, bell, thread: Some(thread) })
     }

@@ -101,8 +101,7 @@ impl CopyThreads {
         let (sender, receiver) = bounded(MAX_COPY_JOBS);
         for _ in 0..self.thread_count {
             let (jobs, done) = (receiver.clone(), Arc::clone(&self.done));
-            let name = "fabricast-copy".to_owned();
-            match std::thread::Builder::new().name(name).spawn(move || run_jobs(&jobs, &done)) {
+            match threads::spawn("fabricast-copy", move || run_jobs(&jobs, &done)) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
                     tracing::warn!(

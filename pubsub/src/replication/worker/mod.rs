@@ -268,13 +268,12 @@ impl Worker {
         let doorbell = Arc::new(Doorbell::new(endpoint.waker()));
         let mut worker_loop =
             WorkerLoop::new(options, endpoint, ordered, reported, Arc::clone(&doorbell));
-        let thread =
-            std::thread::Builder::new().name("fabricast-repl".to_owned()).spawn(move || {
-                // Dropped at the end of the thread, for any reason.
-                let _finish = finish;
-                worker_loop.run();
-                worker_loop.close();
-            });
+        let thread = threads::spawn("fabricast-repl", move || {
+            // Dropped at the end of the thread, for any reason.
+            let _finish = finish;
+            worker_loop.run();
+            worker_loop.close();
+        });
         let thread = Some(thread.map_err(|error| Error::of(operation, error))?);
         Ok(Self { commands, doorbell, events, bell, finished, provider, address, thread })
     }

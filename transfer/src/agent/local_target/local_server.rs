@@ -58,9 +58,8 @@ impl LocalServer {
         let listener = ChannelListener::bind_with_mode(&socket, mode)
             .map_err(|error| Error::of_channel_at(START, &socket, error))?;
         let thread_target = Arc::clone(local_target);
-        let thread = std::thread::Builder::new().name("fabricast-agent".to_owned());
-        let thread =
-            thread.spawn(move || serve(&listener, &thread_target)).map_err(failed(START))?;
+        let serve = move || serve(&listener, &thread_target);
+        let thread = threads::spawn("fabricast-agent", serve).map_err(failed(START))?;
         Ok(Self { socket, _card_file, thread })
     }
 

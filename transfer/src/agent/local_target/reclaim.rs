@@ -46,8 +46,8 @@ impl Reclaim {
             return;
         }
         let thread_target = Arc::clone(local_target);
-        let thread = std::thread::Builder::new().name("fabricast-reclaim".to_owned());
-        match thread.spawn(move || while thread_target.reclaim.free_finished(&thread_target) {}) {
+        let free = move || while thread_target.reclaim.free_finished(&thread_target) {};
+        match threads::spawn("fabricast-reclaim", free) {
             Ok(_) => retained.has_thread = true,
             // The next region that is dropped this way retries.
             Err(error) => tracing::warn!(%error, "starting the thread that frees memory failed"),

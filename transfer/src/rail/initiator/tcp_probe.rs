@@ -32,12 +32,12 @@ impl TcpProbe {
     fn start(address: &[u8]) -> Self {
         let Some(address) = socket_address(address) else { return Self::Impossible };
         let (sender, reply) = channel();
-        let thread = std::thread::Builder::new().name("fabricast-probe".to_owned());
         let attempt = move || {
             let connected = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT);
             let _ = sender.send(connected.is_err_and(|e| e.kind() == IoKind::ConnectionRefused));
         };
-        thread.spawn(attempt).map_or(Self::Impossible, |_| Self::Running(address, reply))
+        threads::spawn("fabricast-probe", attempt)
+            .map_or(Self::Impossible, |_| Self::Running(address, reply))
     }
 }
 
