@@ -47,14 +47,14 @@ impl Group {
 
     /// Options that cannot be used are reported to the other ranks, too.
     fn start_by_launcher(options: Result<GroupOptions>) -> Result<Self> {
-        /// Errors name the time in readable steps.
-        const STEP: Duration = Duration::from_millis(100);
         let timeout =
             options.as_ref().map_or(GroupOptions::DEFAULT_TIMEOUT, GroupOptions::start_timeout);
         let start = Instant::now();
         let exchange = launcher::start(&Environment::of_this_process(), timeout)?;
-        let steps = (timeout.saturating_sub(start.elapsed()).as_millis()).div_ceil(STEP.as_millis());
-        Self::start_within(exchange, options, STEP * steps as u32)
+        // In tenths of a second, since errors name it.
+        let tenths = timeout.saturating_sub(start.elapsed()).as_millis().div_ceil(100);
+        let left = u64::try_from(tenths.saturating_mul(100)).unwrap_or(u64::MAX);
+        Self::start_within(exchange, options, Duration::from_millis(left))
     }
 
     /// Starts a group by an exchange that the program has already, such as an MPI communicator.
