@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `watchdog`, `communicator`, `messages`, `options`,
 //! `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`, `arrivals`, `numbers`,
-//! `heat`, `fft`.
+//! `heat`, `fft`, `start_up`.
 
 pub mod arrivals;
 pub mod benchmark;
@@ -19,6 +19,7 @@ pub mod numbers;
 pub mod options;
 pub mod pattern;
 pub mod samples;
+pub mod start_up;
 pub mod stream;
 mod watchdog;
 

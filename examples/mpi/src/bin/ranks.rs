@@ -1,14 +1,19 @@
 //! Each rank sends a notice to the next one: the smallest program of a group.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::Parser;
+use fabricast::pubsub::NodeOptions;
 use fabricast::transfer::{Event, Notice};
-use mpi_examples::{CommonOptions, Job, Result, conclude};
+use mpi_examples::{CommonOptions, Job, Result, conclude, start_up};
 
 /// Each rank sends a notice to the next one, and prints which rank it is.
 #[derive(Debug, Parser)]
 struct Arguments {
+    /// Join the node of the job, too, and print what the start cost
+    #[arg(long)]
+    start_up: bool,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -34,6 +39,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     let local = job.group.local();
     let launcher = job.group.launcher().to_owned();
     println!("rank {rank} of {size} ({} of {} here), by {launcher}", local.rank, local.size);
+    if arguments.start_up {
+        let start = Instant::now();
+        let node = job.group.node(NodeOptions::default(), timeout)?;
+        start_up::report(&mut job, start.elapsed())?;
+        drop(node);
+    }
     job.finish("ranks", mistakes)
 }
 

@@ -56,14 +56,8 @@ impl PutExchange {
         let descriptors = job.group.all_gather(&region.descriptor().encode()?, timeout)?;
         let mut routes = Vec::new();
         for neighbour in grid.neighbours() {
-            let peer = match neighbour == job.group.rank() {
-                // In a dimension with one rank it is its own neighbour.
-                true => {
-                    let card = job.group.agent().card().encode()?;
-                    job.group.agent().connect(&card, timeout)?
-                }
-                false => job.group.peer(neighbour, timeout)?,
-            };
+            // In a dimension with one rank it is its own neighbour.
+            let peer = job.peer(neighbour)?;
             let descriptor = &descriptors[neighbour as usize];
             let agent = job.group.agent();
             routes.push(agent.join(peer, &region, descriptor, &Policy::default(), timeout)?);
