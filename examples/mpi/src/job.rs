@@ -68,7 +68,7 @@ impl Job {
         let start = Instant::now();
         #[cfg(feature = "mpi")]
         let group = {
-            let exchange = crate::communicator::WorldExchange::new();
+            let exchange = crate::communicator::WorldExchange::new(timeout)?;
             Group::start_over(exchange, group_options)?
         };
         #[cfg(not(feature = "mpi"))]

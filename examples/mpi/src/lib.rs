@@ -1,8 +1,8 @@
 //! Common parts of programs that `mpirun`, `srun` or `torchrun` starts.
 //!
-//! Modules, each importing only those before it: `watchdog`, `communicator`, `messages`, `options`,
-//! `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`, `arrivals`, `numbers`,
-//! `heat`, `fft`, `start_up`.
+//! Modules, each importing only those before it: `watchdog`, `messages`, `communicator`, `options`,
+//! `start_up`, `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`, `arrivals`, `numbers`,
+//! `heat`, `fft`.
 
 pub mod arrivals;
 pub mod benchmark;

@@ -86,7 +86,8 @@ impl PutExchange {
 
     /// The path to the neighbours; the worst one if they differ.
     pub(crate) fn path(&self) -> Option<Path> {
-        self.routes.iter().map(Route::path).max_by_key(|path| !path.is_local())
+        let is_worse = |path: &Path| (!path.is_local(), *path != Path::SameProcess);
+        self.routes.iter().map(Route::path).max_by_key(is_worse)
     }
 
     fn array(&self) -> usize {
