@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabricast::ipc::WaitStrategy;
 use fabricast::launch::Group;
+use fabricast::transfer::PeerId;
 
+use crate::start_up::{StartUp, resident_memory};
 use crate::{CommonOptions, Result, watchdog};
 
 /// This rank: its group, and MPI with the feature `mpi`.
@@ -16,6 +18,7 @@ pub struct Job {
     pub group: Group,
     timeout: Duration,
     wait_strategy: WaitStrategy,
+    start_up: StartUp,
     #[cfg(feature = "mpi")]
     mpi: Mpi,
 }
@@ -52,6 +55,7 @@ impl Job {
         watchdog::start(options.deadline());
         let group_options = options.group()?.label(label);
         let (timeout, wait_strategy) = (options.timeout(), options.wait_strategy());
+        let start = Instant::now();
         #[cfg(feature = "mpi")]
         let mpi = {
             // Only the main thread calls MPI; agents have threads.
@@ -59,18 +63,23 @@ impl Job {
             let universe = mpi::environment::initialize_with_threading(threading);
             Mpi(std::mem::ManuallyDrop::new(universe.ok_or("MPI is already initialized")?.0))
         };
+        let mut start_up = StartUp { mpi: start.elapsed(), ..StartUp::default() };
+        start_up.memory_before = resident_memory();
+        let start = Instant::now();
         #[cfg(feature = "mpi")]
         let group = {
-            let exchange = crate::communicator::WorldExchange::new();
+            let exchange = crate::communicator::WorldExchange::new(timeout)?;
             Group::start_over(exchange, group_options)?
         };
         #[cfg(not(feature = "mpi"))]
         let group = Group::start_with(group_options)?;
+        start_up.group = start.elapsed();
         let _ = RANK.set(group.rank());
         Ok(Self {
             group,
             timeout,
             wait_strategy,
+            start_up,
             #[cfg(feature = "mpi")]
             mpi,
         })
@@ -80,6 +89,12 @@ impl Job {
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// What its start cost.
+    #[must_use]
+    pub fn start_up(&self) -> StartUp {
+        self.start_up
     }
 
     /// How this rank waits.
@@ -92,6 +107,19 @@ impl Job {
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.group.rank() == 0
+    }
+
+    /// Connects to a rank, which may be this one.
+    ///
+    /// # Errors
+    /// As [`Group::peer`].
+    pub fn peer(&mut self, rank: u32) -> Result<PeerId> {
+        if rank != self.group.rank() {
+            return Ok(self.group.peer(rank, self.timeout)?);
+        }
+        let agent = self.group.agent();
+        let card = agent.card().encode()?;
+        Ok(agent.connect(&card, self.timeout)?)
     }
 
     /// All ranks, as an MPI communicator.

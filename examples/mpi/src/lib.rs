@@ -1,7 +1,7 @@
 //! Common parts of programs that `mpirun`, `srun` or `torchrun` starts.
 //!
-//! Modules, each importing only those before it: `watchdog`, `communicator`, `messages`, `options`,
-//! `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`, `arrivals`, `numbers`,
+//! Modules, each importing only those before it: `watchdog`, `messages`, `communicator`, `options`,
+//! `start_up`, `job`, `memory`, `pattern`, `samples`, `channel`, `benchmark`, `stream`, `arrivals`, `numbers`,
 //! `heat`, `fft`.
 
 pub mod arrivals;
@@ -19,6 +19,7 @@ pub mod numbers;
 pub mod options;
 pub mod pattern;
 pub mod samples;
+pub mod start_up;
 pub mod stream;
 mod watchdog;
 

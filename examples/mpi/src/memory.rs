@@ -22,6 +22,19 @@ pub enum Location {
     Emulated,
 }
 
+impl Location {
+    /// The first device, if it is one.
+    #[must_use]
+    pub fn first_device(self) -> Option<DeviceName> {
+        let implementation = match self {
+            Self::Host => return None,
+            Self::Cuda => Implementation::Cuda,
+            Self::Emulated => Implementation::Emulated,
+        };
+        Some(DeviceName { implementation, number: 0 })
+    }
+}
+
 /// Memory that a rank registers with its agent.
 #[derive(Debug)]
 pub enum Memory {
@@ -37,10 +50,8 @@ impl Memory {
     /// # Errors
     /// If there is no such device, or not enough memory.
     pub fn new(location: Location, index: u32, bytes: u64) -> Result<Self> {
-        let implementation = match location {
-            Location::Host => return Ok(Self::Host(HostBuffer::new(bytes)?)),
-            Location::Cuda => Implementation::Cuda,
-            Location::Emulated => Implementation::Emulated,
+        let Some(DeviceName { implementation, .. }) = location.first_device() else {
+            return Ok(Self::Host(HostBuffer::new(bytes)?));
         };
         let count = Device::count(implementation)?.max(1);
         let device = Device::open(DeviceName { implementation, number: index % count })?;

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use fabricast::ipc::WaitStrategy;
 use mpi::ffi;
@@ -77,6 +78,84 @@ impl Drop for Datatype {
             unsafe { ffi::MPI_Type_free(&mut self.raw) };
         }
     }
+}
+
+/// Waits for an operation, and yields to other processes meanwhile. Returns false at the deadline.
+fn wait_until(request: &mut ffi::MPI_Request, end: Instant) -> Result<bool> {
+    loop {
+        let mut is_done = 0;
+        // SAFETY: the request was started, and is complete only after the last iteration.
+        let tested = unsafe { ffi::MPI_Test(request, &mut is_done, ffi::RSMPI_STATUS_IGNORE) };
+        check("MPI_Test", tested)?;
+        if is_done != 0 {
+            return Ok(true);
+        }
+        if Instant::now() > end {
+            return Ok(false);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Gathers the bytes of all ranks: `MPI_Iallgather` of the lengths, and `MPI_Iallgatherv`. Blocking
+/// calls poll, in some libraries until the time slice of the process is over. All ranks call it.
+/// None: not all ranks have come in time.
+///
+/// # Errors
+/// Errors of MPI.
+pub fn all_gather(own: &[u8], ranks: usize, timeout: Duration) -> Result<Option<Vec<Vec<u8>>>> {
+    let end = Instant::now() + timeout;
+    let own = own.to_vec();
+    let length = Box::new(int(own.len())?);
+    let mut lengths: Vec<c_int> = vec![0; ranks];
+    // SAFETY: the memory is for a number of each rank, and stays until the operation is complete.
+    let mut request = unsafe {
+        let mut request = ffi::RSMPI_REQUEST_NULL;
+        let (from, to) = ((&raw const *length).cast(), lengths.as_mut_ptr().cast());
+        let (kind, world) = (ffi::RSMPI_INT32_T, ffi::RSMPI_COMM_WORLD);
+        let started = ffi::MPI_Iallgather(from, 1, kind, to, 1, kind, world, &mut request);
+        check("MPI_Iallgather", started)?;
+        request
+    };
+    if !wait_until(&mut request, end)? {
+        std::mem::forget((length, lengths));
+        return Ok(None);
+    }
+    let mut starts: Vec<c_int> = Vec::with_capacity(ranks);
+    let mut all: c_int = 0;
+    for length in &lengths {
+        starts.push(all);
+        all = all.checked_add(*length).ok_or("gather failed: more than 2 GiB in all")?;
+    }
+    let mut bytes = vec![0_u8; all as usize];
+    // SAFETY: the memory is for the bytes of each rank, and stays until the operation is complete.
+    let mut request = unsafe {
+        let mut request = ffi::RSMPI_REQUEST_NULL;
+        let (from, to) = (own.as_ptr().cast(), bytes.as_mut_ptr().cast());
+        let (kind, world) = (ffi::RSMPI_UINT8_T, ffi::RSMPI_COMM_WORLD);
+        let (counts, places) = (lengths.as_ptr(), starts.as_ptr());
+        let started = ffi::MPI_Iallgatherv(
+            from,
+            *length,
+            kind,
+            to,
+            counts,
+            places,
+            kind,
+            world,
+            &mut request,
+        );
+        check("MPI_Iallgatherv", started)?;
+        request
+    };
+    if !wait_until(&mut request, end)? {
+        std::mem::forget((own, lengths, starts, bytes));
+        return Ok(None);
+    }
+    let part = |(start, length): (&c_int, &c_int)| {
+        bytes[*start as usize..(*start + *length) as usize].to_vec()
+    };
+    Ok(Some(starts.iter().zip(&lengths).map(part).collect()))
 }
 
 /// A message to or from a rank.

@@ -110,7 +110,7 @@ impl AgentOptions {
         self
     }
 
-    /// Treats all peers as remote, whatever is possible between them: for tests of the paths
+    /// Treats all other agents as remote, whatever is possible between them: for tests of the paths
     /// between machines.
     #[must_use]
     pub fn force_remote(mut self) -> Self {

@@ -172,7 +172,8 @@ impl Peer {
             device_mappings: HashMap::new(),
             host_mappings: HashMap::new(),
         };
-        if forces_remote {
+        // On another machine, too, an agent reaches itself.
+        if forces_remote && card.identity != local_target.identity {
             return Ok(peer(Locality::ForcedRemote, None));
         }
         if let Some(other) = local_target::find_in_process(card.identity) {

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! mpirun -n 4 transpose --size 1024
+//! mpirun -n 4 transpose --size 1024 --device cuda        # the matrix moves between GPUs
 //! ```
 //!
 //! A put writes a tile of the matrix where the receiver needs it: nothing is unpacked there. Its
@@ -13,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use fabricast::transfer::path::Policy;
-use fabricast::transfer::{HostBuffer, Notice, Region, Rights, Route, Strided, Subarray};
+use fabricast::transfer::{Notice, Region, Rights, Route, Strided, Subarray};
 use mpi_examples::arrivals::Arrivals;
 use mpi_examples::fft::{Complex, Fft, transposed};
+use mpi_examples::memory::{Location, Memory};
 use mpi_examples::samples::Samples;
 use mpi_examples::{CommonOptions, Job, Result, conclude, numbers};
 
@@ -31,6 +33,9 @@ struct Arguments {
     /// Measured transpositions of each kind
     #[arg(long, default_value = "10")]
     repeat: u32,
+    /// Where the matrix is while it moves
+    #[arg(long, value_enum, default_value_t)]
+    device: Location,
 }
 
 /// How the ranks transpose the matrix.
@@ -59,36 +64,37 @@ struct Transposition {
     size: u64,
     rows: u64,
     rank: u64,
-    outbox: HostBuffer,
+    outbox: Memory,
     /// Used in turn. A peer that is a transposition ahead puts into the other one, and it cannot be
     /// further ahead: for that it would need this rank's notice.
-    inboxes: [HostBuffer; 2],
+    inboxes: [Memory; 2],
     /// Dropping them would end the access of the peers.
     _regions: [Region; 2],
-    /// To the inboxes of each other rank.
+    /// To the inboxes of each rank, also of this one.
     routes: Vec<(u32, [Route; 2])>,
     arrivals: Arrivals,
     count: u64,
 }
 
 impl Transposition {
-    fn new(job: &mut Job, size: u64) -> Result<Self> {
+    fn new(job: &mut Job, size: u64, at: Location) -> Result<Self> {
         let (rank, ranks, timeout) = (job.group.rank(), job.group.size(), job.timeout());
         let rows = size / u64::from(ranks);
-        let buffer = || HostBuffer::new(size * rows * Complex::BYTES);
+        let buffer = || Memory::new(at, job.group.local().rank, size * rows * Complex::BYTES);
         let (outbox, inboxes) = (buffer()?, [buffer()?, buffer()?]);
         let agent = job.group.agent();
-        let source = agent.register_local(&outbox)?;
+        let source = agent.register_local(outbox.buffer())?;
         let [first, second] = &inboxes;
-        let regions =
-            [agent.register(first, Rights::WRITE)?, agent.register(second, Rights::WRITE)?];
+        let regions = [first, second].map(|inbox| agent.register(inbox.buffer(), Rights::WRITE));
+        let [first, second] = regions;
+        let regions = [first?, second?];
         let [first, second] = [&regions[0], &regions[1]].map(|region| region.descriptor().encode());
         let first = job.group.all_gather(&first?, timeout)?;
         let second = job.group.all_gather(&second?, timeout)?;
         let mut routes = Vec::new();
         // Each rank begins with its next one, so that not all put into the same one at a time.
-        for to in (1..ranks).map(|distance| (rank + distance) % ranks) {
-            let peer = job.group.peer(to, timeout)?;
+        for to in (1..=ranks).map(|distance| (rank + distance) % ranks) {
+            let peer = job.peer(to)?;
             let mut join = |descriptors: &[Vec<u8>]| {
                 let (descriptor, policy) = (&descriptors[to as usize], Policy::default());
                 job.group.agent().join(peer, &source, descriptor, &policy, timeout)
@@ -156,34 +162,37 @@ impl Transposition {
             let tile = self.tile(method, u64::from(*to))?;
             puts.push(agent.put(&routes[which], &tile, Some(notice))?);
         }
-        // This rank's own tile.
-        let mut row = Vec::new();
-        for block in self.tile(method, self.rank)?.iter() {
-            row.resize(block.length as usize, 0);
-            self.outbox.read(block.from, &mut row)?;
-            self.inboxes[which].write(block.to, &row)?;
-        }
         for put in puts {
             agent.wait(put, timeout)?;
         }
         self.arrivals.wait(agent, self.count, self.routes.len() as u32, timeout)?;
         let moved = start.elapsed();
         self.count += 1;
-        let mut bytes = vec![0; self.outbox.length() as usize];
+        let mut bytes = vec![0; size_of_val(matrix)];
         self.inboxes[which].read(0, &mut bytes)?;
         from_bytes(&bytes, matrix);
         Ok(moved)
     }
 
-    /// The same by MPI, which needs to pack and unpack tiles.
+    /// The same by MPI, which needs to pack and unpack tiles, and to stage those of a device.
     #[cfg(feature = "mpi")]
     fn run_by_mpi(&self, job: &Job, matrix: &mut [Complex]) -> Result<Duration> {
         use mpi::traits::CommunicatorCollectives;
         let (size, rows) = (self.size as usize, self.rows as usize);
-        let send = to_bytes(&transposed(matrix, size));
+        let mut send = to_bytes(&transposed(matrix, size));
         let mut tiles = vec![0; send.len()];
+        let is_staged = matches!(self.outbox, Memory::Device(..));
+        if is_staged {
+            self.outbox.write(0, &send)?;
+        }
         let start = Instant::now();
+        if is_staged {
+            self.outbox.read(0, &mut send)?;
+        }
         job.world().all_to_all_into(&send, &mut tiles);
+        if is_staged {
+            self.outbox.write(0, &tiles)?;
+        }
         let moved = start.elapsed();
         let line = rows * Complex::BYTES as usize;
         for (index, tile) in tiles.chunks_exact(rows * line).enumerate() {
@@ -231,7 +240,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             "distribute matrix failed: {size} is no power of two or not a multiple of {ranks} ranks"
         )
     })?;
-    let mut transposition = Transposition::new(&mut job, size)?;
+    let mut transposition = Transposition::new(&mut job, size, arguments.device)?;
     let first = transposition.rank * transposition.rows;
     let before = rows_before(first, transposition.rows, size);
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use fabric::{Caps, EndpointKind, Offer, Query};
 use gpu::{Block, Device};
 
-use crate::path::Policy;
 use crate::path::metrics::Count;
+use crate::path::{Locality, Path, Policy};
 use crate::{Agent, AgentOptions, Event, HostBuffer, Notice, PeerId, Region, Rights, Route, Token};
 
 use super::*;
@@ -318,20 +318,25 @@ fn peer_lost_while_staging_does_not_block_others() {
     }
 }
 
+/// Not by a fabric, even if its peers are forced to be remote.
 #[test]
-fn agent_refuses_to_connect_to_itself_over_a_fabric() {
+fn agent_reaches_itself_in_its_process() {
     let options = AgentOptions::new("one").force_remote();
     let mut one = Agent::start(options.fabric(&offer())).unwrap();
-    let region = one.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
-    let card = one.card().encode().unwrap();
-    let error = one.connect(&card, TIMEOUT).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-    let peer = one.inspect(&card, TIMEOUT).unwrap();
+    let buffer = HostBuffer::new(4096).unwrap();
+    let region = one.register(&buffer, Rights::ALL).unwrap();
+    let peer = one.connect(&one.card().encode().unwrap(), TIMEOUT).unwrap();
+    assert_eq!(one.locality(peer), Some(&Locality::SameProcess));
+    one.connect_fabrics(peer, TIMEOUT).unwrap();
     let descriptor = region.descriptor().encode().unwrap();
-    let joined = one.join(peer, &region, &descriptor, &Policy::default(), TIMEOUT);
-    let error = joined.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoPath);
-    assert!(error.to_string().contains("itself"), "{error}");
+    let route = one.join(peer, &region, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    assert_eq!(route.path(), Path::SameProcess);
+    buffer.write(0, b"halo").unwrap();
+    let token = one.put(&route, &[Block { to: 100, from: 0, length: 4 }], None).unwrap();
+    one.wait(token, TIMEOUT).unwrap();
+    let mut found = [0; 4];
+    buffer.read(100, &mut found).unwrap();
+    assert_eq!(&found, b"halo");
 }
 
 /// Peers are connected by the rails that answer; the other rails follow when they can.

@@ -101,13 +101,7 @@ impl FacePuts {
         let descriptors = job.group.all_gather(&region.descriptor().encode()?, timeout)?;
         let mut routes = Vec::new();
         for neighbour in neighbours(job) {
-            let peer = match neighbour == job.group.rank() {
-                true => {
-                    let card = job.group.agent().card().encode()?;
-                    job.group.agent().connect(&card, timeout)?
-                }
-                false => job.group.peer(neighbour, timeout)?,
-            };
+            let peer = job.peer(neighbour)?;
             let (agent, descriptor) = (job.group.agent(), &descriptors[neighbour as usize]);
             routes.push(agent.join(peer, &region, descriptor, &Policy::default(), timeout)?);
         }

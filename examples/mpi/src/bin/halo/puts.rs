@@ -56,14 +56,8 @@ impl PutExchange {
         let descriptors = job.group.all_gather(&region.descriptor().encode()?, timeout)?;
         let mut routes = Vec::new();
         for neighbour in grid.neighbours() {
-            let peer = match neighbour == job.group.rank() {
-                // In a dimension with one rank it is its own neighbour.
-                true => {
-                    let card = job.group.agent().card().encode()?;
-                    job.group.agent().connect(&card, timeout)?
-                }
-                false => job.group.peer(neighbour, timeout)?,
-            };
+            // In a dimension with one rank it is its own neighbour.
+            let peer = job.peer(neighbour)?;
             let descriptor = &descriptors[neighbour as usize];
             let agent = job.group.agent();
             routes.push(agent.join(peer, &region, descriptor, &Policy::default(), timeout)?);
@@ -92,7 +86,8 @@ impl PutExchange {
 
     /// The path to the neighbours; the worst one if they differ.
     pub(crate) fn path(&self) -> Option<Path> {
-        self.routes.iter().map(Route::path).max_by_key(|path| !path.is_local())
+        let is_worse = |path: &Path| (!path.is_local(), *path != Path::SameProcess);
+        self.routes.iter().map(Route::path).max_by_key(is_worse)
     }
 
     fn array(&self) -> usize {

@@ -26,6 +26,7 @@ impl Direction {
     ];
 
     /// Its place in [`Self::ALL`].
+    #[cfg(any(test, feature = "mpi"))]
     pub(crate) fn index(self) -> usize {
         2 * self.dimension + usize::from(self.is_upper)
     }

@@ -1,8 +1,9 @@
 //! A message of the simulation: some rows of the field at a step.
 
-use fabricast::pubsub::{Reliability, TopicSettings};
+use fabricast::pubsub::{MemoryLocation, Reliability, TopicSettings};
 use mpi_examples::Result;
 use mpi_examples::heat::rows_of;
+use mpi_examples::memory::Location;
 
 /// The topic.
 pub(crate) const FIELD: &str = "field";
@@ -49,9 +50,10 @@ impl Frame {
 
     /// The settings of the topic: all ranks use the same. A slow analysis misses the oldest fields,
     /// so that the simulation does not wait for it.
-    pub(crate) fn settings(grid: u64, parts: u64) -> TopicSettings {
+    pub(crate) fn settings(grid: u64, parts: u64, at: Location) -> TopicSettings {
         let most_rows = grid.div_ceil(parts);
         TopicSettings {
+            memory: at.first_device().map_or(MemoryLocation::Host, MemoryLocation::Device),
             reliability: Reliability::DropOldest,
             // The last field fits in any case.
             depth: 4 * parts as u32,

@@ -5,9 +5,10 @@
 //! mpirun -n 4 insitu                                        # prints the directory of the node
 //! insitu --attach DIRECTORY                                 # analyses from outside of the job
 //! mpirun -n 4 insitu --analysis-joins-late --analysis-leaves-after 3
+//! mpirun -n 4 insitu --device cuda                          # fields in the memory of a GPU
 //! ```
 //!
-//! A field exists once in the memory of a machine, for any number of analyses there. The simulation
+//! A field exists once in the memory of a machine or its GPU, for any number of analyses there. The simulation
 //! waits for none of them: a slow one misses the oldest fields, and a killed one is removed by the
 //! node. Ranks that simulate exchange ghost rows by puts into each other's memory.
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use fabricast::pubsub::{self, Node, NodeOptions, ServiceMode};
+use mpi_examples::memory::Location;
 use mpi_examples::{CommonOptions, Job, Result, conclude};
 
 use analysis::{Analysed, analyse, wait_for_fields};
@@ -44,6 +46,9 @@ struct Arguments {
     /// Additional time from field to field, in milliseconds
     #[arg(long, value_name = "MILLISECONDS", default_value = "10")]
     pause: u64,
+    /// Where the published fields and the ghost rows are
+    #[arg(long, value_enum, default_value_t)]
+    device: Location,
     /// Ranks that analyse subscribe after a third of the fields
     #[arg(long)]
     analysis_joins_late: bool,
@@ -104,13 +109,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         return Err("start simulation failed: there is no field to publish. Change --grid, --steps or --every".into());
     }
     let pause = Duration::from_millis(arguments.pause);
-    let simulation = Run { grid, steps, every, pause, parts };
+    let simulation = Run { grid, steps, every, pause, parts, at: arguments.device };
     let node = job.group.node(NodeOptions::default(), timeout)?;
     if job.is_root() {
         println!("insitu: node {}", node.directory().display());
     }
     let simulate = prepare(&mut job, &node, simulation)?;
-    let topic = node.topic(FIELD, &Frame::settings(grid, parts))?;
+    let topic = node.topic(FIELD, &Frame::settings(grid, parts, arguments.device))?;
     let mut mistakes = 0;
     if u64::from(rank) < parts {
         job.group.barrier(timeout)?;

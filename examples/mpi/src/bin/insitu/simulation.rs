@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use fabricast::gpu::{self, Block};
 use fabricast::pubsub::{Node, Publisher, ReportedSubscriber, Row};
 use fabricast::transfer::path::Policy;
-use fabricast::transfer::{HostBuffer, Notice, Region, Rights, Route};
+use fabricast::transfer::{Notice, Region, Rights, Route};
 use mpi_examples::arrivals::Arrivals;
 use mpi_examples::heat::{Slab, rows_of};
+use mpi_examples::memory::{Location, Memory};
 use mpi_examples::{Job, Result, numbers};
 
 use crate::frame::{FIELD, Frame};
@@ -15,9 +16,9 @@ use crate::frame::{FIELD, Frame};
 /// Ghost rows come from the neighbours by puts into this rank's memory.
 struct GhostRows {
     /// The own first and last row.
-    edges: HostBuffer,
+    edges: Memory,
     /// Two pairs, used in turn: a neighbour may be one step ahead.
-    ghosts: HostBuffer,
+    ghosts: Memory,
     _region: Region,
     /// To the ranks above and below, with the ghost row there that is this rank's.
     neighbours: Vec<(usize, Route)>,
@@ -27,13 +28,16 @@ struct GhostRows {
 
 impl GhostRows {
     /// All ranks call it; those beyond `parts` have no neighbours.
-    fn new(job: &mut Job, grid: u64, parts: u64) -> Result<Self> {
+    fn new(job: &mut Job, Run { grid, parts, at, .. }: Run) -> Result<Self> {
         let (rank, timeout) = (u64::from(job.group.rank()), job.timeout());
         let row = grid * size_of::<f64>() as u64;
-        let (edges, ghosts) = (HostBuffer::new(2 * row)?, HostBuffer::new(4 * row)?);
+        let memory = |bytes| Memory::new(at, job.group.local().rank, bytes);
+        let (edges, ghosts) = (memory(2 * row)?, memory(4 * row)?);
         let agent = job.group.agent();
-        let (source, region) =
-            (agent.register_local(&edges)?, agent.register(&ghosts, Rights::WRITE)?);
+        let (source, region) = (
+            agent.register_local(edges.buffer())?,
+            agent.register(ghosts.buffer(), Rights::WRITE)?,
+        );
         let descriptors = job.group.all_gather(&region.descriptor().encode()?, timeout)?;
         let mut neighbours = Vec::new();
         for (side, rank) in [(0, rank.checked_sub(1)), (1, Some(rank + 1))] {
@@ -84,6 +88,8 @@ pub(crate) struct Run {
     pub(crate) pause: Duration,
     /// Ranks that simulate.
     pub(crate) parts: u64,
+    /// Where fields and ghost rows are.
+    pub(crate) at: Location,
 }
 
 impl Run {
@@ -145,8 +151,8 @@ pub(crate) fn prepare(
     node: &Node,
     run: Run,
 ) -> Result<impl FnOnce(&mut Job, &Node) -> Result<Published> + use<>> {
-    let mut ghost_rows = GhostRows::new(job, run.grid, run.parts)?;
-    let topic = node.topic(FIELD, &Frame::settings(run.grid, run.parts))?;
+    let mut ghost_rows = GhostRows::new(job, run)?;
+    let topic = node.topic(FIELD, &Frame::settings(run.grid, run.parts, run.at))?;
     Ok(move |job: &mut Job, node: &Node| {
         let publisher = topic.publisher()?;
         let part = u64::from(job.group.rank());

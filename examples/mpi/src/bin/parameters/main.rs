@@ -19,7 +19,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use fabricast::gpu::{DeviceName, Implementation};
 use fabricast::pubsub::{MemoryLocation, NodeOptions, Subscriber, TopicSettings};
 use mpi_examples::memory::Location;
 use mpi_examples::samples::{Samples, interleaved};
@@ -55,12 +54,7 @@ fn number(version: u64, tensor: u64) -> u64 {
 fn run(arguments: &Arguments) -> Result<()> {
     let mut job = Job::start("parameters", &arguments.common)?;
     let (is_root, timeout) = (job.is_root(), job.timeout());
-    let device = match arguments.device {
-        Location::Host => None,
-        Location::Cuda => Some(Implementation::Cuda),
-        Location::Emulated => Some(Implementation::Emulated),
-    };
-    let device = device.map(|implementation| DeviceName { implementation, number: 0 });
+    let device = arguments.device.first_device();
     let bytes = |part: u64| (arguments.mebibytes << 20) * part / 16;
     let mut tensors = TENSORS
         .iter()
