@@ -20,7 +20,7 @@ use super::protocol::Introduction;
 use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::lock;
-use crate::rail::RailHandle;
+use crate::rail::{RailHandle, WrittenDevices};
 use crate::region::{Buffer, REGISTER, RegisteredRegion};
 use crate::share::random;
 use crate::wire::malformed;
@@ -54,6 +54,7 @@ pub(crate) struct LocalTarget {
     changes: AtomicU64,
     /// Handles of the rails, once these are started.
     rail_handles: OnceLock<Vec<RailHandle>>,
+    pub(crate) written_devices: WrittenDevices,
     reclaim: Reclaim,
 }
 
@@ -77,6 +78,7 @@ impl LocalTarget {
             initiators: Mutex::default(),
             changes: AtomicU64::new(0),
             rail_handles: OnceLock::new(),
+            written_devices: WrittenDevices::default(),
             reclaim: Reclaim::default(),
         })
     }
