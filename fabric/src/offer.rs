@@ -173,8 +173,15 @@ pub struct Offer {
 #[derive(Clone, Copy)]
 pub(crate) struct FabricOpener {
     /// Passed to each call.
-    pub(crate) network: usize,
-    pub(crate) open: fn(usize) -> *mut sys::fid_fabric,
+    network: usize,
+    open: fn(usize) -> *mut sys::fid_fabric,
+}
+
+#[cfg(feature = "fault-injection")]
+impl FabricOpener {
+    pub(crate) fn new(network: usize, open: fn(usize) -> *mut sys::fid_fabric) -> Self {
+        Self { network, open }
+    }
 }
 
 #[cfg(feature = "fault-injection")]

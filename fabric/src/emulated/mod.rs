@@ -87,6 +87,6 @@ pub fn offer(fault: Fault) -> Result<Offer> {
         domain.name = domain_name;
         info
     };
-    let opener = FabricOpener { network: network::create(fault), open: objects::fabric };
+    let opener = FabricOpener::new(network::create(fault), objects::fabric);
     Ok(Offer::adopt(info, Threading::Safe).emulated_by(opener))
 }

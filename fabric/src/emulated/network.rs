@@ -32,27 +32,46 @@ pub(super) enum Object {
 /// An operation that is done.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
-    pub(super) context: usize,
-    pub(super) flags: u64,
-    pub(super) length: usize,
+    context: usize,
+    flags: u64,
+    length: usize,
+}
+
+impl Entry {
+    pub(super) fn tagged(self) -> sys::fi_cq_tagged_entry {
+        let Self { context, flags, length } = self;
+        let op_context = std::ptr::with_exposed_provenance_mut(context);
+        sys::fi_cq_tagged_entry { op_context, flags, len: length, ..Default::default() }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Region {
-    pub(super) domain: usize,
-    pub(super) base: usize,
-    pub(super) length: usize,
-    pub(super) access: u64,
-    pub(super) key: u64,
-    pub(super) is_device: bool,
+    domain: usize,
+    base: usize,
+    length: usize,
+    access: u64,
+    key: u64,
+    is_device: bool,
+}
+
+impl Region {
+    pub(super) fn new(
+        domain: usize,
+        (base, length): (usize, usize),
+        (access, key): (u64, u64),
+        is_device: bool,
+    ) -> Self {
+        Self { domain, base, length, access, key, is_device }
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Endpoint {
-    pub(super) number: u64,
+    number: u64,
     domain: usize,
-    pub(super) queue: usize,
-    pub(super) vector: usize,
+    queue: usize,
+    vector: usize,
     receives: VecDeque<Receive>,
     /// Messages that found no receive.
     unexpected: VecDeque<Vec<u8>>,
@@ -63,14 +82,32 @@ impl Endpoint {
         let (receives, unexpected) = (VecDeque::new(), VecDeque::new());
         Self { number, domain, queue: 0, vector: 0, receives, unexpected }
     }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn bind_vector(&mut self, vector: usize) {
+        self.vector = vector;
+    }
+
+    pub(super) fn bind_queue(&mut self, queue: usize) {
+        self.queue = queue;
+    }
 }
 
 /// Local memory, with the address of its region.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Local {
-    pub(super) at: usize,
-    pub(super) length: usize,
-    pub(super) region: usize,
+    at: usize,
+    length: usize,
+    region: usize,
+}
+
+impl Local {
+    pub(super) fn new(at: usize, length: usize, region: usize) -> Self {
+        Self { at, length, region }
+    }
 }
 
 #[derive(Debug)]
@@ -82,10 +119,16 @@ struct Receive {
 /// A posted operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Posted {
-    pub(super) endpoint: usize,
-    pub(super) peer: u64,
-    pub(super) local: Local,
-    pub(super) context: usize,
+    endpoint: usize,
+    peer: u64,
+    local: Local,
+    context: usize,
+}
+
+impl Posted {
+    pub(super) fn new(endpoint: usize, peer: u64, local: Local, context: usize) -> Self {
+        Self { endpoint, peer, local, context }
+    }
 }
 
 /// Bytes that arrive after their operation was reported as done.

@@ -6,7 +6,7 @@ use std::os::raw::{c_int, c_void};
 use libfabric_sys as sys;
 
 use super::Fault;
-use super::network::{Endpoint, Entry, Local, Object, Posted, Region, with};
+use super::network::{Endpoint, Local, Object, Posted, Region, with};
 
 /// A table of functions, which is never freed.
 macro_rules! table {
@@ -51,8 +51,8 @@ unsafe extern "C" fn bind(object: *mut sys::fid, to: *mut sys::fid, _: u64) -> c
         let is_vector = matches!(world.object(to.addr()), Some(Object::Vector(_)));
         let Some(endpoint) = world.endpoint(object.addr()) else { return -sys::FI_EINVAL };
         match is_vector {
-            true => endpoint.vector = to.addr(),
-            false => endpoint.queue = to.addr(),
+            true => endpoint.bind_vector(to.addr()),
+            false => endpoint.bind_queue(to.addr()),
         }
         0
     })
@@ -146,12 +146,9 @@ unsafe extern "C" fn queue(
 
 unsafe extern "C" fn read_queue(queue: *mut sys::fid_cq, into: *mut c_void, count: usize) -> isize {
     let entries = with(|world| world.read(queue.addr(), count));
-    for (at, Entry { context, flags, length }) in entries.iter().copied().enumerate() {
-        let op_context = std::ptr::with_exposed_provenance_mut(context);
-        let entry =
-            sys::fi_cq_tagged_entry { op_context, flags, len: length, ..Default::default() };
+    for (at, entry) in entries.iter().enumerate() {
         // SAFETY: space for `count` entries with tags.
-        unsafe { into.cast::<sys::fi_cq_tagged_entry>().add(at).write(entry) };
+        unsafe { into.cast::<sys::fi_cq_tagged_entry>().add(at).write(entry.tagged()) };
     }
     if entries.is_empty() { -(sys::FI_EAGAIN as isize) } else { entries.len() as isize }
 }
@@ -198,14 +195,9 @@ unsafe extern "C" fn register(
     if is_device && fault == Fault::RefusesRegistration {
         return -sys::FI_EINVAL;
     }
-    let region = Region {
-        domain: domain.addr(),
-        base: buffer.iov_base.expose_provenance(),
-        length: buffer.iov_len,
-        access: request.access,
-        key: request.requested_key,
-        is_device,
-    };
+    let range = (buffer.iov_base.expose_provenance(), buffer.iov_len);
+    let rights = (request.access, request.requested_key);
+    let region = Region::new(domain.addr(), range, rights, is_device);
     let object = object!(fid_mr, FI_CLASS_MR, network, Object::Region(region), {});
     // SAFETY: just made, and not visible to others; `opened` receives it.
     unsafe {
@@ -236,7 +228,7 @@ unsafe extern "C" fn endpoint(
 }
 
 unsafe extern "C" fn name(endpoint: *mut sys::fid, name: *mut c_void, length: *mut usize) -> c_int {
-    let number = with(|world| world.endpoint(endpoint.addr()).map_or(0, |it| it.number));
+    let number = with(|world| world.endpoint(endpoint.addr()).map_or(0, |it| it.number()));
     // SAFETY: space for as many bytes as `length` says, which is enough.
     unsafe {
         name.cast::<u64>().write_unaligned(number);
@@ -264,7 +256,7 @@ unsafe extern "C" fn set_option(
 }
 
 fn local(at: *const c_void, length: usize, descriptor: *mut c_void) -> Local {
-    Local { at: at.expose_provenance(), length, region: descriptor.addr() }
+    Local::new(at.expose_provenance(), length, descriptor.addr())
 }
 
 unsafe extern "C" fn send(
@@ -276,7 +268,7 @@ unsafe extern "C" fn send(
     context: *mut c_void,
 ) -> isize {
     let (local, context) = (local(at, length, descriptor), context.expose_provenance());
-    with(|world| world.send(Posted { endpoint: endpoint.addr(), peer, local, context }))
+    with(|world| world.send(Posted::new(endpoint.addr(), peer, local, context)))
 }
 
 unsafe extern "C" fn receive(
@@ -302,7 +294,7 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     let (local, context) = (local(at, length, descriptor), context.expose_provenance());
-    let posted = Posted { endpoint: endpoint.addr(), peer, local, context };
+    let posted = Posted::new(endpoint.addr(), peer, local, context);
     with(|world| world.transfer(posted, (offset, key), false))
 }
 
@@ -319,12 +311,9 @@ unsafe extern "C" fn write_message(
     if message.iov_count != 1 || message.rma_iov_count != 1 || range.len != piece.iov_len {
         return -(sys::FI_EINVAL as isize);
     }
-    let posted = Posted {
-        endpoint: endpoint.addr(),
-        peer: message.addr,
-        local: local(piece.iov_base, piece.iov_len, descriptor),
-        context: message.context.expose_provenance(),
-    };
+    let local = local(piece.iov_base, piece.iov_len, descriptor);
+    let context = message.context.expose_provenance();
+    let posted = Posted::new(endpoint.addr(), message.addr, local, context);
     with(|world| world.transfer(posted, (range.addr, range.key), false))
 }
 
@@ -339,6 +328,6 @@ unsafe extern "C" fn read(
     context: *mut c_void,
 ) -> isize {
     let (local, context) = (local(at, length, descriptor), context.expose_provenance());
-    let posted = Posted { endpoint: endpoint.addr(), peer, local, context };
+    let posted = Posted::new(endpoint.addr(), peer, local, context);
     with(|world| world.transfer(posted, (offset, key), true))
 }

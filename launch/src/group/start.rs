@@ -108,7 +108,7 @@ fn prepare(rank: u32, is_one_machine: bool, options: &GroupOptions) -> Result<(A
         let (offer, choice) =
             fabric::choose(&query, &need, options.provider_policy()).map_err(failed)?;
         tracing::debug!(%choice, "provider of the group");
-        agent = agent.fabric(&offer);
+        agent = agent.fabric(&query.with_device_memory(offer));
     }
     let agent =
         Agent::start(agent).map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;

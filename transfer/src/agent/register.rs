@@ -99,7 +99,7 @@ impl RailOwner for LocalTarget {
     }
 
     fn written_devices(&self) -> &WrittenDevices {
-        &self.written_devices
+        self.devices_of_writes()
     }
 
     fn wake(&self) {

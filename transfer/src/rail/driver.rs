@@ -332,7 +332,7 @@ impl Driver {
             let is_busy = self.initiator.has_transfers() || self.target.has_staging_jobs();
             // A look at probed bytes must not wait for a sleep to end.
             if self.target.polls()
-                || self.initiator.has_direct_requests()
+                || self.initiator.is_probing()
                 || moved.elapsed() < if is_busy { SPIN_WHILE_BUSY } else { SPIN_WHILE_IDLE }
             {
                 self.io.pause();

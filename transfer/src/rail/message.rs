@@ -10,7 +10,7 @@
 use control::codec;
 use serde::{Deserialize, Serialize};
 
-use super::Chunk;
+use super::{Chunk, MemoryEnd};
 use crate::error::Result;
 use crate::notice::Notice;
 use crate::refusal::Refusal;
@@ -56,7 +56,9 @@ pub(super) enum Message {
         request: u64,
         region: u64,
         ticket: u64,
-        /// Is a probe needed on this side?
+        /// The memory of this side.
+        from: MemoryEnd,
+        /// Does this side need a probe?
         probes: bool,
     },
     /// The writes of this step have completed.

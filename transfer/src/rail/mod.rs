@@ -53,6 +53,7 @@ pub(crate) use device_memory::{
     DeviceFacts, LocalEnd, MemoryEnd, RailFacts, WrittenDevices, obstacle,
 };
 pub(crate) use driver::Driver;
+pub(crate) use initiator::DirectRequest;
 pub(crate) use memory::device_memory;
 pub(crate) use registration_cache::CacheLimits;
 use registration_cache::RegistrationCache;
@@ -117,19 +118,6 @@ pub(crate) struct RemoteSide {
     pub(crate) memory: Option<RemoteMemory>,
 }
 
-/// A request to access a peer's region directly, with device memory at one end or both.
-#[derive(Debug)]
-pub(crate) struct DirectRequest {
-    /// Number and ticket.
-    pub(crate) region: (u64, u64),
-    /// The memory of this side.
-    pub(crate) local: LocalEnd,
-    /// Is a probe needed, whatever the peer demands?
-    pub(crate) probes: bool,
-    /// The probe has failed if it is not over by then.
-    pub(crate) until: Instant,
-}
-
 /// The answer to a request for direct access.
 #[derive(Debug, Clone)]
 pub(crate) enum DirectOutcome {
@@ -137,8 +125,8 @@ pub(crate) enum DirectOutcome {
     Granted { memory: Option<RemoteMemory>, is_probed: bool },
     /// The peer does not grant it, for this reason.
     Refused { kind: ErrorKind, cause: String },
-    /// The probe failed, or was not over in time.
-    Failed { cause: String, is_late: bool },
+    /// The probe failed. If that is not final, it was not over in time, or could not be made.
+    Failed { cause: String, is_final: bool },
     /// The link was lost meanwhile.
     Lost { cause: String },
 }

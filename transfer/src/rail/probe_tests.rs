@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::message::Message;
 use super::pair_tests::{END, LINK, LOST_AFTER, Pair};
 use super::session::SessionKey;
-use super::{DirectOutcome, DirectRequest, LocalEnd, RailEvent};
+use super::{DirectOutcome, DirectRequest, LocalEnd, MemoryEnd, RailEvent};
 use crate::error::ErrorKind;
 use crate::host_buffer::HostBuffer;
 use crate::refusal::Refusal;
@@ -14,6 +14,7 @@ use crate::region::{Region, RegionDescriptor, Rights};
 
 /// The request of a hostile initiator.
 const REQUEST: u64 = 77;
+const FROM: MemoryEnd = MemoryEnd::Host;
 
 fn ticket(region: &Region) -> (u64, u64) {
     let RegionDescriptor { number, ticket, .. } = *region.descriptor();
@@ -27,7 +28,7 @@ impl Pair {
 
     fn request_direct(&mut self, region: &Region, timeout: Duration) {
         let (region, until) = (ticket(region), Instant::now() + timeout);
-        let wanted = DirectRequest { region, local: LocalEnd::Host, probes: true, until };
+        let wanted = DirectRequest::new(region, LocalEnd::Host, true, until);
         self.initiator.driver.request_direct(LINK, wanted);
     }
 
@@ -46,7 +47,7 @@ impl Pair {
         match self.outcome() {
             Some(DirectOutcome::Granted { .. }) => "granted".to_owned(),
             Some(DirectOutcome::Refused { kind, cause }) => format!("{kind:?}: {cause}"),
-            Some(DirectOutcome::Failed { cause, is_late: true }) => format!("late: {cause}"),
+            Some(DirectOutcome::Failed { cause, is_final: false }) => format!("not final: {cause}"),
             Some(DirectOutcome::Failed { cause, .. } | DirectOutcome::Lost { cause }) => cause,
             None => "none".to_owned(),
         }
@@ -74,7 +75,8 @@ impl Pair {
 
     fn ask_at_target(&mut self, session: u64, region: &Region) {
         let (region, ticket) = ticket(region);
-        let message = Message::RequestDirect { request: REQUEST, region, ticket, probes: true };
+        let message =
+            Message::RequestDirect { request: REQUEST, region, ticket, from: FROM, probes: true };
         self.at_target(session, message);
     }
 }
@@ -89,10 +91,10 @@ fn host_memory_passes_a_demanded_probe() {
         matches!(outcome, Some(DirectOutcome::Granted { memory: None, is_probed: true }));
     assert!(expected, "{outcome:?}");
     assert_eq!(pair.counts(), (0, 0, 0));
-    // Without a demand host memory is granted at once.
+    // Then it is granted without another probe, unless one is demanded.
     pair.initiator.events.clear();
     let (region, until) = (ticket(&regions[0]), Instant::now() + END);
-    let wanted = DirectRequest { region, local: LocalEnd::Host, probes: false, until };
+    let wanted = DirectRequest::new(region, LocalEnd::Host, false, until);
     pair.initiator.driver.request_direct(LINK, wanted);
     pair.until("no outcome", |pair| pair.outcome().is_some());
     let outcome = pair.outcome();
@@ -110,7 +112,8 @@ fn regions_that_are_unknown_or_not_opened_are_refused() {
     pair.ask_at_target(session, &other);
     let (region, ticket) = ticket(&regions[0]);
     let ticket = ticket ^ 1;
-    let message = Message::RequestDirect { request: REQUEST, region, ticket, probes: false };
+    let message =
+        Message::RequestDirect { request: REQUEST, region, ticket, from: FROM, probes: false };
     pair.at_target(session, message);
     assert_eq!(pair.counts(), (0, 0, 0));
     // The initiator is told.
@@ -189,9 +192,31 @@ fn probes_wait_for_others_and_their_memory_is_bounded() {
     }
     // Initiators that do nothing more.
     pair.target.driver.check_initiators(Instant::now() + Duration::from_secs(11));
-    assert_eq!(pair.counts(), (0, 0, 4));
+    assert_eq!(pair.counts(), (0, 0, 5));
     pair.target.driver.check_initiators(Instant::now() + Duration::from_secs(120));
     assert_eq!(pair.counts(), (0, 0, 0));
+}
+
+/// Late bytes could reach memory that is freed early: further probes are refused instead.
+#[test]
+fn quarantined_memory_is_not_freed_early() {
+    let (mut pair, regions) = Pair::with_regions(1);
+    let session = pair.session();
+    for failed in 1..=8 {
+        pair.ask_at_target(session, &regions[0]);
+        let (probe, _) = pair.target.driver.target().probe_of(session).unwrap();
+        pair.at_target(session, Message::ProbeAbandoned { probe });
+        assert_eq!(pair.counts(), (0, 0, failed));
+    }
+    pair.request_direct(&regions[0], END);
+    pair.until("no outcome", |pair| pair.outcome().is_some());
+    assert_eq!(pair.cause(), "TooMany: too many probes failed at the peer within a minute");
+    assert_eq!(pair.counts(), (0, 0, 8));
+    pair.target.driver.check_initiators(Instant::now() + Duration::from_secs(120));
+    pair.initiator.events.clear();
+    pair.request_direct(&regions[0], END);
+    pair.until("no outcome", |pair| pair.outcome().is_some());
+    assert_eq!(pair.cause(), "granted");
 }
 
 /// What a target may send instead of the right answer.
@@ -202,7 +227,7 @@ fn hostile_answers(pair: &Pair, request: u64, short: &[u8]) -> Vec<(Vec<Message>
     let with = |memory: &[u8]| Message::ProbeReady { request, probe, memory: memory.to_vec() };
     let failure = Some(Refusal::new(ErrorKind::Failed, "8 bytes arrived late"));
     vec![
-        (vec![with(&[1; 90])], "probe device memory failed"),
+        (vec![with(&[1; 90])], "not final: probe device memory failed"),
         (vec![with(short)], "the memory of the peer is too short"),
         (
             vec![ready.clone(), Message::Direct { request, memory: Vec::new() }],
@@ -258,7 +283,7 @@ fn targets_that_do_not_follow_the_steps_get_no_access() {
 fn silent_and_lost_targets_are_reported() {
     let (mut pair, regions) = Pair::with_regions(1);
     pair.request_direct(&regions[0], Duration::from_millis(20));
-    assert_eq!(pair.cause(), "late: the peer did not answer in time");
+    assert_eq!(pair.cause(), "not final: the peer did not answer in time");
     pair.initiator.events.clear();
     pair.request_direct(&regions[0], LOST_AFTER);
     pair.initiator.driver.close_lost(SessionKey::Link(LINK), "it does not answer");

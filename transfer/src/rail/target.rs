@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
 
-use self::probes::Probes;
+use self::probes::{DirectAccess, Probes};
 use super::device_memory::MemoryEnd;
 use super::io::RailIo;
 use super::message::Message;
@@ -64,8 +64,8 @@ struct Initiator {
     /// Number of notices received, and of notices that the agent took.
     received: u64,
     notices_taken: u64,
-    /// Memory of this side whose transfers with it were right.
-    passed_probes: HashSet<MemoryEnd>,
+    /// Memory of its side and of this one whose probe passed.
+    passed_probes: HashSet<(MemoryEnd, MemoryEnd)>,
 }
 
 /// A copy between a region and a slot of an initiator.
@@ -197,8 +197,9 @@ impl TargetRole {
             Message::RequestDrain(chunk) => self.run_staging_job(io, session, chunk, true),
             Message::RequestFill(chunk) => self.run_staging_job(io, session, chunk, false),
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
-            Message::RequestDirect { request, region, ticket, probes } => {
-                self.request_direct(io, (session, request), (region, ticket), probes);
+            Message::RequestDirect { request, region, ticket, from, probes } => {
+                let wanted = DirectAccess::new(request, (region, ticket), from, probes);
+                self.request_direct(io, session, wanted);
             }
             Message::ProbeWritten { probe, step } => self.probe_written(io, session, probe, step),
             Message::RequestProbeFill { probe, step } => {

@@ -54,7 +54,7 @@ pub(crate) struct LocalTarget {
     changes: AtomicU64,
     /// Handles of the rails, once these are started.
     rail_handles: OnceLock<Vec<RailHandle>>,
-    pub(crate) written_devices: WrittenDevices,
+    written_devices: WrittenDevices,
     reclaim: Reclaim,
 }
 
@@ -117,6 +117,11 @@ impl LocalTarget {
 
     pub(crate) fn rail_handles(&self) -> &[RailHandle] {
         self.rail_handles.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Devices whose memory peers may write to over a fabric.
+    pub(crate) fn devices_of_writes(&self) -> &WrittenDevices {
+        &self.written_devices
     }
 
     /// Adds a region to the table under a new number and ticket.

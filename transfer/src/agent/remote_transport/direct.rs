@@ -19,6 +19,9 @@ use crate::remaining;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A rail reports a late probe within this time.
 const RAIL_GRACE: Duration = Duration::from_millis(500);
+/// A probe that could not be finished, on a busy machine or without memory, is made again after
+/// this time, so that not every join waits for it.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Two kinds of memory: local and remote.
 type Ends = (MemoryEnd, MemoryEnd);
@@ -30,11 +33,25 @@ enum Verdict {
     /// Neither side asked for a probe.
     Skipped,
     Failed(String),
+    /// It could not be finished. After this time it is made again.
+    Inconclusive(String, Instant),
 }
 
 /// What is known about device memory of a link.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts(HashMap<Ends, Verdict>);
+
+impl Verdicts {
+    fn of(&self, ends: Ends, now: Instant) -> Option<&Verdict> {
+        self.0
+            .get(&ends)
+            .filter(|verdict| !matches!(verdict, Verdict::Inconclusive(_, until) if now >= *until))
+    }
+
+    fn has_passed(&self, ends: Ends) -> bool {
+        self.0.get(&ends) == Some(&Verdict::Passed)
+    }
+}
 
 /// The keys of a peer's device memory by link; None for host memory, whose keys are in the
 /// descriptor. Links without an entry stage device memory.
@@ -93,7 +110,7 @@ pub(in crate::agent) struct Requesting {
     peer: u32,
     ends: Ends,
     region: u64,
-    /// Would a probe that is late have been given all of its time?
+    /// Does a probe have all of its time, so that one that is late counts for a while?
     has_full_time: bool,
     until: Instant,
 }
@@ -117,7 +134,9 @@ impl RemoteTransport {
         let Fabric::Connected { provider, remote_access, local, mut remote, .. } = fabric else {
             return fabric;
         };
+        let is_of_host = ends == (Some(MemoryEnd::Host), Some(MemoryEnd::Host));
         let refused = self.peers.get(&peer).map(|peer| &peer.refused_regions);
+        let refused = refused.filter(|_| !is_of_host);
         let cause = refused.zip(region).and_then(|(refused, region)| refused.get(&region));
         if let (Some(cause), Registration::Works) = (cause, &remote) {
             remote = Registration::Refused { cause: cause.clone() };
@@ -133,10 +152,12 @@ impl RemoteTransport {
     /// The verdict of all links to a peer that are up.
     fn verdict(&self, peer: u32, ends: Ends) -> Probe {
         let links = self.links_to(peer).iter().filter_map(|link| self.links.get(link));
-        let mut found = Probe::NotMade;
+        let (mut found, now) = (Probe::NotMade, Instant::now());
         for link in links.filter(|link| link.is_up()) {
-            match link.verdicts.0.get(&ends) {
-                Some(Verdict::Failed(cause)) => return Probe::Failed { cause: cause.clone() },
+            match link.verdicts.of(ends, now) {
+                Some(Verdict::Failed(cause) | Verdict::Inconclusive(cause, _)) => {
+                    return Probe::Failed { cause: cause.clone() };
+                }
                 Some(Verdict::Passed) if found != Probe::Skipped => found = Probe::Passed,
                 Some(_) => found = Probe::Skipped,
                 None => return Probe::NotMade,
@@ -165,10 +186,9 @@ impl RemoteTransport {
             let Some(link) = self.links.get(&number).filter(is_open) else { continue };
             let is_forced =
                 self.rails[link.rail].handle.device_facts().setting() == DeviceFabric::On;
-            let is_passed = link.verdicts.0.get(&ends) == Some(&Verdict::Passed);
-            let probes = !is_forced && !is_passed;
+            let probes = !is_forced && !link.verdicts.has_passed(ends);
             self.direct_requests.outcomes.insert(number, None);
-            let wanted = DirectRequest { region, local: local.clone(), probes, until };
+            let wanted = DirectRequest::new(region, local.clone(), probes, until);
             self.send_command(number, move |driver| driver.request_direct(number, wanted));
         }
         let has_full_time = most >= PROBE_TIMEOUT;
@@ -193,8 +213,7 @@ impl RemoteTransport {
             let verdict = match outcome {
                 Some(DirectOutcome::Granted { memory, is_probed }) => {
                     keys.0.insert(number, memory);
-                    let known = link.verdicts.0.get(&ends);
-                    let is_passed = is_probed || known == Some(&Verdict::Passed);
+                    let is_passed = is_probed || link.verdicts.has_passed(ends);
                     let early = rail.domain().capabilities().completes_device_copies_early();
                     match is_passed {
                         true if early => Some(Verdict::Failed(format!(
@@ -206,11 +225,16 @@ impl RemoteTransport {
                         false => Some(Verdict::Skipped),
                     }
                 }
-                Some(DirectOutcome::Failed { cause, is_late: true }) if !has_full_time => {
+                Some(DirectOutcome::Failed { cause, is_final: true }) => {
+                    Some(Verdict::Failed(cause))
+                }
+                Some(DirectOutcome::Failed { cause, .. }) if has_full_time => {
+                    Some(Verdict::Inconclusive(cause, Instant::now() + RETRY_AFTER))
+                }
+                Some(DirectOutcome::Failed { cause, .. }) => {
                     lost.get_or_insert(cause);
                     None
                 }
-                Some(DirectOutcome::Failed { cause, .. }) => Some(Verdict::Failed(cause)),
                 Some(DirectOutcome::Refused { kind: ErrorKind::NoPath, cause }) => {
                     if let Some(peer) = self.peers.get_mut(&peer) {
                         peer.refused_regions.insert(region, cause.clone());
@@ -220,14 +244,11 @@ impl RemoteTransport {
                 }
                 Some(DirectOutcome::Refused { kind, cause }) => match kind {
                     // They say nothing about the next request.
-                    ErrorKind::Stale
-                    | ErrorKind::Denied
-                    | ErrorKind::Closed
-                    | ErrorKind::DeadlineExceeded => {
+                    ErrorKind::Stale | ErrorKind::Denied | ErrorKind::TooMany => {
                         lost.get_or_insert(cause);
                         None
                     }
-                    _ => Some(Verdict::Failed(cause)),
+                    _ => Some(Verdict::Inconclusive(cause, Instant::now() + RETRY_AFTER)),
                 },
                 Some(DirectOutcome::Lost { cause }) => {
                     lost.get_or_insert(cause);
@@ -238,7 +259,7 @@ impl RemoteTransport {
                     None
                 }
             };
-            if let Some(Verdict::Failed(cause)) = &verdict {
+            if let Some(Verdict::Failed(cause) | Verdict::Inconclusive(cause, _)) = &verdict {
                 tracing::info!(
                     peer = link.label,
                     provider = rail.provider(),
@@ -266,6 +287,31 @@ impl RemoteTransport {
                 DirectAccess::Failed("a link to the peer was lost meanwhile".to_owned())
             }
             probe @ (Probe::Passed | Probe::Skipped) => DirectAccess::Granted(keys, probe),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inconclusive_probes_are_made_again_and_others_are_not() {
+        let (ends, now) = ((MemoryEnd::Host, MemoryEnd::Host), Instant::now());
+        let mut verdicts = Verdicts::default();
+        assert_eq!(verdicts.of(ends, now), None);
+        let late = Verdict::Inconclusive("late".to_owned(), now + RETRY_AFTER);
+        for (verdict, is_kept) in [
+            (late, false),
+            (Verdict::Failed("8 bytes arrived late".to_owned()), true),
+            (Verdict::Passed, true),
+            (Verdict::Skipped, true),
+        ] {
+            verdicts.0.insert(ends, verdict.clone());
+            assert_eq!(verdicts.of(ends, now), Some(&verdict));
+            let later = verdicts.of(ends, now + RETRY_AFTER);
+            assert_eq!(later.is_some(), is_kept, "{verdict:?}");
+            assert_eq!(verdicts.has_passed(ends), verdict == Verdict::Passed);
         }
     }
 }

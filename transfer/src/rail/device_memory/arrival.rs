@@ -89,7 +89,7 @@ impl Arrival {
             (None, late) => {
                 // The tail was copied first: it arrived between the two copies.
                 let late = late.or(self.step.parts().last().copied());
-                let length = late.map_or(0, |part| part.length);
+                let length = late.map_or(0, Part::length);
                 let (size, after) = (size_text(length), duration_text(after));
                 Look::Failed(format!("{size} arrived {after} after its {name}"))
             }
@@ -98,7 +98,7 @@ impl Arrival {
                 Look::Again
             }
             (Some((part, right)), _) => {
-                let (size, after) = (size_text(part.length), duration_text(after));
+                let (size, after) = (size_text(part.length()), duration_text(after));
                 let right = size_text(right as u64);
                 Look::Failed(format!(
                     "{size} was incomplete {after} after its {name}: the first {right} are right"
@@ -137,7 +137,7 @@ mod tests {
         let last = parts.last_mut().unwrap();
         let length = last.len();
         last[right.min(length)..].fill(0);
-        let tail = last[length - known.tail().length as usize..].to_vec();
+        let tail = last[length - known.tail().length() as usize..].to_vec();
         Snapshot { tail, parts }
     }
 

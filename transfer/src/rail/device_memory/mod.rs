@@ -21,12 +21,13 @@ pub(crate) use written_devices::WrittenDevices;
 pub(super) use written_devices::flush;
 
 use gpu::{Allocator, Device, Uuid};
+use serde::{Deserialize, Serialize};
 
 use crate::path::{ExportObstacle, Exportability, MemoryType, Registration};
 use crate::region::{Buffer, RegionDescriptor};
 
 /// How device memory was allocated. Providers differ in what they register of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Allocation {
     /// By `cudaMalloc`.
     Plain,
@@ -58,7 +59,7 @@ impl Allocation {
 }
 
 /// The kind of memory at one end of a transfer: transfers between two kinds have one verdict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum MemoryEnd {
     Host,
     Device(Uuid, Allocation),

@@ -14,8 +14,26 @@ pub(in crate::rail) const SCRATCH_LENGTH: u64 = 4 * MAX_PART_LENGTH;
 /// A range of the scratch memory, at the same offset at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::rail) struct Part {
-    pub(in crate::rail) offset: u64,
-    pub(in crate::rail) length: u64,
+    offset: u64,
+    length: u64,
+}
+
+impl Part {
+    pub(in crate::rail) fn offset(self) -> u64 {
+        self.offset
+    }
+
+    pub(in crate::rail) fn length(self) -> u64 {
+        self.length
+    }
+
+    /// Its pieces of at most this length.
+    pub(in crate::rail) fn pieces(self, longest: u64) -> impl Iterator<Item = Self> {
+        let end = self.offset + self.length;
+        (self.offset..end)
+            .step_by(longest.max(1) as usize)
+            .map(move |offset| Self { offset, length: longest.min(end - offset) })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,6 +204,14 @@ mod tests {
         assert_eq!((writes, reads), (18, 18));
         let lengths = || steps().iter().flat_map(|step| &step.parts).map(|part| part.length);
         assert_eq!((lengths().min(), lengths().max()), (Some(1), Some(MAX_PART_LENGTH)));
+    }
+
+    #[test]
+    fn pieces_cover_a_part_once() {
+        let part = Part { offset: 9, length: 10 };
+        let pieces: Vec<_> = part.pieces(4).map(|piece| (piece.offset, piece.length)).collect();
+        assert_eq!(pieces, [(9, 4), (13, 4), (17, 2)]);
+        assert!(part.pieces(10).eq([part]) && part.pieces(u64::from(u32::MAX)).eq([part]));
     }
 
     #[test]

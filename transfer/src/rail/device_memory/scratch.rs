@@ -83,14 +83,14 @@ impl Scratch {
         match &mut self.memory {
             ScratchMemory::Host { buffer, is_done, .. } => {
                 for part in step.parts() {
-                    buffer.write(part.offset, &pattern.bytes(*part))?;
+                    buffer.write(part.offset(), &pattern.bytes(*part))?;
                 }
                 *is_done = true;
             }
             ScratchMemory::Device { memory, mirror, copies, .. } => {
                 let pinned = mirror.pinned_for(memory.mapped_for())?;
                 for part in step.parts() {
-                    let Part { offset, length } = *part;
+                    let (offset, length) = (part.offset(), part.length());
                     mirror.write(offset, &pattern.bytes(*part))?;
                     let to = slice_of(memory, offset, length)?;
                     let from = slice_of(&pinned, offset, length)?;
@@ -107,17 +107,15 @@ impl Scratch {
         let tail = step.tail();
         match &mut self.memory {
             ScratchMemory::Host { buffer, seen, is_done } => {
-                *seen = Some(snapshot(buffer, tail, tail.offset, step)?);
+                *seen = Some(snapshot(buffer, tail, tail.offset(), step)?);
                 *is_done = true;
             }
             ScratchMemory::Device { memory, mirror, copies, .. } => {
                 let pinned = mirror.pinned_for(memory.mapped_for())?;
-                let parts = step.parts().iter().map(|part| (*part, part.offset));
-                for (Part { offset, length }, to) in
-                    [(tail, SCRATCH_LENGTH)].into_iter().chain(parts)
-                {
-                    let from = slice_of(memory, offset, length)?;
-                    let to = slice_of(&pinned, to, length)?;
+                let parts = step.parts().iter().map(|part| (*part, part.offset()));
+                for (part, to) in [(tail, SCRATCH_LENGTH)].into_iter().chain(parts) {
+                    let from = slice_of(memory, part.offset(), part.length())?;
+                    let to = slice_of(&pinned, to, part.length())?;
                     copies.begin((), |stream: &Stream| stream.copy(&to, &from));
                 }
             }
@@ -162,7 +160,7 @@ fn snapshot(buffer: &HostBuffer, tail: Part, tail_at: u64, step: &Step) -> Resul
         let mut bytes = vec![0; length as usize];
         buffer.read(offset, &mut bytes).map(|()| bytes)
     };
-    let tail = read(tail_at, tail.length)?;
-    let parts = step.parts().iter().map(|part| read(part.offset, part.length));
+    let tail = read(tail_at, tail.length())?;
+    let parts = step.parts().iter().map(|part| read(part.offset(), part.length()));
     Ok(Snapshot::new(tail, parts.collect::<Result<_>>()?))
 }

@@ -20,10 +20,28 @@ use crate::rail::device_memory::{
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
 use crate::rail::release_worker::ReleaseWorker;
-use crate::rail::{DirectOutcome, DirectRequest, LocalEnd, RailEvent};
+use crate::rail::{DirectOutcome, LocalEnd, RailEvent};
 use crate::refusal::Refusal;
 
 const PROBE: &str = "probe device memory";
+
+/// A request to access a peer's region directly, with device memory at one end or both.
+#[derive(Debug)]
+pub(crate) struct DirectRequest {
+    /// Number and ticket.
+    region: (u64, u64),
+    local: LocalEnd,
+    probes: bool,
+    until: Instant,
+}
+
+impl DirectRequest {
+    /// Access to the region with this number and ticket, from memory of this kind. If it `probes`, a
+    /// probe is needed, whatever the peer demands. A probe is given up if it is not over in time.
+    pub(crate) fn new(region: (u64, u64), local: LocalEnd, probes: bool, until: Instant) -> Self {
+        Self { region, local, probes, until }
+    }
+}
 
 /// A request that is not answered yet.
 struct PendingDirect {
@@ -78,12 +96,13 @@ pub(super) struct DirectRequests {
 
 type Links = HashMap<u32, Link>;
 
-/// Why a probe cannot pass, in words.
+/// Why a probe does not pass, in words.
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
+    /// An observation of the provider, or of the peer.
     Wrong(String),
-    /// It is not over in time.
-    Late(String),
+    /// It could not be carried out, or is not over in time: a later one may pass.
+    Inconclusive(String),
 }
 
 impl From<String> for Finding {
@@ -100,7 +119,7 @@ impl From<&str> for Finding {
 
 impl From<Error> for Finding {
     fn from(error: Error) -> Self {
-        Self::Wrong(error.to_string())
+        Self::Inconclusive(error.to_string())
     }
 }
 
@@ -118,8 +137,8 @@ impl DirectRequests {
         Self { pending: HashMap::new(), chunks: HashMap::new(), release_worker }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
+    pub(super) fn is_probing(&self) -> bool {
+        self.pending.values().any(|pending| pending.run.is_some())
     }
 
     /// The session of an operation in flight.
@@ -150,9 +169,10 @@ impl DirectRequests {
         };
         let request = io.next_id();
         let session = link.session.id();
+        let from = local.end();
         let pending = PendingDirect { link: number, session, region, local, until, run: None };
         self.pending.insert(request, pending);
-        let message = Message::RequestDirect { request, region, ticket, probes };
+        let message = Message::RequestDirect { request, region, ticket, from, probes };
         io.send_message(&mut link.session, &message);
     }
 
@@ -185,11 +205,11 @@ impl DirectRequests {
             let message = Message::ProbeAbandoned { probe: run.probe };
             send(io, links, (*link, *session), &message);
         }
-        let (cause, is_late) = match finding {
-            Finding::Wrong(cause) => (cause, false),
-            Finding::Late(cause) => (cause, true),
+        let (cause, is_final) = match finding {
+            Finding::Wrong(cause) => (cause, true),
+            Finding::Inconclusive(cause) => (cause, false),
         };
-        self.finish(io, request, DirectOutcome::Failed { cause, is_late });
+        self.finish(io, request, DirectOutcome::Failed { cause, is_final });
     }
 
     // ------------------------------------------------------------------- answers of the target
@@ -331,16 +351,8 @@ impl DirectRequests {
     fn move_parts(&mut self, io: &mut RailIo, links: &mut Links, request: u64) -> Found<()> {
         let Some(run) = self.run(request) else { return Ok(()) };
         let longest = MAX_PART_LENGTH.min(io.capabilities().max_message_size as u64);
-        let mut unposted = VecDeque::new();
-        for part in steps()[run.step].parts() {
-            let mut offset = part.offset;
-            let end = part.offset + part.length;
-            while offset < end {
-                let length = longest.min(end - offset);
-                unposted.push_back(Part { offset, length });
-                offset += length;
-            }
-        }
+        let unposted = steps()[run.step].parts().iter().flat_map(|part| part.pieces(longest));
+        let unposted = unposted.collect();
         run.phase = Phase::Moving { unposted, in_flight: 0 };
         self.post_parts(io, links, request)
     }
@@ -359,7 +371,8 @@ impl DirectRequests {
             Direction::Read => Operation::Get,
         };
         let Phase::Moving { unposted, in_flight } = &mut run.phase else { return Ok(()) };
-        while let Some(Part { offset, length }) = unposted.front().copied() {
+        while let Some(part) = unposted.front().copied() {
+            let (offset, length) = (part.offset(), part.length());
             let range = offset as usize..(offset + length) as usize;
             let local = run.scratch.region().slice(range);
             let remote = run.remote.slice(offset..offset + length);
@@ -454,7 +467,7 @@ impl DirectRequests {
     ) -> Found<bool> {
         let Some(pending) = self.pending.get_mut(&request) else { return Ok(false) };
         if now >= pending.until {
-            return Err(Finding::Late(late_text(pending.run.as_ref())));
+            return Err(Finding::Inconclusive(late_text(pending.run.as_ref())));
         }
         let Some(run) = &mut pending.run else { return Ok(false) };
         match &mut run.phase {

@@ -17,16 +17,17 @@ use fabric::Peer;
 
 use self::chunk_window::ChunkWindow;
 use self::chunks::Stage;
+pub(crate) use self::direct::DirectRequest;
 use self::direct::DirectRequests;
 use self::links::RetryBackoff;
 use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;
 use self::transfers::ActiveTransfer;
+use super::LinkTarget;
 use super::io::RailIo;
 use super::release_worker::ReleaseWorker;
 use super::session::{CloseReason, Session};
 use super::staging::Slot;
-use super::{DirectRequest, LinkTarget};
 use crate::error::{Error, ErrorKind};
 use crate::path::Operation;
 
@@ -162,9 +163,8 @@ impl InitiatorRole {
         self.direct.request(io, &mut self.links, link, wanted);
     }
 
-    /// Does the agent wait for an answer about direct access?
-    pub(super) fn has_direct_requests(&self) -> bool {
-        !self.direct.is_empty()
+    pub(super) fn is_probing(&self) -> bool {
+        self.direct.is_probing()
     }
 
     /// Has the provider operations of this link?

@@ -7,15 +7,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{GONE, Initiator, QUARANTINE_AFTER_LOSS, TargetRole};
+use super::{GONE, QUARANTINE_AFTER_LOSS, TargetRole};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceFabric, Registration};
-use crate::rail::LocalEnd;
 use crate::rail::device_memory::{
     Announcement, Arrival, Direction, Look, Pattern, Scratch, Step, steps,
 };
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
+use crate::rail::{LocalEnd, MemoryEnd};
 use crate::refusal::Refusal;
 use crate::region::{RegisteredRegion, Rights};
 use crate::share::random;
@@ -26,22 +26,38 @@ const MAX_PROBES: usize = 2;
 /// An initiator that does not finish its probe within this time loses it, so that others get
 /// theirs.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Scratch memories of failed probes, which late bytes may still reach.
-const MAX_QUARANTINED: usize = 4;
+/// Scratch memories of failed probes, which late bytes may still reach: none is freed early. With
+/// that many, requests that need a probe are refused, and staged.
+const MAX_QUARANTINED: usize = 8;
+/// Kinds of memory whose probes passed, for each initiator. An honest one has few.
+const MAX_PASSED: usize = 64;
 
 /// A request for direct access.
 #[derive(Debug, Clone, Copy)]
-struct Wanted {
+pub(super) struct DirectAccess {
     request: u64,
     region: u64,
     ticket: u64,
-    /// Does the initiator need a probe?
+    from: MemoryEnd,
     probes: bool,
+}
+
+impl DirectAccess {
+    /// To the region with this number and ticket, from memory of this kind. Does the initiator need a
+    /// probe?
+    pub(super) fn new(
+        request: u64,
+        (region, ticket): (u64, u64),
+        from: MemoryEnd,
+        probes: bool,
+    ) -> Self {
+        Self { request, region, ticket, from, probes }
+    }
 }
 
 struct Probe {
     session: u64,
-    wanted: Wanted,
+    wanted: DirectAccess,
     end: LocalEnd,
     scratch: Scratch,
     /// The step that comes next, or that is under way.
@@ -64,7 +80,7 @@ enum Phase {
 pub(super) struct Probes {
     active: HashMap<u64, Probe>,
     /// Sessions whose probes wait for others, and their requests.
-    waiting: VecDeque<(u64, Wanted)>,
+    waiting: VecDeque<(u64, DirectAccess)>,
     /// Scratch memories of failed probes, and until when they are kept.
     quarantined: VecDeque<(Instant, Scratch)>,
 }
@@ -88,16 +104,8 @@ fn violation() -> Error {
 impl TargetRole {
     // ------------------------------------------------------------------- requests
 
-    /// An initiator requests direct access to a region that it has opened, with its number and
-    /// ticket, and may demand a probe.
-    pub(super) fn request_direct(
-        &mut self,
-        io: &mut RailIo,
-        (session, request): (u64, u64),
-        (region, ticket): (u64, u64),
-        probes: bool,
-    ) {
-        let wanted = Wanted { request, region, ticket, probes };
+    /// An initiator requests direct access to a region that it has opened, and may demand a probe.
+    pub(super) fn request_direct(&mut self, io: &mut RailIo, session: u64, wanted: DirectAccess) {
         match self.needs_probe(io, session, wanted) {
             Ok(false) => self.grant(io, session, wanted),
             Ok(true) => {
@@ -110,7 +118,13 @@ impl TargetRole {
         }
     }
 
-    fn refuse_direct(&mut self, io: &mut RailIo, session: u64, wanted: Wanted, error: &Error) {
+    fn refuse_direct(
+        &mut self,
+        io: &mut RailIo,
+        session: u64,
+        wanted: DirectAccess,
+        error: &Error,
+    ) {
         let refusal = Refusal::new(error.kind(), error.reason());
         self.send_message(io, session, &Message::Refused { request: wanted.request, refusal });
     }
@@ -120,7 +134,7 @@ impl TargetRole {
         &self,
         io: &RailIo,
         session: u64,
-        wanted: Wanted,
+        wanted: DirectAccess,
     ) -> Result<(Arc<RegisteredRegion>, LocalEnd)> {
         let refuse = |kind, cause: String| Err(Error::new(GRANT, kind, cause));
         let initiator = self.initiators.get(&session);
@@ -131,7 +145,10 @@ impl TargetRole {
         if !has_opened {
             return refuse(ErrorKind::Denied, "the region was not opened".to_owned());
         }
+        let is_off = io.shared().device_facts().setting() == DeviceFabric::Off;
         let cause = match LocalEnd::of(&region.buffer) {
+            // The memory of the initiator is on a device.
+            Ok(LocalEnd::Host) if is_off => Some(Registration::Off),
             Ok(LocalEnd::Host) => return Ok((region, LocalEnd::Host)),
             Ok(end) if region.memory(io.rail()).is_some() => return Ok((region, end)),
             Ok(_) => region.registrations().get(io.rail()).cloned(),
@@ -148,16 +165,17 @@ impl TargetRole {
         )
     }
 
-    fn needs_probe(&self, io: &RailIo, session: u64, wanted: Wanted) -> Result<bool> {
+    fn needs_probe(&self, io: &RailIo, session: u64, wanted: DirectAccess) -> Result<bool> {
         let (_, end) = self.wanted_region(io, session, wanted)?;
-        let is_passed = self.initiators.get(&session).is_some_and(|it| it.has_passed(&end));
-        let insists = io.shared().device_facts().setting() == DeviceFabric::Probe
-            && matches!(end, LocalEnd::Device(..));
+        let ends = (wanted.from, end.end());
+        let is_passed =
+            self.initiators.get(&session).is_some_and(|it| it.passed_probes.contains(&ends));
+        let insists = io.shared().device_facts().setting() == DeviceFabric::Probe;
         Ok(wanted.probes || insists && !is_passed)
     }
 
     /// Grants direct access.
-    fn grant(&mut self, io: &mut RailIo, session: u64, wanted: Wanted) {
+    fn grant(&mut self, io: &mut RailIo, session: u64, wanted: DirectAccess) {
         let granted = self.wanted_region(io, session, wanted).and_then(|(region, end)| {
             let memory = match end {
                 LocalEnd::Host => None,
@@ -192,8 +210,12 @@ impl TargetRole {
         }
     }
 
-    fn start_probe(&mut self, io: &mut RailIo, session: u64, wanted: Wanted) -> Result<()> {
+    fn start_probe(&mut self, io: &mut RailIo, session: u64, wanted: DirectAccess) -> Result<()> {
         let (_, end) = self.wanted_region(io, session, wanted)?;
+        if self.probes.quarantined.len() >= MAX_QUARANTINED {
+            let detail = "too many probes failed at the peer within a minute";
+            return Err(Error::new(GRANT, ErrorKind::TooMany, detail));
+        }
         let scratch = Scratch::new(&end, |buffer| io.register_now(buffer, Some(Rights::ALL)))?;
         let memory = scratch.region().describe().during(GRANT)?.encode();
         let number = u64::from_le_bytes(random(GRANT)?);
@@ -246,7 +268,10 @@ impl TargetRole {
         };
         self.release_worker.release(scratch);
         if let Some(initiator) = self.initiators.get_mut(&session) {
-            initiator.passed_probes.insert(end.end());
+            if initiator.passed_probes.len() >= MAX_PASSED {
+                initiator.passed_probes.clear();
+            }
+            initiator.passed_probes.insert((wanted.from, end.end()));
         }
         self.grant(io, session, wanted);
         self.start_probes(io);
@@ -270,11 +295,8 @@ impl TargetRole {
     }
 
     /// Ends a probe whose memory late bytes may still reach.
-    fn quarantine_probe(&mut self, number: u64) -> Option<(u64, Wanted)> {
+    fn quarantine_probe(&mut self, number: u64) -> Option<(u64, DirectAccess)> {
         let Probe { session, wanted, scratch, .. } = self.probes.active.remove(&number)?;
-        if self.probes.quarantined.len() >= MAX_QUARANTINED {
-            self.release_worker.release(self.probes.quarantined.pop_front());
-        }
         let until = Instant::now() + QUARANTINE_AFTER_LOSS;
         self.probes.quarantined.push_back((until, scratch));
         Some((session, wanted))
@@ -370,12 +392,6 @@ impl Probe {
                 Ok(Some(Message::ProbeChecked { probe: number, step: step_number, failure }))
             }
         }
-    }
-}
-
-impl Initiator {
-    fn has_passed(&self, end: &LocalEnd) -> bool {
-        self.passed_probes.contains(&end.end())
     }
 }
 
