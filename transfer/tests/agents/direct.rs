@@ -608,7 +608,7 @@ fn shm_stages_device_memory_with_its_reason() {
             assert_eq!(route.path(), path, "{local} to {role}: {}", route.choice());
             if !is_of_host {
                 let text = reason(route.choice());
-                println!("{local} to {role}: {text}");
+                println!("paths from {local} to {role}:\n{}", route.choice());
                 let is_plain = [local, role].iter().all(|one| *one != "shared");
                 let expected: &[&str] = match is_registered {
                     // shm has no handles of mapped memory.
