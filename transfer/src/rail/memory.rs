@@ -4,9 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use fabric::{
-    Access, Domain, ErrorKind, MemoryKind, MemoryRegion, RegistrationFlags, RegistrationOptions,
-};
+use fabric::{Access, Domain, MemoryKind, MemoryRegion, RegistrationFlags, RegistrationOptions};
 use gpu::{DeviceName, Implementation, Memory};
 
 use crate::region::{Buffer, Rights};
@@ -85,14 +83,10 @@ pub(super) fn register(
             Err(error) => tracing::debug!(%error, "dma-buf refused: registering the address"),
         }
     }
-    // Not every provider knows the flag.
+    // Not every provider knows the flag, and their errors differ.
     let device_only = options.clone().flags(RegistrationFlags::DEVICE_ONLY);
-    match domain.register(RegisteredBuffer(Arc::clone(&buffer)), device_only) {
-        Err(error) if error.kind() == ErrorKind::NotSupported => {
-            domain.register(RegisteredBuffer(buffer), options)
-        }
-        registered => registered,
-    }
+    let registered = domain.register(RegisteredBuffer(Arc::clone(&buffer)), device_only);
+    registered.or_else(|_| domain.register(RegisteredBuffer(buffer), options))
 }
 
 /// The dma-buf of the pages that contain the memory, and its offset in them. None if the device has
