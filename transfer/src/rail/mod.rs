@@ -53,7 +53,7 @@ pub(crate) use device_memory::{
     DeviceFacts, LocalEnd, MemoryEnd, RailFacts, WrittenDevices, obstacle,
 };
 pub(crate) use driver::Driver;
-pub(crate) use initiator::DirectRequest;
+pub(crate) use initiator::{DirectRequest, PROBE_TIMEOUT};
 pub(crate) use memory::device_memory;
 pub(crate) use registration_cache::CacheLimits;
 use registration_cache::RegistrationCache;

@@ -191,7 +191,7 @@ fn probes_wait_for_others_and_their_memory_is_bounded() {
         assert_eq!(pair.counts(), expected, "{session}");
     }
     // Initiators that do nothing more.
-    pair.target.driver.check_initiators(Instant::now() + Duration::from_secs(11));
+    pair.target.driver.check_initiators(Instant::now() + Duration::from_secs(21));
     assert_eq!(pair.counts(), (0, 0, 5));
     pair.target.driver.check_initiators(Instant::now() + Duration::from_secs(120));
     assert_eq!(pair.counts(), (0, 0, 0));

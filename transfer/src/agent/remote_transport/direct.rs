@@ -12,11 +12,11 @@ use super::connect::Opening;
 use super::{Link, RemoteTransport};
 use crate::error::{ErrorKind, Result};
 use crate::path::{DeviceFabric, Fabric, Probe, Registration};
-use crate::rail::{DirectOutcome, DirectRequest, LocalEnd, MemoryEnd};
+use crate::rail::{DirectOutcome, DirectRequest, LocalEnd, MemoryEnd, PROBE_TIMEOUT};
 use crate::remaining;
 
-/// A probe takes milliseconds. More is needed only behind probes of other initiators.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest wait for a probe, which may come after those of other initiators.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// A rail reports a late probe within this time.
 const RAIL_GRACE: Duration = Duration::from_millis(500);
 /// A probe that could not be finished, on a busy machine or without memory, is made again after
@@ -179,7 +179,7 @@ impl RemoteTransport {
         let now = Instant::now();
         // Staging the regions needs time, too.
         let most = remaining(end) / 2;
-        let until = now + PROBE_TIMEOUT.min(most);
+        let until = now + ANSWER_TIMEOUT.min(most);
         self.direct_requests = DirectRequests { region: region.0, outcomes: BTreeMap::new() };
         for number in self.links_to(peer).to_vec() {
             let is_open = |link: &&Link| link.is_up() && link.regions.get(&region.0) == Some(&true);

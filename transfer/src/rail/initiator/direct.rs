@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fabric::RemoteMemory;
 
@@ -24,6 +24,8 @@ use crate::rail::{DirectOutcome, LocalEnd, RailEvent};
 use crate::refusal::Refusal;
 
 const PROBE: &str = "probe device memory";
+/// A probe takes milliseconds, on a busy machine seconds.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A request to access a peer's region directly, with device memory at one end or both.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ pub(crate) struct DirectRequest {
 
 impl DirectRequest {
     /// Access to the region with this number and ticket, from memory of this kind. If it `probes`, a
-    /// probe is needed, whatever the peer demands. A probe is given up if it is not over in time.
+    /// probe is needed, whatever the peer demands. A probe is given up if it is not over by then.
     pub(crate) fn new(region: (u64, u64), local: LocalEnd, probes: bool, until: Instant) -> Self {
         Self { region, local, probes, until }
     }
@@ -521,6 +523,8 @@ fn start(io: &RailIo, pending: &mut PendingDirect, probe: u64, memory: &[u8]) ->
         return Err("the memory of the peer is too short".into());
     }
     let scratch = Scratch::new(&pending.local, |buffer| io.register_now(buffer, None))?;
+    // The wait for probes of others does not count.
+    pending.until = pending.until.min(Instant::now() + PROBE_TIMEOUT);
     let run = pending.run.insert(Run { probe, remote, scratch, step: 0, phase: Phase::Filling });
     begin_fill(run)
 }

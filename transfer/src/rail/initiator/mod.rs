@@ -17,8 +17,8 @@ use fabric::Peer;
 
 use self::chunk_window::ChunkWindow;
 use self::chunks::Stage;
-pub(crate) use self::direct::DirectRequest;
 use self::direct::DirectRequests;
+pub(crate) use self::direct::{DirectRequest, PROBE_TIMEOUT};
 use self::links::RetryBackoff;
 use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;

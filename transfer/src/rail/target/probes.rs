@@ -25,7 +25,7 @@ const GRANT: &str = "grant direct access";
 const MAX_PROBES: usize = 2;
 /// An initiator that does not finish its probe within this time loses it, so that others get
 /// theirs.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_PROBE_TIME: Duration = Duration::from_secs(20);
 /// Scratch memories of failed probes, which late bytes may still reach: none is freed early. With
 /// that many, requests that need a probe are refused, and staged.
 const MAX_QUARANTINED: usize = 8;
@@ -219,7 +219,7 @@ impl TargetRole {
         let scratch = Scratch::new(&end, |buffer| io.register_now(buffer, Some(Rights::ALL)))?;
         let memory = scratch.region().describe().during(GRANT)?.encode();
         let number = u64::from_le_bytes(random(GRANT)?);
-        let until = Instant::now() + PROBE_TIMEOUT;
+        let until = Instant::now() + MAX_PROBE_TIME;
         let (step, phase) = (0, Phase::Waiting);
         let probe = Probe { session, wanted, end, scratch, step, phase, until };
         self.probes.active.insert(number, probe);
