@@ -254,6 +254,26 @@ impl Capabilities {
         self.provider.split(';').any(|layer| matches!(layer, "tcp" | "net" | "sockets"))
     }
 
+    /// Can device memory be registered [by a dma-buf](crate::Domain::register_exported)? Other
+    /// providers misread it.
+    #[must_use]
+    pub fn takes_dma_buf(&self) -> bool {
+        Version::has_dma_buf() && crate::quirks::takes_dma_buf(&self.provider)
+    }
+
+    /// Is the provider known to complete operations on device memory before the bytes are there?
+    ///
+    /// ```
+    /// use fabric::{EndpointKind, Query};
+    /// let offer = Query::new(EndpointKind::Rdm).provider("shm").first()?;
+    /// assert!(offer.capabilities().completes_device_copies_early());
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn completes_device_copies_early(&self) -> bool {
+        crate::quirks::completes_device_copies_early(&self.provider)
+    }
+
     /// The number of stacked providers: 1 for a native one.
     #[must_use]
     pub fn layers(&self) -> usize {

@@ -35,7 +35,13 @@ pub enum MemoryKind {
     Neuron(i32),
     /// Habana Gaudi.
     SynapseAi(i32),
+    /// Host memory that acts as memory of the device with this number. libfabric does not know it:
+    /// only the emulated provider of tests registers it.
+    Emulated(i32),
 }
+
+/// The interface number of emulated memory in region descriptors, far from those of libfabric.
+const EMULATED: u32 = u32::from_le_bytes(*b"FcEm");
 
 impl MemoryKind {
     /// libfabric's number of the interface.
@@ -47,6 +53,7 @@ impl MemoryKind {
             Self::LevelZero(_) => sys::FI_HMEM_ZE,
             Self::Neuron(_) => sys::FI_HMEM_NEURON,
             Self::SynapseAi(_) => sys::FI_HMEM_SYNAPSEAI,
+            Self::Emulated(_) => EMULATED,
         }
     }
 
@@ -54,7 +61,11 @@ impl MemoryKind {
     pub(crate) fn device(self) -> i32 {
         match self {
             Self::Host | Self::Rocr => 0,
-            Self::Cuda(n) | Self::LevelZero(n) | Self::Neuron(n) | Self::SynapseAi(n) => n,
+            Self::Cuda(n)
+            | Self::LevelZero(n)
+            | Self::Neuron(n)
+            | Self::SynapseAi(n)
+            | Self::Emulated(n) => n,
         }
     }
 
@@ -67,6 +78,7 @@ impl MemoryKind {
             sys::FI_HMEM_ZE => Self::LevelZero(device),
             sys::FI_HMEM_NEURON => Self::Neuron(device),
             sys::FI_HMEM_SYNAPSEAI => Self::SynapseAi(device),
+            EMULATED => Self::Emulated(device),
             _ => return None,
         })
     }
@@ -87,6 +99,7 @@ impl fmt::Display for MemoryKind {
             Self::LevelZero(n) => write!(f, "ze:{n}"),
             Self::Neuron(n) => write!(f, "neuron:{n}"),
             Self::SynapseAi(n) => write!(f, "synapseai:{n}"),
+            Self::Emulated(n) => write!(f, "emulated:{n}"),
         }
     }
 }

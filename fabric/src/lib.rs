@@ -47,7 +47,7 @@
 //! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
 //! `kind`, `local_address`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
 //! `deregistration`, `fabric`, `shm_files`, `offer`, `query`, `event`, `domain`, `address`, `counter`,
-//! `memory`, `queue`, `endpoint`, `choice`, `ring`.
+//! `memory`, `queue`, `endpoint`, `choice`, `ring`, `emulated`.
 
 #![allow(clippy::len_without_is_empty, reason = "regions and slices of them are never empty")]
 
@@ -57,6 +57,8 @@ mod choice;
 mod counter;
 mod deregistration;
 mod domain;
+#[cfg(feature = "fault-injection")]
+pub mod emulated;
 mod endpoint;
 mod error;
 mod event;

@@ -172,6 +172,32 @@ pub struct Offer {
     /// Was `Caps::SOURCE` requested? Many offers have it without a request; looking up the
     /// sender of each completion costs a few nanoseconds that most callers do not need.
     pub(crate) reports_source: bool,
+    /// Opens the fabric instead of libfabric.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) emulated: Option<FabricOpener>,
+}
+
+/// Opens the fabric of an emulated provider.
+#[cfg(feature = "fault-injection")]
+#[derive(Clone, Copy)]
+pub(crate) struct FabricOpener {
+    /// Passed to each call.
+    network: usize,
+    open: fn(usize) -> *mut sys::fid_fabric,
+}
+
+#[cfg(feature = "fault-injection")]
+impl FabricOpener {
+    pub(crate) fn new(network: usize, open: fn(usize) -> *mut sys::fid_fabric) -> Self {
+        Self { network, open }
+    }
+}
+
+#[cfg(feature = "fault-injection")]
+impl std::fmt::Debug for FabricOpener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "network {}", self.network)
+    }
 }
 
 impl Offer {
@@ -183,7 +209,28 @@ impl Offer {
             (*(*info.as_ptr()).ep_attr).mem_tag_format = 0;
         }
         let capabilities = read_capabilities(&info, threading);
-        Self { info: Arc::new(info), capabilities: Arc::new(capabilities), reports_source: false }
+        Self {
+            info: Arc::new(info),
+            capabilities: Arc::new(capabilities),
+            reports_source: false,
+            #[cfg(feature = "fault-injection")]
+            emulated: None,
+        }
+    }
+
+    /// The same with an emulated provider.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) fn emulated_by(mut self, opener: FabricOpener) -> Self {
+        self.emulated = Some(opener);
+        self
+    }
+
+    /// Is the provider emulated, for tests?
+    pub(crate) fn is_emulated(&self) -> bool {
+        #[cfg(feature = "fault-injection")]
+        return self.emulated.is_some();
+        #[cfg(not(feature = "fault-injection"))]
+        false
     }
 
     /// The facts.
@@ -226,6 +273,12 @@ impl Fabric {
     /// The provider's error.
     pub fn open(offer: &Offer) -> Result<Self> {
         let provider = offer.capabilities().provider.clone();
+        #[cfg(feature = "fault-injection")]
+        if let Some(FabricOpener { network, open }) = offer.emulated {
+            // SAFETY: a new object, which is owned here.
+            let handle = unsafe { Handle::adopt("fi_fabric", open(network))? };
+            return Ok(Self::new(handle, provider));
+        }
         // SAFETY: the offer's attributes are alive; the object is owned here.
         let handle = unsafe {
             let attributes = (*offer.info.as_ptr()).fabric_attr;

@@ -231,6 +231,29 @@ impl Query {
         Ok(self.offers()?.remove(0))
     }
 
+    /// A chosen offer of this query with device memory, so that network cards can access it
+    /// themselves. The offer itself if its provider has no device memory, or is [known to report its
+    /// operations too early](crate::Capabilities::completes_device_copies_early): such a provider
+    /// would only lose its fast path for host memory.
+    ///
+    /// ```
+    /// use fabric::{Caps, EndpointKind, Query};
+    /// let query = Query::new(EndpointKind::Rdm).provider("shm");
+    /// let offer = query.with_device_memory(query.first()?);
+    /// assert!(!offer.capabilities().caps.contains(Caps::DEVICE_MEMORY));
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_device_memory(&self, offer: Offer) -> Offer {
+        let facts = offer.capabilities();
+        if facts.completes_device_copies_early() {
+            return offer;
+        }
+        let query = self.clone().provider(&facts.provider).caps(self.caps | Caps::DEVICE_MEMORY);
+        let found = query.offers().unwrap_or_default();
+        found.into_iter().find(|other| other.is_duplicate_of(&offer)).unwrap_or(offer)
+    }
+
     fn explain_no_match(&self, error: Error) -> Error {
         let mut what = format!("no {:?} endpoint with {}", self.kind, names(&self.caps).join(", "));
         if let Some(provider) = &self.provider {

@@ -115,3 +115,21 @@ pub(crate) fn caches_registrations(provider: &str) -> bool {
     matches_provider("verbs", provider)
         && std::env::var("FI_MR_CACHE_MAX_COUNT").map_or(true, |count| count.trim() != "0")
 }
+
+/// Providers that evaluate a dma-buf (`FI_MR_DMABUF`) by code of their own. Others take the
+/// structure for a list of buffers, or register another range (`ofi_mr_map_insert` reads the offset
+/// of the first buffer from it, up to 2.6). With a plain address, verbs and efa export the dma-buf
+/// themselves, and fall back to nvidia-peermem.
+const DMA_BUF_PROVIDERS: &[&str] = &["efa", "cxi", "opx", "verbs"];
+
+/// Does this provider, without layers, register dma-bufs?
+pub(crate) fn takes_dma_buf(provider: &str) -> bool {
+    DMA_BUF_PROVIDERS.contains(&provider)
+}
+
+/// Does this provider complete operations on device memory before the bytes are there? shm copies
+/// by `cudaMemcpy`, which returns early between devices, and reports the operation as done (1.17 to
+/// 2.6; seen with 2.1 on two H200).
+pub(crate) fn completes_device_copies_early(provider: &str) -> bool {
+    matches_provider("shm", provider)
+}

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
@@ -354,6 +355,44 @@ impl Device {
         call: impl FnOnce(&dyn DeviceDriver) -> Result<T>,
     ) -> Result<T> {
         call(self.driver(operation)?).map_err(|error| error.on(self.0.name))
+    }
+
+    /// Exports the pages of a range as a dma-buf, for network cards: also beyond the bounds of a
+    /// [`Memory`](crate::Memory), whose first page may begin before it.
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) if the device has none; errors of the driver if the
+    /// range is not of whole pages of one allocation.
+    pub fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd> {
+        self.call("export as dma-buf", |driver| driver.dma_buf(address, length))
+    }
+
+    /// Makes earlier writes of network cards to memory of this device visible to all devices, before
+    /// anything that announces them. Does nothing where [the device orders
+    /// them](crate::GpuDirect::writes_ordering).
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// // … a network card has written …
+    /// device.flush_remote_writes()?;
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) if its driver cannot flush; errors of the driver.
+    pub fn flush_remote_writes(&self) -> Result<()> {
+        let operation = "flush remote writes";
+        let gpu_direct = self.properties().gpu_direct;
+        if !gpu_direct.needs_flush() {
+            return Ok(());
+        }
+        self.call(operation, |driver| {
+            if gpu_direct.can_flush {
+                return driver.flush_remote_writes();
+            }
+            let detail = "the driver cannot flush writes of network cards to this device";
+            Err(Error::new(operation, ErrorKind::NotSupported, detail))
+        })
     }
 
     /// May it access that device's cuMemAlloc memory?

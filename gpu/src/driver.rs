@@ -71,6 +71,11 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// allocated as long as the returned object.
     fn retain(&self, address: u64) -> Result<Mapped>;
     fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd>;
+    /// Makes earlier writes of network cards to memory of this device visible to all devices.
+    fn flush_remote_writes(&self) -> Result<()>;
+    /// From now on synchronous copies of the allocation at this address end before their calls
+    /// return.
+    fn set_sync_memops(&self, address: u64) -> Result<()>;
 
     /// # Safety
     /// Stays mapped until `unregister`.

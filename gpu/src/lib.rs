@@ -58,7 +58,9 @@ pub use legacy_handle::{LegacyHandle, open_legacy_handles};
 pub use link_counters::{LinkBytes, LinkCounters};
 pub use memory::{Exported, HostMapping, Memory, Pieces, Slice, WeakMemory};
 pub use pointer_attributes::{Allocator, PointerAttributes};
-pub use properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
+pub use properties::{
+    GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
+};
 pub use stream::{Block, CopyMethod, Stream, leaked_streams};
 
 /// A timeout for waits on devices that are expected to succeed.

@@ -323,6 +323,28 @@ impl Memory {
         Ok(LegacyHandle { bytes, offset, length: self.length() })
     }
 
+    /// Lets synchronous copies of its allocation by any library end before their calls return, as
+    /// direct access by network cards requires: without it a copy between devices may still run
+    /// when its call has returned (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`). It cannot be undone.
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// device.allocate(4096)?.set_sync_memops()?;
+    /// let mapped = device.allocate_shared(4096, &[])?;
+    /// assert_eq!(mapped.set_sync_memops().unwrap_err().kind(), gpu::ErrorKind::NotSupported);
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) for mapped memory, and for memory of the host.
+    pub fn set_sync_memops(&self) -> Result<()> {
+        let operation = "set synchronous copies";
+        if self.device().is_none() {
+            return Err(self.refuse(operation, "it is memory of the host"));
+        }
+        self.0.device.call(operation, |driver| driver.set_sync_memops(self.address()))
+    }
+
     fn refuse(&self, operation: &'static str, detail: &str) -> Error {
         Error::new(operation, ErrorKind::NotSupported, detail).on(self.0.device.name())
     }

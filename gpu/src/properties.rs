@@ -56,6 +56,55 @@ pub struct HandleTypes {
     pub dma_buf: bool,
 }
 
+/// Which devices see the writes of network cards to the memory of a device without a
+/// [flush](crate::Device::flush_remote_writes).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WritesOrdering {
+    /// None: they may arrive after a notice that was sent later.
+    #[default]
+    None,
+    /// The device itself.
+    Owner,
+    /// All devices.
+    AllDevices,
+}
+
+/// How network cards access the memory of a device (GPUDirect RDMA).
+///
+/// ```
+/// use gpu::{GpuDirect, WritesOrdering};
+/// let unordered = GpuDirect { rdma: true, can_flush: false, ..GpuDirect::default() };
+/// assert!(!unordered.makes_writes_visible());
+/// let ordered = GpuDirect { writes_ordering: WritesOrdering::AllDevices, ..unordered };
+/// assert!(ordered.makes_writes_visible() && !ordered.needs_flush());
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GpuDirect {
+    /// Can they access memory of `cuMemAlloc`?
+    pub rdma: bool,
+    /// Can they access mapped (VMM) memory?
+    pub rdma_mapped: bool,
+    /// Can the driver flush their writes?
+    pub can_flush: bool,
+    /// Which devices see their writes without a flush.
+    pub writes_ordering: WritesOrdering,
+}
+
+impl GpuDirect {
+    /// Must the writes of network cards be flushed before they are announced? Peer devices may read
+    /// them, so an order for the device itself is not enough.
+    #[must_use]
+    pub fn needs_flush(&self) -> bool {
+        self.writes_ordering < WritesOrdering::AllDevices
+    }
+
+    /// Can the writes of network cards be made visible, by their order or by a flush?
+    #[must_use]
+    pub fn makes_writes_visible(&self) -> bool {
+        self.can_flush || !self.needs_flush()
+    }
+}
+
 /// The properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Properties {
@@ -81,6 +130,8 @@ pub struct Properties {
     pub driver: String,
     /// How memory can be exported from the process.
     pub handle_types: HandleTypes,
+    /// How network cards access its memory.
+    pub gpu_direct: GpuDirect,
 }
 
 /// How a device accesses another one's memory.

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, ErrorKind, HostMapping};
+use gpu::{
+    Block, CopyMethod, DEFAULT_TIMEOUT, Device, ErrorKind, HostMapping, Memory, WritesOrdering,
+};
 use libloading::Library;
 use testkit::children::{self, Child};
 use testkit::temp_dir::TempDir;
@@ -38,6 +40,9 @@ impl Driver {
 testkit::child_entry!(enter);
 
 fn enter(words: &[&str]) {
+    if let ["gpu-direct", ordering, options] = *words {
+        return gpu_direct(ordering.parse().unwrap(), options.parse().unwrap());
+    }
     let device = Device::open("cuda:0".parse().unwrap()).unwrap();
     let driver = Driver::find();
     match *words {
@@ -158,6 +163,42 @@ fn read_only(driver: &Driver, device: &Device) {
     assert_eq!(driver.ask("fake_registered_flags") & READ_ONLY, READ_ONLY);
 }
 
+/// The driver flushes for all devices, if it can and its order does not suffice.
+fn gpu_direct(ordering: i32, options: i32) {
+    const NOT_CALLED: i32 = -1;
+    const ALL_DEVICES: i32 = 200;
+    let driver = Driver::find();
+    driver.set("fake_order_writes", ordering);
+    driver.set("fake_flush_options", options);
+    let device = Device::open("cuda:0".parse().unwrap()).unwrap();
+    let found = device.properties().gpu_direct;
+    assert!(found.rdma && found.rdma_mapped, "{found:?}");
+    let flushed = device.flush_remote_writes();
+    match (ordering, options & 1) {
+        (ALL_DEVICES, _) => {
+            assert_eq!(found.writes_ordering, WritesOrdering::AllDevices);
+            flushed.unwrap();
+            assert_eq!(driver.ask("fake_flushed_scope"), NOT_CALLED);
+        }
+        (_, 1) => {
+            assert!(found.makes_writes_visible() && found.needs_flush(), "{found:?}");
+            flushed.unwrap();
+            assert_eq!(driver.ask("fake_flushed_scope"), ALL_DEVICES);
+        }
+        _ => {
+            assert!(!found.makes_writes_visible(), "{found:?}");
+            assert_eq!(flushed.unwrap_err().kind(), ErrorKind::NotSupported);
+            assert_eq!(driver.ask("fake_flushed_scope"), NOT_CALLED);
+        }
+    }
+    let memory = device.allocate(LENGTH).unwrap();
+    memory.set_sync_memops().unwrap();
+    assert_eq!(driver.ask("fake_sync_memops"), 1);
+    // SAFETY: the address is only passed to the fake driver.
+    let mapped = unsafe { Memory::foreign(&device, 1, LENGTH, ()) };
+    assert_eq!(mapped.set_sync_memops().unwrap_err().kind(), ErrorKind::NotSupported);
+}
+
 /// Runs a case with the fake driver first in the library path.
 fn run(words: &[&str]) {
     if std::env::var_os("FABRICAST_TEST_EMULATOR").is_some() {
@@ -210,4 +251,13 @@ fn captures_of_other_threads_stay_valid() {
 #[test]
 fn read_only_memory_is_registered_if_supported() {
     run(&["read-only"]);
+}
+
+#[test]
+fn remote_writes_are_flushed_as_the_device_requires() {
+    for ordering in ["0", "100", "200"] {
+        for options in ["0", "1", "2", "3"] {
+            run(&["gpu-direct", ordering, options]);
+        }
+    }
 }

@@ -23,7 +23,8 @@ ABSENT(cuIpcOpenMemHandle_v2) ABSENT(cuIpcCloseMemHandle) ABSENT(cuMemHostRegist
 ABSENT(cuMemHostUnregister) ABSENT(cuStreamCreate) ABSENT(cuStreamDestroy_v2)
 ABSENT(cuStreamWaitEvent) ABSENT(cuStreamWriteValue32_v2) ABSENT(cuStreamWaitValue32_v2)
 ABSENT(cuMemsetD8Async) ABSENT(cuModuleLoadData) ABSENT(cuModuleUnload)
-ABSENT(cuModuleGetFunction) ABSENT(cuLaunchKernel)
+ABSENT(cuModuleGetFunction) ABSENT(cuLaunchKernel) ABSENT(cuFlushGPUDirectRDMAWrites)
+ABSENT(cuPointerSetAttribute)
 
 static char *memory;
 static size_t length;

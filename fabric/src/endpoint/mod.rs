@@ -148,6 +148,7 @@ pub struct EndpointBuilder<'q> {
     events: Option<Arc<EventQueueShared>>,
     counters: Vec<(Counter, Access)>,
     destination: Option<Address>,
+    peer_to_peer: Option<PeerToPeer>,
 }
 
 impl<'q> EndpointBuilder<'q> {
@@ -193,11 +194,19 @@ impl<'q> EndpointBuilder<'q> {
         self
     }
 
+    /// Whether device memory may go peer to peer (`FI_OPT_FI_HMEM_P2P`). A provider without this
+    /// choice ignores it; one that cannot obey refuses the endpoint.
+    pub fn peer_to_peer(mut self, policy: PeerToPeer) -> Self {
+        self.peer_to_peer = Some(policy);
+        self
+    }
+
     /// Opens and enables the endpoint. A connected endpoint is not connected yet.
     ///
     /// # Errors
     /// `InvalidArgument` if a queue is missing, or the address vector of a connectionless
-    /// endpoint; the provider's error.
+    /// endpoint; `NotSupported` if the provider cannot obey the choice of
+    /// [peer-to-peer transfers](Self::peer_to_peer); the provider's error.
     pub fn open(self) -> Result<Endpoint> {
         let domain = self.domain;
         let refuse =
@@ -279,6 +288,21 @@ impl<'q> EndpointBuilder<'q> {
         }
         for (counter, events) in &counters {
             bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
+        }
+        if let Some(policy) = self.peer_to_peer {
+            // Some providers take it only before the endpoint is enabled. Another answer than this
+            // one means that the provider has no such option.
+            match set_peer_to_peer(handle.as_fid(), policy) {
+                code if code == -sys::FI_EOPNOTSUPP => {
+                    domain.check("fi_setopt (FI_OPT_FI_HMEM_P2P)", code).map_err(|error| {
+                        error.with_detail(format!(
+                            "the provider cannot obey {policy:?}: the devices and the network card \
+                             may have no direct path, or FI_HMEM_DISABLE_P2P is set"
+                        ))
+                    })?;
+                }
+                code => tracing::trace!(code, "peer-to-peer option"),
+            }
         }
         if self.offer.info.has_shm_source() {
             shm_files::remove_of_ended_processes();
@@ -385,6 +409,7 @@ impl Endpoint {
             events: None,
             counters: Vec::new(),
             destination: None,
+            peer_to_peer: None,
         }
     }
 
@@ -423,18 +448,8 @@ impl Endpoint {
     /// # Errors
     /// `NotSupported` if the provider has no such choice.
     pub fn set_peer_to_peer(&mut self, policy: PeerToPeer) -> Result<()> {
-        let policy = policy as i32;
-        // SAFETY: the endpoint is alive; `&mut self` serialises against its operations; the option
-        // is an `int`.
-        let code = unsafe {
-            sys::fi_setopt(
-                self.handle.as_fid(),
-                sys::FI_OPT_ENDPOINT as i32,
-                sys::FI_OPT_FI_HMEM_P2P as i32,
-                ptr::from_ref(&policy).cast(),
-                size_of_val(&policy),
-            )
-        };
+        // `&mut self` serialises against its operations.
+        let code = set_peer_to_peer(self.handle.as_fid(), policy);
         self.domain.check("fi_setopt (FI_OPT_FI_HMEM_P2P)", code)
     }
 
@@ -532,6 +547,21 @@ pub enum PeerToPeer {
     Preferred = 2,
     /// Always staged through host memory (`FI_HMEM_P2P_DISABLED`).
     Disabled = 3,
+}
+
+/// Callers pass an open endpoint that no other thread uses.
+fn set_peer_to_peer(endpoint: *mut sys::fid, policy: PeerToPeer) -> i32 {
+    let policy = policy as i32;
+    // SAFETY: the endpoint is alive; the option is an `int`.
+    unsafe {
+        sys::fi_setopt(
+            endpoint,
+            sys::FI_OPT_ENDPOINT as i32,
+            sys::FI_OPT_FI_HMEM_P2P as i32,
+            ptr::from_ref(&policy).cast(),
+            size_of_val(&policy),
+        )
+    }
 }
 
 fn local_address(fid: *mut sys::fid) -> Result<Address> {

@@ -220,7 +220,18 @@ impl Domain {
         buffer: &DmaBuf<'_>,
         options: impl Into<RegistrationOptions>,
     ) -> Result<MemoryRegion> {
-        let options = options.into();
+        // SAFETY: by contract.
+        unsafe { self.register_dma_buf_of(buffer, options.into(), None) }
+    }
+
+    /// # Safety
+    /// As [`register_dma_buf`](Self::register_dma_buf), unless `memory` keeps the memory.
+    unsafe fn register_dma_buf_of(
+        &self,
+        buffer: &DmaBuf<'_>,
+        options: RegistrationOptions,
+        memory: Option<Keepalive>,
+    ) -> Result<MemoryRegion> {
         if !Version::has_dma_buf() {
             let detail = format!(
                 "dma-buf needs libfabric 1.20; headers are {}, the library is {}",
@@ -234,6 +245,7 @@ impl Domain {
             let detail = "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)";
             return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
         }
+        self.refuse_if_emulated(buffer.kind)?;
         let add_provider = |e| self.add_provider(e);
         range::check(OPERATION, buffer.base as usize, buffer.length).map_err(add_provider)?;
         if buffer.offset > buffer.base as u64 {
@@ -245,7 +257,42 @@ impl Domain {
         // SAFETY: by contract.
         let (handle, enabled) =
             unsafe { self.call(&Source::DmaBuf(buffer), &extent, &options, ptr::null_mut())? };
-        Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, None, enabled))
+        Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, memory, enabled))
+    }
+
+    /// A real provider would use the number of an emulated device as an index.
+    fn refuse_if_emulated(&self, kind: MemoryKind) -> Result<()> {
+        if !matches!(kind, MemoryKind::Emulated(_)) || self.offer().is_emulated() {
+            return Ok(());
+        }
+        let detail = format!("{kind} memory: libfabric has no emulated devices");
+        Err(self.error(ErrorKind::NotSupported, OPERATION, detail))
+    }
+
+    /// Registers device memory by the dma-buf that contains it, at this offset, and takes ownership
+    /// of the memory. The file may be closed afterwards.
+    ///
+    /// # Safety
+    /// The dma-buf names this memory: the byte at `offset` in it is the first byte of `memory`.
+    ///
+    /// # Errors
+    /// As [`register_dma_buf`](Self::register_dma_buf); `NotSupported` for a provider that does not
+    /// [take dma-bufs](crate::Capabilities::takes_dma_buf).
+    pub unsafe fn register_exported(
+        &self,
+        memory: impl Memory,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        options: impl Into<RegistrationOptions>,
+    ) -> Result<MemoryRegion> {
+        if !self.capabilities().takes_dma_buf() {
+            let detail = "the provider does not take dma-bufs (FI_MR_DMABUF)";
+            return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
+        }
+        let (base, length, kind) = (memory.as_ptr(), memory.len(), memory.kind());
+        let buffer = DmaBuf { fd, offset, length, base, kind };
+        // SAFETY: by contract; the memory moves into the region.
+        unsafe { self.register_dma_buf_of(&buffer, options.into(), Some(memory_of(memory))) }
     }
 
     /// Can this build of libfabric, with the installed runtimes, register memory of this kind?
@@ -313,6 +360,7 @@ impl Domain {
                 );
                 return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
             }
+            self.refuse_if_emulated(kind)?;
             // Device addresses mean nothing in the host's address space.
             if length == 0 || base.checked_add(length).is_none() {
                 range::check(OPERATION, base, length).map_err(add_provider)?;
@@ -457,6 +505,14 @@ impl Domain {
             sys::FI_EINVAL if key_is_chosen && mode.contains(MrMode::PROV_KEY) => error
                 .with_kind(ErrorKind::KeyUnavailable)
                 .with_detail("the provider chooses the keys (FI_MR_PROV_KEY)"),
+            sys::FI_EINVAL | sys::FI_EFAULT | sys::FI_EOPNOTSUPP if extent.kind.is_device() => {
+                error.with_detail(format!(
+                    "the network card cannot access {} bytes of {} memory: GPUDirect RDMA \
+                     (nvidia-peermem or dma-buf) may be missing, or the provider may not take \
+                     memory of this allocator",
+                    extent.length, extent.kind
+                ))
+            }
             sys::FI_ENOMEM | sys::FI_EAGAIN => error.with_detail(format!(
                 "{} bytes could not be pinned: is the locked-memory limit (ulimit -l) too low?",
                 extent.length
@@ -485,6 +541,10 @@ impl Domain {
             tracing::error!(%error, "a mapped key could not be released");
         }
     }
+}
+
+fn memory_of(memory: impl Memory) -> Keepalive {
+    Keepalive::new(vec![Box::new(memory)])
 }
 
 /// Can peers access a region as soon as it is registered, or must it be bound first?

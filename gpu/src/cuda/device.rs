@@ -20,7 +20,9 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::PointerAttributes;
-use crate::properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
+use crate::properties::{
+    GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
+};
 
 /// The number of devices that the driver shows to this process.
 pub(crate) fn count() -> Result<u32> {
@@ -122,7 +124,28 @@ fn properties_of(context: &Context) -> Result<Properties> {
             fabric: context.has(HANDLE_TYPE_FABRIC_SUPPORTED),
             dma_buf: has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
         },
+        gpu_direct: gpu_direct(context),
     })
+}
+
+/// An attribute that the driver does not know counts as 0: not supported, and no order.
+fn gpu_direct(context: &Context) -> GpuDirect {
+    const FLUSH_BY_HOST: i32 = 1;
+    const ORDERED_FOR_OWNER: i32 = 100;
+    const ORDERED_FOR_ALL_DEVICES: i32 = 200;
+    let number = |attribute: Attribute| context.attribute(attribute as u32).unwrap_or(0);
+    let flush = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS;
+    let ordering = number(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+    GpuDirect {
+        rdma: context.has(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED as u32),
+        rdma_mapped: memory::has_rdma_mapped(context),
+        can_flush: number(flush) & FLUSH_BY_HOST != 0,
+        writes_ordering: match ordering {
+            ORDERED_FOR_ALL_DEVICES.. => WritesOrdering::AllDevices,
+            ORDERED_FOR_OWNER.. => WritesOrdering::Owner,
+            _ => WritesOrdering::None,
+        },
+    }
 }
 
 /// The NUMA node from sysfs, where -1 means unknown.
@@ -269,6 +292,31 @@ impl DeviceDriver for Device {
             (functions.address_handle)(out, address, length as usize, DMA_BUF, 0)
         })?;
         memory::owned(operation, number)
+    }
+
+    fn flush_remote_writes(&self) -> Result<()> {
+        const CURRENT_CONTEXT: u32 = 0;
+        const TO_ALL_DEVICES: u32 = 200;
+        self.context.call("flush remote writes", |functions| {
+            // SAFETY: no pointers; the context is current.
+            unsafe { (functions.flush_remote_writes)(CURRENT_CONTEXT, TO_ALL_DEVICES) }
+        })
+    }
+
+    fn set_sync_memops(&self, address: u64) -> Result<()> {
+        const SYNC_MEMOPS: u32 = 6;
+        let is_on: c_int = 1;
+        let set = self.context.call("set synchronous copies", |functions| {
+            // SAFETY: the attribute is an `int`; the driver looks the address up.
+            unsafe {
+                (functions.set_pointer_attribute)((&raw const is_on).cast(), SYNC_MEMOPS, address)
+            }
+        });
+        set.map_err(|error| match error.kind() {
+            // The driver's error for mapped memory.
+            ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
+            _ => error,
+        })
     }
 
     unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {

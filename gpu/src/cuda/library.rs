@@ -97,6 +97,7 @@ functions! {
     set_access = "cuMemSetAccess": fn(Address, usize, *const sys::CUmemAccessDesc, usize);
     address_handle = "cuMemGetHandleForAddressRange":
         fn(*mut c_void, Address, usize, c_uint, u64);
+    flush_remote_writes = "cuFlushGPUDirectRDMAWrites": fn(c_uint, c_uint);
 
     ipc_memory_handle = "cuIpcGetMemHandle": fn(*mut sys::CUipcMemHandle, Address);
     ipc_memory_open = "cuIpcOpenMemHandle_v2": fn(*mut Address, sys::CUipcMemHandle, c_uint);
@@ -108,6 +109,7 @@ functions! {
     host_unregister = "cuMemHostUnregister": fn(*mut c_void);
     pointer_attributes = "cuPointerGetAttributes":
         fn(c_uint, *const c_uint, *const *mut c_void, Address);
+    set_pointer_attribute = "cuPointerSetAttribute": fn(*const c_void, c_uint, Address);
 
     stream_create = "cuStreamCreate": fn(*mut sys::CUstream, c_uint);
     stream_destroy = "cuStreamDestroy_v2": fn(sys::CUstream);

@@ -21,12 +21,17 @@ use crate::pointer_attributes::{Allocator, PointerAttributes};
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
 
+/// Can network cards access mapped memory of this device?
+pub(super) fn has_rdma_mapped(context: &Context) -> bool {
+    // A driver without the attribute returns an error.
+    const GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED: u32 = 110;
+    context.has(GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED)
+}
+
 /// Memory on this device that can be exported as a file descriptor, and that network cards may
 /// access if they can.
 fn shareable(context: &Context) -> sys::CUmemAllocationProp {
-    // A driver without the attribute returns an error.
-    const GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED: u32 = 110;
-    let has_rdma = context.has(GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED);
+    let has_rdma = has_rdma_mapped(context);
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes:

@@ -27,7 +27,7 @@ pub(super) struct Faults {
     /// The number of operations until one fails; below 0: none fails.
     until_failure: AtomicI64,
     /// One for each [`Fault`].
-    switches: [AtomicBool; 5],
+    switches: [AtomicBool; 6],
 }
 
 impl Faults {
@@ -35,7 +35,7 @@ impl Faults {
         Self {
             delay: AtomicU64::new(0),
             until_failure: AtomicI64::new(-1),
-            switches: [const { AtomicBool::new(false) }; 5],
+            switches: [const { AtomicBool::new(false) }; 6],
         }
     }
 
@@ -104,4 +104,17 @@ pub fn refuse_read_only_registrations(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).faults.switch(Fault::ReadOnly, refuses);
     }
+}
+
+/// Lets the device's driver refuse to flush remote writes, until it is switched off.
+pub fn refuse_flushes(number: u32, refuses: bool) {
+    if number < COUNT {
+        state(number).faults.switch(Fault::Flushes, refuses);
+    }
+}
+
+/// How often remote writes to the device were flushed in this process.
+#[must_use]
+pub fn flushes(number: u32) -> u64 {
+    if number < COUNT { state(number).flushes.load(Relaxed) } else { 0 }
 }

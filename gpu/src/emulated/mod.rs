@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use faults::Faults;
 #[cfg(feature = "fault-injection")]
 pub use faults::{
-    FaultConfig, configure_faults, fail_after, refuse_points, refuse_read_only_registrations,
-    refuse_records, refuse_words,
+    FaultConfig, configure_faults, fail_after, flushes, refuse_flushes, refuse_points,
+    refuse_read_only_registrations, refuse_records, refuse_words,
 };
 #[cfg(feature = "fault-injection")]
 pub use foreign::ForeignMemory;
@@ -38,7 +38,7 @@ use crate::driver::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::{Allocator, PointerAttributes};
-use crate::properties::{HandleTypes, PeerAccess, Properties, Uuid};
+use crate::properties::{GpuDirect, HandleTypes, PeerAccess, Properties, Uuid, WritesOrdering};
 
 /// The number of emulated devices.
 pub const COUNT: u32 = 2;
@@ -47,7 +47,7 @@ const TOTAL: u64 = 16 << 30;
 const GRANULARITY: u64 = 2 << 20;
 
 /// A fault that tests switch on: the device has no peers, or refuses writes of words, queries of
-/// events, records of events, or registrations of read-only memory.
+/// events, records of events, registrations of read-only memory, or flushes.
 #[derive(Clone, Copy)]
 enum Fault {
     NoPeers,
@@ -55,17 +55,19 @@ enum Fault {
     Points,
     Records,
     ReadOnly,
+    Flushes,
 }
 
 /// The state that all handles of an emulated device share.
 pub(crate) struct State {
     faults: Faults,
     used: AtomicU64,
+    flushes: AtomicU64,
 }
 
 impl State {
     const fn new() -> Self {
-        Self { faults: Faults::new(), used: AtomicU64::new(0) }
+        Self { faults: Faults::new(), used: AtomicU64::new(0), flushes: AtomicU64::new(0) }
     }
 
     fn take(&self, operation: &'static str, length: u64) -> Result<()> {
@@ -130,6 +132,13 @@ impl Device {
             compute_capability: (0, 0),
             driver: env!("CARGO_PKG_VERSION").to_owned(),
             handle_types: HandleTypes { file_descriptor: true, ..HandleTypes::default() },
+            // The most demanding kind of a device: nothing is visible before a flush.
+            gpu_direct: GpuDirect {
+                rdma: true,
+                rdma_mapped: true,
+                can_flush: true,
+                writes_ordering: WritesOrdering::None,
+            },
         };
         Self { number, properties }
     }
@@ -223,6 +232,24 @@ impl DeviceDriver for Device {
 
     fn dma_buf(&self, _address: u64, _length: u64) -> Result<OwnedFd> {
         not_supported("export as dma-buf", "dma-buf")
+    }
+
+    fn flush_remote_writes(&self) -> Result<()> {
+        if self.state().faults.has(Fault::Flushes) {
+            let detail = "injected fault: flushes are refused";
+            return Err(Error::new("flush remote writes", ErrorKind::Other, detail));
+        }
+        self.state().flushes.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn set_sync_memops(&self, address: u64) -> Result<()> {
+        match self.attributes(address)?.allocator {
+            Allocator::Mapped { .. } => {
+                not_supported("set synchronous copies", "synchronous copies of mapped memory")
+            }
+            _ => Ok(()),
+        }
     }
 
     unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {

@@ -7,13 +7,15 @@
 
 typedef uint32_t code;
 typedef uint64_t address;
-enum { NOT_READY = 600, CAPTURE_INVALIDATED = 901, RELAXED = 2, READ_ONLY_ATTRIBUTE = 113 };
+enum { NOT_READY = 600, CAPTURE_INVALIDATED = 901, RELAXED = 2 };
+enum { READ_ONLY_ATTRIBUTE = 113, FLUSH_OPTIONS_ATTRIBUTE = 117, WRITES_ORDERING_ATTRIBUTE = 118 };
 
 static code failing;
 static int destroyed, late_calls;
 static struct { void *place; size_t length; } host_memory[64];
 static size_t host_pieces;
 static int busy, capturing, invalidated, without_read_only, registered_flags = -1;
+static int ordering, flush_options, flushed_scope = -1, sync_memops = -1;
 static _Thread_local unsigned capture_mode;
 
 /* Called by tests. */
@@ -23,6 +25,11 @@ void fake_capture(int is) { capturing = is; }
 int fake_was_invalidated(void) { return invalidated; }
 void fake_lack_read_only(int does) { without_read_only = does; }
 int fake_registered_flags(void) { return registered_flags; }
+/* Of writes of network cards; read when the device is opened. */
+void fake_order_writes(int as) { ordering = as; }
+void fake_flush_options(int are) { flush_options = are; }
+int fake_flushed_scope(void) { return flushed_scope; }
+int fake_sync_memops(void) { return sync_memops; }
 
 /* Replaces the context by a new, empty one: calls with old handles are counted, and access to the old
  * host memory crashes. */
@@ -86,7 +93,12 @@ code cuDeviceGetUuid_v2(char *uuid, int device) {
 }
 code cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
     (void)device;
-    *value = attribute != READ_ONLY_ATTRIBUTE || !without_read_only;
+    switch (attribute) {
+    case READ_ONLY_ATTRIBUTE: *value = !without_read_only; break;
+    case FLUSH_OPTIONS_ATTRIBUTE: *value = flush_options; break;
+    case WRITES_ORDERING_ATTRIBUTE: *value = ordering; break;
+    default: *value = 1;
+    }
     return failing;
 }
 code cuDeviceTotalMem_v2(size_t *bytes, int device) {
@@ -170,4 +182,16 @@ code cuModuleGetFunction(void **function, void *module, const char *name) {
     (void)module, (void)name;
     *function = &busy;
     return failing;
+}
+
+code cuFlushGPUDirectRDMAWrites(unsigned target, unsigned scope) {
+    (void)target;
+    flushed_scope = (int)scope;
+    return unsafe_call();
+}
+/* Every address is of cuMemAlloc, except 1, which is mapped. */
+code cuPointerSetAttribute(const void *value, unsigned attribute, address place) {
+    if (attribute != 6 || place == 1) return 1;
+    memcpy(&sync_memops, value, sizeof sync_memops);
+    return unsafe_call();
 }

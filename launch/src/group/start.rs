@@ -136,7 +136,8 @@ fn choose(is_one_machine: bool, options: &GroupOptions) -> fabric::Result<(Offer
         let query = address.map_or(query.clone(), |address| query.interface(address));
         let (offer, choice) = fabric::choose(&query, &need, options.provider_policy())?;
         tracing::debug!(?address, %choice, "providers of an interface");
-        Ok((choice.taken().map_or(0, |taken| taken.score), offer, address))
+        let score = choice.taken().map_or(0, |taken| taken.score);
+        Ok((score, query.with_device_memory(offer), address))
     };
     let addresses = match options.source_address() {
         Some(address) => vec![address],

@@ -17,11 +17,12 @@ const MONTH: f64 = 30.0 * 86_400.0;
 
 /// All known variables, sorted: those of [`NodeOptions::from_environment`], of the command
 /// `fabricast` and of the C library.
-pub const KNOWN_VARIABLES: [&str; 27] = [
+pub const KNOWN_VARIABLES: [&str; 28] = [
     "FABRICAST_BUDGET_DEVICE",
     "FABRICAST_BUDGET_HOST",
     "FABRICAST_CONFIG",
     "FABRICAST_DEVICE",
+    "FABRICAST_DEVICE_FABRIC",
     "FABRICAST_DIRECTORY",
     "FABRICAST_INSECURE",
     "FABRICAST_LABEL",
@@ -94,7 +95,8 @@ impl NodeOptions {
     ///
     /// `FABRICAST_TOPIC_…` are read by the command and the C library only: a Rust program passes
     /// the settings of a topic as [`TopicSettings`](crate::TopicSettings). These,
-    /// `FABRICAST_CONFIG`, `FABRICAST_LOG` and `FABRICAST_DEVICE` ([`KNOWN_VARIABLES`]) are ignored
+    /// `FABRICAST_CONFIG`, `FABRICAST_LOG`, `FABRICAST_DEVICE` and `FABRICAST_DEVICE_FABRIC`
+    /// ([`KNOWN_VARIABLES`]) are ignored
     /// here. Any other variable that begins with `FABRICAST_` and resembles one of these is
     /// rejected as misspelt.
     ///

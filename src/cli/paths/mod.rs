@@ -22,8 +22,8 @@ pub(crate) use self::inter_node::{
 ///
 /// Without arguments: in typical situations, as in docs/reference/paths.md. With --explain: to a running
 /// agent, from each kind of memory of this machine, without mapping anything. The agent sees a
-/// connection that closes again. With --fabric it is contacted through the fabric, too. With
-/// --topics: between nodes.
+/// connection that closes again. With --fabric it is contacted through the fabric, too; with --region
+/// as well, device memory is probed as a join does. With --topics: between nodes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Explain the paths to this agent: its card file, or the directory it was started with

@@ -1,11 +1,18 @@
 //! Warnings about environment variables similar to settings.
 
+use transfer::path::DeviceFabric;
+
 use super::{FILE_VARIABLE, TABLE};
 
 const PREFIX: &str = "FABRICAST_";
-/// Known variables that are no settings: of the log, of the C library and of launchers.
-const OTHERS: [&str; 4] =
-    ["FABRICAST_LOG", "FABRICAST_DEVICE", "FABRICAST_LAUNCHER", "FABRICAST_PMIX_LIBRARY"];
+/// Known variables that are no settings: of the log, of the C library, of agents and of launchers.
+const OTHERS: [&str; 5] = [
+    "FABRICAST_LOG",
+    "FABRICAST_DEVICE",
+    DeviceFabric::VARIABLE,
+    "FABRICAST_LAUNCHER",
+    "FABRICAST_PMIX_LIBRARY",
+];
 
 /// The variables of all settings, and that of the file.
 pub(crate) fn variables() -> impl Iterator<Item = &'static str> {

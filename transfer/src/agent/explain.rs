@@ -7,6 +7,7 @@ use super::peers::{Peer, Peers};
 use super::remote_transport::RemoteTransport;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
+use crate::rail::{DeviceFacts, LocalEnd, MemoryEnd, RailFacts, obstacle};
 use crate::region::{Buffer, Region, RegionDescriptor};
 
 pub(super) const EXPLAIN: &str = "explain path";
@@ -18,9 +19,21 @@ pub struct MemoryAttributes {
     memory_type: MemoryType,
     /// The device of the memory, or the device that copies.
     device: Option<Uuid>,
-    /// The domains of its agent that registered it.
-    domains: Vec<usize>,
+    source: MemorySource,
     region: Option<RegionDescriptor>,
+}
+
+/// Whose memory it is, and what is known about its registrations.
+#[derive(Debug, Clone)]
+enum MemorySource {
+    Hypothetical,
+    /// A region of this agent: by its rails.
+    Own {
+        registrations: Vec<Registration>,
+        end: Option<MemoryEnd>,
+    },
+    /// A region of a peer: the domains of the peer that its keys are of.
+    Peer(Vec<usize>),
 }
 
 impl MemoryAttributes {
@@ -37,7 +50,7 @@ impl MemoryAttributes {
     }
 
     fn assumed(memory_type: MemoryType, device: Option<Uuid>) -> Self {
-        Self { memory_type, device, domains: Vec::new(), region: None }
+        Self { memory_type, device, source: MemorySource::Hypothetical, region: None }
     }
 
     /// The device of this process that has it or copies, if any.
@@ -60,18 +73,63 @@ impl MemoryAttributes {
         Ok(())
     }
 
-    /// Its registration with a domain of its agent. Hypothetical host memory counts as registered.
-    ///
-    /// Device memory is never registered, whatever the provider offers: providers that take it (shm
-    /// of libfabric 2.1 with CUDA) complete writes before the data has arrived. See
-    /// [`crate::rail::can_be_registered`].
-    fn registration(&self, domain: usize, takes_devices: bool) -> Registration {
-        match (&self.region, self.memory_type) {
-            _ if self.domains.contains(&domain) => Registration::Works,
-            (Some(_), MemoryType::Host(_)) => Registration::NotOffered,
-            (None, MemoryType::Host(_)) => Registration::Works,
-            (_, MemoryType::Device(_)) if takes_devices => Registration::NotSafe,
-            (_, MemoryType::Device(_)) => Registration::NotOffered,
+    /// Its registration with a rail of this agent. Hypothetical memory counts as registered where it
+    /// would be.
+    fn local_registration(
+        &self,
+        rail: usize,
+        facts: &RailFacts,
+        device: Option<&Device>,
+    ) -> Registration {
+        match (&self.source, self.memory_type, device) {
+            (MemorySource::Own { registrations, .. }, ..) => {
+                registrations.get(rail).cloned().unwrap_or(Registration::NotOffered)
+            }
+            (_, MemoryType::Device(_), Some(device)) => {
+                let allocation = match self.end() {
+                    Some(MemoryEnd::Device(_, allocation)) => Some(allocation),
+                    _ => None,
+                };
+                let memory = DeviceFacts::assumed(device, allocation);
+                obstacle(facts, &memory).unwrap_or(Registration::Works)
+            }
+            (_, MemoryType::Device(_), None) => Registration::NotOffered,
+            (_, MemoryType::Host(_), _) => Registration::Works,
+        }
+    }
+
+    /// Its registration with a domain of the peer, as far as known here: the peer grants access to
+    /// device memory when it is asked.
+    fn remote_registration(&self, domain: usize, facts: &RailFacts) -> Registration {
+        match (&self.source, self.memory_type) {
+            (_, MemoryType::Device(_)) => facts.of_remote_device(),
+            (MemorySource::Peer(domains), _) if !domains.contains(&domain) => {
+                Registration::NotOffered
+            }
+            _ => Registration::Works,
+        }
+    }
+
+    /// The kind of memory, which verdicts of probes are about. None if no fabric accesses it.
+    pub(super) fn end(&self) -> Option<MemoryEnd> {
+        match &self.source {
+            MemorySource::Own { end, .. } => *end,
+            _ => MemoryEnd::of(self.memory_type, self.device),
+        }
+    }
+
+    /// The number of its region, if it has one.
+    fn region_number(&self) -> Option<u64> {
+        self.region.as_ref().map(|region| region.number)
+    }
+
+    /// Its end for a probe.
+    pub(super) fn local_end(&self) -> Result<Option<LocalEnd>> {
+        match (self.memory_type, self.local_device()?) {
+            (MemoryType::Device(exportability), Some(device)) => {
+                Ok(LocalEnd::of_device(device, exportability))
+            }
+            _ => Ok(Some(LocalEnd::Host)),
         }
     }
 }
@@ -82,7 +140,10 @@ impl From<&Region> for MemoryAttributes {
             Buffer::Device(memory) => Some(memory.mapped_for().properties().uuid),
             Buffer::Host(_) => None,
         };
-        Self { device, domains: region.0.domains(), ..Self::from(region.descriptor()) }
+        let end = LocalEnd::of(region.buffer()).ok().map(|end| end.end());
+        let registrations = region.0.registrations().to_vec();
+        let source = MemorySource::Own { registrations, end };
+        Self { device, source, ..Self::from(region.descriptor()) }
     }
 }
 
@@ -90,7 +151,8 @@ impl From<&RegionDescriptor> for MemoryAttributes {
     fn from(region: &RegionDescriptor) -> Self {
         let domains = region.keys.iter().map(|key| key.domain as usize).collect();
         let (memory_type, device) = (region.memory_type, region.device);
-        Self { memory_type, device, domains, region: Some(region.clone()) }
+        let source = MemorySource::Peer(domains);
+        Self { memory_type, device, source, region: Some(region.clone()) }
     }
 }
 
@@ -104,12 +166,14 @@ pub(super) fn facts(
 ) -> Result<(Facts, Option<Device>)> {
     let unknown = || Error::new(EXPLAIN, ErrorKind::Unknown, "unknown peer");
     let peer = peers.find(number).ok_or_else(unknown)?;
-    let (device_access, device) = device_access(local_device, remote.device)?;
     let fabric = remote_transport.facts(
         (number, peer.card()),
-        |rail, takes_devices| local.registration(rail, takes_devices),
-        |domain, takes_devices| remote.registration(domain, takes_devices),
+        |rail, facts| local.local_registration(rail, facts, local_device.as_ref()),
+        |domain, facts| remote.remote_registration(domain, facts),
     );
+    let ends = (local.end(), remote.end());
+    let fabric = remote_transport.with_verdicts(fabric, number, ends, remote.region_number());
+    let (device_access, device) = device_access(local_device, remote.device)?;
     let locality = peer.locality().clone();
     let (local, remote) = (local.memory_type, remote.memory_type);
     Ok((Facts { operation, locality, local, remote, device_access, fabric }, device))
@@ -154,24 +218,51 @@ fn device_access(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::path::{DeviceFabric, ExportObstacle};
     use crate::{Agent, AgentOptions, HostBuffer};
 
+    fn rail(setting: DeviceFabric, registers_devices: bool) -> RailFacts {
+        RailFacts::new(setting, registers_devices, None)
+    }
+
     #[test]
-    fn device_memory_is_never_registered() {
-        let device = MemoryAttributes::on_device(Uuid([9; 16]), Exportability::ByDescriptors);
-        assert_eq!(device.registration(0, true), Registration::NotSafe);
-        assert_eq!(device.registration(0, false), Registration::NotOffered);
+    fn hypothetical_device_memory_is_registered_where_it_would_be() {
+        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+        let uuid = device.properties().uuid;
+        let memory = MemoryAttributes::on_device(uuid, Exportability::ByDescriptors);
+        let local = |facts: &RailFacts| memory.local_registration(0, facts, Some(&device));
+        let remote = |facts: &RailFacts| memory.remote_registration(0, facts);
+        let (probe, off) = (DeviceFabric::Probe, DeviceFabric::Off);
+        for (facts, expected) in [
+            (rail(probe, true), Registration::Works),
+            (rail(probe, false), Registration::NotOffered),
+            (rail(off, true), Registration::Off),
+        ] {
+            assert_eq!((local(&facts), remote(&facts)), (expected.clone(), expected));
+        }
+        let pool = Exportability::Not(ExportObstacle::StreamOrderedPool);
+        let pool = MemoryAttributes::on_device(uuid, pool);
+        let found = pool.local_registration(0, &rail(probe, true), Some(&device));
+        assert!(matches!(found, Registration::Refused { .. }), "{found:?}");
+        assert_eq!(pool.end(), None);
     }
 
     #[test]
     fn host_memory_of_a_region_counts_only_where_it_is_registered() {
+        let facts = rail(DeviceFabric::Probe, false);
         let hypothetical = MemoryAttributes::on_host(Exportability::ByDescriptors);
-        assert_eq!(hypothetical.registration(0, false), Registration::Works);
+        assert_eq!(hypothetical.local_registration(0, &facts, None), Registration::Works);
+        assert_eq!(hypothetical.remote_registration(0, &facts), Registration::Works);
         let agent = Agent::start(AgentOptions::new("one")).unwrap();
         let region = agent.register_local(HostBuffer::new(4096).unwrap()).unwrap();
-        let unregistered = MemoryAttributes::from(&region);
-        assert_eq!(unregistered.registration(0, true), Registration::NotOffered);
-        let registered = MemoryAttributes { domains: vec![0], ..unregistered };
-        assert_eq!(registered.registration(0, false), Registration::Works);
+        let own = MemoryAttributes::from(&region);
+        assert_eq!(own.local_registration(0, &facts, None), Registration::NotOffered);
+        let registrations = vec![Registration::Works];
+        let source = MemorySource::Own { registrations, end: own.end() };
+        let registered = MemoryAttributes { source, ..own };
+        assert_eq!(registered.local_registration(0, &facts, None), Registration::Works);
+        let region = agent.register(HostBuffer::new(4096).unwrap(), crate::Rights::ALL).unwrap();
+        let of_peer = MemoryAttributes::from(region.descriptor());
+        assert_eq!(of_peer.remote_registration(0, &facts), Registration::NotOffered);
     }
 }

@@ -11,7 +11,7 @@ use super::local_copies::{CopyBuffer, LocalMover};
 use super::local_session::LocalSession;
 use super::mapping::{OPEN, RegionRequest};
 use super::peers::Peer;
-use super::remote_transport::{LinkCounts, RemoteTransport, RouteLane};
+use super::remote_transport::{DirectKeys, LinkCounts, RemoteTransport, RouteLane};
 use super::route::{DataMover, Route};
 use super::{Agent, CONNECT, JOIN, PeerId};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -19,6 +19,7 @@ use crate::host_buffer::HostBuffer;
 use crate::path::{
     Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, Registration, choose,
 };
+use crate::rail::RailFacts;
 use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion};
 use crate::share::check_fork;
 
@@ -134,7 +135,7 @@ impl Agent {
             Locality::NoDescriptorPassing { cause } => Some(cause.clone()),
             _ => None,
         };
-        let works = |_, _| Registration::Works;
+        let works = |_, _: &RailFacts| Registration::Works;
         let (kind, fabric) = match self.remote_transport.error(number) {
             Some(error) => (error.kind(), error.reason()),
             None => match self.remote_transport.facts((number, peer.card()), works, works) {
@@ -152,7 +153,7 @@ impl Agent {
     }
 
     /// Waits until all links have answered; or one is up, and the others had their timeout.
-    fn wait_for_links(
+    pub(super) fn wait_for_links(
         &mut self,
         mut end: Instant,
         count: impl Fn(&RemoteTransport) -> LinkCounts,
@@ -195,16 +196,23 @@ impl Agent {
         let (mut facts, device) =
             explain::facts(Operation::Put, ends, local_device, by, &self.remote_transport)?;
         loop {
+            let judged = (&mut facts, policy);
+            let prepared = self.prepare_direct(number, &local.buffer, &remote, judged, end);
             let choice = choose(&facts, policy);
-            let Some(path) = choice.taken() else {
-                return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
+            let path = match (choice.taken(), &prepared) {
+                (Some(path), Ok(_)) => path,
+                (_, Err(_)) => Path::FabricDirect,
+                (None, Ok(_)) => return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons())),
             };
-            let made = if path.is_local() {
-                let mapped = self.map_regions(path, number, (local, &remote), device.as_ref(), end);
-                mapped.map(DataMover::Local)
-            } else {
-                self.open_route_lanes(number, local, &remote, end).map(DataMover::Rails)
-            };
+            let made = prepared.and_then(|keys| {
+                if path.is_local() {
+                    let regions = (local, &remote);
+                    let mapped = self.map_regions(path, number, regions, device.as_ref(), end);
+                    return mapped.map(DataMover::Local);
+                }
+                let lanes = self.open_route_lanes(number, (local, &remote), keys.as_ref(), end);
+                lanes.map(DataMover::Rails)
+            });
             let error = match made {
                 Ok(mover) => {
                     let agent = self.local_target.identity;
@@ -223,7 +231,7 @@ impl Agent {
                 ErrorKind::Failed if path.is_local() => {
                     facts.locality = Locality::NoDescriptorPassing { cause: error.to_string() };
                 }
-                // The peer does not answer by the fabric: recorded by `open_route_lanes`.
+                // The peer does not answer by the fabric: recorded by `connect_by_rails`.
                 _ if !path.is_local() && self.remote_transport.error(number).is_some() => {
                     facts.fabric = Fabric::None { cause: error.to_string() };
                 }
@@ -232,19 +240,23 @@ impl Agent {
         }
     }
 
+    /// Connects to a peer for a join: that it does not answer becomes a fact.
+    pub(super) fn connect_by_rails(&mut self, peer: u32, end: Instant) -> Result<()> {
+        self.connect_remote(peer, end).inspect_err(|error| {
+            self.remote_transport.set_error(peer, Some(error.clone()));
+        })
+    }
+
     /// Prepares a fabric path: requests the peer's region, and staging memory if necessary.
     fn open_route_lanes(
         &mut self,
         peer: u32,
-        local: &RegisteredRegion,
-        remote: &RegionDescriptor,
+        (local, remote): (&RegisteredRegion, &RegionDescriptor),
+        keys: Option<&DirectKeys>,
         end: Instant,
     ) -> Result<Vec<RouteLane>> {
-        if let Err(error) = self.connect_remote(peer, end) {
-            self.remote_transport.set_error(peer, Some(error.clone()));
-            return Err(error);
-        }
-        let opening = self.remote_transport.begin_open(peer, local, remote)?;
+        self.connect_by_rails(peer, end)?;
+        let opening = self.remote_transport.begin_open(peer, local, remote, keys)?;
         self.wait_for_links(end, RemoteTransport::open_counts);
         self.remote_transport.finish_open(opening)
     }

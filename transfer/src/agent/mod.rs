@@ -2,6 +2,7 @@
 
 mod card;
 mod card_file;
+mod direct_access;
 mod epochs;
 mod event_watch;
 mod events;

@@ -17,6 +17,7 @@ use super::{Agent, START};
 use crate::admission::Admission;
 use crate::error::{Result, failed};
 use crate::operations::Operations;
+use crate::path::DeviceFabric;
 use crate::rail::{CacheLimits, RailOptions};
 use crate::wire::MAX_LABEL_LENGTH;
 
@@ -31,6 +32,7 @@ pub struct AgentOptions {
     wait_strategy: WaitStrategy,
     fabrics: Vec<Offer>,
     rails: RailOptions,
+    device_fabric: Option<DeviceFabric>,
 }
 
 impl Agent {
@@ -38,14 +40,19 @@ impl Agent {
     ///
     /// # Errors
     /// [`Failed`](crate::ErrorKind::Failed) if its directory is unusable, or a system resource is
-    /// missing.
+    /// missing; [`Malformed`](crate::ErrorKind::Malformed) if `FABRICAST_DEVICE_FABRIC` has another
+    /// value than `off`, `probe` or `on`.
     pub fn start(options: AgentOptions) -> Result<Self> {
         if options.label.len() > MAX_LABEL_LENGTH {
             return Err(failed(START)(format!("the label exceeds {MAX_LABEL_LENGTH} bytes")));
         }
+        let mut rails = options.rails;
+        rails.device_fabric = match options.device_fabric {
+            Some(setting) => setting,
+            None => DeviceFabric::from_environment()?,
+        };
         let local_target = Arc::new(LocalTarget::new(options.label, options.admission)?);
-        let remote_transport =
-            RemoteTransport::start(&options.fabrics, &local_target, options.rails)?;
+        let remote_transport = RemoteTransport::start(&options.fabrics, &local_target, rails)?;
         let mut agent = Self {
             local_target,
             local_server: None,
@@ -81,6 +88,7 @@ impl AgentOptions {
             wait_strategy: WaitStrategy::default(),
             fabrics: Vec::new(),
             rails: RailOptions::default(),
+            device_fabric: None,
         }
     }
 
@@ -146,6 +154,19 @@ impl AgentOptions {
     #[must_use]
     pub fn lost_after(mut self, time: Duration) -> Self {
         self.rails.lost_after = time;
+        self
+    }
+
+    /// Whether fabrics access device memory themselves. Without this call the environment variable
+    /// `FABRICAST_DEVICE_FABRIC` decides (`off`, `probe` or `on`); without both it is
+    /// [`Probe`](DeviceFabric::Probe).
+    ///
+    /// It concerns fabrics whose offer was requested with
+    /// [`Caps::DEVICE_MEMORY`](fabric::Caps::DEVICE_MEMORY). Others always copy device memory
+    /// through the host.
+    #[must_use]
+    pub fn device_fabric(mut self, setting: DeviceFabric) -> Self {
+        self.device_fabric = Some(setting);
         self
     }
 

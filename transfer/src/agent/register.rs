@@ -8,10 +8,10 @@ use gpu::DeviceName;
 use super::local_target::LocalTarget;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::ExportObstacle;
-use crate::rail::{RailHandle, RailOwner};
+use crate::rail::{RailHandle, RailOwner, WrittenDevices, device_memory};
 use crate::region::{
-    Buffer, FabricKey, REGISTER, Region, RegionDescriptor, RegionOwner, RegisteredRegion, Rights,
-    unexportable_descriptor,
+    Buffer, FabricKey, REGISTER, RailMemory, Region, RegionDescriptor, RegionOwner,
+    RegisteredRegion, Rights, unexportable_descriptor,
 };
 
 impl LocalTarget {
@@ -24,7 +24,11 @@ impl LocalTarget {
         let memories = self.register_with_rails(&buffer, Some(rights));
         let mut keys = Vec::new();
         for (domain, memory) in memories.iter().enumerate() {
-            let Some(memory) = memory else { continue };
+            let Ok(memory) = memory else { continue };
+            // The key of device memory is granted to each peer after a probe.
+            if memory.kind().is_device() {
+                continue;
+            }
             let bytes = memory.describe().during(REGISTER)?.encode();
             keys.push(FabricKey { domain: domain as u32, bytes });
         }
@@ -50,19 +54,17 @@ impl LocalTarget {
     }
 
     /// Registers memory with the rails: with rights for peers, or local-only.
-    fn register_with_rails(
-        &self,
-        buffer: &Buffer,
-        rights: Option<Rights>,
-    ) -> Vec<Option<MemoryRegion>> {
-        let register = |handle: &RailHandle| {
-            handle.register(buffer, rights).unwrap_or_else(|error| {
-                // The table of paths reports the staging.
-                tracing::warn!(%error, "registering memory failed: transfers are staged");
-                None
-            })
-        };
-        self.rail_handles().iter().map(register).collect()
+    fn register_with_rails(&self, buffer: &Buffer, rights: Option<Rights>) -> Vec<RailMemory> {
+        let register = |handle: &RailHandle| handle.register(buffer, rights);
+        let memories: Vec<_> = self.rail_handles().iter().map(register).collect();
+        if let Some((memory, _)) = device_memory(buffer)
+            && memories.iter().any(RailMemory::is_ok)
+            && let Err(error) = memory.set_sync_memops()
+        {
+            // Of mapped memory. Its owner has to wait for its copies before a transfer, as always.
+            tracing::trace!(%error, "synchronous copies are not set");
+        }
+        memories
     }
 }
 
@@ -94,6 +96,10 @@ impl RailOwner for LocalTarget {
 
     fn find_region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
         self.region(number, ticket)
+    }
+
+    fn written_devices(&self) -> &WrittenDevices {
+        self.devices_of_writes()
     }
 
     fn wake(&self) {

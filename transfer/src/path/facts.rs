@@ -101,15 +101,37 @@ pub enum DeviceAccess {
 }
 
 /// Whether a fabric can access memory itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub enum Registration {
-    /// It is registered, and trial transfers with it succeeded.
+    /// It is registered; of a peer's device memory: the peer was not asked yet.
     Works,
-    /// The provider does not register memory of this kind, or refused it.
+    /// The provider does not register memory of this kind.
     NotOffered,
-    /// The provider registers it, but unreliably: its completions precede the data, or it takes
-    /// device memory for host memory.
-    NotSafe,
+    /// [`DeviceFabric::Off`](super::DeviceFabric::Off) is set on this side.
+    Off,
+    /// The memory cannot be registered, or must not be.
+    Refused {
+        /// The cause.
+        cause: String,
+    },
+}
+
+/// Whether transfers of device memory between the two over the fabric are known to be right.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub enum Probe {
+    /// Neither memory is on a device.
+    NotNeeded,
+    /// It was not made yet. Joining two regions makes it.
+    NotMade,
+    /// All bytes arrived, and before their notices.
+    Passed,
+    /// The settings of both sides say that none is needed.
+    Skipped,
+    /// Transfers are not reliable, or could not be tried.
+    Failed {
+        /// The first observation.
+        cause: String,
+    },
 }
 
 /// The capabilities of the fabric between the two.
@@ -130,7 +152,32 @@ pub enum Fabric {
         local: Registration,
         /// Registration of the remote memory.
         remote: Registration,
+        /// Whether its transfers of device memory were tried.
+        probe: Probe,
     },
+}
+
+impl Fabric {
+    /// Sets the registration of the local memory, if they are connected.
+    pub(crate) fn set_local(&mut self, registration: Registration) {
+        if let Self::Connected { local, .. } = self {
+            *local = registration;
+        }
+    }
+
+    /// Sets the registration of the remote memory, if they are connected.
+    pub(crate) fn set_remote(&mut self, registration: Registration) {
+        if let Self::Connected { remote, .. } = self {
+            *remote = registration;
+        }
+    }
+
+    /// Sets the outcome of a probe, if they are connected.
+    pub(crate) fn set_probe(&mut self, outcome: Probe) {
+        if let Self::Connected { probe, .. } = self {
+            *probe = outcome;
+        }
+    }
 }
 
 /// What a choice depends on.
@@ -148,4 +195,12 @@ pub struct Facts {
     pub device_access: DeviceAccess,
     /// The capabilities of the fabric.
     pub fabric: Fabric,
+}
+
+impl Facts {
+    /// Is one of the memories on a device?
+    #[must_use]
+    pub const fn has_device_memory(&self) -> bool {
+        self.local.is_device() || self.remote.is_device()
+    }
 }

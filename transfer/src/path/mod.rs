@@ -4,6 +4,7 @@
 //! gives a verdict for *every* path, so users need not guess. `docs/reference/paths.md` has the
 //! same table for readers; a test compares them.
 
+mod device_fabric;
 mod facts;
 pub(crate) mod metrics;
 mod policy;
@@ -17,9 +18,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use device_fabric::DeviceFabric;
 pub use facts::{
     DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
-    Registration,
+    Probe, Registration,
 };
 pub use metrics::metrics;
 pub use policy::Policy;

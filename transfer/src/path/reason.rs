@@ -56,13 +56,29 @@ pub enum Reason {
         /// The side of the memory: "local" or "remote".
         side: &'static str,
     },
-    /// The provider registers memory of this kind, but unreliably.
-    NotSafe {
-        /// Its name.
-        provider: String,
+    /// The setting `device_fabric` of this process is off.
+    DeviceFabricOff,
+    /// The memory cannot be registered, or must not be.
+    RegistrationRefused {
         /// The side of the memory: "local" or "remote".
         side: &'static str,
+        /// The cause.
+        cause: String,
     },
+    /// Transfers of device memory were not probed yet.
+    NotProbed {
+        /// The provider.
+        provider: String,
+    },
+    /// Probed transfers of device memory were not reliable.
+    ProbeFailed {
+        /// The provider.
+        provider: String,
+        /// The first observation.
+        cause: String,
+    },
+    /// Notices of this peer do not come by the fabric, so they may overtake device memory.
+    LocalNotices,
     /// The fabric accesses both memories, so nothing is staged.
     NothingToStage,
     /// The policy denies it.
@@ -141,7 +157,17 @@ impl Reason {
             Self::NoFabric { .. } => ("no-fabric", false, ""),
             Self::NoRemoteAccess { .. } => ("no-remote-access", false, ""),
             Self::NotRegistered { .. } => ("not-registered", false, ""),
-            Self::NotSafe { .. } => ("not-safe", false, ""),
+            Self::DeviceFabricOff => {
+                ("device-fabric-off", true, "the setting device_fabric is off")
+            }
+            Self::RegistrationRefused { .. } => ("registration-refused", false, ""),
+            Self::NotProbed { .. } => ("not-probed", false, ""),
+            Self::ProbeFailed { .. } => ("probe-failed", false, ""),
+            Self::LocalNotices => {
+                let text = "notices between processes of one machine do not use the fabric, and \
+                     could overtake device memory";
+                ("local-notices", false, text)
+            }
             Self::NothingToStage => {
                 ("nothing-to-stage", true, "the fabric accesses both memories itself")
             }
@@ -165,8 +191,14 @@ impl fmt::Display for Reason {
             Self::NotRegistered { provider, side } => {
                 write!(f, "{provider} does not reach the {side} memory")
             }
-            Self::NotSafe { provider, side } => {
-                write!(f, "{provider} registers the {side} memory, but not reliably")
+            Self::RegistrationRefused { side, cause } => {
+                write!(f, "the {side} memory is not registered: {cause}")
+            }
+            Self::NotProbed { provider } => {
+                write!(f, "{provider} was not probed with this memory yet; a join does it")
+            }
+            Self::ProbeFailed { provider, cause } => {
+                write!(f, "{provider} failed the probe: {cause}")
             }
             Self::Better { taken } => write!(f, "possible, but {taken} comes first"),
             _ => f.write_str(self.properties().2),

@@ -2,7 +2,7 @@
 
 use super::facts::{
     DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
-    Registration,
+    Probe, Registration,
 };
 
 /// A situation of two processes, and its facts.
@@ -31,14 +31,20 @@ pub fn situations() -> Vec<Situation> {
     let private = MemoryType::Host(Exportability::Not(ExportObstacle::PrivateHostMemory));
     let pool = MemoryType::Device(Exportability::Not(ExportObstacle::StreamOrderedPool));
     let hidden = MemoryType::Device(Exportability::Not(ExportObstacle::NotExportable));
-    let both = |registration| Fabric::Connected {
+    let both = |registration: Registration, probe| Fabric::Connected {
         provider: "the provider".to_owned(),
         remote_access: true,
-        local: registration,
+        local: registration.clone(),
         remote: registration,
+        probe,
     };
-    let (host_only, works) = (both(Registration::NotOffered), both(Registration::Works));
-    let not_safe = both(Registration::NotSafe);
+    let host_only = both(Registration::NotOffered, Probe::NotMade);
+    let works = both(Registration::Works, Probe::Passed);
+    let cause = "64 KiB arrived 5 µs after its notice".to_owned();
+    let lies = both(Registration::Works, Probe::Failed { cause });
+    let off = both(Registration::Off, Probe::NotMade);
+    let cause = "cuda:0 has no GPUDirect RDMA".to_owned();
+    let refused = both(Registration::Refused { cause }, Probe::NotMade);
     let no_fabric = Fabric::None { cause: "none was requested".to_owned() };
     let (same_process, same_machine, other_machine) =
         (Locality::SameProcess, Locality::SameMachine, Locality::OtherMachine);
@@ -50,9 +56,12 @@ pub fn situations() -> Vec<Situation> {
     let not_visible = "device to device, peer's device not visible here";
     let hidden_pieces = "device to device, VMM memory without an exportable handle";
     let not_passed = "device to device, no descriptor can be passed";
-    let by_itself = "other machine, device to device, registered by the fabric";
+    let private_host = "host to private host memory";
+    let by_itself = "other machine, device to device, probe passed";
     let host_alone = "other machine, device to device, provider without device memory";
-    let unreliable = "other machine, device to device, unreliable provider";
+    let no_rdma = "other machine, device to device, memory that cannot be registered";
+    let unreliable = "other machine, device to device, probe failed";
+    let switched_off = "other machine, device to device, `FABRICAST_DEVICE_FABRIC=off`";
     let rows = [
         ("same process, two devices", &same_process, device, direct, &host_only),
         (pools, &same_machine, device, direct, &host_only),
@@ -63,16 +72,20 @@ pub fn situations() -> Vec<Situation> {
         (hidden_pieces, &same_machine, hidden, direct, &host_only),
         (not_passed, &no_descriptor_passing, device, direct, &host_only),
         ("to host memory in a shared segment", &same_machine, segment, same, &works),
-        ("host to private host memory", &same_machine, private, no_device, &works),
+        (private_host, &same_machine, private, no_device, &works),
         ("other machine, host to host", &other_machine, private, no_device, &works),
         (by_itself, &other_machine, device, unseen, &works),
         (host_alone, &other_machine, device, unseen, &host_only),
-        (unreliable, &other_machine, device, unseen, &not_safe),
+        (no_rdma, &other_machine, device, unseen, &refused),
+        (unreliable, &other_machine, device, unseen, &lies),
+        (switched_off, &other_machine, device, unseen, &off),
         ("other machine, no fabric", &other_machine, device, unseen, &no_fabric),
     ];
     let situation =
         |(name, locality, remote, device_access, fabric): (_, &Locality, _, _, &Fabric)| {
-            let (operation, local) = (Operation::Put, device);
+            // Memory of a device, unless no device takes part.
+            let local = if device_access == no_device { segment } else { device };
+            let operation = Operation::Put;
             let (locality, fabric) = (locality.clone(), fabric.clone());
             Situation {
                 name,

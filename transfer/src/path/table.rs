@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Path;
-use super::facts::{DeviceAccess, Exportability, Fabric, Facts, Locality, Registration};
+use super::facts::{DeviceAccess, Exportability, Fabric, Facts, Locality, Probe, Registration};
 use super::policy::Policy;
 use super::reason::Reason;
 
@@ -157,15 +157,34 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
                 Exportability::ByDescriptors | Exportability::ByLegacyHandle => None,
             })
             .or_else(|| match_devices(facts)),
-        Path::FabricDirect => check_fabric(facts, |provider, local, remote| {
-            unregistered(provider, "local", local)
-                .or_else(|| unregistered(provider, "remote", remote))
-        }),
-        Path::FabricStaged => check_fabric(facts, |_, local, remote| {
-            let works = [local, remote].iter().all(|side| *side == Registration::Works);
-            works.then_some(Reason::NothingToStage)
+        Path::FabricDirect => check_fabric(facts).or_else(|| not_direct(facts)),
+        Path::FabricStaged => check_fabric(facts).or_else(|| match not_direct(facts) {
+            None => Some(Reason::NothingToStage),
+            Some(_) => None,
         }),
     }
+}
+
+/// Why a fabric between the two does not access both memories itself, or None.
+fn not_direct(facts: &Facts) -> Option<Reason> {
+    let Fabric::Connected { provider, local, remote, probe, .. } = &facts.fabric else {
+        return None;
+    };
+    let not_local = unregistered(provider, "local", local);
+    not_local.or_else(|| unregistered(provider, "remote", remote)).or_else(|| {
+        if !facts.has_device_memory() {
+            return None;
+        }
+        if facts.locality == Locality::SameMachine {
+            return Some(Reason::LocalNotices);
+        }
+        let provider = provider.clone();
+        match probe {
+            Probe::NotNeeded | Probe::Passed | Probe::Skipped => None,
+            Probe::NotMade => Some(Reason::NotProbed { provider }),
+            Probe::Failed { cause } => Some(Reason::ProbeFailed { provider, cause: cause.clone() }),
+        }
+    })
 }
 
 /// Why two processes cannot share memory, or None.
@@ -190,27 +209,27 @@ fn match_devices(facts: &Facts) -> Option<Reason> {
     }
 }
 
-fn check_fabric(
-    facts: &Facts,
-    verdict_of: impl FnOnce(&str, Registration, Registration) -> Option<Reason>,
-) -> Option<Reason> {
+/// Why no fabric carries bytes between the two, or None.
+fn check_fabric(facts: &Facts) -> Option<Reason> {
     match (&facts.locality, &facts.fabric) {
         (Locality::SameProcess, _) => Some(Reason::SameProcess),
         (_, Fabric::None { cause }) => Some(Reason::NoFabric { cause: cause.clone() }),
         (_, Fabric::Connected { provider, remote_access: false, .. }) => {
             Some(Reason::NoRemoteAccess { provider: provider.clone() })
         }
-        (_, Fabric::Connected { provider, local, remote, .. }) => {
-            verdict_of(provider, *local, *remote)
-        }
+        (_, Fabric::Connected { .. }) => None,
     }
 }
 
-fn unregistered(provider: &str, side: &'static str, state: Registration) -> Option<Reason> {
-    let provider = provider.to_owned();
+fn unregistered(provider: &str, side: &'static str, state: &Registration) -> Option<Reason> {
     match state {
         Registration::Works => None,
-        Registration::NotSafe => Some(Reason::NotSafe { provider, side }),
-        Registration::NotOffered => Some(Reason::NotRegistered { provider, side }),
+        Registration::NotOffered => {
+            Some(Reason::NotRegistered { provider: provider.to_owned(), side })
+        }
+        Registration::Off => Some(Reason::DeviceFabricOff),
+        Registration::Refused { cause } => {
+            Some(Reason::RegistrationRefused { side, cause: cause.clone() })
+        }
     }
 }

@@ -43,16 +43,30 @@ const REACHES: [DeviceAccess; 6] = [
     DeviceAccess::NoDevice,
 ];
 
-const REGISTRATIONS: [Registration; 3] =
-    [Registration::Works, Registration::NotOffered, Registration::NotSafe];
+fn registrations() -> [Registration; 3] {
+    [Registration::Works, Registration::NotOffered, Registration::Refused { cause: cause() }]
+}
+
+fn probes() -> [Probe; 3] {
+    [Probe::NotMade, Probe::Passed, Probe::Failed { cause: cause() }]
+}
 
 fn fabrics() -> Vec<Fabric> {
     let mut fabrics = vec![Fabric::None { cause: cause() }];
     for remote_access in [false, true] {
-        for local in REGISTRATIONS {
-            for remote in REGISTRATIONS {
-                let provider = "any".to_owned();
-                fabrics.push(Fabric::Connected { provider, remote_access, local, remote });
+        for local in registrations() {
+            for remote in registrations() {
+                for probe in probes() {
+                    let (local, remote) = (local.clone(), remote.clone());
+                    let provider = "any".to_owned();
+                    fabrics.push(Fabric::Connected {
+                        provider,
+                        remote_access,
+                        local,
+                        remote,
+                        probe,
+                    });
+                }
             }
         }
     }
@@ -111,10 +125,14 @@ fn every_combination_of_facts_gets_its_best_path() {
         );
         let is_exportable = !matches!(facts.remote.exportability(), Exportability::Not(_));
         let is_shareable = facts.locality == Locality::SameMachine && is_exportable && have_access;
-        let (connected, reached) = match facts.fabric {
-            Fabric::Connected { remote_access, local, remote, .. } => {
-                let works = (local, remote) == (Registration::Works, Registration::Works);
-                (remote_access && facts.locality != Locality::SameProcess, works)
+        let (connected, reached) = match &facts.fabric {
+            Fabric::Connected { remote_access, local, remote, probe, .. } => {
+                let works = (local, remote) == (&Registration::Works, &Registration::Works);
+                let is_reliable = *probe == Probe::Passed
+                    && facts.locality != Locality::SameMachine
+                    || !facts.has_device_memory();
+                let is_connected = *remote_access && facts.locality != Locality::SameProcess;
+                (is_connected, works && is_reliable)
             }
             Fabric::None { .. } => (false, false),
         };
@@ -138,7 +156,7 @@ fn every_combination_of_facts_gets_its_best_path() {
             }
         }
     });
-    assert_eq!(seen, 5 * 14 * 14 * 6 * 19 * 2);
+    assert_eq!(seen, 5 * 14 * 14 * 6 * 55 * 2);
 }
 
 #[test]
@@ -194,8 +212,67 @@ fn between_devices(locality: Locality, device_access: DeviceAccess) -> Facts {
             remote_access: true,
             local: Registration::NotOffered,
             remote: Registration::NotOffered,
+            probe: Probe::NotMade,
         },
     }
+}
+
+/// Every reason why a fabric does not access device memory itself, in words.
+#[test]
+fn reasons_against_direct_device_memory_name_their_cause() {
+    let reason = |locality: Locality, local: Registration, probe: Probe| {
+        let facts = Facts {
+            fabric: Fabric::Connected {
+                provider: "efa".to_owned(),
+                remote_access: true,
+                local,
+                remote: Registration::Works,
+                probe,
+            },
+            ..between_devices(locality, DeviceAccess::Invisible)
+        };
+        let choice = choose(&facts, &Policy::default());
+        let reason = refusal(&choice, Path::FabricDirect).map(ToString::to_string);
+        (choice.taken(), reason.unwrap_or_default())
+    };
+    let far = || Locality::OtherMachine;
+    let works = || Registration::Works;
+    let direct = Some(Path::FabricDirect);
+    for probe in [Probe::Passed, Probe::Skipped] {
+        assert_eq!(reason(far(), works(), probe), (direct, String::new()));
+    }
+    let staged = |locality, local, probe, text: &str| {
+        let found = reason(locality, local, probe);
+        assert_eq!((found.0, found.1.as_str()), (Some(Path::FabricStaged), text));
+    };
+    let text = "efa failed the probe: 64 KiB arrived 5 µs after its notice";
+    let failed = || "64 KiB arrived 5 µs after its notice".to_owned();
+    staged(far(), works(), Probe::Failed { cause: failed() }, text);
+    let text = "efa was not probed with this memory yet; a join does it";
+    staged(far(), works(), Probe::NotMade, text);
+    let text = "the setting device_fabric is off";
+    staged(far(), Registration::Off, Probe::NotMade, text);
+    let refused = Registration::Refused { cause: "cuda:0 has no GPUDirect RDMA".to_owned() };
+    let text = "the local memory is not registered: cuda:0 has no GPUDirect RDMA";
+    staged(far(), refused, Probe::NotMade, text);
+    let text = "efa does not reach the local memory";
+    staged(far(), Registration::NotOffered, Probe::NotMade, text);
+    let facts = Facts {
+        remote: MemoryType::Device(Exportability::Not(ExportObstacle::StreamOrderedPool)),
+        fabric: Fabric::Connected {
+            provider: "efa".to_owned(),
+            remote_access: true,
+            local: works(),
+            remote: works(),
+            probe: Probe::Passed,
+        },
+        ..between_devices(Locality::SameMachine, DeviceAccess::Direct)
+    };
+    let choice = choose(&facts, &Policy::default());
+    assert_eq!(choice.taken(), Some(Path::FabricStaged));
+    let text = "notices between processes of one machine do not use the fabric, and could overtake \
+                device memory";
+    assert_eq!(refusal(&choice, Path::FabricDirect).map(ToString::to_string).unwrap(), text);
 }
 
 #[test]
@@ -238,6 +315,21 @@ fn the_documentation_has_this_table() {
     let page =
         std::fs::read_to_string(page).expect("docs/reference/paths.md is part of the repository");
     assert!(page.contains(&table), "docs/reference/paths.md should have this table:\n\n{table}");
+}
+
+/// Each row of the table can be reached: the facts do not contradict each other.
+#[test]
+fn situations_do_not_contradict_themselves() {
+    for Situation { name, facts } in situations() {
+        let Fabric::Connected { local, remote, probe, .. } = &facts.fabric else { continue };
+        let is_registered = (local, remote) == (&Registration::Works, &Registration::Works);
+        assert!(is_registered || *probe == Probe::NotMade, "{name}: probed without registration");
+        assert_eq!(
+            facts.device_access == DeviceAccess::NoDevice,
+            !facts.has_device_memory(),
+            "{name}"
+        );
+    }
 }
 
 fn documented() -> String {

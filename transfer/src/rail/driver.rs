@@ -16,7 +16,10 @@ use super::message::{Frame, Message, ReceiverRole};
 use super::release_worker::ReleaseWorker;
 use super::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey};
 use super::target::TargetRole;
-use super::{Command, LinkTarget, RAIL_TIMEOUT, RailOptions, RailOwner, RailRequest, RailShared};
+use super::{
+    Command, DirectRequest, LinkTarget, RAIL_TIMEOUT, RailOptions, RailOwner, RailRequest,
+    RailShared,
+};
 use crate::error::Result;
 use crate::lock;
 use crate::region::Buffer;
@@ -59,6 +62,11 @@ impl Driver {
         self.initiator.want_region(&mut self.io, link, region, stages);
     }
 
+    /// Requests direct access to an open region, with device memory at one end or both.
+    pub(crate) fn request_direct(&mut self, link: u32, wanted: DirectRequest) {
+        self.initiator.request_direct(&mut self.io, link, wanted);
+    }
+
     pub(super) fn begin_request(&mut self, request: RailRequest) {
         self.initiator.begin_request(&mut self.io, request);
     }
@@ -85,13 +93,14 @@ impl Driver {
         command_queue: Receiver<Command>,
     ) -> Result<Self> {
         let lost_after = settings.lost_after.min(MAX_LOST_AFTER);
+        let release_worker = Arc::new(ReleaseWorker::start(&shared)?);
         let io = RailIo::open(domain, Arc::clone(&shared), agent, lost_after)?;
         Ok(Self {
             io,
             command_queue,
             next_check: Instant::now(),
-            initiator: InitiatorRole::default(),
-            target: TargetRole::new(ReleaseWorker::start(&shared)?),
+            initiator: InitiatorRole::new(Arc::clone(&release_worker)),
+            target: TargetRole::new(release_worker),
         })
     }
 
@@ -305,6 +314,7 @@ impl Driver {
                 self.handle(Received::Chunk(number, outcome));
             }
         }
+        has_moved |= self.target.advance_probes(&mut self.io);
         has_moved |= self.initiator.advance(&mut self.io);
         self.initiator.keep_targets_polling(&mut self.io);
         self.handle_send_events();
@@ -320,7 +330,9 @@ impl Driver {
                 continue;
             }
             let is_busy = self.initiator.has_transfers() || self.target.has_staging_jobs();
+            // A look at probed bytes must not wait for a sleep to end.
             if self.target.polls()
+                || self.initiator.is_probing()
                 || moved.elapsed() < if is_busy { SPIN_WHILE_BUSY } else { SPIN_WHILE_IDLE }
             {
                 self.io.pause();
@@ -390,7 +402,9 @@ impl Drop for ThreadEndGuard {
 #[cfg(test)]
 mod test_access {
     use super::*;
+    use crate::host_buffer::HostBuffer;
     use crate::rail::Chunk;
+    use crate::region::Rights;
 
     thread_local! {
         /// The cleanup of this thread's rail panics.
@@ -415,6 +429,11 @@ mod test_access {
 
         pub(in crate::rail) fn target(&self) -> &TargetRole {
             &self.target
+        }
+
+        /// Registers memory for peers.
+        pub(in crate::rail) fn register(&self, buffer: &HostBuffer) -> MemoryRegion {
+            self.io.register_now(Buffer::Host(buffer.clone()), Some(Rights::ALL)).unwrap()
         }
 
         pub(in crate::rail) fn known_peers(&self) -> usize {

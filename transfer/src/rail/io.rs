@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use fabric::{
     Access, Address, AddressVector, Capabilities, Caps, CompletionKind, CompletionQueue, Domain,
-    Endpoint, HostMemory, MemoryRegion, Outcome, Peer, PostOptions, QueueOptions, RegionSlice,
-    RemoteMemory, RemoteRegion, RemoteSlice, TransferFlags, WaitStrategy, Waker,
+    Endpoint, HostMemory, MemoryRegion, Outcome, Peer, PeerToPeer, PostOptions, QueueOptions,
+    RegionSlice, RemoteMemory, RemoteRegion, RemoteSlice, TransferFlags, WaitStrategy, Waker,
 };
 
 use super::message::{Frame, MAX_MESSAGE_LENGTH, Message};
@@ -23,7 +23,7 @@ use super::{RailEvent, RailOwner, RailShared, START, memory};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::operations::Token;
-use crate::path::Operation;
+use crate::path::{DeviceFabric, Operation};
 use crate::region::{Buffer, Rights};
 
 /// Messages that may arrive between two polls.
@@ -116,8 +116,7 @@ impl RailIo {
         let addresses = AddressVector::open(domain).during(START)?;
         let options = QueueOptions { size: 1024, waiting: WaitStrategy::Block };
         let mut queue = CompletionQueue::open_with(domain, options).during(START)?;
-        let endpoint = Endpoint::builder(domain).addresses(&addresses).queue(&mut queue).open();
-        let endpoint = endpoint.during(START)?;
+        let endpoint = open_endpoint(domain, &addresses, &mut queue, &shared).during(START)?;
         let buffers = |count: usize, access| {
             let memory = HostMemory::zeroed(count * MAX_MESSAGE_LENGTH)?;
             let region = domain.register(memory, access)?;
@@ -174,6 +173,11 @@ impl RailIo {
         self.domain.capabilities()
     }
 
+    /// The number of the rail at its agent.
+    pub(super) fn rail(&self) -> usize {
+        self.shared.number
+    }
+
     pub(super) fn lost_after(&self) -> Duration {
         self.lost_after
     }
@@ -211,7 +215,16 @@ impl RailIo {
         buffer: &HostBuffer,
         rights: Option<Rights>,
     ) -> Result<MemoryRegion> {
-        let buffer = Arc::new(Buffer::Host(buffer.clone()));
+        self.register_now(Buffer::Host(buffer.clone()), rights)
+    }
+
+    /// Registers little memory on this thread.
+    pub(super) fn register_now(
+        &self,
+        buffer: Buffer,
+        rights: Option<Rights>,
+    ) -> Result<MemoryRegion> {
+        let buffer = Arc::new(buffer);
         let register = || {
             let region =
                 memory::register(&self.domain, Arc::clone(&buffer), memory::access(rights))?;
@@ -611,6 +624,27 @@ impl RailIo {
             }
         }
     }
+}
+
+/// Device memory has to go directly, or not at all: a provider that copies it through the host is no
+/// faster than staging, and says less. A provider that cannot do that gets no device memory.
+fn open_endpoint(
+    domain: &Domain,
+    addresses: &AddressVector,
+    queue: &mut CompletionQueue,
+    shared: &RailShared,
+) -> fabric::Result<Endpoint> {
+    let needs_choice = shared.registers_devices && shared.device_fabric != DeviceFabric::Off;
+    if needs_choice {
+        let builder = Endpoint::builder(domain).addresses(addresses).queue(queue);
+        match builder.peer_to_peer(PeerToPeer::Required).open() {
+            Err(error) if error.kind() == fabric::ErrorKind::NotSupported => {
+                let _ = shared.device_refusal.set(error.to_string());
+            }
+            opened => return opened,
+        }
+    }
+    Endpoint::builder(domain).addresses(addresses).queue(queue).open()
 }
 
 /// Access for tests.

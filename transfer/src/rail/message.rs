@@ -10,14 +10,14 @@
 use control::codec;
 use serde::{Deserialize, Serialize};
 
-use super::Chunk;
+use super::{Chunk, MemoryEnd};
 use crate::error::Result;
 use crate::notice::Notice;
 use crate::refusal::Refusal;
 use crate::wire::{self, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH};
 
 const OPERATION: &str = "read message";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Maximum length of a message.
 pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;
 const MAX_MEMORY_KEY_LENGTH: usize = 3072;
@@ -51,6 +51,34 @@ pub(super) enum Message {
     },
     /// Poll without sleep for a while.
     KeepPolling,
+    /// Access an opened region directly, with device memory at one end or both.
+    RequestDirect {
+        request: u64,
+        region: u64,
+        ticket: u64,
+        /// The memory of this side.
+        from: MemoryEnd,
+        /// Does this side need a probe?
+        probes: bool,
+    },
+    /// The writes of this step have completed.
+    ProbeWritten {
+        probe: u64,
+        step: u32,
+    },
+    /// Write the bytes of this step, to be read.
+    RequestProbeFill {
+        probe: u64,
+        step: u32,
+    },
+    /// All steps are right; answer the request.
+    ProbePassed {
+        probe: u64,
+    },
+    /// The initiator has ended it.
+    ProbeAbandoned {
+        probe: u64,
+    },
     // From both sides.
     Ping,
     /// Also acknowledges messages.
@@ -87,6 +115,30 @@ pub(super) enum Message {
     Withdrawn {
         region: u64,
     },
+    /// The region may be accessed directly.
+    Direct {
+        request: u64,
+        /// The key of device memory; empty for host memory.
+        memory: Vec<u8>,
+    },
+    /// A probe is to be made first, in this memory.
+    ProbeReady {
+        request: u64,
+        /// Random: its number, and the seed of its bytes.
+        probe: u64,
+        memory: Vec<u8>,
+    },
+    /// What the target found after the notice of a step.
+    ProbeChecked {
+        probe: u64,
+        step: u32,
+        failure: Option<Refusal>,
+    },
+    /// The bytes of this step are there.
+    ProbeFilled {
+        probe: u64,
+        step: u32,
+    },
 }
 
 /// A message with its header.
@@ -118,6 +170,11 @@ impl Message {
             | Self::RequestDrain(_)
             | Self::RequestFill(_)
             | Self::Released { .. }
+            | Self::RequestDirect { .. }
+            | Self::ProbeWritten { .. }
+            | Self::RequestProbeFill { .. }
+            | Self::ProbePassed { .. }
+            | Self::ProbeAbandoned { .. }
             | Self::KeepPolling => ReceiverRole::Target,
             Self::Ping | Self::Pong | Self::Bye => ReceiverRole::Either,
             _ => ReceiverRole::Initiator,
@@ -149,10 +206,12 @@ impl Message {
             Self::Hello { label, address, .. } => {
                 label.len() <= MAX_LABEL_LENGTH && address.len() <= MAX_ADDRESS_LENGTH
             }
-            Self::Staging { memory, .. } => memory.len() <= MAX_MEMORY_KEY_LENGTH,
-            Self::Refused { refusal, .. } | Self::Done { refusal: Some(refusal), .. } => {
-                refusal.is_short()
-            }
+            Self::Staging { memory, .. }
+            | Self::Direct { memory, .. }
+            | Self::ProbeReady { memory, .. } => memory.len() <= MAX_MEMORY_KEY_LENGTH,
+            Self::Refused { refusal, .. }
+            | Self::Done { refusal: Some(refusal), .. }
+            | Self::ProbeChecked { failure: Some(refusal), .. } => refusal.is_short(),
             _ => true,
         };
         if !fits {

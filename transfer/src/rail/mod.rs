@@ -3,12 +3,14 @@
 //! Each rail is one domain of one provider with its own thread, which posts, polls, answers peers,
 //! and submits copies of memory that the fabric cannot access. The agent sends commands and
 //! receives events. [`message`] is the protocol between rails, and [`reliable_window`] its reliable
-//! delivery; these know no fabric. [`registration_cache`] caches registrations.
+//! delivery; these know no fabric. [`registration_cache`] caches registrations. [`device_memory`]
+//! decides whether the fabric accesses device memory itself.
 //!
 //! The thread's loop is in [`driver`]. It owns the [`io`], with the [`staging`] of device memory,
 //! and the roles as [`initiator`] and as [`target`] of peers. A role gets the io as an argument,
 //! and does not know the other role.
 
+mod device_memory;
 mod driver;
 mod initiator;
 mod io;
@@ -16,6 +18,8 @@ mod memory;
 mod message;
 #[cfg(test)]
 mod pair_tests;
+#[cfg(test)]
+mod probe_tests;
 mod registration_cache;
 mod release_worker;
 mod reliable_window;
@@ -29,7 +33,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,15 +42,19 @@ use gpu::Memory;
 use serde::{Deserialize, Serialize};
 
 use crate::blocks::BlockQueue;
-use crate::error::{Context, Error, Result, failed};
+use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::lock;
 use crate::notice::Notice;
 use crate::operations::Token;
-use crate::path::Operation;
+use crate::path::{DeviceFabric, Operation};
 use crate::region::{Buffer, RegisteredRegion};
 
+pub(crate) use device_memory::{
+    DeviceFacts, LocalEnd, MemoryEnd, RailFacts, WrittenDevices, obstacle,
+};
 pub(crate) use driver::Driver;
-pub(crate) use memory::can_be_registered;
+pub(crate) use initiator::{DirectRequest, PROBE_TIMEOUT};
+pub(crate) use memory::device_memory;
 pub(crate) use registration_cache::CacheLimits;
 use registration_cache::RegistrationCache;
 
@@ -63,13 +71,16 @@ pub(crate) struct RailOptions {
     pub(crate) cached: CacheLimits,
     /// Registers local-only memory even if the provider does not require it.
     pub(crate) always_registers: bool,
+    /// Whether the fabric accesses device memory itself.
+    pub(crate) device_fabric: DeviceFabric,
 }
 
 impl Default for RailOptions {
     fn default() -> Self {
         // Half a minute of registering, and more buffers than engines usually have.
         let cached = CacheLimits { bytes: 64 << 30, count: 1024 };
-        Self { lost_after: Duration::from_secs(5), cached, always_registers: false }
+        let device_fabric = DeviceFabric::default();
+        Self { lost_after: Duration::from_secs(5), cached, always_registers: false, device_fabric }
     }
 }
 
@@ -81,6 +92,9 @@ pub(crate) trait RailOwner: Send + Sync {
 
     /// The region with this number, if the ticket is right.
     fn find_region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>>;
+
+    /// Devices whose memory peers may write to.
+    fn written_devices(&self) -> &WrittenDevices;
 
     /// Wakes the agent's thread, which takes the events.
     fn wake(&self);
@@ -102,6 +116,19 @@ pub(crate) struct RemoteSide {
     pub(crate) ticket: u64,
     /// None if the peer copies through its slots.
     pub(crate) memory: Option<RemoteMemory>,
+}
+
+/// The answer to a request for direct access.
+#[derive(Debug, Clone)]
+pub(crate) enum DirectOutcome {
+    /// With the key of device memory; host memory has its key in the descriptor. And was it probed?
+    Granted { memory: Option<RemoteMemory>, is_probed: bool },
+    /// The peer does not grant it, for this reason.
+    Refused { kind: ErrorKind, cause: String },
+    /// The probe failed. If that is not final, it was not over in time, or could not be made.
+    Failed { cause: String, is_final: bool },
+    /// The link was lost meanwhile.
+    Lost { cause: String },
 }
 
 /// Without ticket and key, because routes may be printed.
@@ -152,7 +179,7 @@ pub(crate) struct RailTransfer {
     /// How often its rails were lost.
     pub(crate) reroutes: u32,
     /// Kept until the last byte is copied.
-    pub(crate) _region: Arc<RegisteredRegion>,
+    pub(crate) region: Arc<RegisteredRegion>,
 }
 
 /// A request in the queue of the rail's thread. It is returned if the thread ends first.
@@ -191,6 +218,12 @@ pub(crate) enum RailEvent {
         region: (u64, u64),
         outcome: Result<()>,
     },
+    /// The outcome of a request for direct access to the region with this number.
+    Direct {
+        link: u32,
+        region: u64,
+        outcome: DirectOutcome,
+    },
     Done {
         token: Token,
         outcome: Result<()>,
@@ -227,6 +260,12 @@ pub(crate) enum RailEvent {
 /// State shared by an agent and its rail.
 #[derive(Debug)]
 pub(crate) struct RailShared {
+    /// Its index at the agent.
+    number: usize,
+    device_fabric: DeviceFabric,
+    registers_devices: bool,
+    /// Why its endpoint refuses direct transfers of device memory, if it does.
+    device_refusal: OnceLock<String>,
     rail_events: Mutex<VecDeque<RailEvent>>,
     /// Withdrawn regions that peers may still access, with the labels of these peers.
     retiring: Mutex<HashMap<u64, Vec<String>>>,
@@ -242,8 +281,12 @@ pub(crate) struct RailShared {
 }
 
 impl RailShared {
-    fn new(settings: &RailOptions, facts: &Capabilities) -> Self {
+    fn new(number: usize, settings: &RailOptions, facts: &Capabilities) -> Self {
         Self {
+            number,
+            device_fabric: settings.device_fabric,
+            registers_devices: facts.caps.contains(Caps::DEVICE_MEMORY),
+            device_refusal: OnceLock::new(),
             rail_events: Mutex::default(),
             retiring: Mutex::default(),
             registration_cache: Mutex::new(RegistrationCache::new(settings, facts)),
@@ -252,6 +295,12 @@ impl RailShared {
             has_ended: AtomicBool::new(false),
             may_copy: AtomicBool::new(false),
         }
+    }
+
+    /// What the registration of device memory depends on.
+    fn device_facts(&self) -> RailFacts {
+        let refusal = self.device_refusal.get().cloned();
+        RailFacts::new(self.device_fabric, self.registers_devices, refusal)
     }
 
     /// Reports an event, unless the agent has ended. An unread event would leak the regions of its
@@ -296,6 +345,11 @@ impl RailHandle {
         self.send_command(move |driver| driver.retire(region, memory, buffer));
     }
 
+    /// What the registration of device memory depends on.
+    pub(crate) fn device_facts(&self) -> RailFacts {
+        self.shared.device_facts()
+    }
+
     /// The label of a peer that may still access a withdrawn region.
     pub(crate) fn region_user(&self, region: u64) -> Option<String> {
         if self.shared.has_ended.load(Ordering::Acquire) {
@@ -322,7 +376,7 @@ impl Rail {
         settings: RailOptions,
     ) -> Result<Self> {
         let domain = Domain::open(offer).during(START)?;
-        let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
+        let shared = Arc::new(RailShared::new(number, &settings, domain.capabilities()));
         let (commands, command_queue) = channel();
         let driver = Driver::new(&domain, Arc::clone(&shared), agent, settings, command_queue)?;
         let address = driver.address().to_vec();

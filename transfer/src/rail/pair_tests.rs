@@ -20,18 +20,18 @@ use crate::refusal::Refusal;
 use crate::region::{Region, Rights};
 
 /// Reached only if the test fails.
-const END: Duration = Duration::from_secs(60);
+pub(super) const END: Duration = Duration::from_secs(60);
 /// Long enough for a busy machine.
-const LOST_AFTER: Duration = Duration::from_secs(40);
-const LINK: u32 = 3;
+pub(super) const LOST_AFTER: Duration = Duration::from_secs(40);
+pub(super) const LINK: u32 = 3;
 /// More than the window of unacknowledged messages.
 const MANY: usize = 2 * MAX_UNACKNOWLEDGED + 50;
 
-struct Side {
-    driver: Driver,
+pub(super) struct Side {
+    pub(super) driver: Driver,
     shared: Arc<RailShared>,
-    local_target: Arc<LocalTarget>,
-    events: Vec<RailEvent>,
+    pub(super) local_target: Arc<LocalTarget>,
+    pub(super) events: Vec<RailEvent>,
 }
 
 impl Side {
@@ -44,13 +44,13 @@ impl Side {
         let local_target =
             Arc::new(LocalTarget::new(label.to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions { lost_after, ..RailOptions::default() };
-        let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
+        let shared = Arc::new(RailShared::new(0, &settings, domain.capabilities()));
         let driver =
             Driver::new(&domain, Arc::clone(&shared), local_target.clone(), settings, channel().1);
         Self { driver: driver.unwrap(), shared, local_target, events: Vec::new() }
     }
 
-    fn poll_once(&mut self) -> bool {
+    pub(super) fn poll_once(&mut self) -> bool {
         let has_moved = self.driver.poll_once();
         self.events.extend(lock(&self.shared.rail_events).drain(..));
         has_moved
@@ -61,9 +61,9 @@ impl Side {
     }
 }
 
-struct Pair {
-    initiator: Side,
-    target: Side,
+pub(super) struct Pair {
+    pub(super) initiator: Side,
+    pub(super) target: Side,
 }
 
 impl Pair {
@@ -74,7 +74,7 @@ impl Pair {
         }
     }
 
-    fn connected(lost_after: Duration) -> Self {
+    pub(super) fn connected(lost_after: Duration) -> Self {
         let mut pair = Self::new(lost_after);
         let target = pair.target();
         pair.initiator.driver.connect(LINK, target, END);
@@ -97,7 +97,7 @@ impl Pair {
     }
 
     #[track_caller]
-    fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    pub(super) fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + END;
         while !is_so(self) {
             assert!(Instant::now() < end, "{what}: {:?}", self.initiator.events.last());
@@ -120,7 +120,7 @@ impl Pair {
     }
 
     /// A connected pair whose initiator has opened regions.
-    fn with_regions(count: usize) -> (Self, Vec<Region>) {
+    pub(super) fn with_regions(count: usize) -> (Self, Vec<Region>) {
         let mut pair = Self::connected(LOST_AFTER);
         let buffer = HostBuffer::new(4096).unwrap();
         let region =
@@ -134,7 +134,7 @@ impl Pair {
         (pair, regions)
     }
 
-    fn withdraw(&mut self, region: &Region) {
+    pub(super) fn withdraw(&mut self, region: &Region) {
         let number = region.descriptor().number;
         self.target.local_target.withdraw(number);
         self.target.driver.retire(number, None, region.buffer().clone());

@@ -17,26 +17,27 @@ use std::sync::{Arc, Mutex, Weak};
 
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
+use super::device_memory::{DeviceFacts, obstacle};
 use super::{RAIL_TIMEOUT, RailHandle, RailOptions, memory};
 use crate::error::{Context, Result};
 use crate::lock;
+use crate::path::Registration;
 use crate::path::metrics::Count;
-use crate::region::{Buffer, Rights};
+use crate::region::{Buffer, RailMemory, Rights};
 
-/// The identity of a registered buffer, unique as long as the buffer exists. Device memory is not
-/// registered; its identity would be the driver's id of the allocation.
+/// The identity of a registered buffer, unique as long as the buffer exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum BufferKey {
     Host(usize),
-    /// Host memory that is registered with a device.
-    Pinned(usize),
+    /// Memory of a device, or host memory that is registered with one.
+    Device(usize),
 }
 
 impl BufferKey {
     fn of(buffer: &Buffer) -> Self {
         match buffer {
             Buffer::Host(buffer) => Self::Host(buffer.identity()),
-            Buffer::Device(memory) => Self::Pinned(memory.identity()),
+            Buffer::Device(memory) => Self::Device(memory.identity()),
         }
     }
 }
@@ -176,27 +177,32 @@ impl RegistrationCache {
 
 impl RailHandle {
     /// Registers memory with the rail's domain: with rights for peers, or local-only, which may
-    /// reuse a cached registration. None for memory that no fabric can access.
+    /// reuse a cached registration. Or tells why it is not registered.
     ///
     /// It may take many seconds and runs on the calling thread, because the rail's thread has to
     /// answer peers.
-    pub(crate) fn register(
-        &self,
-        buffer: &Buffer,
-        rights: Option<Rights>,
-    ) -> Result<Option<MemoryRegion>> {
-        if !memory::can_be_registered(buffer) {
-            return Ok(None);
+    pub(crate) fn register(&self, buffer: &Buffer, rights: Option<Rights>) -> RailMemory {
+        if let Some(device) = DeviceFacts::of(buffer)?
+            && let Some(obstacle) = obstacle(&self.device_facts(), &device)
+        {
+            return Err(obstacle);
         }
+        self.try_register(buffer, rights).map_err(|error| {
+            // The table of paths reports the staging.
+            tracing::warn!(%error, "registering memory failed: transfers are staged");
+            Registration::Refused { cause: error.to_string() }
+        })
+    }
+
+    fn try_register(&self, buffer: &Buffer, rights: Option<Rights>) -> Result<MemoryRegion> {
         let cached = match rights {
             Some(_) => None,
             None => lock(&self.shared.registration_cache).options.clone(),
         };
-        let region = match cached {
+        match cached {
             Some(options) => self.register_local(buffer, &options),
             None => self.register_with(buffer.clone().into(), &memory::access(rights).into()),
-        };
-        region.map(Some)
+        }
     }
 
     /// Registers local-only memory, unless it is cached.

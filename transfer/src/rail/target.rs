@@ -1,11 +1,15 @@
 //! The target's side of a rail: sessions of initiators, their regions, staging jobs and notices.
 
+mod probes;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
 
+use self::probes::{DirectAccess, Probes};
+use super::device_memory::MemoryEnd;
 use super::io::RailIo;
 use super::message::Message;
 use super::release_worker::ReleaseWorker;
@@ -60,6 +64,8 @@ struct Initiator {
     /// Number of notices received, and of notices that the agent took.
     received: u64,
     notices_taken: u64,
+    /// Memory of its side and of this one whose probe passed.
+    passed_probes: HashSet<(MemoryEnd, MemoryEnd)>,
 }
 
 /// A copy between a region and a slot of an initiator.
@@ -125,13 +131,14 @@ pub(super) struct TargetRole {
     /// withdrawn.
     quarantined_regions: HashMap<u64, (Instant, Option<RetiringRegion>)>,
     /// Releases registrations that are not needed any more.
-    release_worker: ReleaseWorker,
+    release_worker: Arc<ReleaseWorker>,
+    probes: Probes,
     /// Polls without sleep until then, on request of an initiator.
     polls_until: Instant,
 }
 
 impl TargetRole {
-    pub(super) fn new(release_worker: ReleaseWorker) -> Self {
+    pub(super) fn new(release_worker: Arc<ReleaseWorker>) -> Self {
         Self {
             initiators: HashMap::new(),
             staging_jobs: HashMap::new(),
@@ -139,13 +146,14 @@ impl TargetRole {
             quarantined_slots: VecDeque::new(),
             quarantined_regions: HashMap::new(),
             release_worker,
+            probes: Probes::default(),
             polls_until: Instant::now(),
         }
     }
 
-    /// Has an initiator requested polling?
+    /// Has an initiator requested polling, or a probe?
     pub(super) fn polls(&self) -> bool {
-        Instant::now() < self.polls_until
+        self.probes.is_active() || Instant::now() < self.polls_until
     }
 
     pub(super) fn has_session(&self, session: u64) -> bool {
@@ -189,6 +197,16 @@ impl TargetRole {
             Message::RequestDrain(chunk) => self.run_staging_job(io, session, chunk, true),
             Message::RequestFill(chunk) => self.run_staging_job(io, session, chunk, false),
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
+            Message::RequestDirect { request, region, ticket, from, probes } => {
+                let wanted = DirectAccess::new(request, (region, ticket), from, probes);
+                self.request_direct(io, session, wanted);
+            }
+            Message::ProbeWritten { probe, step } => self.probe_written(io, session, probe, step),
+            Message::RequestProbeFill { probe, step } => {
+                self.fill_for_probe(io, session, probe, step);
+            }
+            Message::ProbePassed { probe } => self.probe_passed(io, session, probe),
+            Message::ProbeAbandoned { probe } => self.probe_abandoned(io, session, probe),
             Message::Released { region } => {
                 initiator.opened.remove(&region);
                 self.region_released(io, region, session);
@@ -265,6 +283,7 @@ impl TargetRole {
             staging_jobs: 0,
             received: 0,
             notices_taken: 0,
+            passed_probes: HashSet::new(),
         };
         self.initiators.insert(session, initiator);
         if let Some(earlier) = earlier {
@@ -350,9 +369,11 @@ impl TargetRole {
             self.quarantined_slots.push_back((until, (memory, buffer)));
         }
         io.release_address(initiator.session.peer());
+        self.end_probes_of(io, session);
     }
 
     pub(super) fn check(&mut self, io: &mut RailIo, now: Instant) {
+        self.check_probes(io, now);
         if self.quarantined_slots.iter().any(|(until, _)| now >= *until) {
             let (kept, expired): (VecDeque<_>, VecDeque<_>) =
                 self.quarantined_slots.drain(..).partition(|(until, _)| now < *until);
@@ -403,6 +424,11 @@ impl TargetRole {
         if initiator.received >= initiator.notices_taken + NOTICE_WINDOW {
             let cause = "it sent more notices than its credit allows";
             return self.close_lost(io, session, cause);
+        }
+        // Otherwise the notice would overtake the bytes that it announces.
+        if let Err(error) = io.agent().written_devices().flush() {
+            let cause = format!("its writes to device memory cannot be flushed: {error}");
+            return self.close_lost(io, session, &cause);
         }
         initiator.received += 1;
         let from = initiator.identity;

@@ -41,7 +41,7 @@ impl World {
         let local_target =
             Arc::new(LocalTarget::new("target".to_owned(), Admission::own_user()).unwrap());
         let settings = RailOptions::default();
-        let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
+        let shared = Arc::new(RailShared::new(0, &settings, domain.capabilities()));
         let driver =
             Driver::new(&domain, Arc::clone(&shared), local_target.clone(), settings, channel().1)
                 .unwrap();

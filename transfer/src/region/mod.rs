@@ -7,4 +7,6 @@ pub use descriptor::{FabricKey, RegionDescriptor, Rights};
 pub use registered::{Buffer, Region};
 
 pub(crate) use descriptor::MAX_PIECES;
-pub(crate) use registered::{REGISTER, RegionOwner, RegisteredRegion, unexportable_descriptor};
+pub(crate) use registered::{
+    REGISTER, RailMemory, RegionOwner, RegisteredRegion, unexportable_descriptor,
+};

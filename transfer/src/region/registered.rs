@@ -13,7 +13,7 @@ use super::descriptor::{MAX_PIECES, RegionDescriptor, Rights};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;
-use crate::path::{ExportObstacle, Exportability, MemoryType};
+use crate::path::{ExportObstacle, Exportability, MemoryType, Registration};
 
 pub(crate) const REGISTER: &str = "register region";
 
@@ -173,6 +173,9 @@ fn base_descriptor(
 #[derive(Debug, Clone)]
 pub struct Region(pub(crate) Arc<RegisteredRegion>);
 
+/// The registration of a region with a rail, or why there is none.
+pub(crate) type RailMemory = std::result::Result<MemoryRegion, Registration>;
+
 /// The agent of a region.
 pub(crate) trait RegionOwner: Send + Sync {
     /// Notifies peers of a withdrawal. The memory and its registrations with the rails are kept
@@ -189,6 +192,8 @@ pub(crate) struct RegisteredRegion {
     owner: Arc<dyn RegionOwner>,
     /// Its registrations, by the numbers of the rails, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
+    /// The outcome of its registrations, by the numbers of the rails.
+    registrations: Vec<Registration>,
     is_withdrawn: AtomicBool,
     fork_generation: ForkGeneration,
 }
@@ -230,13 +235,17 @@ impl RegisteredRegion {
         owner: Arc<dyn RegionOwner>,
         buffer: Buffer,
         descriptor: RegionDescriptor,
-        memories: Vec<Option<MemoryRegion>>,
+        memories: Vec<RailMemory>,
     ) -> Self {
+        let outcome = |memory: &RailMemory| memory.as_ref().err().cloned();
+        let registrations = memories.iter().map(outcome);
+        let registrations = registrations.map(|it| it.unwrap_or(Registration::Works)).collect();
         Self {
             buffer,
             descriptor,
             owner,
-            memories: Mutex::new(memories),
+            registrations,
+            memories: Mutex::new(memories.into_iter().map(std::result::Result::ok).collect()),
             is_withdrawn: AtomicBool::new(false),
             fork_generation: ForkGeneration::current(),
         }
@@ -247,10 +256,9 @@ impl RegisteredRegion {
         lock(&self.memories).get(rail).cloned().flatten()
     }
 
-    /// The rails that registered it.
-    pub(crate) fn domains(&self) -> Vec<usize> {
-        let memories = lock(&self.memories);
-        (0..memories.len()).filter(|rail| memories[*rail].is_some()).collect()
+    /// The outcome of its registrations, by the numbers of the rails.
+    pub(crate) fn registrations(&self) -> &[Registration] {
+        &self.registrations
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::{Caps, EndpointKind, Query};
+use fabric::{Caps, EndpointKind, Offer, Query};
 use gpu::{Block, Device, Memory, emulated};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Buffer, Event, Notice, PeerId, Region, Rights, Route};
@@ -102,11 +102,21 @@ pub fn notice(tag: u64, number: u64) -> Notice {
     Notice::new(tag, &number.to_le_bytes()).unwrap()
 }
 
+/// An offer of shm with device memory.
+pub fn shm_with_devices() -> fabric::Result<Offer> {
+    let caps = Caps::MESSAGE | Caps::RMA | Caps::DEVICE_MEMORY;
+    Query::new(EndpointKind::Rdm).caps(caps).provider("shm").first()
+}
+
 /// Adds rails over the loopback interface.
 pub fn with_rails(options: AgentOptions, provider: &str, rails: usize) -> AgentOptions {
     let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider(provider);
-    let query = if provider == "shm" { query } else { query.source("127.0.0.1") };
-    let offer = query.first().unwrap();
+    let offer = match provider {
+        "shm" => query.first(),
+        "shm-with-devices" => shm_with_devices(),
+        _ => query.source("127.0.0.1").first(),
+    };
+    let offer = offer.unwrap();
     (0..rails).fold(options, |options, _| options.fabric(&offer))
 }
 

@@ -9,6 +9,7 @@ mod cables;
 mod common;
 mod debug_output;
 mod devices;
+mod direct;
 mod endings;
 mod fences;
 mod fixture;

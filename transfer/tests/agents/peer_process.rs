@@ -12,7 +12,7 @@ use crate::fixture::{
     DROP_AGENT, END, FILL, PUT_SLOWLY, REPLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
-use crate::{cables, devices, orders};
+use crate::{cables, devices, direct, orders};
 
 /// Allocates memory according to a role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -73,6 +73,7 @@ fn enter(words: &[&str]) {
     match role {
         "initiator" => return orders::initiator(directory),
         "owner" => return devices::owner(directory),
+        "setting of environment" => return direct::setting_of_environment(),
         _ => {}
     }
     let options = AgentOptions::new(role).directory(directory);

@@ -48,7 +48,7 @@ pub(super) fn choose(operation: Operation, policy: &str, source: Option<&str>) -
         let (choice, order) = select(&offers.iter().collect::<Vec<_>>(), &need, &policy);
         let taken = choice.candidates.iter().position(|one| one.verdict == Verdict::Taken);
         if let Some(at) = taken {
-            return Ok(offers.swap_remove(order[at]));
+            return Ok(query.with_device_memory(offers.swap_remove(order[at])));
         }
         let candidates = choice.candidates.iter();
         reasons =

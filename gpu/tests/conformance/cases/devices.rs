@@ -186,3 +186,14 @@ pub fn current_context_of_the_caller_is_preserved(fixture: &Fixture) -> Result<(
     }
     Ok(())
 }
+
+pub fn remote_writes_are_flushed(fixture: &Fixture) -> Result<(), Skip> {
+    let gpu_direct = fixture.first.properties().gpu_direct;
+    println!("{gpu_direct:?}");
+    let flushed = fixture.first.flush_remote_writes();
+    match gpu_direct.makes_writes_visible() {
+        true => flushed.unwrap(),
+        false => assert_eq!(flushed.unwrap_err().kind(), ErrorKind::NotSupported),
+    }
+    Ok(())
+}

@@ -128,3 +128,19 @@ pub fn memory_is_exported_as_dma_buf(fixture: &Fixture) -> Result<(), Skip> {
     assert!(link.to_string_lossy().contains("dmabuf"), "{}", link.display());
     Ok(())
 }
+
+pub fn synchronous_copies_are_set_for_unmapped_memory(fixture: &Fixture) -> Result<(), Skip> {
+    let plain = fixture.first.allocate(1 << 20).unwrap();
+    plain.set_sync_memops().unwrap();
+    fixture.fill(&plain.whole(), 1);
+    fixture.check(&plain.whole(), 1);
+    let mapped = fixture.first.allocate_shared(4 << 20, &[]).unwrap();
+    match mapped.set_sync_memops() {
+        // No driver is known to allow it; one that does loses nothing.
+        Ok(()) => println!("mapped memory allows it"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}"),
+    }
+    fixture.fill(&mapped.whole(), 1);
+    fixture.check(&mapped.whole(), 1);
+    Ok(())
+}

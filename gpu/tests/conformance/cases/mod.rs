@@ -53,7 +53,7 @@ cases! {
         properties_are_plausible, absent_device_is_refused,
         opening_twice_returns_the_same_device, survey_finds_the_device, threads_share_a_device,
         handles_fail_in_a_forked_child, link_counters_count_transferred_bytes,
-        current_context_of_the_caller_is_preserved;
+        current_context_of_the_caller_is_preserved, remote_writes_are_flushed;
     streams:
         copies_of_any_length_arrive, registered_host_memory_is_accessible,
         fill_changes_exactly_its_range, written_words_wake_waiting_streams,
@@ -78,7 +78,8 @@ cases! {
     memory:
         freed_memory_is_free, exceeded_budget_is_refused_with_numbers,
         more_than_the_device_has_is_refused, host_range_is_registered_once,
-        pointer_attributes_name_the_allocator, memory_is_exported_as_dma_buf;
+        pointer_attributes_name_the_allocator, memory_is_exported_as_dma_buf,
+        synchronous_copies_are_set_for_unmapped_memory;
     sharing:
         memory_is_shared_with_another_process, shared_memory_outlives_its_exporter,
         peer_device_imports_memory, invalid_memory_descriptor_is_refused,

@@ -172,7 +172,7 @@ fn examine(
         let peer = agent.inspect(&card, arguments.timeout)?;
         found.locality = agent.locality(peer).cloned();
         agent.connect_fabrics(peer, arguments.timeout)?;
-        find_paths(&agent, peer, region, &mut found, &arguments.policy)
+        find_paths(&mut agent, peer, region, &mut found, arguments)
     });
     found.exit = match judged {
         Err(error) => {
@@ -195,12 +195,14 @@ fn examine(
 
 /// Finds the paths between all memory of this process and all memory of the peer.
 fn find_paths(
-    agent: &Agent,
+    agent: &mut Agent,
     peer: PeerId,
     region: Option<&RegionDescriptor>,
     found: &mut AgentReport,
-    policy: &Policy,
+    arguments: &Arguments,
 ) -> transfer::Result<()> {
+    let policy = &arguments.policy;
+    let descriptor = region.map(RegionDescriptor::encode).transpose()?;
     let devices = candidates::devices(region);
     let remote = match region {
         Some(region) => vec![candidates::region(region, &devices)],
@@ -213,6 +215,9 @@ fn find_paths(
     found.not_allowed = not_allowed.into_iter().map(|(operation, _)| operation).collect();
     for local in candidates::local(&devices) {
         let mut judged = Vec::new();
+        if let Some(descriptor) = &descriptor {
+            agent.probe_fabric(peer, &local.memory, descriptor, arguments.timeout)?;
+        }
         for remote in &remote {
             let mut grouped: Vec<(Vec<Operation>, Choice)> = Vec::new();
             for (operation, _) in &allowed {

@@ -37,6 +37,12 @@ fn offer(card: &AgentCard, provider: Option<&str>) -> fabric::Result<Offer> {
     if let Some(provider) = provider {
         query = query.provider(provider);
     }
+    // With device memory, if any provider has it: a peer with it is asked about it.
+    let with_devices = || query.clone().caps(Caps::MESSAGE | Caps::RMA | Caps::DEVICE_MEMORY);
+    let query = match with_devices().first() {
+        Ok(_) if provider.is_some() => with_devices(),
+        _ => query,
+    };
     let first = query.first()?;
     if !card.is_of_this_machine() || !first.capabilities().reaches_other_machines {
         return Ok(first);

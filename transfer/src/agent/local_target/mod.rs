@@ -20,7 +20,7 @@ use super::protocol::Introduction;
 use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::lock;
-use crate::rail::RailHandle;
+use crate::rail::{RailHandle, WrittenDevices};
 use crate::region::{Buffer, REGISTER, RegisteredRegion};
 use crate::share::random;
 use crate::wire::malformed;
@@ -54,6 +54,7 @@ pub(crate) struct LocalTarget {
     changes: AtomicU64,
     /// Handles of the rails, once these are started.
     rail_handles: OnceLock<Vec<RailHandle>>,
+    written_devices: WrittenDevices,
     reclaim: Reclaim,
 }
 
@@ -77,6 +78,7 @@ impl LocalTarget {
             initiators: Mutex::default(),
             changes: AtomicU64::new(0),
             rail_handles: OnceLock::new(),
+            written_devices: WrittenDevices::default(),
             reclaim: Reclaim::default(),
         })
     }
@@ -115,6 +117,11 @@ impl LocalTarget {
 
     pub(crate) fn rail_handles(&self) -> &[RailHandle] {
         self.rail_handles.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Devices whose memory peers may write to over a fabric.
+    pub(crate) fn devices_of_writes(&self) -> &WrittenDevices {
+        &self.written_devices
     }
 
     /// Adds a region to the table under a new number and ticket.

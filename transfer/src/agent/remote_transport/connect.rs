@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::direct::{DirectKeys, Verdicts};
 use super::remote_sessions::LostHalf;
 use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport, RouteLane};
 use crate::agent::AgentCard;
@@ -36,6 +37,14 @@ pub(in crate::agent) struct Opening {
     region: (u64, u64),
     /// Links that did not know the region.
     new: Vec<u32>,
+    may_stage: bool,
+}
+
+impl Opening {
+    /// The number of the region, and its ticket.
+    pub(super) fn region(&self) -> (u64, u64) {
+        self.region
+    }
 }
 
 impl RemoteTransport {
@@ -89,6 +98,7 @@ impl RemoteTransport {
                 state: LinkState::Connecting,
                 has_waiter: true,
                 regions: HashMap::new(),
+                verdicts: Verdicts::default(),
             };
             let number = self.next_link;
             self.next_link += 1;
@@ -131,32 +141,35 @@ impl RemoteTransport {
         })
     }
 
-    /// The lanes of a route by all links to the peer.
+    /// The lanes of a route by all links to the peer. Device memory is accessed directly by links
+    /// that have its keys.
     fn route_lanes(
         &self,
         peer: u32,
-        local: &RegisteredRegion,
+        local: Option<&RegisteredRegion>,
         remote: &RegionDescriptor,
+        keys: Option<&DirectKeys>,
     ) -> Result<Vec<RouteLane>> {
         let mut lanes = Vec::new();
         for number in self.links_to(peer).iter().copied() {
             let Some(&Link { rail, remote_fabric, .. }) = self.links.get(&number) else { continue };
+            let direct = keys.and_then(|keys| keys.of(number));
             let key = remote.keys.iter().find(|key| key.domain as usize == remote_fabric);
             let memory = match key {
+                _ if remote.memory_type.is_device() => direct.cloned().flatten(),
                 Some(key) => {
                     let region = fabric::RemoteRegion::decode(&key.bytes).during(JOIN)?;
-                    let memory = self.rails[rail].domain().attach(&region).during(JOIN)?;
-                    if memory.len() < remote.length {
-                        let detail = "the fabric key covers less than the region";
-                        return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
-                    }
-                    Some(memory)
+                    Some(self.rails[rail].domain().attach(&region).during(JOIN)?)
                 }
                 None => None,
             };
+            if memory.as_ref().is_some_and(|memory| memory.len() < remote.length) {
+                let detail = "the fabric key covers less than the region";
+                return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
+            }
             let remote = RemoteSide { region: remote.number, ticket: remote.ticket, memory };
-            let lane = RouteLane { link: number, rail, remote };
-            lane.local(local)?;
+            let lane = RouteLane { link: number, rail, remote, is_direct: direct.is_some() };
+            local.map_or(Ok(()), |local| lane.local(local).map(drop))?;
             lanes.push(lane);
         }
         Ok(lanes)
@@ -169,8 +182,28 @@ impl RemoteTransport {
         peer: u32,
         local: &RegisteredRegion,
         remote: &RegionDescriptor,
+        keys: Option<&DirectKeys>,
     ) -> Result<Opening> {
-        let lanes = self.route_lanes(peer, local, remote)?;
+        let lanes = self.route_lanes(peer, Some(local), remote, keys)?;
+        Ok(self.begin_open_lanes(lanes, remote, true))
+    }
+
+    /// The same without staging memory, before direct access is requested.
+    pub(in crate::agent) fn begin_open_unstaged(
+        &mut self,
+        peer: u32,
+        remote: &RegionDescriptor,
+    ) -> Result<Opening> {
+        let lanes = self.route_lanes(peer, None, remote, None)?;
+        Ok(self.begin_open_lanes(lanes, remote, false))
+    }
+
+    fn begin_open_lanes(
+        &mut self,
+        lanes: Vec<RouteLane>,
+        remote: &RegionDescriptor,
+        may_stage: bool,
+    ) -> Opening {
         let region = (remote.number, remote.ticket);
         (self.opening_region, self.open_results) = (region, BTreeMap::new());
         let mut new = Vec::new();
@@ -181,11 +214,11 @@ impl RemoteTransport {
                 slot.insert(false);
                 new.push(lane.link);
             }
-            let (link, stages) = (lane.link, lane.remote.memory.is_none());
+            let (link, stages) = (lane.link, may_stage && lane.remote.memory.is_none());
             self.open_results.insert(link, None);
             self.send_command(link, move |driver| driver.open(link, region, stages));
         }
-        Ok(Opening { lanes, region, new })
+        Opening { lanes, region, new, may_stage }
     }
 
     pub(in crate::agent) fn open_counts(&self) -> LinkCounts {
@@ -197,7 +230,7 @@ impl RemoteTransport {
     /// Ends the wait for the answers. Returns the lanes if the region is open.
     pub(in crate::agent) fn finish_open(
         &mut self,
-        Opening { lanes, region, new }: Opening,
+        Opening { lanes, region, new, may_stage }: Opening,
     ) -> Result<Vec<RouteLane>> {
         let (mut is_open, mut failure) = (false, None);
         for open_result in std::mem::take(&mut self.open_results).into_values() {
@@ -214,7 +247,7 @@ impl RemoteTransport {
         if is_open {
             // The region exists: links without an answer request it when they can.
             for lane in &lanes {
-                let (link, stages) = (lane.link, lane.remote.memory.is_none());
+                let (link, stages) = (lane.link, may_stage && lane.remote.memory.is_none());
                 self.send_command(link, move |driver| driver.want_region(link, region, stages));
             }
             return Ok(lanes);

@@ -1,6 +1,7 @@
 //! Peers that are reached by rails: requests to the rails, and their events.
 
 mod connect;
+mod direct;
 mod remote_sessions;
 mod route_lane;
 
@@ -10,6 +11,7 @@ use std::time::Instant;
 
 use fabric::{Caps, Offer};
 
+use self::direct::{DirectRequests, Verdicts};
 use self::remote_sessions::{LostHalf, RemoteSessions};
 use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
@@ -21,12 +23,14 @@ use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
-use crate::path::{Fabric, Operation, Registration};
+use crate::path::{Fabric, Operation, Probe, Registration};
 use crate::rail::{
-    Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer, RemoteSide,
+    Driver, LinkTarget, Rail, RailEvent, RailFacts, RailOptions, RailRequest, RailTransfer,
+    RemoteSide,
 };
 
 pub(super) use connect::LinkCounts;
+pub(super) use direct::{DirectAccess, DirectKeys};
 
 #[cfg(test)]
 mod tests;
@@ -60,6 +64,7 @@ struct Link {
     has_waiter: bool,
     /// Requested regions, and whether they are open now. Withdrawn ones are removed.
     regions: HashMap<u64, bool>,
+    verdicts: Verdicts,
 }
 
 impl Link {
@@ -93,6 +98,8 @@ struct PeerLinks {
     notice_link: Option<u32>,
     /// Why connecting by a fabric failed, if it did.
     error: Option<Error>,
+    /// Regions of device memory to which the peer grants no direct access, with the reason.
+    refused_regions: HashMap<u64, String>,
 }
 
 /// The part of a route on one rail.
@@ -101,6 +108,8 @@ pub(super) struct RouteLane {
     link: u32,
     rail: usize,
     remote: RemoteSide,
+    /// Does the fabric access device memory itself?
+    is_direct: bool,
 }
 
 /// All state of an agent about rails.
@@ -115,6 +124,7 @@ pub(super) struct RemoteTransport {
     opening_region: (u64, u64),
     /// The answers by link, while a caller waits for them.
     open_results: BTreeMap<u32, Option<Result<()>>>,
+    direct_requests: DirectRequests,
     in_flight: HashMap<Token, RemoteOperation>,
     /// Completed operations that the agent has not taken.
     done: VecDeque<(OperationContext, Result<()>)>,
@@ -200,12 +210,13 @@ impl RemoteTransport {
     }
 
     /// What the fabric between the two can do, as far as known without a request, with the given
-    /// registrations of local and remote memory by a domain, which may support device memory.
+    /// registrations of local and remote memory by a domain. Without the [verdicts of
+    /// probes](Self::with_verdicts).
     pub(super) fn facts(
         &self,
         (peer, card): (u32, &AgentCard),
-        local: impl Fn(usize, bool) -> Registration,
-        remote: impl Fn(usize, bool) -> Registration,
+        local: impl Fn(usize, &RailFacts) -> Registration,
+        remote: impl Fn(usize, &RailFacts) -> Registration,
     ) -> Fabric {
         if let Some(error) = self.error(peer) {
             return Fabric::None { cause: error.to_string() };
@@ -223,13 +234,13 @@ impl RemoteTransport {
             let cause = format!("no common provider: this agent has {ours}, the peer {theirs}");
             return Fabric::None { cause };
         };
-        let takes_devices = |rail: &Rail| rail.has(Caps::DEVICE_MEMORY);
+        let facts = self.rails[*rail].handle.device_facts();
         Fabric::Connected {
             provider: self.rails[*rail].provider().to_owned(),
             remote_access: self.rails[*rail].has(Caps::RMA),
-            local: local(*rail, takes_devices(&self.rails[*rail])),
-            // The peer's rail has the same provider.
-            remote: remote(*remote_fabric, self.rails.iter().any(takes_devices)),
+            local: local(*rail, &facts),
+            remote: remote(*remote_fabric, &facts),
+            probe: Probe::NotMade,
         }
     }
 
@@ -246,6 +257,9 @@ impl RemoteTransport {
                 .filter(is_of_rail)
                 .any(|link| !matches!(link.state, LinkState::Down(_)))
             || self.open_results.iter().any(has_waiter)
+            || self
+                .direct_requests
+                .waits_for(|link| self.links.get(&link).is_some_and(|link| link.rail == rail))
             || self.remote_sessions.sessions_on(rail).next().is_some()
     }
 
@@ -391,8 +405,8 @@ impl RemoteTransport {
             Err(error) => return self.stripe_done(token, Err(error)),
         };
         let (link, remote) = (route_lane.link, route_lane.remote.clone());
-        let _region = Arc::clone(route.local());
-        let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, _region });
+        let region = Arc::clone(route.local());
+        let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, region });
         self.submit(RailRequest { link, token, notice, bytes });
     }
 
@@ -507,6 +521,7 @@ impl RemoteTransport {
                 open_result.get_or_insert_with(|| Err(cause()));
             }
         }
+        self.direct_requests.lost(&links, &cause().reason());
         for link in links {
             if self.links.get(&link).is_some_and(|link| !matches!(link.state, LinkState::Down(_))) {
                 self.handle_rail_event(rail, RailEvent::Down { link, error: cause() }, events);
@@ -565,6 +580,9 @@ impl RemoteTransport {
                     *open_result = Some(outcome);
                 }
             }
+            RailEvent::Direct { link, region, outcome } => {
+                self.direct_requests.answered(link, region, outcome);
+            }
             RailEvent::Done { token, outcome } => {
                 self.stripe_returned(rail, token);
                 self.stripe_done(token, outcome);
@@ -576,6 +594,10 @@ impl RemoteTransport {
             RailEvent::Withdrawn { link, region } => {
                 if let Some(link) = self.links.get_mut(&link) {
                     link.regions.remove(&region);
+                }
+                let is_of_peer = |peer: &&mut PeerLinks| peer.links.contains(&link);
+                if let Some(peer) = self.peers.values_mut().find(is_of_peer) {
+                    peer.refused_regions.remove(&region);
                 }
             }
             RailEvent::SessionOpened { session, from, connection_id, label } => {

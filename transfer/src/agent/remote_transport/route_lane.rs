@@ -6,7 +6,7 @@ use super::RouteLane;
 use crate::agent::JOIN;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::error::{Error, ErrorKind, Result};
-use crate::rail::{LocalSide, can_be_registered};
+use crate::rail::{LocalSide, device_memory};
 use crate::region::{Buffer, RegisteredRegion};
 
 /// Blocks of at least this length are split among rails.
@@ -16,11 +16,11 @@ impl RouteLane {
     /// The local memory for this rail, unless the region is withdrawn. Looked up each time: a route
     /// that held the registration would keep it open to peers.
     pub(super) fn local(&self, local: &RegisteredRegion) -> Result<LocalSide> {
+        if let (Some((memory, _)), false) = (device_memory(&local.buffer), self.is_direct) {
+            return Ok(LocalSide::Device(memory.clone()));
+        }
         match (local.memory(self.rail), &local.buffer) {
             (Some(memory), _) => Ok(LocalSide::Registered(memory)),
-            (None, Buffer::Device(memory)) if !can_be_registered(&local.buffer) => {
-                Ok(LocalSide::Device(memory.clone()))
-            }
             (None, _) if local.is_withdrawn() => {
                 Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
             }

@@ -109,7 +109,7 @@ impl InitiatorRole {
         }
         // A reconnect could continue old operations after later ones were reported. So it waits
         // until they have ended.
-        if self.in_flight.values().any(|chunk| chunk.link == number) {
+        if self.has_operations(number) {
             let detail = "operations of the last session are still in flight";
             let error = Error::new(CONNECT, ErrorKind::Closed, detail);
             return io.report(RailEvent::Down { link: number, error });
@@ -313,7 +313,9 @@ impl InitiatorRole {
     /// Sends `Bye` for a closed session when no chunk of it is in flight: the target frees its
     /// memory soon after. Without `Bye` the target detects a loss, and frees the memory much later.
     pub(super) fn send_bye_when_idle(&mut self, io: &mut RailIo, session: u64) {
-        if self.in_flight.values().any(|in_flight| in_flight.session == session) {
+        if self.in_flight.values().any(|in_flight| in_flight.session == session)
+            || self.direct.has_chunks_of_session(session)
+        {
             return;
         }
         if let Some(peer) = self.closing_sessions.remove(&session) {
@@ -366,6 +368,7 @@ impl InitiatorRole {
                 io.report(RailEvent::Returned { request: Box::new(request), cause: cause.clone() });
             }
         }
+        self.direct.close_link(io, number, &cause);
         self.return_transfers(io, number, close_reason, &cause);
         self.abandon_slots(io, number);
         self.end_transfers(io);
@@ -401,10 +404,11 @@ impl InitiatorRole {
 
     /// Retries lost links that are due.
     fn retry_lost_links(&mut self, io: &mut RailIo, now: Instant) {
-        let Self { lost_links, in_flight, .. } = self;
+        let Self { lost_links, in_flight, direct, .. } = self;
         let mut due = Vec::new();
         for (number, lost) in lost_links {
             if !in_flight.values().any(|chunk| chunk.link == *number)
+                && !direct.has_chunks_of_link(*number)
                 && lost.backoff.as_mut().is_some_and(|backoff| backoff.is_due(now))
             {
                 due.push(*number);

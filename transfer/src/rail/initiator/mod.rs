@@ -2,6 +2,7 @@
 
 mod chunk_window;
 mod chunks;
+mod direct;
 mod links;
 mod notice_queue;
 mod target_replies;
@@ -9,18 +10,22 @@ mod tcp_probe;
 mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::Peer;
 
 use self::chunk_window::ChunkWindow;
 use self::chunks::Stage;
+use self::direct::DirectRequests;
+pub(crate) use self::direct::{DirectRequest, PROBE_TIMEOUT};
 use self::links::RetryBackoff;
 use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;
 use self::transfers::ActiveTransfer;
 use super::LinkTarget;
 use super::io::RailIo;
+use super::release_worker::ReleaseWorker;
 use super::session::{CloseReason, Session};
 use super::staging::Slot;
 use crate::error::{Error, ErrorKind};
@@ -119,7 +124,6 @@ struct InFlightChunk {
 }
 
 /// The links of a rail, and its transfers.
-#[derive(Default)]
 pub(super) struct InitiatorRole {
     links: HashMap<u32, Link>,
     /// Lost peers, to be retried.
@@ -135,9 +139,40 @@ pub(super) struct InitiatorRole {
     /// Transfers with chunks that were not started.
     unstarted: BTreeSet<u64>,
     next_keep_polling: Option<Instant>,
+    direct: DirectRequests,
 }
 
 impl InitiatorRole {
+    pub(super) fn new(release_worker: Arc<ReleaseWorker>) -> Self {
+        Self {
+            links: HashMap::new(),
+            lost_links: HashMap::new(),
+            closing_sessions: HashMap::new(),
+            transfers: BTreeMap::new(),
+            in_flight: HashMap::new(),
+            unposted: VecDeque::new(),
+            repost_later: Vec::new(),
+            unstarted: BTreeSet::new(),
+            next_keep_polling: None,
+            direct: DirectRequests::new(release_worker),
+        }
+    }
+
+    /// Requests direct access to a region at the agent's request.
+    pub(super) fn request_direct(&mut self, io: &mut RailIo, link: u32, wanted: DirectRequest) {
+        self.direct.request(io, &mut self.links, link, wanted);
+    }
+
+    pub(super) fn is_probing(&self) -> bool {
+        self.direct.is_probing()
+    }
+
+    /// Has the provider operations of this link?
+    fn has_operations(&self, link: u32) -> bool {
+        self.in_flight.values().any(|chunk| chunk.link == link)
+            || self.direct.has_chunks_of_link(link)
+    }
+
     /// The link with this session.
     pub(super) fn link_of(&self, session: u64) -> Option<u32> {
         let link = self.links.iter().find(|(_, link)| link.session.id() == session);

@@ -25,6 +25,9 @@ impl InitiatorRole {
                 let error = refusal.into_error(CONNECT);
                 self.close_link(io, number, close_reason, error);
             }
+            Message::Refused { request, refusal } if self.direct.has_request(session, request) => {
+                self.direct.refused(io, request, refusal);
+            }
             Message::Refused { request, refusal } => {
                 self.open_answered(io, number, request, Err(refusal.into_error(OPEN)));
             }
@@ -57,6 +60,12 @@ impl InitiatorRole {
                 link.send_notices(io);
             }
             Message::Withdrawn { region } => self.region_withdrawn(io, number, region),
+            message @ (Message::Direct { .. }
+            | Message::ProbeReady { .. }
+            | Message::ProbeChecked { .. }
+            | Message::ProbeFilled { .. }) => {
+                self.direct.handle(io, &mut self.links, session, message);
+            }
             _ => {}
         }
     }

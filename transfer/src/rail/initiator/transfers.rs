@@ -12,12 +12,15 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
 use crate::path::Operation;
+use crate::rail::device_memory::flush;
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
 use crate::rail::session::{CHECK_INTERVAL, CloseReason};
 use crate::rail::staging::{SLOT_LENGTH, part};
 use crate::rail::target::POLLING_TIME;
-use crate::rail::{Chunk, LocalSide, RAIL_TIMEOUT, RailEvent, RailRequest, RailTransfer};
+use crate::rail::{
+    Chunk, LocalSide, RAIL_TIMEOUT, RailEvent, RailRequest, RailTransfer, device_memory,
+};
 
 /// Maximum length of a one-sided operation, so that transfers are interleaved.
 const MAX_CHUNK_LENGTH: u64 = 4 << 20;
@@ -42,6 +45,18 @@ pub(super) struct ActiveTransfer {
 impl ActiveTransfer {
     fn uses(&self, link: u32, region: u64) -> bool {
         self.link == link && self.bytes.remote.region == region
+    }
+
+    /// Makes bytes that the fabric wrote to local device memory visible, before they are reported.
+    fn flush(&self) -> Result<()> {
+        let pipeline = self.chunks.pipeline();
+        if pipeline.operation != Operation::Get || pipeline.stages_locally {
+            return Ok(());
+        }
+        match device_memory(&self.bytes.region.buffer) {
+            Some((memory, _)) => flush(memory.mapped_for()).during("get"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -139,7 +154,7 @@ impl InitiatorRole {
     /// Starts chunks for which there is room, and posts those that found none. True if there were
     /// any.
     pub(in crate::rail) fn advance(&mut self, io: &mut RailIo) -> bool {
-        let mut has_moved = false;
+        let mut has_moved = self.direct.advance(io, &mut self.links);
         for link in self.links.values_mut() {
             link.chunks.set_queue_full(false);
         }
@@ -285,6 +300,12 @@ impl InitiatorRole {
 
     /// A chunk completed a stage.
     pub(in crate::rail) fn stage_done(&mut self, io: &mut RailIo, chunk: u64, outcome: Result<()>) {
+        if let Some(session) = self.direct.chunk_done(io, &mut self.links, chunk, &outcome) {
+            if self.closing_sessions.contains_key(&session) {
+                self.send_bye_when_idle(io, session);
+            }
+            return;
+        }
         let Some(in_flight) = self.in_flight.get_mut(&chunk) else { return };
         let (of, stage) = (in_flight.of, in_flight.stage);
         let link = self.links.get_mut(&in_flight.link);
@@ -406,7 +427,10 @@ impl InitiatorRole {
             return;
         }
         self.unstarted.remove(&key);
-        let transfer = transfer.remove();
+        let mut transfer = transfer.remove();
+        if let Err(error) = transfer.flush() {
+            transfer.failure.get_or_insert(error);
+        }
         let ActiveTransfer { link: number, token, notice, failure, lost_cause, .. } = transfer;
         let (mut bytes, mut chunks) = (transfer.bytes, transfer.chunks);
         let region = bytes.remote.region;
@@ -473,7 +497,8 @@ impl InitiatorRole {
 
     /// The session of a chunk in flight.
     pub(in crate::rail) fn session_of(&self, chunk: u64) -> Option<u64> {
-        self.in_flight.get(&chunk).map(|in_flight| in_flight.session)
+        let transfer = self.in_flight.get(&chunk).map(|in_flight| in_flight.session);
+        transfer.or_else(|| self.direct.session_of(chunk))
     }
 
     /// Posts nothing more.

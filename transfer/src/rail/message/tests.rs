@@ -34,11 +34,27 @@ fn all() -> Vec<Message> {
         Message::Opened { request: 3 },
         Message::Staging { request: 4, slots: 8, slot_length: 1 << 20, memory: vec![1; 90] },
         Message::Refused { request: 5, refusal: refusal.clone() },
-        Message::Done { number: 6, refusal: Some(refusal) },
+        Message::Done { number: 6, refusal: Some(refusal.clone()) },
         Message::Done { number: 6, refusal: None },
         Message::NoticeCredit { notices: 3, credit_limit: 67 },
         Message::Withdrawn { region: 3 },
         Message::KeepPolling,
+        Message::RequestDirect {
+            request: 1,
+            region: 2,
+            ticket: 3,
+            from: MemoryEnd::Host,
+            probes: true,
+        },
+        Message::ProbeWritten { probe: 8, step: 3 },
+        Message::RequestProbeFill { probe: 8, step: 20 },
+        Message::ProbePassed { probe: 8 },
+        Message::ProbeAbandoned { probe: 8 },
+        Message::Direct { request: 1, memory: vec![1; 90] },
+        Message::ProbeReady { request: 1, probe: 8, memory: vec![1; 90] },
+        Message::ProbeChecked { probe: 8, step: 3, failure: None },
+        Message::ProbeChecked { probe: 8, step: 3, failure: Some(refusal) },
+        Message::ProbeFilled { probe: 8, step: 20 },
     ]
 }
 
@@ -109,7 +125,7 @@ fn parts_longer_than_allowed_are_refused() {
 proptest! {
     #[test]
     fn garbage_with_a_good_head_never_panics(
-        code in 0..20_u8,
+        code in 0..32_u8,
         is_numbered: bool,
         body in proptest::collection::vec(any::<u8>(), 0..300),
     ) {

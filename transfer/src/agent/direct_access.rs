@@ -1,0 +1,143 @@
+//! Requests to peers for direct access of a fabric to device memory, before regions are joined.
+
+use std::time::{Duration, Instant};
+
+use super::explain::{self, EXPLAIN, MemoryAttributes};
+use super::remote_transport::{DirectAccess, DirectKeys, RemoteTransport};
+use super::{Agent, PeerId};
+use crate::error::Result;
+use crate::path::{Fabric, Facts, Operation, Path, Policy, Probe, Registration, choose};
+use crate::rail::{LocalEnd, MemoryEnd};
+use crate::region::{Buffer, RegionDescriptor};
+use crate::share::check_fork;
+
+impl Agent {
+    /// Probes whether the fabric accesses device memory itself between local memory of this kind and
+    /// a peer's region, as [joining](Self::join) such memory does, so that
+    /// [`explain`](Self::explain) knows the outcome. Does nothing if it is known, or if another
+    /// reason prevents direct transfers. Needs [connected fabrics](Self::connect_fabrics).
+    ///
+    /// # Errors
+    /// [`Unknown`](crate::ErrorKind::Unknown) peer; [`Stale`](crate::ErrorKind::Stale) region;
+    /// [`NoSuchDevice`](crate::ErrorKind::NoSuchDevice) if the local memory is on a device that this
+    /// process does not see; [`Malformed`](crate::ErrorKind::Malformed);
+    /// [`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded). A probe that fails is not an error
+    /// here: `explain` reports it as a reason.
+    pub fn probe_fabric(
+        &mut self,
+        peer: PeerId,
+        local: &MemoryAttributes,
+        descriptor: &[u8],
+        timeout: Duration,
+    ) -> Result<()> {
+        check_fork(self.fork_generation, EXPLAIN)?;
+        let end = ipc::deadline(timeout);
+        let remote = RegionDescriptor::decode(descriptor)?;
+        let label = self.peers.label(peer.0);
+        let probed = self.probe_by_fabric(peer.0, local, &remote, end);
+        probed.map_err(|error| error.with(label))
+    }
+
+    fn probe_by_fabric(
+        &mut self,
+        number: u32,
+        local: &MemoryAttributes,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<()> {
+        self.peers.get(number, EXPLAIN)?.check_owner(remote)?;
+        if !self.remote_transport.is_connected(number) {
+            return Ok(());
+        }
+        let Some(local_end) = local.local_end()? else { return Ok(()) };
+        let (by, device) = ((number, &self.peers), local.local_device()?);
+        let ends = (local, &remote.into());
+        let (facts, _) = explain::facts(Operation::Put, ends, device, by, &self.remote_transport)?;
+        let policy = Policy { require: vec![Path::FabricDirect], ..Policy::default() };
+        if may_be_direct(&facts, &policy) {
+            self.request_direct_access(number, &local_end, remote, end)?;
+        }
+        Ok(())
+    }
+
+    /// Before a join: asks the peer for direct access if the path would be direct with it, and adds
+    /// the answer to the facts. Returns the keys of the peer's memory, if any.
+    pub(super) fn prepare_direct(
+        &mut self,
+        number: u32,
+        local: &Buffer,
+        remote: &RegionDescriptor,
+        (facts, policy): (&mut Facts, &Policy),
+        end: Instant,
+    ) -> Result<Option<DirectKeys>> {
+        if !may_be_direct(facts, policy) {
+            return Ok(None);
+        }
+        let access = match LocalEnd::of(local) {
+            Ok(local) => Some(self.request_direct_access(number, &local, remote, end)?),
+            Err(obstacle) => {
+                facts.fabric.set_local(obstacle);
+                None
+            }
+        };
+        Ok(match access {
+            Some(DirectAccess::Granted(keys, probe)) => {
+                facts.fabric.set_probe(probe);
+                Some(keys)
+            }
+            Some(DirectAccess::Refused(cause)) => {
+                facts.fabric.set_remote(Registration::Refused { cause });
+                None
+            }
+            Some(DirectAccess::Failed(cause)) => {
+                facts.fabric.set_probe(Probe::Failed { cause });
+                None
+            }
+            None => None,
+        })
+    }
+
+    /// Opens a region, and waits for the answers to the requests for direct access.
+    fn request_direct_access(
+        &mut self,
+        number: u32,
+        local: &LocalEnd,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<DirectAccess> {
+        let Some(remote_end) = MemoryEnd::of_region(remote) else {
+            let cause = "no fabric accesses memory of its kind".to_owned();
+            return Ok(DirectAccess::Refused(cause));
+        };
+        self.connect_by_rails(number, end)?;
+        let opening = self.remote_transport.begin_open_unstaged(number, remote)?;
+        self.wait_for_links(end, RemoteTransport::open_counts);
+        let ends = (local, remote_end);
+        let requesting = self.remote_transport.request_direct(number, opening, ends, end)?;
+        let end = requesting.until();
+        loop {
+            let max_wait = self.progress_while_waiting();
+            let now = Instant::now();
+            if self.remote_transport.has_direct_answers() || now >= end {
+                return Ok(self.remote_transport.finish_direct(requesting));
+            }
+            self.wait_for_rail_events(end.min(now + max_wait));
+        }
+    }
+}
+
+/// Would the fabric access the memories itself, device memory among them, if the peer grants it and
+/// probed transfers are right?
+fn may_be_direct(facts: &Facts, policy: &Policy) -> bool {
+    let is_open = match &facts.fabric {
+        Fabric::Connected { probe, .. } => {
+            matches!(probe, Probe::NotMade | Probe::Passed | Probe::Skipped)
+        }
+        Fabric::None { .. } => false,
+    };
+    let mut granted = facts.clone();
+    granted.fabric.set_probe(Probe::Passed);
+    is_open
+        && facts.has_device_memory()
+        && choose(&granted, policy).taken() == Some(Path::FabricDirect)
+}

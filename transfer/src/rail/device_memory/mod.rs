@@ -1,0 +1,125 @@
+//! Device memory that a fabric accesses itself.
+//!
+//! [`policy`] decides by facts whether memory is registered at all. Whether transfers with it are
+//! right is tried by a *probe* between the two ends, in scratch memory of the same kind: [`plan`]
+//! has its steps and patterns, [`arrival`] judges what an end sees after a notice; these know no
+//! fabric and no device. [`scratch`] is the memory. The roles of a rail carry the probe out.
+
+mod arrival;
+mod plan;
+mod policy;
+mod scratch;
+mod written_devices;
+
+pub(super) use arrival::{Announcement, Arrival, Look};
+pub(super) use plan::{
+    Direction, MAX_PART_LENGTH, Part, Pattern, SCRATCH_LENGTH, Step, size_text, steps,
+};
+pub(crate) use policy::{DeviceFacts, RailFacts, obstacle};
+pub(super) use scratch::Scratch;
+pub(crate) use written_devices::WrittenDevices;
+pub(super) use written_devices::flush;
+
+use gpu::{Allocator, Device, Uuid};
+use serde::{Deserialize, Serialize};
+
+use crate::path::{ExportObstacle, Exportability, MemoryType, Registration};
+use crate::region::{Buffer, RegionDescriptor};
+
+/// How device memory was allocated. Providers differ in what they register of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Allocation {
+    /// By `cudaMalloc`.
+    Plain,
+    /// Mapped from physical memory (VMM).
+    Mapped,
+}
+
+impl Allocation {
+    /// None for memory that is never registered.
+    fn of(allocator: Allocator) -> Option<Self> {
+        match allocator {
+            Allocator::Plain => Some(Self::Plain),
+            Allocator::Mapped { .. } => Some(Self::Mapped),
+            Allocator::Pool | Allocator::Managed | Allocator::Host => None,
+        }
+    }
+
+    fn of_exported(exportability: Exportability) -> Option<Self> {
+        match exportability {
+            Exportability::ByDescriptors | Exportability::Not(ExportObstacle::NotExportable) => {
+                Some(Self::Mapped)
+            }
+            Exportability::ByLegacyHandle | Exportability::Not(ExportObstacle::NoLegacyHandle) => {
+                Some(Self::Plain)
+            }
+            Exportability::Not(_) => None,
+        }
+    }
+}
+
+/// The kind of memory at one end of a transfer: transfers between two kinds have one verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum MemoryEnd {
+    Host,
+    Device(Uuid, Allocation),
+}
+
+impl MemoryEnd {
+    /// The memory of a peer's region, or hypothetical memory. None for memory that is never
+    /// registered.
+    pub(crate) fn of(memory_type: MemoryType, device: Option<Uuid>) -> Option<Self> {
+        match (memory_type, device) {
+            (MemoryType::Host(_), _) => Some(Self::Host),
+            (MemoryType::Device(exportability), Some(device)) => {
+                Allocation::of_exported(exportability).map(|of| Self::Device(device, of))
+            }
+            (MemoryType::Device(_), None) => None,
+        }
+    }
+
+    pub(crate) fn of_region(region: &RegionDescriptor) -> Option<Self> {
+        Self::of(region.memory_type, region.device)
+    }
+}
+
+/// An end in this process, with the device of its memory.
+#[derive(Debug, Clone)]
+pub(crate) enum LocalEnd {
+    Host,
+    Device(Device, Allocation),
+}
+
+impl LocalEnd {
+    /// The end of a buffer, or why no fabric accesses it.
+    pub(crate) fn of(buffer: &Buffer) -> Result<Self, Registration> {
+        let Some(facts) = DeviceFacts::of(buffer)? else { return Ok(Self::Host) };
+        let Buffer::Device(memory) = buffer else { return Ok(Self::Host) };
+        match Allocation::of(facts.allocator()) {
+            Some(allocation) => Ok(Self::Device(memory.mapped_for().clone(), allocation)),
+            None => Err(facts.wrong_allocator()),
+        }
+    }
+
+    /// Hypothetical memory of a device.
+    pub(crate) fn of_device(device: Device, exportability: Exportability) -> Option<Self> {
+        Allocation::of_exported(exportability).map(|allocation| Self::Device(device, allocation))
+    }
+
+    pub(crate) fn end(&self) -> MemoryEnd {
+        match self {
+            Self::Host => MemoryEnd::Host,
+            Self::Device(device, allocation) => {
+                MemoryEnd::Device(device.properties().uuid, *allocation)
+            }
+        }
+    }
+
+    /// Makes writes of network cards to it visible, before they are announced.
+    pub(super) fn flush(&self) -> gpu::Result<()> {
+        match self {
+            Self::Host => Ok(()),
+            Self::Device(device, _) => flush(device),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Devices whose memory network cards write to: their writes are flushed before they are announced.
+
+use std::sync::Mutex;
+
+use gpu::Device;
+
+use super::LocalEnd;
+use crate::lock;
+
+/// Makes writes of network cards visible, where the device demands it. Without a flush of the driver
+/// such memory is used only if that is forced.
+pub(in crate::rail) fn flush(device: &Device) -> gpu::Result<()> {
+    match device.properties().gpu_direct.can_flush {
+        true => device.flush_remote_writes(),
+        false => Ok(()),
+    }
+}
+
+/// The devices of an agent whose memory peers may write to. Of all peers and rails: the notice of
+/// some bytes may come by another rail than the bytes, or in the next session.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenDevices(Mutex<Vec<Device>>);
+
+impl WrittenDevices {
+    /// From now on peers may write to this memory.
+    pub(in crate::rail) fn add(&self, end: &LocalEnd) {
+        let LocalEnd::Device(device, _) = end else { return };
+        let mut devices = lock(&self.0);
+        if device.properties().gpu_direct.needs_flush()
+            && devices.iter().all(|known| known.name() != device.name())
+        {
+            devices.push(device.clone());
+        }
+    }
+
+    /// Makes all writes visible that completed before.
+    pub(in crate::rail) fn flush(&self) -> gpu::Result<()> {
+        let devices = lock(&self.0).clone();
+        devices.iter().try_for_each(flush)
+    }
+}
