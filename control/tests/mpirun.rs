@@ -221,7 +221,7 @@ fn bytes_of_all_ranks_are_gathered() {
         (&[port], 2, "PMI-1"),
         (&[pmi2], 4, "PMI-2"),
         (&[port, pmi2], 2, "PMI-2"),
-        (&[], 1, "PMI-1"),
+        (&[], 1, "no launcher"),
     ];
     for (options, size, name) in cases {
         let number = size.to_string();

@@ -117,9 +117,10 @@ fn find(text: &str, interfaces: Vec<Interface>) -> Result<IpAddr> {
     // A named interface often has a link-local address beside the one that is meant.
     found.sort_by_key(|it| (!it.is_reachable(), it.address.is_ipv6()));
     let Some(first) = found.first() else {
+        let what = if text.contains('/') { "an address in the subnet" } else { "the name" };
         return invalid(format!(
-            "no interface that is up has the name, or an address in the subnet, {text:?}: this \
-             machine has {}. Give one of its addresses, a subnet, or an interface",
+            "no interface that is up has {what} {text:?}: this machine has {}. Give one of its \
+             addresses, a subnet, or an interface",
             shown.join(", ")
         ));
     };
@@ -196,9 +197,9 @@ mod tests {
     fn error_lists_the_addresses_of_this_machine() {
         let error =
             find("ib7", interfaces(&[("lo", "127.0.0.1"), ("ib0", "10.1.3.5")])).unwrap_err();
-        let text = "find local address failed: invalid argument: no interface that is up has the name, \
-                    or an address in the subnet, \"ib7\": this machine has 127.0.0.1 (lo), 10.1.3.5 \
-                    (ib0). Give one of its addresses, a subnet, or an interface";
+        let text = "find local address failed: invalid argument: no interface that is up has the name \
+                    \"ib7\": this machine has 127.0.0.1 (lo), 10.1.3.5 (ib0). Give one of its \
+                    addresses, a subnet, or an interface";
         assert_eq!(error.to_string(), text);
     }
 }

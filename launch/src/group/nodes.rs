@@ -22,9 +22,9 @@ impl Group {
     /// the options is used. The first rank of each machine serves the node while it runs, then
     /// another one does. Drop the node before the group, which removes its directory.
     ///
-    /// When it returns, the nodes of all machines are connected. Subscribers become known to other
-    /// machines shortly after they were created: a publisher that must not miss one
-    /// [waits for them](pubsub::Publisher::wait_for_subscribers).
+    /// When it returns, the nodes of all machines are connected. A barrier after it makes the
+    /// subscribers of a machine known to its publishers. Other machines learn of them shortly after:
+    /// [`Row::RemoteTopic`] of [`Node::report`] has `subscribes` then.
     ///
     /// ```
     /// use std::time::Duration;
@@ -35,13 +35,9 @@ impl Group {
     /// let node = group.node(NodeOptions::default(), timeout)?;
     /// let topic = node.topic("field", &TopicSettings::default())?;
     /// let mut subscriber = topic.subscriber()?;
+    /// group.barrier(timeout)?; // all subscribe before the first message
     /// if group.rank() == 0 {
-    ///     let publisher = topic.publisher()?;
-    ///     // Those of this machine, and one for each other machine with any.
-    ///     let subscribers = group.local().size + group.machines() - 1;
-    ///     publisher.wait_for_subscribers(subscribers, timeout)?;
-    ///     publisher.push(b"step 1", timeout)?;
-    ///     publisher.flush(timeout)?;
+    ///     topic.publisher()?.push(b"step 1", timeout)?;
     /// }
     /// assert_eq!(subscriber.pull(timeout)?.to_vec()?, b"step 1");
     /// group.barrier(timeout)?; // all have it before one ends

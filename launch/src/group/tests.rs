@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric::ring::RingSetup;
-use pubsub::{NodeOptions, TopicSettings};
+use pubsub::{NodeOptions, Row, TopicSettings};
 use transfer::path::{Path, Policy};
 use transfer::{AgentOptions, Event, HostBuffer, Notice, Rights};
 
@@ -166,7 +166,7 @@ fn too_many_bytes_of_one_rank_fail_all_at_once() {
     });
     let own = "all-gather of ranks failed: invalid argument: 16777217 bytes are more than 16777216, the \
                maximum";
-    let other = "all-gather of ranks failed: rank failed: rank 2 cannot take part. Its error has the \
+    let other = "all-gather of ranks failed: a rank failed: rank 2 cannot take part. Its error has the \
                  cause";
     assert_eq!(errors, [other, other, own, other]);
 }
@@ -444,8 +444,13 @@ fn nodes_of_several_machines_are_connected_when_the_group_has_joined_them() {
         let mut subscriber = topic.subscriber().unwrap();
         if group.rank() == 0 {
             let publisher = topic.publisher().unwrap();
-            let subscribers = group.local().size + group.machines() - 1;
-            publisher.wait_for_subscribers(subscribers, TIMEOUT).unwrap();
+            let subscribes = |row: &Row| matches!(row, Row::RemoteTopic { subscribes: true, .. });
+            let end = Instant::now() + TIMEOUT;
+            while node.report().unwrap().iter().filter(|row| subscribes(row)).count() < 2 {
+                assert!(Instant::now() < end, "{:?}", node.report());
+                thread::sleep(Duration::from_millis(10));
+            }
+            publisher.wait_for_subscribers(group.local().size + 1, TIMEOUT).unwrap();
             publisher.push(b"step 1", TIMEOUT).unwrap();
             publisher.flush(TIMEOUT).unwrap();
         }

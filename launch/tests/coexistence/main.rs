@@ -180,8 +180,7 @@ fn texts_of_mistake(mpi: Implementation, what: &str) -> Vec<String> {
     };
     let exchange = format!("exchange among ranks ({protocol}) failed");
     let source = "read group options failed: invalid argument: read environment variable \
-                  FABRICAST_SOURCE failed: invalid argument: \"nonsense\": an address, like \
-                  10.0.0.1, is expected";
+                  FABRICAST_INSECURE failed: invalid argument: \"nonsense\": true or false is expected";
     let late = format!(
         "{exchange}: deadline exceeded: rank 1 did not come within 2s. Check that all ranks call it"
     );

@@ -262,7 +262,7 @@ fn bad(directory: &Path, what: &str) {
         "option" => {
             set("FABRICAST_DIRECTORY", directory.to_str().unwrap());
             if is_wrong {
-                set("FABRICAST_SOURCE", "nonsense");
+                set("FABRICAST_INSECURE", "nonsense");
             }
             Group::start()
         }

@@ -178,13 +178,14 @@ fn launchers_are_recognized() {
         ("torchrun", &[TORCHRUN], torchrun()),
         ("torchrun, started by srun", &[STEP_OF_MPIRUN, TORCHRUN], torchrun()),
         ("torchrun with half of PMI", &[half, TORCHRUN], torchrun()),
-        ("torchrun and PMI of the same rank", &[TORCHRUN, same_rank], pmi(One, 6)),
+        ("torchrun and PMI of the same rank", &[TORCHRUN, same_rank], torchrun()),
         ("PMI and PMIx of the same rank", &[PMI2, SRUN, SLURM_PMIX], Launcher::Pmix),
         ("hydra with variables of torch", &[HYDRA, wrapper], pmi(One, 8)),
         ("hydra with half of PMIx", &[HYDRA, &[("PMIX_NAMESPACE", "x")]], pmi(One, 8)),
         ("one rank with variables of torch", &[script], none("")),
         ("only the master of torch", &[&[("MASTER_ADDR", "x"), ("RANK", "2")]], none("")),
         ("mpirun -n 1 of Open MPI without PMIx", &[&[("OMPI_COMM_WORLD_SIZE", "1")]], none("")),
+        ("mpirun -n 1 of hydra", &[HYDRA, &[("PMI_RANK", "0"), ("PMI_SIZE", "1")]], none("")),
         ("none beside hydra", &[HYDRA, &names("none")], none("")),
         ("PMI-2 of hydra", &[HYDRA, &names("pmi2")], pmi(Two, 8)),
         ("PMI-1 of Slurm", &[SRUN, PMI2, &names("pmi1")], pmi(One, 10)),
@@ -269,8 +270,8 @@ fn unusable_environments_are_refused_with_a_remedy() {
         ),
         (
             &[HYDRA, TORCHRUN],
-            "two launchers describe different ranks: PMI (PMI_RANK=1, PMI_SIZE=2), torchrun \
-             (RANK=3, WORLD_SIZE=4). Set FABRICAST_LAUNCHER to pmi1 or torchrun"
+            "two launchers describe different ranks: torchrun (RANK=3, WORLD_SIZE=4), PMI \
+             (PMI_RANK=1, PMI_SIZE=2). Set FABRICAST_LAUNCHER to torchrun or pmi1"
                 .into(),
         ),
         (

@@ -354,7 +354,7 @@ fn closed_descriptor_is_refused() {
     let expected = "connect to launcher (PMI-1) failed: invalid environment: PMI_FD=1000000, but \
                     descriptor 1000000 is not open (Bad file descriptor (os error 9)). Start the \
                     rank directly by the launcher, without a program between them that closes \
-                    descriptors";
+                    descriptors, or choose another launcher by FABRICAST_LAUNCHER";
     assert_eq!(error.to_string(), expected);
 }
 
