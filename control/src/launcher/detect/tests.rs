@@ -160,7 +160,7 @@ fn launchers_are_recognized() {
         &[("RANK", "0"), ("WORLD_SIZE", "9"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")];
     let single: Pairs<'_> = &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
     let names = |name| [("FABRICAST_LAUNCHER", name)];
-    let cases: [(&str, &[Pairs<'_>], Launcher); 29] = [
+    let cases: [(&str, &[Pairs<'_>], Launcher); 30] = [
         ("nothing", &[], none("")),
         ("Open MPI", &[OPEN_MPI], Launcher::Pmix),
         ("Open MPI in an allocation", &[ALLOCATION, OPEN_MPI], Launcher::Pmix),
