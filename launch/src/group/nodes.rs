@@ -24,7 +24,7 @@ impl Group {
     ///
     /// When it returns, the nodes of all machines are connected. A barrier after it makes the
     /// subscribers of a machine known to its publishers. Other machines learn of them shortly after:
-    /// [`Row::RemoteTopic`] of [`Node::report`] has `subscribes` then.
+    /// [`Node::report`] then has a [`Row::Sent`] for each.
     ///
     /// ```
     /// use std::time::Duration;

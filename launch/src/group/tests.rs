@@ -444,7 +444,7 @@ fn nodes_of_several_machines_are_connected_when_the_group_has_joined_them() {
         let mut subscriber = topic.subscriber().unwrap();
         if group.rank() == 0 {
             let publisher = topic.publisher().unwrap();
-            let subscribes = |row: &Row| matches!(row, Row::RemoteTopic { subscribes: true, .. });
+            let subscribes = |row: &Row| matches!(row, Row::Sent { topic, .. } if topic == "field");
             let end = Instant::now() + TIMEOUT;
             while node.report().unwrap().iter().filter(|row| subscribes(row)).count() < 2 {
                 assert!(Instant::now() < end, "{:?}", node.report());

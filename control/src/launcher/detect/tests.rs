@@ -276,8 +276,8 @@ fn unusable_environments_are_refused_with_a_remedy() {
         ),
         (
             &[OPEN_MPI, TORCHRUN],
-            "two launchers describe different ranks: PMIx (PMIX_RANK=1, OMPI_COMM_WORLD_SIZE=2), \
-             torchrun (RANK=3, WORLD_SIZE=4). Set FABRICAST_LAUNCHER to pmix or torchrun"
+            "two launchers describe different ranks: torchrun (RANK=3, WORLD_SIZE=4), PMIx \
+             (PMIX_RANK=1, OMPI_COMM_WORLD_SIZE=2). Set FABRICAST_LAUNCHER to torchrun or pmix"
                 .into(),
         ),
         (
