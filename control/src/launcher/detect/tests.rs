@@ -298,8 +298,8 @@ fn unusable_environments_are_refused_with_a_remedy() {
                 &[("PMI_FD", "3"), ("PMI_RANK", "3"), ("PMI_SIZE", "5")],
                 TORCHRUN,
             ],
-            "two launchers describe different ranks: PMI (PMI_RANK=3, PMI_SIZE=5), torchrun \
-             (RANK=3, WORLD_SIZE=4). Set FABRICAST_LAUNCHER to pmi1 or torchrun"
+            "two launchers describe different ranks: torchrun (RANK=3, WORLD_SIZE=4), PMI \
+             (PMI_RANK=3, PMI_SIZE=5). Set FABRICAST_LAUNCHER to torchrun or pmi1"
                 .into(),
         ),
         (&[HYDRA, &[("PMI_RANK", "2")]], "PMI_RANK=2 is not below PMI_SIZE=2".into()),
