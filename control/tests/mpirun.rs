@@ -182,14 +182,7 @@ fn measure() {
 /// Runs ranks, and returns their lines, sorted.
 fn run(options: &[&str], words: &[&str]) -> (Vec<String>, ExitStatus) {
     let program: Vec<_> = [MPIRUN].iter().chain(options).copied().collect();
-    let mut command = children::respawn_with(&program, words);
-    let mut child = Child::start(command.stdout(Stdio::piped()));
-    let mut lines = Vec::new();
-    while let Some(line) = child.line(2 * TIMEOUT) {
-        lines.push(line);
-    }
-    lines.sort();
-    (lines, child.wait(TIMEOUT))
+    Child::run(&mut children::respawn_with(&program, words), 2 * TIMEOUT)
 }
 
 /// Runs ranks that must end as they should.

@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use control::launcher::{ErrorKind, Exchange, connect_by_pmix};
@@ -209,14 +209,7 @@ fn run_steps(steps: &str) {
 fn launch(ranks: u32, words: &[&str]) -> (Vec<String>, ExitStatus) {
     let ranks = ranks.to_string();
     let launcher = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", &ranks];
-    let mut command = children::respawn_with(&launcher, words);
-    let mut job = Child::start(command.stdout(Stdio::piped()));
-    let mut lines = Vec::new();
-    while let Some(line) = job.line(LONGEST_JOB) {
-        lines.push(line);
-    }
-    lines.sort();
-    (lines, job.wait(LONGEST_JOB))
+    Child::run(&mut children::respawn_with(&launcher, words), LONGEST_JOB)
 }
 
 /// Why there is no such job.

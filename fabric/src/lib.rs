@@ -47,7 +47,8 @@
 //! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
 //! `kind`, `local_address`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
 //! `deregistration`, `fabric`, `shm_files`, `offer`, `query`, `event`, `domain`, `address`, `counter`,
-//! `memory`, `queue`, `endpoint`, `choice`, `ring`, `emulated`.
+//! `memory`, `queue`, `endpoint`, `choice`, `ring`, `provider_objects`,
+//! `emulated`.
 
 #![allow(clippy::len_without_is_empty, reason = "regions and slices of them are never empty")]
 
@@ -73,6 +74,8 @@ mod local_address;
 mod lock;
 mod memory;
 mod offer;
+#[cfg(any(test, feature = "fault-injection"))]
+mod provider_objects;
 mod query;
 mod queue;
 mod quirks;

@@ -27,6 +27,9 @@ pub(crate) trait Collective {
     /// Differs among collectives.
     const KIND: u8;
 
+    /// The number of bytes that this rank contributes.
+    fn own_bytes(&self) -> usize;
+
     /// The next round; None at the end.
     fn next_round(&mut self) -> Option<Round>;
 
@@ -73,6 +76,10 @@ impl Barrier {
 impl Collective for Barrier {
     const KIND: u8 = 0;
 
+    fn own_bytes(&self) -> usize {
+        0
+    }
+
     fn next_round(&mut self) -> Option<Round> {
         let number = self.next;
         let distance = distance(number, self.size)?;
@@ -114,6 +121,10 @@ impl Broadcast {
 
 impl Collective for Broadcast {
     const KIND: u8 = 1;
+
+    fn own_bytes(&self) -> usize {
+        self.bytes.as_ref().map_or(0, Vec::len)
+    }
 
     fn next_round(&mut self) -> Option<Round> {
         let rank_at = |position| after(self.root, position, self.size);
@@ -177,6 +188,10 @@ impl AllGather {
 
 impl Collective for AllGather {
     const KIND: u8 = 2;
+
+    fn own_bytes(&self) -> usize {
+        self.held[0].len()
+    }
 
     fn next_round(&mut self) -> Option<Round> {
         let number = self.next;

@@ -90,8 +90,7 @@ struct Partial {
 
 impl Partial {
     fn add(&mut self, index: u32, bytes: &[u8]) {
-        // Only the first fragment of an empty message has no further bytes: others would cost memory
-        // without an end.
+        // No fragment is empty: those of a faulty rank would use memory without limit.
         if self.bytes <= PREFIX + MAX_MESSAGE && !bytes.is_empty() {
             self.bytes += bytes.len();
             self.fragments.insert(index, bytes.to_vec());

@@ -28,7 +28,7 @@ enum Failure {
     Missing(u32),
     /// A rank has ended.
     Ended(u32),
-    /// A rank sent a message of another collective, or none of any.
+    /// A rank sent a message of another collective, or a malformed one.
     Malformed(u32),
     /// A rank cannot take part, and has the cause.
     Refused(u32),
@@ -127,21 +127,21 @@ pub(crate) struct Messenger {
 }
 
 impl Messenger {
-    /// Runs a collective to its end, in which this rank has these bytes.
+    /// Runs a collective to its end.
     pub(crate) fn run(
         &mut self,
         agent: &mut Agent,
         ranks: &mut Ranks,
         collective: &mut impl Collective,
-        own_bytes: usize,
         deadline: CallDeadline,
     ) -> Result<()> {
         if let Some(failure) = self.failure {
             return Err(failure.error(deadline.operation, deadline.timeout));
         }
+        let own_bytes = collective.own_bytes();
         if own_bytes > MAX_BYTES {
-            self.fail(agent, ranks, Failure::Refused(ranks.own()), deadline);
-            return Err(too_long(deadline.operation, own_bytes));
+            let error = too_long(deadline.operation, own_bytes);
+            return Err(self.refuse(agent, ranks, error, deadline));
         }
         let sequence = self.sequence;
         self.mailbox.begin(sequence);
@@ -184,12 +184,9 @@ impl Messenger {
         message: &[u8],
         deadline: CallDeadline,
     ) -> Result<()> {
-        let refused = |this: &mut Self, agent: &mut Agent, ranks: &mut Ranks, error: Error| {
-            this.fail(agent, ranks, Failure::Refused(ranks.own()), deadline);
-            Err(error)
-        };
         if message.len() > MAX_MESSAGE {
-            return refused(self, agent, ranks, too_long(deadline.operation, message.len()));
+            let error = too_long(deadline.operation, message.len());
+            return Err(self.refuse(agent, ranks, error, deadline));
         }
         let peer = match ranks.connect(agent, to, deadline.left_before_report()) {
             Ok(peer) => peer,
@@ -197,7 +194,7 @@ impl Messenger {
                 let failure = match error.kind() {
                     ErrorKind::RankFailed => Failure::Ended(to),
                     ErrorKind::DeadlineExceeded => Failure::Missing(to),
-                    _ => return refused(self, agent, ranks, error),
+                    _ => return Err(self.refuse(agent, ranks, error, deadline)),
                 };
                 return Err(self.fail(agent, ranks, failure, deadline));
             }
@@ -211,7 +208,7 @@ impl Messenger {
                 }
                 Err(error) => {
                     let error = of_agent(deadline.operation, to, error);
-                    return refused(self, agent, ranks, error);
+                    return Err(self.refuse(agent, ranks, error, deadline));
                 }
             }
         }
@@ -335,6 +332,19 @@ impl Messenger {
             self.report(agent, ranks, failure);
         }
         failure.error(deadline.operation, deadline.timeout)
+    }
+
+    /// Ends the collectives because this rank cannot take part, and returns why.
+    fn refuse(
+        &mut self,
+        agent: &mut Agent,
+        ranks: &mut Ranks,
+        error: Error,
+        deadline: CallDeadline,
+    ) -> Error {
+        let failure = Failure::Refused(ranks.own());
+        self.fail(agent, ranks, failure, deadline);
+        error
     }
 
     fn report(&self, agent: &mut Agent, ranks: &mut Ranks, failure: Failure) {

@@ -258,11 +258,12 @@ impl<'a> TopicRequest<'a> {
     }
 
     /// Opens the topic to read: creates it if topic settings are set, or else waits until it
-    /// exists, on this node or on a connected peer.
+    /// exists, on this node or on a connected peer. `is_waiting` is set when that was reported.
     pub(crate) fn open_to_read(
         &self,
         longest: Option<Duration>,
         connectivity: &mut ConnectivityReporter,
+        is_waiting: &mut bool,
     ) -> Result<Topic> {
         if self.settings.sets_topic() {
             let settings_for_new = self.settings.topic();
@@ -272,7 +273,6 @@ impl<'a> TopicRequest<'a> {
         }
         let (name, directory_note) = (self.name.escape_debug(), directory_note(&self.node));
         let deadline = Deadline::after(longest);
-        let mut is_reported = false;
         loop {
             if let Some(topic) = self.find()? {
                 return Ok(topic);
@@ -286,8 +286,8 @@ impl<'a> TopicRequest<'a> {
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
-            if !is_reported {
-                is_reported = true;
+            if !*is_waiting {
+                *is_waiting = true;
                 text::print_error(&format!(
                     "fabricast: waiting for topic \"{name}\": it exists neither on this node nor on a connected peer \
                      {directory_note}"

@@ -226,6 +226,22 @@ impl Child {
         self.process.try_wait().expect("query the child")
     }
 
+    /// Runs a command to its exit. Returns the lines of its output, sorted: those of several processes
+    /// come in any order.
+    ///
+    /// # Panics
+    /// If it cannot be started, writes no line or does not exit within the timeout.
+    #[track_caller]
+    pub fn run(command: &mut Command, timeout: Duration) -> (Vec<String>, ExitStatus) {
+        let mut child = Self::start(command.stdout(Stdio::piped()));
+        let mut lines = Vec::new();
+        while let Some(line) = child.line(timeout) {
+            lines.push(line);
+        }
+        lines.sort();
+        (lines, child.wait(timeout))
+    }
+
     /// Waits for its successful exit.
     ///
     /// # Panics

@@ -190,7 +190,8 @@ typedef struct fabricast_node_options {
     const char *provider;    /* provider for messages between nodes: "NAME" or "=NAME" only
                                 this one, "^NAME" any but this one, several separated by commas;
                                 NULL: the best */
-    const char *source;      /* local address to send from; NULL: default */
+    const char *source;      /* local address to send from, its subnet as "10.0.0.0/16", or its
+                                interface as "ib0"; NULL: default */
     int64_t lost_after;      /* nanoseconds without a heartbeat after which a node is lost */
     uint32_t insecure;       /* 1: allow other nodes without authentication or encryption; on
                                 loopback each user of the machine can connect */
@@ -634,7 +635,8 @@ typedef struct fabricast_agent_options {
     const char *fabric;     /* provider for bytes where no memory is shared: "auto" the best one,
                                "NAME" preferred, "=NAME" only this one, "^NAME" any but this one,
                                several separated by commas; NULL: no fabric */
-    const char *source;     /* local address of the fabric, as "10.0.0.1"; NULL: default */
+    const char *source;     /* local address of the fabric, its subnet as "10.0.0.0/16", or its
+                               interface as "ib0"; NULL: default */
     int64_t lost_after;     /* nanoseconds of silence after which a peer on a fabric is lost */
     uint64_t cached_bytes;  /* registrations of local-only regions that a rail keeps for reuse: */
     uint32_t cached_count;  /* at most so many bytes and so many regions; 0: none */

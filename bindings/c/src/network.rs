@@ -1,7 +1,7 @@
 //! The network of a node, from texts of C or of the environment.
 
 use std::fmt;
-use std::str::FromStr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use pubsub::{NetworkOptions, NodeOptions};
@@ -28,13 +28,13 @@ pub(crate) fn network(
     let peers = peers.unwrap_or_default();
     let peers = peers.split(',').map(str::trim).filter(|peer| !peer.is_empty());
     Ok(Some(NetworkOptions {
-        listen: address(operation, &name_of("listen"), listen)?,
+        listen: address(operation, &name_of("listen"), listen, str::parse)?,
         peers: peers.map(str::to_owned).collect(),
         rendezvous,
         insecure,
         name: name.unwrap_or_default(),
         provider,
-        source: address(operation, &name_of("source"), source)?,
+        source: address(operation, &name_of("source"), source, local_address)?,
         lost_after: lost_after.unwrap_or(defaults.lost_after),
         workers,
         ..defaults
@@ -67,14 +67,19 @@ pub(crate) fn check(operation: Operation, name_of: FieldName, options: &NodeOpti
     Ok(network.check_provider()?)
 }
 
-fn address<T: FromStr<Err: fmt::Display>>(
+fn address<T, E: fmt::Display>(
     operation: Operation,
     name: &str,
     text: Option<String>,
+    parse: impl Fn(&str) -> std::result::Result<T, E>,
 ) -> Result<Option<T>> {
     let Some(text) = text else { return Ok(None) };
     let refused = |why| Failure::invalid(operation, format_args!("{name} is \"{text}\": {why}"));
-    text.parse().map(Some).map_err(refused)
+    parse(&text).map(Some).map_err(refused)
+}
+
+fn local_address(text: &str) -> std::result::Result<IpAddr, String> {
+    fabric::local_address(text).map_err(|error| error.detail().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]
@@ -98,11 +103,12 @@ mod tests {
 
     #[test]
     fn texts_are_converted_to_options() {
-        let texts = [("listen", "127.0.0.1:7007"), ("peers", "one:1, two:2,"), ("source", "::1")];
+        let texts =
+            [("listen", "127.0.0.1:7007"), ("peers", "one:1, two:2,"), ("source", "127.0.0.0/8")];
         let network = of(&texts, (Some(Duration::from_secs(2)), false, 3)).unwrap().unwrap();
         assert_eq!(network.listen, Some("127.0.0.1:7007".parse().unwrap()));
         assert_eq!(network.peers, ["one:1", "two:2"]);
-        assert_eq!(network.source, Some("::1".parse().unwrap()));
+        assert_eq!(network.source, Some("127.0.0.1".parse().unwrap()));
         assert_eq!((network.lost_after, network.workers), (Duration::from_secs(2), 3));
         assert!(!network.insecure);
     }

@@ -1,5 +1,5 @@
-//! A provider inside of this process, for tests: it registers memory of emulated devices, and can
-//! lie about it as real providers do.
+//! A provider inside of this process, for tests: it registers memory of emulated devices, and shows
+//! selected faults of real providers.
 //!
 //! Its endpoints reach each other if they were opened from the same offer or its clones. Messages
 //! and host memory always arrive whole and in order. A [`Fault`] concerns operations on device

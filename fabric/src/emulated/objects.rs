@@ -7,37 +7,15 @@ use libfabric_sys as sys;
 
 use super::Fault;
 use super::network::{Endpoint, Local, Object, Posted, Region, with};
+use crate::provider_objects::{RegistrationRequest, object, read_no_failure};
 
-/// A table of functions, which is never freed.
-macro_rules! table {
-    ($kind:ident { $($entry:ident = $call:expr),* $(,)? }) => {{
-        // SAFETY: all bytes zero is a valid table, without entries.
-        let table: &'static mut sys::$kind = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-        table.size = size_of::<sys::$kind>();
-        $(table.$entry = Some($call);)*
-        table
-    }};
-}
-
-/// An object of this class, with these tables. It is never freed, so that its address is not
-/// reused.
-macro_rules! object {
-    ($type:ident, $class:ident, $network:expr, $state:expr, { $($table:ident: $kind:ident
-        { $($entry:ident = $call:expr),* $(,)? }),* $(,)? }) => {{
-        // SAFETY: all bytes zero is a valid object.
-        let object: &'static mut sys::$type = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-        object.fid.fclass = sys::$class as usize;
-        object.fid.ops = table!(fi_ops { close = close, bind = bind, control = control });
-        $(object.$table = table!($kind { $($entry = $call),* });)*
-        let object: *mut sys::$type = object;
-        with(|world| world.open(object.expose_provenance(), $network, $state));
-        object
-    }};
+fn open(address: usize, network: usize, state: Object) {
+    with(|world| world.open(address, network, state));
 }
 
 pub(super) fn fabric(network: usize) -> *mut sys::fid_fabric {
     object!(fid_fabric, FI_CLASS_FABRIC, network, Object::Fabric, {
-        ops: fi_ops_fabric { domain = domain },
+        ops: fi_ops_fabric { domain = Some(domain) },
     })
 }
 
@@ -70,8 +48,8 @@ unsafe extern "C" fn domain(
 ) -> c_int {
     let network = with(|world| world.network_of(fabric.addr()));
     let object = object!(fid_domain, FI_CLASS_DOMAIN, network, Object::Domain, {
-        ops: fi_ops_domain { av_open = vector, cq_open = queue, endpoint = endpoint },
-        mr: fi_ops_mr { regattr = register },
+        ops: fi_ops_domain { av_open = Some(vector), cq_open = Some(queue), endpoint = Some(endpoint) },
+        mr: fi_ops_mr { regattr = Some(register) },
     });
     // SAFETY: it receives the object.
     unsafe { *opened = object };
@@ -86,7 +64,7 @@ unsafe extern "C" fn vector(
 ) -> c_int {
     let network = with(|world| world.network_of(domain.addr()));
     let object = object!(fid_av, FI_CLASS_AV, network, Object::Vector(Vec::new()), {
-        ops: fi_ops_av { insert = insert, remove = remove },
+        ops: fi_ops_av { insert = Some(insert), remove = Some(remove) },
     });
     // SAFETY: it receives the object.
     unsafe { *opened = object };
@@ -137,7 +115,7 @@ unsafe extern "C" fn queue(
     }
     let network = with(|world| world.network_of(domain.addr()));
     let object = object!(fid_cq, FI_CLASS_CQ, network, Object::Queue(Default::default()), {
-        ops: fi_ops_cq { read = read_queue, readerr = read_failure },
+        ops: fi_ops_cq { read = Some(read_queue), readerr = Some(read_no_failure) },
     });
     // SAFETY: it receives the object.
     unsafe { *opened = object };
@@ -153,40 +131,16 @@ unsafe extern "C" fn read_queue(queue: *mut sys::fid_cq, into: *mut c_void, coun
     if entries.is_empty() { -(sys::FI_EAGAIN as isize) } else { entries.len() as isize }
 }
 
-unsafe extern "C" fn read_failure(
-    _: *mut sys::fid_cq,
-    _: *mut sys::fi_cq_err_entry,
-    _: u64,
-) -> isize {
-    -(sys::FI_EAGAIN as isize)
-}
-
-/// The common prefix of `struct fi_mr_attr` in all versions.
-#[repr(C)]
-struct Request {
-    vector: *const sys::iovec,
-    count: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    context: *mut c_void,
-    auth_key_size: usize,
-    auth_key: *mut u8,
-    interface: u32,
-}
-
 unsafe extern "C" fn register(
     domain: *mut sys::fid,
     request: *const sys::fi_mr_attr,
     _: u64,
     opened: *mut *mut sys::fid_mr,
 ) -> c_int {
-    // SAFETY: the attributes begin with this prefix, and the vector has this length.
-    let (request, vector) = unsafe {
-        let request = &*request.cast::<Request>();
-        (request, std::slice::from_raw_parts(request.vector, request.count))
+    // SAFETY: valid for the call.
+    let Some(request) = (unsafe { RegistrationRequest::read(request) }) else {
+        return -sys::FI_EINVAL;
     };
-    let [buffer] = vector else { return -sys::FI_EINVAL };
     let (network, fault) = with(|world| {
         let network = world.network_of(domain.addr());
         (network, world.fault(network))
@@ -195,14 +149,13 @@ unsafe extern "C" fn register(
     if is_device && fault == Fault::RefusesRegistration {
         return -sys::FI_EINVAL;
     }
-    let range = (buffer.iov_base.expose_provenance(), buffer.iov_len);
-    let rights = (request.access, request.requested_key);
+    let (range, rights) = ((request.base, request.length), (request.access, request.key));
     let region = Region::new(domain.addr(), range, rights, is_device);
     let object = object!(fid_mr, FI_CLASS_MR, network, Object::Region(region), {});
     // SAFETY: just made, and not visible to others; `opened` receives it.
     unsafe {
         (*object).mem_desc = object.cast();
-        (*object).key = request.requested_key;
+        (*object).key = request.key;
         *opened = object;
     }
     0
@@ -217,10 +170,10 @@ unsafe extern "C" fn endpoint(
     let (network, number) = with(|world| (world.network_of(domain.addr()), world.next_number()));
     let state = Endpoint::new(number, domain.addr());
     let object = object!(fid_ep, FI_CLASS_EP, network, Object::Endpoint(state), {
-        ops: fi_ops_ep { setopt = set_option },
-        cm: fi_ops_cm { getname = name },
-        msg: fi_ops_msg { send = send, recv = receive },
-        rma: fi_ops_rma { write = write, writemsg = write_message, read = read },
+        ops: fi_ops_ep { setopt = Some(set_option) },
+        cm: fi_ops_cm { getname = Some(name) },
+        msg: fi_ops_msg { send = Some(send), recv = Some(receive) },
+        rma: fi_ops_rma { write = Some(write), writemsg = Some(write_message), read = Some(read) },
     });
     // SAFETY: it receives the object.
     unsafe { *opened = object };

@@ -8,32 +8,10 @@ use libfabric_sys as sys;
 use super::network::{
     Endpoint, Kind, LocalSegment, Object, Packet, Queue, Receive, Region, overwrite_context, with,
 };
+use crate::provider_objects::{RegistrationRequest, object, read_no_failure, table};
 
-/// An object of this class, with these tables. It is never freed, so that its address is not
-/// reused.
-macro_rules! object {
-    ($type:ident, $class:ident, $parent:expr, $state:expr, { $($table:ident: $kind:ident
-        { $($entry:ident = $call:expr),* $(,)? }),* $(,)? }) => {{
-        // SAFETY: all bytes zero is a valid object and a valid table; both are leaked.
-        let object: &'static mut sys::$type = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-        object.fid.fclass = sys::$class as usize;
-        let ops = table!(fi_ops { close = Some(close), bind = Some(bind), control = Some(control) });
-        object.fid.ops = ops;
-        $(object.$table = table!($kind { $($entry = $call),* });)*
-        let object: *mut sys::$type = object;
-        with(|network| network.open(object as usize, $state, $parent as usize));
-        object
-    }};
-}
-
-macro_rules! table {
-    ($kind:ident { $($entry:ident = $call:expr),* }) => {{
-        // SAFETY: all bytes zero is a valid table, without entries.
-        let table: &'static mut sys::$kind = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-        table.size = size_of::<sys::$kind>();
-        $(table.$entry = $call;)*
-        table
-    }};
+fn open(address: usize, parent: usize, state: Object) {
+    with(|network| network.open(address, state, parent));
 }
 
 pub(super) fn fabric() -> *mut sys::fid_fabric {
@@ -86,7 +64,7 @@ unsafe extern "C" fn domain(
     opened: *mut *mut sys::fid_domain,
     _: *mut c_void,
 ) -> c_int {
-    let object = object!(fid_domain, FI_CLASS_DOMAIN, fabric, Object::Domain, {
+    let object = object!(fid_domain, FI_CLASS_DOMAIN, fabric.expose_provenance(), Object::Domain, {
         ops: fi_ops_domain {
             av_open = Some(vector), cq_open = Some(queue), endpoint = Some(endpoint),
             query_atomic = Some(query_atomic),
@@ -104,7 +82,7 @@ unsafe extern "C" fn vector(
     opened: *mut *mut sys::fid_av,
     _: *mut c_void,
 ) -> c_int {
-    let object = object!(fid_av, FI_CLASS_AV, domain, Object::Vector(Vec::new()), {
+    let object = object!(fid_av, FI_CLASS_AV, domain.expose_provenance(), Object::Vector(Vec::new()), {
         ops: fi_ops_av { insert = Some(insert), remove = Some(remove) },
     });
     // SAFETY: it receives the object.
@@ -164,8 +142,8 @@ unsafe extern "C" fn queue(
     }
     let size = if attributes.size == 0 { profile.entries } else { attributes.size };
     let state = Queue { size, tagged, entries: Default::default() };
-    let object = object!(fid_cq, FI_CLASS_CQ, domain, Object::Queue(state), {
-        ops: fi_ops_cq { read = Some(read_queue), readerr = Some(read_failure) },
+    let object = object!(fid_cq, FI_CLASS_CQ, domain.expose_provenance(), Object::Queue(state), {
+        ops: fi_ops_cq { read = Some(read_queue), readerr = Some(read_no_failure) },
     });
     // SAFETY: it receives the object.
     unsafe { *opened = object };
@@ -201,56 +179,36 @@ unsafe extern "C" fn read_queue(queue: *mut sys::fid_cq, into: *mut c_void, coun
     })
 }
 
-unsafe extern "C" fn read_failure(
-    _: *mut sys::fid_cq,
-    _: *mut sys::fi_cq_err_entry,
-    _: u64,
-) -> isize {
-    -(sys::FI_EAGAIN as isize)
-}
-
-/// The common prefix of `struct fi_mr_attr` in all versions.
-#[repr(C)]
-struct Request {
-    vector: *const sys::iovec,
-    count: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-}
-
 unsafe extern "C" fn register(
     domain: *mut sys::fid,
     request: *const sys::fi_mr_attr,
     _: u64,
     opened: *mut *mut sys::fid_mr,
 ) -> c_int {
-    // SAFETY: the attributes begin with this prefix, and the vector has this length.
-    let (request, vector) = unsafe {
-        let request = &*request.cast::<Request>();
-        (request, std::slice::from_raw_parts(request.vector, request.count))
-    };
+    // SAFETY: valid for the call.
+    let request = unsafe { RegistrationRequest::read(request) };
     let profile = with(|network| network.profile);
     let has_key = profile.mr_mode & sys::FI_MR_PROV_KEY != 0;
     let key = if has_key {
         with(|network| network.draw(1 << (8 * profile.key_size - 2).min(48)) as u64)
     } else {
-        request.requested_key
+        request.map_or(0, |request| request.key)
     };
     let width = 8 * profile.key_size as u32;
-    if vector.len() != 1 || (width < 64 && key >> width != 0) {
+    let Some(request) = request.filter(|_| width >= 64 || key >> width == 0) else {
         return with(|network| network.misuse("a bad registration".to_owned())) as c_int;
-    }
+    };
     let region = Region {
         domain: domain as usize,
-        base: vector[0].iov_base as usize,
-        length: vector[0].iov_len,
+        base: request.base,
+        length: request.length,
         access: request.access,
         key,
         endpoint: 0,
         is_enabled: profile.mr_mode & sys::FI_MR_ENDPOINT == 0,
     };
-    let object = object!(fid_mr, FI_CLASS_MR, domain, Object::Region(region), {});
+    let object =
+        object!(fid_mr, FI_CLASS_MR, domain.expose_provenance(), Object::Region(region), {});
     // SAFETY: just made, and not visible to others; `opened` receives it.
     unsafe {
         (*object).mem_desc = object.cast();
@@ -287,7 +245,7 @@ unsafe extern "C" fn endpoint(
         network.next_number
     });
     let state = Endpoint { number, domain: domain as usize, ..Endpoint::default() };
-    let object = object!(fid_ep, FI_CLASS_EP, domain, Object::Endpoint(state), {
+    let object = object!(fid_ep, FI_CLASS_EP, domain.expose_provenance(), Object::Endpoint(state), {
         ops: fi_ops_ep { getopt = Some(option) },
         cm: fi_ops_cm { getname = Some(name) },
         msg: fi_ops_msg {

@@ -141,7 +141,7 @@ impl Group {
     /// [`RankFailed`](ErrorKind::RankFailed), with the rank that is missing or has ended.
     pub fn barrier(&mut self, timeout: Duration) -> Result<()> {
         let mut barrier = Barrier::new(self.rank(), self.size());
-        self.run(&mut barrier, 0, "barrier of ranks", timeout)
+        self.run(&mut barrier, "barrier of ranks", timeout)
     }
 
     /// The bytes of the rank `root` for all ranks. Bytes of other ranks are ignored.
@@ -156,9 +156,8 @@ impl Group {
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         let own = (root == self.rank()).then(|| bytes.to_vec());
-        let length = own.as_ref().map_or(0, Vec::len);
         let mut broadcast = Broadcast::new(self.rank(), self.size(), root, own);
-        self.run(&mut broadcast, length, operation, timeout)?;
+        self.run(&mut broadcast, operation, timeout)?;
         Ok(broadcast.into_bytes())
     }
 
@@ -170,7 +169,7 @@ impl Group {
     pub fn all_gather(&mut self, own: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let operation = "all-gather of ranks";
         let mut gather = AllGather::new(self.rank(), self.size(), own.to_vec());
-        self.run(&mut gather, own.len(), operation, timeout)?;
+        self.run(&mut gather, operation, timeout)?;
         match gather.total() {
             total if total > MAX_BYTES => Err(too_long(operation, total)),
             _ => Ok(gather.into_bytes()),
@@ -180,12 +179,11 @@ impl Group {
     fn run(
         &mut self,
         collective: &mut impl Collective,
-        own_bytes: usize,
         operation: &'static str,
         timeout: Duration,
     ) -> Result<()> {
         let deadline = CallDeadline::new(operation, timeout);
-        self.messenger.run(&mut self.agent, &mut self.ranks, collective, own_bytes, deadline)
+        self.messenger.run(&mut self.agent, &mut self.ranks, collective, deadline)
     }
 
     /// The address of this machine for rings and topics.
@@ -209,8 +207,7 @@ impl Group {
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         let deadline = CallDeadline::new("close group", timeout);
         let mut barrier = Barrier::new(self.rank(), self.size());
-        let all_came =
-            self.messenger.run(&mut self.agent, &mut self.ranks, &mut barrier, 0, deadline);
+        let all_came = self.messenger.run(&mut self.agent, &mut self.ranks, &mut barrier, deadline);
         let closed = self.agent.close(deadline.left());
         all_came?;
         closed.map_err(|error| Error::caused_by("close group", ErrorKind::Failed, error))

@@ -59,28 +59,10 @@ impl Group {
         let network = options.network.take();
         // A service that does not answer fails this rank before the others give it up.
         options.service_timeout = options.service_timeout.min(timeout / 2);
-        let mut node = None;
-        // The node of rank 0 is known to the others by its address.
-        let mut rendezvous = None;
+        let (mut node, mut rendezvous) = (None, None);
         if others > 0 {
-            let joined = match self.rank() {
-                0 => self.network(network.clone(), None).and_then(|network| {
-                    options.network = Some(network);
-                    join_and_listen(&options)
-                }),
-                _ => Ok((None, String::new())),
-            };
-            let text = match &joined {
-                Ok((_, address)) => Ok(address.clone()),
-                Err(error) => Err(error.to_string()),
-            };
-            let bytes = postcard::to_allocvec(&text)
-                .map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
-            let bytes = self.broadcast(0, &bytes, deadline.left())?;
-            node = joined?.0;
-            let text: std::result::Result<String, String> = postcard::from_bytes(&bytes)
-                .map_err(|error| Error::caused_by(JOIN, ErrorKind::Malformed, error))?;
-            rendezvous = Some(text.map_err(|text| rank_failed(0, &text))?);
+            let (of_root, address) = self.join_root(&options, network.clone(), deadline)?;
+            (node, rendezvous) = (of_root, Some(address));
         }
         // The first rank of each machine serves it; the others join afterwards.
         for is_turn in [is_first, !is_first] {
@@ -95,7 +77,9 @@ impl Group {
                         .map(Some)
                 }
                 // All nodes have been joined, and become connected.
-                (false, Some(node)) => wait_for_nodes(&node, others, deadline).map(|()| Some(node)),
+                (false, Some(node)) if others > 0 => {
+                    wait_for_nodes(&node, others, deadline).map(|()| Some(node))
+                }
                 (_, node) => Ok(node),
             };
             let text = joined.as_ref().err().map_or(String::new(), ToString::to_string);
@@ -106,6 +90,32 @@ impl Group {
             node = joined?;
         }
         node.ok_or_else(|| Error::new(JOIN, ErrorKind::Failed, "this rank did not join"))
+    }
+
+    /// Rank 0 joins its node. Returns it there, and on all ranks the address at which it listens.
+    fn join_root(
+        &mut self,
+        options: &NodeOptions,
+        network: Option<NetworkOptions>,
+        deadline: CallDeadline,
+    ) -> Result<(Option<Node>, String)> {
+        let joined = match self.rank() {
+            0 => self.network(network, None).and_then(|network| {
+                join_and_listen(&NodeOptions { network: Some(network), ..options.clone() })
+            }),
+            _ => Ok((None, String::new())),
+        };
+        let answer = match &joined {
+            Ok((_, address)) => Ok(address.clone()),
+            Err(error) => Err(error.to_string()),
+        };
+        let bytes = postcard::to_allocvec(&answer)
+            .map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
+        let bytes = self.broadcast(0, &bytes, deadline.left())?;
+        let (node, _) = joined?;
+        let answer: std::result::Result<String, String> = postcard::from_bytes(&bytes)
+            .map_err(|error| Error::caused_by(JOIN, ErrorKind::Malformed, error))?;
+        Ok((node, answer.map_err(|text| rank_failed(0, &text))?))
     }
 
     fn network(

@@ -10,7 +10,7 @@ mod signals;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use testkit::children::{self, Child};
@@ -49,13 +49,7 @@ impl Jobs {
         for variable in ["DIRECTORY", "LABEL", "SOURCE", "PROVIDER", "INSECURE", "LAUNCHER"] {
             command.env_remove(format!("FABRICAST_{variable}"));
         }
-        let mut job = Child::start(command.stdout(Stdio::piped()));
-        let mut lines = Vec::new();
-        while let Some(line) = job.line(LONGEST_JOB) {
-            lines.push(line);
-        }
-        lines.sort();
-        (lines, job.wait(LONGEST_JOB))
+        Child::run(&mut command, LONGEST_JOB)
     }
 
     /// Runs ranks that must end as they should; each writes these lines.

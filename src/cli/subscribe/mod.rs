@@ -87,8 +87,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut outcome = SubscribeSummary::default();
     let done = match read(arguments, &settings, &signals, &mut outcome) {
-        // An interrupt is the normal end, unless --count messages were expected.
-        Err(failure) if failure.exit() == interrupted().exit() && arguments.count.is_none() => {
+        // An interrupt is the normal end once it has begun, unless --count messages were expected.
+        Err(failure)
+            if failure.exit() == interrupted().exit()
+                && arguments.count.is_none()
+                && (outcome.is_waiting || outcome.is_subscribed) =>
+        {
             Ok(())
         }
         done => done,
@@ -127,7 +131,8 @@ fn read(
     let node = request.node();
     outcome.node = Some(node.identity());
     let mut connectivity = ConnectivityReporter::begin();
-    let topic = request.open_to_read(arguments.timeout, &mut connectivity)?;
+    let waiting = &mut outcome.is_waiting;
+    let topic = request.open_to_read(arguments.timeout, &mut connectivity, waiting)?;
     let like = topic.settings()?;
     let subscriber = topic.subscriber().map_err(with_remedy)?;
     outcome.is_subscribed = true;
@@ -158,6 +163,8 @@ fn read(
 struct SubscribeSummary {
     /// Identity of the node, once known.
     node: Option<String>,
+    /// It has waited for its topic.
+    is_waiting: bool,
     is_reliable: bool,
     is_subscribed: bool,
     statistics: Statistics,

@@ -41,7 +41,7 @@ pub fn situations() -> Vec<Situation> {
     let host_only = both(Registration::NotOffered, Probe::NotMade);
     let works = both(Registration::Works, Probe::Passed);
     let cause = "64 KiB arrived 5 µs after its notice".to_owned();
-    let lies = both(Registration::Works, Probe::Failed { cause });
+    let fails_probe = both(Registration::Works, Probe::Failed { cause });
     let off = both(Registration::Off, Probe::NotMade);
     let cause = "cuda:0 has no GPUDirect RDMA".to_owned();
     let refused = both(Registration::Refused { cause }, Probe::NotMade);
@@ -77,7 +77,7 @@ pub fn situations() -> Vec<Situation> {
         (by_itself, &other_machine, device, unseen, &works),
         (host_alone, &other_machine, device, unseen, &host_only),
         (no_rdma, &other_machine, device, unseen, &refused),
-        (unreliable, &other_machine, device, unseen, &lies),
+        (unreliable, &other_machine, device, unseen, &fails_probe),
         (switched_off, &other_machine, device, unseen, &off),
         ("other machine, no fabric", &other_machine, device, unseen, &no_fabric),
     ];

@@ -1,10 +1,8 @@
 //! The fabric of an agent, chosen by a policy.
 
-use std::net::IpAddr;
-
 use fabric::{
     Caps, EndpointKind, ErrorKind, Locality, MemoryKind, Offer, Policy, Query, Requirements,
-    Verdict, select,
+    Verdict, local_address, select,
 };
 
 use crate::failure::{Failure, Operation, Result};
@@ -17,17 +15,17 @@ const AUTO: &str = "auto";
 /// preferred.
 pub(super) fn choose(operation: Operation, policy: &str, source: Option<&str>) -> Result<Offer> {
     let policy: Policy = if policy.trim() == AUTO { Policy::default() } else { policy.parse()? };
-    let source: Option<IpAddr> = match source.map(str::parse).transpose() {
+    let source = match source.map(local_address).transpose() {
         Ok(source) => source,
         Err(error) => {
-            let detail = format!("\"source\" is not an address: {error}");
-            return Err(Failure::invalid(operation, detail));
+            let cause = error.detail().unwrap_or_default();
+            return Err(Failure::invalid(operation, format!("\"source\": {cause}")));
         }
     };
     let caps = Caps::MESSAGE | Caps::RMA;
     let query = Query::new(EndpointKind::Rdm).caps(caps);
     let query = match source {
-        Some(source) => query.source(source.to_string()),
+        Some(source) => query.interface(source),
         None => query,
     };
     let mut offers = match query.offers() {
