@@ -273,6 +273,7 @@ impl<'a> TopicRequest<'a> {
         }
         let (name, directory_note) = (self.name.escape_debug(), directory_note(&self.node));
         let deadline = Deadline::after(longest);
+        let mut is_reported = false;
         loop {
             if let Some(topic) = self.find()? {
                 return Ok(topic);
@@ -286,8 +287,8 @@ impl<'a> TopicRequest<'a> {
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
-            if !*is_waiting {
-                *is_waiting = true;
+            if !is_reported {
+                (is_reported, *is_waiting) = (true, true);
                 text::print_error(&format!(
                     "fabricast: waiting for topic \"{name}\": it exists neither on this node nor on a connected peer \
                      {directory_note}"

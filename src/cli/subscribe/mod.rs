@@ -62,9 +62,9 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    fn sink(&self, signals: &Signals) -> Result<Sink> {
+    fn sink(&self, signals: &Signals, is_waiting: &mut bool) -> Result<Sink> {
         match (&self.file, &self.into) {
-            (Some(file), _) => Sink::file(file, signals),
+            (Some(file), _) => Sink::file(file, signals, is_waiting),
             (None, Some(directory)) => Sink::directory(directory),
             (None, None) if self.writes_to_stdout() => Ok(Sink::output()),
             (None, None) => Ok(Sink::Discard),
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut outcome = SubscribeSummary::default();
     let done = match read(arguments, &settings, &signals, &mut outcome) {
-        // An interrupt is the normal end once it has begun, unless --count messages were expected.
+        // An interrupt is the normal end once it waits or has subscribed, unless --count messages were expected.
         Err(failure)
             if failure.exit() == interrupted().exit()
                 && arguments.count.is_none()
@@ -126,7 +126,7 @@ fn read(
     signals: &Signals,
     outcome: &mut SubscribeSummary,
 ) -> Result<()> {
-    let sink = arguments.sink(signals)?;
+    let sink = arguments.sink(signals, &mut outcome.is_waiting)?;
     let request = TopicRequest::join(settings, "sub", &arguments.topic, signals)?;
     let node = request.node();
     outcome.node = Some(node.identity());
@@ -163,7 +163,7 @@ fn read(
 struct SubscribeSummary {
     /// Identity of the node, once known.
     node: Option<String>,
-    /// It has waited for its topic.
+    /// It has waited for the reader of a pipe, or for its topic.
     is_waiting: bool,
     is_reliable: bool,
     is_subscribed: bool,

@@ -173,8 +173,8 @@ impl Sink {
         Self::Output { write_size, is_terminal }
     }
 
-    /// Waits for the reader, if the file is a pipe.
-    pub(super) fn file(path: &Path, signals: &Signals) -> Result<Self> {
+    /// Waits for the reader, if the file is a pipe: `is_waiting` is set when that was reported.
+    pub(super) fn file(path: &Path, signals: &Signals, is_waiting: &mut bool) -> Result<Self> {
         let mut options = OpenOptions::new();
         options.append(true).create(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
         let mut is_reported = false;
@@ -188,7 +188,7 @@ impl Sink {
                 return Err(failed(path, &error));
             }
             if !is_reported {
-                is_reported = true;
+                (is_reported, *is_waiting) = (true, true);
                 let line = format!("fabricast: waiting for a reader of {}", path.display());
                 text::print_error(&line);
             }
