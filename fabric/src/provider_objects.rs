@@ -56,13 +56,11 @@ struct RegistrationAttributes {
 /// A request to register one buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct RegistrationRequest {
-    /// The address of the buffer.
-    pub(crate) base: usize,
-    pub(crate) length: usize,
-    pub(crate) access: u64,
-    pub(crate) key: u64,
-    /// The kind of the memory (`FI_HMEM_…`).
-    pub(crate) interface: u32,
+    base: usize,
+    length: usize,
+    access: u64,
+    key: u64,
+    interface: u32,
 }
 
 impl RegistrationRequest {
@@ -80,6 +78,23 @@ impl RegistrationRequest {
         let [buffer] = vector else { return None };
         let (base, length) = (buffer.iov_base.expose_provenance(), buffer.iov_len);
         Some(Self { base, length, access, key, interface })
+    }
+
+    /// The address and the length of the buffer.
+    pub(crate) fn range(&self) -> (usize, usize) {
+        (self.base, self.length)
+    }
+
+    pub(crate) fn access(&self) -> u64 {
+        self.access
+    }
+
+    pub(crate) fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub(crate) fn is_of_device(&self) -> bool {
+        self.interface != sys::FI_HMEM_SYSTEM
     }
 }
 

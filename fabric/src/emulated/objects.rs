@@ -145,17 +145,17 @@ unsafe extern "C" fn register(
         let network = world.network_of(domain.addr());
         (network, world.fault(network))
     });
-    let is_device = request.interface != sys::FI_HMEM_SYSTEM;
+    let is_device = request.is_of_device();
     if is_device && fault == Fault::RefusesRegistration {
         return -sys::FI_EINVAL;
     }
-    let (range, rights) = ((request.base, request.length), (request.access, request.key));
+    let (range, rights) = (request.range(), (request.access(), request.key()));
     let region = Region::new(domain.addr(), range, rights, is_device);
     let object = object!(fid_mr, FI_CLASS_MR, network, Object::Region(region), {});
     // SAFETY: just made, and not visible to others; `opened` receives it.
     unsafe {
         (*object).mem_desc = object.cast();
-        (*object).key = request.key;
+        (*object).key = request.key();
         *opened = object;
     }
     0

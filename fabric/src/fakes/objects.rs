@@ -192,17 +192,18 @@ unsafe extern "C" fn register(
     let key = if has_key {
         with(|network| network.draw(1 << (8 * profile.key_size - 2).min(48)) as u64)
     } else {
-        request.map_or(0, |request| request.key)
+        request.map_or(0, |request| request.key())
     };
     let width = 8 * profile.key_size as u32;
     let Some(request) = request.filter(|_| width >= 64 || key >> width == 0) else {
         return with(|network| network.misuse("a bad registration".to_owned())) as c_int;
     };
+    let (base, length) = request.range();
     let region = Region {
         domain: domain as usize,
-        base: request.base,
-        length: request.length,
-        access: request.access,
+        base,
+        length,
+        access: request.access(),
         key,
         endpoint: 0,
         is_enabled: profile.mr_mode & sys::FI_MR_ENDPOINT == 0,

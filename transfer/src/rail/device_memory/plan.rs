@@ -132,39 +132,42 @@ impl Pattern {
         (mixed ^ (mixed >> 27)).to_le_bytes()
     }
 
-    /// Calls with each piece of a range within one word: its place in `0..length`, and its bytes.
-    fn each(self, offset: u64, length: usize, mut piece: impl FnMut(usize, &[u8]) -> bool) {
-        let mut at = 0;
-        while at < length {
-            let place = offset + at as u64;
-            let (index, first) = (place / WORD as u64, place as usize % WORD);
-            let count = (WORD - first).min(length - at);
-            if !piece(at, &self.word(index)[first..first + count]) {
-                return;
-            }
-            at += count;
+    /// The bytes from this offset on.
+    fn fill(self, offset: u64, bytes: &mut [u8]) {
+        let (mut index, first) = (offset / WORD as u64, offset as usize % WORD);
+        let (head, bytes) = bytes.split_at_mut(((WORD - first) % WORD).min(bytes.len()));
+        if !head.is_empty() {
+            head.copy_from_slice(&self.word(index)[first..first + head.len()]);
+            index += 1;
         }
+        let (words, rest) = bytes.as_chunks_mut::<WORD>();
+        for word in words {
+            *word = self.word(index);
+            index += 1;
+        }
+        rest.copy_from_slice(&self.word(index)[..rest.len()]);
     }
 
     /// The bytes of a part.
     pub(in crate::rail) fn bytes(self, part: Part) -> Vec<u8> {
         let mut bytes = vec![0; part.length as usize];
-        self.each(part.offset, bytes.len(), |at, piece| {
-            bytes[at..at + piece.len()].copy_from_slice(piece);
-            true
-        });
+        self.fill(part.offset, &mut bytes);
         bytes
     }
 
     /// How many bytes are right from the start on, if not all.
     pub(in crate::rail) fn right_bytes(self, part: Part, bytes: &[u8]) -> Option<usize> {
-        let mut wrong = None;
-        self.each(part.offset, bytes.len(), |at, piece| {
-            let found = piece.iter().zip(&bytes[at..]).position(|(should, is)| should != is);
-            wrong = found.map(|within| at + within);
-            wrong.is_none()
-        });
-        wrong
+        let mut expected = [0; 4096];
+        let blocks = bytes.chunks(expected.len());
+        for (at, block) in (0..).step_by(expected.len()).zip(blocks) {
+            let expected = &mut expected[..block.len()];
+            self.fill(part.offset + at as u64, expected);
+            if expected != block {
+                let right = expected.iter().zip(block).take_while(|(should, is)| should == is);
+                return Some(at + right.count());
+            }
+        }
+        None
     }
 }
 
@@ -218,7 +221,8 @@ mod tests {
     fn patterns_of_parts_are_those_of_the_whole() {
         let pattern = Pattern::of(7, 3);
         let whole = pattern.bytes(Part { offset: 0, length: 4096 });
-        for (offset, length) in [(0, 4096), (1, 1), (7, 2), (13, 900), (4095, 1), (80, 0)] {
+        for (offset, length) in [(0, 4096), (1, 1), (7, 2), (13, 900), (4095, 1), (80, 0), (83, 0)]
+        {
             let part = Part { offset, length };
             let expected = &whole[offset as usize..(offset + length) as usize];
             assert_eq!(pattern.bytes(part), expected);
