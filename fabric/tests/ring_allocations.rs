@@ -58,7 +58,7 @@ fn port(offer: &Offer) -> (Port, Peer) {
 fn by_one_port(notify: NotifyMode) {
     let (mut port, peer) = port(&offer(notify));
     let options =
-        RingOptions { capacity: CAPACITY, watermark: CAPACITY / 8, notify, completed_messages: 0 };
+        RingOptions { watermark: CAPACITY / 8, notify, ..RingOptions::new(port.endpoint(), CAPACITY).unwrap() };
     let reading = port.offer(&options).unwrap();
     let (writing, answer) =
         port.accept(peer, &port.ring_offer(reading).unwrap(), 32 << 10).unwrap();

@@ -186,6 +186,12 @@ fn source_range(message: u64) -> (usize, usize) {
     ((mixed % 1000) as usize, (mixed >> 10) as usize % (most + 1))
 }
 
+/// The bytes that accompany each chunk of a message.
+fn inline_of(message: u64, most: u16) -> Vec<u8> {
+    let length = (message * 31) as usize % (usize::from(most) + 1);
+    (0..length).map(|at| (message as usize + at) as u8).collect()
+}
+
 const CHUNK: u64 = 9000;
 
 struct Rings {
@@ -247,7 +253,10 @@ impl Rings {
         let capacity = 64 << 10;
         // Returns credit in larger steps, or all released credit at once.
         let watermark = if self.seed.is_multiple_of(2) { 0 } else { capacity / 4 };
-        RingOptions { capacity, watermark, notify: mode, completed_messages }
+        // Bytes accompany separate headers, where the provider writes only one piece.
+        let is_separate = self.domain.capabilities().limits.iov_limit < 2 && mode != Polling;
+        let inline_data = if is_separate && self.seed.is_multiple_of(2) { 100 } else { 0 };
+        RingOptions { capacity, watermark, notify: mode, completed_messages, inline_data }
     }
 
     /// Sends messages through a new ring until message `first` or a later one arrived complete.
@@ -279,7 +288,9 @@ impl Rings {
             if let Some(message_writer) = &mut message {
                 let (from, length) = source_range(next);
                 let payload = self.source.slice(from..from + length).unwrap();
-                let _ = self.writer.push(writing, message_writer, &payload).unwrap();
+                let bytes = inline_of(next, options.inline_data);
+                let part = (&payload, 0);
+                let _ = self.writer.push_with(0, writing, message_writer, part, &bytes).unwrap();
                 if message_writer.is_written() {
                     (message, next) = (None, next + 1);
                 }
@@ -292,6 +303,8 @@ impl Rings {
                     (completed_messages, completed_messages as u32)
                 );
                 assert_eq!(header.offset, received.len() as u64);
+                let expected = inline_of(completed_messages, options.inline_data);
+                assert_eq!(view.inline_data().unwrap(), expected);
                 let at = received.len();
                 received.resize(at + view.len(), 0);
                 view.read(0, &mut received[at..]).unwrap();
@@ -517,6 +530,7 @@ macro_rules! on_each {
 on_each! {
     efa = EFA, [Immediate, Message];
     efa_direct = EFA_DIRECT, [Immediate, Message];
+    efa_by_single_pieces = ProviderProfile { iov_limit: 1, ..EFA_DIRECT }, [Immediate, Message];
     cxi = CXI, [Message];
     opx = OPX, [Immediate];
     psm3 = PSM3, [Immediate, Message, Polling];

@@ -3,7 +3,8 @@
 
 use std::collections::VecDeque;
 
-use super::geometry::FLAG_LEN;
+use super::geometry::{FLAG_LEN, MAX_INLINE_DATA};
+use super::inline_data;
 use super::memory::RegistrationScope;
 use super::notice_sender::{LAST_NOTICE_TOKEN, NoticeSender};
 use super::{
@@ -18,8 +19,8 @@ use crate::{
 
 /// Chunks that may be in flight at the same time, each with its own header.
 pub(super) const SLOT_COUNT: u16 = 512;
-/// A header and a flag.
-const SLOT_LEN: usize = 128;
+/// A header and a flag; with bytes of the application a slot is longer.
+const MIN_SLOT_LENGTH: usize = 128;
 /// The longest write that is copied instead of gathered: a few cache lines.
 const MAX_COPIED_WRITE: usize = 256;
 /// Tokens of a ring's writes: this, then generation and sender index, then the slot.
@@ -108,6 +109,8 @@ pub(super) struct ChunkPoster {
     instance: SenderInstance,
     token: u64,
     headers: MemoryRegion,
+    /// Bytes of these headers for each slot.
+    slot_length: usize,
     slots: Box<[Slot]>,
     free: Vec<u16>,
     /// Notices to be sent as messages.
@@ -143,7 +146,7 @@ impl ChunkPoster {
         let ring = domain.attach(&offer.ring)?;
         let notice_sender =
             NoticeSender::new(scope, (mode, tagged), peer, (&offer.credit_memory, 0))?;
-        let needed = geometry.max_chunks() * HEADER_LEN;
+        let needed = geometry.max_chunks() * geometry.header_stride();
         let remote_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
         let refuse = |detail: String| Err(Error::new(ErrorKind::OutOfBounds, "open ring", detail));
@@ -164,7 +167,8 @@ impl ChunkPoster {
                 "the offer has {length} bytes of header memory, which does not fit layout {layout:?}"
             ));
         }
-        let headers = HostMemory::zeroed(usize::from(SLOT_COUNT) * SLOT_LEN)?;
+        let slot_length = MIN_SLOT_LENGTH.max(geometry.header_stride() as usize);
+        let headers = HostMemory::zeroed(usize::from(SLOT_COUNT) * slot_length)?;
         let headers = scope.register(headers, Access::WRITE)?;
         Ok(Self {
             mode,
@@ -176,6 +180,7 @@ impl ChunkPoster {
             instance,
             token: WRITE_TOKEN | u64::from(instance.0) << 16,
             headers,
+            slot_length,
             slots: vec![Slot::default(); SLOT_COUNT.into()].into(),
             free: (0..SLOT_COUNT).rev().collect(),
             pending_notices: VecDeque::with_capacity(SLOT_COUNT.into()),
@@ -188,13 +193,14 @@ impl ChunkPoster {
         })
     }
 
-    /// Posts a chunk, with payload from an offset of a region.
+    /// Posts a chunk, with payload from an offset of a region, and bytes beside its header.
     #[inline]
     pub(super) fn post(
         &mut self,
         io: &mut EndpointIo,
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
+        inline: &[u8],
     ) -> Result<Posted> {
         let length = chunk.header.payload as usize;
         let total = HEADER_LEN as usize + length;
@@ -221,7 +227,7 @@ impl ChunkPoster {
                 InjectOutcome::NotSupported => {}
             }
         }
-        let is_posted = self.post_long(io, chunk, payload)?;
+        let is_posted = self.post_long(io, chunk, payload, inline)?;
         Ok(if is_posted { Posted::Sent } else { Posted::Full })
     }
 
@@ -230,6 +236,7 @@ impl ChunkPoster {
         io: &mut EndpointIo,
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
+        inline: &[u8],
     ) -> Result<bool> {
         if !self.post_flag(io)? {
             return Ok(false);
@@ -247,7 +254,7 @@ impl ChunkPoster {
                 None => return Ok(false),
             },
         };
-        let posted = self.post_in(slot, io, chunk, payload);
+        let posted = self.post_in(slot, io, chunk, payload, inline);
         let end = self.end_of(chunk);
         let state = &mut self.slots[usize::from(slot)];
         let is_flag_pending =
@@ -287,7 +294,7 @@ impl ChunkPoster {
     /// Posts the flag of a chunk whose payload is in flight. False if there is no room now.
     fn post_flag(&mut self, io: &mut EndpointIo) -> Result<bool> {
         let Some((PartialChunk::Flag(offset), slot)) = self.partial else { return Ok(true) };
-        let at = usize::from(slot) * SLOT_LEN + HEADER_LEN as usize;
+        let at = usize::from(slot) * self.slot_length + HEADER_LEN as usize;
         let flag = [LocalSegment { region: &self.headers, offset: at, length: FLAG_LEN as usize }];
         let target = RemoteTarget { memory: &self.ring, offset };
         if !self.write(io, slot, &flag, target, None)? {
@@ -305,11 +312,16 @@ impl ChunkPoster {
         io: &mut EndpointIo,
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
+        inline: &[u8],
     ) -> Result<bool> {
-        let at = usize::from(slot) * SLOT_LEN;
+        let at = usize::from(slot) * self.slot_length;
         let length = chunk.header.payload as usize;
         let headers = &self.headers;
-        let header = LocalSegment { region: headers, offset: at, length: HEADER_LEN as usize };
+        let header_length = match self.geometry.inline_data() {
+            0 => HEADER_LEN as usize,
+            _ => HEADER_LEN as usize + inline_data::length_of(inline.len()),
+        };
+        let header = LocalSegment { region: headers, offset: at, length: header_length };
         let body = payload.map(|(region, offset)| LocalSegment { region, offset, length });
         let body = body.filter(|_| length > 0);
         let both = [header, body.unwrap_or(header)];
@@ -329,7 +341,13 @@ impl ChunkPoster {
         };
         if self.partial.is_none() {
             headers.write(at, &chunk.header.encode())?;
-            headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
+            if self.geometry.inline_data() > 0 {
+                let mut behind = [0; inline_data::length_of(MAX_INLINE_DATA as usize)];
+                let written = inline_data::encode(&chunk.header, inline, &mut behind);
+                headers.write(at + HEADER_LEN as usize, &behind[..written])?;
+            } else {
+                headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
+            }
             self.slots[usize::from(slot)].pending = 0;
             if let Some((pieces, target)) = first {
                 if !self.write(io, slot, pieces, target, None)? {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::header::HEADER_LEN;
 use super::immediate;
+use super::inline_data;
 
 /// The smallest granule, in bytes: a cache line.
 pub const MIN_GRANULE: u64 = 64;
@@ -17,6 +18,8 @@ pub const MAX_CHUNKS_SEPARATE_HEADER: u64 = 1 << 10;
 pub(super) const MIN_CAPACITY: u64 = 16 * MIN_GRANULE;
 /// The largest ring, in bytes.
 pub const MAX_CAPACITY: u64 = 1 << 40;
+/// The most bytes of the application in a separate header.
+pub const MAX_INLINE_DATA: u16 = 1024;
 /// Bytes of the flag behind a chunk with a [trailing flag](ChunkLayout::TrailingFlag).
 pub(super) const FLAG_LEN: u64 = 8;
 
@@ -45,6 +48,8 @@ pub struct RingGeometry {
     mask: u64,
     /// Binary logarithm of the granule.
     granule_bits: u32,
+    /// Bytes of the application that a separate header has room for.
+    inline_data: u16,
 }
 
 impl RingGeometry {
@@ -61,6 +66,7 @@ impl RingGeometry {
             layout: ChunkLayout::InlineHeader,
             mask: if capacity.is_power_of_two() { capacity - 1 } else { 0 },
             granule_bits: granule.trailing_zeros(),
+            inline_data: 0,
         };
         let is_good = (MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity)
             && capacity.is_multiple_of(2 * geometry.granule())
@@ -72,6 +78,29 @@ impl RingGeometry {
     #[inline]
     pub fn with_layout(self, layout: ChunkLayout) -> Self {
         Self { layout, ..self }
+    }
+
+    /// The same with room for bytes of the application in each separate header. None if there are
+    /// too many, or no separate headers.
+    pub fn with_inline_data(self, inline_data: u16) -> Option<Self> {
+        let is_possible = inline_data == 0
+            || self.layout == ChunkLayout::SeparateHeader && inline_data <= MAX_INLINE_DATA;
+        is_possible.then_some(Self { inline_data, ..self })
+    }
+
+    /// Bytes of the application that a separate header has room for.
+    #[inline]
+    pub fn inline_data(&self) -> u16 {
+        self.inline_data
+    }
+
+    /// Bytes from one separate header to the next.
+    #[inline]
+    pub fn header_stride(&self) -> u64 {
+        match self.inline_data {
+            0 => HEADER_LEN,
+            room => (HEADER_LEN + inline_data::length_of(room.into()) as u64).next_multiple_of(64),
+        }
     }
 
     /// Bytes of the ring.

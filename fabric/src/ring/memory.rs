@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::geometry::FLAG_LEN;
+use super::inline_data;
 use super::queue_budget::QueueQuota;
 use super::{
     ArrivedChunk, ChunkHeader, ChunkLayout, HEADER_LEN, HeaderLocation, LaneOffer, RingGeometry,
@@ -83,7 +84,7 @@ impl RingMemory {
             return Err(Error::new(ErrorKind::OutOfBounds, "open ring", detail));
         }
         let memory = Arc::new(memory);
-        let header_bytes = (geometry.max_chunks() * HEADER_LEN) as usize;
+        let header_bytes = (geometry.max_chunks() * geometry.header_stride()) as usize;
         let headers = (geometry.layout() == ChunkLayout::SeparateHeader)
             .then(|| HostMemory::zeroed(header_bytes).map(Arc::new))
             .transpose()?;
@@ -152,11 +153,30 @@ impl RingMemory {
         let _ = match (location, &self.headers) {
             (HeaderLocation::Ring(offset), _) => self.region.read(offset as usize, &mut bytes),
             (HeaderLocation::Headers(offset), Some(headers)) => {
-                headers.read(offset as usize, &mut bytes)
+                let _ = headers.read(offset as usize, &mut bytes);
+                // A header counts once the bytes behind it are there.
+                match ChunkHeader::decode(&bytes) {
+                    Some(header) if self.read_inline(&header).is_none() => bytes.fill(0),
+                    _ => {}
+                }
+                Ok(())
             }
             (HeaderLocation::Headers(_), None) => Ok(()),
         };
         bytes
+    }
+
+    /// The bytes of the application behind a separate header, if they have arrived.
+    fn read_inline(&self, header: &ChunkHeader) -> Option<Vec<u8>> {
+        let (geometry, Some(headers)) = (&self.geometry, &self.headers) else { return None };
+        if geometry.inline_data() == 0 {
+            return Some(Vec::new());
+        }
+        let stride = geometry.header_stride();
+        let at = header.sequence % geometry.max_chunks() * stride + HEADER_LEN;
+        let mut behind = vec![0; (stride - HEADER_LEN) as usize];
+        headers.read(at as usize, &mut behind).ok()?;
+        inline_data::decode(header, &behind).map(<[u8]>::to_vec)
     }
 
     #[inline]
@@ -239,6 +259,20 @@ impl ChunkView {
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         self.memory.region.as_ptr().wrapping_add(self.offset as usize)
+    }
+
+    /// The bytes of the writer that [accompany](super::Port::push_with) the chunk.
+    ///
+    /// # Errors
+    /// `ConnectionLost` if the writer has overwritten them, against the protocol.
+    pub fn inline_data(&self) -> Result<Vec<u8>> {
+        if self.memory.headers.is_none() {
+            return Ok(Vec::new());
+        }
+        self.memory.read_inline(&self.header).ok_or_else(|| {
+            let detail = "the writer changed a header after its notice";
+            Error::new(ErrorKind::ConnectionLost, "read from ring", detail)
+        })
     }
 
     /// Copies bytes out, from an offset of the chunk.

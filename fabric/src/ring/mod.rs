@@ -16,6 +16,7 @@ mod credit_memory;
 mod geometry;
 mod header;
 mod immediate;
+mod inline_data;
 mod lanes;
 mod memory;
 mod notice_sender;
@@ -38,7 +39,7 @@ mod model_tests;
 mod unordered_tests;
 
 pub use connection::{RingListener, RingReader, RingSetup, RingWriter, connect, listen};
-pub use geometry::ChunkLayout;
+pub use geometry::{ChunkLayout, MAX_INLINE_DATA};
 pub use header::{ChunkHeader, HEADER_LEN};
 pub use lanes::{LaneSet, default_lane_count};
 pub use memory::ChunkView;

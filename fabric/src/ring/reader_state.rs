@@ -302,9 +302,9 @@ impl ReaderState {
     ) -> Option<ChunkHeader> {
         let here = |position: u64| {
             let location = match self.geometry.layout() {
-                ChunkLayout::SeparateHeader => {
-                    HeaderLocation::Headers(self.sequence % self.geometry.max_chunks() * HEADER_LEN)
-                }
+                ChunkLayout::SeparateHeader => HeaderLocation::Headers(
+                    self.sequence % self.geometry.max_chunks() * self.geometry.header_stride(),
+                ),
                 ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => {
                     HeaderLocation::Ring(self.geometry.offset(position))
                 }
@@ -352,7 +352,9 @@ impl ReaderState {
             _ => HEADER_LEN + payload,
         };
         let received = self.lengths[number];
-        if received != 0 && received != announced as u32 {
+        // Without a payload the notice came with the header, and with what accompanies that.
+        let is_known = payload > 0 || self.geometry.inline_data() == 0;
+        if received != 0 && is_known && received != announced as u32 {
             let (sequence, received) = (self.sequence, received.into());
             return Err(ProtocolError::WrongLength { sequence, received, announced });
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::credit_memory::credit_offset;
+use super::geometry::MAX_INLINE_DATA;
 use super::memory::{RegistrationScope, RingMemory};
 use super::notice_sender::NoticeSender;
 use super::notify::has_tags;
@@ -27,6 +28,10 @@ pub struct RingOptions {
     pub notify: NotifyMode,
     /// Messages that an earlier reader completed: this ring continues after them.
     pub completed_messages: u64,
+    /// Bytes that the writer may [add](super::Port::push_with) to the header of each chunk, for a
+    /// ring in device memory, whose payload the reader's processor cannot read. At most
+    /// [`MAX_INLINE_DATA`](super::MAX_INLINE_DATA).
+    pub inline_data: u16,
 }
 
 impl RingOptions {
@@ -37,7 +42,8 @@ impl RingOptions {
     /// `NotSupported` if the provider supports no notify mode.
     pub fn new(endpoint: &Endpoint, capacity: u64) -> Result<Self> {
         let notify = NotifyMode::best(endpoint.domain().capabilities())?;
-        Ok(Self { capacity, watermark: capacity / 4, notify, completed_messages: 0 })
+        let (watermark, completed_messages, inline_data) = (capacity / 4, 0, 0);
+        Ok(Self { capacity, watermark, notify, completed_messages, inline_data })
     }
 }
 
@@ -137,6 +143,7 @@ impl RingReceiver {
             notify: self.mode,
             tagged: has_tags(self.memory.domain().capabilities()),
             layout: geometry.layout(),
+            inline_data: geometry.inline_data(),
             max_chunks: self.memory.quota().max_chunks(),
             completed_messages: self.reader.completed_messages(),
             lanes: self.memory.lane_offers(credit_memories)?,
@@ -506,7 +513,13 @@ pub(super) fn geometry_of(
         );
         return Err(Error::new(ErrorKind::InvalidArgument, "open ring", detail));
     };
-    Ok(geometry.with_layout(layout))
+    geometry.with_layout(layout).with_inline_data(options.inline_data).ok_or_else(|| {
+        let detail = format!(
+            "{} bytes cannot accompany a header of layout {layout:?}. Use a ring in device memory, and at most {MAX_INLINE_DATA} bytes",
+            options.inline_data
+        );
+        Error::new(ErrorKind::InvalidArgument, "open ring", detail)
+    })
 }
 
 #[cold]

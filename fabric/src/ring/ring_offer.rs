@@ -26,6 +26,8 @@ pub struct RingOffer {
     pub tagged: bool,
     /// The layout of chunks in the ring.
     pub layout: ChunkLayout,
+    /// Bytes of the writer that accompany each separate header, at most.
+    pub inline_data: u16,
     /// Chunks that may be in the ring at the same time: each has a notice in the reader's queue.
     pub max_chunks: u64,
     /// Messages completed over all epochs: the number of the next one.
@@ -72,9 +74,12 @@ impl RingOffer {
         // Bounded, since the reader counts messages on from this number.
         let is_possible = lanes > 0 && completed_messages < MAX_MESSAGES && max_chunks > 0;
         let geometry = RingGeometry::new(capacity, ring).filter(|_| is_possible);
-        geometry.map(|it| it.with_layout(self.layout)).ok_or_else(|| {
+        let geometry = geometry
+            .and_then(|it| it.with_layout(self.layout).with_inline_data(self.inline_data));
+        geometry.ok_or_else(|| {
+            let (layout, inline_data) = (self.layout, self.inline_data);
             let detail = format!(
-                "a ring of {capacity} bytes with index {ring}, {lanes} lanes, {completed_messages} completed messages and {max_chunks} chunks is impossible"
+                "a ring of {capacity} bytes with index {ring}, layout {layout:?}, {inline_data} bytes beside headers, {lanes} lanes, {completed_messages} completed messages and {max_chunks} chunks is impossible"
             );
             Error::new(ErrorKind::MalformedDescriptor, "open ring", detail)
         })

@@ -171,7 +171,7 @@ impl RingSender {
         message: &mut Message,
         payload: &RegionSlice,
     ) -> Result<Pushed> {
-        self.push_from(io, message, (payload, 0), u64::MAX)
+        self.push_from(io, message, (payload, 0), (u64::MAX, &[]))
     }
 
     #[inline]
@@ -181,12 +181,24 @@ impl RingSender {
         message: &mut Message,
         part: &RegionSlice,
         at: u64,
+        inline: &[u8],
     ) -> Result<Pushed> {
+        self.check_inline(inline)?;
         if message.length() == 0 {
-            return self.push(io, message, part);
+            return self.push_from(io, message, (part, 0), (u64::MAX, inline));
         }
         let most = bytes_in_part(message, part, at)?;
-        self.push_from(io, message, (part, at), most)
+        self.push_from(io, message, (part, at), (most, inline))
+    }
+
+    /// Has a header room for these bytes?
+    #[inline]
+    fn check_inline(&self, inline: &[u8]) -> Result<()> {
+        let room = self.writer.geometry().inline_data();
+        if inline.len() <= usize::from(room) {
+            return Ok(());
+        }
+        Err(no_room_beside_header(inline.len(), room))
     }
 
     #[inline]
@@ -195,13 +207,13 @@ impl RingSender {
         io: &mut EndpointIo,
         message: &mut Message,
         (payload, at): (&RegionSlice, u64),
-        most: u64,
+        (most, inline): (u64, &[u8]),
     ) -> Result<Pushed> {
         let (chunk, body) = match self.plan(message, (payload, at), most)? {
             Planned::Chunk(chunk, body) => (chunk, body),
             Planned::NotPlanned(pushed) => return Ok(pushed),
         };
-        let posted = self.chunk_poster.post(io, &chunk, body)?;
+        let posted = self.chunk_poster.post(io, &chunk, body, inline)?;
         if posted == Posted::Full {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
@@ -531,6 +543,12 @@ fn bytes_in_part(message: &Message, part: &RegionSlice, at: u64) -> Result<u64> 
 fn not_in_part(message: &Message, part: &RegionSlice, at: u64) -> Error {
     let (next, end) = (message.written(), at.saturating_add(part.len() as u64));
     let detail = format!("byte {next} of the message is next, the part covers {at} to {end}");
+    Error::new(ErrorKind::OutOfBounds, "write to ring", detail)
+}
+
+#[cold]
+fn no_room_beside_header(bytes: usize, room: u16) -> Error {
+    let detail = format!("{bytes} bytes beside a header, the ring has room for {room}");
     Error::new(ErrorKind::OutOfBounds, "write to ring", detail)
 }
 

@@ -241,7 +241,7 @@ impl WriterState {
             header,
             header_at: match self.geometry.layout() {
                 ChunkLayout::SeparateHeader => {
-                    self.sequence % self.geometry.max_chunks() * HEADER_LEN
+                    self.sequence % self.geometry.max_chunks() * self.geometry.header_stride()
                 }
                 ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => at,
             },

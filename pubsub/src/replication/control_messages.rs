@@ -128,6 +128,7 @@ mod tests {
             notify: NotifyMode::Immediate,
             tagged: false,
             layout: ChunkLayout::InlineHeader,
+            inline_data: 0,
             max_chunks: 1 << 14,
             completed_messages: 0,
             lanes: vec![lane],

@@ -12,6 +12,7 @@ use super::super::memory::{RegistrationScope, RingMemory};
 use super::super::posted_receives::PostedReceives;
 use super::super::{Chunk, LaneOffer, MAX_CHUNKS, NotifyMode, RingOffer, SenderInstance};
 use super::lane::{Lane, LaneEvent, LaneJob, PortWaker, RetainedMemory};
+use super::send_queue::QueuedChunk;
 use super::{LaneResources, LaneSet, OpenLane};
 use crate::lock::lock;
 use crate::{
@@ -215,7 +216,7 @@ impl ExtraLanes {
         &self,
         lane: usize,
         instance: SenderInstance,
-        chunk: Chunk,
+        (chunk, inline): (Chunk, &[u8]),
         payload: Option<(MemoryRegion, usize)>,
     ) -> bool {
         // A pending job may be the one that opens the ring.
@@ -223,7 +224,8 @@ impl ExtraLanes {
         let one = lane.checked_sub(1).and_then(|index| self.lanes.get(index));
         !is_job_pending
             && one.is_some_and(|one| {
-                one.lane.send_job(LaneJob::Write { instance, chunk, payload }).is_ok()
+                let queued = QueuedChunk::new(chunk, payload, inline);
+                one.lane.send_job(LaneJob::Write { instance, queued }).is_ok()
             })
     }
 

@@ -14,11 +14,10 @@ use std::time::Duration;
 use super::super::chunk_poster::{ChunkPoster, parse_write_token};
 use super::super::memory::RingMemory;
 use super::super::posted_receives::PostedReceives;
-use super::super::writer_state::Chunk;
 use super::super::{ReceivedNotice, SenderInstance};
 use super::LaneResources;
-use super::send_queue::LaneSendQueue;
-use crate::{Error, ErrorKind, Failure, MemoryRegion, Outcome, Result, Waker};
+use super::send_queue::{LaneSendQueue, QueuedChunk};
+use crate::{Error, ErrorKind, Failure, Outcome, Result, Waker};
 
 /// Jobs that may wait for a lane.
 const JOB_QUEUE_LEN: usize = 64;
@@ -41,8 +40,8 @@ const MIN_DRAIN_POLLS: u32 = 64;
 pub(super) enum LaneJob {
     /// Open a ring.
     Open(Box<ChunkPoster>),
-    /// Write a chunk of a ring, with payload from an offset of a region.
-    Write { instance: SenderInstance, chunk: Chunk, payload: Option<(MemoryRegion, usize)> },
+    /// Write a chunk of a ring.
+    Write { instance: SenderInstance, queued: QueuedChunk },
     /// No more chunks of the ring follow. Earlier ones are still written, if that takes less than a
     /// second. If the ring is closed, no event of it is wanted any more.
     Stop { instance: SenderInstance, is_closed: bool },
@@ -298,9 +297,9 @@ impl LaneThread {
                 let send_queue = LaneSendQueue::new(self.number, *chunk_poster);
                 self.send_queues.insert(instance, send_queue);
             }
-            LaneJob::Write { instance, chunk, payload } => {
+            LaneJob::Write { instance, queued } => {
                 if let Some(send_queue) = self.send_queues.get_mut(&instance)
-                    && send_queue.push(chunk, payload)
+                    && send_queue.push(queued)
                 {
                     self.writing.push(instance);
                 }

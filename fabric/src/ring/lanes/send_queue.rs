@@ -13,13 +13,33 @@ use crate::{Error, ErrorKind, MemoryRegion, Result};
 /// peer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// A chunk to be posted.
+#[derive(Debug)]
+pub(super) struct QueuedChunk {
+    chunk: Chunk,
+    /// Its payload, from an offset of a region.
+    payload: Option<(MemoryRegion, usize)>,
+    /// Bytes beside its header.
+    inline: Box<[u8]>,
+}
+
+impl QueuedChunk {
+    pub(super) fn new(
+        chunk: Chunk,
+        payload: Option<(MemoryRegion, usize)>,
+        inline: &[u8],
+    ) -> Self {
+        Self { chunk, payload, inline: inline.into() }
+    }
+}
+
 /// The send queue of one ring on one lane.
 #[derive(Debug)]
 pub(super) struct LaneSendQueue {
     lane: usize,
     chunk_poster: ChunkPoster,
     /// Chunks to be posted.
-    waiting: VecDeque<(Chunk, Option<(MemoryRegion, usize)>)>,
+    waiting: VecDeque<QueuedChunk>,
     /// A chunk was not written, so no later one is.
     is_broken: bool,
     is_closed: bool,
@@ -34,13 +54,13 @@ impl LaneSendQueue {
     }
 
     /// Queues a chunk. True if it is the only one.
-    pub(super) fn push(&mut self, chunk: Chunk, payload: Option<(MemoryRegion, usize)>) -> bool {
+    pub(super) fn push(&mut self, queued: QueuedChunk) -> bool {
         if self.is_broken {
             // The port does not know yet; the failure event tells it that no chunk is read any
             // more.
             return false;
         }
-        self.waiting.push_back((chunk, payload));
+        self.waiting.push_back(queued);
         self.waiting.len() == 1
     }
 
@@ -66,9 +86,9 @@ impl LaneSendQueue {
     /// Posts as far as there is room. True if anything was posted.
     pub(super) fn write(&mut self, io: &mut EndpointIo, report: impl Fn(LaneEvent)) -> bool {
         let mut has_written = false;
-        while let Some((chunk, payload)) = self.waiting.front() {
+        while let Some(QueuedChunk { chunk, payload, inline }) = self.waiting.front() {
             let body = payload.as_ref().map(|(region, from)| (region, *from));
-            match self.chunk_poster.post(io, chunk, body) {
+            match self.chunk_poster.post(io, chunk, body, inline) {
                 Ok(Posted::Full) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
                     let detail = "the provider had no room within 1 s after the ring was closed";
                     let error = Error::new(ErrorKind::Closed, "write to ring", detail);
@@ -171,7 +191,7 @@ mod tests {
 
         let mut send_queue = LaneSendQueue::new(1, chunk_poster);
         let slot = send_queue.chunk_poster.begin_partial_chunk(&chunks[0]).unwrap();
-        assert_eq!(chunks.map(|chunk| send_queue.push(chunk, None)), [true, false]);
+        assert_eq!(chunks.map(|chunk| send_queue.push(QueuedChunk::new(chunk, None, &[]))), [true, false]);
         send_queue.stop(true);
         let error = Error::new(ErrorKind::Closed, "test", "the ring is closed");
         // Its header may still be read.

@@ -204,10 +204,32 @@ impl Port {
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
+        self.push_with(lane, id, message, (part, at), &[])
+    }
+
+    /// As [`push_on_lane`](Self::push_on_lane), for a part that begins at byte `at` of the message.
+    /// The bytes `inline` accompany the header of the chunk, if one is posted, and the reader finds
+    /// them as its [`inline_data`](super::super::ChunkView::inline_data): also where its processor
+    /// cannot read the payload.
+    ///
+    /// # Errors
+    /// As [`push_on_lane`](Self::push_on_lane); `OutOfBounds` for more bytes than
+    /// [the ring has room for](RingOptions::inline_data).
+    #[inline]
+    pub fn push_with(
+        &mut self,
+        lane: usize,
+        id: SenderId,
+        message: &mut Message,
+        (part, at): (&RegionSlice, u64),
+        inline: &[u8],
+    ) -> Result<Pushed> {
         let sender = sender_mut(&mut self.senders, id.0)?;
         match &self.extra_lanes {
-            Some(lanes) if lane > 0 => sender.push_on_lane((lanes, lane), message, part, at),
-            _ => self.push_part(id, message, part, at),
+            Some(lanes) if lane > 0 => {
+                sender.push_on_lane((lanes, lane), message, part, at, inline)
+            }
+            _ => sender.push_part(&mut self.io, message, part, at, inline),
         }
     }
 

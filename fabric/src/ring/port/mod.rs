@@ -408,7 +408,7 @@ impl Port {
         at: u64,
     ) -> Result<Pushed> {
         let sender = sender_mut(&mut self.senders, id.0)?;
-        sender.push_part(&mut self.io, message, part, at)
+        sender.push_part(&mut self.io, message, part, at, &[])
     }
 
     /// The next message that the reader has released: its memory is free.

@@ -21,7 +21,9 @@ impl RingSender {
         message: &mut Message,
         part: &RegionSlice,
         at: u64,
+        inline: &[u8],
     ) -> Result<Pushed> {
+        self.check_inline(inline)?;
         if lane >= self.lanes() {
             let detail = format!("the ring has no lane {lane}, it has {} lanes", self.lanes());
             return Err(Error::new(ErrorKind::OutOfBounds, "write to ring", detail));
@@ -32,7 +34,7 @@ impl RingSender {
             Planned::NotPlanned(pushed) => return Ok(pushed),
         };
         let body = body.map(|(region, from)| (region.clone(), from));
-        if !lanes.write(lane, self.chunk_poster.instance(), chunk, body) {
+        if !lanes.write(lane, self.chunk_poster.instance(), (chunk, inline), body) {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
