@@ -57,8 +57,11 @@ fn port(offer: &Offer) -> (Port, Peer) {
 
 fn by_one_port(notify: NotifyMode) {
     let (mut port, peer) = port(&offer(notify));
-    let options =
-        RingOptions { watermark: CAPACITY / 8, notify, ..RingOptions::new(port.endpoint(), CAPACITY).unwrap() };
+    let options = RingOptions {
+        watermark: CAPACITY / 8,
+        notify,
+        ..RingOptions::new(port.endpoint(), CAPACITY).unwrap()
+    };
     let reading = port.offer(&options).unwrap();
     let (writing, answer) =
         port.accept(peer, &port.ring_offer(reading).unwrap(), 32 << 10).unwrap();

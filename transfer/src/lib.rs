@@ -11,12 +11,14 @@
 //!
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
 //! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_copy`, `host_buffer`, `stream_copies`,
-//! `tensor`, `wire`, `handle`, `share`, `socket_server`, `share_service`, `region`, `rail`,
+//! `tensor`, `wire`, `handle`, `share`, `socket_server`, `share_service`, `region`, `device_memory`, `rail`,
 //! `agent`.
 
 mod admission;
 mod agent;
 mod blocks;
+#[doc(hidden)] // for topics
+pub mod device_memory;
 mod error;
 mod handle;
 mod host_buffer;

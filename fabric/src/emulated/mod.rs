@@ -26,6 +26,8 @@ use crate::{Error, Offer, Result, Threading};
 const NAME: &str = "emulated";
 /// The longest transfer.
 const MAX_MESSAGE: usize = 1 << 30;
+/// The longest message that is copied.
+const MAX_INJECTED: usize = 64;
 /// Operations in flight of an endpoint.
 const DEPTH: usize = 1024;
 
@@ -79,10 +81,11 @@ pub fn offer(fault: Fault) -> Result<Offer> {
         (endpoint.type_, endpoint.max_msg_size) = (sys::FI_EP_RDM, MAX_MESSAGE);
         let (tx, rx) = (&mut *(*raw).tx_attr, &mut *(*raw).rx_attr);
         (tx.iov_limit, tx.rma_iov_limit, tx.size, rx.size) = (1, 1, DEPTH, DEPTH);
+        tx.inject_size = MAX_INJECTED;
         let domain = &mut *(*raw).domain_attr;
         // All memory has a registration, so that late bytes find out whether it still exists.
         (domain.mr_mode, domain.mr_key_size) = (sys::FI_MR_LOCAL | sys::FI_MR_HMEM, 8);
-        domain.resource_mgmt = sys::FI_RM_ENABLED;
+        (domain.resource_mgmt, domain.cq_data_size) = (sys::FI_RM_ENABLED, 4);
         (*(*raw).fabric_attr).prov_name = provider;
         domain.name = domain_name;
         info

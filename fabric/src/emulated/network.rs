@@ -35,13 +35,14 @@ pub(super) struct Entry {
     context: usize,
     flags: u64,
     length: usize,
+    data: u64,
 }
 
 impl Entry {
     pub(super) fn tagged(self) -> sys::fi_cq_tagged_entry {
-        let Self { context, flags, length } = self;
+        let Self { context, flags, length, data } = self;
         let op_context = std::ptr::with_exposed_provenance_mut(context);
-        sys::fi_cq_tagged_entry { op_context, flags, len: length, ..Default::default() }
+        sys::fi_cq_tagged_entry { op_context, flags, len: length, data, ..Default::default() }
     }
 }
 
@@ -123,11 +124,18 @@ pub(super) struct Posted {
     peer: u64,
     local: Local,
     context: usize,
+    /// The immediate of a write.
+    data: Option<u64>,
 }
 
 impl Posted {
     pub(super) fn new(endpoint: usize, peer: u64, local: Local, context: usize) -> Self {
-        Self { endpoint, peer, local, context }
+        Self { endpoint, peer, local, context, data: None }
+    }
+
+    /// A write with this immediate.
+    pub(super) fn with_data(self, data: u64) -> Self {
+        Self { data: Some(data), ..self }
     }
 }
 
@@ -226,9 +234,13 @@ impl World {
     }
 
     fn report(&mut self, endpoint: usize, context: usize, flags: u64, length: usize) {
+        self.add_entry(endpoint, Entry { context, flags, length, data: 0 });
+    }
+
+    fn add_entry(&mut self, endpoint: usize, entry: Entry) {
         let queue = self.endpoint(endpoint).map_or(0, |endpoint| endpoint.queue);
         if let Some(Object::Queue(entries)) = self.object(queue) {
-            entries.push_back(Entry { context, flags, length });
+            entries.push_back(entry);
         }
     }
 
@@ -244,21 +256,30 @@ impl World {
     // ------------------------------------------------------------------- messages
 
     pub(super) fn send(&mut self, posted: Posted) -> isize {
-        let Posted { endpoint, peer, local, context } = posted;
+        let Posted { endpoint, peer, local, context, .. } = posted;
         if !self.allows(local, sys::FI_SEND) {
             return INVALID;
         }
-        // A message to a closed endpoint is lost.
-        if let Some(target) = self.target(endpoint, peer) {
-            let Some(to) = self.endpoint(target) else { return INVALID };
+        // SAFETY: checked above; the poster keeps the memory of its operation.
+        let bytes = unsafe { bytes_at(local.at, local.length) };
+        if self.deliver(endpoint, peer, bytes) == AGAIN {
+            return AGAIN;
+        }
+        self.report(endpoint, context, sys::FI_MSG | sys::FI_SEND, 0);
+        0
+    }
+
+    /// A message to a closed endpoint is lost.
+    pub(super) fn deliver(&mut self, endpoint: usize, peer: u64, bytes: Vec<u8>) -> isize {
+        if let Some(target) = self.target(endpoint, peer)
+            && let Some(to) = self.endpoint(target)
+        {
             if to.unexpected.len() >= DEPTH {
                 return AGAIN;
             }
-            // SAFETY: checked above; the poster keeps the memory of its operation.
-            to.unexpected.push_back(unsafe { bytes_at(local.at, local.length) });
+            to.unexpected.push_back(bytes);
             self.match_messages(target);
         }
-        self.report(endpoint, context, sys::FI_MSG | sys::FI_SEND, 0);
         0
     }
 
@@ -303,7 +324,7 @@ impl World {
         (offset, key): (u64, u64),
         is_read: bool,
     ) -> isize {
-        let Posted { endpoint, peer, local, context } = posted;
+        let Posted { endpoint, peer, local, context, data } = posted;
         let access = if is_read { sys::FI_READ } else { sys::FI_WRITE };
         let (Some(here), true) = (self.region(local.region), self.allows(local, access)) else {
             return INVALID;
@@ -351,6 +372,10 @@ impl World {
             }
             // SAFETY: as above.
             _ => unsafe { put_bytes(to, &bytes) },
+        }
+        if let Some(data) = data {
+            let flags = sys::FI_RMA | sys::FI_REMOTE_WRITE | sys::FI_REMOTE_CQ_DATA;
+            self.add_entry(target, Entry { context: 0, flags, length: local.length, data });
         }
         let kind = if is_read { sys::FI_READ } else { sys::FI_WRITE };
         self.report(endpoint, context, sys::FI_RMA | kind, 0);

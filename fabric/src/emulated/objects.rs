@@ -172,7 +172,7 @@ unsafe extern "C" fn endpoint(
     let object = object!(fid_ep, FI_CLASS_EP, network, Object::Endpoint(state), {
         ops: fi_ops_ep { setopt = Some(set_option) },
         cm: fi_ops_cm { getname = Some(name) },
-        msg: fi_ops_msg { send = Some(send), recv = Some(receive) },
+        msg: fi_ops_msg { send = Some(send), recv = Some(receive), inject = Some(inject) },
         rma: fi_ops_rma { write = Some(write), writemsg = Some(write_message), read = Some(read) },
     });
     // SAFETY: it receives the object.
@@ -224,6 +224,17 @@ unsafe extern "C" fn send(
     with(|world| world.send(Posted::new(endpoint.addr(), peer, local, context)))
 }
 
+unsafe extern "C" fn inject(
+    endpoint: *mut sys::fid_ep,
+    at: *const c_void,
+    length: usize,
+    peer: u64,
+) -> isize {
+    // SAFETY: readable for the call.
+    let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), length) }.to_vec();
+    with(|world| world.deliver(endpoint.addr(), peer, bytes))
+}
+
 unsafe extern "C" fn receive(
     endpoint: *mut sys::fid_ep,
     at: *mut c_void,
@@ -254,7 +265,7 @@ unsafe extern "C" fn write(
 unsafe extern "C" fn write_message(
     endpoint: *mut sys::fid_ep,
     message: *const sys::fi_msg_rma,
-    _: u64,
+    flags: u64,
 ) -> isize {
     // SAFETY: valid for the call, with one piece, its descriptor, and one range.
     let (message, piece, descriptor, range) = unsafe {
@@ -267,6 +278,10 @@ unsafe extern "C" fn write_message(
     let local = local(piece.iov_base, piece.iov_len, descriptor);
     let context = message.context.expose_provenance();
     let posted = Posted::new(endpoint.addr(), message.addr, local, context);
+    let posted = match flags & sys::FI_REMOTE_CQ_DATA {
+        0 => posted,
+        _ => posted.with_data(message.data),
+    };
     with(|world| world.transfer(posted, (range.addr, range.key), false))
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::ring::{NotifyMode, Port, RingOptions};
 use crate::{
     Access, AddressVector, CompletionKind, CompletionQueue, Domain, Endpoint, ErrorKind,
     HostMemory, Memory, MemoryKind, MemoryRegion, Peer, PeerToPeer, PostOptions, TransferFlags,
@@ -198,4 +199,79 @@ fn real_providers_refuse_emulated_memory() {
     let error = domain.register(memory, Access::ALL).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("no emulated devices"), "{error}");
+}
+
+/// Writes messages to a ring in device memory, and returns how many payloads were incomplete when
+/// their notice arrived.
+fn ring_in_device_memory(fault: Fault, notify: NotifyMode) -> usize {
+    const CAPACITY: usize = 64 << 10;
+    let [writer, reader] = pair(fault);
+    let (peers, domains) = ([writer.peer, reader.peer], [writer.domain, reader.domain]);
+    let mut writing = Port::new(writer.endpoint, writer.queue);
+    let mut reading = Port::new(reader.endpoint, reader.queue);
+    let memory = HostMemory::zeroed(CAPACITY).unwrap();
+    let region = domains[1].register(DeviceMemory(memory), Access::REMOTE_WRITE).unwrap();
+    let options = RingOptions::new(reading.endpoint(), CAPACITY as u64).unwrap();
+    let options = RingOptions { notify, inline_data: 40, ..options };
+    // Its memory must be of the reader's domain.
+    let foreign = domains[0].register(HostMemory::zeroed(CAPACITY).unwrap(), Access::ALL).unwrap();
+    for regions in [vec![], vec![foreign], vec![region.clone(), region.clone()]] {
+        let refused = reading.offer_registered(&options, regions).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    }
+    let ring = reading.offer_registered(&options, vec![region]).unwrap();
+    let offer = reading.ring_offer(ring).unwrap();
+    let (sender, answer) = writing.accept(peers[0], &offer, 9000).unwrap();
+    reading.connect(ring, peers[1], &answer).unwrap();
+    let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at % 251) as u8).collect();
+    let source = domains[0].register(HostMemory::from_vec(bytes).unwrap(), Access::WRITE).unwrap();
+    let end = Instant::now() + TIMEOUT;
+    let mut incomplete = 0;
+    for number in 0..200_usize {
+        let length = [0, 1, 100, 20_000][number % 4];
+        let inline: Vec<u8> = (0..number % 41).map(|at| (number + at) as u8).collect();
+        let payload = source.slice(0..length).unwrap();
+        let mut message = writing.begin(sender, number as u32, length as u64).unwrap();
+        let mut received = 0;
+        loop {
+            assert!(Instant::now() < end, "message {number}");
+            if !message.is_written() {
+                let part = (&payload, 0);
+                let _ = writing.push_with(0, sender, &mut message, part, &inline).unwrap();
+            }
+            let _ = (writing.progress().unwrap(), reading.progress().unwrap());
+            reading.return_all_credit(true);
+            let Some(view) = reading.take(ring).unwrap() else { continue };
+            assert_eq!((view.header().topic, view.header().offset), (number as u32, received));
+            assert_eq!(view.inline_data().unwrap(), inline);
+            if view.slice().is_some() {
+                assert!(view.read(0, &mut [0]).is_err(), "the processor cannot read it");
+            }
+            let byte = |at: usize| {
+                // SAFETY: the memory is of the host, and the view keeps it.
+                unsafe { view.as_ptr().add(at).read_volatile() }
+            };
+            let expected = |at| ((received as usize + at) % 251) as u8;
+            incomplete += usize::from(!(0..view.len()).all(|at| byte(at) == expected(at)));
+            received += view.len() as u64;
+            if view.is_last() {
+                break;
+            }
+        }
+    }
+    let mut message = writing.begin(sender, 0, 8).unwrap();
+    let part = source.slice(0..8).unwrap();
+    let refused = writing.push_with(0, sender, &mut message, (&part, 0), &[0; 41]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfBounds);
+    incomplete
+}
+
+#[test]
+fn rings_in_device_memory_have_bytes_beside_their_headers() {
+    for notify in [NotifyMode::Immediate, NotifyMode::Message] {
+        assert_eq!(ring_in_device_memory(Fault::None, notify), 0);
+        let late = Fault::EarlyCompletions(Duration::from_millis(5));
+        assert!(ring_in_device_memory(late, notify) > 100);
+        assert!(ring_in_device_memory(Fault::CutsTransfers(50), notify) > 20);
+    }
 }

@@ -39,7 +39,11 @@ impl<'a> RegistrationScope<'a> {
 
     /// Registers memory, and binds and enables it where the provider demands it.
     pub(super) fn register(self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
-        let region = self.domain.register(memory, access)?;
+        self.enable(self.domain.register(memory, access)?)
+    }
+
+    /// Binds and enables a region of this domain where the provider demands it.
+    pub(super) fn enable(self, region: MemoryRegion) -> Result<MemoryRegion> {
         match self.endpoint {
             Some(endpoint) => region.enable_for(endpoint)?,
             None if region.is_registered() => region.enable()?,
@@ -70,27 +74,26 @@ pub(super) struct RingMemory {
 }
 
 impl RingMemory {
-    /// Registers memory of the caller, which may be device or shared memory, for writes through all
-    /// of these endpoints, of which there is at least one.
+    /// The memory of the caller, which may be device or shared memory, registered for writes through
+    /// each of these endpoints, of which there is at least one.
     pub(super) fn new(
         registration_scopes: &[RegistrationScope<'_>],
         geometry: RingGeometry,
-        memory: impl Memory,
+        regions: Vec<MemoryRegion>,
         (quota, waker): (QueueQuota, Waker),
     ) -> Result<Self> {
-        let (length, needed) = (memory.len(), geometry.capacity());
-        if (length as u64) < needed {
-            let detail = format!("the memory has {length} bytes, the ring needs {needed}");
+        let needed = geometry.capacity();
+        if let Some(short) = regions.iter().map(MemoryRegion::len).find(|it| (*it as u64) < needed)
+        {
+            let detail = format!("the memory has {short} bytes, the ring needs {needed}");
             return Err(Error::new(ErrorKind::OutOfBounds, "open ring", detail));
         }
-        let memory = Arc::new(memory);
         let header_bytes = (geometry.max_chunks() * geometry.header_stride()) as usize;
         let headers = (geometry.layout() == ChunkLayout::SeparateHeader)
             .then(|| HostMemory::zeroed(header_bytes).map(Arc::new))
             .transpose()?;
         let mut lanes = Vec::with_capacity(registration_scopes.len());
-        for scope in registration_scopes {
-            let region = scope.register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
+        for (scope, region) in registration_scopes.iter().zip(regions) {
             let headers = headers.clone().map(|it| scope.register(it, Access::REMOTE_WRITE));
             lanes.push((region, headers.transpose()?));
         }

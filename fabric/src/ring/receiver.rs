@@ -15,7 +15,7 @@ use super::{
     ChunkView, EndpointIo, Immediate, NotifyMode, ReaderState, ReceiverId, RingAnswer, RingEvent,
     RingGeometry, RingNotice, RingOffer,
 };
-use crate::{Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result};
+use crate::{Endpoint, Error, ErrorKind, MemoryKind, MemoryRegion, Peer, Result};
 
 /// Options of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub struct RingReceiver {
 }
 
 impl RingReceiver {
-    /// Opens a ring in the caller's memory, to be written through this endpoint and those of extra
+    /// Opens a ring in memory that is registered for writes through this endpoint and those of extra
     /// lanes.
     ///
     /// # Errors
@@ -105,13 +105,15 @@ impl RingReceiver {
         extra: &[RegistrationScope<'_>],
         id: ReceiverId,
         (options, queue_budget): (&RingOptions, &QueueBudget),
-        memory: impl Memory,
+        kind: MemoryKind,
+        register: impl FnOnce(&[RegistrationScope<'_>]) -> Result<Vec<MemoryRegion>>,
     ) -> Result<Self> {
-        let geometry = geometry_of(&io.endpoint, id.ring, options, memory.kind())?;
+        let geometry = geometry_of(&io.endpoint, id.ring, options, kind)?;
         let scopes = [&[RegistrationScope::of(&io.endpoint)], extra].concat();
         let quota = queue_budget.take(options.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks();
-        let memory = RingMemory::new(&scopes, geometry, memory, (quota, io.queue.waker()))?;
+        let regions = register(&scopes)?;
+        let memory = RingMemory::new(&scopes, geometry, regions, (quota, io.queue.waker()))?;
         let mut reader = ReaderState::new(geometry, id.creation_epoch, options.watermark)
             .resume_after(options.completed_messages);
         reader.limit_chunks(max_chunks);

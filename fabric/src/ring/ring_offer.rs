@@ -74,8 +74,8 @@ impl RingOffer {
         // Bounded, since the reader counts messages on from this number.
         let is_possible = lanes > 0 && completed_messages < MAX_MESSAGES && max_chunks > 0;
         let geometry = RingGeometry::new(capacity, ring).filter(|_| is_possible);
-        let geometry = geometry
-            .and_then(|it| it.with_layout(self.layout).with_inline_data(self.inline_data));
+        let geometry =
+            geometry.and_then(|it| it.with_layout(self.layout).with_inline_data(self.inline_data));
         geometry.ok_or_else(|| {
             let (layout, inline_data) = (self.layout, self.inline_data);
             let detail = format!(

@@ -124,7 +124,8 @@ impl Reader {
             local_port.port.forget(ring);
         }
         let RingPlan { capacity, watermark, notify, .. } = *plan;
-        let options = RingOptions { capacity, watermark, notify, completed_messages, inline_data: 0 };
+        let options =
+            RingOptions { capacity, watermark, notify, completed_messages, inline_data: 0 };
         self.ring = Some(local_port.port.offer(&options)?);
         let message = Message::new(self.seed, completed_messages);
         self.message_check.get_or_insert_with(|| MessageCheck::new(message)).begin(message);

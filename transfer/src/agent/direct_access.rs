@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use super::explain::{self, EXPLAIN, MemoryAttributes};
 use super::remote_transport::{DirectAccess, DirectKeys, RemoteTransport};
 use super::{Agent, PeerId};
+use crate::device_memory::{LocalEnd, MemoryEnd};
 use crate::error::Result;
 use crate::path::{Fabric, Facts, Operation, Path, Policy, Probe, Registration, choose};
-use crate::rail::{LocalEnd, MemoryEnd};
 use crate::region::{Buffer, RegionDescriptor};
 use crate::share::check_fork;
 

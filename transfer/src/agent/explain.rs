@@ -5,9 +5,9 @@ use gpu::{Device, DeviceName, Implementation, PeerAccess, Uuid};
 use super::JOIN;
 use super::peers::{Peer, Peers};
 use super::remote_transport::RemoteTransport;
+use crate::device_memory::{DeviceFacts, FabricFacts, LocalEnd, MemoryEnd, obstacle};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
-use crate::rail::{DeviceFacts, LocalEnd, MemoryEnd, RailFacts, obstacle};
 use crate::region::{Buffer, Region, RegionDescriptor};
 
 pub(super) const EXPLAIN: &str = "explain path";
@@ -78,7 +78,7 @@ impl MemoryAttributes {
     fn local_registration(
         &self,
         rail: usize,
-        facts: &RailFacts,
+        facts: &FabricFacts,
         device: Option<&Device>,
     ) -> Registration {
         match (&self.source, self.memory_type, device) {
@@ -100,7 +100,7 @@ impl MemoryAttributes {
 
     /// Its registration with a domain of the peer, as far as known here: the peer grants access to
     /// device memory when it is asked.
-    fn remote_registration(&self, domain: usize, facts: &RailFacts) -> Registration {
+    fn remote_registration(&self, domain: usize, facts: &FabricFacts) -> Registration {
         match (&self.source, self.memory_type) {
             (_, MemoryType::Device(_)) => facts.of_remote_device(),
             (MemorySource::Peer(domains), _) if !domains.contains(&domain) => {
@@ -221,8 +221,8 @@ mod tests {
     use crate::path::{DeviceFabric, ExportObstacle};
     use crate::{Agent, AgentOptions, HostBuffer};
 
-    fn rail(setting: DeviceFabric, registers_devices: bool) -> RailFacts {
-        RailFacts::new(setting, registers_devices, None)
+    fn rail(setting: DeviceFabric, registers_devices: bool) -> FabricFacts {
+        FabricFacts::new(setting, registers_devices, None)
     }
 
     #[test]
@@ -230,8 +230,8 @@ mod tests {
         let device = Device::open("emulated:0".parse().unwrap()).unwrap();
         let uuid = device.properties().uuid;
         let memory = MemoryAttributes::on_device(uuid, Exportability::ByDescriptors);
-        let local = |facts: &RailFacts| memory.local_registration(0, facts, Some(&device));
-        let remote = |facts: &RailFacts| memory.remote_registration(0, facts);
+        let local = |facts: &FabricFacts| memory.local_registration(0, facts, Some(&device));
+        let remote = |facts: &FabricFacts| memory.remote_registration(0, facts);
         let (probe, off) = (DeviceFabric::Probe, DeviceFabric::Off);
         for (facts, expected) in [
             (rail(probe, true), Registration::Works),

@@ -14,12 +14,12 @@ use super::peers::Peer;
 use super::remote_transport::{DirectKeys, LinkCounts, RemoteTransport, RouteLane};
 use super::route::{DataMover, Route};
 use super::{Agent, CONNECT, JOIN, PeerId};
+use crate::device_memory::FabricFacts;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::{
     Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, Registration, choose,
 };
-use crate::rail::RailFacts;
 use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion};
 use crate::share::check_fork;
 
@@ -135,7 +135,7 @@ impl Agent {
             Locality::NoDescriptorPassing { cause } => Some(cause.clone()),
             _ => None,
         };
-        let works = |_, _: &RailFacts| Registration::Works;
+        let works = |_, _: &FabricFacts| Registration::Works;
         let (kind, fabric) = match self.remote_transport.error(number) {
             Some(error) => (error.kind(), error.reason()),
             None => match self.remote_transport.facts((number, peer.card()), works, works) {

@@ -6,9 +6,10 @@ use fabric::MemoryRegion;
 use gpu::DeviceName;
 
 use super::local_target::LocalTarget;
+use crate::device_memory::{WrittenDevices, device_memory};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::ExportObstacle;
-use crate::rail::{RailHandle, RailOwner, WrittenDevices, device_memory};
+use crate::rail::{RailHandle, RailOwner};
 use crate::region::{
     Buffer, FabricKey, REGISTER, RailMemory, Region, RegionDescriptor, RegionOwner,
     RegisteredRegion, Rights, unexportable_descriptor,

@@ -19,7 +19,8 @@ use super::message::{Frame, MAX_MESSAGE_LENGTH, Message};
 use super::registration_cache::register_or_evict;
 use super::session::{CHECK_INTERVAL, Session, SessionKey};
 use super::staging::{Slots, Staging};
-use super::{RailEvent, RailOwner, RailShared, START, memory};
+use super::{RailEvent, RailOwner, RailShared, START};
+use crate::device_memory::registration;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::operations::Token;
@@ -226,8 +227,11 @@ impl RailIo {
     ) -> Result<MemoryRegion> {
         let buffer = Arc::new(buffer);
         let register = || {
-            let region =
-                memory::register(&self.domain, Arc::clone(&buffer), memory::access(rights))?;
+            let region = registration::register(
+                &self.domain,
+                Arc::clone(&buffer),
+                registration::access(rights),
+            )?;
             region.enable_for(&self.endpoint)?;
             Ok(region)
         };

@@ -10,7 +10,8 @@
 use control::codec;
 use serde::{Deserialize, Serialize};
 
-use super::{Chunk, MemoryEnd};
+use super::Chunk;
+use crate::device_memory::MemoryEnd;
 use crate::error::Result;
 use crate::notice::Notice;
 use crate::refusal::Refusal;

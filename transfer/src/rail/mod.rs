@@ -3,21 +3,20 @@
 //! Each rail is one domain of one provider with its own thread, which posts, polls, answers peers,
 //! and submits copies of memory that the fabric cannot access. The agent sends commands and
 //! receives events. [`message`] is the protocol between rails, and [`reliable_window`] its reliable
-//! delivery; these know no fabric. [`registration_cache`] caches registrations. [`device_memory`]
-//! decides whether the fabric accesses device memory itself.
+//! delivery; these know no fabric. [`registration_cache`] caches registrations. [`probe`]
+//! tries whether the fabric accesses device memory itself.
 //!
 //! The thread's loop is in [`driver`]. It owns the [`io`], with the [`staging`] of device memory,
 //! and the roles as [`initiator`] and as [`target`] of peers. A role gets the io as an argument,
 //! and does not know the other role.
 
-mod device_memory;
 mod driver;
 mod initiator;
 mod io;
-mod memory;
 mod message;
 #[cfg(test)]
 mod pair_tests;
+mod probe;
 #[cfg(test)]
 mod probe_tests;
 mod registration_cache;
@@ -42,6 +41,7 @@ use gpu::Memory;
 use serde::{Deserialize, Serialize};
 
 use crate::blocks::BlockQueue;
+use crate::device_memory::{FabricFacts, WrittenDevices};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::lock;
 use crate::notice::Notice;
@@ -49,12 +49,8 @@ use crate::operations::Token;
 use crate::path::{DeviceFabric, Operation};
 use crate::region::{Buffer, RegisteredRegion};
 
-pub(crate) use device_memory::{
-    DeviceFacts, LocalEnd, MemoryEnd, RailFacts, WrittenDevices, obstacle,
-};
 pub(crate) use driver::Driver;
 pub(crate) use initiator::{DirectRequest, PROBE_TIMEOUT};
-pub(crate) use memory::device_memory;
 pub(crate) use registration_cache::CacheLimits;
 use registration_cache::RegistrationCache;
 
@@ -298,9 +294,9 @@ impl RailShared {
     }
 
     /// What the registration of device memory depends on.
-    fn device_facts(&self) -> RailFacts {
+    fn device_facts(&self) -> FabricFacts {
         let refusal = self.device_refusal.get().cloned();
-        RailFacts::new(self.device_fabric, self.registers_devices, refusal)
+        FabricFacts::new(self.device_fabric, self.registers_devices, refusal)
     }
 
     /// Reports an event, unless the agent has ended. An unread event would leak the regions of its
@@ -346,7 +342,7 @@ impl RailHandle {
     }
 
     /// What the registration of device memory depends on.
-    pub(crate) fn device_facts(&self) -> RailFacts {
+    pub(crate) fn device_facts(&self) -> FabricFacts {
         self.shared.device_facts()
     }
 

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
-use super::device_memory::{DeviceFacts, obstacle};
-use super::{RAIL_TIMEOUT, RailHandle, RailOptions, memory};
+use super::{RAIL_TIMEOUT, RailHandle, RailOptions};
+use crate::device_memory::{DeviceFacts, obstacle, registration};
 use crate::error::{Context, Result};
 use crate::lock;
 use crate::path::Registration;
@@ -201,7 +201,7 @@ impl RailHandle {
         };
         match cached {
             Some(options) => self.register_local(buffer, &options),
-            None => self.register_with(buffer.clone().into(), &memory::access(rights).into()),
+            None => self.register_with(buffer.clone().into(), &registration::access(rights).into()),
         }
     }
 
@@ -237,7 +237,7 @@ impl RailHandle {
         options: &RegistrationOptions,
     ) -> Result<MemoryRegion> {
         let register = || {
-            let region = memory::register(&self.domain, Arc::clone(&buffer), options.clone());
+            let region = registration::register(&self.domain, Arc::clone(&buffer), options.clone());
             region.and_then(|region| self.enable(region))
         };
         register_or_evict(register, || lock(&self.shared.registration_cache).evict_unused())

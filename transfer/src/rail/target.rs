@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use fabric::{Address, MemoryRegion};
 
 use self::probes::{DirectAccess, Probes};
-use super::device_memory::MemoryEnd;
 use super::io::RailIo;
 use super::message::Message;
 use super::release_worker::ReleaseWorker;
 use super::session::{CloseReason, Session, SessionKey};
 use super::staging::{SLOT_COUNT, SLOT_LENGTH, part};
 use super::{Chunk, RailEvent};
+use crate::device_memory::MemoryEnd;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::lock;

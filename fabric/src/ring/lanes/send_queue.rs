@@ -24,11 +24,7 @@ pub(super) struct QueuedChunk {
 }
 
 impl QueuedChunk {
-    pub(super) fn new(
-        chunk: Chunk,
-        payload: Option<(MemoryRegion, usize)>,
-        inline: &[u8],
-    ) -> Self {
+    pub(super) fn new(chunk: Chunk, payload: Option<(MemoryRegion, usize)>, inline: &[u8]) -> Self {
         Self { chunk, payload, inline: inline.into() }
     }
 }
@@ -191,7 +187,10 @@ mod tests {
 
         let mut send_queue = LaneSendQueue::new(1, chunk_poster);
         let slot = send_queue.chunk_poster.begin_partial_chunk(&chunks[0]).unwrap();
-        assert_eq!(chunks.map(|chunk| send_queue.push(QueuedChunk::new(chunk, None, &[]))), [true, false]);
+        assert_eq!(
+            chunks.map(|chunk| send_queue.push(QueuedChunk::new(chunk, None, &[]))),
+            [true, false]
+        );
         send_queue.stop(true);
         let error = Error::new(ErrorKind::Closed, "test", "the ring is closed");
         // Its header may still be read.

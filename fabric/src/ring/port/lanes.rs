@@ -1,12 +1,18 @@
 //! Extra lanes: endpoints with a domain and a thread each, for large messages of all rings.
 
+use std::sync::Arc;
+
 use super::super::lanes::{ExtraLanes, LaneEvent};
+use super::super::memory::RegistrationScope;
 use super::super::{
     LaneSet, Message, NotifyMode, Pushed, RingAnswer, RingOffer, RingOptions, RingReceiver,
 };
 use super::opening::free_index;
 use super::{Port, ReceiverId, SenderId, sender_mut, sender_of};
-use crate::{Address, Domain, Error, ErrorKind, Memory, Peer, RegionSlice, Result};
+use crate::{
+    Access, Address, Domain, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, RegionSlice,
+    Result,
+};
 
 impl Port {
     /// Starts extra lanes, each a thread with its own endpoint. They carry large messages of rings
@@ -118,17 +124,64 @@ impl Port {
         lanes: usize,
         memory: impl Memory,
     ) -> Result<ReceiverId> {
-        let extra = match options.notify {
-            NotifyMode::Immediate => lanes.min(self.lanes()).saturating_sub(1),
-            NotifyMode::Message | NotifyMode::Polling => 0,
+        let lanes = match options.notify {
+            NotifyMode::Immediate => lanes.min(self.lanes()),
+            NotifyMode::Message | NotifyMode::Polling => 1,
         };
+        let (kind, memory) = (memory.kind(), Arc::new(memory));
+        self.offer_in(options, lanes, kind, |scopes| {
+            let register = |scope: &RegistrationScope<'_>| {
+                scope.register(Arc::clone(&memory), Access::REMOTE_WRITE)
+            };
+            scopes.iter().map(register).collect()
+        })
+    }
+
+    /// As [`offer_on_lanes`](Self::offer_on_lanes), in memory that the caller has registered for
+    /// remote writes, with the [domain](Self::lane_domain) of each lane in turn: of device memory,
+    /// which may be registered in several ways.
+    ///
+    /// # Errors
+    /// As [`offer_on_lanes`](Self::offer_on_lanes); `InvalidArgument` for a region of another
+    /// domain.
+    pub fn offer_registered(
+        &mut self,
+        options: &RingOptions,
+        regions: Vec<MemoryRegion>,
+    ) -> Result<ReceiverId> {
+        let refuse =
+            |detail: &'static str| Err(Error::new(ErrorKind::InvalidArgument, "open ring", detail));
+        let Some(kind) = regions.first().map(MemoryRegion::kind) else {
+            return refuse("no registered memory was given");
+        };
+        let max_lanes = if options.notify == NotifyMode::Immediate { self.lanes() } else { 1 };
+        let is_of_lane = |(lane, region): (usize, &MemoryRegion)| {
+            self.lane_domain(lane).is_some_and(|domain| domain.is_same(region.domain()))
+        };
+        if regions.len() > max_lanes || !regions.iter().enumerate().all(is_of_lane) {
+            return refuse("the memory is not registered with the domains of the lanes, in order");
+        }
+        self.offer_in(options, regions.len(), kind, |scopes| {
+            scopes.iter().zip(regions).map(|(scope, region)| scope.enable(region)).collect()
+        })
+    }
+
+    /// Opens a ring on so many lanes, in memory of this kind that is registered for all of them.
+    fn offer_in(
+        &mut self,
+        options: &RingOptions,
+        lanes: usize,
+        kind: MemoryKind,
+        register: impl FnOnce(&[RegistrationScope<'_>]) -> Result<Vec<MemoryRegion>>,
+    ) -> Result<ReceiverId> {
+        let extra = lanes.saturating_sub(1);
         let ring = free_index(&self.receivers, self.next_ring)?;
         self.epoch += 1;
         let id = ReceiverId { ring, creation_epoch: self.epoch };
         let limits = (options, &self.queue_budget);
         let lanes = self.extra_lanes.as_ref();
         let scopes = lanes.map(|it| it.registration_scopes(extra)).unwrap_or_default();
-        let receiver = RingReceiver::open(&self.io, &scopes, id, limits, memory)?;
+        let receiver = RingReceiver::open(&self.io, &scopes, id, limits, kind, register)?;
         if let Some(lanes) = lanes.filter(|_| extra > 0) {
             lanes.retain_memory(receiver.memory());
         }

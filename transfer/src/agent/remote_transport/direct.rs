@@ -10,9 +10,10 @@ use fabric::RemoteMemory;
 
 use super::connect::Opening;
 use super::{Link, RemoteTransport};
+use crate::device_memory::{LocalEnd, MemoryEnd};
 use crate::error::{ErrorKind, Result};
 use crate::path::{DeviceFabric, Fabric, Probe, Registration};
-use crate::rail::{DirectOutcome, DirectRequest, LocalEnd, MemoryEnd, PROBE_TIMEOUT};
+use crate::rail::{DirectOutcome, DirectRequest, PROBE_TIMEOUT};
 use crate::remaining;
 
 /// The longest wait for a probe, which may come after those of other initiators.

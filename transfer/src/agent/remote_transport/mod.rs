@@ -20,13 +20,13 @@ use super::local_target::LocalTarget;
 use super::route::{DataMover, RouteInner};
 use super::{CONNECT, JOIN, OperationContext};
 use crate::blocks::{BlockQueue, Blocks};
+use crate::device_memory::FabricFacts;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
 use crate::path::{Fabric, Operation, Probe, Registration};
 use crate::rail::{
-    Driver, LinkTarget, Rail, RailEvent, RailFacts, RailOptions, RailRequest, RailTransfer,
-    RemoteSide,
+    Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer, RemoteSide,
 };
 
 pub(super) use connect::LinkCounts;
@@ -215,8 +215,8 @@ impl RemoteTransport {
     pub(super) fn facts(
         &self,
         (peer, card): (u32, &AgentCard),
-        local: impl Fn(usize, &RailFacts) -> Registration,
-        remote: impl Fn(usize, &RailFacts) -> Registration,
+        local: impl Fn(usize, &FabricFacts) -> Registration,
+        remote: impl Fn(usize, &FabricFacts) -> Registration,
     ) -> Fabric {
         if let Some(error) = self.error(peer) {
             return Fabric::None { cause: error.to_string() };

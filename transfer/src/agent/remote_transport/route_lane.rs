@@ -5,8 +5,9 @@ use gpu::Block;
 use super::RouteLane;
 use crate::agent::JOIN;
 use crate::blocks::{BlockQueue, Blocks};
+use crate::device_memory::device_memory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rail::{LocalSide, device_memory};
+use crate::rail::LocalSide;
 use crate::region::{Buffer, RegisteredRegion};
 
 /// Blocks of at least this length are split among rails.

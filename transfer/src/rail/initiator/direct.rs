@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 use fabric::RemoteMemory;
 
 use super::Link;
+use crate::device_memory::{LocalEnd, Part, Pattern};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::Operation;
-use crate::rail::device_memory::{
-    Announcement, Arrival, Direction, Look, MAX_PART_LENGTH, Part, Pattern, SCRATCH_LENGTH,
-    Scratch, Step, size_text, steps,
-};
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
+use crate::rail::probe::{
+    Announcement, Arrival, Direction, Look, MAX_PART_LENGTH, SCRATCH_LENGTH, Scratch, Step,
+    size_text, steps,
+};
 use crate::rail::release_worker::ReleaseWorker;
-use crate::rail::{DirectOutcome, LocalEnd, RailEvent};
+use crate::rail::{DirectOutcome, RailEvent};
 use crate::refusal::Refusal;
 
 const PROBE: &str = "probe device memory";

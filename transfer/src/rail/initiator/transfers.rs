@@ -8,19 +8,17 @@ use super::chunk_window::MAX_IN_FLIGHT_CHUNKS;
 use super::chunks::{Stage, TransferChunks};
 use super::target_replies::withdrawn;
 use super::{ChunkRange, InFlightChunk, InitiatorRole, Link, Pipeline};
+use crate::device_memory::{device_memory, flush};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
 use crate::path::Operation;
-use crate::rail::device_memory::flush;
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
 use crate::rail::session::{CHECK_INTERVAL, CloseReason};
 use crate::rail::staging::{SLOT_LENGTH, part};
 use crate::rail::target::POLLING_TIME;
-use crate::rail::{
-    Chunk, LocalSide, RAIL_TIMEOUT, RailEvent, RailRequest, RailTransfer, device_memory,
-};
+use crate::rail::{Chunk, LocalSide, RAIL_TIMEOUT, RailEvent, RailRequest, RailTransfer};
 
 /// Maximum length of a one-sided operation, so that transfers are interleaved.
 const MAX_CHUNK_LENGTH: u64 = 4 << 20;

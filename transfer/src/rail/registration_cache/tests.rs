@@ -32,7 +32,7 @@ impl World {
         let buffer = Buffer::Host(HostBuffer::new(length).unwrap());
         let (key, buffer) = (BufferKey::of(&buffer), Arc::new(buffer));
         let options = self.registration_cache.options.clone().unwrap();
-        let region = memory::register(&self.domain, Arc::clone(&buffer), options).unwrap();
+        let region = registration::register(&self.domain, Arc::clone(&buffer), options).unwrap();
         let before = self.registration_cache.cached.len();
         self.registration_cache.insert(key, region.clone(), buffer);
         assert!(self.registration_cache.cached.len() <= before + 1);

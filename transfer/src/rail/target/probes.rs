@@ -8,14 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{GONE, QUARANTINE_AFTER_LOSS, TargetRole};
+use crate::device_memory::{LocalEnd, MemoryEnd, Pattern};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceFabric, Registration};
-use crate::rail::device_memory::{
-    Announcement, Arrival, Direction, Look, Pattern, Scratch, Step, steps,
-};
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
-use crate::rail::{LocalEnd, MemoryEnd};
+use crate::rail::probe::{Announcement, Arrival, Direction, Look, Scratch, Step, steps};
 use crate::refusal::Refusal;
 use crate::region::{RegisteredRegion, Rights};
 use crate::share::random;

@@ -6,8 +6,8 @@ use fabric::MemoryRegion;
 use gpu::{Memory, Stream};
 
 use super::arrival::Snapshot;
-use super::plan::{Part, Pattern, SCRATCH_LENGTH, Step};
-use super::{Allocation, LocalEnd};
+use super::plan::{SCRATCH_LENGTH, Step};
+use crate::device_memory::{Allocation, LocalEnd, Part, Pattern};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::rail::staging::part as slice_of;

@@ -44,7 +44,7 @@ fn kind_of(device: DeviceName) -> MemoryKind {
 }
 
 /// The memory and its device; None for host memory.
-pub(crate) fn device_memory(buffer: &Buffer) -> Option<(&Memory, DeviceName)> {
+pub fn device_memory(buffer: &Buffer) -> Option<(&Memory, DeviceName)> {
     match buffer {
         Buffer::Device(memory) => memory.device().map(|device| (memory, device)),
         Buffer::Host(_) => None,
@@ -52,7 +52,7 @@ pub(crate) fn device_memory(buffer: &Buffer) -> Option<(&Memory, DeviceName)> {
 }
 
 /// The access of peers with these rights, or of local-only memory.
-pub(super) fn access(rights: Option<Rights>) -> Access {
+pub(crate) fn access(rights: Option<Rights>) -> Access {
     let mut access = Access::LOCAL;
     if let Some(rights) = rights {
         access.set(Access::REMOTE_READ, rights.read);
@@ -62,7 +62,7 @@ pub(super) fn access(rights: Option<Rights>) -> Access {
 }
 
 /// Registers a buffer. Device memory needs a domain that registers it.
-pub(super) fn register(
+pub(crate) fn register(
     domain: &Domain,
     buffer: Arc<Buffer>,
     options: impl Into<RegistrationOptions>,
@@ -87,6 +87,18 @@ pub(super) fn register(
     let device_only = options.clone().flags(RegistrationFlags::DEVICE_ONLY);
     let registered = domain.register(RegisteredBuffer(Arc::clone(&buffer)), device_only);
     registered.or_else(|_| domain.register(RegisteredBuffer(buffer), options))
+}
+
+/// Registers a range of device memory, or memory of the host that a device allocated.
+///
+/// # Errors
+/// Those of the provider.
+pub fn register_memory(
+    domain: &Domain,
+    memory: &Memory,
+    access: Access,
+) -> fabric::Result<MemoryRegion> {
+    register(domain, Arc::new(Buffer::Device(memory.clone())), access)
 }
 
 /// The dma-buf of the pages that contain the memory, and its offset in them. None if the device has

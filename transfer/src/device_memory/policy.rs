@@ -1,4 +1,4 @@
-//! Whether device memory is registered with a rail: a pure function of facts.
+//! Whether device memory is registered with a fabric: a pure function of facts.
 
 use gpu::{Allocator, DeviceName, GpuDirect};
 
@@ -6,9 +6,9 @@ use super::Allocation;
 use crate::path::{DeviceFabric, Registration};
 use crate::region::Buffer;
 
-/// What the registration depends on at the rail.
+/// What the registration depends on at the fabric.
 #[derive(Debug, Clone)]
-pub(crate) struct RailFacts {
+pub struct FabricFacts {
     setting: DeviceFabric,
     /// Does the offer have FI_HMEM?
     registers_devices: bool,
@@ -16,12 +16,10 @@ pub(crate) struct RailFacts {
     refusal: Option<String>,
 }
 
-impl RailFacts {
-    pub(crate) fn new(
-        setting: DeviceFabric,
-        registers_devices: bool,
-        refusal: Option<String>,
-    ) -> Self {
+impl FabricFacts {
+    /// The setting, whether the offer has FI_HMEM, and why an endpoint refuses direct transfers, if it
+    /// does.
+    pub fn new(setting: DeviceFabric, registers_devices: bool, refusal: Option<String>) -> Self {
         Self { setting, registers_devices, refusal }
     }
 
@@ -42,7 +40,7 @@ impl RailFacts {
 
 /// What the registration depends on at the memory.
 #[derive(Debug, Clone)]
-pub(crate) struct DeviceFacts {
+pub struct DeviceFacts {
     device: DeviceName,
     /// The device that the memory is located on.
     resident: Option<DeviceName>,
@@ -70,7 +68,7 @@ impl DeviceFacts {
     }
 
     /// Hypothetical memory of a device.
-    pub(crate) fn assumed(device: &gpu::Device, allocation: Option<Allocation>) -> Self {
+    pub fn assumed(device: &gpu::Device, allocation: Option<Allocation>) -> Self {
         let allocator = match allocation {
             Some(Allocation::Plain) => Allocator::Plain,
             Some(Allocation::Mapped) => Allocator::Mapped { exportable: true },
@@ -96,7 +94,7 @@ impl DeviceFacts {
 
 /// Why device memory is not registered with a rail, or None. If direct transfers are forced, only
 /// the provider decides.
-pub(crate) fn obstacle(rail: &RailFacts, memory: &DeviceFacts) -> Option<Registration> {
+pub fn obstacle(rail: &FabricFacts, memory: &DeviceFacts) -> Option<Registration> {
     let DeviceFacts { device, resident, gpu_direct, .. } = memory;
     if !rail.registers_devices {
         return Some(Registration::NotOffered);
@@ -137,8 +135,8 @@ mod tests {
 
     use super::*;
 
-    fn rail(setting: DeviceFabric) -> RailFacts {
-        RailFacts::new(setting, true, None)
+    fn rail(setting: DeviceFabric) -> FabricFacts {
+        FabricFacts::new(setting, true, None)
     }
 
     fn memory() -> DeviceFacts {
@@ -170,10 +168,10 @@ mod tests {
         assert_eq!(obstacle(&rail(on), &good), None);
         assert_eq!(obstacle(&rail(off), &good), Some(Registration::Off));
         for setting in [off, probe, on] {
-            let without = RailFacts::new(setting, false, None);
+            let without = FabricFacts::new(setting, false, None);
             assert_eq!(obstacle(&without, &good), Some(Registration::NotOffered));
         }
-        let refuses = RailFacts::new(on, true, Some("no direct path".to_owned()));
+        let refuses = FabricFacts::new(on, true, Some("no direct path".to_owned()));
         assert_eq!(text(obstacle(&refuses, &good)), "no direct path");
 
         // Facts of the memory, whatever the setting is.

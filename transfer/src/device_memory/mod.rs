@@ -1,24 +1,19 @@
-//! Device memory that a fabric accesses itself.
+//! Device memory that a fabric accesses itself, for agents and for topics.
 //!
-//! [`policy`] decides by facts whether memory is registered at all. Whether transfers with it are
-//! right is tried by a *probe* between the two ends, in scratch memory of the same kind: [`plan`]
-//! has its steps and patterns, [`arrival`] judges what an end sees after a notice; these know no
-//! fabric and no device. [`scratch`] is the memory. The roles of a rail carry the probe out.
+//! [`policy`] decides by facts whether memory is registered at all, and [`registration`] does it.
+//! Whether transfers with it are right is tried by a probe of its user, with bytes of a
+//! [`Pattern`]. [`written_devices`] are those whose writes are flushed.
 
-mod arrival;
-mod plan;
+mod pattern;
 mod policy;
-mod scratch;
+pub(crate) mod registration;
 mod written_devices;
 
-pub(super) use arrival::{Announcement, Arrival, Look};
-pub(super) use plan::{
-    Direction, MAX_PART_LENGTH, Part, Pattern, SCRATCH_LENGTH, Step, size_text, steps,
-};
-pub(crate) use policy::{DeviceFacts, RailFacts, obstacle};
-pub(super) use scratch::Scratch;
+pub use pattern::{Part, Pattern};
+pub use policy::{DeviceFacts, FabricFacts, obstacle};
+pub use registration::{device_memory, register_memory};
 pub(crate) use written_devices::WrittenDevices;
-pub(super) use written_devices::flush;
+pub use written_devices::flush;
 
 use gpu::{Allocator, Device, Uuid};
 use serde::{Deserialize, Serialize};
@@ -28,7 +23,7 @@ use crate::region::{Buffer, RegionDescriptor};
 
 /// How device memory was allocated. Providers differ in what they register of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Allocation {
+pub enum Allocation {
     /// By `cudaMalloc`.
     Plain,
     /// Mapped from physical memory (VMM).
@@ -37,7 +32,7 @@ pub(crate) enum Allocation {
 
 impl Allocation {
     /// None for memory that is never registered.
-    fn of(allocator: Allocator) -> Option<Self> {
+    pub(crate) fn of(allocator: Allocator) -> Option<Self> {
         match allocator {
             Allocator::Plain => Some(Self::Plain),
             Allocator::Mapped { .. } => Some(Self::Mapped),
@@ -60,7 +55,7 @@ impl Allocation {
 
 /// The kind of memory at one end of a transfer: transfers between two kinds have one verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum MemoryEnd {
+pub enum MemoryEnd {
     Host,
     Device(Uuid, Allocation),
 }
@@ -68,7 +63,7 @@ pub(crate) enum MemoryEnd {
 impl MemoryEnd {
     /// The memory of a peer's region, or hypothetical memory. None for memory that is never
     /// registered.
-    pub(crate) fn of(memory_type: MemoryType, device: Option<Uuid>) -> Option<Self> {
+    pub fn of(memory_type: MemoryType, device: Option<Uuid>) -> Option<Self> {
         match (memory_type, device) {
             (MemoryType::Host(_), _) => Some(Self::Host),
             (MemoryType::Device(exportability), Some(device)) => {
@@ -78,21 +73,21 @@ impl MemoryEnd {
         }
     }
 
-    pub(crate) fn of_region(region: &RegionDescriptor) -> Option<Self> {
+    pub fn of_region(region: &RegionDescriptor) -> Option<Self> {
         Self::of(region.memory_type, region.device)
     }
 }
 
 /// An end in this process, with the device of its memory.
 #[derive(Debug, Clone)]
-pub(crate) enum LocalEnd {
+pub enum LocalEnd {
     Host,
     Device(Device, Allocation),
 }
 
 impl LocalEnd {
     /// The end of a buffer, or why no fabric accesses it.
-    pub(crate) fn of(buffer: &Buffer) -> Result<Self, Registration> {
+    pub fn of(buffer: &Buffer) -> Result<Self, Registration> {
         let Some(facts) = DeviceFacts::of(buffer)? else { return Ok(Self::Host) };
         let Buffer::Device(memory) = buffer else { return Ok(Self::Host) };
         match Allocation::of(facts.allocator()) {
@@ -102,11 +97,11 @@ impl LocalEnd {
     }
 
     /// Hypothetical memory of a device.
-    pub(crate) fn of_device(device: Device, exportability: Exportability) -> Option<Self> {
+    pub fn of_device(device: Device, exportability: Exportability) -> Option<Self> {
         Allocation::of_exported(exportability).map(|allocation| Self::Device(device, allocation))
     }
 
-    pub(crate) fn end(&self) -> MemoryEnd {
+    pub fn end(&self) -> MemoryEnd {
         match self {
             Self::Host => MemoryEnd::Host,
             Self::Device(device, allocation) => {
@@ -116,7 +111,7 @@ impl LocalEnd {
     }
 
     /// Makes writes of network cards to it visible, before they are announced.
-    pub(super) fn flush(&self) -> gpu::Result<()> {
+    pub fn flush(&self) -> gpu::Result<()> {
         match self {
             Self::Host => Ok(()),
             Self::Device(device, _) => flush(device),

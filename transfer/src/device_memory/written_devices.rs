@@ -9,7 +9,7 @@ use crate::lock;
 
 /// Makes writes of network cards visible, where the device demands it. Without a flush of the driver
 /// such memory is used only if that is forced.
-pub(in crate::rail) fn flush(device: &Device) -> gpu::Result<()> {
+pub fn flush(device: &Device) -> gpu::Result<()> {
     match device.properties().gpu_direct.can_flush {
         true => device.flush_remote_writes(),
         false => Ok(()),
@@ -23,7 +23,7 @@ pub(crate) struct WrittenDevices(Mutex<Vec<Device>>);
 
 impl WrittenDevices {
     /// From now on peers may write to this memory.
-    pub(in crate::rail) fn add(&self, end: &LocalEnd) {
+    pub(crate) fn add(&self, end: &LocalEnd) {
         let LocalEnd::Device(device, _) = end else { return };
         let mut devices = lock(&self.0);
         if device.properties().gpu_direct.needs_flush()
@@ -34,7 +34,7 @@ impl WrittenDevices {
     }
 
     /// Makes all writes visible that completed before.
-    pub(in crate::rail) fn flush(&self) -> gpu::Result<()> {
+    pub(crate) fn flush(&self) -> gpu::Result<()> {
         let devices = lock(&self.0).clone();
         devices.iter().try_for_each(flush)
     }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::plan::{Part, Pattern, Step, size_text};
+use super::plan::{Step, size_text};
+use crate::device_memory::{Part, Pattern};
 
 /// How long late bytes are waited for, to tell how late they are.
 const MAX_LATENESS: Duration = Duration::from_millis(100);
